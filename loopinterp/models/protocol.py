@@ -1,0 +1,73 @@
+"""The protocol of every looped model, and a model bound to one input.
+
+A looped transformer is a discrete dynamical system on the residual stream::
+
+    e       = model.embed(inputs)         the injected input
+    h_0     = model.initial_state(e)
+    h_{t+1} = model.step(h_t, e)          one loop: the weight-tied block
+    y_t     = model.readout(h_t)          logits, at any loop
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
+
+
+@runtime_checkable
+class LoopedModel(Protocol):
+    """Four methods; everything that studies dynamics needs only these."""
+
+    def embed(self, inputs: Tensor) -> Float[Tensor, "batch pos d_model"]:
+        """The input that is injected into every loop."""
+        ...
+
+    def initial_state(
+        self, e: Float[Tensor, "batch pos d_model"]
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """The state before the first loop."""
+        ...
+
+    def step(
+        self,
+        h: Float[Tensor, "batch pos d_model"],
+        e: Float[Tensor, "batch pos d_model"],
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """One loop."""
+        ...
+
+    def readout(
+        self, h: Float[Tensor, "batch pos d_model"]
+    ) -> Float[Tensor, "batch pos d_vocab_out"]:
+        """Logits read from a state."""
+        ...
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """A looped model bound to one input: ``h -> step(h)``, and the state it starts from."""
+
+    e: Float[Tensor, "batch pos d_model"]
+    h0: Float[Tensor, "batch pos d_model"]
+    step: Callable[[Tensor], Tensor]
+    readout: Callable[[Tensor], Tensor]
+
+
+def bind(model: LoopedModel | Any, inputs: Tensor) -> Iteration:
+    """Bind a model to its input, so that a solver sees a plain map ``h -> h'``.
+
+    Models whose step depends on the tokens beyond ``e`` (abacus positions on queries and
+    keys) offer ``bind`` themselves, and it is used.
+    """
+    own = getattr(model, "bind", None)
+    if own is not None:
+        return own(inputs)
+    e = model.embed(inputs)
+    return Iteration(
+        e=e, h0=model.initial_state(e), step=lambda h: model.step(h, e), readout=model.readout
+    )

@@ -1,0 +1,252 @@
+"""Results: frozen dataclasses with named axes, which go to disk, to tables and to figures.
+
+A study is a function that returns a :class:`Result`. A saved result is two files,
+``NAME.json`` (scalars, axes, provenance) and ``NAME.safetensors`` (arrays), so that a figure
+can be redrawn without the model. Every probing or causal number has its control in the result.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from loopinterp.errors import CheckpointError, InputError
+from loopinterp.storage import read_arrays, read_json, write_arrays, write_json
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import plotly.graph_objects as go
+    from typing_extensions import Self
+
+
+def config_hash(config: Mapping[str, Any]) -> str:
+    """The first 12 hex digits of the SHA-256 of a config's canonical JSON.
+
+    Example:
+        >>> config_hash({"b": 1, "a": 2}) == config_hash({"a": 2, "b": 1})
+        True
+    """
+    canonical = json.dumps(config, sort_keys=True, default=str)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """Where a result comes from.
+
+    Attributes:
+        seed: Seed of the study's generator.
+        config: Configuration of the study and of the model, JSON-ready.
+        config_hash: :func:`config_hash` of ``config``.
+        version: Version of loopinterp.
+        wall_time: Seconds the study took.
+    """
+
+    seed: int
+    config: dict[str, Any] = field(default_factory=dict)
+    config_hash: str = ""
+    version: str = ""
+    wall_time: float = 0.0
+
+
+class Stopwatch:
+    """Fills in a :class:`Provenance` when the study is done."""
+
+    def __init__(self, seed: int, config: Mapping[str, Any]) -> None:
+        self._seed, self._config, self._start = seed, dict(config), time.perf_counter()
+
+    def provenance(self) -> Provenance:
+        from loopinterp import __version__
+
+        return Provenance(
+            seed=self._seed,
+            config=self._config,
+            config_hash=config_hash(self._config),
+            version=__version__,
+            wall_time=time.perf_counter() - self._start,
+        )
+
+
+@contextmanager
+def study(seed: int, **config: Any) -> Iterator[Stopwatch]:
+    """Time a study and describe it: ``with study(seed, model=..., loops=8) as watch: ...``."""
+    yield Stopwatch(seed, config)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """A figure as the report shows it.
+
+    Attributes:
+        title: A few words.
+        plot: The Plotly figure.
+        caption: How to read it, in plain words.
+        control: What its control is and what the control shows ("" where none applies).
+        data: The table behind it, linked from the report.
+        section: The report section it belongs to ("convergence", "wavefront", "program", …).
+    """
+
+    title: str
+    plot: go.Figure
+    caption: str
+    control: str = ""
+    data: pd.DataFrame | None = None
+    section: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """Base of every study's result.
+
+    Subclasses are frozen, keyword-only dataclasses. Fields holding NumPy arrays are named in
+    ``AXES`` with their axes, in the fixed order loop, layer, batch, head, pos, feature; every
+    other field is JSON-ready (numbers, strings, lists, dicts).
+    """
+
+    AXES: ClassVar[dict[str, tuple[str, ...]]] = {}
+
+    provenance: Provenance
+
+    def __post_init__(self) -> None:
+        for name, axes in self.AXES.items():
+            value = getattr(self, name)
+            if value is None:
+                continue
+            array = np.asarray(value)
+            if array.ndim != len(axes):
+                raise InputError(
+                    f"{type(self).__name__}.{name}",
+                    expected=f"axes {axes}",
+                    given=f"an array of shape {array.shape}",
+                    fix="Give one dimension for each named axis.",
+                )
+            object.__setattr__(self, name, array)
+
+    def save(self, folder: str | Path, name: str | None = None) -> Path:
+        """Write ``NAME.json`` and ``NAME.safetensors`` (the class name by default)."""
+        folder = Path(folder)
+        name = name or type(self).__name__
+        arrays = {k: getattr(self, k) for k in self.AXES if getattr(self, k) is not None}
+        scalars = {
+            f.name: getattr(self, f.name)
+            for f in dataclasses.fields(self)
+            if f.name not in self.AXES and f.name != "provenance"
+        }
+        write_arrays(folder / f"{name}.safetensors", arrays)
+        write_json(
+            folder / f"{name}.json",
+            {
+                "class": f"{type(self).__module__}:{type(self).__qualname__}",
+                "axes": {k: list(v) for k, v in self.AXES.items()},
+                "scalars": scalars,
+                "provenance": dataclasses.asdict(self.provenance),
+            },
+        )
+        return folder / f"{name}.json"
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read a result back from its JSON file (its arrays lie beside it)."""
+        result = load_result(path)
+        if not isinstance(result, cls):
+            raise CheckpointError(
+                f"result {path}",
+                expected=f"a {cls.__name__}",
+                given=f"a {type(result).__name__}",
+                fix=f"Load it with {type(result).__name__}.load.",
+            )
+        return result
+
+    def to_frame(self) -> pd.DataFrame:
+        """A tidy table: one row per cell, one column per axis, one per array of that shape."""
+        import pandas as pd
+
+        frames: dict[tuple[str, ...], pd.DataFrame] = {}
+        for name, axes in self.AXES.items():
+            array = getattr(self, name)
+            if array is None:
+                continue
+            index = pd.MultiIndex.from_product(
+                [self.axis_values(axis, size) for axis, size in zip(axes, array.shape)], names=axes
+            )
+            column = pd.Series(array.reshape(-1), index=index, name=name)
+            frames[axes] = frames[axes].join(column) if axes in frames else column.to_frame()
+        if not frames:
+            return pd.DataFrame()
+        widest = max(frames, key=len)
+        return frames[widest].reset_index()
+
+    def axis_values(self, axis: str, size: int) -> list[Any]:
+        """Coordinates along an axis: a field ``{axis}s`` of that length, or 0..size-1."""
+        values = getattr(self, f"{axis}s", None)
+        if values is not None and len(values) == size:
+            return list(values)
+        return list(range(size))
+
+    def figures(self) -> list[Figure]:
+        """The figures this result can draw of itself."""
+        return []
+
+
+def load_result(path: str | Path) -> Result:
+    """Read any saved result; only classes of loopinterp are loaded, and nothing is unpickled."""
+    path = Path(path)
+    document = read_json(path)
+    if not isinstance(document, dict) or "class" not in document:
+        raise CheckpointError(
+            f"result {path}",
+            expected="a file written by Result.save",
+            given="a JSON file without a 'class' entry",
+            fix="Point to NAME.json in a folder of results.",
+        )
+    module, _, qualname = document["class"].partition(":")
+    if module.split(".")[0] != "loopinterp":
+        raise CheckpointError(
+            f"result {path}",
+            expected="a result class of loopinterp",
+            given=repr(document["class"]),
+            fix="Load results of other packages with their own code.",
+        )
+    try:
+        cls = getattr(importlib.import_module(module), qualname)
+    except (ImportError, AttributeError) as error:
+        raise CheckpointError(
+            f"result {path}",
+            expected="a result class of this version of loopinterp",
+            given=repr(document["class"]),
+            fix="Run the study again with this version.",
+        ) from error
+    arrays = read_arrays(path.with_suffix(".safetensors"))
+    missing = [k for k in arrays if k not in cls.AXES]
+    if missing:
+        raise CheckpointError(
+            f"result {path}",
+            expected=f"arrays {sorted(cls.AXES)}",
+            given=f"unknown arrays {missing}",
+            fix="The two files of the result do not belong together; run the study again.",
+        )
+    absent = {k: None for k in cls.AXES if k not in arrays}
+    try:
+        return cls(
+            provenance=Provenance(**document["provenance"]),
+            **document["scalars"],
+            **arrays,
+            **absent,
+        )
+    except TypeError as error:
+        raise CheckpointError(
+            f"result {path}",
+            expected=f"the fields of {qualname} in this version",
+            given="other fields",
+            fix="Run the study again with this version.",
+        ) from error

@@ -1,0 +1,151 @@
+"""Files that a kill cannot spoil: written under a temporary name, flushed, then renamed.
+
+No pickle is ever written or read; arrays and weights are safetensors, the rest is JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from loopinterp.errors import CheckpointError, InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def write_bytes(path: str | Path, data: bytes) -> None:
+    """Replace a file in one step: readers see the old content or the new, never a part.
+
+    Raises:
+        InputError: If the folder cannot be made or written.
+    """
+    path = Path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise InputError(
+            f"output folder {path.parent}",
+            expected="a folder that can be written",
+            given=error.strerror or str(error),
+            fix="Choose another folder, or change its permissions.",
+        ) from error
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: str | Path, document: Any) -> None:
+    """Write JSON in one step; NumPy scalars and arrays become numbers and lists."""
+    text = json.dumps(document, indent=1, default=_jsonable, allow_nan=True)
+    write_bytes(path, (text + "\n").encode())
+
+
+def read_json(path: str | Path) -> Any:
+    """Read JSON.
+
+    Raises:
+        CheckpointError: If the file is missing or damaged.
+    """
+    path = Path(path)
+    try:
+        return json.loads(_read(path))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise CheckpointError(
+            f"file {path}",
+            expected="valid JSON",
+            given=f"damaged content ({error})",
+            fix="Restore the file from a copy, or write it anew.",
+        ) from error
+
+
+def write_arrays(path: str | Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write NumPy arrays as one safetensors file, in one step."""
+    from safetensors.numpy import save
+
+    write_bytes(path, save({k: np.ascontiguousarray(v) for k, v in arrays.items()}))
+
+
+def read_arrays(path: str | Path) -> dict[str, np.ndarray]:
+    """Read the arrays of a safetensors file; see :func:`read_tensors` for the errors."""
+    return {k: v.numpy() for k, v in read_tensors(path).items()}
+
+
+def write_tensors(
+    path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write tensors as one safetensors file, in one step."""
+    from safetensors.torch import save
+
+    contiguous = {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
+    write_bytes(path, save(contiguous, dict(metadata) if metadata else None))
+
+
+def read_tensors(path: str | Path) -> dict[str, Tensor]:
+    """Read a safetensors file.
+
+    Raises:
+        CheckpointError: If it is missing, truncated or damaged, or is a pickle.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    path = Path(path)
+    data = _read(path)
+    refuse_pickle(path, data[:4])
+    try:
+        return load(data)
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise CheckpointError(
+            f"file {path}",
+            expected="a whole safetensors file",
+            given=f"{len(data)} bytes that do not parse ({error})",
+            fix="The file is truncated or damaged: restore it from a copy, or write it anew.",
+        ) from error
+
+
+def refuse_pickle(path: Path, head: bytes) -> None:
+    """Raise if a file starts like a pickle or like ``torch.save``'s zip of pickles."""
+    if head[:1] == b"\x80" or head == b"PK\x03\x04" or path.suffix in {".pkl", ".pickle"}:
+        raise CheckpointError(
+            f"file {path}",
+            expected="a safetensors file",
+            given="a pickle (torch.save), which can run any code when it is loaded",
+            fix="Load it in a place you trust and save it again with save_pretrained.",
+        )
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(
+            f"file {path}",
+            expected="a readable file",
+            given=error.strerror or str(error),
+            fix="Check the path.",
+        ) from error
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} is not JSON-ready")

@@ -1,0 +1,89 @@
+"""What a task is: a token format, a seeded sampler, an exact oracle, and T(n)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    import torch
+    from jaxtyping import Float, Int
+    from torch import Tensor
+
+IGNORE = -100
+"""Target value at positions that carry no loss and no score (PyTorch's ``ignore_index``)."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Examples of possibly different lengths, padded on the right.
+
+    Attributes:
+        inputs: Tokens, or feature vectors for tasks with ``d_features``.
+        targets: The right output at each position; ``IGNORE`` where nothing is asked.
+        n: Problem length of each example (bits, not positions).
+        n_loops: T(n) of each example: the loop after which the answer is asked for.
+    """
+
+    inputs: Int[Tensor, "batch pos"] | Float[Tensor, "batch pos d_features"]
+    targets: Int[Tensor, "batch pos"]
+    n: Int[Tensor, " batch"]
+    n_loops: Int[Tensor, " batch"]
+
+    def __len__(self) -> int:
+        return self.inputs.shape[0]
+
+    def to(self, device: torch.device | str) -> Batch:
+        return Batch(*(getattr(self, f).to(device) for f in ("inputs", "targets", "n", "n_loops")))
+
+    def __getitem__(self, index: Tensor | slice) -> Batch:
+        return Batch(self.inputs[index], self.targets[index], self.n[index], self.n_loops[index])
+
+
+@runtime_checkable
+class Task(Protocol):
+    """The protocol every task meets. Tasks are frozen dataclasses; they hold no tensors.
+
+    Exactly one of ``d_vocab`` (token input) and ``d_features`` (feature input) is set.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def d_vocab(self) -> int | None: ...
+
+    @property
+    def d_features(self) -> int | None: ...
+
+    @property
+    def d_vocab_out(self) -> int: ...
+
+    @property
+    def distributions(self) -> tuple[str, ...]:
+        """Names of the input distributions the sampler knows; the first is the default."""
+        ...
+
+    def n_loops(self, n: int) -> int:
+        """T(n): loops after which an example of length ``n`` must be answered."""
+        ...
+
+    def n_positions(self, n: int) -> int:
+        """Sequence positions that an example of length ``n`` takes (BOS and ``=`` included)."""
+        ...
+
+    def sample(
+        self,
+        n: int | Int[Tensor, " batch"],
+        *,
+        batch_size: int | None = None,
+        generator: torch.Generator,
+        distribution: str | None = None,
+    ) -> Batch:
+        """Draw examples: all of length ``n`` (then ``batch_size`` is needed), or one length each."""
+        ...
+
+    def config(self) -> Mapping[str, object]:
+        """JSON-ready settings, so that ``get_task(task.name, **task.config())`` equals the task."""
+        ...
