@@ -105,6 +105,24 @@ class Figure:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing a result says, in plain words: the report's summary is made of these.
+
+    Attributes:
+        kind: The report section it belongs to, as in :attr:`Figure.section`, or ``"verdict"``
+            (shown first, and large).
+        text: A whole sentence that someone new to the field understands.
+        value: The one number or name that carries it, formatted ("1.00", "loop 17"), or "".
+        good: Whether this is what one hopes for; None where that has no meaning.
+    """
+
+    kind: str
+    text: str
+    value: str = ""
+    good: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Result:
     """Base of every study's result.
 
@@ -195,6 +213,10 @@ class Result:
 
     def figures(self) -> list[Figure]:
         """The figures this result can draw of itself."""
+        return []
+
+    def summary(self) -> list[Finding]:
+        """What this result says in plain words, most telling first."""
         return []
 
 
