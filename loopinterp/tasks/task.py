@@ -81,7 +81,15 @@ class Task(Protocol):
         generator: torch.Generator,
         distribution: str | None = None,
     ) -> Batch:
-        """Draw examples: all of length ``n`` (then ``batch_size`` is needed), or one length each."""
+        """Draw examples: all of length ``n`` (``batch_size`` is needed), or one length each."""
+        ...
+
+    def targets(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
+        """The exact answer to given inputs, ``IGNORE`` where nothing is asked."""
+        ...
+
+    def describe(self) -> str:
+        """One line for people: what is computed, and in which format."""
         ...
 
     def config(self) -> Mapping[str, object]:

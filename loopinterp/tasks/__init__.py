@@ -1,0 +1,37 @@
+"""What the models compute: token formats, seeded samplers, exact oracles, and T(n)."""
+
+from typing import TYPE_CHECKING
+
+from loopinterp._lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from loopinterp.tasks import carries as carries
+    from loopinterp.tasks.addition import Addition as Addition
+    from loopinterp.tasks.pairs import CarryPairs as CarryPairs
+    from loopinterp.tasks.pairs import carry_pairs as carry_pairs
+    from loopinterp.tasks.parity import Parity as Parity
+    from loopinterp.tasks.prefix_sum import PrefixSum as PrefixSum
+    from loopinterp.tasks.registry import get_task as get_task
+    from loopinterp.tasks.registry import list_tasks as list_tasks
+    from loopinterp.tasks.registry import register_task as register_task
+    from loopinterp.tasks.task import IGNORE as IGNORE
+    from loopinterp.tasks.task import Batch as Batch
+    from loopinterp.tasks.task import Task as Task
+
+__getattr__, __dir__, __all__ = lazy_exports(
+    __name__,
+    {
+        "Addition": ".addition",
+        "Batch": ".task",
+        "CarryPairs": ".pairs",
+        "IGNORE": ".task",
+        "Parity": ".parity",
+        "PrefixSum": ".prefix_sum",
+        "Task": ".task",
+        "carry_pairs": ".pairs",
+        "carries": ".carries",
+        "get_task": ".registry",
+        "list_tasks": ".registry",
+        "register_task": ".registry",
+    },
+)

@@ -1,0 +1,298 @@
+"""Aligned little-endian binary addition: a + b mod 2^n, one position per bit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from loopinterp.errors import ConfigError, InputError
+from loopinterp.tasks import carries
+from loopinterp.tasks.sampling import (
+    check_fits,
+    check_length,
+    check_tokens,
+    choice,
+    coins,
+    inside,
+    lengths,
+    pick_distribution,
+)
+from loopinterp.tasks.task import IGNORE, Batch
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+    from torch import Tensor
+
+BOS = 4
+PAD = 5
+PROPAGATE_PROBABILITIES = (0.5, 0.8, 0.95)
+
+
+@dataclass(frozen=True)
+class Addition:
+    """a + b mod 2^n on aligned bit pairs, least significant first; the answer is the n sum bits.
+
+    Two input formats:
+
+    - ``"pairs"``: tokens ``a_i + 2 b_i`` (0..3) after a BOS token (4), so that bit i is at
+      position i + 1; examples are padded on the right with PAD (5).
+    - ``"features"``: float vectors ``(a_i, b_i)``, no BOS, bit i at position i; padding is (0, 0).
+
+    Targets are the sum bits, ``IGNORE`` at BOS and padding. T(n) = n + 1.
+
+    Distributions: ``"propagate"`` (each example draws the probability that a position propagates
+    from {.5, .8, .95}), ``"uniform"`` (independent fair bits), ``"chain"`` (bit 0 generates and
+    all others propagate: the carry runs the whole length).
+
+    The analyses (:meth:`carries` and so on) are aligned with the model's positions; BOS and PAD
+    count as the bits (0, 0), which stop a carry.
+
+    Args:
+        format: ``"pairs"`` or ``"features"``.
+
+    Raises:
+        ConfigError: the format is unknown.
+
+    Example:
+        >>> task = Addition()
+        >>> batch = task.encode([(3, 5)], n=4)
+        >>> batch.inputs.tolist(), batch.targets.tolist()
+        ([[4, 3, 1, 2, 0]], [[-100, 0, 0, 0, 1]])
+        >>> task.carries(batch).tolist()
+        [[0, 1, 1, 1, 0]]
+    """
+
+    format: str = "pairs"
+
+    def __post_init__(self) -> None:
+        if self.format not in ("pairs", "features"):
+            raise ConfigError(
+                "format of task addition",
+                expected="'pairs' or 'features'",
+                given=repr(self.format),
+                fix="Use format='pairs' for token models, 'features' for linear embeddings.",
+            )
+
+    @property
+    def name(self) -> str:
+        return "addition"
+
+    @property
+    def d_vocab(self) -> int | None:
+        return 6 if self.format == "pairs" else None
+
+    @property
+    def d_features(self) -> int | None:
+        return 2 if self.format == "features" else None
+
+    @property
+    def d_vocab_out(self) -> int:
+        return 2
+
+    @property
+    def distributions(self) -> tuple[str, ...]:
+        return ("propagate", "uniform", "chain")
+
+    @property
+    def offset(self) -> int:
+        """Position of bit 0: 1 after a BOS token, else 0."""
+        return 1 if self.format == "pairs" else 0
+
+    def n_loops(self, n: int) -> int:
+        """T(n) = n + 1."""
+        return check_length(n) + 1
+
+    def n_positions(self, n: int) -> int:
+        return check_length(n) + self.offset
+
+    def config(self) -> dict[str, object]:
+        return {"format": self.format}
+
+    def describe(self) -> str:
+        where = "tokens a + 2b after BOS" if self.format == "pairs" else "float vectors (a, b)"
+        return f"Binary addition mod 2^n on aligned bits, least significant first ({where})."
+
+    def sample(
+        self,
+        n: int | Int[Tensor, " batch"],
+        *,
+        batch_size: int | None = None,
+        generator: torch.Generator,
+        distribution: str | None = None,
+    ) -> Batch:
+        """Draw examples on the generator's device; see :meth:`Task.sample`."""
+        kind = pick_distribution(self, distribution)
+        each = lengths(n, batch_size=batch_size, generator=generator)
+        a, b = draw_bits(kind, len(each), int(each.max()), generator)
+        return self.from_bits(a, b, each)
+
+    def from_bits(
+        self,
+        a: Int[Tensor, "batch width"],
+        b: Int[Tensor, "batch width"],
+        n: Int[Tensor, " batch"],
+    ) -> Batch:
+        """The batch of given operands.
+
+        Args:
+            a: Bits of the first operands [batch, width], least significant first.
+            b: Bits of the second operands, same shape.
+            n: Length of each example, at most ``width``; what lies beyond is padding.
+
+        Raises:
+            InputError: the shapes or dtypes do not match, or a value is not a bit.
+        """
+        _check_bits(a, b, n)
+        real = inside(n, a.shape[-1])
+        a, b = a * real, b * real
+        answer = carries.total(a, b).masked_fill(~real, IGNORE)
+        if self.format == "features":
+            return Batch(torch.stack([a, b], dim=-1).float(), answer, n, n + 1)
+        tokens = (a + 2 * b).masked_fill(~real, PAD)
+        first = tokens.new_full((len(n), 1), BOS)
+        answer = torch.cat([torch.full_like(first, IGNORE), answer], dim=1)
+        return Batch(torch.cat([first, tokens], dim=1), answer, n, n + 1)
+
+    def encode(self, operands: Sequence[tuple[int, int]], n: int) -> Batch:
+        """The batch of given integers, each in 0..2^n - 1.
+
+        Raises:
+            InputError: no operands, or one that does not fit in ``n`` bits.
+        """
+        check_length(n)
+        for value in (x for pair in operands for x in pair):
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**n:
+                raise InputError(
+                    "operand",
+                    expected=f"an integer in 0..{2**n - 1} (n = {n} bits)",
+                    given=repr(value),
+                    fix="Pass a larger n, or a smaller number.",
+                )
+        if not operands:
+            raise InputError(
+                "operands", expected="at least one pair", given="none", fix="Pass e.g. [(3, 5)]."
+            )
+        bits = torch.tensor([[[x >> i & 1 for i in range(n)] for x in pair] for pair in operands])
+        return self.from_bits(bits[:, 0], bits[:, 1], torch.full((len(operands),), n))
+
+    def operands(
+        self, inputs: Batch | Tensor
+    ) -> tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch pos"]]:
+        """The bits (a, b) at each model position; (0, 0) at BOS and PAD.
+
+        Raises:
+            InputError: the inputs are not of this task's format.
+        """
+        x = inputs.inputs if isinstance(inputs, Batch) else inputs
+        if self.format == "features":
+            bits = _check_features(x)
+            return bits[..., 0], bits[..., 1]
+        tokens = check_tokens(x, 6)
+        bits = torch.where(tokens < 4, tokens, 0)
+        return bits & 1, bits >> 1
+
+    def targets(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
+        """The exact answer to given inputs: sum bits, and ``IGNORE`` at BOS and PAD tokens.
+
+        In the features format padding looks like the bits (0, 0), so every position is answered.
+        """
+        answer = carries.total(*self.operands(inputs))
+        if self.format == "features":
+            return answer
+        tokens = inputs.inputs if isinstance(inputs, Batch) else inputs
+        return answer.masked_fill(tokens >= 4, IGNORE)
+
+    def generate(self, inputs: Batch | Tensor) -> Bool[Tensor, "batch pos"]:
+        """g_i = a_i AND b_i."""
+        return carries.generate(*self.operands(inputs))
+
+    def propagate(self, inputs: Batch | Tensor) -> Bool[Tensor, "batch pos"]:
+        """p_i = a_i XOR b_i."""
+        return carries.propagate(*self.operands(inputs))
+
+    def carries(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
+        """The carry OUT of each position: c_i = g_i OR (p_i AND c_{i-1})."""
+        return carries.carries(*self.operands(inputs))
+
+    def carry_in(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
+        """The carry INTO each position: c_{i-1}; 0 at the first."""
+        return carries.carry_in(*self.operands(inputs))
+
+    def chain_length(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
+        """Consecutive propagating positions that end at each one (feeding its carry OUT).
+
+        0 where the position does not propagate, so where it decides its own carry.
+        """
+        return carries.chain_length(*self.operands(inputs))
+
+    def chain_length_in(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
+        """:meth:`chain_length` of the carry INTO each position: that of the position before."""
+        return carries.chain_length_in(*self.operands(inputs))
+
+    def chain_reaches_start(self, inputs: Batch | Tensor) -> Bool[Tensor, "batch pos"]:
+        """Where the carry OUT of a position hangs on a chain that runs back to bit 0.
+
+        No bit decides such a carry: it is 0 always, and easy to guess. False where the
+        position does not propagate.
+        """
+        a, b = self.operands(inputs)
+        return carries.propagate(a, b) & (carries.chain_start(a, b) < self.offset)
+
+    def chain_in_reaches_start(self, inputs: Batch | Tensor) -> Bool[Tensor, "batch pos"]:
+        """:meth:`chain_reaches_start` of the carry INTO each position; True at bit 0 and BOS."""
+        out = self.chain_reaches_start(inputs)
+        first = torch.ones_like(out[:, : self.offset + 1])
+        return torch.cat([first, out[:, self.offset : -1]], dim=1)
+
+
+def draw_bits(
+    distribution: str, batch_size: int, width: int, generator: torch.Generator
+) -> tuple[Int[Tensor, "batch width"], Int[Tensor, "batch width"]]:
+    """Operand bits of one of the distributions of :class:`Addition`."""
+    shape = (batch_size, width)
+    a = coins(0.5, shape, generator)
+    if distribution == "uniform":
+        return a.long(), coins(0.5, shape, generator).long()
+    if distribution == "propagate":
+        probability = choice(PROPAGATE_PROBABILITIES, (batch_size, 1), generator)
+        b = a ^ coins(probability, shape, generator)
+    else:
+        a[:, 0] = True
+        b = ~a
+        b[:, 0] = True
+    return a.long(), b.long()
+
+
+def _check_bits(a: Tensor, b: Tensor, n: Tensor) -> None:
+    check_tokens(a, 2, "bits a")
+    check_tokens(b, 2, "bits b")
+    if a.shape != b.shape:
+        raise InputError(
+            "operand bits",
+            expected="a and b of one shape [batch, width]",
+            given=f"{list(a.shape)} and {list(b.shape)}",
+            fix="Pass bits of equal width, least significant first.",
+        )
+    check_fits(n, a)
+
+
+def _check_features(x: Float[Tensor, "batch pos 2"]) -> Int[Tensor, "batch pos 2"]:
+    if x.ndim != 3 or x.shape[-1] != 2 or not x.is_floating_point():
+        raise InputError(
+            "inputs",
+            expected="float bit pairs [batch, pos, 2]",
+            given=f"{x.dtype} of shape {list(x.shape)}",
+            fix="For tokens use Addition(format='pairs').",
+        )
+    bits = x.long()
+    if not bool(((bits == x) & (bits >= 0) & (bits <= 1)).all()):
+        raise InputError(
+            "inputs",
+            expected="bit pairs of 0.0 and 1.0",
+            given="other values",
+            fix="The oracle is defined on bits only; pass a batch of this task.",
+        )
+    return bits

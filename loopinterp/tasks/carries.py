@@ -1,0 +1,99 @@
+r"""How carries run through an addition: exact bit arithmetic on tensors, for any length.
+
+All functions take the operands' bits, least significant first along the last axis. With
+
+    generate g_i = a_i AND b_i,  propagate p_i = a_i XOR b_i,  c_i = g_i OR (p_i AND c_{i-1}),
+
+the carry out of position i is decided at the last position j <= i that does not propagate:
+:math:`c_i = g_j`, and 0 if there is none. So nothing here loops over positions or overflows.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Int
+    from torch import Tensor
+
+
+def generate(
+    a: Int[Tensor, "*batch pos"], b: Int[Tensor, "*batch pos"]
+) -> Bool[Tensor, "*batch pos"]:
+    """g_i: the position makes a carry whatever comes in."""
+    return (a & b).bool()
+
+
+def propagate(
+    a: Int[Tensor, "*batch pos"], b: Int[Tensor, "*batch pos"]
+) -> Bool[Tensor, "*batch pos"]:
+    """p_i: the position passes its carry-in on."""
+    return (a ^ b).bool()
+
+
+def chain_start(
+    a: Int[Tensor, "*batch pos"], b: Int[Tensor, "*batch pos"]
+) -> Int[Tensor, "*batch pos"]:
+    """The last position j <= i that does not propagate, which decides c_i; -1 if there is none."""
+    index = torch.arange(a.shape[-1], device=a.device).expand_as(a)
+    return torch.where(propagate(a, b), -1, index).cummax(dim=-1).values
+
+
+def carries(
+    a: Int[Tensor, "*batch pos"], b: Int[Tensor, "*batch pos"]
+) -> Int[Tensor, "*batch pos"]:
+    """The carry OUT of each position, 0 or 1.
+
+    Example:
+        >>> a, b = torch.tensor([1, 1, 0, 0]), torch.tensor([1, 0, 1, 0])   # 3 + 5
+        >>> carries(a, b).tolist()
+        [1, 1, 1, 0]
+    """
+    start = chain_start(a, b)
+    decided = (a & b).gather(-1, start.clamp(min=0))
+    return torch.where(start >= 0, decided, 0)
+
+
+def carry_in(
+    a: Int[Tensor, "*batch pos"], b: Int[Tensor, "*batch pos"]
+) -> Int[Tensor, "*batch pos"]:
+    """The carry INTO each position: that out of the position before, and 0 into the first."""
+    return _shift_right(carries(a, b), 0)
+
+
+def total(a: Int[Tensor, "*batch pos"], b: Int[Tensor, "*batch pos"]) -> Int[Tensor, "*batch pos"]:
+    """The bits of a + b mod 2^pos.
+
+    Example:
+        >>> total(torch.tensor([1, 1, 0, 0]), torch.tensor([1, 0, 1, 0])).tolist()   # 3 + 5 = 8
+        [0, 0, 0, 1]
+    """
+    return a ^ b ^ carry_in(a, b)
+
+
+def chain_length(
+    a: Int[Tensor, "*batch pos"], b: Int[Tensor, "*batch pos"]
+) -> Int[Tensor, "*batch pos"]:
+    """Number of consecutive propagating positions that end at each one; 0 where it does not.
+
+    That is how far the carry OUT of the position has come from where it was decided.
+
+    Example:
+        >>> chain_length(torch.tensor([1, 1, 0, 0]), torch.tensor([1, 0, 1, 0])).tolist()
+        [0, 1, 2, 0]
+    """
+    index = torch.arange(a.shape[-1], device=a.device)
+    return index - chain_start(a, b)
+
+
+def chain_length_in(
+    a: Int[Tensor, "*batch pos"], b: Int[Tensor, "*batch pos"]
+) -> Int[Tensor, "*batch pos"]:
+    """:func:`chain_length` of the carry INTO each position: that of the position before."""
+    return _shift_right(chain_length(a, b), 0)
+
+
+def _shift_right(x: Tensor, default: int) -> Tensor:
+    return torch.cat([torch.full_like(x[..., :1], default), x[..., :-1]], dim=-1)

@@ -1,0 +1,82 @@
+"""Tasks by name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+
+from loopinterp.errors import ConfigError, InputError, unknown_name
+from loopinterp.tasks.addition import Addition
+from loopinterp.tasks.parity import Parity
+from loopinterp.tasks.prefix_sum import PrefixSum
+from loopinterp.tasks.task import Task
+
+_FACTORIES: dict[str, Callable[..., Task]] = {
+    "addition": Addition,
+    "parity": Parity,
+    "prefix_sum": PrefixSum,
+}
+
+
+def list_tasks() -> list[str]:
+    """Names of the registered tasks, sorted.
+
+    Example:
+        >>> [name for name in list_tasks() if name in ("addition", "parity", "prefix_sum")]
+        ['addition', 'parity', 'prefix_sum']
+    """
+    return sorted(_FACTORIES)
+
+
+def get_task(name: str, **settings: object) -> Task:
+    """The task of that name, with those settings.
+
+    Args:
+        name: One of :func:`list_tasks`.
+        **settings: The task's own settings, e.g. ``format="features"`` for addition.
+
+    Raises:
+        InputError: the name is unknown.
+        ConfigError: the task has no such setting, or refuses its value.
+
+    Example:
+        >>> get_task("addition", format="features").d_features
+        2
+    """
+    if name not in _FACTORIES:
+        raise unknown_name("task", name, _FACTORIES)
+    factory = _FACTORIES[name]
+    known = inspect.signature(factory).parameters
+    open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known.values())
+    for setting in settings:
+        if setting not in known and not open_ended:
+            raise unknown_name(f"setting of task {name}", setting, known, ConfigError)
+    return factory(**settings)
+
+
+def register_task(name: str, factory: Callable[..., Task], *, replace: bool = False) -> None:
+    """Make a task known by name, to :func:`get_task` and to the command line.
+
+    Args:
+        name: A new name.
+        factory: The task's class, or a function that makes the task from its settings.
+        replace: Allow the name of a task that is registered already.
+
+    Raises:
+        InputError: the name is taken, or ``factory`` cannot be called.
+    """
+    if not callable(factory):
+        raise InputError(
+            f"factory of task {name!r}",
+            expected="a class or function that makes the task",
+            given=type(factory).__name__,
+            fix="Pass the class itself, not an instance of it.",
+        )
+    if name in _FACTORIES and not replace:
+        raise InputError(
+            "task name",
+            expected="a name that is not registered yet",
+            given=repr(name),
+            fix="Choose another name, or pass replace=True.",
+        )
+    _FACTORIES[name] = factory

@@ -1,0 +1,184 @@
+"""What the samplers share: checks of their arguments, lengths, and random bits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from loopinterp.errors import InputError, unknown_name
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Int
+    from torch import Tensor
+
+    from loopinterp.tasks.task import Task
+
+
+BIASES = (0.05, 0.5, 0.95)
+"""Probabilities of a one among which each example of the ``"biased"`` distribution draws."""
+
+
+def check_length(n: int) -> int:
+    """Return ``n`` if it is a problem length (an integer of at least 1).
+
+    Raises:
+        InputError: it is not.
+    """
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise InputError(
+            "n", expected="an integer >= 1", given=repr(n), fix="Pass a problem length, e.g. n=8."
+        )
+    return n
+
+
+def lengths(
+    n: int | Int[Tensor, " batch"], *, batch_size: int | None, generator: torch.Generator
+) -> Int[Tensor, " batch"]:
+    """The length of each example, on the generator's device.
+
+    Args:
+        n: One length for all (then ``batch_size`` is needed), or a tensor [batch].
+        batch_size: Number of examples; with a tensor ``n``, omitted or its length.
+        generator: Its device is where the examples are drawn.
+
+    Raises:
+        InputError: a length below 1, a wrong dtype, shape or device, or no batch size.
+    """
+    if not isinstance(generator, torch.Generator):
+        raise InputError(
+            "generator",
+            expected="a torch.Generator",
+            given=type(generator).__name__,
+            fix="Pass generator=torch.Generator().manual_seed(0).",
+        )
+    if not isinstance(n, torch.Tensor):
+        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+            raise InputError(
+                "batch_size",
+                expected="an integer >= 1, when n is one length for all",
+                given=repr(batch_size),
+                fix="Pass batch_size=64, or a tensor with one length per example as n.",
+            )
+        return torch.full((batch_size,), check_length(n), device=generator.device)
+    if n.dtype != torch.int64 or n.ndim != 1 or n.numel() == 0:
+        raise InputError(
+            "n",
+            expected="an int64 tensor [batch] with one length per example",
+            given=f"{n.dtype} of shape {list(n.shape)}",
+            fix="Pass e.g. torch.randint(1, 9, (64,)).",
+        )
+    if n.device != generator.device:
+        raise InputError(
+            "n",
+            expected=f"a tensor on the generator's device ({generator.device})",
+            given=f"a tensor on {n.device}",
+            fix="Move n, or make the generator on the device where you want the examples.",
+        )
+    if batch_size is not None and batch_size != n.shape[0]:
+        raise InputError(
+            "batch_size",
+            expected=f"{n.shape[0]}, the number of lengths in n",
+            given=repr(batch_size),
+            fix="Leave batch_size out when n is a tensor.",
+        )
+    if int(n.min()) < 1:
+        raise InputError(
+            "n",
+            expected="lengths >= 1",
+            given=f"a least length of {int(n.min())}",
+            fix="Drop the examples whose length is below 1.",
+        )
+    return n
+
+
+def check_fits(n: Tensor, bits: Tensor) -> None:
+    """Check that ``n`` [batch] gives the length of each row of ``bits`` [batch, width].
+
+    Raises:
+        InputError: wrong dtype or shape, or a length outside 1..width.
+    """
+    if n.dtype != torch.int64 or n.shape != bits.shape[:1]:
+        raise InputError(
+            "n",
+            expected=f"int64 lengths of shape [{bits.shape[0]}]",
+            given=f"{n.dtype} of shape {list(n.shape)}",
+            fix="Pass one length per row of bits.",
+        )
+    if n.numel() and not 1 <= int(n.min()) <= int(n.max()) <= bits.shape[1]:
+        raise InputError(
+            "n",
+            expected=f"lengths in 1..{bits.shape[1]}, the width of the bits",
+            given=f"{int(n.min())} to {int(n.max())}",
+            fix="Pass each example's number of bits.",
+        )
+
+
+def pick_distribution(task: Task, distribution: str | None) -> str:
+    """The named distribution of a task, or its first one.
+
+    Raises:
+        InputError: the task has no such distribution.
+    """
+    if distribution is None:
+        return task.distributions[0]
+    if distribution not in task.distributions:
+        raise unknown_name(f"distribution of task {task.name}", distribution, task.distributions)
+    return distribution
+
+
+def inside(n: Int[Tensor, " batch"], width: int) -> Bool[Tensor, "batch width"]:
+    """True at the first ``n`` of ``width`` columns."""
+    return torch.arange(width, device=n.device) < n[:, None]
+
+
+def coins(
+    probability: float | Tensor, shape: Sequence[int], generator: torch.Generator
+) -> Bool[Tensor, "*shape"]:
+    """Independent coins that are True with the given probability (broadcast to ``shape``)."""
+    return torch.rand(*shape, generator=generator, device=generator.device) < probability
+
+
+def random_bits(
+    distribution: str, batch_size: int, width: int, generator: torch.Generator
+) -> Int[Tensor, "batch width"]:
+    """Fair bits (``"uniform"``), or bits of a bias that each row draws (``"biased"``)."""
+    probability: float | Tensor = 0.5
+    if distribution == "biased":
+        probability = choice(BIASES, (batch_size, 1), generator)
+    return coins(probability, (batch_size, width), generator).long()
+
+
+def choice(values: Sequence[float], shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    """Values drawn uniformly from a list."""
+    index = torch.randint(len(values), tuple(shape), generator=generator, device=generator.device)
+    return torch.tensor(values, device=generator.device)[index]
+
+
+def check_tokens(inputs: Tensor, d_vocab: int, what: str = "inputs") -> Tensor:
+    """Return ``inputs`` if they are tokens [batch, pos] of a vocabulary of ``d_vocab``.
+
+    Raises:
+        InputError: wrong dtype, shape or range.
+    """
+    if not isinstance(inputs, torch.Tensor) or inputs.dtype != torch.int64 or inputs.ndim != 2:
+        given = (
+            f"{inputs.dtype} of shape {list(inputs.shape)}"
+            if isinstance(inputs, torch.Tensor)
+            else type(inputs).__name__
+        )
+        raise InputError(
+            what,
+            expected="int64 tokens of shape [batch, pos]",
+            given=given,
+            fix="Pass the tokens of a batch (batch.inputs); add a batch axis with tokens[None].",
+        )
+    if inputs.numel() and not 0 <= int(inputs.min()) <= int(inputs.max()) < d_vocab:
+        raise InputError(
+            what,
+            expected=f"tokens in 0..{d_vocab - 1}",
+            given=f"tokens from {int(inputs.min())} to {int(inputs.max())}",
+            fix="Check that these inputs belong to this task and format.",
+        )
+    return inputs
