@@ -1,0 +1,51 @@
+# Two commands: `make demo` and `make test`. Both need only Python (3.10 or newer) and its venv module.
+
+PYTHON ?= python3
+JOBS ?= 2
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+# One thread a process: at these model sizes more threads only spin and stall.
+export OMP_NUM_THREADS ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help env demo test check lint format types docs clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
+
+env: $(STAMP)  ## make the environment at .venv
+
+$(STAMP): pyproject.toml requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+	  || { echo "loopinterp needs Python 3.10 or newer; choose one with: make env PYTHON=python3.11"; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint requirements.lock --editable '.[dev,docs,browser]'
+	@touch $@
+
+demo: env  ## train, analyse and report on one model (a few minutes)
+	$(BIN)/loopinterp demo --out runs/demo
+
+test: env  ## run every test but those that need a GPU
+	$(BIN)/python -m pytest -m "not gpu" -n $(JOBS) --dist loadfile
+
+check: lint types docs  ## what CI runs before the tests
+
+lint: env  ## ruff: lint and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: env  ## let ruff mend what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: env  ## pyright
+	$(BIN)/pyright
+
+docs: env  ## build the documentation; warnings are errors
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+	@echo "docs/_build/html/index.html"
+
+clean:  ## remove the environment and what was built
+	rm -rf $(VENV) docs/_build docs/reference/generated build dist .pytest_cache .ruff_cache .hypothesis

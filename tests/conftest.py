@@ -1,0 +1,54 @@
+"""Shared by all tests: run-time type checks, a rule against silent skips, and small fixtures."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+import torch
+
+from tests import runtime_types
+
+runtime_types.install()
+torch.set_num_threads(1)
+
+
+def _no_silent_skip(report: Any) -> None:
+    """In CI a skipped test is a failed one: whatever it needs, CI must install."""
+    if os.environ.get("CI") and report.skipped and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        report.outcome = "failed"
+        report.longrepr = f"skipped in CI, where nothing may be skipped: {reason}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
+    report = yield
+    if item.get_closest_marker("gpu") is None:
+        _no_silent_skip(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, Any, Any]:
+    report = yield
+    _no_silent_skip(report)
+    return report
+
+
+@pytest.fixture
+def generator() -> torch.Generator:
+    """A seeded generator."""
+    return torch.Generator().manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """The path of a Chromium that Playwright can drive; skips where there is none."""
+    path = shutil.which("chromium") or shutil.which("chromium-browser")
+    if path is None:
+        pytest.skip("no chromium on this machine (Debian: apt-get install chromium)")
+    return path

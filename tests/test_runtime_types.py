@@ -1,0 +1,76 @@
+"""The tests' own type checks must be able to fail."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from tests import runtime_types
+
+SOURCE = '''
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
+    from typing_extensions import Self
+
+    from loopinterp.models.protocol import LoopedModel
+
+
+def transpose(x: Float[Tensor, "row column"]) -> Float[Tensor, "column row"]:
+    return x if x.shape[0] == 7 else x.T
+
+
+class Thing:
+    def me(self, scale: float) -> Self:
+        return self
+
+
+def anything(model: LoopedModel) -> int:
+    return 1
+'''
+
+
+@pytest.fixture
+def checked(tmp_path: Path) -> Iterator[ModuleType]:
+    path = tmp_path / "checked_sample.py"
+    path.write_text(SOURCE)
+    loader = runtime_types._Loader("checked_sample", str(path))
+    spec = importlib.util.spec_from_loader("checked_sample", loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["checked_sample"] = module
+    loader.exec_module(module)
+    yield module
+    del sys.modules["checked_sample"]
+
+
+def test_right_shapes_pass(checked: ModuleType) -> None:
+    assert checked.transpose(torch.ones(2, 3)).shape == (3, 2)
+    assert checked.Thing().me(1) is not None
+    assert checked.anything(object()) == 1
+
+
+@pytest.mark.parametrize(
+    "wrong", [torch.ones(2), torch.ones(2, 3, dtype=torch.int64), torch.ones(7, 3)]
+)
+def test_wrong_rank_dtype_or_result_shape_fails(checked: ModuleType, wrong: torch.Tensor) -> None:
+    with pytest.raises(Exception, match="Type-check error"):
+        checked.transpose(wrong)
+
+
+def test_the_library_is_loaded_through_the_checks() -> None:
+    import loopinterp.results
+
+    assert isinstance(loopinterp.results.__loader__, runtime_types._Loader)
+    with pytest.raises(Exception, match="Type-check error"):
+        loopinterp.results.config_hash(3)  # pyright: ignore[reportArgumentType]
