@@ -13,7 +13,7 @@ import torch
 
 from tests import runtime_types
 
-SOURCE = '''
+SOURCE = """
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -37,7 +37,7 @@ class Thing:
 
 def anything(model: LoopedModel) -> int:
     return 1
-'''
+"""
 
 
 @pytest.fixture
