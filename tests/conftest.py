@@ -52,3 +52,11 @@ def chromium() -> str:
     if path is None:
         pytest.skip("no chromium on this machine (Debian: apt-get install chromium)")
     return path
+
+
+@pytest.fixture
+def no_type_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that pass what the annotations forbid, to see the library's own error for it."""
+    from jaxtyping import config
+
+    monkeypatch.setattr(config, "jaxtyping_disable", True)

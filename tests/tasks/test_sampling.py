@@ -1,0 +1,113 @@
+"""Arguments of the samplers, mixed lengths, and the shares of the distributions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from loopinterp.errors import InputError
+from loopinterp.tasks import IGNORE, Addition, Parity, PrefixSum
+
+TASKS = [Addition(), Addition(format="features"), Parity(), PrefixSum()]
+
+
+def rng(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.usefixtures("no_type_checks")
+@pytest.mark.parametrize("task", TASKS, ids=repr)
+@pytest.mark.parametrize("n", [0, -1, 1.5, "8", True, None])
+def test_a_bad_length_is_refused(task, n):
+    with pytest.raises(InputError, match=r"^n: expected an integer >= 1"):
+        task.sample(n, batch_size=2, generator=rng())
+    with pytest.raises(InputError, match=r"^n: expected an integer >= 1"):
+        task.n_loops(n)
+    with pytest.raises(InputError, match=r"^n: expected an integer >= 1"):
+        task.n_positions(n)
+
+
+@pytest.mark.usefixtures("no_type_checks")
+@pytest.mark.parametrize(
+    ("n", "batch_size", "message"),
+    [
+        (8, None, "batch_size"),
+        (8, 0, "batch_size"),
+        (torch.tensor([3.0, 4.0]), None, "int64 tensor"),
+        (torch.tensor([[3, 4]]), None, r"shape \[1, 2\]"),
+        (torch.tensor([], dtype=torch.int64), None, "int64 tensor"),
+        (torch.tensor([3, 0]), None, "lengths >= 1"),
+        (torch.tensor([3, 4]), 3, "batch_size: expected 2"),
+    ],
+)
+@pytest.mark.parametrize("task", TASKS, ids=repr)
+def test_bad_lengths_and_batch_sizes_say_what_is_wrong(task, n, batch_size, message):
+    with pytest.raises(InputError, match=message):
+        task.sample(n, batch_size=batch_size, generator=rng())
+
+
+@pytest.mark.usefixtures("no_type_checks")
+@pytest.mark.parametrize("task", TASKS, ids=repr)
+def test_an_unknown_distribution_and_a_bad_generator_are_refused(task):
+    with pytest.raises(InputError, match=f"distribution of task {task.name}"):
+        task.sample(4, batch_size=2, generator=rng(), distribution="unifrom")
+    with pytest.raises(InputError, match="Generator"):
+        task.sample(4, batch_size=2, generator=7)
+
+
+@pytest.mark.parametrize("task", TASKS, ids=repr)
+def test_mixed_lengths_are_padded_on_the_right_and_answered_as_if_alone(task):
+    n = torch.tensor([3, 9, 1, 6])
+    batch = task.sample(n, generator=rng())
+    assert batch.n.tolist() == n.tolist()
+    assert batch.n_loops.tolist() == [task.n_loops(int(k)) for k in n]
+    assert batch.inputs.shape[1] == task.n_positions(9)
+    for row, length in enumerate(n.tolist()):
+        width = task.n_positions(length)
+        alone = task.targets(batch.inputs[row : row + 1, :width])
+        assert torch.equal(batch.targets[row, :width], alone[0])
+        rest = batch.targets[row, width:]
+        assert set(rest.tolist()) <= ({2} if task.name == "parity" else {IGNORE})
+
+
+def test_mixed_lengths_draw_from_the_same_distribution_as_one_length():
+    n = torch.randint(1, 13, (4000,), generator=rng(5))
+    batch = Addition().sample(n, generator=rng(6), distribution="uniform")
+    bits = batch.inputs[batch.targets != IGNORE]
+    share = torch.bincount(bits, minlength=4) / bits.numel()
+    # 26,000 draws of four equally likely pairs: 0.015 is more than five standard errors.
+    assert (share - 0.25).abs().max() < 0.015
+
+
+def test_propagate_draws_each_examples_probability_from_the_three():
+    task = Addition()
+    batch = task.sample(400, batch_size=600, generator=rng(2))
+    share = task.propagate(batch)[:, 1:].double().mean(dim=1)
+    nearest = (share[:, None] - torch.tensor([0.5, 0.8, 0.95])).abs()
+    # 400 bits: a standard error of at most 0.025, so 0.125 is five of them.
+    assert nearest.min(dim=1).values.max() < 0.125
+    counts = torch.bincount(nearest.argmin(dim=1), minlength=3)
+    assert counts.min() > 140
+    carry_free = ~task.propagate(batch)[:, 1:]
+    generated = task.generate(batch)[:, 1:][carry_free].double().mean()
+    assert abs(float(generated) - 0.5) < 0.02
+
+
+@pytest.mark.parametrize("task", [Parity(), PrefixSum()], ids=repr)
+def test_biased_bits_draw_each_examples_bias_from_the_three(task):
+    batch = task.sample(400, batch_size=300, generator=rng(2), distribution="biased")
+    share = (batch.inputs == 1).sum(dim=1) / 400
+    nearest = (share[:, None] - torch.tensor([0.05, 0.5, 0.95])).abs()
+    assert nearest.min(dim=1).values.max() < 0.125
+    assert torch.bincount(nearest.argmin(dim=1), minlength=3).min() > 60
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("task", TASKS, ids=repr)
+def test_examples_are_drawn_on_the_generators_device(task):
+    generator = torch.Generator(device="cuda").manual_seed(0)
+    batch = task.sample(9, batch_size=4, generator=generator)
+    assert batch.inputs.device.type == batch.targets.device.type == "cuda"
+    assert torch.equal(task.targets(batch).cpu(), task.targets(batch.to("cpu")))
+    with pytest.raises(InputError, match="generator's device"):
+        task.sample(torch.tensor([3, 4]), generator=generator)
