@@ -56,6 +56,8 @@ class Iteration:
     h0: Float[Tensor, "batch pos d_model"]
     step: Callable[[Tensor], Tensor]
     readout: Callable[[Tensor], Tensor]
+    select: Callable[[Tensor], Iteration]
+    """The iteration of some examples of the batch (their ``h0`` and ``e`` selected)."""
 
 
 def bind(model: LoopedModel | Any, inputs: Tensor) -> Iteration:
@@ -68,6 +70,14 @@ def bind(model: LoopedModel | Any, inputs: Tensor) -> Iteration:
     if own is not None:
         return own(inputs)
     e = model.embed(inputs)
+    return _iterate(model, e, model.initial_state(e))
+
+
+def _iterate(model: LoopedModel, e: Tensor, h0: Tensor) -> Iteration:
     return Iteration(
-        e=e, h0=model.initial_state(e), step=lambda h: model.step(h, e), readout=model.readout
+        e=e,
+        h0=h0,
+        step=lambda h: model.step(h, e),
+        readout=model.readout,
+        select=lambda rows: _iterate(model, e[rows], h0[rows]),
     )

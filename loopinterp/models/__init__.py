@@ -1,0 +1,27 @@
+"""Looped transformers: configuration, protocol, hooked model, cache, stopping rules."""
+
+from typing import TYPE_CHECKING
+
+from loopinterp._lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from loopinterp.models.cache import LoopedCache as LoopedCache
+    from loopinterp.models.config import LoopedTransformerConfig as LoopedTransformerConfig
+    from loopinterp.models.looped_transformer import LoopedTransformer as LoopedTransformer
+    from loopinterp.models.protocol import Iteration as Iteration
+    from loopinterp.models.protocol import LoopedModel as LoopedModel
+    from loopinterp.models.protocol import bind as bind
+    from loopinterp.models.transformer_lens import UnrolledModel as UnrolledModel
+
+__getattr__, __dir__, __all__ = lazy_exports(
+    __name__,
+    {
+        "Iteration": ".protocol",
+        "LoopedCache": ".cache",
+        "LoopedModel": ".protocol",
+        "LoopedTransformer": ".looped_transformer",
+        "LoopedTransformerConfig": ".config",
+        "UnrolledModel": ".transformer_lens",
+        "bind": ".protocol",
+    },
+)

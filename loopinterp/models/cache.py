@@ -1,0 +1,377 @@
+"""The cache of a looped run: TransformerLens' ActivationCache, with the loop axis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformer_lens.ActivationCache import ActivationCache
+from transformer_lens.utilities import Slice
+
+from loopinterp.errors import CheckpointError, HookError, InputError
+from loopinterp.models.sites import AddressBook, Index, resolve_index
+from loopinterp.storage import read_json, read_tensors, write_json, write_tensors
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
+
+    from loopinterp.models.looped_transformer import LoopedTransformer
+    from loopinterp.models.transformer_lens import UnrolledModel
+
+_INDEX = "cache.json"
+
+
+class MissingActivationError(HookError, KeyError):
+    """An activation is not in the cache; a KeyError too, as TransformerLens' own code expects."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class Recorder:
+    """Keeps activations during a run, sliced, cast and moved as asked.
+
+    Args:
+        names: What will be recorded.
+        pos_slice: Positions to keep.
+        device: Where to keep them; None leaves them where they are.
+        dtype: Type to keep floats in; None leaves it.
+        gradients: Whether :meth:`backward` will be called.
+    """
+
+    def __init__(
+        self,
+        names: Iterable[str],
+        *,
+        pos_slice: Any = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        gradients: bool = False,
+    ) -> None:
+        self.kept: dict[str, Tensor] = {}
+        self._names = list(names)
+        self._slice = None if pos_slice is None else Slice.unwrap(pos_slice)
+        self._device, self._dtype = device, dtype
+        self._live: dict[str, Tensor] | None = {} if gradients else None
+
+    def __call__(self, name: str, x: Tensor) -> None:
+        if self._live is not None:
+            self._live[name] = x
+        self.kept[name] = self._keep(name, x)
+
+    def backward(self, loss: Tensor) -> None:
+        """Add ``d loss / d activation`` for everything kept, as ``NAME_grad``."""
+        if loss.numel() != 1 or not loss.requires_grad:
+            raise InputError(
+                "loss",
+                expected="a scalar with a gradient",
+                given=f"shape {tuple(loss.shape)}, requires_grad={loss.requires_grad}",
+                fix="Pass loss_fn=, from what the run returns to a scalar, and do not use no_grad.",
+            )
+        assert self._live is not None
+        live = {name: x for name, x in self._live.items() if x.requires_grad}
+        gradients = torch.autograd.grad(loss, list(live.values()), allow_unused=True)
+        for (name, x), gradient in zip(live.items(), gradients):
+            full = torch.zeros_like(x) if gradient is None else gradient
+            self.kept[f"{name}_grad"] = self._keep(name, full)
+
+    def _keep(self, name: str, x: Tensor) -> Tensor:
+        if x.requires_grad:
+            x = x.detach()
+        if self._slice is not None:
+            heads = name.endswith(("hook_q", "hook_k", "hook_v", "hook_z", "rot_q", "rot_k"))
+            x = self._slice.apply(x, dim=-3 if heads else -2)
+        if self._device is not None or self._dtype is not None:
+            x = x.to(device=self._device, dtype=self._dtype)
+        return x
+
+
+class LoopedCache(ActivationCache):
+    """Activations of every loop of one run.
+
+    Any name of TransformerLens gives ``[batch, …]``; :meth:`stack` gives the loop axis. Axis
+    order is always loop, layer, batch, head, pos, feature.
+
+    Args:
+        cache_dict: Activations by full hook name.
+        model: The model unrolled over the loops of the run (``model.unroll(n_loops)``).
+        has_batch_dim: Whether the batch axis is there.
+
+    Example:
+        >>> import torch
+        >>> from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
+        >>> config = LoopedTransformerConfig(d_model=8, n_heads=2, d_vocab=5, d_vocab_out=2)
+        >>> _, cache = LoopedTransformer(config).run_with_cache(torch.tensor([[0, 1]]), n_loops=3)
+        >>> cache.stack("resid_post").shape
+        torch.Size([3, 1, 2, 8])
+        >>> bool((cache["loops.2.blocks.0.hook_resid_post"] == cache["resid_post", 2]).all())
+        True
+    """
+
+    model: UnrolledModel
+
+    def __init__(
+        self, cache_dict: dict[str, Tensor], model: UnrolledModel, has_batch_dim: bool = True
+    ) -> None:
+        super().__init__(cache_dict, model, has_batch_dim)
+
+    def __repr__(self) -> str:
+        return (
+            f"LoopedCache({len(self)} activations of {self.n_loops} loops, "
+            f"{self.nbytes / 1e6:.1f} MB)"
+        )
+
+    @property
+    def n_loops(self) -> int:
+        """Loops of the run."""
+        return self.model.n_loops
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all activations; one that has two names counts twice."""
+        return sum(x.numel() * x.element_size() for x in self.cache_dict.values())
+
+    @property
+    def _book(self) -> AddressBook:
+        return self.model.book
+
+    def __getitem__(self, key: Any) -> Tensor:
+        """By full name, ``loops.{t}.blocks.{l}.…`` alias, or TransformerLens' short form."""
+        if isinstance(key, str):
+            if key in self.cache_dict:
+                return self.cache_dict[key]
+            if key.startswith("loops."):
+                return self._kept(self._book.resolve(key))
+        try:
+            return super().__getitem__(key)
+        except KeyError as error:
+            raise self._missing(str(key)) from error
+
+    def stack(
+        self, component: str, *, layer: Index = -1, loops: Index = None
+    ) -> Float[Tensor, "loop *layer batch *site"]:
+        """One component at several loops, stacked.
+
+        Args:
+            component: "resid_post", "attn.hook_pattern", "hook_state_post", …
+            layer: Layer of the tied block; a slice or list adds a layer axis after the loop
+                axis. Without meaning for what happens once per loop.
+            loops: Loops to stack; all that are in the cache if None.
+
+        Raises:
+            HookError: If the component is unknown, an index is out of range, or the activation
+                was not cached.
+        """
+        book = self._book
+        component = book.component(component)
+        per_loop = f"loops.0.{component}" in book.addresses
+        layers, one = (
+            ([None], True) if per_loop else resolve_index(layer, book.config.n_layers, "layer")
+        )
+        wanted = resolve_index(loops, self.n_loops, "loop")[0]
+
+        def name(loop: int, at: int | None) -> str:
+            return str(book.site(component, loop=loop, layer=at))
+
+        if loops is None:
+            wanted = [t for t in wanted if name(t, layers[0]) in self.cache_dict]
+        if not wanted:
+            raise self._missing(component)
+        stacked = torch.stack([self._kept(name(t, n)) for t in wanted for n in layers])
+        return stacked if one else stacked.unflatten(0, (len(wanted), len(layers)))
+
+    def decompose_loop(
+        self, loop: int
+    ) -> tuple[Float[Tensor, "part batch pos d_model"], list[str]]:
+        """What one loop adds up: state, injected input, and each sublayer's output.
+
+        The parts sum to what the loop leaves before its loop norm. The labels are ``state``,
+        ``injection``, ``{layer}_attn_out`` and ``{layer}_mlp_out``.
+
+        Raises:
+            InputError: If the block norms the residual stream itself (``norm="post"``).
+        """
+        config = self._book.config
+        if config.norm == "post":
+            raise self._not_a_sum("decompose_loop", "norm='post'")
+        loop = resolve_index(loop, self.n_loops, "loop")[0][0]
+        before = config.injection in ("input", "concat")
+        state = self[f"loops.{loop}.blocks.0.hook_resid_pre"]
+        parts, labels = [state], ["state"]
+        if before or config.injection == "gated_output":
+            injected = self[f"loops.{loop}.hook_injection"]
+            parts = [state - injected if before else state, injected]
+            labels.append("injection")
+        for layer in range(config.n_layers):
+            for part in ("attn_out", "mlp_out"):
+                parts.append(self[f"loops.{loop}.blocks.{layer}.hook_{part}"])
+                labels.append(f"{layer}_{part}")
+        return torch.stack(parts), labels
+
+    def decompose_resid(self, *args: Any, **options: Any) -> Any:
+        """TransformerLens' decomposition; only where the stream is one sum over all loops.
+
+        Raises:
+            InputError: With an injection, a loop norm or ``norm="post"``.
+        """
+        self._require_sum("decompose_resid")
+        return super().decompose_resid(*args, **options)
+
+    def get_full_resid_decomposition(self, *args: Any, **options: Any) -> Any:
+        """As :meth:`decompose_resid`, by heads and neurons."""
+        self._require_sum("get_full_resid_decomposition")
+        return super().get_full_resid_decomposition(*args, **options)
+
+    def logit_lens(self, **options: Any) -> Any:
+        """TransformerLens' logit lens; only where the final norm reads the stream of a layer.
+
+        Raises:
+            InputError: With a loop norm or a coda, where a layer's output is not what is read.
+        """
+        config = self._book.config
+        if config.loop_norm or config.n_coda or not config.final_norm:
+            raise InputError(
+                "logit_lens",
+                expected="a model that reads logits from a layer's output by its final norm",
+                given=f"loop_norm={config.loop_norm}, n_coda={config.n_coda}, "
+                f"final_norm={config.final_norm}",
+                fix="Use model(inputs, return_type='all_logits'): the readout of every loop.",
+            )
+        return super().logit_lens(**options)
+
+    def apply_ln_to_stack(self, *args: Any, **options: Any) -> Any:
+        """TransformerLens' ``apply_ln_to_stack``.
+
+        Raises:
+            InputError: If the model has no norm to apply.
+        """
+        config = self._book.config
+        if not config.final_norm or config.norm in ("none", "post"):
+            raise InputError(
+                "apply_ln_to_stack",
+                expected="a model with a pre-norm and a final norm",
+                given=f"norm={config.norm!r}, final_norm={config.final_norm}",
+                fix="Multiply with model.W_U directly.",
+            )
+        return super().apply_ln_to_stack(*args, **options)
+
+    def apply_slice_to_batch_dim(self, batch_slice: Any) -> LoopedCache:
+        """Some examples of the batch."""
+        sliced = super().apply_slice_to_batch_dim(batch_slice)
+        return LoopedCache(sliced.cache_dict, self.model, sliced.has_batch_dim)
+
+    def to(self, device: Any = None, dtype: torch.dtype | None = None) -> LoopedCache:  # type: ignore[override]
+        """Move and cast in place, and return the cache."""
+        self.cache_dict = {
+            name: x.to(device=device, dtype=dtype) for name, x in self.cache_dict.items()
+        }
+        return self
+
+    def save(self, folder: str | Path, *, max_shard_bytes: int = 512 * 1024**2) -> Path:
+        """Write safetensors shards and an index; an activation with two names is written once.
+
+        Raises:
+            InputError: If the folder cannot be written.
+        """
+        folder = Path(folder)
+        shards: list[dict[str, Tensor]] = [{}]
+        places: dict[tuple[Any, ...], str] = {}
+        where: dict[str, str] = {}
+        size = 0
+        for name, x in self.cache_dict.items():
+            key = (x.data_ptr(), x.shape, x.stride(), x.dtype)
+            if x.numel() and key in places:
+                where[name] = places[key]
+                continue
+            nbytes = x.numel() * x.element_size()
+            if shards[-1] and size + nbytes > max_shard_bytes:
+                shards.append({})
+                size = 0
+            shards[-1][name] = x.clone() if x.is_contiguous() else x.contiguous()
+            places[key] = where[name] = name
+            size += nbytes
+        files = {}
+        for number, shard in enumerate(shards, start=1):
+            file = f"cache-{number:05d}-of-{len(shards):05d}.safetensors"
+            write_tensors(folder / file, shard)
+            files[file] = list(shard)
+        write_json(
+            folder / _INDEX,
+            {
+                "n_loops": self.n_loops,
+                "has_batch_dim": self.has_batch_dim,
+                "config": self._book.config.to_dict(),
+                "files": files,
+                "names": where,
+            },
+        )
+        return folder
+
+    @classmethod
+    def load(cls, folder: str | Path, model: LoopedTransformer) -> LoopedCache:
+        """Read a cache back, for the model it was made with.
+
+        Raises:
+            CheckpointError: If a file is missing or damaged, or the model is another one.
+        """
+        folder = Path(folder)
+        index = read_json(folder / _INDEX)
+        if index["config"] != model.config.to_dict():
+            raise CheckpointError(
+                f"cache {folder}",
+                expected="the configuration of the model given",
+                given="another one",
+                fix="Load the cache with the model that it was made with.",
+            )
+        tensors: dict[str, Tensor] = {}
+        for file, names in index["files"].items():
+            shard = read_tensors(folder / file)
+            if sorted(shard) != sorted(names):
+                raise CheckpointError(
+                    f"cache {folder / file}",
+                    expected=f"{len(names)} activations that the index names",
+                    given=f"{len(shard)} others",
+                    fix="The files do not belong together; save the cache again.",
+                )
+            tensors.update(shard)
+        kept = {name: tensors[source] for name, source in index["names"].items()}
+        return cls(kept, model.unroll(index["n_loops"]), index["has_batch_dim"])
+
+    def _kept(self, name: str) -> Tensor:
+        if name not in self.cache_dict:
+            raise self._missing(name)
+        return self.cache_dict[name]
+
+    def _missing(self, name: str) -> MissingActivationError:
+        return MissingActivationError(
+            f"activation {name!r}",
+            expected="one that the run cached",
+            given=f"a cache of {len(self)} others",
+            fix="Run again with a names_filter that keeps it.",
+        )
+
+    def _require_sum(self, method: str) -> None:
+        config = self._book.config
+        reasons = [
+            text
+            for bad, text in (
+                (config.injection != "none", f"injection={config.injection!r}"),
+                (config.loop_norm, "loop_norm=True"),
+                (config.norm == "post", "norm='post'"),
+            )
+            if bad
+        ]
+        if reasons:
+            raise self._not_a_sum(method, ", ".join(reasons))
+
+    @staticmethod
+    def _not_a_sum(method: str, reason: str) -> InputError:
+        return InputError(
+            method,
+            expected="a residual stream that is a plain sum of sublayer outputs",
+            given=reason,
+            fix="Use cache.decompose_loop(loop) where norm is not 'post', or accumulated_resid().",
+        )

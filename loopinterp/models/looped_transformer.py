@@ -1,0 +1,709 @@
+"""The looped transformer: one weight-tied block, applied again and again, every loop open."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import nn
+from transformer_lens.HookedRootModule import HookedRootModule
+
+from loopinterp.errors import HookError, InputError, unknown_name
+from loopinterp.models.cache import LoopedCache, Recorder
+from loopinterp.models.config import LoopedTransformerConfig
+from loopinterp.models.hooked import Tap, Taps, tapped_layer, tapped_norm
+from loopinterp.models.layers import Layer, Norm, Recall
+from loopinterp.models.positions import (
+    AttentionContext,
+    RelativeBias,
+    abacus_positions,
+    attention_context,
+    check_length,
+)
+from loopinterp.models.pretrained import PretrainedMixin
+from loopinterp.models.protocol import Iteration
+from loopinterp.models.sites import AddressBook, HookPool, Index
+from loopinterp.models.transformer_lens import TransformerLensMixin, UnrolledModel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from jaxtyping import Float
+    from torch import Tensor
+    from transformer_lens.hook_points import HookPoint
+
+ReturnType = Literal["logits", "state", "states", "all_logits"]
+_RETURN_TYPES = ("logits", "state", "states", "all_logits")
+
+
+class LoopedTransformer(TransformerLensMixin, PretrainedMixin, HookedRootModule):
+    r"""A looped transformer, hooked at every loop.
+
+    ::
+
+        e       = embed(inputs)
+        h_0     = initial_state(e)
+        h_{t+1} = step(h_t, e)
+        y_t     = readout(h_t)
+
+    A run of T loops over a block of L layers shows T * L hooked views over one set of weights,
+    under TransformerLens' names (see :mod:`loopinterp.models.sites`). Without hooks a run takes a
+    fast path with fused attention; the two agree to rounding.
+
+    Args:
+        config: The architecture.
+        seed: Seed of the initial weights.
+
+    Example:
+        >>> import torch
+        >>> config = LoopedTransformerConfig(d_model=16, n_heads=2, d_vocab=5, d_vocab_out=2)
+        >>> model = LoopedTransformer(config, seed=0)
+        >>> logits, cache = model.run_with_cache(torch.tensor([[0, 1, 2]]), n_loops=4)
+        >>> cache.stack("attn.hook_pattern").shape
+        torch.Size([4, 1, 2, 3, 3])
+    """
+
+    def __init__(self, config: LoopedTransformerConfig, *, seed: int = 0) -> None:
+        super().__init__()
+        self.config = config
+        self._n_loops = config.n_loops
+        self._pool = HookPool(config)
+        d_model = config.d_model
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            if config.token_input:
+                assert config.d_vocab is not None
+                self.embedding: nn.Module = nn.Embedding(config.d_vocab, d_model)
+            else:
+                assert config.d_features is not None
+                self.embedding = nn.Linear(config.d_features, d_model)
+            learned = config.positions in ("absolute", "abacus")
+            self.position_embedding = nn.Embedding(config.n_ctx or 0, d_model) if learned else None
+            self.relative_bias = (
+                RelativeBias(config.n_heads, config.relative_window)
+                if config.positions == "relative" and config.relative_window is not None
+                else None
+            )
+            self.prelude = nn.ModuleList(Layer(config, tied=False) for _ in range(config.n_prelude))
+            self.block = nn.ModuleList(Layer(config, tied=True) for _ in range(config.n_layers))
+            self.coda = nn.ModuleList(Layer(config, tied=False) for _ in range(config.n_coda))
+            self.ln_loop = Norm(config) if config.loop_norm else None
+            gated = config.injection == "gated_output"
+            self.gate = nn.Parameter(torch.tensor(config.injection_gate)) if gated else None
+            self.recall = Recall(d_model) if config.injection == "concat" else None
+            self.ln_final = Norm(config) if config.final_norm else None
+            self.unembedding = nn.Linear(d_model, config.d_vocab_out, bias=config.unembed_bias)
+            self._init_weights()
+        if config.tie_unembed:
+            self.unembedding.weight = self.embedding.weight
+        # There is no dropout: nothing differs in training, and TransformerLens asks for eval mode.
+        self.eval()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights lie."""
+        return self.unembedding.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the weights."""
+        return self.unembedding.weight.dtype
+
+    @property
+    def n_loops(self) -> int:
+        """Loops of a run that does not say how many it wants, and of the hook names shown."""
+        return self._n_loops
+
+    @n_loops.setter
+    def n_loops(self, value: int) -> None:
+        self._n_loops = self._loops(value)
+
+    # The protocol
+
+    def embed(
+        self, inputs: Tensor, *, position_offset: int = 0
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """The injected input ``e``: embedding, positions that are added to it, prelude.
+
+        Args:
+            inputs: Tokens ``[batch, pos]``, or features ``[batch, pos, d_features]``.
+            position_offset: Added to abacus positions.
+
+        Raises:
+            InputError: If shape, type or range of the input is wrong, or it is too long.
+        """
+        context = self._context(inputs, position_offset)
+        return self._embed(inputs, context, position_offset, None)
+
+    def initial_state(
+        self, e: Float[Tensor, "batch pos d_model"]
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """The state before the first loop: the embedding, zeros, or seeded noise."""
+        if self.config.initial_state == "embedding":
+            return e
+        if self.config.initial_state == "zeros":
+            return torch.zeros_like(e)
+        generator = torch.Generator().manual_seed(self.config.noise_seed)
+        noise = torch.randn(e.shape[1:], generator=generator) * self.config.noise_std
+        return noise.to(e).expand_as(e)
+
+    def step(
+        self,
+        h: Float[Tensor, "batch pos d_model"],
+        e: Float[Tensor, "batch pos d_model"],
+        context: AttentionContext | None = None,
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """One loop. For many loops over one input, :meth:`bind` computes the context once."""
+        if context is None:
+            if self.config.positions == "abacus" and self.config.abacus_target == "qk":
+                raise InputError(
+                    "step",
+                    expected="the context of the input, as abacus positions enter queries and keys",
+                    given="a state and an embedding alone",
+                    fix="Use model.bind(inputs).step(h).",
+                )
+            context = self._length_context(h.shape[1])
+        return self._loop_function()(h, e, context)
+
+    def readout(
+        self, h: Float[Tensor, "*loop batch pos d_model"]
+    ) -> Float[Tensor, "*loop batch pos d_vocab_out"]:
+        """Logits of a state: coda, final norm, unembedding."""
+        if self.coda and h.dim() == 4:
+            return torch.stack([self.readout(state) for state in h])
+        if self.coda:
+            context = self._length_context(h.shape[1])
+            for layer in self.coda:
+                h = layer.function()(h, None, context)
+        h = h if self.ln_final is None else self.ln_final(h)
+        return self.unembedding(h)
+
+    def bind(self, inputs: Tensor, *, position_offset: int = 0) -> Iteration:
+        """The iteration over one input, with its attention context computed once."""
+        context = self._context(inputs, position_offset)
+        e = self._embed(inputs, context, position_offset, None)
+        return self._iterate(e, self.initial_state(e), context, self._loop_function())
+
+    # Runs
+
+    def forward(
+        self,
+        inputs: Tensor,
+        *,
+        n_loops: int | None = None,
+        start_at_loop: int = 0,
+        stop_at_loop: int | None = None,
+        state: Float[Tensor, "batch pos d_model"] | None = None,
+        position_offset: int = 0,
+        return_type: ReturnType = "logits",
+    ) -> Tensor:
+        """Run the loops, firing hooks where there are any.
+
+        Args:
+            inputs: Tokens ``[batch, pos]``, or features ``[batch, pos, d_features]``.
+            n_loops: Loops of the whole run; ``model.n_loops`` if None.
+            start_at_loop: First loop to run; ``state`` is then the state before it.
+            stop_at_loop: Run the loops before this one only.
+            state: State to start from, instead of :meth:`initial_state`.
+            position_offset: Added to abacus positions.
+            return_type: ``logits`` of the last state ``[batch, pos, d_vocab_out]``; the last
+                ``state``; all ``states`` ``[loop + 1, batch, pos, d_model]``, the starting one
+                first; or ``all_logits``, the readout of each of them.
+
+        Raises:
+            InputError: If a loop is out of range, or shape or type do not fit.
+        """
+        if n_loops is not None and n_loops != self._n_loops:
+            with self.unrolled(n_loops):
+                return self.forward(
+                    inputs,
+                    start_at_loop=start_at_loop,
+                    stop_at_loop=stop_at_loop,
+                    state=state,
+                    position_offset=position_offset,
+                    return_type=return_type,
+                )
+        taps = Taps(self.hook_dict)
+        span = self._span(start_at_loop, stop_at_loop)
+        return self._run(inputs, span, state, position_offset, return_type, taps)
+
+    def run_with_cache(
+        self,
+        inputs: Tensor,
+        *,
+        n_loops: int | None = None,
+        names_filter: str | Iterable[str] | Callable[[str], bool] | None = None,
+        loops: Index = None,
+        pos_slice: Any = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        remove_batch_dim: bool = False,
+        incl_bwd: bool = False,
+        loss_fn: Callable[[Tensor], Tensor] | None = None,
+        start_at_loop: int = 0,
+        stop_at_loop: int | None = None,
+        state: Tensor | None = None,
+        position_offset: int = 0,
+        return_type: ReturnType = "logits",
+    ) -> tuple[Tensor, LoopedCache]:
+        """Run and keep activations; see :meth:`forward` for what is not said here.
+
+        Args:
+            names_filter: Hook names, ``loops.{t}.blocks.{l}.…`` aliases, component names such as
+                ``resid_post`` (everywhere), or a predicate on full names. None keeps all.
+            loops: Keep only what happens inside these loops.
+            pos_slice: Positions to keep (queries, for patterns): int, slice or TransformerLens'
+                Slice.
+            device: Where to keep them.
+            dtype: Type to keep them in.
+            remove_batch_dim: Drop the batch axis of a batch of one.
+            incl_bwd: Also keep the gradients of ``loss_fn``; their names end in ``_grad``.
+            loss_fn: From what the run returns to a scalar.
+
+        Raises:
+            HookError: If the filter keeps nothing, or a name does not exist.
+        """
+        with self.unrolled(n_loops):
+            book = self._pool.book(self._n_loops)
+            span = self._span(start_at_loop, stop_at_loop)
+            wanted = [
+                name
+                for name in book.select(names_filter, loops)
+                if self._fires(book.addresses[name].loop, span)
+            ]
+            if not wanted:
+                raise HookError(
+                    "names_filter",
+                    expected=f"something inside loops {span.start} to {span.stop - 1}",
+                    given=f"{names_filter!r} with loops={loops!r}",
+                    fix="Widen the filter, or run more loops.",
+                )
+            recorder = Recorder(
+                wanted, pos_slice=pos_slice, device=device, dtype=dtype, gradients=incl_bwd
+            )
+            taps = Taps(self.hook_dict, wanted, recorder, gradients=incl_bwd)
+            out = self._run(inputs, span, state, position_offset, return_type, taps)
+            if incl_bwd:
+                recorder.backward(out if loss_fn is None else loss_fn(out))
+            cache = LoopedCache(recorder.kept, self.unroll(self._n_loops))
+        return out, cache.remove_batch_dim() if remove_batch_dim else cache
+
+    def run_with_hooks(self, *args: Any, n_loops: int | None = None, **options: Any) -> Tensor:
+        """Run with hooks that are taken off afterwards: ``fwd_hooks=[(name, function), …]``.
+
+        ``function(activation, hook)`` returns the activation to go on with, or None to leave it.
+
+        Raises:
+            HookError: If a name matches nothing, or a hook never fired.
+        """
+        with self.unrolled(n_loops):
+            return super().run_with_hooks(*args, **options)
+
+    def cache_nbytes(
+        self,
+        batch: int,
+        n_pos: int,
+        *,
+        n_loops: int | None = None,
+        names_filter: Any = None,
+        loops: Index = None,
+        n_kept: int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> int:
+        """Bytes that the cache of a run would hold, without running it.
+
+        Args:
+            batch: Examples.
+            n_pos: Positions of the input.
+            n_loops: Loops of the run.
+            names_filter: As in :meth:`run_with_cache`.
+            loops: As in :meth:`run_with_cache`.
+            n_kept: Positions that a position slice keeps; all if None.
+            dtype: Type of the cache; the model's if None.
+
+        Example:
+            >>> config = LoopedTransformerConfig(d_model=8, n_heads=2, d_vocab=5, d_vocab_out=2)
+            >>> model = LoopedTransformer(config)
+            >>> model.cache_nbytes(2, 3, n_loops=4, names_filter="resid_post")  # 4 * 2 * 3 * 8 * 4
+            768
+        """
+        book = self.addresses(n_loops)
+        names = book.select(names_filter, loops)
+        shapes = (book.addresses[name].shape(self.config, batch, n_pos, n_kept) for name in names)
+        return sum(math.prod(shape) for shape in shapes) * (dtype or self.dtype).itemsize
+
+    def site(
+        self, component: str, *, loop: Index = None, layer: Index = None, n_loops: int | None = None
+    ) -> str | list[str]:
+        """Hook name of one address, or names where an index is a slice, a list or None.
+
+        Example:
+            >>> config = LoopedTransformerConfig(
+            ...     d_model=8, n_heads=2, d_vocab=5, d_vocab_out=2, n_layers=2, n_loops=4
+            ... )
+            >>> model = LoopedTransformer(config)
+            >>> model.site("attn.hook_pattern", loop=-1, layer=0)
+            'blocks.6.attn.hook_pattern'
+        """
+        return self.addresses(n_loops).site(component, loop=loop, layer=layer)
+
+    def addresses(self, n_loops: int | None = None) -> AddressBook:
+        """All addresses of a run, and the ways to name them."""
+        return self._pool.book(self._loops(n_loops))
+
+    def unroll(self, n_loops: int) -> UnrolledModel:
+        """The model as TransformerLens sees it: ``n_loops * n_layers`` layers, tied weights."""
+        return UnrolledModel(self, self._loops(n_loops))
+
+    # Hooks: strict versions of HookedRootModule's
+
+    @property
+    def hook_dict(self) -> dict[str, HookPoint]:  # type: ignore[override]
+        """Hook points by name, for a run of ``model.n_loops`` loops."""
+        return self._pool.points(self._n_loops)
+
+    @property
+    def mod_dict(self) -> dict[str, nn.Module]:  # type: ignore[override]
+        """Modules and hook points by name."""
+        modules = {name: module for name, module in self.named_modules() if name}
+        return {**modules, **self.hook_dict}
+
+    def hook_points(self) -> Iterable[HookPoint]:
+        """Every hook point, those of loops beyond ``model.n_loops`` included."""
+        return self._pool.all()
+
+    def add_hook(self, name: Any, hook: Callable[..., Any], *args: Any, **options: Any) -> None:
+        """Add a hook that stays until ``reset_hooks``; ``name`` may be an alias or a predicate."""
+        for full in self._targets(name):
+            super().add_hook(full, hook, *args, **options)
+
+    def _enable_hook(self, name: Any, hook: Callable[..., Any], dir: Literal["fwd", "bwd"]) -> None:
+        for full in self._targets(name):
+            self.hook_dict[full].add_hook(hook, dir=dir, level=self.context_level)
+
+    def _targets(self, name: Any) -> list[str]:
+        book = self._pool.book(self._n_loops)
+        return book.select(name) if callable(name) else [book.resolve(name)]
+
+    @contextmanager
+    def hooks(
+        self,
+        fwd_hooks: Any = (),
+        bwd_hooks: Any = (),
+        reset_hooks_end: bool = True,
+        clear_contexts: bool = False,
+    ) -> Iterator[LoopedTransformer]:
+        """Hooks for a while.
+
+        Raises:
+            HookError: If a name matches nothing, or if a forward hook never fired.
+        """
+        watched = [(name, _Watched(hook)) for name, hook in fwd_hooks]
+        with super().hooks(watched, list(bwd_hooks), reset_hooks_end, clear_contexts):
+            yield self
+        silent = [name for name, hook in watched if not hook.fired]
+        if silent:
+            raise HookError(
+                f"hook {silent[0] if isinstance(silent[0], str) else 'predicate'!r}",
+                expected="a hook that fires in the run",
+                given="no firing",
+                fix="Its loop was not run: look at start_at_loop, stop_at_loop and n_loops.",
+            )
+
+    # Inside
+
+    def _run(
+        self,
+        inputs: Tensor,
+        span: range,
+        state: Tensor | None,
+        position_offset: int,
+        return_type: str,
+        taps: Taps,
+    ) -> Tensor:
+        if return_type not in _RETURN_TYPES:
+            raise unknown_name("return_type", str(return_type), _RETURN_TYPES)
+        context = self._context(inputs, position_offset)
+        e = self._embed(inputs, context, position_offset, taps or None)
+        h = self.initial_state(e) if state is None else self._checked_state(state, e)
+        if state is None and span.start > 0:
+            raise InputError(
+                "state",
+                expected=f"the state before loop {span.start}",
+                given="None",
+                fix="Pass state=, from model(inputs, stop_at_loop=..., return_type='state').",
+            )
+        keep = return_type in ("states", "all_logits")
+        states = [h]
+        run_loop = self._loop_function()
+        for loop in span:
+            if taps:
+                h = self._tapped_loop(loop, h, e, context, taps, run_loop)
+            else:
+                h = run_loop(h, e, context)
+            if keep:
+                states.append(h)
+        if return_type == "state":
+            return h
+        if return_type == "states":
+            return torch.stack(states)
+        if return_type == "all_logits":
+            return torch.stack([self.readout(s) for s in states[:-1]] + [self._read(h, taps)])
+        return self._read(h, taps)
+
+    def _embed(
+        self, inputs: Tensor, context: AttentionContext, offset: int, taps: Taps | None
+    ) -> Tensor:
+        top = taps.at("") if taps else None
+        e = self.embedding(inputs)
+        e = e if top is None else top("hook_embed", e)
+        positions = self._added_positions(inputs, offset)
+        if positions is not None:
+            e = e + (positions if top is None else top("hook_pos_embed", positions))
+        for number, layer in enumerate(self.prelude):
+            e = self._layer(layer, number, e, None, context, taps)
+        return e
+
+    def _added_positions(self, inputs: Tensor, offset: int) -> Tensor | None:
+        if self.position_embedding is None:
+            return None
+        if self.config.positions == "absolute":
+            embedding = self.position_embedding.weight[: inputs.shape[1]]
+            return embedding.expand(inputs.shape[0], -1, -1)
+        if self.config.abacus_target == "input":
+            return self._abacus(inputs, offset)
+        return None
+
+    def _abacus(self, tokens: Tensor, offset: int) -> Tensor:
+        assert self.position_embedding is not None and self.config.n_ctx is not None
+        index = abacus_positions(tokens, self.config.digit_tokens, offset)
+        check_length(int(index.max()) + 1, self.config.n_ctx, "abacus positions")
+        return self.position_embedding(index)
+
+    def _layer(
+        self,
+        layer: nn.Module,
+        number: int,
+        h: Tensor,
+        e: Tensor | None,
+        context: AttentionContext,
+        taps: Taps | None,
+    ) -> Tensor:
+        assert isinstance(layer, Layer)
+        tap = taps.at(f"blocks.{number}.") if taps else None
+        if tap is None:
+            return layer.function()(h, e, context)
+        if tap.only("hook_resid_pre", "hook_resid_post"):
+            h = layer.function()(tap("hook_resid_pre", h), e, context)
+            return tap("hook_resid_post", h)
+        return tapped_layer(layer, h, e, context, tap)
+
+    def _loop_function(self) -> Callable[[Tensor, Tensor, AttentionContext], Tensor]:
+        """One loop as a plain function, weights and branches resolved once per run."""
+        layers = [layer.function() for layer in self.block]  # type: ignore[operator]
+        injection, recall, gate = self.config.injection, self.recall, self.gate
+        norm = None if self.ln_loop is None else self.ln_loop.function()
+
+        def loop(h: Tensor, e: Tensor, context: AttentionContext) -> Tensor:
+            if injection == "input":
+                h = h + e
+            elif recall is not None:
+                h = recall(h, e)
+            for layer in layers:
+                h = layer(h, e, context)
+            if gate is not None:
+                h = h + gate * e
+            return h if norm is None else norm(h)
+
+        return loop
+
+    def _tapped_loop(
+        self,
+        loop: int,
+        h: Tensor,
+        e: Tensor,
+        context: AttentionContext,
+        taps: Taps,
+        run_loop: Callable[[Tensor, Tensor, AttentionContext], Tensor],
+    ) -> Tensor:
+        """One loop with hooks; a loop at which nobody listens takes the fast path."""
+        first = self._pool.book(self._n_loops).block(loop, 0)
+        numbers = range(first, first + self.config.n_layers)
+        tap = taps.at(f"loops.{loop}.")
+        if tap is None and all(taps.at(f"blocks.{k}.") is None for k in numbers):
+            return run_loop(h, e, context)
+        tap = tap or Tap("", taps)
+        h = tap("hook_state_pre", h)
+        injection = self.config.injection
+        if injection == "input":
+            h = h + tap("hook_injection", e)
+        elif self.recall is not None:
+            h = self.recall.state(h) + tap("hook_injection", self.recall.input(e))
+        elif injection in ("sublayer", "internal"):
+            e = tap("hook_injection", e)
+        for number, layer in zip(numbers, self.block):
+            h = self._layer(layer, number, h, e, context, taps)
+        if self.gate is not None:
+            h = h + tap("hook_injection", self.gate * e)
+        if self.ln_loop is not None:
+            h = tapped_norm(self.ln_loop, h, tap, "ln_loop")
+        return tap("hook_state_post", h)
+
+    def _read(self, h: Tensor, taps: Taps) -> Tensor:
+        if not taps:
+            return self.readout(h)
+        first = self.config.n_prelude + self._n_loops * self.config.n_layers
+        if self.coda:
+            context = self._length_context(h.shape[1])
+            for number, layer in enumerate(self.coda, start=first):
+                h = self._layer(layer, number, h, None, context, taps)
+        if self.ln_final is not None:
+            h = tapped_norm(self.ln_final, h, taps.at(""), "ln_final")
+        return self.unembedding(h)
+
+    def _iterate(
+        self, e: Tensor, h0: Tensor, context: AttentionContext, loop: Callable[..., Tensor]
+    ) -> Iteration:
+        return Iteration(
+            e=e,
+            h0=h0,
+            step=lambda h: loop(h, e, context),
+            readout=self.readout,
+            select=lambda rows: self._iterate(e[rows], h0[rows], context.select(rows), loop),
+        )
+
+    def _context(self, inputs: Tensor, offset: int) -> AttentionContext:
+        self._check_inputs(inputs, offset)
+        context = self._length_context(inputs.shape[1])
+        if self.config.positions == "abacus" and self.config.abacus_target == "qk":
+            embedding = self._abacus(inputs, offset)
+            heads = embedding.view(*inputs.shape, self.config.n_heads, self.config.head_width)
+            return AttentionContext(context.mask, context.is_causal, context.rotation, heads)
+        return context
+
+    def _length_context(self, n_pos: int) -> AttentionContext:
+        return attention_context(
+            self.config, n_pos, bias=self.relative_bias, device=self.device, dtype=self.dtype
+        )
+
+    def _check_inputs(self, inputs: Tensor, offset: int) -> None:
+        config = self.config
+        wants = (
+            "tokens [batch, pos], integers"
+            if config.token_input
+            else (f"features [batch, pos, {config.d_features}], floats")
+        )
+        shape_fits = (
+            inputs.dim() == 2
+            if config.token_input
+            else (inputs.dim() == 3 and inputs.shape[-1] == config.d_features)
+        )
+        type_fits = inputs.is_floating_point() != config.token_input and inputs.dtype != torch.bool
+        if not shape_fits or not type_fits or inputs.shape[1] == 0:
+            raise InputError(
+                "inputs",
+                expected=wants,
+                given=f"{tuple(inputs.shape)} of {inputs.dtype}",
+                fix="Give what the task's sampler gives: task.sample(...).inputs.",
+            )
+        if inputs.device != self.device:
+            raise InputError(
+                "inputs",
+                expected=f"a tensor on {self.device}, where the model is",
+                given=str(inputs.device),
+                fix=f"Move it: inputs.to({str(self.device)!r}).",
+            )
+        if config.token_input and config.d_vocab is not None and inputs.numel():
+            low, high = int(inputs.min()), int(inputs.max())
+            if low < 0 or high >= config.d_vocab:
+                raise InputError(
+                    "inputs",
+                    expected=f"tokens from 0 to {config.d_vocab - 1}",
+                    given=f"tokens from {low} to {high}",
+                    fix="Use the task that the model was trained on, or a larger d_vocab.",
+                )
+        if config.positions == "absolute" and config.n_ctx is not None:
+            check_length(inputs.shape[1], config.n_ctx, "sequence length")
+        if offset and config.positions != "abacus":
+            raise InputError(
+                "position_offset",
+                expected=f"0 with positions={config.positions!r}, which it does not move",
+                given=str(offset),
+                fix="Leave it out.",
+            )
+
+    def _checked_state(self, state: Tensor, e: Tensor) -> Tensor:
+        if state.shape != e.shape or state.dtype != e.dtype:
+            raise InputError(
+                "state",
+                expected=f"shape {tuple(e.shape)} of {e.dtype}",
+                given=f"{tuple(state.shape)} of {state.dtype}",
+                fix="A state has the shape [batch, pos, d_model] of its input.",
+            )
+        return state
+
+    def _loops(self, n_loops: int | None) -> int:
+        if n_loops is None:
+            return self._n_loops
+        if not isinstance(n_loops, int) or isinstance(n_loops, bool) or n_loops < 1:
+            raise InputError(
+                "n_loops",
+                expected="an integer >= 1",
+                given=repr(n_loops),
+                fix="Pass the number of loops to run.",
+            )
+        return n_loops
+
+    def _span(self, start: int, stop: int | None) -> range:
+        stop = self._n_loops if stop is None else stop
+        if not 0 <= start <= stop <= self._n_loops:
+            raise InputError(
+                "start_at_loop, stop_at_loop",
+                expected=f"0 <= start <= stop <= n_loops = {self._n_loops}",
+                given=f"{start}, {stop}",
+                fix="Pass a larger n_loops, or loops inside the run.",
+            )
+        return range(start, stop)
+
+    def _fires(self, loop: int | None, span: range) -> bool:
+        return loop is None or loop in span
+
+    @contextmanager
+    def unrolled(self, n_loops: int | None) -> Iterator[None]:
+        """Set the default number of loops for a while."""
+        before, self._n_loops = self._n_loops, self._loops(n_loops)
+        try:
+            yield
+        finally:
+            self._n_loops = before
+
+    def _init_weights(self) -> None:
+        std = self.config.init_std
+        if self.relative_bias is not None:
+            nn.init.xavier_uniform_(self.relative_bias.table)
+        if self.position_embedding is not None:
+            nn.init.normal_(self.position_embedding.weight, std=0.1 if std is None else std)
+        if std is None:
+            return
+        for module in self.modules():
+            if isinstance(module, (nn.Linear, nn.Embedding)):
+                nn.init.normal_(module.weight, std=std)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+
+class _Watched:
+    """A hook function that remembers whether it fired."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function, self.fired = function, False
+
+    def __call__(self, activation: Tensor, hook: HookPoint) -> Any:
+        self.fired = True
+        return self.function(activation, hook=hook)
+
+    def __repr__(self) -> str:
+        return f"_Watched({getattr(self.function, '__name__', type(self.function).__name__)})"

@@ -1,0 +1,130 @@
+"""Models on disk: a folder with ``config.json`` and ``model.safetensors``, and on a hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from huggingface_hub import ModelHubMixin, snapshot_download
+
+from loopinterp.errors import CheckpointError
+from loopinterp.models.config import LoopedTransformerConfig
+from loopinterp.storage import read_json, read_tensors, refuse_pickle, write_json, write_tensors
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
+
+
+class PretrainedMixin(ModelHubMixin):
+    """``save_pretrained``, ``from_pretrained`` and ``push_to_hub`` without pickles."""
+
+    config: LoopedTransformerConfig
+
+    def save_pretrained(self, save_directory: str | Path, **push_options: Any) -> str | None:  # type: ignore[override]
+        """Write the model to a folder; with ``push_to_hub=True``, also to a hub.
+
+        Raises:
+            InputError: If the folder cannot be written.
+        """
+        self._save_pretrained(Path(save_directory))
+        if push_options.pop("push_to_hub", False):
+            return self.push_to_hub(**push_options)
+        return None
+
+    def _save_pretrained(self, save_directory: Path) -> None:
+        weights = self.state_dict()  # type: ignore[attr-defined]
+        if self.config.tie_unembed:
+            del weights["unembedding.weight"]
+        write_tensors(save_directory / WEIGHTS_FILE, weights)
+        write_json(save_directory / CONFIG_FILE, self.config.to_dict())
+
+    @classmethod
+    def from_pretrained(  # type: ignore[override]
+        cls,
+        pretrained_model_name_or_path: str | Path,
+        *,
+        device: torch.device | str = "cpu",
+        **hub_options: Any,
+    ) -> Self:
+        """Read a model from a folder, or from a hub if there is no such folder.
+
+        Args:
+            pretrained_model_name_or_path: A folder written by :meth:`save_pretrained`, or
+                ``owner/name`` on a hub.
+            device: Where to put it.
+            hub_options: ``revision``, ``token``, ``cache_dir`` … of a download.
+
+        Raises:
+            CheckpointError: If a file is missing, damaged, truncated, a pickle, or does not fit
+                the configuration beside it.
+        """
+        folder = Path(pretrained_model_name_or_path)
+        if not folder.is_dir():
+            folder = cls._download(str(pretrained_model_name_or_path), hub_options)
+        if not (folder / WEIGHTS_FILE).exists():
+            for other in sorted(folder.glob("*")):
+                if other.suffix in {".pt", ".pth", ".bin", ".ckpt", ".pkl"} and other.is_file():
+                    with other.open("rb") as file:
+                        refuse_pickle(other, file.read(4))
+        config = LoopedTransformerConfig.from_dict(_mapping(folder / CONFIG_FILE))
+        model = cls(config)  # type: ignore[call-arg]
+        model._load_weights(folder / WEIGHTS_FILE)
+        return model.to(device)  # type: ignore[attr-defined]
+
+    @staticmethod
+    def _download(name: str, options: dict[str, Any]) -> Path:
+        try:
+            return Path(
+                snapshot_download(name, allow_patterns=[CONFIG_FILE, WEIGHTS_FILE], **options)
+            )
+        except Exception as error:  # the hub raises many kinds; all mean that it cannot be had
+            raise CheckpointError(
+                f"model {name!r}",
+                expected="a folder written by save_pretrained, or a model on a hub",
+                given=f"neither ({type(error).__name__})",
+                fix="Check the path.",
+            ) from error
+
+    def _load_weights(self, path: Path) -> None:
+        weights = read_tensors(path)
+        own = self.state_dict()  # type: ignore[attr-defined]
+        if self.config.tie_unembed and "embedding.weight" in weights:
+            weights.setdefault("unembedding.weight", weights["embedding.weight"])
+        missing, extra = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
+        wrong = [
+            f"{name} is {tuple(weights[name].shape)}, not {tuple(own[name].shape)}"
+            for name in own.keys() & weights.keys()
+            if weights[name].shape != own[name].shape
+        ]
+        if missing or extra or wrong:
+            given = "; ".join(
+                [f"{name} is missing" for name in missing[:2]]
+                + [f"{name} is not the model's" for name in extra[:2]]
+                + sorted(wrong)[:2]
+            )
+            raise CheckpointError(
+                f"weights {path}",
+                expected=f"the {len(own)} tensors of the configuration beside them",
+                given=given,
+                fix="The two files do not belong together: save the model again.",
+            )
+        dtypes = {x.dtype for x in weights.values()}
+        if len(dtypes) == 1:
+            self.to(dtypes.pop())  # type: ignore[attr-defined]
+        self.load_state_dict(weights)  # type: ignore[attr-defined]
+
+
+def _mapping(path: Path) -> dict[str, Any]:
+    document = read_json(path)
+    if not isinstance(document, dict):
+        raise CheckpointError(
+            f"file {path}",
+            expected="a JSON object with the model's settings",
+            given=type(document).__name__,
+            fix="Save the model again.",
+        )
+    return document

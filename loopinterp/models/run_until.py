@@ -1,0 +1,176 @@
+"""Run a looped model until a stopping rule is content with each example."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from loopinterp.errors import InputError
+from loopinterp.models.protocol import bind
+from loopinterp.models.stopping import LoopView, check_count
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+    from torch import Tensor
+
+    from loopinterp.models.protocol import Iteration, LoopedModel
+    from loopinterp.models.stopping import StoppingRule
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """Where each example stopped, and what the model held and said there.
+
+    Attributes:
+        loop: Loops run when it stopped.
+        fired: Whether the rule chose the loop; where not, ``loop`` is the last one run.
+        logits: Readout at that loop.
+        state: h at that loop.
+        scores: The rule's score after each loop, 0 first; NaN once an example has left.
+    """
+
+    loop: Int[Tensor, " batch"]
+    fired: Bool[Tensor, " batch"]
+    logits: Float[Tensor, "batch pos d_vocab_out"]
+    state: Float[Tensor, "batch pos d_model"]
+    scores: Float[Tensor, "loop batch"]
+
+
+@torch.no_grad()
+def run_until(
+    model: LoopedModel | Any,
+    inputs: Tensor,
+    rule: StoppingRule,
+    *,
+    max_loops: int | None = None,
+    mask: Bool[Tensor, "batch pos"] | None = None,
+    n_loops: Int[Tensor, " batch"] | None = None,
+) -> Stopped:
+    """Run a looped model until a rule stops each example. Without gradients.
+
+    ``mask`` and ``n_loops`` describe the batch and may be given with any rule.
+
+    Args:
+        model: Any looped model.
+        inputs: Its input, ``[batch, pos]`` or ``[batch, pos, d_features]``.
+        rule: When to stop.
+        max_loops: Loops after which an example is stopped even if the rule did not fire.
+            Needed where the rule itself has no end.
+        mask: Positions that count for the rule; all by default.
+        n_loops: T(n) of each example, for :class:`Oracle`.
+
+    Raises:
+        InputError: If there is no limit to the loops, or a shape or dtype is wrong.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> from loopinterp.models.stopping import ResidualBelow
+        >>> halve = SimpleNamespace(
+        ...     embed=lambda x: x, initial_state=torch.ones_like, readout=lambda h: h,
+        ...     step=lambda h, e: (h + e) / 2)   # h_t = e + (1 - e) / 2**t
+        >>> run_until(halve, torch.full((1, 1, 1), 2.0), ResidualBelow(0.02), max_loops=20).loop
+        tensor([5])
+    """
+    if max_loops is not None:
+        check_count("max_loops", max_loops, least=0)
+    iteration = bind(model, inputs)
+    mask = _check_mask(mask, iteration.h0)
+    _check_n_loops(n_loops, iteration.h0)
+    horizon = rule.horizon(max_loops, n_loops)
+    view = LoopView(0, iteration.h0, mask, n_loops, iteration.readout, None)
+    if rule.tolerance is None:
+        return _choose_best(iteration, view, rule, horizon)
+    return _stop_at_first(iteration, view, rule, horizon, tolerance=rule.tolerance)
+
+
+def _stop_at_first(
+    iteration: Iteration, view: LoopView, rule: StoppingRule, horizon: int, *, tolerance: float
+) -> Stopped:
+    """Online: an example leaves at the first score at or below the tolerance."""
+    n_examples, device = view.state.shape[0], view.state.device
+    rows = torch.arange(n_examples, device=device)
+    loops = torch.full_like(rows, horizon)
+    fired = torch.zeros(n_examples, dtype=torch.bool, device=device)
+    scores = torch.full((horizon + 1, n_examples), math.nan, device=device)
+    parts: list[tuple[Tensor, LoopView]] = []
+    while True:
+        score = rule.score(view).to(scores.dtype)
+        scores[view.loop, rows] = score
+        ready = score <= tolerance
+        leaving = torch.ones_like(ready) if view.loop == horizon else ready
+        loops[rows[ready]], fired[rows[ready]] = view.loop, True
+        if leaving.all():
+            parts.append((rows, view))
+            break
+        if leaving.any():
+            parts.append((rows[leaving], view.select(leaving)))
+            rows, view = rows[~leaving], view.select(~leaving)
+            iteration = iteration.select(~leaving)
+        view = view.next(iteration.step(view.state))
+    order = torch.cat([part_rows for part_rows, _ in parts]).argsort()
+    logits = torch.cat([part.logits for _, part in parts])[order]
+    state = torch.cat([part.state for _, part in parts])[order]
+    return Stopped(loops, fired, logits, state, scores)
+
+
+def _choose_best(iteration: Iteration, view: LoopView, rule: StoppingRule, horizon: int) -> Stopped:
+    """Offline: the loop of least score, the earliest of equals; the best so far is kept."""
+    n_examples, device = view.state.shape[0], view.state.device
+    best = torch.full((n_examples,), math.inf, device=device)
+    loops = torch.full((n_examples,), horizon, device=device)
+    logits, state = view.logits, view.state
+    scores: list[Tensor] = []
+    while True:
+        scores.append(rule.score(view).to(best.dtype))
+        better = scores[-1] < best
+        best = torch.where(better, scores[-1], best)
+        loops[better] = view.loop
+        # At the end the last loop stands in wherever no score was a number.
+        take = better | (best == math.inf) if view.loop == horizon else better
+        if take.any():
+            rows = take[:, None, None]
+            logits, state = view.logits.where(rows, logits), view.state.where(rows, state)
+        if view.loop == horizon:
+            return Stopped(loops, best < math.inf, logits, state, torch.stack(scores))
+        view = view.next(iteration.step(view.state))
+
+
+def _check_mask(mask: Tensor | None, h0: Tensor) -> Tensor:
+    shape = tuple(h0.shape[:2])
+    if mask is None:
+        return torch.ones(shape, dtype=torch.bool, device=h0.device)
+    if mask.dtype != torch.bool or tuple(mask.shape) != shape or mask.device != h0.device:
+        raise InputError(
+            "mask",
+            expected=f"a bool tensor {list(shape)} on {h0.device}",
+            given=f"{mask.dtype} {list(mask.shape)} on {mask.device}",
+            fix="Pass for instance batch.targets != IGNORE.",
+        )
+    if not mask.any(-1).all():
+        raise InputError(
+            "mask",
+            expected="at least one position in each example",
+            given=f"none in {int((~mask.any(-1)).sum())} of {shape[0]} examples",
+            fix="Leave those examples out, or mark the positions that count.",
+        )
+    return mask
+
+
+def _check_n_loops(n_loops: Tensor | None, h0: Tensor) -> None:
+    if n_loops is None:
+        return
+    floating = n_loops.is_floating_point() or n_loops.dtype == torch.bool
+    if floating or tuple(n_loops.shape) != (h0.shape[0],) or n_loops.device != h0.device:
+        raise InputError(
+            "n_loops",
+            expected=f"an integer tensor [{h0.shape[0]}] on {h0.device}",
+            given=f"{n_loops.dtype} {list(n_loops.shape)} on {n_loops.device}",
+            fix="Pass n_loops=batch.n_loops.",
+        )
+    if (n_loops < 0).any():
+        raise InputError(
+            "n_loops", expected="numbers >= 0", given=str(int(n_loops.min())), fix="Check T(n)."
+        )

@@ -1,0 +1,302 @@
+"""When to stop looping: the rules. :func:`~loopinterp.models.run_until` runs a model by one.
+
+A rule gives every example a score after every loop; lower means readier to stop. There are
+two kinds, told apart by ``tolerance``:
+
+* *Online* rules have one. An example stops at the first loop where its score is at or below it,
+  and leaves the computation. The rule has seen the past only, so it could run in deployment.
+* *Offline* rules have none. Every example runs all the loops, and the loop of least score is
+  picked afterwards.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, get_args, runtime_checkable
+
+import torch
+
+from loopinterp.errors import InputError, unknown_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jaxtyping import Bool, Float, Int
+    from torch import Tensor
+
+Per = Literal["sample", "batch"]
+
+
+@dataclass(frozen=True)
+class LoopView:
+    """What a rule sees after ``loop`` loops.
+
+    Attributes:
+        loop: Loops done; 0 is the initial state.
+        state: h_t of the examples that still run.
+        mask: Positions that count.
+        n_loops: T(n) of each example, where it is known.
+        read: The model's readout; :attr:`logits` calls it once, and only if a rule asks.
+        previous: The same examples one loop earlier; None at loop 0.
+    """
+
+    loop: int
+    state: Float[Tensor, "batch pos d_model"]
+    mask: Bool[Tensor, "batch pos"]
+    n_loops: Int[Tensor, " batch"] | None
+    read: Callable[[Tensor], Tensor]
+    previous: LoopView | None
+
+    @cached_property
+    def logits(self) -> Float[Tensor, "batch pos d_vocab_out"]:
+        """The readout of the state."""
+        return self.read(self.state)
+
+    @cached_property
+    def log_probs(self) -> Float[Tensor, "batch pos d_vocab_out"]:
+        """Log-probabilities of the readout, at least float32."""
+        dtype = torch.promote_types(self.logits.dtype, torch.float32)
+        return self.logits.log_softmax(-1, dtype=dtype)
+
+    def next(self, state: Float[Tensor, "batch pos d_model"]) -> LoopView:
+        """The view one loop on. It remembers this one, but nothing before it."""
+        before = replace(self, previous=None)
+        self._hand_on(before, lambda value: value)
+        return replace(self, loop=self.loop + 1, state=state, previous=before)
+
+    def select(self, rows: Bool[Tensor, " batch"]) -> LoopView:
+        """The view of some examples; what was already read is kept."""
+        chosen = replace(
+            self,
+            state=self.state[rows],
+            mask=self.mask[rows],
+            n_loops=None if self.n_loops is None else self.n_loops[rows],
+            previous=None,
+        )
+        self._hand_on(chosen, lambda value: value[rows])
+        return chosen
+
+    def _hand_on(self, other: LoopView, change: Callable[[Tensor], Tensor]) -> None:
+        """Give a copy the readouts that were already computed."""
+        for name in ("logits", "log_probs"):
+            if name in self.__dict__:
+                other.__dict__[name] = change(self.__dict__[name])
+
+    def worst(self, per_position: Float[Tensor, "batch pos"]) -> Float[Tensor, " batch"]:
+        """The largest value over the positions that count."""
+        return per_position.masked_fill(~self.mask, -math.inf).amax(-1)
+
+    def constant(self, value: float) -> Float[Tensor, " batch"]:
+        """The same score for every example."""
+        return torch.full((self.state.shape[0],), value, device=self.state.device)
+
+
+@runtime_checkable
+class StoppingRule(Protocol):
+    """A score per example and loop, and what to do with it."""
+
+    @property
+    def tolerance(self) -> float | None:
+        """Stop at the first score at or below it; None for an offline rule."""
+        ...
+
+    def horizon(self, max_loops: int | None, n_loops: Int[Tensor, " batch"] | None) -> int:
+        """The last loop worth running, given the caller's limit and T(n)."""
+        ...
+
+    def score(self, view: LoopView) -> Float[Tensor, " batch"]:
+        """Lower is readier to stop."""
+        ...
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Stop every example after ``n`` loops (online).
+
+    Raises:
+        InputError: If ``n`` is negative.
+    """
+
+    n: int
+    tolerance: ClassVar[float] = 0.0
+
+    def __post_init__(self) -> None:
+        check_count("Fixed(n)", self.n, least=0)
+
+    def horizon(self, max_loops: int | None, n_loops: Tensor | None) -> int:
+        return self.n if max_loops is None else min(self.n, max_loops)
+
+    def score(self, view: LoopView) -> Float[Tensor, " batch"]:
+        """Loops left: ``n - t``."""
+        return view.constant(float(self.n - view.loop))
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """Stop each example after its own T(n) loops (online; T(n) comes from the task).
+
+    Source: arXiv 2409.15647, section 4.
+    """
+
+    tolerance: ClassVar[float] = 0.0
+
+    def horizon(self, max_loops: int | None, n_loops: Tensor | None) -> int:
+        if n_loops is None:
+            raise InputError(
+                "n_loops",
+                expected="T(n) of each example, a tensor [batch], for the Oracle rule",
+                given="None",
+                fix="Pass n_loops=batch.n_loops.",
+            )
+        longest = int(n_loops.max())
+        return longest if max_loops is None else min(longest, max_loops)
+
+    def score(self, view: LoopView) -> Float[Tensor, " batch"]:
+        """Loops left: ``T(n) - t``."""
+        assert view.n_loops is not None  # horizon() has checked it
+        return (view.n_loops - view.loop).float()
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaxConfidence:
+    r"""The loop whose readout is surest of itself (offline).
+
+    ``t* = argmin_t mean CE(logits_t, argmax logits_t)``, the mean taken over the scored
+    positions of an example, or of the whole batch; the earliest loop of equals.
+
+    Sure is not right: a model can be confidently wrong early on, so measure it beside the oracle.
+
+    Args:
+        per: One loop for each example (``sample``), or one for all (``batch``).
+        min_loop: First loop that may be chosen.
+        max_loop: Last loop that may be chosen; the driver's ``max_loops`` if None.
+
+    Raises:
+        InputError: If ``per`` is unknown or the window is empty.
+
+    Source: arXiv 2409.15647, equation 5 and section 6.4.
+    """
+
+    per: Per = "sample"
+    min_loop: int = 1
+    max_loop: int | None = None
+    tolerance: ClassVar[None] = None
+
+    def __post_init__(self) -> None:
+        if self.per not in get_args(Per):
+            raise unknown_name("MaxConfidence(per)", str(self.per), get_args(Per))
+        check_count("MaxConfidence(min_loop)", self.min_loop, least=0)
+        if self.max_loop is not None:
+            check_count("MaxConfidence(max_loop)", self.max_loop, least=self.min_loop)
+
+    def horizon(self, max_loops: int | None, n_loops: Tensor | None) -> int:
+        if self.max_loop is None:
+            check_count("max_loops", max_loops, least=self.min_loop)
+            assert max_loops is not None
+            return max_loops
+        if max_loops is not None and max_loops < self.max_loop:
+            raise InputError(
+                "max_loops",
+                expected=f"at least the rule's own max_loop={self.max_loop}",
+                given=str(max_loops),
+                fix="Raise max_loops, or lower the rule's max_loop.",
+            )
+        return self.max_loop
+
+    def score(self, view: LoopView) -> Float[Tensor, " batch"]:
+        """Mean cross-entropy of the readout against its own argmax."""
+        if view.loop < self.min_loop:
+            return view.constant(math.inf)
+        doubt = -view.log_probs.amax(-1) * view.mask
+        if self.per == "sample":
+            return doubt.sum(-1) / view.mask.sum(-1)
+        return (doubt.sum() / view.mask.sum()).expand(doubt.shape[0])
+
+
+@dataclass(frozen=True)
+class ResidualBelow:
+    r"""Stop an example when its state has settled (online).
+
+    The first loop where ``||h_t - h_{t-1}|| / ||h_t|| <= tolerance`` at every scored position.
+
+    Args:
+        tolerance: Relative residual; 0.03 is the settling threshold of arXiv 2502.05171.
+
+    Raises:
+        InputError: If the tolerance is not a positive number.
+    """
+
+    tolerance: float
+
+    def __post_init__(self) -> None:
+        _check_tolerance("ResidualBelow", self.tolerance)
+
+    def horizon(self, max_loops: int | None, n_loops: Tensor | None) -> int:
+        check_count("max_loops", max_loops, least=1)
+        assert max_loops is not None
+        return max_loops
+
+    def score(self, view: LoopView) -> Float[Tensor, " batch"]:
+        """The largest relative residual over the scored positions."""
+        if view.previous is None:
+            return view.constant(math.inf)
+        change = (view.state - view.previous.state).float().norm(dim=-1)
+        size = view.state.float().norm(dim=-1)
+        # A state that stays exactly zero has settled; 0 / 0 would say it never does.
+        return view.worst(torch.where(change == 0, 0.0, change / size))
+
+
+@dataclass(frozen=True)
+class ReadoutKL:
+    r"""Stop an example when its answer has settled (online).
+
+    The first loop where ``KL(p_t || p_{t-1}) <= tolerance`` at every scored position, with
+    ``p_t = softmax(logits_t)``, in nats.
+
+    Args:
+        tolerance: In nats; arXiv 2502.05171 uses 5e-4.
+
+    Raises:
+        InputError: If the tolerance is not a positive number.
+    """
+
+    tolerance: float
+
+    def __post_init__(self) -> None:
+        _check_tolerance("ReadoutKL", self.tolerance)
+
+    def horizon(self, max_loops: int | None, n_loops: Tensor | None) -> int:
+        check_count("max_loops", max_loops, least=1)
+        assert max_loops is not None
+        return max_loops
+
+    def score(self, view: LoopView) -> Float[Tensor, " batch"]:
+        """The largest divergence over the scored positions."""
+        if view.previous is None:
+            return view.constant(math.inf)
+        now, before = view.log_probs, view.previous.log_probs
+        return view.worst((now.exp() * (now - before)).sum(-1))
+
+
+def check_count(what: str, given: object, *, least: int) -> None:
+    """Raise unless a number of loops is an integer that is large enough."""
+    if not isinstance(given, int) or isinstance(given, bool) or given < least:
+        raise InputError(
+            what,
+            expected=f"an integer >= {least}",
+            given=repr(given),
+            fix=f"Give a number of loops, {least} or more.",
+        )
+
+
+def _check_tolerance(what: str, given: float) -> None:
+    number = isinstance(given, (int, float)) and not isinstance(given, bool)
+    if not number or not 0 < given < math.inf:
+        raise InputError(
+            f"{what}(tolerance)",
+            expected="a number > 0",
+            given=repr(given),
+            fix="A small number such as 0.03 means settled to three per cent.",
+        )

@@ -1,0 +1,222 @@
+"""What TransformerLens' own tools ask of a model, answered for a run of T loops.
+
+To them a looped model is an ordinary one of ``n_prelude + T * n_layers + n_coda`` layers whose
+weights happen to be the same. :class:`UnrolledModel` is that model for a fixed T; the looped
+model itself answers for its default number of loops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from loopinterp.errors import InputError
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
+    from transformer_lens.config import TransformerBridgeConfig
+
+    from loopinterp.models.config import LoopedTransformerConfig
+    from loopinterp.models.looped_transformer import LoopedTransformer
+    from loopinterp.models.sites import AddressBook
+
+_NORM_TYPES = {"layernorm": "LN", "rmsnorm": "RMS"}
+
+
+class _View:
+    """A module of the shared block at one loop: its weights, and the hooks of that loop."""
+
+    hook_out_is_single_residual_stream = True
+
+    def __init__(self, model: Any, module: nn.Module, prefix: str) -> None:
+        self._model, self._module, self._prefix = model, module, prefix
+
+    def __getattr__(self, name: str) -> Any:
+        full = f"{self._prefix}.{name}"
+        hooks = self._model.hook_dict
+        if full in hooks:
+            return hooks[full]
+        inner = getattr(self._module, name)
+        return _View(self._model, inner, full) if isinstance(inner, nn.Module) else inner
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return self._module(*args, **options)
+
+
+class TransformerLensMixin:
+    """Names that TransformerLens' caches, patching and attribution look up on a model."""
+
+    config: LoopedTransformerConfig
+    n_loops: int
+    device: torch.device
+    dtype: torch.dtype
+    prelude: nn.ModuleList
+    block: nn.ModuleList
+    coda: nn.ModuleList
+    embedding: nn.Module
+    unembedding: nn.Linear
+    position_embedding: nn.Embedding | None
+
+    @property
+    def cfg(self) -> TransformerBridgeConfig:
+        """TransformerLens' configuration of a run: ``n_layers`` counts every loop."""
+        from transformer_lens.config import TransformerBridgeConfig
+
+        config = self.config
+        return TransformerBridgeConfig(
+            d_model=config.d_model,
+            d_head=config.head_width,
+            n_heads=config.n_heads,
+            n_layers=config.layers_total(self.n_loops),
+            n_ctx=config.n_ctx or 2048,
+            d_mlp=config.mlp_width,
+            d_vocab=config.d_vocab or 1,
+            d_vocab_out=config.d_vocab_out,
+            act_fn=config.act_fn,
+            eps=config.norm_eps,
+            normalization_type=None if config.norm == "none" else _NORM_TYPES[config.norm_type],
+            uses_rms_norm=config.norm_type == "rmsnorm",
+            attention_dir="causal" if config.causal else "bidirectional",
+            positional_embedding_type="rotary" if config.positions == "rotary" else "standard",
+            device=str(self.device),
+            dtype=self.dtype,
+            model_name="loopinterp",
+        )
+
+    @property
+    def blocks(self) -> list[Any]:
+        """A view of each layer at each loop: weights shared, hooks its own."""
+        layers: list[nn.Module] = [*self.prelude, *list(self.block) * self.n_loops, *self.coda]
+        return [_View(self, layer, f"blocks.{k}") for k, layer in enumerate(layers)]
+
+    @property
+    def W_E(self) -> Float[Tensor, "d_vocab d_model"]:
+        """Embedding weights: of tokens, or of features."""
+        weight = self.embedding.weight
+        assert isinstance(weight, torch.Tensor)
+        return weight if self.config.token_input else weight.T
+
+    @property
+    def W_pos(self) -> Float[Tensor, "n_ctx d_model"]:
+        """Learned position embedding."""
+        if self.position_embedding is None:
+            raise AttributeError("W_pos: this model learns no position embedding")
+        return self.position_embedding.weight
+
+    @property
+    def W_U(self) -> Float[Tensor, "d_model d_vocab_out"]:
+        """Unembedding weights."""
+        return self.unembedding.weight.T
+
+    @property
+    def b_U(self) -> Float[Tensor, " d_vocab_out"]:
+        """Unembedding bias; zeros where there is none."""
+        bias = self.unembedding.bias
+        return self.W_U.new_zeros(self.config.d_vocab_out) if bias is None else bias
+
+    @property
+    def unembed(self) -> nn.Linear:
+        """The unembedding under TransformerLens' name."""
+        return self.unembedding
+
+    def to_tokens(self, tokens: Any, *_: Any, **__: Any) -> Tensor:
+        """Tokens are given as they are: there is no tokenizer."""
+        if isinstance(tokens, torch.Tensor):
+            return tokens
+        raise self._no_tokenizer(tokens)
+
+    def to_single_token(self, token: Any) -> int:
+        """Raise: there is no tokenizer to turn text into a token."""
+        raise self._no_tokenizer(token)
+
+    def tokens_to_residual_directions(
+        self, tokens: int | Tensor
+    ) -> Float[Tensor, "*shape d_model"]:
+        """The direction of the residual stream that each output class is read from.
+
+        Args:
+            tokens: Output classes, of any shape.
+        """
+        if isinstance(tokens, str):
+            raise self._no_tokenizer(tokens)
+        return self.W_U.T[torch.as_tensor(tokens, device=self.device)]
+
+    def accumulated_bias(
+        self, layer: int, mlp_input: bool = False, include_mlp_biases: bool = True
+    ) -> Float[Tensor, " d_model"]:
+        """Sum of the output biases of all layers before ``layer``, loop after loop.
+
+        Args:
+            layer: Layer, counted as TransformerLens counts.
+            mlp_input: Add the attention bias of ``layer`` itself.
+            include_mlp_biases: Whether MLP biases count.
+        """
+        total = self.W_U.new_zeros(self.config.d_model)
+        blocks = self.blocks
+        for block in blocks[:layer]:
+            total = total + block.attn.b_O
+            if include_mlp_biases:
+                total = total + block.mlp.b_out
+        return total + blocks[layer].attn.b_O if mlp_input else total
+
+    @staticmethod
+    def _no_tokenizer(given: Any) -> InputError:
+        return InputError(
+            "tokens",
+            expected="token indices as a tensor or an integer: there is no tokenizer",
+            given=repr(given),
+            fix="Use the sampler of the task, which gives token tensors.",
+        )
+
+
+class UnrolledModel(TransformerLensMixin):
+    """A looped model seen as an ordinary one, for a fixed number of loops.
+
+    Shares weights and hooks with the model. Give it to TransformerLens' tools:
+    ``patching.get_act_patch_resid_pre(model.unroll(8), corrupted, cache, metric)``.
+
+    Args:
+        model: The looped model.
+        n_loops: Loops of every run.
+    """
+
+    def __init__(self, model: LoopedTransformer, n_loops: int) -> None:
+        self.looped, self.n_loops = model, n_loops
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "looped":
+            raise AttributeError(name)
+        return getattr(self.looped, name)
+
+    def __call__(self, inputs: Tensor, **options: Any) -> Tensor:
+        return self.looped(inputs, n_loops=self.n_loops, **options)
+
+    @property
+    def book(self) -> AddressBook:
+        """The addresses of the run."""
+        return self.looped.addresses(self.n_loops)
+
+    @property
+    def hook_dict(self) -> dict[str, Any]:
+        """Hook points by name."""
+        with self.looped.unrolled(self.n_loops):
+            return self.looped.hook_dict
+
+    def run_with_hooks(self, *args: Any, **options: Any) -> Tensor:
+        """As the looped model's, with the number of loops set."""
+        return self.looped.run_with_hooks(*args, n_loops=self.n_loops, **options)
+
+    def run_with_cache(self, *args: Any, **options: Any) -> Any:
+        """As the looped model's, with the number of loops set."""
+        return self.looped.run_with_cache(*args, n_loops=self.n_loops, **options)
+
+    @contextmanager
+    def hooks(self, *args: Any, **options: Any) -> Iterator[UnrolledModel]:
+        """As the looped model's, with the number of loops set."""
+        with self.looped.unrolled(self.n_loops), self.looped.hooks(*args, **options):
+            yield self
