@@ -1,0 +1,190 @@
+"""Axes in a grid, and the series and marks that are drawn on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+
+from loopinterp.plotting.look import PALETTE, SYMBOLS, alpha, colour, template
+
+_CONTROL_DASHES = ["dash", "dot", "dashdot", "longdash"]
+
+PANEL_HEIGHT = 360
+"""Height in pixels of a panel of a heat map."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line, or one group of bars.
+
+    Attributes:
+        name: As the legend shows it; series of one name share a legend entry.
+        x: Numbers, or names of categories.
+        y: Values; NaN leaves a gap.
+        low: Lower ends of the intervals (absolute, not distances), or None.
+        high: Upper ends of the intervals, or None.
+        control: Drawn grey and dashed.
+        colour: A name in :data:`PALETTE` or any CSS colour; the next of the palette by default.
+        markers: Whether points are marked (by default up to 40 points).
+    """
+
+    name: str
+    x: Sequence[Any] | np.ndarray
+    y: Sequence[float] | np.ndarray
+    low: Sequence[float] | np.ndarray | None = None
+    high: Sequence[float] | np.ndarray | None = None
+    control: bool = False
+    colour: str | None = None
+    markers: bool | None = None
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A thin dotted line that marks a value on an axis, with a word or two beside it."""
+
+    value: float
+    text: str = ""
+    axis: str = "y"
+
+
+def panel_figure(
+    titles: Sequence[str],
+    columns: int,
+    *,
+    panel_height: int = PANEL_HEIGHT,
+    square: bool = False,
+    y_down: bool = False,
+) -> go.Figure:
+    """Empty axes in a grid; ``layout.meta`` tells the report how to lay them out anew."""
+    columns = min(columns, len(titles))
+    rows = -(-len(titles) // columns)
+    gap_x, gap_y = 0.06, min(0.16 / rows + 0.04, 0.9 / max(rows, 1))
+    width = (1 - gap_x * (columns - 1)) / columns
+    height = (1 - gap_y * (rows - 1)) / rows
+    figure = go.Figure()
+    for k, title in enumerate(titles):
+        row, column = divmod(k, columns)
+        left, top = column * (width + gap_x), 1 - row * (height + gap_y)
+        name = suffix(k)
+        figure.update_layout(
+            {
+                f"xaxis{name}": {"domain": [left, left + width], "anchor": f"y{name}"},
+                f"yaxis{name}": {
+                    "domain": [max(top - height, 0), top],
+                    "anchor": f"x{name}",
+                    "showticklabels": column == 0,
+                },
+            }
+        )
+        if title:
+            figure.add_annotation(
+                text=f"<b>{title}</b>",
+                xref=f"x{name} domain",
+                yref=f"y{name} domain",
+                x=0,
+                y=1,
+                xanchor="left",
+                yanchor="bottom",
+                showarrow=False,
+                font={"size": 13},
+                name="panel title",
+            )
+    meta = {
+        "panels": len(titles),
+        "columns": columns,
+        "panel_height": panel_height,
+        "square": square,
+    }
+    figure.update_layout(
+        template=template(), height=rows * panel_height + 110, meta={"loopinterp": meta}
+    )
+    return figure
+
+
+def add_line(figure: go.Figure, line: Series, panel: int, place: int, *, legend: bool) -> None:
+    x, y = list(line.x), np.asarray(line.y, dtype=float)
+    shade = series_colour(line, place)
+    if line.low is not None and line.high is not None:
+        for part in _finite_runs(line.low, line.high):
+            edge_x = x[part] + x[part][::-1]
+            edge_y = np.concatenate(
+                [np.asarray(line.high, float)[part], np.asarray(line.low, float)[part][::-1]]
+            )
+            figure.add_scatter(
+                name=line.name,
+                legendgroup=line.name,
+                x=edge_x,
+                y=edge_y,
+                mode="lines",
+                line={"width": 0},
+                fill="toself",
+                fillcolor=alpha(shade, 0.18),
+                hoverinfo="skip",
+                showlegend=False,
+                **axes(panel),
+            )
+    dash = _CONTROL_DASHES[place % len(_CONTROL_DASHES)] if line.control else "solid"
+    markers = len(x) <= 40 if line.markers is None else line.markers
+    figure.add_scatter(
+        name=line.name,
+        legendgroup=line.name,
+        x=x,
+        y=y,
+        mode="lines+markers" if markers else "lines",
+        line={"color": shade, "width": 2, "dash": dash},
+        marker={"size": 6, "symbol": SYMBOLS[place % len(SYMBOLS)], "color": shade},
+        hovertemplate=f"{line.name}<br>%{{x}}: %{{y:.4g}}<extra></extra>",
+        showlegend=legend,
+        **axes(panel),
+    )
+
+
+def add_reference(figure: go.Figure, mark: Reference, panel: int) -> None:
+    name = suffix(panel)
+    log = figure.layout[f"{mark.axis}axis{name}"]["type"] == "log"
+    at = float(np.log10(mark.value)) if log else mark.value
+    x_ref, y_ref = (f"x{name}", f"y{name} domain")
+    ends: dict[str, float] = {"x0": mark.value, "x1": mark.value, "y0": 0, "y1": 1}
+    text = {"x": at, "y": 1, "xanchor": "left", "yanchor": "top", "xshift": 3}
+    if mark.axis == "y":
+        x_ref, y_ref = (f"x{name} domain", f"y{name}")
+        ends = {"x0": 0, "x1": 1, "y0": mark.value, "y1": mark.value}
+        text = {"x": 1, "y": at, "xanchor": "right", "yanchor": "bottom"}
+    line = {"color": "rgba(128,134,144,0.9)", "width": 1.2, "dash": "dot"}
+    figure.add_shape(type="line", xref=x_ref, yref=y_ref, line=line, layer="below", **ends)
+    if mark.text:
+        figure.add_annotation(
+            text=mark.text, xref=x_ref, yref=y_ref, showarrow=False, font={"size": 12}, **text
+        )
+
+
+def series_colour(series: Series, place: int) -> str:
+    if series.colour is not None:
+        return PALETTE.get(series.colour, series.colour)
+    return PALETTE["grey"] if series.control else colour(place)
+
+
+def _finite_runs(low: Any, high: Any) -> list[slice]:
+    """Stretches without a NaN: a filled outline cannot have gaps."""
+    finite = np.isfinite(np.asarray(low, float)) & np.isfinite(np.asarray(high, float))
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], finite.astype(int), [0]])))
+    return [slice(int(a), int(b)) for a, b in zip(edges[::2], edges[1::2])]
+
+
+def axis_range(limits: tuple[float, float] | None, log: bool) -> dict[str, Any]:
+    kind: dict[str, Any] = {"type": "log"} if log else {}
+    if limits is None:
+        return kind
+    return kind | {"range": [float(np.log10(v)) for v in limits] if log else list(limits)}
+
+
+def suffix(panel: int) -> str:
+    return str(panel + 1) if panel else ""
+
+
+def axes(panel: int) -> dict[str, str]:
+    return {"xaxis": f"x{suffix(panel)}", "yaxis": f"y{suffix(panel)}"}

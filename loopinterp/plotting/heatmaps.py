@@ -1,0 +1,206 @@
+"""Heat maps: one, several on one scale, and with a slider over loops."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+
+from loopinterp.errors import InputError, unknown_name
+from loopinterp.plotting.axes import Series, add_line, axes, panel_figure, suffix
+from loopinterp.plotting.look import SCALES
+
+
+@dataclass(frozen=True)
+class HeatPanel:
+    """One heat map; ``values`` is [row, column], ``overlay`` is drawn over it as lines."""
+
+    values: Sequence[Sequence[float]] | np.ndarray
+    title: str = ""
+    overlay: Sequence[Series] = ()
+
+
+def heatmap_figure(
+    values: Sequence[Sequence[float]] | np.ndarray,
+    *,
+    x: Sequence[Any] | np.ndarray,
+    y: Sequence[Any] | np.ndarray,
+    x_title: str,
+    y_title: str,
+    value_title: str,
+    scale: str = "sequential",
+    value_range: tuple[float, float] | None = None,
+    overlay: Sequence[Series] = (),
+    y_down: bool = False,
+) -> go.Figure:
+    """One heat map, ``values[row, column]`` at ``y[row]``, ``x[column]``.
+
+    Args:
+        values: [row, column]; NaN stays empty.
+        x: Coordinates or names of the columns.
+        y: Coordinates or names of the rows.
+        x_title: Title of the x-axis.
+        y_title: Title of the y-axis.
+        value_title: What the colour means, as the colour bar says it.
+        scale: ``sequential``, ``mass`` (from nothing to all) or ``diverging`` (give a symmetric
+            ``value_range``).
+        value_range: Values of the ends of the scale; those of the data by default.
+        overlay: Lines drawn over it, such as a predicted wavefront.
+        y_down: Whether the first row is at the top, as in an attention pattern.
+    """
+    return heatmap_panels(
+        [HeatPanel(values, overlay=overlay)],
+        x=x,
+        y=y,
+        x_title=x_title,
+        y_title=y_title,
+        value_title=value_title,
+        scale=scale,
+        value_range=value_range,
+        y_down=y_down,
+    )
+
+
+def heatmap_panels(
+    panels: Sequence[HeatPanel],
+    *,
+    x: Sequence[Any] | np.ndarray,
+    y: Sequence[Any] | np.ndarray,
+    x_title: str,
+    y_title: str,
+    value_title: str,
+    scale: str = "sequential",
+    value_range: tuple[float, float] | None = None,
+    columns: int | None = None,
+    square: bool = False,
+    y_down: bool = False,
+) -> go.Figure:
+    """Heat maps side by side on one colour scale; arguments as in :func:`heatmap_figure`.
+
+    Args:
+        panels: The heat maps, all with the same coordinates.
+        columns: Panels in a row (all, up to four, by default); the report uses fewer on a phone.
+        square: Whether cells are square.
+    """
+    if scale not in SCALES:
+        raise unknown_name("scale", scale, SCALES)
+    arrays = [np.asarray(p.values, dtype=float) for p in panels]
+    for array in arrays:
+        if array.shape != (len(y), len(x)):
+            raise InputError(
+                "heat map",
+                expected=f"{len(y)} rows and {len(x)} columns, as y and x say",
+                given=f"an array of shape {array.shape}",
+                fix="Give values as [row, column], with one y for each row.",
+            )
+    columns = columns or min(len(panels), 4)
+    figure = panel_figure([p.title for p in panels], columns, square=square, y_down=y_down)
+    rows = -(-len(panels) // columns)
+    hover = f"{x_title} %{{x}}<br>{y_title} %{{y}}<br>{value_title} %{{z:.3g}}<extra></extra>"
+    for k, (panel, array) in enumerate(zip(panels, arrays)):
+        figure.add_heatmap(
+            z=array,
+            x=list(x),
+            y=list(y),
+            coloraxis="coloraxis",
+            hovertemplate=hover,
+            xgap=1 if len(x) <= 60 else 0,
+            ygap=1 if len(y) <= 60 else 0,
+            **axes(k),
+        )
+        for n, line in enumerate(panel.overlay):
+            add_line(figure, line, k, n + 1, legend=k == 0)
+        row, column = divmod(k, columns)
+        figure.layout[f"xaxis{suffix(k)}"].update(
+            title_text=x_title if row == rows - 1 or k + columns >= len(panels) else None,
+            showgrid=False,
+        )
+        figure.layout[f"yaxis{suffix(k)}"].update(
+            title_text=y_title if column == 0 else None,
+            showgrid=False,
+            autorange="reversed" if y_down else None,
+        )
+    low, high = value_range or _limits(arrays)
+    figure.update_layout(
+        coloraxis={
+            "colorscale": SCALES[scale],
+            "cmin": low,
+            "cmax": high,
+            "colorbar": {"title": {"text": value_title}},
+        }
+    )
+    return figure
+
+
+def loop_slider_figure(
+    values: np.ndarray,
+    *,
+    loops: Sequence[int],
+    panel_titles: Sequence[str],
+    x: Sequence[Any] | np.ndarray,
+    y: Sequence[Any] | np.ndarray,
+    x_title: str,
+    y_title: str,
+    value_title: str,
+    value_range: tuple[float, float] = (0.0, 1.0),
+    scale: str = "mass",
+    columns: int | None = None,
+) -> go.Figure:
+    """Square heat maps with a slider over loops, such as attention patterns of all heads.
+
+    Args:
+        values: [loop, panel, row, column]; row 0 is at the top.
+        loops: Number of each loop, as the slider shows it.
+        panel_titles: One for each panel.
+        x: Names or numbers of the columns.
+        y: Names or numbers of the rows.
+        x_title: Title of the x-axis.
+        y_title: Title of the y-axis.
+        value_title: What the colour means.
+        value_range: Values of the ends of the scale, the same at every loop.
+        scale: As in :func:`heatmap_figure`.
+        columns: Panels in a row.
+    """
+    values = np.asarray(values, dtype=np.float32)
+    if values.ndim != 4 or values.shape[:2] != (len(loops), len(panel_titles)):
+        raise InputError(
+            "values",
+            expected=f"an array [loop, panel, row, column] with {len(loops)} loops and "
+            f"{len(panel_titles)} panels",
+            given=f"an array of shape {values.shape}",
+            fix="Give one array for each loop and each panel title.",
+        )
+    figure = heatmap_panels(
+        [HeatPanel(values[0, k], title) for k, title in enumerate(panel_titles)],
+        x=x,
+        y=y,
+        x_title=x_title,
+        y_title=y_title,
+        value_title=value_title,
+        scale=scale,
+        value_range=value_range,
+        columns=columns,
+        square=True,
+        y_down=True,
+    )
+    traces = list(range(len(panel_titles)))
+    figure.frames = [
+        go.Frame(name=str(loop), data=[go.Heatmap(z=z) for z in values[t]], traces=traces)
+        for t, loop in enumerate(loops)
+    ]
+    jump = {"mode": "immediate", "frame": {"duration": 0}, "transition": {"duration": 0}}
+    steps = [
+        {"label": str(loop), "method": "animate", "args": [[str(loop)], jump]} for loop in loops
+    ]
+    figure.update_layout(
+        sliders=[{"steps": steps, "currentvalue": {"prefix": "loop "}, "pad": {"t": 60}}]
+    )
+    return figure
+
+
+def _limits(arrays: Sequence[np.ndarray]) -> tuple[float, float]:
+    finite = np.concatenate([a[np.isfinite(a)].reshape(-1) for a in arrays])
+    return (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)

@@ -1,0 +1,143 @@
+"""Lines and bars with intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import plotly.graph_objects as go
+
+from loopinterp.plotting.axes import (
+    PANEL_HEIGHT,
+    Reference,
+    Series,
+    add_line,
+    add_reference,
+    axis_range,
+    panel_figure,
+    series_colour,
+    suffix,
+)
+
+
+@dataclass(frozen=True)
+class LinePanel:
+    """Lines that share one pair of axes; panels are stacked over a shared x-axis."""
+
+    series: Sequence[Series]
+    y_title: str
+    title: str = ""
+    y_range: tuple[float, float] | None = None
+    y_log: bool = False
+    references: Sequence[Reference] = ()
+
+
+def line_figure(
+    series: Sequence[Series],
+    *,
+    x_title: str,
+    y_title: str,
+    x_range: tuple[float, float] | None = None,
+    y_range: tuple[float, float] | None = None,
+    x_log: bool = False,
+    y_log: bool = False,
+    references: Sequence[Reference] = (),
+) -> go.Figure:
+    """Lines with interval bands on one pair of axes.
+
+    Args:
+        series: The lines; controls come out grey and dashed.
+        x_title: Title of the x-axis, with its unit.
+        y_title: Title of the y-axis, with its unit.
+        x_range: Limits of the x-axis, in data units also on a logarithmic axis.
+        y_range: Limits of the y-axis, likewise.
+        x_log: Logarithmic x-axis.
+        y_log: Logarithmic y-axis.
+        references: Values to mark (chance level, training length).
+    """
+    panel = LinePanel(series, y_title, y_range=y_range, y_log=y_log, references=references)
+    return line_panels([panel], x_title=x_title, x_range=x_range, x_log=x_log)
+
+
+def line_panels(
+    panels: Sequence[LinePanel],
+    *,
+    x_title: str,
+    x_range: tuple[float, float] | None = None,
+    x_log: bool = False,
+) -> go.Figure:
+    """Panels of lines, one above the other, over one shared x-axis.
+
+    Series of one name have one colour and one legend entry in all panels.
+    """
+    figure = panel_figure([p.title for p in panels], columns=1, panel_height=300)
+    places: dict[tuple[str, bool], int] = {}
+    for k, panel in enumerate(panels):
+        for line in panel.series:
+            key = (line.name, line.control)
+            first = key not in places
+            if first:
+                places[key] = sum(control == line.control for _, control in places)
+            add_line(figure, line, k, places[key], legend=first)
+        figure.layout[f"xaxis{suffix(k)}"].update(
+            matches="x" if k else None,
+            title_text=x_title if k == len(panels) - 1 else None,
+            showticklabels=k == len(panels) - 1,
+            **axis_range(x_range, x_log),
+        )
+        figure.layout[f"yaxis{suffix(k)}"].update(
+            title_text=panel.y_title, **axis_range(panel.y_range, panel.y_log)
+        )
+        for mark in panel.references:
+            add_reference(figure, mark, k)
+    return figure
+
+
+def bars_with_intervals(
+    groups: Sequence[Series],
+    *,
+    value_title: str,
+    value_range: tuple[float, float] | None = None,
+    horizontal: bool = True,
+    references: Sequence[Reference] = (),
+) -> go.Figure:
+    """Bars with intervals: ``x`` of each series names the categories, ``y`` gives the values.
+
+    Args:
+        groups: One series for each colour; the first category is drawn at the top.
+        value_title: Title of the value axis, with its unit.
+        value_range: Limits of the value axis.
+        horizontal: Horizontal bars leave room for long names (the default).
+        references: Values to mark on the value axis (their ``axis`` is ignored).
+    """
+    n_bars = sum(len(s.x) for s in groups)
+    height = max(26 * n_bars + 40, 160) if horizontal else PANEL_HEIGHT
+    figure = panel_figure([""], columns=1, panel_height=height)
+    place = 0
+    for bars in groups:
+        values = np.asarray(bars.y, float)
+        shade = series_colour(bars, place)
+        place += not bars.control
+        interval = None
+        if bars.low is not None and bars.high is not None:
+            up = np.asarray(bars.high, float) - values
+            down = values - np.asarray(bars.low, float)
+            interval = {"array": up, "arrayminus": down, "thickness": 1.5, "width": 5}
+        along, across = ("x", "y") if horizontal else ("y", "x")
+        figure.add_bar(
+            name=bars.name,
+            orientation="h" if horizontal else "v",
+            marker={"color": shade, "pattern": {"shape": "/" if bars.control else ""}},
+            hovertemplate=f"%{{{across}}}<br>{bars.name}: %{{{along}:.3g}}<extra></extra>",
+            **{along: values, across: list(bars.x), f"error_{along}": interval},
+        )
+    value_axis, name_axis = ("xaxis", "yaxis") if horizontal else ("yaxis", "xaxis")
+    figure.layout[value_axis].update(title_text=value_title, **axis_range(value_range, False))
+    figure.layout[name_axis].update(
+        type="category", showgrid=False, autorange="reversed" if horizontal else None
+    )
+    figure.update_layout(showlegend=len(groups) > 1, barmode="group")
+    for mark in references:
+        add_reference(figure, Reference(mark.value, mark.text, value_axis[0]), 0)
+    return figure
