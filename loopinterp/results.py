@@ -166,6 +166,7 @@ class Result:
             {
                 "class": f"{type(self).__module__}:{type(self).__qualname__}",
                 "axes": {k: list(v) for k, v in self.AXES.items()},
+                "arrays": _shapes(arrays),
                 "scalars": scalars,
                 "provenance": dataclasses.asdict(self.provenance),
             },
@@ -221,40 +222,29 @@ class Result:
 
 
 def load_result(path: str | Path) -> Result:
-    """Read any saved result; only classes of loopinterp are loaded, and nothing is unpickled."""
+    """Read any saved result; only results of loopinterp are loaded, and nothing is unpickled.
+
+    Raises:
+        CheckpointError: If either file is missing or damaged, if the two do not belong together,
+            or if they are of a class or a version that cannot be read here.
+    """
     path = Path(path)
     document = read_json(path)
-    if not isinstance(document, dict) or "class" not in document:
+    if not isinstance(document, dict) or not {"class", "scalars", "provenance"} <= set(document):
         raise CheckpointError(
             f"result {path}",
             expected="a file written by Result.save",
-            given="a JSON file without a 'class' entry",
+            given="JSON without the entries 'class', 'scalars' and 'provenance'",
             fix="Point to NAME.json in a folder of results.",
         )
-    module, _, qualname = document["class"].partition(":")
-    if module.split(".")[0] != "loopinterp":
-        raise CheckpointError(
-            f"result {path}",
-            expected="a result class of loopinterp",
-            given=repr(document["class"]),
-            fix="Load results of other packages with their own code.",
-        )
-    try:
-        cls = getattr(importlib.import_module(module), qualname)
-    except (ImportError, AttributeError) as error:
-        raise CheckpointError(
-            f"result {path}",
-            expected="a result class of this version of loopinterp",
-            given=repr(document["class"]),
-            fix="Run the study again with this version.",
-        ) from error
+    cls = _result_class(path, str(document["class"]))
     arrays = read_arrays(path.with_suffix(".safetensors"))
-    missing = [k for k in arrays if k not in cls.AXES]
-    if missing:
+    unknown = sorted(set(arrays) - set(cls.AXES))
+    if unknown or document.get("arrays") != _shapes(arrays):
         raise CheckpointError(
             f"result {path}",
-            expected=f"arrays {sorted(cls.AXES)}",
-            given=f"unknown arrays {missing}",
+            expected=f"the arrays {document.get('arrays')} beside it",
+            given=f"{_shapes(arrays)}",
             fix="The two files of the result do not belong together; run the study again.",
         )
     absent = {k: None for k in cls.AXES if k not in arrays}
@@ -268,7 +258,34 @@ def load_result(path: str | Path) -> Result:
     except TypeError as error:
         raise CheckpointError(
             f"result {path}",
-            expected=f"the fields of {qualname} in this version",
+            expected=f"the fields of {cls.__name__} in this version",
             given="other fields",
             fix="Run the study again with this version.",
         ) from error
+
+
+def _shapes(arrays: Mapping[str, np.ndarray]) -> dict[str, list[int]]:
+    return {name: list(arrays[name].shape) for name in sorted(arrays)}
+
+
+def _result_class(path: Path, address: str) -> type[Result]:
+    module, _, name = address.partition(":")
+    if module.split(".")[0] != "loopinterp":
+        raise CheckpointError(
+            f"result {path}",
+            expected="a result class of loopinterp",
+            given=repr(address),
+            fix="Load results of other packages with their own code.",
+        )
+    try:
+        cls = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError):
+        cls = None
+    if not (isinstance(cls, type) and issubclass(cls, Result)):
+        raise CheckpointError(
+            f"result {path}",
+            expected="a result class of this version of loopinterp",
+            given=repr(address),
+            fix="Run the study again with this version.",
+        )
+    return cls

@@ -106,7 +106,7 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
 
     path = Path(path)
     data = _read(path)
-    refuse_pickle(path, data[:4])
+    refuse_pickle(path, data[:9])
     try:
         return load(data)
     except (SafetensorError, ValueError, KeyError) as error:
@@ -119,8 +119,13 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
 
 
 def refuse_pickle(path: Path, head: bytes) -> None:
-    """Raise if a file starts like a pickle or like ``torch.save``'s zip of pickles."""
-    if head[:1] == b"\x80" or head == b"PK\x03\x04" or path.suffix in {".pkl", ".pickle"}:
+    """Raise if a file starts like a pickle or like ``torch.save``'s zip of pickles.
+
+    ``head`` is the first nine bytes. Those of a safetensors file are the length of its header,
+    which can begin with any byte, and the header's brace.
+    """
+    pickled = head[:1] == b"\x80" or head[:4] == b"PK\x03\x04"
+    if (pickled and head[8:9] != b"{") or path.suffix in {".pkl", ".pickle"}:
         raise CheckpointError(
             f"file {path}",
             expected="a safetensors file",

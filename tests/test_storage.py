@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from loopinterp import storage
+from loopinterp.errors import CheckpointError, InputError
+
+
+def test_json_comes_back_as_it_went(tmp_path: Path) -> None:
+    document = {"a": [1, 2.5, None, True], "b": {"c": "×"}}
+    storage.write_json(tmp_path / "deep" / "er" / "x.json", document)
+    assert storage.read_json(tmp_path / "deep" / "er" / "x.json") == document
+
+
+def test_numpy_values_and_paths_become_json(tmp_path: Path) -> None:
+    document = {"f": np.float32(0.5), "i": np.arange(3), "p": Path("a/b"), "b": np.bool_(True)}
+    storage.write_json(tmp_path / "x.json", document)
+    expected = {"f": 0.5, "i": [0, 1, 2], "p": "a/b", "b": True}
+    assert storage.read_json(tmp_path / "x.json") == expected
+
+
+def test_what_is_not_json_is_refused_and_the_old_file_stays(tmp_path: Path) -> None:
+    storage.write_json(tmp_path / "x.json", {"old": 1})
+    with pytest.raises(TypeError, match="set is not JSON-ready"):
+        storage.write_json(tmp_path / "x.json", {"new": {1, 2}})
+    assert storage.read_json(tmp_path / "x.json") == {"old": 1}
+
+
+def test_tensors_come_back_with_dtype_shape_and_metadata(tmp_path: Path) -> None:
+    tensors = {
+        "w": torch.randn(3, 4, generator=torch.Generator().manual_seed(0)),
+        "transposed": torch.arange(6).reshape(2, 3).T,
+        "half": torch.ones(2, dtype=torch.bfloat16),
+        "none": torch.empty(0, 5),
+    }
+    storage.write_tensors(tmp_path / "x.safetensors", tensors, {"hash": "abc"})
+    back = storage.read_tensors(tmp_path / "x.safetensors")
+    assert back.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert back[name].dtype == tensor.dtype
+        torch.testing.assert_close(back[name], tensor, rtol=0, atol=0)
+
+
+def test_arrays_come_back(tmp_path: Path) -> None:
+    arrays = {"a": np.arange(6.0).reshape(2, 3).T, "flag": np.array([True, False])}
+    storage.write_arrays(tmp_path / "x.safetensors", arrays)
+    back = storage.read_arrays(tmp_path / "x.safetensors")
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(back[name], array)
+        assert back[name].dtype == array.dtype
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_no_litter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage.write_bytes(tmp_path / "x", b"old")
+
+    def no_space(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", no_space)
+    with pytest.raises(OSError, match="No space left"):
+        storage.write_bytes(tmp_path / "x", b"new")
+    assert (tmp_path / "x").read_bytes() == b"old"
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_a_writer_killed_at_any_moment_never_leaves_a_part(tmp_path: Path) -> None:
+    target = tmp_path / "x.json"
+    storage.write_json(target, {"value": 0, "pad": "." * 100_000})
+    code = (
+        "import sys; from loopinterp.storage import write_json\n"
+        "for i in range(10**9):\n"
+        "    write_json(sys.argv[1], {'value': i, 'pad': '.' * 100_000})\n"
+        "    print(i, flush=True)\n"
+    )
+    for lines in (1, 2, 5, 9):
+        command = [sys.executable, "-c", code, str(target)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+            assert writer.stdout is not None
+            for _ in range(lines):
+                writer.stdout.readline()
+            writer.kill()
+        document = storage.read_json(target)
+        assert document["value"] >= lines - 1
+        assert len(document["pad"]) == 100_000
+
+
+def test_the_umask_does_not_hide_files_from_the_group(tmp_path: Path) -> None:
+    storage.write_bytes(tmp_path / "x", b"1")
+    assert stat.S_IMODE((tmp_path / "x").stat().st_mode) == 0o644
+
+
+def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(InputError, match=r"output folder .*file.*a folder that can be written"):
+        storage.write_json(tmp_path / "file" / "x.json", {})
+
+
+@pytest.mark.parametrize("content", [b"{", b"", b"\xff\xfe\x00", b'{"a": 1}}'])
+def test_damaged_json_is_one_clear_error(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "x.json").write_bytes(content)
+    with pytest.raises(CheckpointError, match="expected valid JSON, got damaged content"):
+        storage.read_json(tmp_path / "x.json")
+
+
+@pytest.mark.parametrize("reader", [storage.read_json, storage.read_tensors, storage.read_arrays])
+def test_a_missing_file_is_named(tmp_path: Path, reader: object) -> None:
+    assert callable(reader)
+    with pytest.raises(CheckpointError, match="No such file"):
+        reader(tmp_path / "absent")
+
+
+@pytest.mark.parametrize("keep", [0, 4, 20, 90, -1])
+def test_a_truncated_safetensors_file_is_refused(tmp_path: Path, keep: int) -> None:
+    path = tmp_path / "x.safetensors"
+    storage.write_tensors(path, {"w": torch.ones(8, 8)})
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(CheckpointError, match="truncated or damaged"):
+        storage.read_tensors(path)
+
+
+def test_a_flipped_header_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    storage.write_tensors(path, {"w": torch.ones(8, 8)})
+    data = bytearray(path.read_bytes())
+    data[8] = 0
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match="truncated or damaged"):
+        storage.read_tensors(path)
+
+
+class Bomb:
+    """Unpickling this writes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (Path.touch, (self.path,))
+
+
+def test_pickles_are_refused_and_never_run(tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(2)}, tmp_path / "zip.safetensors")
+    (tmp_path / "raw.safetensors").write_bytes(pickle.dumps(Bomb(tmp_path / "harm")))
+    storage.write_tensors(tmp_path / "named.pkl", {"w": torch.ones(2)})
+    for name in ("zip.safetensors", "raw.safetensors", "named.pkl"):
+        with pytest.raises(CheckpointError, match="a pickle"):
+            storage.read_tensors(tmp_path / name)
+    assert not (tmp_path / "harm").exists()
+
+
+@pytest.mark.parametrize("name_length", range(1, 120))
+def test_no_header_length_is_mistaken_for_a_pickle(tmp_path: Path, name_length: int) -> None:
+    path = tmp_path / "x.safetensors"
+    storage.write_arrays(path, {"x" * name_length: np.zeros(1)})
+    assert list(storage.read_arrays(path)) == ["x" * name_length]
+
+
+def test_json_of_infinities_can_be_read_back(tmp_path: Path) -> None:
+    storage.write_json(tmp_path / "x.json", {"a": float("inf"), "b": float("nan")})
+    text = (tmp_path / "x.json").read_text()
+    assert json.loads(text)["a"] == float("inf")
