@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, get_args, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, get_args, runtime_checkable
 
 import torch
 
@@ -120,10 +120,14 @@ class Fixed:
     """
 
     n: int
-    tolerance: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
         check_count("Fixed(n)", self.n, least=0)
+
+    @property
+    def tolerance(self) -> float:
+        """Stop when no loops are left."""
+        return 0.0
 
     def horizon(self, max_loops: int | None, n_loops: Tensor | None) -> int:
         return self.n if max_loops is None else min(self.n, max_loops)
@@ -140,7 +144,10 @@ class Oracle:
     Source: arXiv 2409.15647, section 4.
     """
 
-    tolerance: ClassVar[float] = 0.0
+    @property
+    def tolerance(self) -> float:
+        """Stop when no loops are left."""
+        return 0.0
 
     def horizon(self, max_loops: int | None, n_loops: Tensor | None) -> int:
         if n_loops is None:
@@ -182,7 +189,6 @@ class MaxConfidence:
     per: Per = "sample"
     min_loop: int = 1
     max_loop: int | None = None
-    tolerance: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         if self.per not in get_args(Per):
@@ -190,6 +196,11 @@ class MaxConfidence:
         check_count("MaxConfidence(min_loop)", self.min_loop, least=0)
         if self.max_loop is not None:
             check_count("MaxConfidence(max_loop)", self.max_loop, least=self.min_loop)
+
+    @property
+    def tolerance(self) -> None:
+        """None: all loops are run, then one is chosen."""
+        return None
 
     def horizon(self, max_loops: int | None, n_loops: Tensor | None) -> int:
         if self.max_loop is None:
