@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from loopinterp.errors import InputError
+from loopinterp.lenses import AttentionResult, attention_study
+from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
+
+
+def model(**changes: object) -> LoopedTransformer:
+    settings: dict[str, object] = {"d_model": 16, "n_heads": 2, "d_vocab": 5, "d_vocab_out": 2}
+    return LoopedTransformer(LoopedTransformerConfig(**(settings | changes)), seed=0)  # pyright: ignore
+
+
+def tokens(n_examples: int = 3, n_pos: int = 6) -> torch.Tensor:
+    return torch.randint(0, 5, (n_examples, n_pos), generator=torch.Generator().manual_seed(0))
+
+
+def test_patterns_are_those_of_the_cache() -> None:
+    looped = model(n_layers=2)
+    result = attention_study(looped, tokens(), n_loops=3, example=1)
+    _, cache = looped.run_with_cache(tokens(), n_loops=3)
+    for loop in range(3):
+        for layer in range(2):
+            pattern = cache[f"loops.{loop}.blocks.{layer}.attn.hook_pattern"][1]
+            np.testing.assert_allclose(result.patterns[loop, layer], pattern.detach(), atol=1e-7)
+
+
+def test_mass_by_distance_is_the_mean_along_diagonals() -> None:
+    looped = model()
+    result = attention_study(looped, tokens(), n_loops=2, max_distance=2)
+    _, cache = looped.run_with_cache(tokens(), n_loops=2)
+    pattern = cache.stack("attn.hook_pattern").detach()[1, :, 0]
+    assert result.distances == [0, 1, 2]
+    for column, distance in enumerate(result.distances):
+        cells = [float(p[q, q - distance]) for p in pattern for q in range(distance, 6)]
+        assert result.distance_mass[1, 0, 0, column] == pytest.approx(np.mean(cells))
+
+
+def test_a_model_that_attends_evenly_equals_its_control() -> None:
+    looped = model(causal=False)
+    for parameter in looped.parameters():
+        torch.nn.init.zeros_(parameter)
+    result = attention_study(looped, tokens(), n_loops=2, max_distance=5)
+    assert result.distances == list(range(-5, 6))
+    even = np.broadcast_to(result.distance_even, result.distance_mass.shape)
+    np.testing.assert_allclose(result.distance_mass, even)
+    np.testing.assert_allclose(result.distance_mass, 1 / 6)
+    np.testing.assert_allclose(result.entropy, math.log2(6))
+    assert result.entropy_even == pytest.approx(math.log2(6))
+
+
+def test_distances_outside_the_window_are_left_out() -> None:
+    looped = model(attention_window=1, positions="relative", relative_window=1)
+    result = attention_study(looped, tokens(), n_loops=2)
+    assert result.distances == [0, 1]
+    # The first of six positions sees itself alone, the others see two.
+    np.testing.assert_allclose(result.distance_even, [(1 + 5 / 2) / 6, 1 / 2])
+
+
+def test_one_example_has_no_interval_but_its_mean() -> None:
+    result = attention_study(model(), tokens(1), n_loops=2)
+    np.testing.assert_allclose(result.distance_low, result.distance_mass)
+
+
+def test_the_result_comes_back_from_disk_and_draws_itself(tmp_path: Path) -> None:
+    result = attention_study(model(), tokens(), n_loops=3, labels=list("abcdef"))
+    back = AttentionResult.load(result.save(tmp_path))
+    np.testing.assert_array_equal(back.patterns, result.patterns)
+    figures = back.figures()
+    assert [f.section for f in figures] == ["attention", "attention"]
+    assert all(f.caption and f.control and f.data is not None for f in figures)
+    assert [frame.name for frame in figures[0].plot.frames] == ["0", "1", "2"]
+    assert "if attention were spread evenly" in back.summary()[0].text
+
+
+def test_bad_arguments_are_explained() -> None:
+    with pytest.raises(InputError, match="index from 0 to 2"):
+        attention_study(model(), tokens(), n_loops=2, example=3)
+    with pytest.raises(InputError, match="6 labels"):
+        attention_study(model(), tokens(), n_loops=2, labels=["a"])
