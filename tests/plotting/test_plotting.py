@@ -1,0 +1,222 @@
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+
+from loopinterp.errors import InputError
+from loopinterp.plotting import (
+    PALETTE,
+    HeatPanel,
+    LinePanel,
+    Reference,
+    Series,
+    bars_with_intervals,
+    heatmap_figure,
+    heatmap_panels,
+    line_figure,
+    line_panels,
+    loop_slider_figure,
+    ramp,
+)
+
+# Machado, Oliveira and Fernandes (2009), severity 1, on linear RGB.
+SIMULATIONS = {
+    "normal": np.eye(3),
+    "protanopia": [
+        [0.152286, 1.052583, -0.204868],
+        [0.114503, 0.786281, 0.099216],
+        [-0.003882, -0.048116, 1.051998],
+    ],
+    "deuteranopia": [
+        [0.367322, 0.860646, -0.227968],
+        [0.280085, 0.672501, 0.047413],
+        [-0.011820, 0.042940, 0.968881],
+    ],
+    "tritanopia": [
+        [1.255528, -0.076749, -0.178779],
+        [-0.078411, 0.930809, 0.147602],
+        [0.004733, 0.691367, 0.303900],
+    ],
+}
+
+
+def parts(figure: go.Figure) -> Any:
+    """Plotly's figures have no types that a checker could follow."""
+    return figure
+
+
+def linear(colour: str) -> np.ndarray:
+    channels = np.array([int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)])
+    return np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+
+
+def luminance(colour: str) -> float:
+    return float(np.array([0.2126, 0.7152, 0.0722]) @ linear(colour))
+
+
+def contrast(one: str, other: str) -> float:
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def lab(colour: np.ndarray) -> np.ndarray:
+    to_xyz = np.array(
+        [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+    )
+    xyz = to_xyz @ np.clip(colour, 0, 1) / [0.95047, 1, 1.08883]
+    x, y, z = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("page", ["#ffffff", "#14171c"])
+@pytest.mark.parametrize("name", PALETTE)
+def test_colours_stand_out_on_light_and_dark_pages(name: str, page: str) -> None:
+    assert contrast(PALETTE[name], page) > 2.9
+
+
+@pytest.mark.parametrize("vision", SIMULATIONS)
+def test_colours_stay_apart_in_colour_blind_eyes(vision: str) -> None:
+    simulate = np.asarray(SIMULATIONS[vision])
+    seen = {name: lab(simulate @ linear(colour)) for name, colour in PALETTE.items()}
+    for one, other in itertools.combinations(seen, 2):
+        assert np.linalg.norm(seen[one] - seen[other]) > 15, (one, other)
+
+
+def test_a_line_has_its_interval_as_a_band_behind_it() -> None:
+    line = Series("model", [1, 2, 3], [1.0, 0.5, 0.2], low=[0.9, 0.4, 0.1], high=[1, 0.6, 0.3])
+    band, drawn = line_figure([line], x_title="n", y_title="accuracy").data
+    assert list(band.x) == [1, 2, 3, 3, 2, 1]
+    assert list(band.y) == [1, 0.6, 0.3, 0.1, 0.4, 0.9]
+    assert band.fill == "toself" and not band.showlegend
+    assert list(drawn.y) == [1.0, 0.5, 0.2]
+
+
+def test_a_missing_value_splits_the_band() -> None:
+    nan = float("nan")
+    line = Series("model", [1, 2, 3], [1, nan, 0.2], low=[0.9, nan, 0.1], high=[1, nan, 0.3])
+    first, second, _ = line_figure([line], x_title="n", y_title="accuracy").data
+    assert list(first.x) == [1, 1] and list(second.x) == [3, 3]
+
+
+def test_controls_are_grey_and_dashed_and_do_not_use_up_a_colour() -> None:
+    figure = parts(
+        line_figure(
+            [
+                Series("random labels", [1], [0.5], control=True),
+                Series("model", [1], [1.0]),
+                Series("random weights", [1], [0.4], control=True),
+            ],
+            x_title="loop",
+            y_title="accuracy",
+        )
+    )
+    first, model, second = figure.data
+    assert first.line.color == second.line.color == PALETTE["grey"]
+    assert first.line.dash == "dash" and second.line.dash == "dot"
+    assert model.line.color == PALETTE["blue"] and model.line.dash == "solid"
+
+
+def test_one_name_has_one_colour_and_one_legend_entry_in_all_panels() -> None:
+    figure = parts(
+        line_panels(
+            [
+                LinePanel([Series("a", [1], [1]), Series("b", [1], [2])], "residual", y_log=True),
+                LinePanel(
+                    [Series("b", [1], [3])], "accuracy", references=[Reference(0.5, "chance")]
+                ),
+            ],
+            x_title="loop",
+        )
+    )
+    a, b, again = figure.data
+    assert b.line.color == again.line.color != a.line.color
+    assert [t.showlegend for t in figure.data] == [True, True, False]
+    assert figure.layout.yaxis.type == "log" and figure.layout.xaxis2.title.text == "loop"
+    assert figure.layout.xaxis2.matches == "x"
+
+
+def test_references_on_logarithmic_axes_put_their_words_where_their_line_is() -> None:
+    figure = parts(
+        line_figure(
+            [Series("a", [1, 10], [1, 100])],
+            x_title="x",
+            y_title="y",
+            y_log=True,
+            y_range=(1, 100),
+            references=[Reference(10, "ten")],
+        )
+    )
+    assert figure.layout.shapes[0].y0 == 10  # shapes take data units
+    assert figure.layout.annotations[-1].y == 1  # annotations take the exponent
+    assert list(figure.layout.yaxis.range) == [0, 2]
+
+
+def test_bars_take_absolute_intervals() -> None:
+    bars = Series("IIA", ["ripple", "latched"], [0.4, 0.9], low=[0.3, 0.85], high=[0.6, 0.95])
+    (bar,) = bars_with_intervals([bars], value_title="IIA").data
+    np.testing.assert_allclose(bar.error_x.array, [0.2, 0.05])
+    np.testing.assert_allclose(bar.error_x.arrayminus, [0.1, 0.05])
+
+
+def test_heat_maps_share_one_scale() -> None:
+    figure = parts(
+        heatmap_panels(
+            [HeatPanel([[0, 1]], "one"), HeatPanel([[2, np.nan]], "two")],
+            x=["a", "b"],
+            y=[0],
+            x_title="x",
+            y_title="y",
+            value_title="v",
+        )
+    )
+    assert {t.coloraxis for t in figure.data} == {"coloraxis"}
+    assert (figure.layout.coloraxis.cmin, figure.layout.coloraxis.cmax) == (0, 2)
+    assert figure.layout.meta["loopinterp"]["panels"] == 2
+
+
+def test_the_slider_has_one_frame_for_each_loop() -> None:
+    values = np.random.default_rng(0).random((3, 2, 4, 4))
+    figure = parts(
+        loop_slider_figure(
+            values,
+            loops=[0, 1, 2],
+            panel_titles=["head 0", "head 1"],
+            x=range(4),
+            y=range(4),
+            x_title="key",
+            y_title="query",
+            value_title="attention",
+        )
+    )
+    for t, frame in enumerate(figure.frames):
+        for k, heat in enumerate(frame.data):
+            np.testing.assert_allclose(heat.z, values[t, k], rtol=1e-6)
+    assert [step.label for step in figure.layout.sliders[0].steps] == ["0", "1", "2"]
+
+
+def test_figures_hold_no_colour_of_text_or_page() -> None:
+    figure = heatmap_figure(
+        [[0.0]], x=[0], y=[0], x_title="x", y_title="y", value_title="v", scale="mass"
+    )
+    layout = json.loads(str(figure.to_json()))["layout"]["template"]["layout"]
+    assert "color" not in layout["font"]
+    assert layout["paper_bgcolor"] == layout["plot_bgcolor"] == "rgba(0,0,0,0)"
+
+
+def test_a_heat_map_of_the_wrong_shape_is_explained() -> None:
+    with pytest.raises(InputError, match="2 rows and 1 columns"):
+        heatmap_figure([[1.0]], x=[0], y=[0, 1], x_title="x", y_title="y", value_title="v")
+    with pytest.raises(InputError, match="Did you mean 'diverging'"):
+        heatmap_figure(
+            [[1.0]], x=[0], y=[0], x_title="x", y_title="y", value_title="v", scale="divergin"
+        )
+
+
+def test_a_ramp_starts_blue_and_ends_ochre() -> None:
+    assert ramp(1) == [PALETTE["blue"]]
+    assert ramp(5)[0] == PALETTE["blue"] and ramp(5)[-1] == PALETTE["ochre"]
