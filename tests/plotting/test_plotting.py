@@ -89,7 +89,7 @@ def test_colours_stay_apart_in_colour_blind_eyes(vision: str) -> None:
 
 def test_a_line_has_its_interval_as_a_band_behind_it() -> None:
     line = Series("model", [1, 2, 3], [1.0, 0.5, 0.2], low=[0.9, 0.4, 0.1], high=[1, 0.6, 0.3])
-    band, drawn = line_figure([line], x_title="n", y_title="accuracy").data
+    band, drawn = parts(line_figure([line], x_title="n", y_title="accuracy")).data
     assert list(band.x) == [1, 2, 3, 3, 2, 1]
     assert list(band.y) == [1, 0.6, 0.3, 0.1, 0.4, 0.9]
     assert band.fill == "toself" and not band.showlegend
@@ -99,7 +99,7 @@ def test_a_line_has_its_interval_as_a_band_behind_it() -> None:
 def test_a_missing_value_splits_the_band() -> None:
     nan = float("nan")
     line = Series("model", [1, 2, 3], [1, nan, 0.2], low=[0.9, nan, 0.1], high=[1, nan, 0.3])
-    first, second, _ = line_figure([line], x_title="n", y_title="accuracy").data
+    first, second, _ = parts(line_figure([line], x_title="n", y_title="accuracy")).data
     assert list(first.x) == [1, 1] and list(second.x) == [3, 3]
 
 
@@ -158,7 +158,7 @@ def test_references_on_logarithmic_axes_put_their_words_where_their_line_is() ->
 
 def test_bars_take_absolute_intervals() -> None:
     bars = Series("IIA", ["ripple", "latched"], [0.4, 0.9], low=[0.3, 0.85], high=[0.6, 0.95])
-    (bar,) = bars_with_intervals([bars], value_title="IIA").data
+    (bar,) = parts(bars_with_intervals([bars], value_title="IIA")).data
     np.testing.assert_allclose(bar.error_x.array, [0.2, 0.05])
     np.testing.assert_allclose(bar.error_x.arrayminus, [0.1, 0.05])
 
