@@ -127,7 +127,8 @@ class Attention(nn.Module):
             batch, n_pos, _ = x.shape
             split = F.linear(x, qkv_weight, qkv_bias).view(batch, n_pos, 3, n_heads, d_head)
             if context.qk_offset is not None or context.rotation is not None:
-                q, k, v = place(*split.unbind(2), context)
+                q, k, v = split.unbind(2)
+                q, k, v = place(q, k, v, context)
                 q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
             else:
                 q, k, v = split.permute(2, 0, 3, 1, 4).unbind(0)
@@ -250,3 +251,8 @@ class Layer(nn.Module):
             return x
         recall = self.recall1 if which == 1 else self.recall2
         return x + e if recall is None else recall(x, e)
+
+
+def layer_functions(layers: nn.ModuleList) -> list[LayerFunction]:
+    """The fast paths of some layers, in order."""
+    return [layer.function() for layer in layers if isinstance(layer, Layer)]

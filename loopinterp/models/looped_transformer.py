@@ -15,7 +15,7 @@ from loopinterp.errors import HookError, InputError, unknown_name
 from loopinterp.models.cache import LoopedCache, Recorder
 from loopinterp.models.config import LoopedTransformerConfig
 from loopinterp.models.hooked import Tap, Taps, tapped_layer, tapped_norm
-from loopinterp.models.layers import Layer, Norm, Recall
+from loopinterp.models.layers import Layer, Norm, Recall, layer_functions
 from loopinterp.models.positions import (
     AttentionContext,
     RelativeBias,
@@ -176,8 +176,8 @@ class LoopedTransformer(TransformerLensMixin, PretrainedMixin, HookedRootModule)
             return torch.stack([self.readout(state) for state in h])
         if self.coda:
             context = self._length_context(h.shape[1])
-            for layer in self.coda:
-                h = layer.function()(h, None, context)
+            for layer in layer_functions(self.coda):
+                h = layer(h, None, context)
         h = h if self.ln_final is None else self.ln_final(h)
         return self.unembedding(h)
 
@@ -289,7 +289,9 @@ class LoopedTransformer(TransformerLensMixin, PretrainedMixin, HookedRootModule)
             if incl_bwd:
                 recorder.backward(out if loss_fn is None else loss_fn(out))
             cache = LoopedCache(recorder.kept, self.unroll(self._n_loops))
-        return out, cache.remove_batch_dim() if remove_batch_dim else cache
+        if remove_batch_dim:
+            cache.remove_batch_dim(batch_size=len(inputs))
+        return out, cache
 
     def run_with_hooks(self, *args: Any, n_loops: int | None = None, **options: Any) -> Tensor:
         """Run with hooks that are taken off afterwards: ``fwd_hooks=[(name, function), …]``.
@@ -503,7 +505,7 @@ class LoopedTransformer(TransformerLensMixin, PretrainedMixin, HookedRootModule)
 
     def _loop_function(self) -> Callable[[Tensor, Tensor, AttentionContext], Tensor]:
         """One loop as a plain function, weights and branches resolved once per run."""
-        layers = [layer.function() for layer in self.block]  # type: ignore[operator]
+        layers = layer_functions(self.block)
         injection, recall, gate = self.config.injection, self.recall, self.gate
         norm = None if self.ln_loop is None else self.ln_loop.function()
 

@@ -37,7 +37,7 @@ class AttentionContext:
     rotation: tuple[Tensor, Tensor] | None = None
     qk_offset: Float[Tensor, "batch pos head d_head"] | None = None
 
-    def select(self, rows: Tensor) -> AttentionContext:
+    def select(self, rows: Tensor | slice) -> AttentionContext:
         """The context of some examples of the batch."""
         if self.qk_offset is None:
             return self

@@ -56,7 +56,7 @@ class Iteration:
     h0: Float[Tensor, "batch pos d_model"]
     step: Callable[[Tensor], Tensor]
     readout: Callable[[Tensor], Tensor]
-    select: Callable[[Tensor], Iteration]
+    select: Callable[[Tensor | slice], Iteration]
     """The iteration of some examples of the batch (their ``h0`` and ``e`` selected)."""
 
 

@@ -125,18 +125,19 @@ class AddressBook:
         self.config, self.n_loops = config, n_loops
         layers, loops, top = layer_sites(config), loop_sites(config), top_sites(config)
         entries: list[Address] = []
-        for name, kind in top.items():
-            entries.append(Address(name, name, kind, None, None))
+        entries += [self._top(n, k) for n, k in top.items() if not n.startswith("ln_final")]
         for k in range(config.n_prelude):
             entries += self._layer(k, layers, None, k)
         for loop in range(n_loops):
-            for name, kind in loops.items():
-                entries.append(Address(f"loops.{loop}.{name}", name, kind, loop, None))
+            entering, leaving = self._loop(loop, loops)
+            entries += entering
             for layer in range(config.n_layers):
                 entries += self._layer(self.block(loop, layer), layers, loop, layer)
+            entries += leaving
         for k in range(config.n_coda):
             number = config.n_prelude + n_loops * config.n_layers + k
             entries += self._layer(number, layers, None, k)
+        entries += [self._top(n, k) for n, k in top.items() if n.startswith("ln_final")]
         self.addresses = {entry.name: entry for entry in entries}
         self.components = [*layers, *loops]
         self._per_loop = set(loops)
@@ -147,6 +148,23 @@ class AddressBook:
     ) -> Iterator[Address]:
         for name, kind in sites.items():
             yield Address(f"blocks.{number}.{name}", name, kind, loop, layer)
+
+    @staticmethod
+    def _top(name: str, kind: str) -> Address:
+        return Address(name, name, kind, None, None)
+
+    def _loop(self, loop: int, sites: dict[str, str]) -> tuple[list[Address], list[Address]]:
+        """What fires before the layers of a loop, and what fires after them."""
+        first = {"hook_state_pre"}
+        if self.config.injection != "gated_output":
+            first.add("hook_injection")
+        both = [
+            Address(f"loops.{loop}.{name}", name, kind, loop, None) for name, kind in sites.items()
+        ]
+        return (
+            [a for a in both if a.component in first],
+            [a for a in both if a.component not in first],
+        )
 
     def block(self, loop: int, layer: int) -> int:
         """TransformerLens' number of a layer at a loop."""

@@ -1,0 +1,81 @@
+"""Masks, biases, rotations and abacus positions against plain Python."""
+
+from __future__ import annotations
+
+import cmath
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loopinterp.errors import InputError
+from loopinterp.models.positions import (
+    AttentionContext,
+    RelativeBias,
+    abacus_positions,
+    attention_mask,
+    check_length,
+    rotary_tables,
+    rotate,
+)
+
+CPU = torch.device("cpu")
+
+
+@given(st.integers(1, 9), st.booleans(), st.none() | st.integers(0, 4))
+def test_mask_is_causality_and_window(n_pos: int, causal: bool, window: int | None) -> None:
+    mask = attention_mask(n_pos, causal=causal, window=window, device=CPU)
+    for query in range(n_pos):
+        for key in range(n_pos):
+            allowed = (key <= query or not causal) and (
+                window is None or abs(query - key) <= window
+            )
+            assert mask[query, key] == allowed
+
+
+def test_relative_bias_is_clamped() -> None:
+    bias = RelativeBias(2, 2)
+    torch.nn.init.normal_(bias.table)
+    full = bias(6)
+    for query in range(6):
+        for key in range(6):
+            index = max(-2, min(2, key - query)) + 2
+            assert torch.equal(full[:, query, key], bias.table[:, index])
+
+
+def test_rotation_turns_pairs_like_complex_numbers() -> None:
+    x = torch.randn(1, 5, 1, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    rotated = rotate(x, rotary_tables(5, 4, 100.0, CPU, torch.float64))
+    for pos in range(5):
+        for pair, frequency in enumerate([1.0, 100.0**-0.5]):
+            z = complex(*x[0, pos, 0, 2 * pair : 2 * pair + 2].tolist())
+            expected = z * cmath.exp(1j * pos * frequency)
+            got = rotated[0, pos, 0, 2 * pair : 2 * pair + 2]
+            assert got.tolist() == pytest.approx([expected.real, expected.imag], abs=1e-6)
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=20), st.integers(0, 7))
+def test_abacus_counts_digits_within_their_number(tokens: list[int], offset: int) -> None:
+    expected, run = [], 0
+    for token in tokens:
+        run = run + 1 if token in (1, 2, 3) else 0
+        expected.append(run + offset if run else 0)
+    got = abacus_positions(torch.tensor([tokens]), (1, 2, 3), offset)
+    assert got[0].tolist() == expected
+
+
+def test_tables_that_are_too_short_are_refused() -> None:
+    check_length(8, 8, "sequence length")
+    with pytest.raises(InputError, match="at most n_ctx=8 learned positions, got 9"):
+        check_length(9, 8, "sequence length")
+
+
+def test_selecting_examples_keeps_their_own_offsets() -> None:
+    offsets = torch.arange(6.0).view(3, 1, 1, 2)
+    rows = torch.tensor([2, 0])
+    selected = AttentionContext(qk_offset=offsets).select(rows)
+    assert selected.qk_offset is not None
+    assert torch.equal(selected.qk_offset, offsets[rows])
+    plain = AttentionContext(is_causal=True)
+    assert plain.select(rows) is plain

@@ -1,0 +1,114 @@
+"""Addresses: numbering, aliases, slices, filters, and errors that help."""
+
+from __future__ import annotations
+
+import pytest
+
+from loopinterp.errors import HookError
+from loopinterp.models.sites import AddressBook, resolve_index
+from tests.models.variants import VARIANTS, build, some_inputs
+
+
+def _book(name: str = "surround", n_loops: int = 3) -> AddressBook:
+    return AddressBook(build(name).config, n_loops)
+
+
+def test_prelude_comes_first_and_coda_last() -> None:
+    book = _book()  # 1 prelude, 2 layers in the block, 2 coda
+    assert book.site("hook_resid_post", loop=0, layer=0) == "blocks.1.hook_resid_post"
+    assert book.site("hook_resid_post", loop=2, layer=1) == "blocks.6.hook_resid_post"
+    last = [a for a in book.addresses.values() if a.name == "blocks.8.hook_resid_post"]
+    assert last[0].loop is None and last[0].layer == 1
+    assert "blocks.9.hook_resid_post" not in book.addresses
+
+
+def test_slices_lists_and_negative_indices() -> None:
+    book = _book()
+    assert book.site("pattern", loop=-1, layer=-1) == "blocks.6.attn.hook_pattern"
+    assert book.site("z", loop=slice(0, 2), layer=1) == [
+        "blocks.2.attn.hook_z",
+        "blocks.4.attn.hook_z",
+    ]
+    assert len(book.site("z")) == 6
+    assert book.site("hook_state_pre", loop=[0, 2]) == [
+        "loops.0.hook_state_pre",
+        "loops.2.hook_state_pre",
+    ]
+
+
+def test_the_alias_names_the_same_place() -> None:
+    book = _book()
+    assert book.resolve("loops.2.blocks.1.attn.hook_pattern") == "blocks.6.attn.hook_pattern"
+    assert book.resolve("loops.-1.blocks.-1.attn.hook_pattern") == "blocks.6.attn.hook_pattern"
+    assert book.resolve("blocks.6.attn.hook_pattern") == "blocks.6.attn.hook_pattern"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("loops.3.blocks.0.attn.hook_pattern", "an index from -3 to 2"),
+        ("loops.0.blocks.2.attn.hook_pattern", "an index from -2 to 1"),
+        ("loops.0.blocks.0.attn.hook_patern", "Did you mean 'attn.hook_pattern'"),
+        ("blocks.9.hook_resid_post", r"blocks\.0 to blocks\.8"),
+        ("loops.7.hook_state_pre", r"loops\.0 to loops\.2"),
+        ("nonsense", "expected one of"),
+    ],
+)
+def test_wrong_names_say_what_is_right(name: str, message: str) -> None:
+    with pytest.raises(HookError, match=message):
+        _book().resolve(name)
+
+
+def test_a_layer_makes_no_sense_once_per_loop() -> None:
+    with pytest.raises(HookError, match="once per loop"):
+        _book().site("hook_state_pre", loop=0, layer=0)
+
+
+def test_filters() -> None:
+    book = _book()
+    assert len(book.select("resid_post")) == 1 + 3 * 2 + 2
+    assert len(book.select("resid_post", loops=[0, 2])) == 4
+    assert book.select(["loops.1.blocks.0.attn.hook_z", "hook_embed"]) == [
+        "hook_embed",
+        "blocks.3.attn.hook_z",
+    ]
+    assert book.select(None) == list(book.addresses)
+    assert all(book.addresses[n].loop == 1 for n in book.select(None, loops=1))
+    with pytest.raises(HookError, match="keeps none"):
+        book.select("hook_embed", loops=0)
+    with pytest.raises(HookError, match="keeps none"):
+        book.select(lambda name: False)
+    with pytest.raises(HookError, match="a name, a list of names, or a predicate"):
+        book.select(3)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_address_fires_once_with_the_shape_it_promises(name: str) -> None:
+    model = build(name)
+    x = some_inputs(model)
+    fired: list[str] = []
+
+    def note(activation, hook) -> None:
+        fired.append(hook.name)
+        address = model.addresses(3).addresses[hook.name]
+        assert activation.shape == address.shape(model.config, 3, 7)
+
+    model.run_with_hooks(x, n_loops=3, fwd_hooks=[(lambda name: True, note)])
+    assert sorted(fired) == sorted(model.addresses(3).addresses)
+    assert fired == list(model.addresses(3).addresses), "addresses stand in the order they fire"
+
+
+def test_hooks_stay_when_the_number_of_loops_changes() -> None:
+    model = build("surround", n_loops=2)
+    hits: list[str] = []
+    model.add_hook("blocks.5.hook_resid_post", lambda a, hook: hits.append(hook.name))
+    model(some_inputs(model))
+    model(some_inputs(model), n_loops=4)
+    # blocks.5 is the first coda layer of a run of 2 loops, and blocks.9 that of a run of 4.
+    assert hits == ["blocks.5.hook_resid_post", "blocks.9.hook_resid_post"]
+
+
+def test_resolve_index_errors() -> None:
+    assert resolve_index(None, 2, "loop") == ([0, 1], False)
+    with pytest.raises(HookError, match="a smaller loop"):
+        resolve_index([0, 5], 3, "loop")
