@@ -1,0 +1,73 @@
+"""RASP-L as an embedded language: expression graphs, a batched interpreter, loop programs."""
+
+from typing import TYPE_CHECKING
+
+from loopinterp._lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from loopinterp.rasp.counts import CeilLog2 as CeilLog2
+    from loopinterp.rasp.counts import Linear as Linear
+    from loopinterp.rasp.expr import Expr as Expr
+    from loopinterp.rasp.expr import Selector as Selector
+    from loopinterp.rasp.expr import Seq as Seq
+    from loopinterp.rasp.interpreter import evaluate as evaluate
+    from loopinterp.rasp.language import UNKNOWN as UNKNOWN
+    from loopinterp.rasp.language import aggregate as aggregate
+    from loopinterp.rasp.language import eq as eq
+    from loopinterp.rasp.language import full as full
+    from loopinterp.rasp.language import indices as indices
+    from loopinterp.rasp.language import kqv as kqv
+    from loopinterp.rasp.language import maximum as maximum
+    from loopinterp.rasp.language import minimum as minimum
+    from loopinterp.rasp.language import ne as ne
+    from loopinterp.rasp.language import sel_width as sel_width
+    from loopinterp.rasp.language import select as select
+    from loopinterp.rasp.language import seq_map as seq_map
+    from loopinterp.rasp.language import shift_right as shift_right
+    from loopinterp.rasp.language import tok_map as tok_map
+    from loopinterp.rasp.language import tokens as tokens
+    from loopinterp.rasp.language import var as var
+    from loopinterp.rasp.language import where as where
+    from loopinterp.rasp.program import LoopProgram as LoopProgram
+    from loopinterp.rasp.registry import get_program as get_program
+    from loopinterp.rasp.registry import list_programs as list_programs
+    from loopinterp.rasp.registry import register_program as register_program
+    from loopinterp.rasp.trace import Intervention as Intervention
+    from loopinterp.rasp.trace import Trace as Trace
+    from loopinterp.rasp.trace import counterfactual as counterfactual
+
+__getattr__, __dir__, __all__ = lazy_exports(
+    __name__,
+    {
+        "CeilLog2": ".counts",
+        "Expr": ".expr",
+        "Intervention": ".trace",
+        "Linear": ".counts",
+        "LoopProgram": ".program",
+        "Selector": ".expr",
+        "Seq": ".expr",
+        "Trace": ".trace",
+        "UNKNOWN": ".language",
+        "aggregate": ".language",
+        "counterfactual": ".trace",
+        "eq": ".language",
+        "evaluate": ".interpreter",
+        "full": ".language",
+        "get_program": ".registry",
+        "indices": ".language",
+        "kqv": ".language",
+        "list_programs": ".registry",
+        "maximum": ".language",
+        "minimum": ".language",
+        "ne": ".language",
+        "register_program": ".registry",
+        "sel_width": ".language",
+        "select": ".language",
+        "seq_map": ".language",
+        "shift_right": ".language",
+        "tok_map": ".language",
+        "tokens": ".language",
+        "var": ".language",
+        "where": ".language",
+    },
+)

@@ -1,0 +1,413 @@
+"""Expressions as data: an immutable graph of sequences and selectors.
+
+A :class:`Seq` stands for a sequence of integers, one per position; a :class:`Selector` for the
+positions (keys) that each position (query) looks at. Nodes are interned: building the same node
+twice gives the same object, so ``==`` and ``hash`` are those of structure and cost nothing, and
+a common subexpression is one node however often it was written. That is why ``==`` compares
+expressions, and ``eq(x, y)`` is the expression that compares their values; ``<``, ``+``, ``&``
+and the other operators build expressions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakValueDictionary
+
+from loopinterp.errors import InputError, unknown_name
+from loopinterp.rasp.ops import OPS, PREDICATES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MAX_DEPTH = 5_000
+"""Deepest expression; deeper ones are refused when they are built."""
+
+Node = TypeVar("Node")
+
+
+_NODES: WeakValueDictionary[tuple[Any, ...], Any] = WeakValueDictionary()
+
+
+class _Interned(type):
+    """Calling the class gives the one node that has those fields."""
+
+    def __call__(cls: Callable[..., Node], *args: Any, **kwargs: Any) -> Node:
+        node = type.__call__(cls, *args, **kwargs)  # type: ignore[arg-type]
+        key = (cls, *(getattr(node, field.name) for field in dataclasses.fields(node)))
+        return _NODES.setdefault(key, node)
+
+
+class Expr(metaclass=_Interned):
+    """A node of an expression graph.
+
+    Attributes:
+        children: The nodes it is made from, in order.
+        variables: Names of the loop program's variables it reads, itself or below.
+        depth: Longest path to a leaf.
+        tree_size: Nodes of the graph written out as a tree.
+    """
+
+    children: tuple[Expr, ...]
+    variables: frozenset[str]
+    depth: int
+    tree_size: int
+
+    def __post_init__(self) -> None:
+        values = [getattr(self, field.name) for field in dataclasses.fields(self)]  # type: ignore[arg-type]
+        flat = [v for value in values for v in (value if isinstance(value, tuple) else (value,))]
+        children = tuple(v for v in flat if isinstance(v, Expr))
+        self._set("children", children)
+        self._set("variables", frozenset().union(*(c.variables for c in children)))
+        self._set("depth", 1 + max((c.depth for c in children), default=0))
+        self._set("tree_size", 1 + sum(c.tree_size for c in children))
+        if self.depth > MAX_DEPTH:
+            raise InputError(
+                "expression",
+                expected=f"a depth of at most {MAX_DEPTH}",
+                given="a deeper one",
+                fix="Keep intermediate values in variables of a loop program.",
+            )
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    def __repr__(self) -> str:
+        from loopinterp.rasp.show import code
+
+        return code(self)
+
+    def __copy__(self) -> Expr:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Expr:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), tuple(
+            getattr(self, field.name)
+            for field in dataclasses.fields(self)  # type: ignore[arg-type]
+        )
+
+
+class Selector(Expr):
+    """Which keys each query looks at."""
+
+
+class Seq(Expr):
+    """A sequence of integers."""
+
+    def __add__(self, other: Seq | int) -> Seq:
+        return Elementwise("add", (self, as_seq(other)))
+
+    def __radd__(self, other: int) -> Seq:
+        return as_seq(other) + self
+
+    def __sub__(self, other: Seq | int) -> Seq:
+        return Elementwise("sub", (self, as_seq(other)))
+
+    def __rsub__(self, other: int) -> Seq:
+        return as_seq(other) - self
+
+    def __mul__(self, other: Seq | int) -> Seq:
+        return Elementwise("mul", (self, as_seq(other)))
+
+    def __rmul__(self, other: int) -> Seq:
+        return as_seq(other) * self
+
+    def __floordiv__(self, other: Seq | int) -> Seq:
+        return Elementwise("floordiv", (self, as_seq(other)))
+
+    def __mod__(self, other: Seq | int) -> Seq:
+        return Elementwise("mod", (self, as_seq(other)))
+
+    def __and__(self, other: Seq | int) -> Seq:
+        return Elementwise("and", (self, as_seq(other)))
+
+    def __rand__(self, other: int) -> Seq:
+        return as_seq(other) & self
+
+    def __or__(self, other: Seq | int) -> Seq:
+        return Elementwise("or", (self, as_seq(other)))
+
+    def __ror__(self, other: int) -> Seq:
+        return as_seq(other) | self
+
+    def __xor__(self, other: Seq | int) -> Seq:
+        return Elementwise("xor", (self, as_seq(other)))
+
+    def __rxor__(self, other: int) -> Seq:
+        return as_seq(other) ^ self
+
+    def __lt__(self, other: Seq | int) -> Seq:
+        return Elementwise("lt", (self, as_seq(other)))
+
+    def __le__(self, other: Seq | int) -> Seq:
+        return Elementwise("le", (self, as_seq(other)))
+
+    def __gt__(self, other: Seq | int) -> Seq:
+        return Elementwise("gt", (self, as_seq(other)))
+
+    def __ge__(self, other: Seq | int) -> Seq:
+        return Elementwise("ge", (self, as_seq(other)))
+
+    def __invert__(self) -> Seq:
+        return Elementwise("not", (self,))
+
+    def __neg__(self) -> Seq:
+        return Elementwise("neg", (self,))
+
+    def __abs__(self) -> Seq:
+        return Elementwise("abs", (self,))
+
+    def __bool__(self) -> bool:
+        raise InputError(
+            "truth value",
+            expected="an expression that stays an expression",
+            given=f"`if`, `and`, `or` or `not` on {self!r}",
+            fix="Use &, |, ~ and where(condition, x, y).",
+        )
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Tokens(Seq):
+    """The input tokens."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Indices(Seq):
+    """The positions 0, 1, 2, …"""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Full(Seq):
+    """The same integer at every position."""
+
+    value: int
+
+    def __post_init__(self) -> None:
+        check_int(self.value, "value of full")
+        super().__post_init__()
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Var(Seq):
+    """A variable of the loop program, as it was at the start of the loop."""
+
+    name: str
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.name, str) or not self.name.isidentifier():
+            raise InputError(
+                "name of a variable",
+                expected="a Python identifier",
+                given=repr(self.name),
+                fix="Name it like carry or span_2.",
+            )
+        self._set("variables", frozenset((self.name,)))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TokMap(Seq):
+    """A finite table applied at each position.
+
+    Values outside the table take ``default``; with no default they are an error at run time.
+    """
+
+    x: Seq
+    table: tuple[tuple[int, int], ...]
+    default: int | None = None
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        need_seq(self.x, "x of tok_map")
+        for value in (v for pair in self.table for v in pair):
+            check_int(value, "entry in the table of tok_map")
+        if self.default is not None:
+            check_int(self.default, "default of tok_map")
+        super().__post_init__()
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Elementwise(Seq):
+    """A named operation on the values at each position; see :data:`loopinterp.rasp.ops.OPS`."""
+
+    op: str
+    args: tuple[Seq, ...]
+
+    def __post_init__(self) -> None:
+        if self.op not in OPS:
+            raise unknown_name("operation", self.op, OPS)
+        for arg in self.args:
+            need_seq(arg, f"argument of {self.op}")
+        if len(self.args) != OPS[self.op].arity:
+            raise InputError(
+                f"operation {self.op!r}",
+                expected=f"{OPS[self.op].arity} arguments",
+                given=f"{len(self.args)}: {', '.join(map(repr, self.args))}",
+                fix="Pass as many sequences as the operation takes.",
+            )
+        super().__post_init__()
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Select(Selector):
+    """Each query looks at the keys for which the predicate of (key, query) holds.
+
+    With ``causal``, only keys at the query's own position and before. The predicate is a name
+    (see :data:`loopinterp.rasp.ops.PREDICATES`) or a finite relation: the tuple of the
+    (key, query) pairs for which it holds. ``name`` is how traces call the selector.
+    """
+
+    k: Seq
+    q: Seq
+    predicate: str | tuple[tuple[int, int], ...]
+    causal: bool = True
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        need_seq(self.k, "k of select")
+        need_seq(self.q, "q of select")
+        self._check_predicate()
+        super().__post_init__()
+
+    def _check_predicate(self) -> None:
+        where = f"predicate of select(k={self.k!r}, q={self.q!r})"
+        if isinstance(self.predicate, str):
+            if self.predicate not in PREDICATES:
+                raise unknown_name(where, self.predicate, PREDICATES)
+            return
+        pairs = self.predicate if isinstance(self.predicate, tuple) else (None,)
+        if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
+            raise InputError(
+                where,
+                expected="a function of two tokens: a name such as '==', or (key, query) pairs",
+                given=repr(self.predicate),
+                fix='Write select(k, q, "=="), or list the pairs: [(0, 1), (1, 0)].',
+            )
+        for value in (v for pair in pairs if pair for v in pair):
+            check_int(value, f"token in the {where}")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Aggregate(Seq):
+    """Mean, max or min of the values at the selected positions; ``default`` where there is none.
+
+    The mean is an integer: it is truncated towards zero.
+    """
+
+    selector: Selector
+    value: Seq
+    mode: str = "mean"
+    default: int = 0
+
+    def __post_init__(self) -> None:
+        need_selector(self.selector, "selector of aggregate")
+        need_seq(self.value, "value of aggregate")
+        check_int(self.default, "default of aggregate")
+        if self.mode not in ("mean", "max", "min"):
+            raise unknown_name("mode of aggregate", self.mode, ("mean", "max", "min"))
+        super().__post_init__()
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SelWidth(Seq):
+    """How many positions each query selects."""
+
+    selector: Selector
+
+    def __post_init__(self) -> None:
+        need_selector(self.selector, "selector of sel_width")
+        super().__post_init__()
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ShiftRight(Seq):
+    """The value ``n`` positions before; ``default`` at the first ``n`` positions.
+
+    A shorthand for :attr:`expanded`, which is what it means and what a compiler sees.
+    """
+
+    x: Seq
+    n: int = 1
+    default: int = 0
+
+    def __post_init__(self) -> None:
+        need_seq(self.x, "x of shift_right")
+        check_int(self.default, "default of shift_right")
+        if isinstance(self.n, bool) or not isinstance(self.n, int) or self.n < 1:
+            raise InputError(
+                "n of shift_right",
+                expected="an integer >= 1",
+                given=repr(self.n),
+                fix="To shift by a value of the program use select(indices, indices - n, '==').",
+            )
+        super().__post_init__()
+
+    @property
+    def selector(self) -> Select:
+        """Each position selects the one ``n`` before; its name is ``shift_{n}``."""
+        back = Elementwise("sub", (Indices(), Full(self.n)))
+        return Select(Indices(), back, "==", True, f"shift_{self.n}")
+
+    @property
+    def expanded(self) -> Aggregate:
+        return Aggregate(self.selector, self.x, "mean", self.default)
+
+
+def as_seq(x: Seq | int) -> Seq:
+    """``x``, or the constant sequence of an integer.
+
+    Raises:
+        InputError: ``x`` is neither.
+    """
+    if isinstance(x, int):
+        return Full(int(x))
+    return need_seq(x, "operand")
+
+
+def need_seq(x: object, what: str) -> Seq:
+    """Return ``x`` if it is a sequence expression.
+
+    Raises:
+        InputError: it is a selector, or no expression at all.
+    """
+    if isinstance(x, Seq):
+        return x
+    if isinstance(x, Selector):
+        given = f"the selector {x!r}"
+        fix = "Read values with aggregate(selector, value), or count with sel_width(selector)."
+    else:
+        given = f"{type(x).__name__} {x!r}"
+        fix = "Use tokens, indices, full(0), var('name'), or an expression made of them."
+    raise InputError(what, expected="a sequence", given=given, fix=fix)
+
+
+def need_selector(x: object, what: str) -> None:
+    """Check that ``x`` is a selector expression.
+
+    Raises:
+        InputError: it is a sequence, or no expression at all.
+    """
+    if not isinstance(x, Selector):
+        kind = "the sequence" if isinstance(x, Seq) else type(x).__name__
+        raise InputError(
+            what,
+            expected="a selector",
+            given=f"{kind} {x!r}",
+            fix="Make one with select(k, q, predicate).",
+        )
+
+
+def check_int(x: object, what: str) -> None:
+    """Check that ``x`` is an integer (and no bool).
+
+    Raises:
+        InputError: it is not.
+    """
+    if isinstance(x, bool) or not isinstance(x, int):
+        raise InputError(
+            what, expected="an integer", given=repr(x), fix="Sequences hold integers only."
+        )

@@ -1,0 +1,87 @@
+"""Loop programs by name."""
+
+from __future__ import annotations
+
+import importlib
+
+from loopinterp.errors import InputError, unknown_name
+from loopinterp.rasp.program import LoopProgram
+
+_BUILT_IN = (
+    "ripple",
+    "latched_ripple",
+    "latched_chain",
+    "carry_save",
+    "lookahead",
+    "parity",
+    "prefix_xor",
+)
+_PROGRAMS: dict[str, LoopProgram] = {
+    name: importlib.import_module(f"loopinterp.rasp.programs.{name}").program for name in _BUILT_IN
+}
+
+
+def list_programs(task: str | None = None) -> list[str]:
+    """Names of the programs, of one task or of all.
+
+    Example:
+        >>> list_programs(task="addition")
+        ['carry_save', 'latched_chain', 'latched_ripple', 'lookahead', 'ripple']
+
+    Raises:
+        InputError: no program solves that task.
+    """
+    names = sorted(n for n, program in _PROGRAMS.items() if task in (None, program.task))
+    if not names:
+        raise unknown_name("task of a program", str(task), {p.task for p in _PROGRAMS.values()})
+    return names
+
+
+def get_program(name: str) -> LoopProgram:
+    """The program of that name.
+
+    Raises:
+        InputError: there is none.
+
+    Example:
+        >>> print(get_program("prefix_xor"))
+        program prefix_xor for prefix_sum: T(n) = n
+          bit_of: {1: 1}, otherwise 0
+          prepare
+            prefix = full(0)
+          loop
+            prefix = bit_of ^ shift_right(prefix, 1, default=0)
+          finish
+            prefix
+    """
+    if name not in _PROGRAMS:
+        raise unknown_name("program", name, _PROGRAMS)
+    return _PROGRAMS[name]
+
+
+def register_program(program: LoopProgram, *, replace: bool = False) -> LoopProgram:
+    """Make a program known by its name, and return it.
+
+    Args:
+        program: The program.
+        replace: Allow the name of a program that is registered already.
+
+    Raises:
+        InputError: the name is taken, or it is no loop program.
+    """
+    if not isinstance(program, LoopProgram):
+        raise InputError(
+            "program",
+            expected="a LoopProgram",
+            given=type(program).__name__,
+            fix="Build one with LoopProgram(name=..., task=..., prepare=..., step=..., ...).",
+        )
+    if program.name in _PROGRAMS and not replace:
+        raise InputError(
+            "program name",
+            expected="a name that is not registered yet",
+            given=repr(program.name),
+            fix="Choose another name, or pass replace=True.",
+        )
+    _PROGRAMS[program.name] = program
+    return program
