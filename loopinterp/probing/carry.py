@@ -1,0 +1,256 @@
+"""The carry study: how far a carry has come after each loop, read off by linear probes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from sklearn.base import clone
+
+from loopinterp.errors import InputError
+from loopinterp.probing.carry_result import CarryStudyResult
+from loopinterp.probing.chains import VARIABLES, ChainSample, sample_chains
+from loopinterp.probing.codelength import online_code_length
+from loopinterp.probing.controls import (
+    context_types,
+    control_labels,
+    majority_accuracy,
+    with_random_weights,
+)
+from loopinterp.probing.linear import LinearProbe, RidgeProbe
+from loopinterp.probing.states import check_loops, device_of, states_at
+from loopinterp.results import study
+
+if TYPE_CHECKING:
+    import numpy as np
+    from jaxtyping import Float, Int
+    from torch import Tensor
+
+    from loopinterp.models.protocol import LoopedModel
+    from loopinterp.tasks.addition import Addition
+
+_CONTROL_DRAWS = 8
+_CODED_PAIRS = 1024
+
+
+def carry_study(
+    model: LoopedModel,
+    task: Addition,
+    *,
+    n: int = 48,
+    max_chain: int | None = None,
+    loops: Sequence[int] | None = None,
+    n_short: int = 12,
+    n_train: int = 64,
+    n_test: int = 128,
+    probe: LinearProbe | None = None,
+    random_model: Any = None,
+    threshold: float = 0.95,
+    seed: int = 0,
+) -> CarryStudyResult:
+    """Probe for the carry INTO each position, by loops run and by chain length, with controls.
+
+    One probe for each number of loops is trained on carries of all chain lengths and all
+    positions together, and scored on other additions for each chain length apart. Additions
+    come in matched pairs (:class:`ChainSample`), so that the majority class scores 0.5 in every
+    cell and a state that has not seen the deciding bit cannot score above it but by chance.
+
+    Beside it: a probe of its own for each chain length (more is decodable there, if anything
+    is), the probe of the last loop applied to all loops (is the carry written in the same
+    direction early and late?), a probe trained on short additions, the same probe on random
+    labels, on a model with random weights and on the embedding alone, the majority class, online
+    code lengths, and the other variables of the addition.
+
+    Args:
+        model: Any looped model of the task.
+        task: The addition task in the model's format.
+        n: Bits of the additions.
+        max_chain: Longest chain studied (positions the carry travels); 2/3 of ``n`` if None.
+        loops: Numbers of loops after which to probe; 0 to ``max_chain + 4`` if None.
+        n_short: Bits of the additions of the short-to-long control.
+        n_train: Pairs for each chain length to train on.
+        n_test: Other pairs for each chain length to score on.
+        probe: An unfitted probe; ``RidgeProbe(alpha=0.1)`` if None.
+        random_model: The random-weights control; the model with shuffled weights if None.
+        threshold: Accuracy from which a chain length counts as decodable.
+        seed: Seed of everything random.
+
+    Raises:
+        InputError: If the task is no addition, or chains or loops do not fit.
+    """
+    max_chain = 2 * n // 3 if max_chain is None else max_chain
+    steps = check_loops(range(max_chain + 5) if loops is None else loops)
+    if n_short < 4:
+        raise InputError("n_short", expected=">= 4", given=str(n_short), fix="Pass n_short=12.")
+    probe = RidgeProbe(alpha=0.1) if probe is None else probe
+    options = {"n": n, "max_chain": max_chain, "loops": steps, "n_short": n_short}
+    options |= {"n_train": n_train, "n_test": n_test, "probe": repr(probe), "threshold": threshold}
+    config = getattr(model, "config", None)
+    described = config.to_dict() if hasattr(config, "to_dict") else type(model).__name__
+    with study(seed, study="carry", model=described, **options) as watch:
+        generator = torch.Generator().manual_seed(seed)
+        device = device_of(model)
+
+        def draw(bits: int, chains: int, pairs: int) -> ChainSample:
+            drawn = sample_chains(task, bits, max_chain=chains, n_pairs=pairs, generator=generator)
+            return drawn.to(device)
+
+        train, test = draw(n, max_chain, n_train), draw(n, max_chain, n_test)
+        short = draw(n_short, min(n_short - 2, max_chain), n_train)
+        if random_model is None:
+            random_model = with_random_weights(model, seed=seed)  # type: ignore[type-var]
+        trained = _read(model, (train, test), steps)
+        random = _read(random_model, (train, test), steps)
+        short_states = states_at(model, short.inputs, short.row, short.pos, loops=steps)[0]
+        labels = _labels((train, test), generator)
+        shared = _shared_probes(probe, trained, labels)
+        on_random = _shared_probes(probe, random, labels.of_variables())
+        on_embedding = _shared_probes(probe, trained.of_embedding(), labels.of_variables())
+
+        def by_chain(x: Tensor, y: Tensor) -> np.ndarray:
+            fitted = clone(probe).fit(x.flatten(-3, -2), y.flatten())
+            return _numpy(_right_by_chain(fitted, trained.test, test.carry).mean(-1))
+
+        return CarryStudyResult(
+            loops=steps,
+            chain_lengths=list(train.chain_lengths),
+            variables=list(VARIABLES),
+            n=n,
+            n_short=n_short,
+            n_train_pairs=n_train,
+            n_test_pairs=n_test,
+            threshold=threshold,
+            accuracy=shared.carry,
+            own_probe=_own_probe(probe, trained, (train, test)),
+            last_loop_probe=by_chain(trained.train[-1], train.carry),
+            short_to_long=by_chain(short_states, short.carry),
+            control_task=shared.control,
+            random_model=on_random.carry,
+            embedding=on_embedding.carry[0],
+            majority=_numpy(majority_accuracy(train.carry, test.carry)),
+            variable_accuracy=shared.balanced,
+            variable_random_model=on_random.balanced,
+            variable_embedding=on_embedding.balanced[:, 0],
+            **_code_lengths(trained, random, labels, generator),
+            provenance=watch.provenance(),
+        )
+
+
+@dataclass(frozen=True)
+class _Readings:
+    """States [loop, chain, sample, d_model] and embeddings of the two halves."""
+
+    train: Float[Tensor, "loop chain train_sample d_model"]
+    test: Float[Tensor, "loop chain test_sample d_model"]
+    train_e: Float[Tensor, "chain train_sample d_model"]
+    test_e: Float[Tensor, "chain test_sample d_model"]
+
+    def of_embedding(self) -> _Readings:
+        """The embedding in the place of the states of one loop."""
+        return _Readings(self.train_e[None], self.test_e[None], self.train_e, self.test_e)
+
+
+def _read(
+    model: LoopedModel, halves: tuple[ChainSample, ChainSample], loops: list[int]
+) -> _Readings:
+    (train, train_e), (test, test_e) = (
+        states_at(model, half.inputs, half.row, half.pos, loops=loops) for half in halves
+    )
+    return _Readings(train, test, train_e, test_e)
+
+
+@dataclass(frozen=True)
+class _Labels:
+    """Classes of every variable of the addition, then the random labels of the control task."""
+
+    train: Int[Tensor, "label chain train_sample"]
+    test: Int[Tensor, "label chain test_sample"]
+
+    def of_variables(self) -> _Labels:
+        return _Labels(self.train[: len(VARIABLES)], self.test[: len(VARIABLES)])
+
+
+def _labels(halves: tuple[ChainSample, ChainSample], generator: torch.Generator) -> _Labels:
+    """The random labels are fixed by the local input, and the same in both halves."""
+    train, test = halves
+    types = context_types(torch.cat([train.inputs, test.inputs]))
+    places = [types[train.row, train.pos], types[len(train.inputs) + test.row, test.pos]]
+    control = control_labels(
+        train.carry.flatten(),
+        torch.cat(places, dim=1),
+        n_draws=_CONTROL_DRAWS,
+        generator=generator,
+    )
+    n_train = train.carry.shape[1]
+    return _Labels(
+        torch.cat([train.variables, control[..., :n_train]]),
+        torch.cat([test.variables, control[..., n_train:]]),
+    )
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """Scores of probes trained on all chain lengths together, by loop and chain length."""
+
+    accuracy: np.ndarray
+    balanced: np.ndarray
+
+    @property
+    def carry(self) -> np.ndarray:
+        return self.accuracy[VARIABLES.index("carry in")]
+
+    @property
+    def control(self) -> np.ndarray:
+        return self.accuracy[len(VARIABLES) :].mean(0)
+
+
+def _shared_probes(probe: LinearProbe, states: _Readings, labels: _Labels) -> _Scores:
+    """One solve for all loops and all labels; balanced accuracy is the mean recall of classes."""
+    x, y = states.train.flatten(-3, -2), labels.train.flatten(1)[:, None]
+    truth = labels.test[:, None]
+    right = _right_by_chain(clone(probe).fit(x, y), states.test, truth)
+    recalls = [(right * (truth == cls)).sum(-1) / (truth == cls).sum(-1) for cls in (0, 1)]
+    balanced = torch.stack(recalls).mean(0)[: len(VARIABLES)]
+    return _Scores(_numpy(right.mean(-1)), _numpy(balanced))
+
+
+def _right_by_chain(
+    probe: LinearProbe,
+    states: Float[Tensor, "loop chain sample d_model"],
+    truth: Int[Tensor, "*label chain sample"],
+) -> Float[Tensor, "*grid chain sample"]:
+    """1 where a probe is right, 0 where it is wrong."""
+    predicted = probe.predict(states.flatten(-3, -2))
+    return (predicted.unflatten(-1, truth.shape[-2:]) == truth).double()
+
+
+def _own_probe(
+    probe: LinearProbe, states: _Readings, halves: tuple[ChainSample, ChainSample]
+) -> np.ndarray:
+    own = clone(probe).fit(states.train, halves[0].carry)
+    return _numpy(own.score(states.test, halves[1].carry))
+
+
+def _code_lengths(
+    trained: _Readings, random: _Readings, labels: _Labels, generator: torch.Generator
+) -> dict[str, np.ndarray]:
+    """Online code lengths of the carries on a shuffled part of the training pairs."""
+    carry = labels.train[VARIABLES.index("carry in")].flatten()
+    control = labels.train[len(VARIABLES)].flatten()
+    pairs = torch.randperm(len(carry) // 2, generator=generator)[:_CODED_PAIRS]
+    order = torch.stack([2 * pairs, 2 * pairs + 1], dim=1).flatten().to(carry.device)
+
+    def bits(states: _Readings, y: Tensor) -> np.ndarray:
+        return _numpy(online_code_length(states.train.flatten(-3, -2)[:, order], y[order]))
+
+    return {
+        "code_length": bits(trained, carry),
+        "code_length_control": bits(trained, control),
+        "code_length_random_model": bits(random, carry),
+    }
+
+
+def _numpy(value: Tensor) -> np.ndarray:
+    return value.cpu().numpy()
