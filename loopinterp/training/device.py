@@ -1,0 +1,106 @@
+"""Where and in which precision a run computes; decided once, never changed silently."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING
+
+import torch
+
+from loopinterp.errors import InputError, unknown_name
+from loopinterp.models.protocol import Iteration
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from loopinterp.models import LoopedTransformer
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device that a name asks for; ``auto`` is the GPU where there is one.
+
+    Raises:
+        InputError: If the name is unknown, or the device is not there.
+
+    Example:
+        >>> resolve_device("cpu")
+        device(type='cpu')
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "cpu":
+        return torch.device("cpu")
+    kind, _, number = name.partition(":")
+    if kind != "cuda" or (":" in name and not number.isdigit()):
+        raise unknown_name("device", name, ("auto", "cpu", "cuda"))
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if int(number or 0) >= count:
+        raise InputError(
+            f"device {name!r}",
+            expected="a GPU that PyTorch can use",
+            given="none on this machine" if not count else f"only {count} of them",
+            fix="Use --device cpu." if not count else f"Use a number below {count}.",
+        )
+    return torch.device(name)
+
+
+def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
+    """bf16 autocast, or nothing for fp32."""
+    if precision == "bf16":
+        return torch.autocast(device.type, dtype=torch.bfloat16)
+    return nullcontext()
+
+
+@contextmanager
+def cpu_threads(n_threads: int | None) -> Iterator[None]:
+    """Use so many CPU threads for a while; None changes nothing."""
+    before = torch.get_num_threads()
+    if n_threads is not None:
+        torch.set_num_threads(n_threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def with_state_noise(iteration: Iteration, std: float, generator: torch.Generator) -> Iteration:
+    """The iteration ``h -> step(h + std * noise)``; the generator is on the model's device."""
+
+    def step(h: Tensor) -> Tensor:
+        noise = torch.randn(h.shape, generator=generator, device=h.device, dtype=h.dtype)
+        return iteration.step(h + std * noise)
+
+    return Iteration(
+        e=iteration.e,
+        h0=iteration.h0,
+        step=step,
+        readout=iteration.readout,
+        select=lambda rows: with_state_noise(iteration.select(rows), std, generator),
+    )
+
+
+def make_bind(model: LoopedTransformer, *, compiled: bool) -> Callable[..., Iteration]:
+    """``bind(inputs, position_offset=0)`` of a model, its step compiled if asked.
+
+    The compiled step takes any number of examples and positions: batches shrink as examples
+    finish, and grow with the curriculum.
+    """
+    if not compiled:
+        return model.bind
+    step = torch.compile(model.step, dynamic=True)
+
+    def iterate(e: Tensor, h0: Tensor) -> Iteration:
+        return Iteration(
+            e=e,
+            h0=h0,
+            step=lambda h: step(h, e),
+            readout=model.readout,
+            select=lambda rows: iterate(e[rows], h0[rows]),
+        )
+
+    def bind(inputs: Tensor, *, position_offset: int = 0) -> Iteration:
+        e = model.embed(inputs, position_offset=position_offset)
+        return iterate(e, model.initial_state(e))
+
+    return bind

@@ -1,0 +1,188 @@
+"""Training into a folder, and going on where a kill stopped it."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from loopinterp.errors import CheckpointError, ConfigError, InputError
+from loopinterp.results import config_hash
+from loopinterp.storage import read_tensors, write_bytes, write_json, write_tensors
+from loopinterp.training.config import TrainingConfig
+from loopinterp.training.device import cpu_threads, resolve_device
+from loopinterp.training.run import (
+    CHECKPOINT,
+    CONFIG,
+    METRICS,
+    MODEL,
+    Run,
+    complete_lines,
+    read_metadata,
+)
+from loopinterp.training.trainer import Trainer
+
+
+def train(
+    config: TrainingConfig, out: str | Path, *, progress: bool = True, resume: bool = True
+) -> Run:
+    """Train a model into a folder, or go on with a run that was stopped.
+
+    A resumed run ends with the very metrics and weights of one that was never stopped.
+
+    Args:
+        config: The run. ``device="auto"`` is decided here and written down.
+        out: The run's folder.
+        progress: Whether to show a progress bar.
+        resume: Whether a run that is in the folder already is gone on with. It is never
+            overwritten.
+
+    Raises:
+        InputError: If the folder cannot be written or holds something else, the device is not
+            there, or the loss stops being finite.
+        ConfigError: If the folder's run has another configuration; it names the setting.
+        CheckpointError: If the folder's checkpoint is damaged or of another run.
+    """
+    config = config.replace(device=str(resolve_device(config.device)))
+    folder = Path(out)
+    _claim(folder, config, resume)
+    run = Run(folder, config)
+    with cpu_threads(config.threads):
+        trainer = Trainer(config)
+        seconds = _restore(run, trainer)
+        _truncate_metrics(folder / METRICS, trainer.steps_done, config.log_every)
+        _fit(run, trainer, seconds, progress)
+        # A kill between the last checkpoint and its model would leave the older model.
+        trainer.averaged_model().save_pretrained(folder / MODEL)
+    return run
+
+
+def _fit(run: Run, trainer: Trainer, seconds: float, progress: bool) -> None:
+    """Make the steps that are left; metrics reach the disk before the checkpoint does."""
+    config, started = run.config, time.perf_counter() - seconds
+    with (
+        open(run.folder / METRICS, "a", encoding="utf-8") as lines,
+        _progress_bar(config, trainer.steps_done, progress) as advance,
+    ):
+        while trainer.steps_done < config.steps:
+            metrics = trainer.step()
+            step = trainer.steps_done
+            if step % config.log_every == 0:
+                lines.write(json.dumps(metrics) + "\n")
+            if step % config.checkpoint_every == 0 or step == config.steps:
+                lines.flush()
+                os.fsync(lines.fileno())
+                _save(run, trainer, time.perf_counter() - started)
+            advance(metrics)
+
+
+def _claim(folder: Path, config: TrainingConfig, resume: bool) -> None:
+    """Check that the folder is this run's, or make it so."""
+    if (folder / CONFIG).exists():
+        if not resume:
+            raise InputError(
+                f"output folder {folder}",
+                expected="a folder without a run",
+                given="one that holds a run",
+                fix="Choose another folder, or resume the run.",
+            )
+        _check_same(Run.load(folder).config, config, folder)
+        return
+    for name in (METRICS, MODEL, CHECKPOINT):
+        if (folder / name).exists():
+            raise InputError(
+                f"output folder {folder}",
+                expected="a new folder, or a run that can be resumed",
+                given=f"{name} without {CONFIG}",
+                fix=f"Choose another folder, or restore its {CONFIG}.",
+            )
+    write_json(folder / CONFIG, config.to_dict())
+
+
+def _check_same(saved: TrainingConfig, asked: TrainingConfig, folder: Path) -> None:
+    """Resuming with another configuration would give numbers that no configuration gives."""
+    old, new = _flat(saved.to_dict()), _flat(asked.to_dict())
+    for key in sorted(old.keys() | new.keys()):
+        if old.get(key) != new.get(key):
+            raise ConfigError(
+                key,
+                expected=f"{old.get(key)!r}, as the run in {folder} has it",
+                given=repr(new.get(key)),
+                fix=f"Leave {key} as it was, or train into a new folder.",
+            )
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        nested = isinstance(value, dict)
+        flat |= _flat(value, f"{prefix}{name}.") if nested else {f"{prefix}{name}": value}
+    return flat
+
+
+def _save(run: Run, trainer: Trainer, seconds: float) -> None:
+    """The checkpoint first: the model beside it can be made from it, but not the reverse."""
+    tensors, metadata = trainer.state()
+    metadata |= {
+        "format": "loopinterp training state 1",
+        "config": config_hash(run.config.to_dict()),
+        "seconds": repr(seconds),
+    }
+    write_tensors(run.folder / CHECKPOINT, tensors, metadata)
+    trainer.averaged_model().save_pretrained(run.folder / MODEL)
+
+
+def _restore(run: Run, trainer: Trainer) -> float:
+    """Load the checkpoint if there is one; returns the seconds spent so far."""
+    path = run.folder / CHECKPOINT
+    if not path.exists():
+        return 0.0
+    tensors, metadata = read_tensors(path), read_metadata(path)
+    if metadata["config"] != config_hash(run.config.to_dict()):
+        raise CheckpointError(
+            f"checkpoint {path}",
+            expected="the state of the run configured beside it",
+            given="that of another configuration",
+            fix="The files do not belong together: restore them, or train in another folder.",
+        )
+    trainer.load(tensors, metadata, path)
+    return float(metadata["seconds"])
+
+
+def _truncate_metrics(path: Path, steps_done: int, log_every: int) -> None:
+    """Drop the lines of steps that a kill undid; they are made again."""
+    wanted = steps_done // log_every
+    lines = complete_lines(path)[:wanted]
+    if len(lines) < wanted:
+        raise CheckpointError(
+            f"file {path}",
+            expected=f"{wanted} lines, one for every {log_every} of {steps_done} steps",
+            given=f"{len(lines)}",
+            fix="Restore it from a copy, or train into a new folder.",
+        )
+    write_bytes(path, "".join(f"{line}\n" for line in lines).encode())
+
+
+@contextmanager
+def _progress_bar(config: TrainingConfig, start: int, show: bool) -> Iterator[Any]:
+    from tqdm.auto import tqdm
+
+    with tqdm(
+        total=config.steps, initial=start, desc=f"train {config.task}", disable=not show
+    ) as bar:
+
+        def advance(metrics: dict[str, float | int]) -> None:
+            bar.update()
+            if metrics["step"] % 20 == 0:
+                bar.set_postfix(
+                    loss=f"{metrics['loss']:.4f}",
+                    exact=f"{metrics['exact_match']:.2f}",
+                    n=metrics["longest_n"],
+                    refresh=False,
+                )
+
+        yield advance

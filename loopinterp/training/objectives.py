@@ -1,0 +1,201 @@
+"""Training objectives: at which loops the answer is asked for.
+
+Every objective sees the model as a bare iteration ``h -> step(h)`` with a readout, so it works
+for any looped model, compiled or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+import torch.nn.functional as F
+
+from loopinterp.errors import InputError
+from loopinterp.tasks.task import IGNORE
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+    from torch import Tensor
+
+    from loopinterp.models.protocol import Iteration
+    from loopinterp.tasks.task import Batch
+    from loopinterp.training.config import ObjectiveConfig
+
+
+@dataclass(frozen=True)
+class Supervised:
+    """What an objective gives.
+
+    Attributes:
+        loss: Scalar to descend.
+        logits: The model's answer to each example, at the loop where it counts.
+    """
+
+    loss: Float[Tensor, ""]
+    logits: Float[Tensor, "batch pos d_vocab_out"]
+
+
+class Objective(Protocol):
+    """Runs the loops of a bound model and takes the loss."""
+
+    def __call__(
+        self, iteration: Iteration, batch: Batch, *, generator: torch.Generator
+    ) -> Supervised:
+        """Loss and answers.
+
+        Args:
+            iteration: The model bound to ``batch.inputs``.
+            batch: The examples, on the model's device.
+            generator: On the CPU, for objectives that draw a loop.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class LastLoop:
+    """Loss after the last loop: ``CE(y_T)``, the same T for all examples of a batch.
+
+    Args:
+        n_loops: T; the largest T(n) of the batch if None.
+    """
+
+    n_loops: int | None = None
+
+    def __call__(
+        self, iteration: Iteration, batch: Batch, *, generator: torch.Generator
+    ) -> Supervised:
+        for state in _states(iteration, _n_loops(self.n_loops, batch)):
+            last = state
+        logits = iteration.readout(last)
+        return Supervised(cross_entropy(logits, batch.targets), logits)
+
+
+@dataclass(frozen=True)
+class StepDependent:
+    """Loss of each example at its own loop T(n), and nowhere else: ``CE(y_{T(n)})``.
+
+    The batch is sorted by T(n), and examples leave it as they finish, so that a short example
+    costs no more than its own loops. The result equals running each example alone.
+
+    Source: arXiv 2409.15647, step-dependent supervision.
+    """
+
+    def __call__(
+        self, iteration: Iteration, batch: Batch, *, generator: torch.Generator
+    ) -> Supervised:
+        n_loops, order = batch.n_loops.sort(descending=True, stable=True)
+        ends = n_loops.tolist()
+        running = len(ends)
+        iteration = iteration.select(order)
+        whole, state = iteration, iteration.h0
+        answers: list[Tensor] = []
+        for loop in range(ends[0] + 1):
+            state = iteration.step(state) if loop else state
+            still = sum(end > loop for end in ends[:running])
+            if still < running:
+                leaving = slice(still, running)
+                answers.append(whole.select(leaving).readout(state[still:]))
+                iteration, state, running = whole.select(slice(0, still)), state[:still], still
+        logits = torch.cat(answers[::-1])[order.argsort()]
+        return Supervised(cross_entropy(logits, batch.targets), logits)
+
+
+@dataclass(frozen=True)
+class Progressive:
+    """``(1 - alpha) CE(y_T) + alpha CE(y_r)`` with r uniform in 1..T, drawn once per batch.
+
+    Source: arXiv 2405.17399, progressive loss.
+
+    Args:
+        alpha: Weight of the random loop.
+        n_loops: T; the largest T(n) of the batch if None.
+    """
+
+    alpha: float = 0.5
+    n_loops: int | None = None
+
+    def __call__(
+        self, iteration: Iteration, batch: Batch, *, generator: torch.Generator
+    ) -> Supervised:
+        last = _n_loops(self.n_loops, batch)
+        drawn = int(torch.randint(1, last + 1, (), generator=generator))
+        kept = [h for t, h in enumerate(_states(iteration, last), 1) if t in (drawn, last)]
+        logits = iteration.readout(kept[-1])
+        at_last = cross_entropy(logits, batch.targets)
+        if drawn == last:
+            return Supervised(at_last, logits)
+        at_drawn = cross_entropy(iteration.readout(kept[0]), batch.targets)
+        return Supervised((1 - self.alpha) * at_last + self.alpha * at_drawn, logits)
+
+
+@dataclass(frozen=True)
+class EveryLoop:
+    """Weighted mean of the loss over loops: ``sum_t w_t CE(y_t) / sum_t w_t``, t = 1..T.
+
+    Args:
+        weights: One for each loop; all equal if None.
+        n_loops: T; the largest T(n) of the batch if None.
+    """
+
+    weights: tuple[float, ...] | None = None
+    n_loops: int | None = None
+
+    def __call__(
+        self, iteration: Iteration, batch: Batch, *, generator: torch.Generator
+    ) -> Supervised:
+        states = _states(iteration, _n_loops(self.n_loops, batch))
+        logits = [iteration.readout(h) for h in states]
+        losses = torch.stack([cross_entropy(y, batch.targets) for y in logits])
+        if self.weights is None:
+            return Supervised(losses.mean(), logits[-1])
+        weights = torch.tensor(self.weights, device=losses.device, dtype=losses.dtype)
+        return Supervised((weights * losses).sum() / weights.sum(), logits[-1])
+
+
+def make_objective(config: ObjectiveConfig) -> Objective:
+    """The objective that a configuration asks for.
+
+    Example:
+        >>> from loopinterp.training.config import ObjectiveConfig
+        >>> make_objective(ObjectiveConfig(kind="progressive", alpha=1.0))
+        Progressive(alpha=1.0, n_loops=None)
+    """
+    if config.kind == "last":
+        return LastLoop(config.n_loops)
+    if config.kind == "step_dependent":
+        return StepDependent()
+    if config.kind == "progressive":
+        return Progressive(config.alpha, config.n_loops)
+    return EveryLoop(config.weights, config.n_loops)
+
+
+def cross_entropy(
+    logits: Float[Tensor, "batch pos d_vocab_out"], targets: Int[Tensor, "batch pos"]
+) -> Float[Tensor, ""]:
+    """Mean cross-entropy over all positions of the batch that are asked for."""
+    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORE)
+
+
+def _states(iteration: Iteration, n_loops: int) -> Iterator[Tensor]:
+    """h_1 .. h_T."""
+    state = iteration.h0
+    for _ in range(n_loops):
+        state = iteration.step(state)
+        yield state
+
+
+def _n_loops(n_loops: int | None, batch: Batch) -> int:
+    if n_loops is not None:
+        return n_loops
+    longest = int(batch.n_loops.max())
+    if longest < 1:
+        raise InputError(
+            "n_loops",
+            expected="at least one loop",
+            given=f"T(n) = {longest} for every example of the batch",
+            fix="Set objective.n_loops.",
+        )
+    return longest

@@ -1,0 +1,157 @@
+"""A training run as a folder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from loopinterp.errors import CheckpointError
+from loopinterp.storage import read_json
+from loopinterp.training.config import TrainingConfig
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import torch
+
+    from loopinterp.models import LoopedTransformer
+    from loopinterp.tasks.task import Task
+
+CONFIG = "config.json"
+METRICS = "metrics.jsonl"
+MODEL = "model"
+CHECKPOINT = "state/checkpoint.safetensors"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training run on disk.
+
+    ::
+
+        config.json                    the TrainingConfig
+        metrics.jsonl                  one line per ``log_every`` steps
+        model/                         the averaged weights: LoopedTransformer.from_pretrained
+        state/checkpoint.safetensors   weights, optimiser, random streams, curriculum
+
+    Every file is replaced in one step, and the checkpoint is one file, so a kill at any moment
+    leaves a whole run that :func:`train` goes on with. Nothing is pickled.
+    """
+
+    folder: Path
+    config: TrainingConfig
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Run:
+        """Open a run.
+
+        Raises:
+            CheckpointError: If the folder holds no run, or its configuration is damaged.
+        """
+        folder = Path(folder)
+        if not (folder / CONFIG).is_file():
+            raise CheckpointError(
+                f"run {folder}",
+                expected=f"a folder with {CONFIG}",
+                given="a folder without it" if folder.is_dir() else "no such folder",
+                fix="Train one: loopinterp train --task addition --out " + str(folder),
+            )
+        values = read_json(folder / CONFIG)
+        if not isinstance(values, dict) or "task" not in values:
+            raise CheckpointError(
+                f"file {folder / CONFIG}",
+                expected="the configuration of a training run",
+                given="other JSON",
+                fix="Point to the folder that training wrote, not to a folder inside it.",
+            )
+        return cls(folder, TrainingConfig.from_dict(values))
+
+    def model(self, device: torch.device | str = "cpu") -> LoopedTransformer:
+        """The model with its averaged weights.
+
+        Raises:
+            CheckpointError: If there is no checkpoint yet, or it is damaged.
+        """
+        from loopinterp.models import LoopedTransformer
+
+        if not (self.folder / MODEL).is_dir():
+            raise CheckpointError(
+                f"run {self.folder}",
+                expected=f"a folder {MODEL}/ with the trained model",
+                given="none: the run was stopped before its first checkpoint",
+                fix="Resume the training.",
+            )
+        model = LoopedTransformer.from_pretrained(self.folder / MODEL, device=device)
+        if model.config != self.config.model:
+            raise CheckpointError(
+                f"model {self.folder / MODEL}",
+                expected="the architecture in the run's config.json",
+                given="another one",
+                fix="The files do not belong together: restore them, or train anew.",
+            )
+        return model
+
+    def task(self) -> Task:
+        """The task that the run trains on."""
+        return self.config.make_task()
+
+    def metrics(self) -> pd.DataFrame:
+        """Metrics by step: loss, exact match, greatest length, learning rate, gradient norm."""
+        import pandas as pd
+
+        path = self.folder / METRICS
+        return pd.DataFrame([json.loads(line) for line in complete_lines(path)])
+
+    @property
+    def steps_done(self) -> int:
+        """Steps behind the last checkpoint."""
+        return int(self._counters().get("steps_done", 0))
+
+    @property
+    def seconds(self) -> float:
+        """Time spent on training up to the last checkpoint."""
+        return float(self._counters().get("seconds", 0.0))
+
+    @property
+    def finished(self) -> bool:
+        """Whether all of ``config.steps`` were made."""
+        return self.steps_done >= self.config.steps
+
+    def _counters(self) -> dict[str, Any]:
+        path = self.folder / CHECKPOINT
+        if not path.exists():
+            return {}
+        metadata = read_metadata(path)
+        return {**json.loads(metadata["scalars"]), "seconds": metadata["seconds"]}
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            metadata = file.metadata() or {}
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"checkpoint {path}",
+            expected="a whole safetensors file",
+            given=f"one that does not parse ({error})",
+            fix="It is truncated or damaged: restore it from a copy, or train anew.",
+        ) from error
+    if not {"scalars", "config", "seconds"} <= metadata.keys():
+        raise CheckpointError(
+            f"checkpoint {path}",
+            expected="the state of a training run",
+            given="a safetensors file of another kind",
+            fix="Restore the run's own file, or train in another folder.",
+        )
+    return metadata
+
+
+def complete_lines(path: Path) -> list[str]:
+    """Lines of a file that may end in the middle of one."""
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    return lines[:-1]

@@ -1,0 +1,97 @@
+"""``--set key=value``: change a configuration from the command line."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from loopinterp.errors import ConfigError, unknown_name
+from loopinterp.training.config import TrainingConfig
+
+_OPEN = "task_settings"
+"""The one part of a configuration whose names the task decides."""
+
+
+def apply_settings(config: TrainingConfig, settings: Iterable[str]) -> TrainingConfig:
+    """A configuration with some settings changed, by dotted name.
+
+    Values are read as JSON (``3e-4``, ``true``, ``[0.9, 0.95]``), ``none`` as None, and anything
+    else as text; the type each setting wants is checked. All changes are made together, so that
+    the order does not matter.
+
+    Args:
+        config: What to start from.
+        settings: ``key=value`` each, with dots in the key for nested settings.
+
+    Raises:
+        ConfigError: If a key is unknown, or a value is of the wrong type or out of range.
+
+    Example:
+        >>> from loopinterp.training.recipes import RECIPES
+        >>> config = apply_settings(RECIPES["addition"], ["optimiser.lr=3e-4", "seed=7"])
+        >>> config.optimiser.lr, config.seed
+        (0.0003, 7)
+    """
+    values = config.to_dict()
+    known = sorted(_names(values))
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        key = key.strip()
+        if not equals or not key:
+            raise ConfigError(
+                f"setting {setting!r}",
+                expected="key=value",
+                given=repr(setting),
+                fix="Write for instance optimiser.lr=3e-4.",
+            )
+        _check_key(key, known)
+        *parents, last = key.split(".")
+        place = values
+        for parent in parents:
+            place = place[parent]
+        place[last] = parse_value(text)
+    return TrainingConfig.from_dict(values)
+
+
+def parse_value(text: str) -> Any:
+    """A value from the command line.
+
+    Example:
+        >>> [parse_value(text) for text in ("3", "3e-4", "true", "none", "[1, 2]", "pairs")]
+        [3, 0.0003, True, None, [1, 2], 'pairs']
+    """
+    text = text.strip()
+    if text.lower() == "none":
+        return None
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return {"True": True, "False": False}.get(text, text)
+
+
+def _names(values: dict[str, Any], prefix: str = "") -> Iterable[str]:
+    for name, value in values.items():
+        if isinstance(value, dict) and name != _OPEN:
+            yield from _names(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def _check_key(key: str, known: list[str]) -> None:
+    if key in known and key != _OPEN:
+        return
+    if key.startswith(f"{_OPEN}.") and key.count(".") == 1:
+        return
+    # "lr" alone is far from "optimiser.lr" as text, and yet it is what was meant.
+    endings = [name for name in known if name.split(".")[-1] == key.split(".")[-1]]
+    if not endings:
+        raise unknown_name("setting", key, known, ConfigError)
+    nearest = difflib.get_close_matches(key, endings, n=1, cutoff=0.0)
+    raise ConfigError(
+        "setting",
+        expected="the full name of a setting",
+        given=repr(key),
+        fix=f"Did you mean {' or '.join(nearest[:1] + [e for e in endings if e not in nearest])}?",
+    )

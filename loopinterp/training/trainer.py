@@ -1,0 +1,235 @@
+"""One training run in memory: model, optimiser, curriculum and random streams."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from loopinterp.errors import CheckpointError, InputError
+from loopinterp.models import LoopedTransformer
+from loopinterp.tasks.task import IGNORE
+from loopinterp.training.curriculum import make_curriculum
+from loopinterp.training.device import autocast, make_bind, resolve_device, with_state_noise
+from loopinterp.training.ema import Ema
+from loopinterp.training.objectives import make_objective
+from loopinterp.training.schedule import learning_rate_factor
+from loopinterp.training.seeding import stream
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from loopinterp.tasks.task import Batch
+    from loopinterp.training.config import TrainingConfig
+    from loopinterp.training.objectives import Supervised
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class Trainer:
+    """Makes one optimiser step at a time; :meth:`state` and :meth:`load` freeze and thaw it.
+
+    Args:
+        config: The run. Its device is resolved here.
+
+    Example:
+        >>> from loopinterp.training import RECIPES
+        >>> trainer = Trainer(RECIPES["addition-quick"])
+        >>> metrics = trainer.step()
+        >>> trainer.steps_done, metrics["longest_n"]
+        (1, 1)
+    """
+
+    def __init__(self, config: TrainingConfig) -> None:
+        self.config = config
+        self.device = resolve_device(config.device)
+        self.task = config.make_task()
+        self.model = LoopedTransformer(config.model, seed=config.seed).to(self.device)
+        self.ema = Ema(self.model, config.ema)
+        self.objective = make_objective(config.objective)
+        self.curriculum = make_curriculum(config.curriculum)
+        settings = config.optimiser
+        self.optimiser = torch.optim.AdamW(
+            self.model.parameters(),
+            lr=settings.lr,
+            betas=settings.betas,
+            eps=settings.eps,
+            weight_decay=settings.weight_decay,
+            fused=True,
+        )
+        self.generators = {
+            "data": stream(config.seed, "data"),
+            "objective": stream(config.seed, "objective"),
+            "noise": stream(config.seed, "noise", self.device),
+        }
+        self._bind = make_bind(self.model, compiled=config.compile)
+        self.steps_done = 0
+
+    def step(self) -> dict[str, float | int]:
+        """Draw a batch and descend once.
+
+        Raises:
+            InputError: If the loss or the gradient is not finite. The weights are left as the
+                step before made them.
+        """
+        config, settings = self.config, self.config.optimiser
+        batch = self._batch()
+        factor = learning_rate_factor(
+            settings,
+            step=self.steps_done,
+            n_steps=config.steps,
+            curriculum_done_at=self.curriculum.done_at,
+        )
+        for group in self.optimiser.param_groups:
+            group["lr"] = settings.lr * factor
+        self.optimiser.zero_grad(set_to_none=True)
+        supervised = self._supervise(batch)
+        supervised.loss.backward()
+        limit = math.inf if settings.clip is None else settings.clip
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+        exact = _exact_match(supervised.logits, batch.targets)
+        loss, grad_norm, exact_match = torch.stack(
+            [supervised.loss.detach().float(), norm.float(), exact]
+        ).tolist()
+        self._check_finite(loss, grad_norm)
+        self.optimiser.step()
+        self.ema.update()
+        self.steps_done += 1
+        metrics = {
+            "step": self.steps_done,
+            "loss": loss,
+            "exact_match": exact_match,
+            "longest_n": self.curriculum.longest,
+            "lr": settings.lr * factor,
+            "grad_norm": grad_norm,
+        }
+        self.curriculum.update(exact_match)
+        return metrics
+
+    def averaged_model(self) -> LoopedTransformer:
+        """A copy of the model with the averaged weights, on the CPU: what is evaluated."""
+        model = LoopedTransformer(self.config.model)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.copy_(self.ema.shadow[name])
+        return model
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """Everything that the next step depends on: tensors, and JSON as safetensors metadata."""
+        tensors = {f"weights/{k}": v for k, v in self.model.named_parameters()}
+        tensors |= {f"ema/{k}": v for k, v in self.ema.shadow.items()}
+        for name, parameter in self.model.named_parameters():
+            moments = self.optimiser.state[parameter]
+            for moment in _MOMENTS:
+                tensors[f"{moment}/{name}"] = moments[moment]
+        tensors |= {f"random/{k}": g.get_state() for k, g in self.generators.items()}
+        scalars = {
+            "steps_done": self.steps_done,
+            "ema_updates": self.ema.n_updates,
+            "curriculum": self.curriculum.state(),
+        }
+        return tensors, {"scalars": json.dumps(scalars)}
+
+    @torch.no_grad()
+    def load(self, tensors: dict[str, Tensor], metadata: dict[str, str], path: Path) -> None:
+        """Take back what :meth:`state` gave.
+
+        Raises:
+            CheckpointError: If it is of another model or of another version.
+        """
+        parameters = dict(self.model.named_parameters())
+        wanted = {
+            f"{kind}/{name}": parameter
+            for kind in ("weights", "ema", *_MOMENTS)
+            for name, parameter in parameters.items()
+        }
+        wanted |= {f"random/{k}": g.get_state() for k, g in self.generators.items()}
+        _check_tensors(tensors, wanted, path)
+        try:
+            scalars: dict[str, Any] = json.loads(metadata["scalars"])
+            self.steps_done = int(scalars["steps_done"])
+            self.ema.n_updates = int(scalars["ema_updates"])
+            self.curriculum.load(scalars["curriculum"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"checkpoint {path}",
+                expected="the counters of a training run",
+                given=f"none that can be read ({error!r})",
+                fix="It was written by another version: train anew in another folder.",
+            ) from error
+        for name, parameter in parameters.items():
+            parameter.copy_(tensors[f"weights/{name}"])
+            self.ema.shadow[name].copy_(tensors[f"ema/{name}"])
+            self.optimiser.state[parameter] = {
+                "step": torch.tensor(float(self.steps_done), device=parameter.device),
+                **{m: tensors[f"{m}/{name}"].to(parameter.device).clone() for m in _MOMENTS},
+            }
+        for name, generator in self.generators.items():
+            generator.set_state(tensors[f"random/{name}"])
+
+    def _batch(self) -> Batch:
+        generator = self.generators["data"]
+        lengths = self.curriculum.lengths(self.config.batch_size, generator)
+        batch = self.task.sample(
+            lengths, generator=generator, distribution=self.config.distribution
+        )
+        return batch.to(self.device)
+
+    def _supervise(self, batch: Batch) -> Supervised:
+        with autocast(self.device, self.config.precision):
+            iteration = self._bind(batch.inputs, position_offset=self._position_offset())
+            if self.config.state_noise:
+                iteration = with_state_noise(
+                    iteration, self.config.state_noise, self.generators["noise"]
+                )
+            return self.objective(iteration, batch, generator=self.generators["objective"])
+
+    def _position_offset(self) -> int:
+        """Abacus positions start anywhere in training, so that all of the table is trained."""
+        model = self.config.model
+        if model.positions != "abacus":
+            return 0
+        highest = model.abacus_max_offset + 1
+        return int(torch.randint(highest, (), generator=self.generators["data"]))
+
+    def _check_finite(self, loss: float, grad_norm: float) -> None:
+        if math.isfinite(loss) and math.isfinite(grad_norm):
+            return
+        what, value = ("loss", loss) if not math.isfinite(loss) else ("gradient norm", grad_norm)
+        raise InputError(
+            f"{what} at step {self.steps_done + 1}",
+            expected="a finite number",
+            given=str(value),
+            fix=f"Lower optimiser.lr (now {self.config.optimiser.lr:g}), set optimiser.clip=1, or "
+            "train longer warm-up (optimiser.warmup_steps), in a new folder; what was saved "
+            "before this step is kept.",
+        )
+
+
+@torch.no_grad()
+def _exact_match(logits: Tensor, targets: Tensor) -> Tensor:
+    """Share of examples that are right at every position that is asked for."""
+    right = (logits.argmax(-1) == targets) | (targets == IGNORE)
+    return right.all(-1).float().mean()
+
+
+def _check_tensors(found: dict[str, Tensor], wanted: dict[str, Tensor], path: Path) -> None:
+    missing, extra = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
+    wrong = [
+        f"{name} is {tuple(found[name].shape)}, not {tuple(wanted[name].shape)}"
+        for name in sorted(wanted.keys() & found.keys())
+        if found[name].shape != wanted[name].shape or found[name].dtype != wanted[name].dtype
+    ]
+    if missing or extra or wrong:
+        faults = [f"{name} is missing" for name in missing[:2]]
+        faults += [f"{name} is not the run's" for name in extra[:2]] + wrong[:2]
+        raise CheckpointError(
+            f"checkpoint {path}",
+            expected="the state of the run configured beside it",
+            given="; ".join(faults),
+            fix="The files do not belong together: restore them, or train in another folder.",
+        )
