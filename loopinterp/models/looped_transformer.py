@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
-from transformer_lens.HookedRootModule import HookedRootModule
 
 from loopinterp.errors import HookError, InputError, unknown_name
 from loopinterp.models.cache import LoopedCache, Recorder
 from loopinterp.models.config import LoopedTransformerConfig
 from loopinterp.models.hooked import Tap, Taps, tapped_layer, tapped_norm
+from loopinterp.models.inputs import check_inputs, check_state, loop_span
 from loopinterp.models.layers import Layer, Norm, Recall, layer_functions
 from loopinterp.models.positions import (
     AttentionContext,
@@ -25,21 +23,19 @@ from loopinterp.models.positions import (
 )
 from loopinterp.models.pretrained import PretrainedMixin
 from loopinterp.models.protocol import Iteration
-from loopinterp.models.sites import AddressBook, HookPool, Index
-from loopinterp.models.transformer_lens import TransformerLensMixin, UnrolledModel
+from loopinterp.models.sites import Index
+from loopinterp.models.strict_hooks import LoopHooks
+from loopinterp.models.transformer_lens import TransformerLensMixin
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from jaxtyping import Float
     from torch import Tensor
-    from transformer_lens.hook_points import HookPoint
 
 ReturnType = Literal["logits", "state", "states", "all_logits"]
 _RETURN_TYPES = ("logits", "state", "states", "all_logits")
 
 
-class LoopedTransformer(TransformerLensMixin, PretrainedMixin, HookedRootModule):
+class LoopedTransformer(TransformerLensMixin, PretrainedMixin, LoopHooks):
     r"""A looped transformer, hooked at every loop.
 
     ::
@@ -67,10 +63,7 @@ class LoopedTransformer(TransformerLensMixin, PretrainedMixin, HookedRootModule)
     """
 
     def __init__(self, config: LoopedTransformerConfig, *, seed: int = 0) -> None:
-        super().__init__()
-        self.config = config
-        self._n_loops = config.n_loops
-        self._pool = HookPool(config)
+        super().__init__(config)
         d_model = config.d_model
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -111,15 +104,6 @@ class LoopedTransformer(TransformerLensMixin, PretrainedMixin, HookedRootModule)
     def dtype(self) -> torch.dtype:
         """Type of the weights."""
         return self.unembedding.weight.dtype
-
-    @property
-    def n_loops(self) -> int:
-        """Loops of a run that does not say how many it wants, and of the hook names shown."""
-        return self._n_loops
-
-    @n_loops.setter
-    def n_loops(self, value: int) -> None:
-        self._n_loops = self._loops(value)
 
     # The protocol
 
@@ -227,7 +211,8 @@ class LoopedTransformer(TransformerLensMixin, PretrainedMixin, HookedRootModule)
                     return_type=return_type,
                 )
         taps = Taps(self.hook_dict)
-        span = self._span(start_at_loop, stop_at_loop)
+        has_state = state is not None
+        span = loop_span(start_at_loop, stop_at_loop, self._n_loops, has_state=has_state)
         return self._run(inputs, span, state, position_offset, return_type, taps)
 
     def run_with_cache(
@@ -268,11 +253,12 @@ class LoopedTransformer(TransformerLensMixin, PretrainedMixin, HookedRootModule)
         """
         with self.unrolled(n_loops):
             book = self._pool.book(self._n_loops)
-            span = self._span(start_at_loop, stop_at_loop)
+            has_state = state is not None
+            span = loop_span(start_at_loop, stop_at_loop, self._n_loops, has_state=has_state)
             wanted = [
                 name
                 for name in book.select(names_filter, loops)
-                if self._fires(book.addresses[name].loop, span)
+                if book.addresses[name].loop is None or book.addresses[name].loop in span
             ]
             if not wanted:
                 raise HookError(
@@ -293,128 +279,6 @@ class LoopedTransformer(TransformerLensMixin, PretrainedMixin, HookedRootModule)
             cache.remove_batch_dim(batch_size=len(inputs))
         return out, cache
 
-    def run_with_hooks(self, *args: Any, n_loops: int | None = None, **options: Any) -> Tensor:
-        """Run with hooks that are taken off afterwards: ``fwd_hooks=[(name, function), …]``.
-
-        ``function(activation, hook)`` returns the activation to go on with, or None to leave it.
-
-        Raises:
-            HookError: If a name matches nothing, or a hook never fired.
-        """
-        with self.unrolled(n_loops):
-            return super().run_with_hooks(*args, **options)
-
-    def cache_nbytes(
-        self,
-        batch: int,
-        n_pos: int,
-        *,
-        n_loops: int | None = None,
-        names_filter: Any = None,
-        loops: Index = None,
-        n_kept: int | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> int:
-        """Bytes that the cache of a run would hold, without running it.
-
-        Args:
-            batch: Examples.
-            n_pos: Positions of the input.
-            n_loops: Loops of the run.
-            names_filter: As in :meth:`run_with_cache`.
-            loops: As in :meth:`run_with_cache`.
-            n_kept: Positions that a position slice keeps; all if None.
-            dtype: Type of the cache; the model's if None.
-
-        Example:
-            >>> config = LoopedTransformerConfig(d_model=8, n_heads=2, d_vocab=5, d_vocab_out=2)
-            >>> model = LoopedTransformer(config)
-            >>> model.cache_nbytes(2, 3, n_loops=4, names_filter="resid_post")  # 4 * 2 * 3 * 8 * 4
-            768
-        """
-        book = self.addresses(n_loops)
-        names = book.select(names_filter, loops)
-        shapes = (book.addresses[name].shape(self.config, batch, n_pos, n_kept) for name in names)
-        return sum(math.prod(shape) for shape in shapes) * (dtype or self.dtype).itemsize
-
-    def site(
-        self, component: str, *, loop: Index = None, layer: Index = None, n_loops: int | None = None
-    ) -> str | list[str]:
-        """Hook name of one address, or names where an index is a slice, a list or None.
-
-        Example:
-            >>> config = LoopedTransformerConfig(
-            ...     d_model=8, n_heads=2, d_vocab=5, d_vocab_out=2, n_layers=2, n_loops=4
-            ... )
-            >>> model = LoopedTransformer(config)
-            >>> model.site("attn.hook_pattern", loop=-1, layer=0)
-            'blocks.6.attn.hook_pattern'
-        """
-        return self.addresses(n_loops).site(component, loop=loop, layer=layer)
-
-    def addresses(self, n_loops: int | None = None) -> AddressBook:
-        """All addresses of a run, and the ways to name them."""
-        return self._pool.book(self._loops(n_loops))
-
-    def unroll(self, n_loops: int) -> UnrolledModel:
-        """The model as TransformerLens sees it: ``n_loops * n_layers`` layers, tied weights."""
-        return UnrolledModel(self, self._loops(n_loops))
-
-    # Hooks: strict versions of HookedRootModule's
-
-    @property
-    def hook_dict(self) -> dict[str, HookPoint]:  # type: ignore[override]
-        """Hook points by name, for a run of ``model.n_loops`` loops."""
-        return self._pool.points(self._n_loops)
-
-    @property
-    def mod_dict(self) -> dict[str, nn.Module]:  # type: ignore[override]
-        """Modules and hook points by name."""
-        modules = {name: module for name, module in self.named_modules() if name}
-        return {**modules, **self.hook_dict}
-
-    def hook_points(self) -> Iterable[HookPoint]:
-        """Every hook point, those of loops beyond ``model.n_loops`` included."""
-        return self._pool.all()
-
-    def add_hook(self, name: Any, hook: Callable[..., Any], *args: Any, **options: Any) -> None:
-        """Add a hook that stays until ``reset_hooks``; ``name`` may be an alias or a predicate."""
-        for full in self._targets(name):
-            super().add_hook(full, hook, *args, **options)
-
-    def _enable_hook(self, name: Any, hook: Callable[..., Any], dir: Literal["fwd", "bwd"]) -> None:
-        for full in self._targets(name):
-            self.hook_dict[full].add_hook(hook, dir=dir, level=self.context_level)
-
-    def _targets(self, name: Any) -> list[str]:
-        book = self._pool.book(self._n_loops)
-        return book.select(name) if callable(name) else [book.resolve(name)]
-
-    @contextmanager
-    def hooks(
-        self,
-        fwd_hooks: Any = (),
-        bwd_hooks: Any = (),
-        reset_hooks_end: bool = True,
-        clear_contexts: bool = False,
-    ) -> Iterator[LoopedTransformer]:
-        """Hooks for a while.
-
-        Raises:
-            HookError: If a name matches nothing, or if a forward hook never fired.
-        """
-        watched = [(name, _Watched(hook)) for name, hook in fwd_hooks]
-        with super().hooks(watched, list(bwd_hooks), reset_hooks_end, clear_contexts):
-            yield self
-        silent = [name for name, hook in watched if not hook.fired]
-        if silent:
-            raise HookError(
-                f"hook {silent[0] if isinstance(silent[0], str) else 'predicate'!r}",
-                expected="a hook that fires in the run",
-                given="no firing",
-                fix="Its loop was not run: look at start_at_loop, stop_at_loop and n_loops.",
-            )
-
     # Inside
 
     def _run(
@@ -430,14 +294,7 @@ class LoopedTransformer(TransformerLensMixin, PretrainedMixin, HookedRootModule)
             raise unknown_name("return_type", str(return_type), _RETURN_TYPES)
         context = self._context(inputs, position_offset)
         e = self._embed(inputs, context, position_offset, taps or None)
-        h = self.initial_state(e) if state is None else self._checked_state(state, e)
-        if state is None and span.start > 0:
-            raise InputError(
-                "state",
-                expected=f"the state before loop {span.start}",
-                given="None",
-                fix="Pass state=, from model(inputs, stop_at_loop=..., return_type='state').",
-            )
+        h = self.initial_state(e) if state is None else check_state(state, e)
         keep = return_type in ("states", "all_logits")
         states = [h]
         run_loop = self._loop_function()
@@ -578,7 +435,7 @@ class LoopedTransformer(TransformerLensMixin, PretrainedMixin, HookedRootModule)
         )
 
     def _context(self, inputs: Tensor, offset: int) -> AttentionContext:
-        self._check_inputs(inputs, offset)
+        check_inputs(inputs, self.config, self.device, offset)
         context = self._length_context(inputs.shape[1])
         if self.config.positions == "abacus" and self.config.abacus_target == "qk":
             embedding = self._abacus(inputs, offset)
@@ -590,97 +447,6 @@ class LoopedTransformer(TransformerLensMixin, PretrainedMixin, HookedRootModule)
         return attention_context(
             self.config, n_pos, bias=self.relative_bias, device=self.device, dtype=self.dtype
         )
-
-    def _check_inputs(self, inputs: Tensor, offset: int) -> None:
-        config = self.config
-        wants = (
-            "tokens [batch, pos], integers"
-            if config.token_input
-            else (f"features [batch, pos, {config.d_features}], floats")
-        )
-        shape_fits = (
-            inputs.dim() == 2
-            if config.token_input
-            else (inputs.dim() == 3 and inputs.shape[-1] == config.d_features)
-        )
-        type_fits = inputs.is_floating_point() != config.token_input and inputs.dtype != torch.bool
-        if not shape_fits or not type_fits or inputs.shape[1] == 0:
-            raise InputError(
-                "inputs",
-                expected=wants,
-                given=f"{tuple(inputs.shape)} of {inputs.dtype}",
-                fix="Give what the task's sampler gives: task.sample(...).inputs.",
-            )
-        if inputs.device != self.device:
-            raise InputError(
-                "inputs",
-                expected=f"a tensor on {self.device}, where the model is",
-                given=str(inputs.device),
-                fix=f"Move it: inputs.to({str(self.device)!r}).",
-            )
-        if config.token_input and config.d_vocab is not None and inputs.numel():
-            low, high = int(inputs.min()), int(inputs.max())
-            if low < 0 or high >= config.d_vocab:
-                raise InputError(
-                    "inputs",
-                    expected=f"tokens from 0 to {config.d_vocab - 1}",
-                    given=f"tokens from {low} to {high}",
-                    fix="Use the task that the model was trained on, or a larger d_vocab.",
-                )
-        if config.positions == "absolute" and config.n_ctx is not None:
-            check_length(inputs.shape[1], config.n_ctx, "sequence length")
-        if offset and config.positions != "abacus":
-            raise InputError(
-                "position_offset",
-                expected=f"0 with positions={config.positions!r}, which it does not move",
-                given=str(offset),
-                fix="Leave it out.",
-            )
-
-    def _checked_state(self, state: Tensor, e: Tensor) -> Tensor:
-        if state.shape != e.shape or state.dtype != e.dtype:
-            raise InputError(
-                "state",
-                expected=f"shape {tuple(e.shape)} of {e.dtype}",
-                given=f"{tuple(state.shape)} of {state.dtype}",
-                fix="A state has the shape [batch, pos, d_model] of its input.",
-            )
-        return state
-
-    def _loops(self, n_loops: int | None) -> int:
-        if n_loops is None:
-            return self._n_loops
-        if not isinstance(n_loops, int) or isinstance(n_loops, bool) or n_loops < 1:
-            raise InputError(
-                "n_loops",
-                expected="an integer >= 1",
-                given=repr(n_loops),
-                fix="Pass the number of loops to run.",
-            )
-        return n_loops
-
-    def _span(self, start: int, stop: int | None) -> range:
-        stop = self._n_loops if stop is None else stop
-        if not 0 <= start <= stop <= self._n_loops:
-            raise InputError(
-                "start_at_loop, stop_at_loop",
-                expected=f"0 <= start <= stop <= n_loops = {self._n_loops}",
-                given=f"{start}, {stop}",
-                fix="Pass a larger n_loops, or loops inside the run.",
-            )
-        return range(start, stop)
-
-    def _fires(self, loop: int | None, span: range) -> bool:
-        return loop is None or loop in span
-
-    @contextmanager
-    def unrolled(self, n_loops: int | None) -> Iterator[None]:
-        """Set the default number of loops for a while."""
-        before, self._n_loops = self._n_loops, self._loops(n_loops)
-        try:
-            yield
-        finally:
-            self._n_loops = before
 
     def _init_weights(self) -> None:
         std = self.config.init_std
@@ -695,17 +461,3 @@ class LoopedTransformer(TransformerLensMixin, PretrainedMixin, HookedRootModule)
                 nn.init.normal_(module.weight, std=std)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
-
-
-class _Watched:
-    """A hook function that remembers whether it fired."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function, self.fired = function, False
-
-    def __call__(self, activation: Tensor, hook: HookPoint) -> Any:
-        self.fired = True
-        return self.function(activation, hook=hook)
-
-    def __repr__(self) -> str:
-        return f"_Watched({getattr(self.function, '__name__', type(self.function).__name__)})"

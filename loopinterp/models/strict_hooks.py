@@ -1,0 +1,201 @@
+"""Strict hooks over all loops: as TransformerLens', but nothing fails in silence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import nn
+from transformer_lens.HookedRootModule import HookedRootModule
+
+from loopinterp.errors import HookError
+from loopinterp.models.inputs import check_loops
+from loopinterp.models.sites import AddressBook, HookPool, Index
+from loopinterp.models.transformer_lens import UnrolledModel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch import Tensor
+    from transformer_lens.hook_points import HookPoint
+
+    from loopinterp.models.config import LoopedTransformerConfig
+
+
+class LoopHooks(HookedRootModule):
+    """The hooks of a looped model: T * L views by name, made as runs need them.
+
+    An unknown name, a filter that keeps nothing, and a hook that never fires are errors.
+
+    Args:
+        config: The architecture, which decides what hooks there are.
+    """
+
+    def __init__(self, config: LoopedTransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        self._n_loops = config.n_loops
+        self._pool = HookPool(config)
+
+    @property
+    def n_loops(self) -> int:
+        """Loops of a run that does not say how many it wants, and of the hook names shown."""
+        return self._n_loops
+
+    @n_loops.setter
+    def n_loops(self, value: int) -> None:
+        self._n_loops = check_loops(value)
+
+    def _loops(self, n_loops: int | None) -> int:
+        return self._n_loops if n_loops is None else check_loops(n_loops)
+
+    @contextmanager
+    def unrolled(self, n_loops: int | None) -> Iterator[None]:
+        """Set the default number of loops for a while."""
+        before, self._n_loops = self._n_loops, self._loops(n_loops)
+        try:
+            yield
+        finally:
+            self._n_loops = before
+
+    def run_with_hooks(self, *args: Any, n_loops: int | None = None, **options: Any) -> Tensor:
+        """Run with hooks that are taken off afterwards: ``fwd_hooks=[(name, function), …]``.
+
+        ``function(activation, hook)`` returns the activation to go on with, or None to leave it.
+
+        Raises:
+            HookError: If a name matches nothing, or a hook never fired.
+        """
+        with self.unrolled(n_loops):
+            return super().run_with_hooks(*args, **options)
+
+    def cache_nbytes(
+        self,
+        batch: int,
+        n_pos: int,
+        *,
+        n_loops: int | None = None,
+        names_filter: Any = None,
+        loops: Index = None,
+        n_kept: int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> int:
+        """Bytes that the cache of a run would hold, without running it.
+
+        Args:
+            batch: Examples.
+            n_pos: Positions of the input.
+            n_loops: Loops of the run.
+            names_filter: As in :meth:`run_with_cache`.
+            loops: As in :meth:`run_with_cache`.
+            n_kept: Positions that a position slice keeps; all if None.
+            dtype: Type of the cache; the model's if None.
+
+        Example:
+            >>> from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
+            >>> config = LoopedTransformerConfig(d_model=8, n_heads=2, d_vocab=5, d_vocab_out=2)
+            >>> model = LoopedTransformer(config)
+            >>> model.cache_nbytes(2, 3, n_loops=4, names_filter="resid_post")  # 4 * 2 * 3 * 8 * 4
+            768
+        """
+        book = self.addresses(n_loops)
+        names = book.select(names_filter, loops)
+        shapes = (book.addresses[name].shape(self.config, batch, n_pos, n_kept) for name in names)
+        return (
+            sum(math.prod(shape) for shape in shapes)
+            * (dtype or next(self.parameters()).dtype).itemsize
+        )
+
+    def site(
+        self, component: str, *, loop: Index = None, layer: Index = None, n_loops: int | None = None
+    ) -> str | list[str]:
+        """Hook name of one address, or names where an index is a slice, a list or None.
+
+        Example:
+            >>> from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
+            >>> config = LoopedTransformerConfig(
+            ...     d_model=8, n_heads=2, d_vocab=5, d_vocab_out=2, n_layers=2, n_loops=4
+            ... )
+            >>> model = LoopedTransformer(config)
+            >>> model.site("attn.hook_pattern", loop=-1, layer=0)
+            'blocks.6.attn.hook_pattern'
+        """
+        return self.addresses(n_loops).site(component, loop=loop, layer=layer)
+
+    def addresses(self, n_loops: int | None = None) -> AddressBook:
+        """All addresses of a run, and the ways to name them."""
+        return self._pool.book(self._loops(n_loops))
+
+    def unroll(self, n_loops: int) -> UnrolledModel:
+        """The model as TransformerLens sees it: ``n_loops * n_layers`` layers, tied weights."""
+        return UnrolledModel(self, self._loops(n_loops))  # type: ignore[arg-type]
+
+    @property
+    def hook_dict(self) -> dict[str, HookPoint]:  # type: ignore[override]
+        """Hook points by name, for a run of ``model.n_loops`` loops."""
+        return self._pool.points(self._n_loops)
+
+    @property
+    def mod_dict(self) -> dict[str, nn.Module]:  # type: ignore[override]
+        """Modules and hook points by name."""
+        modules = {name: module for name, module in self.named_modules() if name}
+        return {**modules, **self.hook_dict}
+
+    def hook_points(self) -> Iterable[HookPoint]:
+        """Every hook point, those of loops beyond ``model.n_loops`` included."""
+        return self._pool.all()
+
+    def add_hook(self, name: Any, hook: Callable[..., Any], *args: Any, **options: Any) -> None:
+        """Add a hook that stays until ``reset_hooks``; ``name`` may be an alias or a predicate."""
+        for full in self._targets(name):
+            super().add_hook(full, hook, *args, **options)
+
+    def _enable_hook(self, name: Any, hook: Callable[..., Any], dir: Literal["fwd", "bwd"]) -> None:
+        for full in self._targets(name):
+            self.hook_dict[full].add_hook(hook, dir=dir, level=self.context_level)
+
+    def _targets(self, name: Any) -> list[str]:
+        book = self._pool.book(self._n_loops)
+        return book.select(name) if callable(name) else [book.resolve(name)]
+
+    @contextmanager
+    def hooks(
+        self,
+        fwd_hooks: Any = (),
+        bwd_hooks: Any = (),
+        reset_hooks_end: bool = True,
+        clear_contexts: bool = False,
+    ) -> Iterator[LoopHooks]:
+        """Hooks for a while.
+
+        Raises:
+            HookError: If a name matches nothing, or if a forward hook never fired.
+        """
+        watched = [(name, _Watched(hook)) for name, hook in fwd_hooks]
+        with super().hooks(watched, list(bwd_hooks), reset_hooks_end, clear_contexts):
+            yield self
+        silent = [name for name, hook in watched if not hook.fired]
+        if silent:
+            raise HookError(
+                f"hook {silent[0] if isinstance(silent[0], str) else 'predicate'!r}",
+                expected="a hook that fires in the run",
+                given="no firing",
+                fix="Its loop was not run: look at start_at_loop, stop_at_loop and n_loops.",
+            )
+
+
+class _Watched:
+    """A hook function that remembers whether it fired."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function, self.fired = function, False
+
+    def __call__(self, activation: Tensor, hook: HookPoint) -> Any:
+        self.fired = True
+        return self.function(activation, hook=hook)
+
+    def __repr__(self) -> str:
+        return f"_Watched({getattr(self.function, '__name__', type(self.function).__name__)})"

@@ -1,0 +1,26 @@
+"""Spans of loops and numbers of loops; what runs refuse is tested with the model."""
+
+from __future__ import annotations
+
+import pytest
+
+from loopinterp.errors import InputError
+from loopinterp.models.inputs import check_loops, loop_span
+
+
+def test_spans() -> None:
+    assert loop_span(0, None, 4, has_state=False) == range(4)
+    assert loop_span(2, 3, 4, has_state=True) == range(2, 3)
+    assert loop_span(4, None, 4, has_state=True) == range(4, 4)
+
+
+@pytest.mark.parametrize(("start", "stop"), [(-1, None), (3, 2), (0, 5), (5, None)])
+def test_spans_outside_the_run(start: int, stop: int | None) -> None:
+    with pytest.raises(InputError, match="loops inside the run"):
+        loop_span(start, stop, 4, has_state=True)
+
+
+@pytest.mark.parametrize("given", [0, -1, 2.5, True, None, "3"])
+def test_numbers_of_loops_that_are_none(given: object) -> None:
+    with pytest.raises(InputError, match="an integer >= 1"):
+        check_loops(given)
