@@ -1,0 +1,156 @@
+"""Whether heads freeze as the state settles: change of the attention pattern from loop to loop."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import torch
+
+from loopinterp.dynamics.checks import asked_positions, check_count, check_finite
+from loopinterp.dynamics.readouts import correctness, exact_match
+from loopinterp.dynamics.trajectories import chunks, describe
+from loopinterp.errors import InputError
+from loopinterp.results import Finding, Result, study
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
+
+    from loopinterp.models.looped_transformer import LoopedTransformer
+    from loopinterp.results import Figure
+    from loopinterp.tasks.task import Batch
+
+FROZEN = 0.05
+"""Share of its largest change under which a head counts as frozen."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionStabilisationResult(Result):
+    r"""Change of each head's pattern, :math:`\|A_t - A_{t-1}\|_F`, with exact match beside it.
+
+    Attributes:
+        change: Entry ``t`` is the change of the pattern from loop ``t - 1`` to loop ``t``; NaN
+            at loop 0.
+        exact: 1 where an example is right, read after loop ``t`` is done.
+        n_loops: Loops of the run.
+        answer_loops: T(n) of each example.
+    """
+
+    AXES: ClassVar[dict[str, tuple[str, ...]]] = {
+        "change": ("loop", "layer", "batch", "head"),
+        "exact": ("loop", "batch"),
+    }
+
+    change: np.ndarray
+    exact: np.ndarray
+    n_loops: int
+    answer_loops: list[int]
+
+    def frozen_at(self) -> np.ndarray:
+        """First loop from which a head's mean change stays under 5 % of its largest, [layer, head].
+
+        -1 where it never does.
+        """
+        mean = self.change[1:].mean(axis=2)
+        moving = ~(mean < FROZEN * np.nanmax(mean, axis=0))
+        last = (moving * np.arange(1, self.n_loops)[:, None, None]).max(axis=0)
+        return np.where(last == self.n_loops - 1, -1, last + 1)
+
+    def summary(self) -> list[Finding]:
+        """What the study found, in plain words."""
+        from loopinterp.dynamics.summaries import attention_findings
+
+        return attention_findings(self)
+
+    def figures(self) -> list[Figure]:
+        """Change of every head, with exact match below it."""
+        from loopinterp.dynamics.figures import attention_figures
+
+        return attention_figures(self)
+
+
+def attention_change(
+    patterns: Float[Tensor, "loop *lead query key"],
+) -> Float[Tensor, "change *lead"]:
+    r"""Change of each head's pattern, :math:`\|A_t - A_{t-1}\|_F`.
+
+    Args:
+        patterns: Patterns of all loops, ``[loop, batch, head, query, key]`` (any axes between
+            loop and query), as ``cache.stack("attn.hook_pattern")`` gives.
+
+    Returns:
+        One entry less than loops: the first is the change from loop 0 to loop 1.
+
+    Raises:
+        InputError: If there are fewer than two loops, or values are not finite.
+
+    Source: arXiv 2604.11791.
+
+    Example:
+        >>> looks_left = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
+        >>> looks_here = torch.eye(2)
+        >>> attention_change(torch.stack([looks_left, looks_here, looks_here]))
+        tensor([1.4142, 0.0000])
+    """
+    if patterns.ndim < 3 or len(patterns) < 2:
+        raise InputError(
+            "patterns",
+            expected="[loop, ..., query, key] with at least two loops",
+            given=f"shape {tuple(patterns.shape)}",
+            fix='Stack them with cache.stack("attn.hook_pattern").',
+        )
+    check_finite(patterns, "patterns")
+    return (patterns[1:] - patterns[:-1]).flatten(-2).norm(dim=-1)
+
+
+def attention_stabilisation_study(
+    model: LoopedTransformer, batch: Batch, *, n_loops: int | None = None
+) -> AttentionStabilisationResult:
+    """Follow the attention pattern of every head through the loops.
+
+    Args:
+        model: A hooked looped model.
+        batch: Examples with targets.
+        n_loops: Loops of the run, at least 2; a quarter more than the longest T(n) by default.
+
+    Raises:
+        InputError: If there are too few loops, an example asks nothing, or a pattern is not
+            finite.
+    """
+    asked_positions(batch, "asked")
+    if n_loops is None:
+        n_loops = max(2, math.ceil(1.25 * int(batch.n_loops.max())))
+    check_count("n_loops", n_loops, least=2)
+    name = "attn.hook_pattern"
+    per_example = model.cache_nbytes(
+        1, batch.inputs.shape[1], n_loops=n_loops, names_filter=[name, "hook_state_post"]
+    )
+    with study(0, model=describe(model), n_loops=n_loops, n_examples=len(batch)) as watch:
+        changes, exact = [], []
+        for rows in chunks(len(batch), per_example):
+            with torch.no_grad():
+                _, cache = model.run_with_cache(
+                    batch.inputs[rows], n_loops=n_loops, names_filter=[name, "hook_state_post"]
+                )
+                answers = [
+                    model.readout(state).argmax(dim=-1) for state in cache.stack("hook_state_post")
+                ]
+            layers = [
+                attention_change(cache.stack(name, layer=layer))
+                for layer in range(model.config.n_layers)
+            ]
+            changes.append(torch.stack(layers, dim=1).float().cpu())
+            right = correctness(torch.stack(answers), batch.targets[rows])
+            exact.append(exact_match(right).to(torch.int8).cpu())
+        change = torch.cat(changes, dim=2)
+        missing = torch.full_like(change[:1], float("nan"))
+        return AttentionStabilisationResult(
+            change=torch.cat([missing, change]).numpy(),
+            exact=torch.cat(exact, dim=1).numpy(),
+            n_loops=n_loops,
+            answer_loops=batch.n_loops.tolist(),
+            provenance=watch.provenance(),
+        )

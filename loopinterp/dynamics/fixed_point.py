@@ -1,0 +1,134 @@
+"""Fixed points of the loop: a state that one more loop does not change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from loopinterp.dynamics.solvers.protocol import Solver, Status, Termination
+from loopinterp.dynamics.solvers.registry import get_solver
+from loopinterp.errors import InputError
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class FixedPoint:
+    """Where a search for a fixed point ended.
+
+    Attributes:
+        state: Best-known fixed point, shaped like ``x0``; for a diverged example the last
+            state whose values are finite.
+        status: :class:`Status` code of each example.
+        residuals: Relative residual of each iterate, the first that of ``x0``. An example that
+            is done keeps its last residual.
+        n_steps: Steps each example made.
+    """
+
+    state: Float[Tensor, "*shape"]
+    status: Int[Tensor, " batch"]
+    residuals: Float[Tensor, "step batch"]
+    n_steps: Int[Tensor, " batch"]
+
+    @property
+    def converged(self) -> Bool[Tensor, " batch"]:
+        """Which examples reached a fixed point."""
+        return self.status == Status.CONVERGED
+
+    @property
+    def statuses(self) -> list[Status]:
+        """The status of each example by name."""
+        return [Status(code) for code in self.status.tolist()]
+
+
+def find_fixed_point(
+    f: Callable[[Tensor], Tensor],
+    x0: Float[Tensor, "*shape"],
+    *,
+    solver: str | Solver = "picard",
+    tol: float = 1e-5,
+    max_steps: int = 200,
+    atol: float = 1e-8,
+    patience: int | None = 100,
+    divergence: float = 1e6,
+) -> FixedPoint:
+    r"""Solve :math:`f(x^*) = x^*` for every example of a batch.
+
+    The first dimension of ``x0`` is the batch (a scalar is one example); ``f`` must treat the
+    examples independently of each other, as a looped model's step does. An example that is
+    done stays where it is while the others go on.
+
+    Args:
+        f: The map; same shape and dtype out as in.
+        x0: Starting states, ``[batch, ...]``.
+        solver: ``"picard"``, ``"anderson"``, or a :class:`Solver`.
+        tol: Relative tolerance, see :class:`Termination`.
+        max_steps: Largest number of steps.
+        atol: Absolute tolerance.
+        patience: Steps without progress after which an example counts as stalled.
+        divergence: Growth of the norm at which an example counts as diverged.
+
+    Raises:
+        InputError: If ``x0`` is not floating point, is empty or not finite, if ``f`` changes
+            the shape or dtype, or if the solver or an option is unknown or out of range.
+
+    Source: the fixed-point view of looped transformers, arXiv 2604.15259.
+
+    Example:
+        >>> point = find_fixed_point(lambda x: x / 2 + 1, torch.tensor(0.0))
+        >>> round(point.state.item(), 3), point.statuses[0].name
+        (2.0, 'CONVERGED')
+    """
+    rule = Termination(tol, atol, max_steps, divergence, patience)
+    method = get_solver(solver)
+    flat = _flat_start(x0)
+
+    def g(x: Tensor) -> Tensor:
+        return _checked_output(f(x.reshape(x0.shape)), x0).reshape(flat.shape)
+
+    with torch.no_grad():
+        state = method.init(g, flat)
+        status = method.terminate(state, rule)
+        residuals, n_steps = [state.residual], torch.zeros_like(status)
+        finite = flat
+        while (status == Status.RUNNING).any():
+            done = status != Status.RUNNING
+            state = method.step(g, state).keep(done, state)
+            n_steps = torch.where(done, n_steps, n_steps + 1)
+            status = torch.where(done, status, method.terminate(state, rule))
+            finite = torch.where(state.x.isfinite().all(dim=-1, keepdim=True), state.x, finite)
+            residuals.append(state.residual)
+    return FixedPoint(finite.reshape(x0.shape), status, torch.stack(residuals), n_steps)
+
+
+def _flat_start(x0: Tensor) -> Tensor:
+    """``x0`` as ``[batch, size]``, checked."""
+    if not x0.is_floating_point():
+        raise InputError(
+            "x0",
+            expected="a floating-point tensor",
+            given=str(x0.dtype),
+            fix="Convert it with x0.float().",
+        )
+    if x0.numel() == 0 or not x0.isfinite().all():
+        given = f"an empty tensor {tuple(x0.shape)}" if x0.numel() == 0 else "NaN or infinity"
+        raise InputError(
+            "x0", expected="finite values", given=given, fix="Check the embedding of the input."
+        )
+    return x0.detach().reshape(1, 1) if x0.ndim == 0 else x0.detach().reshape(len(x0), -1)
+
+
+def _checked_output(fx: Tensor, x0: Tensor) -> Tensor:
+    if fx.shape != x0.shape or fx.dtype != x0.dtype:
+        raise InputError(
+            "f",
+            expected=f"a map that keeps shape {tuple(x0.shape)} and {x0.dtype}",
+            given=f"shape {tuple(fx.shape)} and {fx.dtype} out",
+            fix="Solve for a map from states to states, such as bind(model, inputs).step.",
+        )
+    return fx

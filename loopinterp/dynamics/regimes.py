@@ -1,0 +1,274 @@
+"""What kind of trajectory a token follows: fixed point, orbit, drift, divergence, or none of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+import torch
+
+from loopinterp.dynamics.checks import check_count, check_positive, check_states
+from loopinterp.errors import InputError
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+    from torch import Tensor
+
+LEAST_LOOPS = 12
+"""Fewest loops from which a regime can be told."""
+
+CHUNK_VALUES = 2**21
+"""Numbers of a part of the trajectories that is classified at once."""
+
+
+class Regime(IntEnum):
+    """Class of a trajectory over its late loops."""
+
+    FIXED_POINT = 0
+    ORBIT = 1
+    DRIFT = 2
+    DIVERGENCE = 3
+    IRREGULAR = 4
+
+    @property
+    def label(self) -> str:
+        """The name in plain words."""
+        return self.name.lower().replace("_", " ")
+
+
+@dataclass(frozen=True)
+class Regimes:
+    """Regime of each trajectory, and the evidence.
+
+    Attributes:
+        regime: :class:`Regime` code.
+        period: Loops per turn of an orbit: the whole number after which it returns, or for a
+            rotation that never returns 2π over its angle. NaN for other regimes.
+        growth: Factor by which the update grows per loop (least squares on its logarithm).
+        straightness: Net displacement over path length: 1 for a straight path, 0 for a return.
+        planarity: Share of the variance in the first two principal components; NaN where the
+            trajectory settles or diverges.
+    """
+
+    regime: Int[Tensor, "*lead"]
+    period: Float[Tensor, "*lead"]
+    growth: Float[Tensor, "*lead"]
+    straightness: Float[Tensor, "*lead"]
+    planarity: Float[Tensor, "*lead"]
+
+    def counts(self) -> dict[str, int]:
+        """Trajectories of each regime, by its name in plain words."""
+        return {r.label: int((self.regime == r).sum()) for r in Regime}
+
+
+@dataclass(frozen=True)
+class RegimeCriteria:
+    """Where the lines between regimes are drawn.
+
+    Attributes:
+        window: Late loops that are looked at; half of the trajectory if ``None``.
+        at_rest: Relative residual of a state that no longer moves.
+        to_go: A shrinking update ends in a fixed point when the path still to go, at its
+            present rate, is under this share of the state.
+        recurrence: Mean squared change over one period, relative to twice the variance, under
+            which an orbit returns to itself.
+        straight: Straightness above which a path is a drift.
+        rotation: Evenness of the rotation (mean resultant length) and share of the variance in
+            the plane from which on a path is a rotation.
+        divergence: Factor over the window by which updates and states must both grow.
+    """
+
+    window: int | None = None
+    at_rest: float = 1e-4
+    to_go: float = 0.03
+    recurrence: float = 1e-3
+    straight: float = 0.5
+    rotation: float = 0.9
+    divergence: float = 1.5
+
+    def __post_init__(self) -> None:
+        for name in ("at_rest", "to_go", "recurrence", "straight", "rotation", "divergence"):
+            check_positive(name, getattr(self, name))
+        if self.window is not None:
+            check_count("window", self.window, least=LEAST_LOOPS // 2)
+
+
+def classify_regimes(
+    states: Float[Tensor, "states *lead d_model"], criteria: RegimeCriteria | None = None
+) -> Regimes:
+    r"""Class of each trajectory, from its residuals, autocorrelation and principal components.
+
+    In this order, on the last ``window`` loops:
+
+    1. **divergence**: not finite, or updates and states both grow geometrically;
+    2. **fixed point**: at rest, or updates shrink geometrically with little path to go, or
+       shrink while turning (a spiral);
+    3. **orbit of period p**: the centred trajectory returns to itself after ``p`` loops
+       (autocorrelation 1 at lag ``p`` and lower before), or turns evenly in the plane of its
+       first two principal components without ever returning;
+    4. **drift**: displacement in one direction, bounded updates (the "slider");
+    5. **irregular**: none of these.
+
+    A class is a statement about the loops seen: a circle larger than the window is a drift.
+
+    Args:
+        states: States after 0..T loops; NaN and infinity are allowed and mean divergence.
+        criteria: Thresholds.
+
+    Raises:
+        InputError: If there are fewer than 12 loops, or the window is longer than the run.
+
+    Source: the classes of arXiv 2502.05171, with tests of our own.
+
+    Example:
+        >>> turns = torch.arange(25) * torch.pi / 3
+        >>> circle = torch.stack([turns.cos(), turns.sin()], dim=-1)
+        >>> found = classify_regimes(circle)
+        >>> Regime(found.regime.item()).label, found.period.item()
+        ('orbit', 6.0)
+    """
+    criteria = criteria or RegimeCriteria()
+    check_states(states, at_least=LEAST_LOOPS + 1, allow_nonfinite=True)
+    window = criteria.window or max(LEAST_LOOPS // 2, (len(states) - 1) // 2)
+    if window >= len(states):
+        raise InputError(
+            "window",
+            expected=f"at most the {len(states) - 1} loops of the run",
+            given=str(window),
+            fix="Run more loops, or shorten the window.",
+        )
+    lead, d_model = states.shape[1:-1], states.shape[-1]
+    late = states[-(window + 1) :].reshape(window + 1, -1, d_model)
+    at_once = max(1, CHUNK_VALUES // ((window + 1) * d_model))
+    parts = [_classify(part, criteria) for part in late.split(at_once, dim=1)]
+    regime, *evidence = (torch.cat(values).reshape(lead) for values in zip(*parts))
+    return Regimes(regime, *(values.to(states.dtype) for values in evidence))
+
+
+def _classify(late: Tensor, criteria: RegimeCriteria) -> tuple[Tensor, ...]:
+    """Regime, period, growth, straightness and planarity of trajectories ``[loop, n, feature]``."""
+    finite = late.isfinite().all(dim=-1).all(dim=0)
+    # Float64, because the tests compare small differences of large states; each trajectory is
+    # judged relative to its own size, so that very large states cannot overflow.
+    late = torch.where(finite[:, None], late, 0).double()
+    largest = late.abs().amax(dim=(0, 2)).clamp_min(torch.finfo(torch.float64).tiny)
+    late = late / largest[None, :, None]
+    growth, fit = _growth(late)
+    straightness = _straightness(late)
+    fixed = _settles(late, growth, fit, straightness, criteria)
+    diverges = _diverges(late, growth, fit, criteria)
+
+    regime = torch.full(finite.shape, int(Regime.FIXED_POINT), device=late.device)
+    period = torch.full_like(growth, float("nan"))
+    planarity = torch.full_like(growth, float("nan"))
+    moving = (finite & ~fixed & ~diverges).nonzero().flatten()
+    regime[moving], period[moving], planarity[moving] = _motion(
+        late[:, moving], straightness[moving], criteria
+    )
+    regime[diverges | ~finite] = Regime.DIVERGENCE
+    unknown = ~finite
+    return (
+        regime,
+        period,
+        growth.masked_fill(unknown, float("nan")),
+        straightness.masked_fill(unknown, float("nan")),
+        planarity,
+    )
+
+
+def _motion(
+    late: Tensor, straightness: Tensor, criteria: RegimeCriteria
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Regime, period and planarity of trajectories that neither settle nor diverge."""
+    returns, return_time = _recurrence(late, criteria.recurrence)
+    planarity, turn, evenness = _rotation(late)
+    drifts = straightness > criteria.straight
+    turns = (planarity > criteria.rotation) & (evenness > criteria.rotation) & ~drifts
+    regime = torch.full(straightness.shape, int(Regime.IRREGULAR), device=late.device)
+    regime[drifts] = Regime.DRIFT
+    regime[returns | turns] = Regime.ORBIT
+    period = torch.where(returns, return_time, torch.where(turns, turn, float("nan")))
+    return regime, period, planarity
+
+
+def _settles(
+    late: Tensor, growth: Tensor, fit: Tensor, straightness: Tensor, criteria: RegimeCriteria
+) -> Tensor:
+    """At rest; or shrinking with little path to go; or shrinking while turning (a spiral)."""
+    update = (late[1:] - late[:-1]).norm(dim=-1)
+    size = late[-1].norm(dim=-1)
+    at_rest = update[-1] <= criteria.at_rest * size
+    shrinks = (growth < 1) & (fit > 0.5)
+    to_go = update[-1] * growth / (1 - growth).clamp_min(1e-12)
+    near = shrinks & (to_go <= criteria.to_go * size)
+    # Over the window the updates of a spiral must fall by a fifth, and do so evenly.
+    spiral = (growth ** len(update) < 0.8) & (fit > 0.9) & (straightness < criteria.straight)
+    return at_rest | near | spiral
+
+
+def _diverges(late: Tensor, growth: Tensor, fit: Tensor, criteria: RegimeCriteria) -> Tensor:
+    """Updates grow geometrically over the window, and the states with them."""
+    size = late.norm(dim=-1)
+    larger = size[-1] > criteria.divergence * size[0]
+    return larger & (growth ** (len(late) - 1) > criteria.divergence) & (fit > 0.5)
+
+
+def _growth(late: Tensor) -> tuple[Tensor, Tensor]:
+    """Factor of the update's norm per loop, and how much of its logarithm that line explains."""
+    update = (late[1:] - late[:-1]).norm(dim=-1)
+    log = update.clamp_min(torch.finfo(torch.float64).tiny).log()
+    loops = torch.arange(len(log), dtype=log.dtype, device=log.device)
+    loops = (loops - loops.mean())[:, None]
+    centred = log - log.mean(dim=0)
+    slope = (loops * centred).sum(dim=0) / (loops**2).sum()
+    total = (centred**2).sum(dim=0)
+    explained = slope**2 * (loops**2).sum() / torch.where(total > 0, total, 1)
+    return slope.clamp(-50, 50).exp(), explained
+
+
+def _straightness(late: Tensor) -> Tensor:
+    path = (late[1:] - late[:-1]).norm(dim=-1).sum(dim=0)
+    return (late[-1] - late[0]).norm(dim=-1) / torch.where(path > 0, path, 1)
+
+
+def _recurrence(late: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
+    r"""Whether a trajectory returns to itself within the window, and after how many loops.
+
+    One minus the autocorrelation at lag p, as the mean of
+    :math:`\|x_{t+p} - x_t\|^2 / 2 \mathrm{Var}`. The return is the smallest lag that is a local
+    minimum under the tolerance, after a lag at which the trajectory was well away.
+    """
+    centred = late - late.mean(dim=0)
+    variance = (centred**2).sum(dim=-1).mean(dim=0)
+    lags = len(late) // 2
+    apart = [torch.zeros_like(variance)]
+    for lag in range(1, lags + 2):
+        change = ((late[lag:] - late[:-lag]) ** 2).sum(dim=-1).mean(dim=0)
+        apart.append(change / torch.where(variance > 0, 2 * variance, 1))
+    away = torch.zeros_like(variance, dtype=torch.bool)
+    found = torch.zeros_like(variance)
+    for lag in range(2, lags + 1):
+        away |= apart[lag - 1] > 0.25
+        minimum = (apart[lag] <= apart[lag - 1]) & (apart[lag] <= apart[lag + 1])
+        back = away & minimum & (apart[lag] < tolerance) & (found == 0) & (variance > 0)
+        found = torch.where(back, float(lag), found)
+    return found > 0, found
+
+
+def _rotation(late: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Share of variance in the first two components, loops per turn there, and evenness of turn."""
+    centred = late - late.mean(dim=0)
+    # Principal components by the Gram matrix over loops: the window is shorter than the state.
+    gram = torch.einsum("snd,tnd->nst", centred, centred)
+    values, vectors = torch.linalg.eigh(gram)
+    total = values.sum(dim=-1)
+    planarity = values[:, -2:].sum(dim=-1) / torch.where(total > 0, total, 1)
+    # Scaling both components to equal size makes an ellipse a circle, so that it turns evenly.
+    angle = torch.atan2(vectors[:, :, -2], vectors[:, :, -1])
+    step = angle[:, 1:] - angle[:, :-1]
+    mean = torch.polar(torch.ones_like(step), step).mean(dim=-1)
+    two_dimensional = values[:, -2] > 1e-6 * values[:, -1]
+    evenness = torch.where(two_dimensional, mean.abs(), 0)
+    turn = 2 * torch.pi / mean.angle().abs().clamp_min(1e-12)
+    return planarity, turn, evenness

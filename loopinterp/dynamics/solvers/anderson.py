@@ -1,0 +1,114 @@
+"""Anderson acceleration (type II), batched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from loopinterp.dynamics.solvers.protocol import (
+    Map,
+    Solver,
+    SolverState,
+    advance,
+    check_fraction,
+    start,
+)
+from loopinterp.errors import InputError
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class AndersonMemory:
+    """Differences of the last iterates and residuals, newest first; unused rows are zero."""
+
+    dx: Float[Tensor, "batch window size"]
+    dg: Float[Tensor, "batch window size"]
+
+
+@dataclass(frozen=True)
+class Anderson(Solver):
+    r"""Anderson acceleration of type II with mixing and regularisation.
+
+    With :math:`g_k = f(x_k) - x_k` and the last differences :math:`\Delta X, \Delta G`,
+
+    .. math:: \gamma = \arg\min_\gamma \|g_k - \Delta G \gamma\|^2 + \lambda \|\gamma\|^2,
+        \qquad x_{k+1} = x_k + \beta g_k - (\Delta X + \beta \Delta G) \gamma.
+
+    It can land on a fixed point that repels the plain iteration: use :class:`Picard` to ask
+    where a model goes, and this to ask where its fixed points are.
+
+    Args:
+        window: Number of remembered differences :math:`m`.
+        mixing: :math:`\beta` in (0, 1].
+        regularisation: :math:`\lambda`, relative to the size of the differences.
+        restart: The memory of an example is dropped when its residual exceeds this many times
+            its best one.
+
+    Source: Walker and Ni, 2011 (doi 10.1137/10078356X); Bai et al., 2019 (arXiv 1909.01377).
+    """
+
+    window: int = 5
+    mixing: float = 1.0
+    regularisation: float = 1e-10
+    restart: float = 100.0
+
+    def __post_init__(self) -> None:
+        check_fraction("mixing", self.mixing)
+        limits = {"window": (self.window, 1), "restart": (self.restart, 1)}
+        limits["regularisation"] = (self.regularisation, 0)
+        for name, (value, least) in limits.items():
+            if not least <= value < float("inf"):
+                raise InputError(
+                    name,
+                    expected=f"a finite number >= {least}",
+                    given=repr(value),
+                    fix=f"Leave {name} out to use the default.",
+                )
+
+    def init(self, f: Map, x0: Float[Tensor, "batch size"]) -> SolverState:
+        empty = x0.new_zeros(x0.shape[0], self.window, x0.shape[1])
+        return start(f, x0, AndersonMemory(empty, empty))
+
+    def step(self, f: Map, state: SolverState) -> SolverState:
+        memory: AndersonMemory = state.memory
+        g = state.fx - state.x
+        gamma = self._coefficients(memory.dg, g)
+        plain = state.x + self.mixing * g
+        correction = torch.einsum("bwn,bw->bn", memory.dx + self.mixing * memory.dg, gamma)
+        x = plain - correction
+        x = torch.where(x.isfinite().all(dim=-1, keepdim=True), x, plain)
+        new = advance(f, state, x)
+        dx, dg = x - state.x, (new.fx - new.x) - g
+        memory = AndersonMemory(_push(memory.dx, dx), _push(memory.dg, dg))
+        lost = new.residual > self.restart * new.best
+        keep = (~lost).to(x.dtype)[:, None, None]
+        memory = AndersonMemory(memory.dx * keep, memory.dg * keep)
+        return SolverState(**{**vars(new), "memory": memory})
+
+    def _coefficients(
+        self, dg: Float[Tensor, "batch window size"], g: Float[Tensor, "batch size"]
+    ) -> Float[Tensor, "batch window"]:
+        """The regularised least squares of every example, in float64 on unit columns."""
+        scale = dg.norm(dim=-1, keepdim=True)
+        unit = (dg / torch.where(scale > 0, scale, 1)).nan_to_num(0, 0, 0).double()
+        gram = unit @ unit.mT
+        # Empty columns get a one on the diagonal, so that their coefficient is exactly zero.
+        empty = (gram.diagonal(dim1=-2, dim2=-1) == 0).double()
+        gram = gram + torch.diag_embed(empty + self.regularisation)
+        target = torch.einsum("bwn,bn->bw", unit, g.nan_to_num(0, 0, 0).double())
+        gamma, _ = torch.linalg.solve_ex(gram, target)
+        gamma = gamma / torch.where(scale > 0, scale, 1).squeeze(-1)
+        return gamma.nan_to_num(0, 0, 0).to(g.dtype)
+
+
+def _push(
+    history: Float[Tensor, "batch window size"], new: Float[Tensor, "batch size"]
+) -> Float[Tensor, "batch window size"]:
+    """Put the newest row first and drop the oldest; rows that are not finite become zero."""
+    new = torch.where(new.isfinite().all(dim=-1, keepdim=True), new, 0)
+    return torch.cat([new[:, None], history[:, :-1]], dim=1)

@@ -1,0 +1,44 @@
+"""Plain iteration: where the loop itself goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from loopinterp.dynamics.solvers.protocol import (
+    Map,
+    Solver,
+    SolverState,
+    advance,
+    check_fraction,
+    start,
+)
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Picard(Solver):
+    r"""Picard iteration, :math:`x_{k+1} = (1 - \beta) x_k + \beta f(x_k)`.
+
+    With ``damping`` 1 this is what the looped model does, so it finds only fixed points that
+    the model reaches: unstable ones repel it.
+
+    Args:
+        damping: :math:`\beta` in (0, 1]; below 1 it damps oscillations.
+    """
+
+    damping: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_fraction("damping", self.damping)
+
+    def init(self, f: Map, x0: Float[Tensor, "batch size"]) -> SolverState:
+        return start(f, x0)
+
+    def step(self, f: Map, state: SolverState) -> SolverState:
+        # fx itself, not x + (fx - x): the iterates are the model's own states, bit by bit.
+        x = state.fx if self.damping == 1 else state.x + self.damping * (state.fx - state.x)
+        return advance(f, state, x)
