@@ -71,7 +71,7 @@ class Taps:
     """The active hooks of a run, grouped by where they stand.
 
     Args:
-        points: The hook points of the run, by name.
+        points: The hook points of the run that carry functions, by name.
         wanted: Names to record.
         record: Called with name and activation for each name wanted.
         gradients: Whether gradients of what is recorded will be asked for.
@@ -87,8 +87,7 @@ class Taps:
         self.record, self.gradients = record, gradients
         self._taps: defaultdict[str, list[tuple[str, HookPoint | None]]] = defaultdict(list)
         for name, point in points.items():
-            if point._forward_hooks or point._backward_hooks or point._forward_pre_hooks:
-                self._add(name, point)
+            self._add(name, point)
         for name in wanted:
             self._add(name, None)
 

@@ -210,7 +210,7 @@ class LoopedTransformer(TransformerLensMixin, PretrainedMixin, LoopHooks):
                     position_offset=position_offset,
                     return_type=return_type,
                 )
-        taps = Taps(self.hook_dict)
+        taps = Taps(self._pool.active(self._n_loops))
         has_state = state is not None
         span = loop_span(start_at_loop, stop_at_loop, self._n_loops, has_state=has_state)
         return self._run(inputs, span, state, position_offset, return_type, taps)
@@ -270,7 +270,7 @@ class LoopedTransformer(TransformerLensMixin, PretrainedMixin, LoopHooks):
             recorder = Recorder(
                 wanted, pos_slice=pos_slice, device=device, dtype=dtype, gradients=incl_bwd
             )
-            taps = Taps(self.hook_dict, wanted, recorder, gradients=incl_bwd)
+            taps = Taps(self._pool.active(self._n_loops), wanted, recorder, gradients=incl_bwd)
             out = self._run(inputs, span, state, position_offset, return_type, taps)
             if incl_bwd:
                 recorder.backward(out if loss_fn is None else loss_fn(out))

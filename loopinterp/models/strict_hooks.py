@@ -148,6 +148,11 @@ class LoopHooks(HookedRootModule):
         """Every hook point, those of loops beyond ``model.n_loops`` included."""
         return self._pool.all()
 
+    def remove_all_hook_fns(self, *args: Any, **options: Any) -> None:
+        """Take hook functions off; permanent ones stay unless asked for."""
+        for point in self._pool.hooked():
+            point.remove_hooks(*args, **options)
+
     def add_hook(self, name: Any, hook: Callable[..., Any], *args: Any, **options: Any) -> None:
         """Add a hook that stays until ``reset_hooks``; ``name`` may be an alias or a predicate."""
         for full in self._targets(name):
