@@ -363,6 +363,10 @@ class HookPool:
             point.name = self._name(point, n_loops)
         return self._dicts[n_loops]
 
+    def point(self, name: str, n_loops: int) -> HookPoint:
+        """One hook point, without making all the others."""
+        return self._point(self.book(n_loops).addresses[name])
+
     def all(self) -> Iterable[HookPoint]:
         """Every hook point ever made."""
         return self._points.values()

@@ -160,7 +160,8 @@ class LoopHooks(HookedRootModule):
 
     def _enable_hook(self, name: Any, hook: Callable[..., Any], dir: Literal["fwd", "bwd"]) -> None:
         for full in self._targets(name):
-            self.hook_dict[full].add_hook(hook, dir=dir, level=self.context_level)
+            point = self._pool.point(full, self._n_loops)
+            point.add_hook(hook, dir=dir, level=self.context_level)
 
     def _targets(self, name: Any) -> list[str]:
         book = self._pool.book(self._n_loops)
