@@ -74,7 +74,7 @@ class AttentionStabilisationResult(Result):
 
 def attention_change(
     patterns: Float[Tensor, "loop *lead query key"],
-) -> Float[Tensor, "change *lead"]:
+) -> Float[Tensor, "change ..."]:
     r"""Change of each head's pattern, :math:`\|A_t - A_{t-1}\|_F`.
 
     Args:

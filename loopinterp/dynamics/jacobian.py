@@ -44,9 +44,9 @@ class Spectrum:
 
 def jvp(
     step: Callable[[Tensor], Tensor],
-    h: Float[Tensor, "batch *state"],
-    v: Float[Tensor, "batch *state"],
-) -> Float[Tensor, "batch *state"]:
+    h: Float[Tensor, "batch ..."],
+    v: Float[Tensor, "batch ..."],
+) -> Float[Tensor, "batch ..."]:
     r"""Jacobian-vector product :math:`J(h) v`, by forward-mode differentiation.
 
     Args:
@@ -66,12 +66,11 @@ def jvp(
         )
     # Fused attention kernels have no forward derivative; the plain one has.
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-        _, tangent = torch.func.jvp(step, (h,), (v,))
-    return tangent
+        return torch.func.jvp(step, (h,), (v,))[1]
 
 
 def dense_jacobian(
-    step: Callable[[Tensor], Tensor], h: Float[Tensor, "batch *state"]
+    step: Callable[[Tensor], Tensor], h: Float[Tensor, "batch ..."]
 ) -> Float[Tensor, "batch size size"]:
     """The whole Jacobian of each example, for small states: as many products as the state is large.
 
@@ -89,13 +88,13 @@ def dense_jacobian(
 
 def spectral_radius(
     step: Callable[[Tensor], Tensor],
-    h: Float[Tensor, "batch *state"],
+    h: Float[Tensor, "batch ..."],
     *,
     tol: float = 1e-3,
     max_vectors: int = 100,
     seed: int = 0,
 ) -> Spectrum:
-    r"""Largest :math:`|\lambda|` of each example's Jacobian, by Arnoldi on Jacobian-vector products.
+    r"""Largest :math:`|\lambda|` of each Jacobian, by Arnoldi on Jacobian-vector products.
 
     Args:
         step: One loop, such as ``bind(model, inputs).step``.

@@ -32,7 +32,7 @@ def relative_residual(
     *,
     norm: Literal["2", "max"] = "2",
     allow_nonfinite: bool = False,
-) -> Float[Tensor, "loop *lead"]:
+) -> Float[Tensor, "loop ..."]:
     r"""Relative residual :math:`\|D_t\| / \|h_t\|` along the last axis.
 
     A state of zeros that does not move has residual 0; one that has just become zero, infinity.
@@ -67,7 +67,7 @@ def distance_to_limit(
     *,
     relative: bool = False,
     allow_nonfinite: bool = False,
-) -> Float[Tensor, "states *lead"]:
+) -> Float[Tensor, "states ..."]:
     r"""Distance :math:`\|h_t - h^*\|` of each state to the limit.
 
     Args:
@@ -93,7 +93,7 @@ def distance_to_limit(
 
 def update_cosine(
     states: Float[Tensor, "states *lead d_model"], *, allow_nonfinite: bool = False
-) -> Float[Tensor, "loop *lead"]:
+) -> Float[Tensor, "loop ..."]:
     r"""Cosine of the angle between successive updates, :math:`\cos(D_t, D_{t-1})`.
 
     Near 1: a straight approach. About 0.5 to 0.65: a spiral. Negative: overshoot, period 2.
@@ -125,7 +125,7 @@ class ContractionRates:
             with the spectral radius at the fixed point.
     """
 
-    per_loop: Float[Tensor, "loop *lead"]
+    per_loop: Float[Tensor, "loop ..."]
     mean: Float[Tensor, "*lead"]
     spread: Float[Tensor, "*lead"]
     asymptotic: Float[Tensor, "*lead"]
@@ -172,7 +172,7 @@ def contraction_rates(
 
 
 def settling_time(
-    residual: Float[Tensor, "loop *lead"], *, threshold: float = SETTLED
+    residual: Float[Tensor, "loop ..."], *, threshold: float = SETTLED
 ) -> Int[Tensor, "*lead"]:
     """First loop from which the residual stays under the threshold; -1 where it never does.
 

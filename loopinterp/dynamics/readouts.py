@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def readout_kl(
     logits: Float[Tensor, "readouts *lead d_vocab_out"], *, allow_nonfinite: bool = False
-) -> Float[Tensor, "loop *lead"]:
+) -> Float[Tensor, "loop ..."]:
     r"""Change of the readout in each loop, :math:`\mathrm{KL}(p_t \| p_{t-1})`, in nats.
 
     Args:
@@ -42,7 +42,7 @@ def readout_kl(
 
 def readout_entropy(
     logits: Float[Tensor, "readouts *lead d_vocab_out"], *, allow_nonfinite: bool = False
-) -> Float[Tensor, "readouts *lead"]:
+) -> Float[Tensor, "readouts ..."]:
     """Entropy of each readout in nats.
 
     Example:
@@ -56,7 +56,7 @@ def readout_entropy(
 
 def readout_margin(
     logits: Float[Tensor, "readouts *lead d_vocab_out"], *, allow_nonfinite: bool = False
-) -> Float[Tensor, "readouts *lead"]:
+) -> Float[Tensor, "readouts ..."]:
     """Largest logit minus the second largest.
 
     Raises:
@@ -75,7 +75,7 @@ def readout_margin(
 
 
 def stable_from(
-    answers: Int[Tensor, "readouts *lead"], *, hold: int | None = None
+    answers: Int[Tensor, "readouts ..."], *, hold: int | None = None
 ) -> Int[Tensor, "*lead"]:
     """First loop whose answer is kept.
 

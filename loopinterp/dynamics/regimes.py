@@ -1,4 +1,4 @@
-"""What kind of trajectory a token follows: fixed point, orbit, drift, divergence, or none of them."""
+"""What kind of trajectory a token follows: fixed point, orbit, drift, divergence, or none."""
 
 from __future__ import annotations
 

@@ -78,6 +78,6 @@ def describe(model: Any) -> dict[str, Any]:
     """A JSON-ready description of a model for a result's provenance."""
     config = getattr(model, "config", None)
     described: dict[str, Any] = {"class": type(model).__name__}
-    if hasattr(config, "to_dict"):
+    if config is not None and hasattr(config, "to_dict"):
         described |= config.to_dict()
     return described
