@@ -89,8 +89,11 @@ def _write(node: Expr, text: dict[Expr, str], short: bool) -> str:
 def _write_elementwise(node: Elementwise, text: dict[Expr, str]) -> str:
     symbol = OPS[node.op].symbol
     if symbol is None:
-        name = f"{node.op}" if node.op != "abs" else "abs"
-        return f"{name}({', '.join(map(_bare(text), node.args))})"
+        bare = len(node.args) > 1  # abs(3) would be Python's own
+        args = [
+            str(arg.value) if bare and isinstance(arg, Full) else text[arg] for arg in node.args
+        ]
+        return f"{node.op}({', '.join(args)})"
     args = [
         f"({text[arg]})" if isinstance(arg, Elementwise) and OPS[arg.op].symbol else text[arg]
         for arg in node.args
@@ -101,10 +104,6 @@ def _write_elementwise(node: Elementwise, text: dict[Expr, str]) -> str:
     if isinstance(node.args[1], Full):
         args[1] = str(node.args[1].value)
     return f"{args[0]} {symbol} {args[1]}"
-
-
-def _bare(text: dict[Expr, str]):
-    return lambda arg: str(arg.value) if isinstance(arg, Full) else text[arg]
 
 
 def _write_table(node: TokMap, text: dict[Expr, str], short: bool) -> str:
