@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from loopinterp.training.config import ObjectiveConfig as ObjectiveConfig
     from loopinterp.training.config import OptimiserConfig as OptimiserConfig
     from loopinterp.training.config import TrainingConfig as TrainingConfig
+    from loopinterp.training.evaluation import EvaluationResult as EvaluationResult
+    from loopinterp.training.evaluation import evaluate as evaluate
     from loopinterp.training.fitting import train as train
     from loopinterp.training.recipes import RECIPES as RECIPES
     from loopinterp.training.run import Run as Run
@@ -19,6 +21,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
     __name__,
     {
         "CurriculumConfig": ".config",
+        "EvaluationResult": ".evaluation",
         "ObjectiveConfig": ".config",
         "OptimiserConfig": ".config",
         "RECIPES": ".recipes",
@@ -26,6 +29,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "Trainer": ".trainer",
         "TrainingConfig": ".config",
         "apply_settings": ".settings",
+        "evaluate": ".evaluation",
         "train": ".fitting",
     },
 )

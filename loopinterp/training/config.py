@@ -42,12 +42,15 @@ class ObjectiveConfig:
         kind: ``last`` (after the last loop), ``step_dependent`` (each example at its own T(n)),
             ``progressive`` (a mix of the last loop and a random one) or ``every`` (all loops).
         n_loops: Loops to run; None runs the largest T(n) of the batch.
+        extra_loops: ``step_dependent``: each example is asked up to this many loops after T(n),
+            drawn uniformly, so that the answer has to be held.
         alpha: ``progressive``: weight of the random loop.
         weights: ``every``: one weight for each of ``n_loops`` loops; all equal if None.
     """
 
     kind: Literal["last", "step_dependent", "progressive", "every"] = "step_dependent"
     n_loops: int | None = None
+    extra_loops: int = 0
     alpha: float = 0.5
     weights: tuple[float, ...] | None = None
 
@@ -65,7 +68,12 @@ class ObjectiveConfig:
                 "Leave n_loops out, or use kind=last.",
             )
         _number("alpha", self.alpha, 0, 1)
-        for name, only, default in (("alpha", "progressive", 0.5), ("weights", "every", None)):
+        _integer("extra_loops", self.extra_loops, 0)
+        for name, only, default in (
+            ("extra_loops", "step_dependent", 0),
+            ("alpha", "progressive", 0.5),
+            ("weights", "every", None),
+        ):
             value = getattr(self, name)
             idle = self.kind != only and value != default
             _require(not idle, name, value, f"no {name} with kind={self.kind}", "Leave it out.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 _MOMENTUM = 0.9
 
 
+@runtime_checkable
 class Curriculum(Protocol):
     """Draws one length per example, and hears how well each step went."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -38,6 +38,7 @@ class Supervised:
     logits: Float[Tensor, "batch pos d_vocab_out"]
 
 
+@runtime_checkable
 class Objective(Protocol):
     """Runs the loops of a bound model and takes the loss."""
 
@@ -80,13 +81,22 @@ class StepDependent:
     The batch is sorted by T(n), and examples leave it as they finish, so that a short example
     costs no more than its own loops. The result equals running each example alone.
 
-    Source: arXiv 2409.15647, step-dependent supervision.
+    With ``extra_loops``, each example is asked after T(n) + k loops instead, k drawn uniformly
+    from 0..extra_loops: what it has found by T(n) has to be held.
+
+    Source: arXiv 2409.15647, step-dependent supervision (``extra_loops = 0``).
     """
+
+    extra_loops: int = 0
 
     def __call__(
         self, iteration: Iteration, batch: Batch, *, generator: torch.Generator
     ) -> Supervised:
-        n_loops, order = batch.n_loops.sort(descending=True, stable=True)
+        n_loops = batch.n_loops
+        if self.extra_loops:
+            drawn = torch.randint(self.extra_loops + 1, n_loops.shape, generator=generator)
+            n_loops = n_loops + drawn.to(n_loops.device)
+        n_loops, order = n_loops.sort(descending=True, stable=True)
         ends = n_loops.tolist()
         running = len(ends)
         iteration = iteration.select(order)
@@ -166,7 +176,7 @@ def make_objective(config: ObjectiveConfig) -> Objective:
     if config.kind == "last":
         return LastLoop(config.n_loops)
     if config.kind == "step_dependent":
-        return StepDependent()
+        return StepDependent(config.extra_loops)
     if config.kind == "progressive":
         return Progressive(config.alpha, config.n_loops)
     return EveryLoop(config.weights, config.n_loops)

@@ -1,0 +1,193 @@
+"""Objectives against the plain computation, example by example."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from loopinterp.errors import InputError
+from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, bind
+from loopinterp.tasks import IGNORE, Addition, Batch
+from loopinterp.training.config import ObjectiveConfig
+from loopinterp.training.objectives import Supervised, make_objective
+
+
+def small_model(**changes: object) -> LoopedTransformer:
+    values: dict[str, object] = {
+        "d_model": 8,
+        "n_heads": 2,
+        "d_vocab": 6,
+        "d_vocab_out": 2,
+        "loop_norm": True,
+        "injection": "input",
+        "initial_state": "zeros",
+    }
+    config = LoopedTransformerConfig.from_dict({**values, **changes})
+    return LoopedTransformer(config, seed=1).double()
+
+
+def mixed_batch(lengths: tuple[int, ...] = (3, 1, 5, 3, 2)) -> Batch:
+    return Addition().sample(torch.tensor(lengths), generator=torch.Generator().manual_seed(7))
+
+
+def apply(config: ObjectiveConfig, model: LoopedTransformer, batch: Batch) -> Supervised:
+    generator = torch.Generator().manual_seed(0)
+    return make_objective(config)(bind(model, batch.inputs), batch, generator=generator)
+
+
+def plain_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean over asked positions, without ignore_index."""
+    asked = targets != IGNORE
+    picked = logits.float().log_softmax(-1)[asked].gather(-1, targets[asked][:, None])
+    return -picked.mean()
+
+
+def gradients(model: LoopedTransformer, loss: Tensor) -> dict[str, Tensor]:
+    model.zero_grad()
+    loss.backward()
+    return {k: p.grad.clone() for k, p in model.named_parameters() if p.grad is not None}
+
+
+def all_logits(model: LoopedTransformer, batch: Batch, n_loops: int) -> list[Tensor]:
+    """Readouts of h_0 .. h_T by the bare protocol."""
+    e = model.embed(batch.inputs)
+    state, logits = model.initial_state(e), []
+    for loop in range(n_loops + 1):
+        state = model.step(state, e) if loop else state
+        logits.append(model.readout(state))
+    return logits
+
+
+ABACUS = {
+    "positions": "abacus",
+    "abacus_target": "qk",
+    "digit_tokens": [0, 1, 2, 3],
+    "n_ctx": 120,
+}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"positions": "relative", "relative_window": 1, "attention_window": 1},
+        {"injection": "none", "initial_state": "embedding", "n_prelude": 1, "n_coda": 1},
+        {"injection": "sublayer", **ABACUS},
+    ],
+    ids=["nope", "window", "surround", "token-dependent positions"],
+)
+def test_step_dependent_equals_each_example_run_alone(changes: dict[str, object]) -> None:
+    model, batch = small_model(**changes), mixed_batch()
+    supervised = apply(ObjectiveConfig(kind="step_dependent"), model, batch)
+    alone = torch.cat(
+        [model(batch.inputs[k : k + 1], n_loops=int(batch.n_loops[k])) for k in range(len(batch))]
+    )
+    naive = plain_loss(alone, batch.targets)
+    torch.testing.assert_close(supervised.logits, alone)
+    torch.testing.assert_close(supervised.loss, naive)
+    ours, theirs = gradients(model, supervised.loss), gradients(model, naive)
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-4, atol=1e-7)
+
+
+def test_finished_examples_cost_no_further_loops() -> None:
+    model, batch = small_model(), mixed_batch((1, 4, 2))
+    sizes: list[int] = []
+    step = model.step
+
+    def counting(h: Tensor, e: Tensor) -> Tensor:
+        sizes.append(h.shape[0])
+        return step(h, e)
+
+    class Bare:
+        embed, initial_state, readout = model.embed, model.initial_state, model.readout
+
+    bare = Bare()
+    bare.step = counting  # type: ignore[attr-defined]
+    objective = make_objective(ObjectiveConfig(kind="step_dependent"))
+    objective(bind(bare, batch.inputs), batch, generator=torch.Generator())
+    # T(n) = n + 1: 2, 5 and 3 loops
+    assert sizes == [3, 3, 2, 1, 1]
+
+
+def test_step_dependent_reads_the_initial_state_where_no_loop_is_asked_for() -> None:
+    model, batch = small_model(), mixed_batch((2, 2))
+    batch = Batch(batch.inputs, batch.targets, batch.n, torch.tensor([0, 2]))
+    supervised = apply(ObjectiveConfig(kind="step_dependent"), model, batch)
+    logits = all_logits(model, batch, 2)
+    torch.testing.assert_close(supervised.logits, torch.stack([logits[0][0], logits[2][1]]))
+
+
+def test_extra_loops_ask_each_example_later_by_a_drawn_number() -> None:
+    model, batch = small_model(), mixed_batch((2, 2, 1))
+    objective = make_objective(ObjectiveConfig(extra_loops=2))
+    generator, seen = torch.Generator().manual_seed(0), set()
+    by_loop = all_logits(model, batch, 5)
+    for _ in range(12):
+        logits = objective(bind(model, batch.inputs), batch, generator=generator).logits
+        for row, n_loops in enumerate(batch.n_loops.tolist()):
+            late = [k for k in range(3) if torch.allclose(logits[row], by_loop[n_loops + k][row])]
+            assert len(late) == 1
+            seen.add((row, late[0]))
+    assert len(seen) == 9
+
+
+@pytest.mark.parametrize(("n_loops", "ran"), [(None, 6), (3, 3)])
+def test_last_loop_asks_all_examples_at_once(n_loops: int | None, ran: int) -> None:
+    model, batch = small_model(), mixed_batch()
+    supervised = apply(ObjectiveConfig(kind="last", n_loops=n_loops), model, batch)
+    logits = all_logits(model, batch, ran)[-1]
+    torch.testing.assert_close(supervised.logits, logits)
+    torch.testing.assert_close(supervised.loss, plain_loss(logits, batch.targets))
+
+
+def test_progressive_mixes_the_last_loop_with_a_drawn_one() -> None:
+    model, batch = small_model(), mixed_batch()
+    losses = [plain_loss(y, batch.targets) for y in all_logits(model, batch, 4)]
+    objective = make_objective(ObjectiveConfig(kind="progressive", n_loops=4, alpha=0.3))
+    generator, seen = torch.Generator().manual_seed(0), set()
+    for _ in range(40):
+        loss = objective(bind(model, batch.inputs), batch, generator=generator).loss
+        matches = [r for r in (1, 2, 3, 4) if torch.isclose(loss, 0.7 * losses[4] + 0.3 * losses[r])]
+        assert matches
+        seen.update(matches)
+    assert seen == {1, 2, 3, 4}
+
+
+def test_every_loop_is_a_weighted_mean_over_loops() -> None:
+    model, batch = small_model(), mixed_batch()
+    losses = torch.stack([plain_loss(y, batch.targets) for y in all_logits(model, batch, 3)[1:]])
+    plain = apply(ObjectiveConfig(kind="every", n_loops=3), model, batch)
+    torch.testing.assert_close(plain.loss, losses.mean())
+    weighted = apply(ObjectiveConfig(kind="every", n_loops=3, weights=(1.0, 0.0, 3.0)), model, batch)
+    torch.testing.assert_close(weighted.loss, (losses[0] + 3 * losses[2]) / 4)
+
+
+def test_one_loop_makes_all_objectives_the_same() -> None:
+    model, batch = small_model(), mixed_batch((2, 2, 2))
+    batch = Batch(batch.inputs, batch.targets, batch.n, torch.ones(3, dtype=torch.int64))
+    losses = [
+        apply(ObjectiveConfig(kind=kind), model, batch).loss  # type: ignore[arg-type]
+        for kind in ("last", "step_dependent", "progressive", "every")
+    ]
+    for loss in losses[1:]:
+        torch.testing.assert_close(loss, losses[0])
+
+
+def test_ignored_positions_carry_no_loss() -> None:
+    model, batch = small_model(), mixed_batch((1, 6))
+    logits = all_logits(model, batch, 2)[2]
+    short = F.cross_entropy(logits[0, 1:2].float(), batch.targets[0, 1:2])
+    long = F.cross_entropy(logits[1, 1:7].float(), batch.targets[1, 1:7], reduction="sum")
+    loss = apply(ObjectiveConfig(kind="last", n_loops=2), model, batch).loss
+    torch.testing.assert_close(loss, (short + long) / 7)
+
+
+def test_no_loops_at_all_is_an_input_error() -> None:
+    model, batch = small_model(), mixed_batch((1,))
+    batch = Batch(batch.inputs, batch.targets, batch.n, torch.zeros(1, dtype=torch.int64))
+    with pytest.raises(InputError, match=r"objective\.n_loops"):
+        apply(ObjectiveConfig(kind="last"), model, batch)

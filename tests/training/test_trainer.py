@@ -1,0 +1,162 @@
+"""One step at a time: what it learns, what it saves, and when it stops."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from loopinterp.errors import CheckpointError, InputError
+from loopinterp.training import ObjectiveConfig, OptimiserConfig, Trainer, TrainingConfig
+
+HERE = Path("run/state/checkpoint.safetensors")
+
+
+def test_first_step_is_adamw_on_the_objective(tiny: TrainingConfig) -> None:
+    config = tiny.replace(
+        state_noise=0.0,
+        objective=ObjectiveConfig(kind="last"),
+        optimiser=OptimiserConfig(warmup_steps=0, clip=None),
+    )
+    trainer, oracle = Trainer(config), Trainer(config)
+    metrics = trainer.step()
+    batch = oracle._batch()
+    logits = oracle.model(batch.inputs, n_loops=int(batch.n_loops.max()))
+    loss = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), ignore_index=-100)
+    assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-5)
+    loss.backward()
+    norms = [p.grad.norm() for p in oracle.model.parameters() if p.grad is not None]
+    assert metrics["grad_norm"] == pytest.approx(torch.stack(norms).norm().item(), rel=1e-4)
+    # The first step of AdamW moves every weight by lr against the sign of its gradient.
+    for (name, before), after in zip(
+        oracle.model.named_parameters(), trainer.model.parameters(), strict=True
+    ):
+        if before.grad is None:
+            continue
+        moved = before * (1 - 1e-3 * 0.01) - 1e-3 * before.grad / (before.grad.abs() + 1e-8)
+        torch.testing.assert_close(after, moved, msg=name, rtol=1e-3, atol=2e-5)
+
+
+def test_same_seed_same_numbers_other_seed_other_numbers(tiny: TrainingConfig) -> None:
+    losses = [
+        [Trainer(tiny.replace(seed=seed)).step()["loss"] for _ in range(1)] for seed in (0, 0, 1)
+    ]
+    assert losses[0] == losses[1] != losses[2]
+
+
+def test_global_randomness_has_no_effect(tiny: TrainingConfig) -> None:
+    first = Trainer(tiny).step()
+    torch.rand(17)
+    before = torch.random.get_rng_state()
+    assert Trainer(tiny).step() == first
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_gradients_are_clipped(tiny: TrainingConfig) -> None:
+    trainer = Trainer(tiny.replace(optimiser=OptimiserConfig(clip=1e-4)))
+    assert trainer.step()["grad_norm"] > 1e-4
+    norms = [p.grad.norm() for p in trainer.model.parameters() if p.grad is not None]
+    assert torch.stack(norms).norm().item() == pytest.approx(1e-4, rel=1e-2)
+
+
+def test_state_and_load_go_on_bit_by_bit(tiny: TrainingConfig) -> None:
+    whole, stopped = Trainer(tiny), Trainer(tiny)
+    for _ in range(9):
+        whole.step()
+        stopped.step()
+    tensors, metadata = stopped.state()
+    saved = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    thawed = Trainer(tiny)
+    thawed.load(saved, metadata, HERE)
+    assert [thawed.step() for _ in range(9)] == [whole.step() for _ in range(9)]
+    for one, other in zip(whole.model.parameters(), thawed.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+    for name in whole.ema.shadow:
+        assert torch.equal(whole.ema.shadow[name], thawed.ema.shadow[name])
+
+
+@pytest.mark.parametrize("kind", ["missing", "extra", "shape", "dtype"])
+def test_states_of_other_models_are_refused(tiny: TrainingConfig, kind: str) -> None:
+    trainer = Trainer(tiny)
+    trainer.step()
+    tensors, metadata = trainer.state()
+    name = "exp_avg/unembedding.weight"
+    if kind == "missing":
+        del tensors[name]
+    elif kind == "extra":
+        tensors["weights/other"] = torch.ones(1)
+    elif kind == "shape":
+        tensors[name] = torch.ones(3, 3)
+    else:
+        tensors[name] = tensors[name].double()
+    with pytest.raises(CheckpointError, match="do not belong together"):
+        Trainer(tiny).load(tensors, metadata, HERE)
+
+
+def test_counters_that_cannot_be_read_are_refused(tiny: TrainingConfig) -> None:
+    trainer = Trainer(tiny)
+    trainer.step()
+    tensors, _ = trainer.state()
+    with pytest.raises(CheckpointError, match="counters"):
+        Trainer(tiny).load(tensors, {"scalars": "{}"}, HERE)
+
+
+@pytest.mark.parametrize("what", ["loss", "gradient norm"])
+def test_a_step_that_is_not_finite_says_what_to_change(
+    tiny: TrainingConfig, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = Trainer(tiny)
+    trainer.step()
+    if what == "loss":
+        with torch.no_grad():
+            trainer.model.unembedding.weight.fill_(math.nan)
+    else:
+        nan = torch.tensor(math.nan)
+        monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *_: nan)
+    before = [p.detach().clone() for p in trainer.model.parameters()]
+    with pytest.raises(InputError, match=rf"{what} at step 2: .*nan.*Lower optimiser\.lr"):
+        trainer.step()
+    for old, new in zip(before, trainer.model.parameters(), strict=True):
+        assert torch.equal(old.nan_to_num(), new.nan_to_num())
+    assert trainer.steps_done == 1
+
+
+def test_averaged_model_carries_the_average(tiny: TrainingConfig) -> None:
+    trainer = Trainer(tiny)
+    for _ in range(3):
+        trainer.step()
+    averaged = trainer.averaged_model()
+    for name, parameter in averaged.named_parameters():
+        assert torch.equal(parameter, trainer.ema.shadow[name])
+    assert not torch.equal(averaged.unembedding.weight, trainer.model.unembedding.weight)
+
+
+def test_abacus_positions_start_anywhere_in_training(tiny: TrainingConfig) -> None:
+    values = tiny.to_dict()
+    values["model"] |= {
+        "positions": "abacus",
+        "relative_window": None,
+        "digit_tokens": [0, 1, 2, 3],
+        "n_ctx": 40,
+        "abacus_max_offset": 30,
+    }
+    trainer = Trainer(TrainingConfig.from_dict(values))
+    offsets = {trainer._position_offset() for _ in range(500)}
+    assert offsets == set(range(31))
+    assert math.isfinite(trainer.step()["loss"])
+
+
+@pytest.mark.parametrize("kind", ["last", "progressive", "every"])
+def test_every_objective_trains(tiny: TrainingConfig, kind: str) -> None:
+    values = tiny.to_dict() | {"objective": {"kind": kind}, "precision": "bf16"}
+    trainer = Trainer(TrainingConfig.from_dict(values))
+    assert all(math.isfinite(trainer.step()["loss"]) for _ in range(3))
+
+
+def test_features_can_be_trained_on(tiny: TrainingConfig) -> None:
+    values = tiny.to_dict() | {"task_settings": {"format": "features"}}
+    values["model"] |= {"d_vocab": None, "d_features": 2}
+    assert math.isfinite(Trainer(TrainingConfig.from_dict(values)).step()["loss"])
