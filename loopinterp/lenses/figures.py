@@ -65,8 +65,8 @@ def _patterns(result: AttentionResult) -> Figure:
             "a pattern that no longer changes belongs to a head that has settled."
         ),
         control=(
-            "Hardly any structure is left in a head that spreads its attention evenly; the next "
-            "figure puts that beside every head, over many examples."
+            "A head without preference would colour alike all the positions that a row may see; "
+            "the next figure measures every head against that, over many examples."
         ),
         data=data,
         section="attention",

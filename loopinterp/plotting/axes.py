@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,10 +33,10 @@ class Series:
     """
 
     name: str
-    x: Sequence[Any] | np.ndarray
-    y: Sequence[float] | np.ndarray
-    low: Sequence[float] | np.ndarray | None = None
-    high: Sequence[float] | np.ndarray | None = None
+    x: Collection[Any]
+    y: Collection[Any]
+    low: Collection[Any] | None = None
+    high: Collection[Any] | None = None
     control: bool = False
     colour: str | None = None
     markers: bool | None = None
@@ -149,7 +149,9 @@ def add_reference(figure: go.Figure, mark: Reference, panel: int) -> None:
     at = float(np.log10(mark.value)) if log else mark.value
     x_ref, y_ref = (f"x{name}", f"y{name} domain")
     ends: dict[str, float] = {"x0": mark.value, "x1": mark.value, "y0": 0, "y1": 1}
-    text = {"x": at, "y": 1, "xanchor": "left", "yanchor": "top", "xshift": 3}
+    # Above the axes, where no line can cross the words; to the left where the edge is near.
+    side = "right" if _is_far_right(figure, mark.value, panel) else "left"
+    text = {"x": at, "y": 1, "xanchor": side, "yanchor": "bottom", "name": "x reference"}
     if mark.axis == "y":
         x_ref, y_ref = (f"x{name} domain", f"y{name}")
         ends = {"x0": 0, "x1": 1, "y0": mark.value, "y1": mark.value}
@@ -160,6 +162,13 @@ def add_reference(figure: go.Figure, mark: Reference, panel: int) -> None:
         figure.add_annotation(
             text=mark.text, xref=x_ref, yref=y_ref, showarrow=False, font={"size": 12}, **text
         )
+
+
+def _is_far_right(figure: go.Figure, value: float, panel: int) -> bool:
+    traces: list[Any] = list(figure.select_traces())
+    on_panel = [t for t in traces if (t.xaxis or "x") == f"x{suffix(panel)}"]
+    numbers = [v for t in on_panel for v in t.x if isinstance(v, (int, float, np.number))]
+    return bool(numbers) and value > min(numbers) + 0.65 * (max(numbers) - min(numbers))
 
 
 def series_colour(series: Series, place: int) -> str:
@@ -175,8 +184,20 @@ def _finite_runs(low: Any, high: Any) -> list[slice]:
     return [slice(int(a), int(b)) for a, b in zip(edges[::2], edges[1::2])]
 
 
-def axis_range(limits: tuple[float, float] | None, log: bool) -> dict[str, Any]:
+def axis_range(
+    limits: tuple[float, float] | None, log: bool, values: Collection[Any] = ()
+) -> dict[str, Any]:
+    """Kind and limits of an axis; a logarithmic one has a label at each power of ten.
+
+    Args:
+        limits: In data units, or None for those of the data.
+        log: Whether the axis is logarithmic.
+        values: The data on it: within one power of ten, labels in between are needed.
+    """
     kind: dict[str, Any] = {"type": "log"} if log else {}
+    positive = [v for v in (limits or values) if v > 0] if log else []
+    if positive and max(positive) > 20 * min(positive):
+        kind |= {"dtick": 1, "exponentformat": "power", "minor": {"ticks": "outside"}}
     if limits is None:
         return kind
     return kind | {"range": [float(np.log10(v)) for v in limits] if log else list(limits)}

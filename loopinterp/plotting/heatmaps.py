@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,8 +26,8 @@ class HeatPanel:
 def heatmap_figure(
     values: Sequence[Sequence[float]] | np.ndarray,
     *,
-    x: Sequence[Any] | np.ndarray,
-    y: Sequence[Any] | np.ndarray,
+    x: Collection[Any],
+    y: Collection[Any],
     x_title: str,
     y_title: str,
     value_title: str,
@@ -67,8 +67,8 @@ def heatmap_figure(
 def heatmap_panels(
     panels: Sequence[HeatPanel],
     *,
-    x: Sequence[Any] | np.ndarray,
-    y: Sequence[Any] | np.ndarray,
+    x: Collection[Any],
+    y: Collection[Any],
     x_title: str,
     y_title: str,
     value_title: str,
@@ -117,11 +117,13 @@ def heatmap_panels(
         figure.layout[f"xaxis{suffix(k)}"].update(
             title_text=x_title if row == rows - 1 or k + columns >= len(panels) else None,
             showgrid=False,
+            range=_cell_range(x),
         )
         figure.layout[f"yaxis{suffix(k)}"].update(
             title_text=y_title if column == 0 else None,
             showgrid=False,
             autorange="reversed" if y_down else None,
+            range=None if y_down else _cell_range(y),
         )
     low, high = value_range or _limits(arrays)
     figure.update_layout(
@@ -140,8 +142,8 @@ def loop_slider_figure(
     *,
     loops: Sequence[int],
     panel_titles: Sequence[str],
-    x: Sequence[Any] | np.ndarray,
-    y: Sequence[Any] | np.ndarray,
+    x: Collection[Any],
+    y: Collection[Any],
     x_title: str,
     y_title: str,
     value_title: str,
@@ -199,6 +201,18 @@ def loop_slider_figure(
         sliders=[{"steps": steps, "currentvalue": {"prefix": "loop "}, "pad": {"t": 60}}]
     )
     return figure
+
+
+def _cell_range(values: Collection[Any]) -> list[float] | None:
+    """From edge to edge of the cells, where coordinates are evenly spaced numbers."""
+    if len(values) < 2 or not all(isinstance(v, (int, float, np.number)) for v in values):
+        return None
+    steps = np.diff(np.asarray(list(values), dtype=float))
+    if not np.allclose(steps, steps[0]):
+        return None
+    half = steps[0] / 2
+    numbers = list(values)
+    return [float(numbers[0] - half), float(numbers[-1] + half)]
 
 
 def _limits(arrays: Sequence[np.ndarray]) -> tuple[float, float]:

@@ -84,10 +84,11 @@ def line_panels(
             matches="x" if k else None,
             title_text=x_title if k == len(panels) - 1 else None,
             showticklabels=k == len(panels) - 1,
-            **axis_range(x_range, x_log),
+            **axis_range(x_range, x_log, [v for p in panels for s in p.series for v in s.x]),
         )
         figure.layout[f"yaxis{suffix(k)}"].update(
-            title_text=panel.y_title, **axis_range(panel.y_range, panel.y_log)
+            title_text=panel.y_title,
+            **axis_range(panel.y_range, panel.y_log, [v for s in panel.series for v in s.y]),
         )
         for mark in panel.references:
             add_reference(figure, mark, k)

@@ -1,0 +1,75 @@
+"""What is inlined in the page: figures as JSON, tables as downloads, style and script."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import re
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+from markupsafe import Markup
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import plotly.graph_objects as go
+
+_COMPRESS_ABOVE = 400_000
+_LARGEST = 2_000_000
+
+
+@dataclass(frozen=True)
+class Download:
+    """A table as a ``data:`` link; ``href`` is empty where it is too large to be embedded."""
+
+    href: str
+    filename: str
+    rows: int
+
+
+def figure_json(figure: go.Figure) -> Markup:
+    """A figure as JSON that cannot end its own script tag."""
+    text = str(figure.to_json())
+    return Markup(text.replace("<", "\\u003c"))  # escaped above, or our own file
+
+
+def table_download(table: pd.DataFrame, name: str) -> Download:
+    """A table as CSV in a ``data:`` URI, compressed where it is long.
+
+    Example:
+        >>> import pandas as pd
+        >>> table_download(pd.DataFrame({"a": [1]}), "Exact match").href
+        'data:text/csv;charset=utf-8;base64,YQoxCg=='
+    """
+    text = table.to_csv(index=False, lineterminator="\n", float_format="%.6g").encode()
+    kind, suffix = "text/csv;charset=utf-8", "csv"
+    if len(text) > _COMPRESS_ABOVE:
+        text, kind, suffix = gzip.compress(text, mtime=0), "application/gzip", "csv.gz"
+    filename = f"{slug(name)}.{suffix}"
+    if len(text) > _LARGEST:
+        return Download("", filename, len(table))
+    return Download(f"data:{kind};base64,{base64.b64encode(text).decode()}", filename, len(table))
+
+
+def slug(text: str) -> str:
+    """Lower-case words joined by hyphens, for anchors and file names.
+
+    Example:
+        >>> slug("Exact match, by length (12×)")
+        'exact-match-by-length-12'
+    """
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def asset(name: str) -> Markup:
+    """The text of a file in ``templates/``, inlined as it is."""
+    folder = files("loopinterp.report") / "templates"
+    return Markup((folder / name).read_text(encoding="utf-8"))  # escaped above, or our own file
+
+
+def plotly_script() -> Markup:
+    """The whole of plotly.js, as the plotly package ships it."""
+    from plotly.offline import get_plotlyjs
+
+    return Markup(get_plotlyjs())  # escaped above, or our own file

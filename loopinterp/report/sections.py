@@ -1,0 +1,92 @@
+"""The sections of the report: what each asks, and what a newcomer needs to know to read it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """One section.
+
+    Attributes:
+        key: As :attr:`loopinterp.results.Figure.section` has it; also the anchor.
+        title: Heading.
+        short: As the table of contents has it.
+        question: What the section answers.
+        intro: The words one needs to read its figures.
+        missing: What is said if no saved study belongs to it.
+    """
+
+    key: str
+    title: str
+    short: str
+    question: str
+    intro: str
+    missing: str
+
+
+SECTIONS = (
+    Section(
+        key="generalisation",
+        title="Length generalisation",
+        short="Length generalisation",
+        question="Does it still get longer inputs right than any it was trained on?",
+        intro=(
+            "An answer counts only if every symbol of it is right (exact match). Accuracy bit by "
+            "bit hides failure: half of all bits are right by chance. A longer input is given more "
+            "loops of the same block, as many as the task asks for at that length."
+        ),
+        missing="This run has no length study, so nothing is known about longer inputs.",
+    ),
+    Section(
+        key="convergence",
+        title="Convergence",
+        short="Convergence",
+        question="Does the state settle as loops go on, and is the answer right once it has?",
+        intro=(
+            "Each loop applies the same block to the state once more. The relative residual is how "
+            "far the last loop moved the state, compared with the state's size. A state can settle "
+            "on a wrong answer, or leave a right one, so accuracy stands beside every measure."
+        ),
+        missing="This run has no convergence study, so it is not known whether its loops settle.",
+    ),
+    Section(
+        key="wavefront",
+        title="The carry wavefront",
+        short="Carry wavefront",
+        question="How far has the carry travelled after each loop?",
+        intro=(
+            "Where both bits are 1, a position generates a carry; where exactly one is 1, it "
+            "passes on the carry that comes in. A chain of k such positions makes the carry travel "
+            "k places. A probe reads the carry from the state by a linear rule: at chance, the "
+            "carry is not there yet; near 1, it has arrived."
+        ),
+        missing="This run has no carry study. It needs a model trained on binary addition.",
+    ),
+    Section(
+        key="program",
+        title="Program against model",
+        short="Program and model",
+        question="Which program does the learned circuit run?",
+        intro=(
+            "Rival programs compute the same answers by different steps. To tell them apart, a "
+            "piece of the model's state is swapped with that of another input, and the answer is "
+            "compared with what each program would say if its variable were swapped in the same "
+            "way. The share of agreement is the interchange intervention accuracy (IIA)."
+        ),
+        missing="This run has no comparison with programs, so there is no verdict.",
+    ),
+    Section(
+        key="attention",
+        title="Attention by loop",
+        short="Attention by loop",
+        question="Where does each head look, and does that change from loop to loop?",
+        intro=(
+            "Weights are the same at every loop; what a head looks at changes only because the "
+            "state has changed."
+        ),
+        missing="This run has no attention study.",
+    ),
+)
+"""All sections with studies, in reading order; "How it was made" follows them."""
