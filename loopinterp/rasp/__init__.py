@@ -7,7 +7,6 @@ from loopinterp._lazy import lazy_exports
 if TYPE_CHECKING:
     from loopinterp.rasp.counts import CeilLog2 as CeilLog2
     from loopinterp.rasp.counts import Linear as Linear
-    from loopinterp.rasp.expr import Expr as Expr
     from loopinterp.rasp.expr import Selector as Selector
     from loopinterp.rasp.expr import Seq as Seq
     from loopinterp.rasp.interpreter import evaluate as evaluate
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from loopinterp.rasp.language import tokens as tokens
     from loopinterp.rasp.language import var as var
     from loopinterp.rasp.language import where as where
+    from loopinterp.rasp.node import Expr as Expr
     from loopinterp.rasp.program import LoopProgram as LoopProgram
     from loopinterp.rasp.registry import get_program as get_program
     from loopinterp.rasp.registry import list_programs as list_programs
@@ -40,7 +40,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
     __name__,
     {
         "CeilLog2": ".counts",
-        "Expr": ".expr",
+        "Expr": ".node",
         "Intervention": ".trace",
         "Linear": ".counts",
         "LoopProgram": ".program",

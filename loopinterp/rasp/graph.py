@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from loopinterp.rasp.expr import Expr, Select, ShiftRight
+from loopinterp.rasp.expr import Select, ShiftRight
+from loopinterp.rasp.node import Expr
 
 
 def postorder(roots: Iterable[Expr]) -> list[Expr]:

@@ -16,7 +16,6 @@ from loopinterp.errors import InputError, unknown_name
 from loopinterp.rasp.expr import (
     Aggregate,
     Elementwise,
-    Expr,
     Full,
     Indices,
     Select,
@@ -29,6 +28,7 @@ from loopinterp.rasp.expr import (
     Var,
 )
 from loopinterp.rasp.graph import postorder
+from loopinterp.rasp.node import Expr
 from loopinterp.rasp.ops import OPS, PREDICATES
 
 if TYPE_CHECKING:

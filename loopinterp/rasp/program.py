@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from loopinterp.errors import InputError, unknown_name
 from loopinterp.rasp import graph
-from loopinterp.rasp.expr import Expr, Select, Seq, need_seq
+from loopinterp.rasp.expr import Select, Seq, need_seq
+from loopinterp.rasp.node import Expr
 
 if TYPE_CHECKING:
     import torch

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from loopinterp.rasp.expr import (
     Aggregate,
     Elementwise,
-    Expr,
     Full,
     Indices,
     Select,
@@ -18,6 +17,7 @@ from loopinterp.rasp.expr import (
     Var,
 )
 from loopinterp.rasp.graph import postorder
+from loopinterp.rasp.node import Expr
 from loopinterp.rasp.ops import OPS
 
 if TYPE_CHECKING:

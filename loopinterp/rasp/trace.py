@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from loopinterp.errors import InputError, unknown_name
-from loopinterp.rasp.expr import Expr, Select
+from loopinterp.rasp.expr import Select
 from loopinterp.rasp.graph import postorder, selectors
 from loopinterp.rasp.interpreter import Interpreter
+from loopinterp.rasp.node import Expr
 from loopinterp.tasks.sampling import check_tokens
 
 if TYPE_CHECKING:

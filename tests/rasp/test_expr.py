@@ -18,6 +18,7 @@ from loopinterp.rasp import (
     expr,
     full,
     indices,
+    node,
     select,
     shift_right,
     tok_map,
@@ -25,7 +26,7 @@ from loopinterp.rasp import (
     var,
     where,
 )
-from loopinterp.rasp.expr import MAX_DEPTH, ShiftRight
+from loopinterp.rasp.expr import ShiftRight
 from tests.rasp.reference import SELECTORS, SEQUENCES
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -61,14 +62,14 @@ def test_equality_and_hash_are_those_of_structure():
 
 def test_nodes_that_nobody_holds_are_forgotten():
     gc.collect()
-    before = len(expr._NODES)
+    before = len(node._NODES)
     x = tokens
     for i in range(100):
         x = x + (12345 + i)
-    assert len(expr._NODES) >= before + 200
+    assert len(node._NODES) >= before + 200
     del x
     gc.collect()
-    assert len(expr._NODES) == before
+    assert len(node._NODES) == before
 
 
 def test_operators_read_naturally():
@@ -102,7 +103,7 @@ def test_shared_parts_are_counted_once_but_written_out_within_bounds():
 
 
 def test_an_expression_of_hostile_depth_is_refused_at_once():
-    with pytest.raises(InputError, match=f"depth of at most {MAX_DEPTH}"):
+    with pytest.raises(InputError, match=f"depth of at most {node.MAX_DEPTH}"):
         functools.reduce(lambda x, _: x + 1, range(10**6), tokens)
 
 
