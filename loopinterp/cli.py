@@ -5,16 +5,20 @@ Torch is imported inside the commands, so that ``--help`` answers at once.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from loopinterp import __version__
 from loopinterp.errors import InputError
+
+if TYPE_CHECKING:
+    from loopinterp.results import Result
 
 app = typer.Typer(
     name="loopinterp",
@@ -31,6 +35,10 @@ Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a training r
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda; one that is absent is an error.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 Progress = Annotated[bool, typer.Option("--progress/--no-progress", help="Show progress bars.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change one setting; may be repeated."),
+]
 Threads = Annotated[
     int,
     typer.Option(min=1, help="CPU threads. At these model sizes one is as fast as more."),
@@ -65,20 +73,26 @@ def _root(
 @app.command(epilog=_examples("demo", "demo --out runs/mine --seed 1", "demo --json"))
 def demo(
     out: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("runs/demo"),
-    seed: Annotated[int, typer.Option(help="Seed of weights and data.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of weights, data and studies.")] = 0,
+    settings: Settings = None,
     threads: Threads = 1,
     progress: Progress = True,
     as_json: Json = False,
 ) -> None:
-    """Train an addition model, study it, and write the report: about five minutes on two cores.
+    """Train an addition model, study it, write the report.
 
-    Killed at any moment, the same command goes on where it stopped.
+    About five minutes on two cores. Killed at any moment, the same command goes on.
     """
     from loopinterp import workflow
 
     _use_threads(threads)
-    outcome = workflow.demo(out, seed=seed, progress=progress)
-    _print(outcome.to_dict(), outcome.text(), as_json)
+    path = workflow.demo(out, seed=seed, settings=settings or (), progress=progress)
+    results = workflow.saved_results(out)
+    _print(
+        {"run": str(out), "report": str(path), "findings": _findings(results.values())},
+        f"{_told(results.values())}\nReport: {path}",
+        as_json,
+    )
 
 
 @app.command(
@@ -86,18 +100,15 @@ def demo(
         "train --task addition --out runs/add",
         "train --task addition --set model.d_model=128 --set steps=4000 --out runs/wide",
         "train --task parity --seed 1 --no-progress --out runs/parity-1",
-        "train --task addition --config runs/add/config.json --seed 2 --out runs/add-2",
+        "train --config runs/add/config.json --seed 2 --out runs/add-2",
     )
 )
 def train(
-    out: Annotated[Path, typer.Option(help="Folder of the run; an unfinished run goes on.")],
+    out: Annotated[Path, typer.Option(help="Folder of the run.")],
     task: Annotated[str | None, typer.Option(help="One of `loopinterp tasks`.")] = None,
     recipe: Annotated[str | None, typer.Option(help="Default: the one named as the task.")] = None,
     config: Annotated[Path | None, typer.Option(help="Configuration as JSON.")] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change one setting; may be repeated."),
-    ] = None,
+    settings: Settings = None,
     seed: Annotated[int | None, typer.Option(help="Seed of weights and data.")] = None,
     steps: Annotated[int | None, typer.Option(help="Optimiser steps.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
@@ -106,30 +117,36 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume/--no-resume", help="Go on with a run that was stopped.")
     ] = True,
-    threads: Threads = 1,
+    threads: Annotated[int | None, typer.Option(help="CPU threads; the recipes say 1.")] = None,
     progress: Progress = True,
     as_json: Json = False,
 ) -> None:
     """Train a looped transformer on a task.
 
-    Starts from the task's recipe, then applies --config, each --set, and the options, in that
-    order. Killed at any moment, the same command goes on with the same numbers.
+    Starts from the task's recipe or from --config, then applies each --set and the other
+    options. Killed at any moment, the same command goes on, with the same numbers.
     """
     from loopinterp import workflow
 
-    _use_threads(threads)
     flags = {
         "seed": seed,
         "steps": steps,
         "device": device,
         "precision": precision,
         "compile": compile_ or None,
+        "threads": threads,
     }
     chosen = workflow.configure(
-        task=task, recipe=recipe, file=config, settings=settings or [], flags=flags
+        task=task, recipe=recipe, file=config, settings=settings or (), flags=flags
     )
-    outcome = workflow.train_run(chosen, out, progress=progress, resume=resume)
-    _print(outcome.to_dict(), outcome.text(), as_json)
+    run = workflow.train_run(chosen, out, progress=progress, resume=resume)
+    last = run.metrics().tail(1).to_dict("records")
+    document = {"run": str(out), "steps": run.steps_done, "seconds": run.seconds}
+    _print(
+        {**document, "last": last[0] if last else None},
+        f"{out}: {run.steps_done} steps in {run.seconds:.0f} s. Next: loopinterp evaluate {out}",
+        as_json,
+    )
 
 
 @app.command(
@@ -141,23 +158,26 @@ def train(
 def evaluate(
     run: Run,
     length: Annotated[
-        list[int] | None, typer.Option(help="Problem length; may be repeated.", min=1)
+        list[int] | None, typer.Option(min=1, help="Problem length; may be repeated.")
     ] = None,
     distribution: Annotated[
         list[str] | None, typer.Option(help="Input distribution; may be repeated.")
     ] = None,
-    samples: Annotated[int, typer.Option(help="Examples per length.", min=1)] = 300,
+    samples: Annotated[int, typer.Option(min=1, help="Examples for each length.")] = 300,
     seed: StudySeed = 0,
     device: Device = "auto",
     threads: Threads = 1,
     progress: Progress = True,
     as_json: Json = False,
 ) -> None:
-    """Measure exact match by length, each example at its own T(n) loops."""
+    """Measure exact match by length.
+
+    Every example gets its own T(n) loops. The result is saved in RUN/results.
+    """
     from loopinterp import workflow
 
     _use_threads(threads)
-    outcome = workflow.evaluate_run(
+    result = workflow.evaluate_run(
         run,
         lengths=length,
         distributions=distribution,
@@ -166,7 +186,15 @@ def evaluate(
         device=device,
         progress=progress,
     )
-    _print(outcome.to_dict(), outcome.text(), as_json)
+    cells = result.to_frame()
+    shown = cells[["distribution", "length", "exact_match", "exact_match_low", "exact_match_high"]]
+    file = run / workflow.RESULTS / "generalisation.json"
+    document = {"run": str(run), "file": str(file), "samples": samples}
+    _print(
+        {**document, "cells": cells.to_dict("records"), "findings": _findings([result])},
+        f"{shown.round(3).to_string(index=False)}\n{_told([result])}",
+        as_json,
+    )
 
 
 @app.command(
@@ -183,12 +211,23 @@ def analyze(
     progress: Progress = True,
     as_json: Json = False,
 ) -> None:
-    """Run the studies that the report shows, and save their results in RUN/results."""
+    """Run the studies that the report shows.
+
+    Each result is saved in RUN/results, with its controls.
+    """
     from loopinterp import workflow
 
     _use_threads(threads)
-    outcome = workflow.analyze_run(run, studies=study, seed=seed, device=device, progress=progress)
-    _print(outcome.to_dict(), outcome.text(), as_json)
+    results = workflow.analyze_run(run, studies=study, seed=seed, device=device, progress=progress)
+    document = {
+        name: {
+            "file": str(run / workflow.RESULTS / f"{name}.json"),
+            "seconds": result.provenance.wall_time,
+            "findings": _findings([result]),
+        }
+        for name, result in results.items()
+    }
+    _print({"run": str(run), "results": document}, _told(results.values()), as_json)
 
 
 @app.command(epilog=_examples("report runs/add", "report runs/add --out add.html"))
@@ -197,32 +236,60 @@ def report(
     out: Annotated[Path | None, typer.Option(help="Default: RUN/report.html.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Write the report of a run from its saved results: one HTML file that works offline."""
+    """Write the report: one HTML file that works offline.
+
+    It is made from the saved results of `evaluate` and `analyze`, without the model.
+    """
     from loopinterp import workflow
 
-    outcome = workflow.report_run(run, out=out)
-    _print(outcome.to_dict(), outcome.text(), as_json)
+    path = workflow.report_run(run, out=out)
+    _print({"run": str(run), "report": str(path)}, str(path), as_json)
 
 
 @app.command(epilog=_examples("tasks", "tasks --json"))
 def tasks(as_json: Json = False) -> None:
-    """List the tasks: formats, loops T(n), input distributions."""
+    """List the tasks."""
     from loopinterp import workflow
 
-    outcome = workflow.describe_tasks()
-    _print(outcome.to_dict(), outcome.text(), as_json)
+    listed = workflow.list_task_facts()
+    _print(listed, "\n\n".join(_facts(facts) for facts in listed), as_json)
 
 
 @app.command(epilog=_examples("models", "models addition --json"))
 def models(
-    name: Annotated[str | None, typer.Argument(help="Show one recipe in full.")] = None,
+    name: Annotated[str | None, typer.Argument(help="One recipe, in full.")] = None,
     as_json: Json = False,
 ) -> None:
-    """List the models that the recipes train, or show one recipe's whole configuration."""
+    """List the models that the recipes train."""
     from loopinterp import workflow
 
-    outcome = workflow.describe_models(name)
-    _print(outcome.to_dict(), outcome.text(), as_json)
+    listed = workflow.list_model_facts(name)
+    _print(listed, "\n\n".join(_facts(facts) for facts in listed), as_json)
+
+
+def _findings(results: Iterable[Result]) -> list[dict[str, Any]]:
+    from loopinterp import workflow
+
+    return [dataclasses.asdict(finding) for finding in workflow.findings_of(results)]
+
+
+def _told(results: Iterable[Result]) -> str:
+    from loopinterp import workflow
+
+    return "\n".join(f"- {finding.text}" for finding in workflow.findings_of(results))
+
+
+def _facts(facts: Mapping[str, Any]) -> str:
+    (_, title), *rest = facts.items()
+    return "\n".join([str(title), *(f"  {name}: {_shown(value)}" for name, value in rest)])
+
+
+def _shown(value: Any) -> str:
+    if value in (None, {}, [], ()):
+        return "none"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{k}={_shown(v)}" for k, v in value.items())
+    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

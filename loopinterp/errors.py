@@ -16,8 +16,8 @@ class InputError(ValueError):
         fix: One sentence that says what to do.
 
     Example:
-        >>> print(InputError("n_loops", expected="an integer >= 1", given="0", fix="Pass n_loops=1."))
-        n_loops: expected an integer >= 1, got 0. Pass n_loops=1.
+        >>> print(InputError("n_loops", expected="an integer >= 1", given="0", fix="Pass 1."))
+        n_loops: expected an integer >= 1, got 0. Pass 1.
     """
 
     def __init__(self, what: str, *, expected: str, given: str, fix: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,6 +44,17 @@ def pytest_make_collect_report() -> Generator[None, Any, Any]:
 def generator() -> torch.Generator:
     """A seeded generator."""
     return torch.Generator().manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def barely_trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small addition run of a second's training. Shared: copy it before writing into it."""
+    from loopinterp.training import RECIPES, apply_settings, train
+
+    settings = ["steps=60", "curriculum.max_n=3", "model.d_model=32", "model.n_heads=2"]
+    folder = tmp_path_factory.mktemp("runs") / "addition"
+    train(apply_settings(RECIPES["addition"], settings), folder, progress=False)
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,71 @@
+"""Stages of a longer job: said as they begin, timed, and kept with the run."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+
+from loopinterp import __version__
+from loopinterp.storage import read_json, write_json
+
+MADE = "made.json"
+_PACKAGES = ("torch", "transformer-lens", "numpy", "scikit-learn")
+
+
+class Stages:
+    """Says on stderr what is being done, and keeps how long it took.
+
+    Args:
+        show: Whether to say anything.
+
+    Example:
+        >>> stages = Stages(show=False)
+        >>> with stages.stage("train", "1000 steps"):
+        ...     pass
+        >>> list(stages.seconds)
+        ['train']
+    """
+
+    def __init__(self, *, show: bool) -> None:
+        self.seconds: dict[str, float] = {}
+        self._show = show
+
+    @contextmanager
+    def stage(self, name: str, about: str) -> Iterator[None]:
+        """One stage; its time is said when it ends."""
+        self._say(f"{name}: {about}\n")
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = time.perf_counter() - start
+        self._say(f"  {self.seconds[name]:.1f} s\n")
+
+    def _say(self, text: str) -> None:
+        if self._show:
+            sys.stderr.write(text)
+            sys.stderr.flush()
+
+
+def record_how_it_was_made(run: Path, command: str | None, seconds: Mapping[str, float]) -> None:
+    """Keep in the run how it was made: command, seconds by stage, versions, machine.
+
+    Args:
+        run: The run's folder.
+        command: What makes it again; None leaves what is there.
+        seconds: Times of the stages just done, added to those of earlier ones.
+    """
+    path = run / MADE
+    made = read_json(path) if path.exists() else {}
+    if command is not None:
+        made["command"] = command
+    made["stages"] = made.get("stages", {}) | dict(seconds)
+    made["versions"] = {"loopinterp": __version__, "python": platform.python_version()} | {
+        package: version(package) for package in _PACKAGES
+    }
+    made["machine"] = f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs"
+    write_json(path, made)

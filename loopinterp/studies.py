@@ -1,0 +1,120 @@
+"""The studies that ``loopinterp analyze`` runs: what each asks, of which task, on what data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    import torch
+
+    from loopinterp.models import LoopedTransformer
+    from loopinterp.results import Result
+    from loopinterp.tasks import Addition, Batch, Task
+    from loopinterp.training import Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A trained model with its task, as a study takes it."""
+
+    run: Run
+    model: LoopedTransformer
+    task: Task
+    seed: int
+
+    @property
+    def cutoff(self) -> int:
+        """Greatest problem length that was trained on."""
+        return self.run.config.curriculum.max_n
+
+    def generator(self) -> torch.Generator:
+        import torch
+
+        return torch.Generator().manual_seed(self.seed)
+
+    def sample(self, n: int, batch_size: int, distribution: str | None = None) -> Batch:
+        batch = self.task.sample(
+            n, batch_size=batch_size, generator=self.generator(), distribution=distribution
+        )
+        return batch.to(self.model.device)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """A study that ``analyze`` can run.
+
+    Attributes:
+        name: Its name on the command line and of its files.
+        about: What it asks.
+        run: From the subject to the result.
+        tasks: Tasks that it applies to; any if empty.
+    """
+
+    name: str
+    about: str
+    run: Callable[[Subject], Result]
+    tasks: tuple[str, ...] = ()
+
+    def fits(self, task: Task) -> bool:
+        return not self.tasks or task.name in self.tasks
+
+
+def open_run(folder: str | Path, *, seed: int = 0, device: str = "auto") -> Subject:
+    """A run's model and task, on a device, ready for studies.
+
+    Raises:
+        CheckpointError: If the folder holds no run, or its files are damaged.
+        InputError: If the device is not there.
+    """
+    from loopinterp.training import Run
+    from loopinterp.training.device import resolve_device
+
+    run = Run.load(folder)
+    model = run.model(resolve_device(device))
+    return Subject(run=run, model=model, task=run.task(), seed=seed)
+
+
+def _convergence(subject: Subject) -> Result:
+    from loopinterp.dynamics import convergence_study
+
+    batch = subject.sample(4 * subject.cutoff, 32, _hardest(subject.task))
+    n_loops = int(batch.n_loops.max())
+    return convergence_study(
+        subject.model, batch, n_loops=n_loops + n_loops // 4, seed=subject.seed
+    )
+
+
+def _wavefront(subject: Subject) -> Result:
+    from loopinterp.probing import carry_study
+
+    task = cast("Addition", subject.task)
+    return carry_study(subject.model, task, n=4 * subject.cutoff, seed=subject.seed)
+
+
+def _attention(subject: Subject) -> Result:
+    from loopinterp.lenses import attention_study
+
+    batch = subject.sample(2 * subject.cutoff, 64, _hardest(subject.task))
+    return attention_study(
+        subject.model, batch.inputs, n_loops=int(batch.n_loops.max()), seed=subject.seed
+    )
+
+
+def _hardest(task: Task) -> str:
+    """A distribution that is hard for the task: its full chains, else its default."""
+    return "propagate" if "propagate" in task.distributions else task.distributions[0]
+
+
+STUDIES = (
+    Study(name="convergence", about="does the state settle, and is it right?", run=_convergence),
+    Study(
+        name="wavefront",
+        about="how far has the carry come after each loop?",
+        run=_wavefront,
+        tasks=("addition",),
+    ),
+    Study(name="attention", about="where does each head look at each loop?", run=_attention),
+)

@@ -1,0 +1,338 @@
+"""The command line: what it prints, and one clear message for everything that can go wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import loopinterp
+from loopinterp import cli, workflow
+from loopinterp.training import RECIPES, Run, TrainingConfig
+
+COMMANDS = ("demo", "train", "evaluate", "analyze", "report", "tasks", "models")
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+Command = Callable[..., Answer]
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
+    """Run a command line in this process."""
+
+    def run(*arguments: str | Path) -> Answer:
+        with pytest.raises(SystemExit) as stop:
+            cli.main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        code = stop.value.code
+        return Answer(code if isinstance(code, int) else 0, captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture
+def run(barely_trained: Path, tmp_path: Path) -> Path:
+    """A trained run that a test may change."""
+    return Path(shutil.copytree(barely_trained, tmp_path / "run"))
+
+
+def contents(folder: Path) -> dict[str, str]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+    }
+
+
+# What it prints
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_with_examples(command: Command, name: str) -> None:
+    answer = command(name, "--help")
+    assert answer.status == 0
+    assert f"  loopinterp {name}" in answer.out.split("Examples:")[1]
+
+
+def test_help_lists_every_command(command: Command) -> None:
+    answer = command("--help")
+    assert answer.status == 0
+    assert all(f"\n  {name} " in answer.out for name in COMMANDS)
+
+
+def test_the_version_is_that_of_the_package(command: Command) -> None:
+    assert command("--version").out == f"loopinterp {loopinterp.__version__}\n"
+
+
+def test_tasks_and_models_are_listed_in_words_and_as_json(command: Command) -> None:
+    assert "running XOR" in command("tasks").out.replace("Running", "running")
+    listed = {facts["task"]: facts for facts in command("tasks", "--json").json}
+    assert listed["addition"]["loops T(n)"]["n=8"] == 9
+    models = {facts["recipe"]: facts for facts in command("models", "--json").json}
+    assert set(models) == set(RECIPES)
+    assert 40_000 < models["addition"]["weights"] < 60_000
+    assert command("models", "addition", "--json").json[0]["steps"] == RECIPES["addition"].steps
+
+
+def test_a_run_is_trained_evaluated_analysed_and_reported(command: Command, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    sets = ("model.d_model=32", "model.n_heads=2", "curriculum.max_n=3")
+    arguments = [part for value in sets for part in ("--set", value)]
+    answer = command(
+        "train", "--task", "addition", "--steps", "30", "--seed", "5", *arguments,
+        "--no-progress", "--json", "--out", out,
+    )  # fmt: skip
+    assert (answer.status, answer.err) == (0, "")
+    assert answer.json["steps"] == 30
+    config = Run.load(out).config
+    assert (config.seed, config.steps, config.model.d_model) == (5, 30, 32)
+
+    answer = command("evaluate", out, "--length", 2, "--length", 3, "--samples", 8, "--json")
+    assert "generalisation:" in answer.err
+    cells = answer.json["cells"]
+    assert sorted({cell["length"] for cell in cells}) == [2, 3]
+    assert all(0 <= cell["exact_match"] <= 1 for cell in cells)
+
+    answer = command("analyze", out, "--study", "attention", "--json", "--no-progress")
+    assert answer.err == ""
+    assert Path(answer.json["results"]["attention"]["file"]).is_file()
+
+    answer = command("report", out, "--json")
+    assert answer.json["report"] == str(out / "report.html")
+    assert "<html" in (out / "report.html").read_text()[:200]
+
+
+def test_words_come_by_default_and_name_the_report(command: Command, run: Path) -> None:
+    text = command("evaluate", run, "--samples", 8, "--length", 2, "--no-progress").out
+    assert "exact_match" in text
+    assert command("report", run).out.strip() == str(run / "report.html")
+
+
+def test_the_same_train_command_goes_on_or_says_that_all_is_done(
+    command: Command, run: Path
+) -> None:
+    before = contents(run)
+    answer = command("train", "--config", run / "config.json", "--out", run, "--no-progress")
+    assert answer.status == 0
+    after = contents(run)
+    after.pop("made.json")
+    assert after == before
+
+
+def test_the_recorded_command_trains_the_same_run_again(command: Command, run: Path) -> None:
+    again = run.parent / "again"
+    command("train", "--config", run / "config.json", "--out", again, "--no-progress")
+    for name in ("config.json", "metrics.jsonl", "model/model.safetensors"):
+        assert contents(again)[name] == contents(run)[name]
+
+
+def test_python_m_is_the_same_command(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "loopinterp", "report", str(tmp_path / "absent")]
+    environment = os.environ | {"PYTHONPATH": str(Path(loopinterp.__file__).parent.parent)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("Error: run ")
+    assert "Traceback" not in done.stderr
+
+
+# What can go wrong
+
+
+def assert_refused(answer: Answer, *words: str) -> None:
+    assert answer.status == 2, answer.err
+    assert answer.out == ""
+    assert "Traceback" not in answer.err
+    (message,) = (line for line in answer.err.splitlines() if line.startswith("Error: "))
+    for word in words:
+        assert word in message, message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], ["expected --task NAME, --recipe NAME or --config FILE"]),
+        (["--task", "additon"], ["Did you mean 'addition'?"]),
+        (["--recipe", "additon"], ["recipe", "Did you mean "]),
+        (["--task", "parity", "--recipe", "addition"], ["'addition', as the recipe has it"]),
+        (["--recipe", "addition", "--config", "x.json"], ["a recipe or a file"]),
+        (["--config", "absent.json"], ["absent.json", "No such file"]),
+        (["--task", "addition", "--set", "steps"], ["key=value"]),
+        (["--task", "addition", "--set", "stepz=3"], ["stepz", "Did you mean 'steps'?"]),
+        (["--task", "addition", "--set", "steps=many"], ["steps", "an integer"]),
+        (["--task", "addition", "--set", "model.positions=polar"], ["positions", "polar"]),
+        (["--task", "addition", "--set", "model.d_vocab=9"], ["model.d_vocab", "6"]),
+        (["--task", "addition", "--set", "task_settings.format=pears"], ["'pairs' or 'features'"]),
+        (["--task", "addition", "--set", "distribution=chains"], ["Did you mean 'chain'?"]),
+        (["--task", "addition", "--steps", "0"], ["steps", "an integer >= 1"]),
+        (["--task", "addition", "--steps", "x"], ["--steps"]),
+        (["--task", "addition", "--seed", "-1"], ["seed"]),
+        (["--task", "addition", "--precision", "fp8"], ["precision", "bf16"]),
+        (["--task", "addition", "--device", "tpu"], ["device", "tpu"]),
+        (["--task", "addition", "--device", "cuda:99"], ["cuda:99", "expected a GPU"]),
+    ],
+)
+def test_a_training_that_cannot_be_is_refused_before_anything_is_written(
+    command: Command, tmp_path: Path, arguments: list[str], words: list[str]
+) -> None:
+    answer = command("train", *arguments, "--out", tmp_path / "out", "--no-progress")
+    assert_refused(answer, *words)
+    assert not (tmp_path / "out").exists()
+
+
+def test_cuda_without_a_gpu_is_refused_by_every_command_that_takes_a_device(
+    command: Command, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    before = contents(run)
+    for name in ("evaluate", "analyze"):
+        answer = command(name, run, "--device", "cuda")
+        assert_refused(answer, "expected a GPU", "Use --device cpu.")
+    assert contents(run) == before
+
+
+def test_the_out_folder_must_be_writable(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    arguments = ("train", "--task", "addition", "--out", tmp_path / "file" / "run")
+    assert_refused(command(*arguments), "output folder", "can be written")
+    assert (tmp_path / "file").read_text() == "not a folder"
+
+
+def test_a_run_is_never_overwritten_by_another(command: Command, run: Path) -> None:
+    before = contents(run)
+    other = command("train", "--task", "addition", "--out", run, "--no-progress")
+    assert_refused(other, "train into a new folder")
+    again = command("train", "--config", run / "config.json", "--no-resume", "--out", run)
+    assert_refused(again, "a folder without a run")
+    assert contents(run) == before
+
+
+@pytest.mark.parametrize("name", ["evaluate", "analyze", "report"])
+def test_a_folder_that_is_no_run_is_refused(command: Command, tmp_path: Path, name: str) -> None:
+    assert_refused(command(name, tmp_path / "absent"), "absent", "no such folder")
+    assert_refused(command(name, tmp_path), "without", "config.json")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["evaluate", "--distribution", "chains"], ["Did you mean 'chain'?"]),
+        (["evaluate", "--length", "0"], ["--length"]),
+        (["evaluate", "--samples", "0"], ["--samples"]),
+        (["analyze", "--study", "convergense"], ["Did you mean 'convergence'?"]),
+        (["analyze", "--device", "gpu"], ["device", "gpu"]),
+        (["models"], ["model: expected one of"]),
+    ],
+)
+def test_wrong_options_leave_the_run_as_it_was(
+    command: Command, run: Path, arguments: list[str], words: list[str]
+) -> None:
+    before = contents(run)
+    name, *rest = arguments
+    assert_refused(command(name, run, *rest), *words)
+    assert contents(run) == before
+
+
+@pytest.mark.parametrize("damage", ["truncate", "pickle", "mismatch", "missing", "config"])
+@pytest.mark.parametrize("name", ["evaluate", "analyze"])
+def test_a_damaged_model_is_refused_with_what_to_do(
+    command: Command, run: Path, damage: str, name: str
+) -> None:
+    weights = run / "model" / "model.safetensors"
+    if damage == "truncate":
+        weights.write_bytes(weights.read_bytes()[:1000])
+    elif damage == "pickle":
+        torch.save({"w": torch.ones(1)}, weights)
+    elif damage == "mismatch":
+        document = json.loads((run / "model" / "config.json").read_text())
+        (run / "model" / "config.json").write_text(json.dumps(document | {"n_heads": 4}))
+    elif damage == "missing":
+        weights.unlink()
+    else:
+        (run / "config.json").write_text('{"task": ')
+    before = contents(run)
+    assert_refused(command(name, run, "--no-progress"), str(run))
+    assert contents(run) == before
+
+
+def test_a_damaged_checkpoint_stops_the_resumed_training(command: Command, run: Path) -> None:
+    checkpoint = run / "state" / "checkpoint.safetensors"
+    checkpoint.write_bytes(checkpoint.read_bytes()[:-10])
+    before = contents(run)
+    answer = command("train", "--config", run / "config.json", "--out", run, "--no-progress")
+    assert_refused(answer, "checkpoint.safetensors", "damaged")
+    assert contents(run) == before
+
+
+def test_a_study_of_another_task_is_refused(command: Command, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    small = [part for s in ("model.d_model=16", "model.n_heads=2") for part in ("--set", s)]
+    arguments = ("train", "--task", "prefix_sum", "--steps", 2, *small, "--no-progress")
+    assert command(*arguments, "--out", out).status == 0
+    assert_refused(command("analyze", out, "--study", "wavefront"), "a run of the task addition")
+
+
+@pytest.mark.parametrize("arguments", [["nosuch"], ["train"], ["evaluate"], ["tasks", "--what"]])
+def test_wrong_usage_has_status_2_and_no_traceback(command: Command, arguments: list[str]) -> None:
+    answer = command(*arguments)
+    assert answer.status == 2
+    assert answer.out == ""
+    assert "Error: " in answer.err
+    assert "Traceback" not in answer.err
+
+
+def test_an_error_of_the_system_is_one_message(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_space(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device", "runs/x")
+
+    monkeypatch.setattr(workflow, "report_run", no_space)
+    assert_refused(command("report", "runs/x"), "runs/x: No space left on device")
+
+
+# How a configuration is put together
+
+
+def test_flags_win_over_settings_and_settings_over_the_recipe() -> None:
+    config = workflow.configure(
+        task="addition", settings=["steps=7", "seed=3"], flags={"steps": 9, "seed": None}
+    )
+    assert (config.steps, config.seed) == (9, 3)
+    assert config.model == RECIPES["addition"].model
+
+
+def test_a_configuration_comes_back_from_its_file(tmp_path: Path) -> None:
+    config = RECIPES["addition"].replace(seed=11)
+    (tmp_path / "c.json").write_text(json.dumps(config.to_dict()))
+    assert workflow.configure(file=tmp_path / "c.json") == config
+
+
+def test_a_task_without_a_recipe_gets_a_model_that_fits_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(RECIPES, "parity", raising=False)
+    config = workflow.configure(task="parity")
+    assert isinstance(config, TrainingConfig)
+    assert (config.model.d_vocab, config.model.d_vocab_out) == (5, 3)
