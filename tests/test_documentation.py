@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,8 @@ WITH_CODE = [page for page in PAGES if BLOCK.search(page.read_text())]
 
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.name)
-def test_the_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
+def test_the_python_of_a_page_runs(page: Path, tmp_path: Path, barely_trained: Path) -> None:
+    shutil.copytree(barely_trained, tmp_path / "runs" / "demo")
     blocks = BLOCK.findall(page.read_text())
     script = "import torch\ntorch.set_num_threads(1)\n" + "\n".join(blocks)
     command = [sys.executable, "-W", "error::DeprecationWarning:__main__", "-c", script]
