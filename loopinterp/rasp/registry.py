@@ -11,6 +11,7 @@ _BUILT_IN = (
     "ripple",
     "latched_ripple",
     "latched_chain",
+    "sticky_ripple",
     "carry_save",
     "lookahead",
     "parity",
@@ -26,7 +27,7 @@ def list_programs(task: str | None = None) -> list[str]:
 
     Example:
         >>> list_programs(task="addition")
-        ['carry_save', 'latched_chain', 'latched_ripple', 'lookahead', 'ripple']
+        ['carry_save', 'latched_chain', 'latched_ripple', 'lookahead', 'ripple', 'sticky_ripple']
 
     Raises:
         InputError: no program solves that task.
