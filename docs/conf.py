@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import loopinterp
 
 project = "loopinterp"
@@ -29,9 +32,28 @@ autodoc_preserve_defaults = True
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
 napoleon_use_ivar = True
+napoleon_attr_annotations = False  # a shape such as "*lead" would start an emphasis
 
 html_theme = "furo"
 html_title = f"loopinterp {version}"
 html_show_sourcelink = False
-# The pages open without a network; formulas are the one thing that wants MathJax.
 html_copy_source = False
+
+_STARRED_SHAPE = re.compile(r"(?<!`)\[[^\]`]*\*\w[^\]`]*\](?!`)")
+
+
+def _shapes_as_code(
+    app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]
+) -> None:
+    """``[*grid, class]`` is a shape, not the start of an emphasis."""
+    lines[:] = [_STARRED_SHAPE.sub(lambda shape: f"``{shape[0]}``", line) for line in lines]
+
+
+def _skip_member(app: Any, what: str, name: str, obj: Any, skip: bool, options: Any) -> bool | None:
+    """scikit-learn's metadata routing puts ``set_*_request`` on every estimator."""
+    return True if re.fullmatch(r"set_\w+_request", name) else None
+
+
+def setup(app: Any) -> None:
+    app.connect("autodoc-process-docstring", _shapes_as_code, priority=400)  # before napoleon
+    app.connect("autodoc-skip-member", _skip_member)
