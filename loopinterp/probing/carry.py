@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from sklearn.base import clone
 
 from loopinterp.errors import InputError
 from loopinterp.probing.carry_result import CarryStudyResult
@@ -20,7 +19,7 @@ from loopinterp.probing.controls import (
     with_random_weights,
 )
 from loopinterp.probing.linear import LinearProbe, RidgeProbe
-from loopinterp.probing.states import check_loops, device_of, states_at
+from loopinterp.probing.states import check_loops, describe_model, device_of, states_at
 from loopinterp.results import study
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ def carry_study(
     loops: Sequence[int] | None = None,
     n_short: int = 12,
     n_train: int = 64,
-    n_test: int = 128,
+    n_test: int = 96,
     probe: LinearProbe | None = None,
     random_model: Any = None,
     threshold: float = 0.95,
@@ -87,9 +86,7 @@ def carry_study(
     probe = RidgeProbe(alpha=0.1) if probe is None else probe
     options = {"n": n, "max_chain": max_chain, "loops": steps, "n_short": n_short}
     options |= {"n_train": n_train, "n_test": n_test, "probe": repr(probe), "threshold": threshold}
-    config = getattr(model, "config", None)
-    described = config.to_dict() if hasattr(config, "to_dict") else type(model).__name__
-    with study(seed, study="carry", model=described, **options) as watch:
+    with study(seed, study="carry", model=describe_model(model), **options) as watch:
         generator = torch.Generator().manual_seed(seed)
         device = device_of(model)
 
@@ -110,7 +107,7 @@ def carry_study(
         on_embedding = _shared_probes(probe, trained.of_embedding(), labels.of_variables())
 
         def by_chain(x: Tensor, y: Tensor) -> np.ndarray:
-            fitted = clone(probe).fit(x.flatten(-3, -2), y.flatten())
+            fitted = probe.fresh().fit(x.flatten(-3, -2), y.flatten())
             return _numpy(_right_by_chain(fitted, trained.test, test.carry).mean(-1))
 
         return CarryStudyResult(
@@ -210,7 +207,7 @@ def _shared_probes(probe: LinearProbe, states: _Readings, labels: _Labels) -> _S
     """One solve for all loops and all labels; balanced accuracy is the mean recall of classes."""
     x, y = states.train.flatten(-3, -2), labels.train.flatten(1)[:, None]
     truth = labels.test[:, None]
-    right = _right_by_chain(clone(probe).fit(x, y), states.test, truth)
+    right = _right_by_chain(probe.fresh().fit(x, y), states.test, truth)
     recalls = [(right * (truth == cls)).sum(-1) / (truth == cls).sum(-1) for cls in (0, 1)]
     balanced = torch.stack(recalls).mean(0)[: len(VARIABLES)]
     return _Scores(_numpy(right.mean(-1)), _numpy(balanced))
@@ -229,7 +226,7 @@ def _right_by_chain(
 def _own_probe(
     probe: LinearProbe, states: _Readings, halves: tuple[ChainSample, ChainSample]
 ) -> np.ndarray:
-    own = clone(probe).fit(states.train, halves[0].carry)
+    own = probe.fresh().fit(states.train, halves[0].carry)
     return _numpy(own.score(states.test, halves[1].carry))
 
 

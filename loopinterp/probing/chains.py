@@ -8,7 +8,7 @@ loop brings a carry of chain length d after d loops, no sooner.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,13 +17,14 @@ from loopinterp.errors import InputError
 from loopinterp.tasks.addition import PROPAGATE_PROBABILITIES, Addition
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Int
+    from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
 VARIABLES = ("carry in", "carry out", "generate", "propagate", "sum")
 """Variables of an addition at each position, in the order of :attr:`ChainSample.variables`."""
 
-_LONG_SHARE = 0.75
+_LONG_SHARE = 0.5
+_LEAST_ROUNDS = 2
 _MAX_ROUNDS = 50
 
 
@@ -55,8 +56,8 @@ class ChainSample:
         return self.variables[VARIABLES.index("carry in")]
 
     def to(self, device: torch.device | str) -> ChainSample:
-        moved = (v.to(device) for v in (self.inputs, self.row, self.pos))
-        return ChainSample(*moved, self.chain_lengths, self.variables.to(device))
+        names = ("inputs", "row", "pos", "variables")
+        return replace(self, **{name: getattr(self, name).to(device) for name in names})
 
 
 def sample_chains(
@@ -64,10 +65,12 @@ def sample_chains(
 ) -> ChainSample:
     """Draw additions until each chain length from 1 to ``max_chain`` has ``n_pairs`` pairs.
 
-    Each addition has one long run of propagating positions at a random place (three in four
-    reach ``max_chain``), and otherwise the propagate-enriched mix of training. No pair gives more
-    than one carry to a chain length. Carries whose chain runs back to bit 0 are left out:
-    nothing decides them, they are 0 always, and they inflate accuracy.
+    Each addition has one chain at a random place, half of them of length ``max_chain``, the others
+    of any length. Its other bits are the propagate-enriched mix of training, or runs of all
+    lengths alike. No pair gives more than one
+    carry to a chain length, and up to half of the carries of each are read where the chain ends.
+    Carries whose chain runs back to bit 0 are left out: nothing decides them, they are 0 always,
+    and they inflate accuracy.
 
     Args:
         task: The addition task, in either format.
@@ -86,33 +89,49 @@ def sample_chains(
         [0.5, 0.5, 0.5, 0.5, 0.5, 0.5]
     """
     _check(task, n, max_chain, n_pairs)
-    inputs, rows, positions = [], [], []
-    missing = torch.full((max_chain,), n_pairs)
+    drawn: list[Tensor] = []
     for _ in range(_MAX_ROUNDS):
-        drawn = _draw_pairs(task, n, max_chain, n_pairs, generator)
-        found = _pick(task, drawn[::2], max_chain, generator)
-        offset = sum(len(x) for x in inputs)
-        for chain, (row, pos) in enumerate(found):
-            keep = slice(0, int(missing[chain]))
-            rows.append(torch.stack([torch.full_like(row, chain), offset + 2 * row], 1)[keep])
-            positions.append(pos[keep])
-            missing[chain] -= len(row[keep])
-        inputs.append(drawn)
-        if not missing.any():
+        drawn.append(_draw_pairs(task, n, max_chain, n_pairs, generator))
+        inputs = torch.cat(drawn)
+        length = task.chain_length_in(inputs[::2]) + 1
+        length = length.masked_fill(task.chain_in_reaches_start(inputs[::2]), 0)
+        found = torch.stack([(length == d).any(1).sum() for d in range(1, max_chain + 1)])
+        if len(drawn) >= _LEAST_ROUNDS and bool((found >= n_pairs).all()):
             break
     else:
         raise InputError(
             "max_chain",
             expected="chains that occur often enough to be sampled",
-            given=f"too few of lengths {(torch.nonzero(missing)[:, 0] + 1).tolist()}",
+            given=f"too few of lengths {((found < n_pairs).nonzero()[:, 0] + 1).tolist()}",
             fix="Use a shorter max_chain or a larger n.",
         )
-    where, pos = torch.cat(rows), torch.cat(positions)
-    order = where[:, 0].argsort(stable=True)
-    base = where[order, 1].reshape(max_chain, n_pairs)
-    pos = pos[order].reshape(max_chain, n_pairs).repeat_interleave(2, dim=1)
-    row = torch.stack([base, base + 1], dim=2).flatten(1)
-    return _describe(task, torch.cat(inputs), row, pos)
+    ends = ~task.propagate(inputs[::2])
+    score = torch.rand(length.shape, generator=generator)
+    places = [_pick(length == d, ends, score, n_pairs) for d in range(1, max_chain + 1)]
+    base, pos = (torch.stack(part) for part in zip(*places))
+    row = torch.stack([2 * base, 2 * base + 1], dim=2).flatten(1)
+    return _describe(task, inputs, row, pos.repeat_interleave(2, dim=1))
+
+
+def _pick(
+    here: Bool[Tensor, "pair pos"],
+    ends: Bool[Tensor, "pair pos"],
+    score: Float[Tensor, "pair pos"],
+    n_pairs: int,
+) -> tuple[Int[Tensor, " chosen"], Int[Tensor, " chosen"]]:
+    """One random place in each of ``n_pairs`` pairs, half of them where the chain ends if it can.
+
+    Long chains seldom end just there: without a preference nearly all places would propagate.
+    """
+    best = (score + (here & ends)).masked_fill(~here, -1.0)
+    value, pos = best.max(dim=1)
+    rows = here.any(1).nonzero()[:, 0]
+    rows = rows[score[rows, 0].argsort()]
+    at_end = value[rows] >= 1
+    first, others = rows[at_end], rows[~at_end]
+    n_first = min(len(first), max(n_pairs // 2, n_pairs - len(others)))
+    chosen = torch.cat([first[:n_first], others[: n_pairs - n_first]])
+    return chosen, pos[chosen]
 
 
 def _describe(task: Addition, inputs: Tensor, row: Tensor, pos: Tensor) -> ChainSample:
@@ -138,37 +157,28 @@ def _draw_pairs(
     def uniform(*shape: int) -> Tensor:
         return torch.rand(*shape, generator=generator)
 
-    probability = torch.tensor(PROPAGATE_PROBABILITIES)[
-        (uniform(n_pairs, 1) * len(PROPAGATE_PROBABILITIES)).long()
-    ]
-    propagates = uniform(n_pairs, n) < probability
-    is_long = uniform(n_pairs) < _LONG_SHARE
-    short = (uniform(n_pairs) * max_chain).long()
-    length = torch.where(is_long, max_chain - 1 + (uniform(n_pairs) < 0.5), short)
-    start = (uniform(n_pairs) * (n - 1 - length)).long()
     index = torch.arange(n)
-    propagates |= (index > start[:, None]) & (index <= (start + length)[:, None])
-    propagates[torch.arange(n_pairs), start] = False
+    which = (uniform(n_pairs, 1) * len(PROPAGATE_PROBABILITIES)).long()
+    enriched = uniform(n_pairs, n) < torch.tensor(PROPAGATE_PROBABILITIES)[which]
+    step = 1 + (uniform(n_pairs, n) * (max_chain + 1)).long()
+    deciders = (step.cumsum(1) - 1 - (uniform(n_pairs, 1) * step[:, :1]).long()).clamp_max(n)
+    even = torch.ones(n_pairs, n + 1, dtype=torch.bool).scatter(1, deciders, False)[:, :n]
+    propagates = torch.where(uniform(n_pairs, 1) < 0.5, enriched, even)
+
+    is_long = uniform(n_pairs, 1) < _LONG_SHARE
+    stops = ~is_long | (uniform(n_pairs, 1) < 0.5)
+    shorter = (uniform(n_pairs, 1) * max_chain).long()
+    length = torch.where(is_long, max_chain - stops.long(), shorter)
+    start = (uniform(n_pairs, 1) * (n - 1 - length)).long()
+    inside = (index > start) & (index <= start + length)
+    decides = (index == start) | (stops & (index == start + length + 1))
+    propagates = (propagates | inside) & ~decides
+
     a = (uniform(n_pairs, n) < 0.5).long()
     b = torch.where(propagates, 1 - a, a)
     pairs_a = torch.stack([a, torch.where(propagates, a, 1 - a)], dim=1).flatten(0, 1)
     pairs_b = torch.stack([b, torch.where(propagates, b, 1 - b)], dim=1).flatten(0, 1)
     return task.from_bits(pairs_a, pairs_b, torch.full((2 * n_pairs,), n)).inputs
-
-
-def _pick(
-    task: Addition, base: Tensor, max_chain: int, generator: torch.Generator
-) -> list[tuple[Int[Tensor, " found"], Int[Tensor, " found"]]]:
-    """For each chain length the additions that have one, and a random position of it in each."""
-    length = task.chain_length_in(base) + 1
-    length = length.masked_fill(task.chain_in_reaches_start(base), 0)
-    score = torch.rand(length.shape, generator=generator)
-    found = []
-    for chain in range(1, max_chain + 1):
-        here: Bool[Tensor, "batch pos"] = length == chain
-        rows = here.any(1).nonzero()[:, 0]
-        found.append((rows, score.masked_fill(~here, -1.0).argmax(1)[rows]))
-    return found
 
 
 def _check(task: Addition, n: int, max_chain: int, n_pairs: int) -> None:

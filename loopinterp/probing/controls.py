@@ -75,7 +75,7 @@ def control_labels(
     *,
     n_draws: int,
     generator: torch.Generator,
-) -> Int[Tensor, "draw *place"]:
+) -> Int[Tensor, "draw *place"]:  # noqa: UP037
     """Random labels, the same wherever the same type of input occurs: a control task.
 
     Each type gets a class at random, with the frequencies of the true classes. A probe that does
@@ -124,4 +124,5 @@ def wilson_interval(
     p, count = np.asarray(accuracy, dtype=float), np.asarray(n, dtype=float)
     centre = (p + z**2 / (2 * count)) / (1 + z**2 / count)
     half = z / (1 + z**2 / count) * np.sqrt(p * (1 - p) / count + z**2 / (4 * count**2))
-    return np.clip(centre - half, 0.0, 1.0), np.clip(centre + half, 0.0, 1.0)
+    ends = np.clip(np.stack([centre - half, centre + half]), 0.0, 1.0)
+    return ends[0, ...], ends[1, ...]

@@ -258,50 +258,81 @@ def _code_lengths(result: CarryStudyResult) -> Figure:
 
 
 def grid_figures(result: ProbeResult) -> list[Figure]:
-    """For each site and group: every target by loop, its controls in the panels below."""
+    """For each site the targets by loop with their controls, and by group if there are several."""
+    figures = [_grid_lines(result, s) for s in range(len(result.sites))]
+    if len(result.groups) > 1:
+        figures += [_grid_groups(result, s) for s in range(len(result.sites))]
+    return figures
+
+
+def _grid_lines(result: ProbeResult, s: int) -> Figure:
     from loopinterp.plotting import LinePanel, Series, line_panels
 
-    figures = []
+    site, group, n = result.sites[s], result.groups[0], result.n_test[0]
+    sources = [
+        ("trained model", result.accuracy[:, s, 0], n),
+        ("random labels", result.control_task[:, s, 0], None),
+        ("random weights", result.random_model[:, s, 0], n),
+        ("embedding alone", result.embedding[:, 0], n),
+        ("majority class", result.majority[:, 0], None),
+    ]
+    panels = [
+        LinePanel(
+            [
+                Series(target, result.loops, values[:, k], **_interval(values[:, k], trials))
+                for k, target in enumerate(result.targets)
+            ],
+            "accuracy",
+            title,
+            y_range=(0.0, 1.02),
+        )
+        for title, values, trials in sources
+    ]
     frame = result.to_frame()
-    for s, site in enumerate(result.sites):
-        for g, group in enumerate(result.groups):
-            sources = [
-                ("accuracy", result.accuracy[:, s, g], result.n_test[g]),
-                ("random labels", result.control_task[:, s, g], None),
-                ("random weights", result.random_model[:, s, g], result.n_test[g]),
-                ("embedding alone", result.embedding[:, g], result.n_test[g]),
-                ("majority class", result.majority[:, g], None),
-            ]
-            panels = [
-                LinePanel(
-                    [
-                        Series(target, result.loops, values[:, k], **_interval(values[:, k], n))
-                        for k, target in enumerate(result.targets)
-                    ],
-                    "accuracy",
-                    title,
-                    y_range=(0.0, 1.02),
-                )
-                for title, values, n in sources
-            ]
-            figures.append(
-                Figure(
-                    title=f"Decodable variables: {site}, {group}",
-                    plot=line_panels(panels, x_title="loop"),
-                    caption=(
-                        "Accuracy of a linear probe for each variable after each loop, on examples "
-                        "it was not trained on; bands are 95 % intervals over places."
-                    ),
-                    control=(
-                        "Lower panels, on the same axes: the same probe on random labels fixed by "
-                        "the local input, on the model with shuffled weights, on the embedding "
-                        "alone, and the majority class."
-                    ),
-                    data=frame[(frame["site"] == site) & (frame["group"] == group)],
-                    section=_SECTION,
-                )
-            )
-    return figures
+    return Figure(
+        title=f"Decodable variables at {site}",
+        plot=line_panels(panels, x_title="loop"),
+        caption=(
+            f"Accuracy of a linear probe for each variable at each loop (positions: {group}), on "
+            "examples it was not trained on; bands are 95 % intervals over places."
+        ),
+        control=(
+            "Lower panels, on the same axes: the same probe on random labels fixed by the local "
+            "input, on the model with shuffled weights, on the embedding alone, and the majority "
+            "class."
+        ),
+        data=frame.query("site == @site"),
+        section=_SECTION,
+    )
+
+
+def _grid_groups(result: ProbeResult, s: int) -> Figure:
+    from loopinterp.plotting import HeatPanel, heatmap_panels
+
+    site = result.sites[s]
+    gain = result.accuracy[:, s] - result.chance[:, s]
+    panels = [HeatPanel(gain[..., k].T, target) for k, target in enumerate(result.targets)]
+    frame = result.to_frame()
+    return Figure(
+        title=f"Decodable variables by position at {site}",
+        plot=heatmap_panels(
+            panels,
+            x=result.loops,
+            y=result.groups,
+            x_title="loop",
+            y_title="positions",
+            value_title="gain",
+            value_range=(-1.0, 1.0),
+            scale="diverging",
+        ),
+        caption="Accuracy of the probe less that of its best control, by loop and position group.",
+        control=(
+            "Subtracted in each cell: the best of the random-weights model, the embedding alone "
+            "and the majority class."
+        ),
+        data=frame.query("site == @site"),
+        section=_SECTION,
+    )
 
 
 def _interval(values: np.ndarray, n: int | None) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from sklearn.base import clone
 
 from loopinterp.errors import InputError
 from loopinterp.probing.codelength import online_code_length
@@ -20,6 +19,7 @@ from loopinterp.probing.controls import (
 )
 from loopinterp.probing.grid_result import ProbeResult
 from loopinterp.probing.linear import LinearProbe, RidgeProbe
+from loopinterp.probing.states import describe_model
 from loopinterp.results import study
 from loopinterp.tasks.task import IGNORE
 
@@ -77,9 +77,9 @@ def probe_study(
         train = _random_half(len(inputs), generator).to(inputs.device)
     if groups is None:
         groups = {"all": torch.ones_like(labels[0, 0], dtype=torch.bool)}
-    config = getattr(model, "config", None)
-    described = config.to_dict() if hasattr(config, "to_dict") else type(model).__name__
-    with study(seed, study="probe", model=described, n_loops=n_loops, probe=repr(probe)) as watch:
+    with study(
+        seed, study="probe", model=describe_model(model), n_loops=n_loops, probe=repr(probe)
+    ) as watch:
         if random_model is None:
             random_model = with_random_weights(model, seed=seed)
         control = _control_task(labels, context_types(inputs), generator)
@@ -180,7 +180,7 @@ class _Split:
         n_labels = self.n_targets if targets else self._n_labels
         out = np.full((self.n_loops, len(self.n_train), n_labels), np.nan)
         for chosen, fit, held in self._parts:
-            fitted = clone(probe).fit(
+            fitted = probe.fresh().fit(
                 activations[:, fit.row, fit.pos], fit.labels[:n_labels], fit.weight(n_labels)
             )
             score = fitted.score(
@@ -216,6 +216,10 @@ class _Split:
 def _stack_targets(
     targets: Mapping[str, Tensor], n_loops: int, inputs: Tensor
 ) -> Int[Tensor, "target loop batch pos"]:
+    if n_loops < 1:
+        raise InputError(
+            "n_loops", expected="an integer >= 1", given=str(n_loops), fix="Run at least one loop."
+        )
     if not targets:
         raise InputError("targets", expected="at least one", given="none", fix="Name a target.")
     batch, n_pos = inputs.shape[:2]

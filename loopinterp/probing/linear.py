@@ -9,10 +9,10 @@ share one ``X``. NumPy arrays give NumPy arrays; tensors stay tensors, on their 
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.base import BaseEstimator, ClassifierMixin, clone
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted
 
@@ -65,6 +65,10 @@ class LinearProbe(ClassifierMixin, BaseEstimator):
         self.coef_ = problem.restore(coef)
         self.intercept_ = problem.restore(intercept)
         return self
+
+    def fresh(self) -> Self:
+        """An unfitted probe with the same settings."""
+        return cast("Self", clone(self))
 
     def _fit_grid(self, problem: Problem) -> tuple[Tensor, Tensor]:
         """Solve all cells in chunks that bound the memory; axes along which only ``y`` varies are

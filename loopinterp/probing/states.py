@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -69,7 +70,7 @@ def check_loops(loops: Sequence[int]) -> list[int]:
         InputError: If they are not increasing integers from 0 on.
     """
     steps = list(loops)
-    if not steps or steps[0] < 0 or any(b <= a for a, b in zip(steps, steps[1:])):
+    if not steps or steps[0] < 0 or any(b <= a for a, b in pairwise(steps)):
         raise InputError(
             "loops",
             expected="numbers of loops, increasing, 0 or more",
@@ -87,3 +88,9 @@ def device_of(model: Any) -> torch.device:
     parameters = getattr(model, "parameters", None)
     first = next(iter(parameters()), None) if parameters is not None else None
     return first.device if first is not None else torch.device("cpu")
+
+
+def describe_model(model: Any) -> dict[str, Any] | str:
+    """A model's configuration for a result's provenance, or the name of its class."""
+    to_dict = getattr(getattr(model, "config", None), "to_dict", None)
+    return to_dict() if to_dict is not None else type(model).__name__
