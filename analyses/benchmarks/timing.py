@@ -1,0 +1,115 @@
+"""Time several ways of doing one thing against the first of them, fairly on a noisy machine.
+
+The ways take turns, in an order that rotates, so that each round sees the machine in one mood.
+A ratio is taken within a round, and the median over the rounds is reported. On a machine that
+others use, ``--clock cpu`` counts the time this process had instead of the time that passed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import platform
+import resource
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+import torch
+
+
+def _children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time, "children": _children}
+
+
+def compare(
+    ways: Mapping[str, Callable[[], Any]],
+    *,
+    rounds: int,
+    clock: str = "wall",
+    warmup: int = 3,
+    least: float = 0.05,
+) -> dict[str, dict[str, float]]:
+    """Seconds of each way, and its ratio to the first.
+
+    Args:
+        ways: Name -> what to time; the first is the yardstick.
+        rounds: How often each is timed.
+        clock: ``wall``, ``cpu``, or ``children`` (the cpu of processes that were started).
+        warmup: Calls before the clock starts.
+        least: Seconds that one timing should last; short calls are repeated within it.
+    """
+    for run in ways.values():
+        for _ in range(warmup):
+            run()
+    first = next(iter(ways))
+    repeats = max(1, round(least / _seconds(ways[first], 1, clock)))
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    names = list(ways)
+    for turn in range(rounds):
+        shift = turn % len(names)
+        for name in names[shift:] + names[:shift]:
+            seconds[name].append(_seconds(ways[name], repeats, clock))
+    rows = {}
+    for name in names:
+        ratios = [mine / base for mine, base in zip(seconds[name], seconds[first])]
+        low, _, high = quantiles(ratios, n=4)
+        rows[name] = {
+            "milliseconds": 1e3 * median(seconds[name]),
+            "ratio": median(ratios),
+            "ratio_quartile_1": low,
+            "ratio_quartile_3": high,
+        }
+    return rows
+
+
+def _seconds(run: Callable[[], Any], repeats: int, clock: str) -> float:
+    gc.collect()
+    gc.disable()
+    start = CLOCKS[clock]()
+    for _ in range(repeats):
+        run()
+    taken = CLOCKS[clock]() - start
+    gc.enable()
+    return taken / repeats
+
+
+def parser(doc: str | None, *, rounds: int) -> argparse.ArgumentParser:
+    """Options that all benchmarks share."""
+    made = argparse.ArgumentParser(description=(doc or "").split("\n")[0])
+    made.add_argument("--rounds", type=int, default=rounds, help="timings of each way")
+    made.add_argument("--threads", type=int, default=1, help="threads of PyTorch")
+    made.add_argument("--clock", choices=["wall", "cpu"], default="wall", help="what to count")
+    made.add_argument("--json", type=Path, help="also write the numbers to this file")
+    return made
+
+
+def show(
+    tables: Mapping[str, Mapping[str, Mapping[str, float]]],
+    *,
+    targets: Mapping[str, Mapping[str, float]] | None = None,
+    path: Path | None = None,
+) -> None:
+    """Print one line per way and write JSON if asked."""
+    for title, rows in tables.items():
+        print(f"\n{title}")
+        for name, row in rows.items():
+            target = (targets or {}).get(title, {}).get(name)
+            verdict = "" if target is None else f"  target {target:.2f}"
+            print(
+                f"  {name:34} {row['milliseconds']:9.2f} ms   ratio {row['ratio']:5.2f}"
+                f"  ({row['ratio_quartile_1']:.2f} to {row['ratio_quartile_3']:.2f}){verdict}"
+            )
+    if path is not None:
+        machine = {"torch": torch.__version__, "threads": torch.get_num_threads()}
+        machine |= {"python": platform.python_version(), "processor": platform.machine()}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        document = {"machine": machine, "tables": tables, "targets": targets or {}}
+        path.write_text(json.dumps(document, indent=1) + "\n")
