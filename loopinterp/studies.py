@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
     from loopinterp.models import LoopedTransformer
     from loopinterp.results import Result
@@ -35,9 +36,13 @@ class Subject:
 
         return torch.Generator().manual_seed(self.seed)
 
-    def sample(self, n: int, batch_size: int, distribution: str | None = None) -> Batch:
+    def sample(self, n: int, batch_size: int) -> Batch:
+        """Examples of one length, of the distribution that the model was trained on."""
         batch = self.task.sample(
-            n, batch_size=batch_size, generator=self.generator(), distribution=distribution
+            n,
+            batch_size=batch_size,
+            generator=self.generator(),
+            distribution=self.run.config.distribution,
         )
         return batch.to(self.model.device)
 
@@ -80,11 +85,22 @@ def open_run(folder: str | Path, *, seed: int = 0, device: str = "auto") -> Subj
 def _convergence(subject: Subject) -> Result:
     from loopinterp.dynamics import convergence_study
 
-    batch = subject.sample(4 * subject.cutoff, 32, _hardest(subject.task))
-    n_loops = int(batch.n_loops.max())
-    return convergence_study(
-        subject.model, batch, n_loops=n_loops + n_loops // 4, seed=subject.seed
-    )
+    batch = subject.sample(4 * subject.cutoff, 32)
+    return convergence_study(subject.model, batch, seed=subject.seed)
+
+
+def _extrapolation(subject: Subject) -> Result:
+    from loopinterp.dynamics import extrapolation_study
+
+    trained = subject.task.n_loops(subject.cutoff)
+    batch = subject.sample(2 * subject.cutoff, 64)
+    return extrapolation_study(subject.model, batch, n_loops=10 * trained, trained_loops=trained)
+
+
+def _stabilisation(subject: Subject) -> Result:
+    from loopinterp.dynamics import attention_stabilisation_study
+
+    return attention_stabilisation_study(subject.model, subject.sample(2 * subject.cutoff, 32))
 
 
 def _wavefront(subject: Subject) -> Result:
@@ -97,19 +113,29 @@ def _wavefront(subject: Subject) -> Result:
 def _attention(subject: Subject) -> Result:
     from loopinterp.lenses import attention_study
 
-    batch = subject.sample(2 * subject.cutoff, 64, _hardest(subject.task))
+    batch = subject.sample(2 * subject.cutoff, 64)
+    n_loops = subject.task.n_loops(2 * subject.cutoff)
     return attention_study(
-        subject.model, batch.inputs, n_loops=int(batch.n_loops.max()), seed=subject.seed
+        subject.model,
+        batch.inputs,
+        n_loops=n_loops,
+        labels=_labels(subject.task, batch.inputs[0]),
+        seed=subject.seed,
     )
 
 
-def _hardest(task: Task) -> str:
-    """A distribution that is hard for the task: its full chains, else its default."""
-    return "propagate" if "propagate" in task.distributions else task.distributions[0]
+def _labels(task: Task, tokens: Tensor) -> list[str] | None:
+    """What stands at each position, where a word for it exists."""
+    if task.name != "addition" or task.d_vocab is None:
+        return None
+    words = ("0+0", "1+0", "0+1", "1+1", "BOS", "PAD")
+    return [words[int(token)] for token in tokens]
 
 
 STUDIES = (
     Study(name="convergence", about="does the state settle, and is it right?", run=_convergence),
+    Study(name="extrapolation", about="what if the loops run on?", run=_extrapolation),
+    Study(name="stabilisation", about="do the heads freeze?", run=_stabilisation),
     Study(
         name="wavefront",
         about="how far has the carry come after each loop?",
