@@ -42,15 +42,17 @@ class ObjectiveConfig:
         kind: ``last`` (after the last loop), ``step_dependent`` (each example at its own T(n)),
             ``progressive`` (a mix of the last loop and a random one) or ``every`` (all loops).
         n_loops: Loops to run; None runs the largest T(n) of the batch.
-        extra_loops: ``step_dependent``: each example is asked up to this many loops after T(n),
-            drawn uniformly, so that the answer has to be held.
+        hold_loops: ``step_dependent``: a share of the examples is asked a second time, up to this
+            many loops after T(n), so that the answer has to be held.
+        hold_share: ``step_dependent``: that share.
         alpha: ``progressive``: weight of the random loop.
         weights: ``every``: one weight for each of ``n_loops`` loops; all equal if None.
     """
 
     kind: Literal["last", "step_dependent", "progressive", "every"] = "step_dependent"
     n_loops: int | None = None
-    extra_loops: int = 0
+    hold_loops: int = 0
+    hold_share: float = 0.25
     alpha: float = 0.5
     weights: tuple[float, ...] | None = None
 
@@ -68,9 +70,17 @@ class ObjectiveConfig:
                 "Leave n_loops out, or use kind=last.",
             )
         _number("alpha", self.alpha, 0, 1)
-        _integer("extra_loops", self.extra_loops, 0)
+        _integer("hold_loops", self.hold_loops, 0)
+        _number("hold_share", self.hold_share, 0, 1)
+        _require(
+            self.hold_loops > 0 or self.hold_share == 0.25,
+            "hold_share",
+            self.hold_share,
+            "no hold_share with hold_loops=0",
+            "Set hold_loops as well, or leave it out.",
+        )
         for name, only, default in (
-            ("extra_loops", "step_dependent", 0),
+            ("hold_loops", "step_dependent", 0),
             ("alpha", "progressive", 0.5),
             ("weights", "every", None),
         ):

@@ -209,7 +209,8 @@ def wilson_interval(
     middle = share + z**2 / (2 * trials)
     half = z * np.sqrt(share * (1 - share) / trials + z**2 / (4 * trials**2))
     scale = 1 + z**2 / trials
-    return np.clip((middle - half) / scale, 0, 1), np.clip((middle + half) / scale, 0, 1)
+    low, high = (np.asarray(np.clip(end / scale, 0, 1)) for end in (middle - half, middle + half))
+    return low, high
 
 
 def _score(

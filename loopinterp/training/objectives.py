@@ -78,39 +78,37 @@ class LastLoop:
 class StepDependent:
     """Loss of each example at its own loop T(n), and nowhere else: ``CE(y_{T(n)})``.
 
-    The batch is sorted by T(n), and examples leave it as they finish, so that a short example
-    costs no more than its own loops. The result equals running each example alone.
+    Examples leave the batch as they finish, so that a short one costs no more than its own
+    loops. The result equals running each example alone.
 
-    With ``extra_loops``, each example is asked after T(n) + k loops instead, k drawn uniformly
-    from 0..extra_loops: what it has found by T(n) has to be held.
+    With ``hold_loops``, a drawn share of the examples is asked a second time, k loops after T(n)
+    with k uniform in 1..hold_loops, so that what was found in time also has to be held. Every
+    answer counts the same.
 
-    Source: arXiv 2409.15647, step-dependent supervision (``extra_loops = 0``).
+    Source: arXiv 2409.15647, step-dependent supervision (``hold_loops = 0``).
+
+    Args:
+        hold_loops: Greatest k; 0 asks at T(n) only.
+        hold_share: Probability that an example is asked a second time.
     """
 
-    extra_loops: int = 0
+    hold_loops: int = 0
+    hold_share: float = 0.25
 
     def __call__(
         self, iteration: Iteration, batch: Batch, *, generator: torch.Generator
     ) -> Supervised:
-        n_loops = batch.n_loops
-        if self.extra_loops:
-            drawn = torch.randint(self.extra_loops + 1, n_loops.shape, generator=generator)
-            n_loops = n_loops + drawn.to(n_loops.device)
-        n_loops, order = n_loops.sort(descending=True, stable=True)
-        ends = n_loops.tolist()
-        running = len(ends)
-        iteration = iteration.select(order)
-        whole, state = iteration, iteration.h0
-        answers: list[Tensor] = []
-        for loop in range(ends[0] + 1):
-            state = iteration.step(state) if loop else state
-            still = sum(end > loop for end in ends[:running])
-            if still < running:
-                leaving = slice(still, running)
-                answers.append(whole.select(leaving).readout(state[still:]))
-                iteration, state, running = whole.select(slice(0, still)), state[:still], still
-        logits = torch.cat(answers[::-1])[order.argsort()]
-        return Supervised(cross_entropy(logits, batch.targets), logits)
+        if not self.hold_loops:
+            logits = answers_at(iteration, batch.n_loops[None])[0]
+            return Supervised(cross_entropy(logits, batch.targets), logits)
+        device, shape = batch.n_loops.device, batch.n_loops.shape
+        later = torch.randint(1, self.hold_loops + 1, shape, generator=generator)
+        again = torch.rand(shape, generator=generator) < self.hold_share
+        asked = torch.stack([batch.n_loops, batch.n_loops + (later * again).to(device)])
+        logits = answers_at(iteration, asked)
+        held = batch.targets.masked_fill(~again.to(device)[:, None], IGNORE)
+        targets = torch.cat([batch.targets, held])
+        return Supervised(cross_entropy(logits.flatten(0, 1), targets), logits[0])
 
 
 @dataclass(frozen=True)
@@ -176,10 +174,49 @@ def make_objective(config: ObjectiveConfig) -> Objective:
     if config.kind == "last":
         return LastLoop(config.n_loops)
     if config.kind == "step_dependent":
-        return StepDependent(config.extra_loops)
+        return StepDependent(config.hold_loops, config.hold_share)
     if config.kind == "progressive":
         return Progressive(config.alpha, config.n_loops)
     return EveryLoop(config.weights, config.n_loops)
+
+
+def answers_at(
+    iteration: Iteration, loops: Int[Tensor, "ask batch"]
+) -> Float[Tensor, "ask batch pos d_vocab_out"]:
+    """Logits of each example after its own numbers of loops.
+
+    An example is run no further than the last loop it is asked at.
+
+    Args:
+        iteration: The model bound to the examples.
+        loops: Loops after which each example is asked, any number of times.
+    """
+    order = loops.amax(0).argsort(descending=True, stable=True)
+    asked = loops[:, order].tolist()
+    ends = [max(times) for times in zip(*asked)]
+    whole = iteration.select(order)
+    running, state, answers = whole, whole.h0, []
+    places: list[tuple[int, int]] = []
+    for loop in range(ends[0] + 1):
+        state = running.step(state) if loop else state
+        due = [
+            (ask, row)
+            for ask, times in enumerate(asked)
+            for row in range(len(state))
+            if times[row] == loop
+        ]
+        if due:
+            rows = torch.tensor([row for _, row in due], device=state.device)
+            answers.append(whole.select(rows).readout(state[rows]))
+            places += due
+        still = sum(end > loop for end in ends)
+        if still < len(state):
+            running, state = whole.select(slice(0, still)), state[:still]
+    back = torch.empty(loops.shape, dtype=torch.int64)
+    home = order.tolist()
+    for k, (ask, row) in enumerate(places):
+        back[ask, home[row]] = k
+    return torch.cat(answers)[back.to(state.device)]
 
 
 def cross_entropy(

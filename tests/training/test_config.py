@@ -68,7 +68,8 @@ def test_whole_numbers_stand_for_floats(tiny: TrainingConfig) -> None:
         ({"objective": {"kind": "first"}}, "objective.kind"),
         ({"objective": {"kind": "last", "alpha": 0.2}}, "no alpha with kind=last"),
         ({"objective": {"kind": "step_dependent", "n_loops": 9}}, "objective.n_loops"),
-        ({"objective": {"kind": "last", "extra_loops": 2}}, "no extra_loops with kind=last"),
+        ({"objective": {"kind": "last", "hold_loops": 2}}, "no hold_loops with kind=last"),
+        ({"objective": {"hold_share": 0.5}}, "no hold_share with hold_loops=0"),
         ({"objective": {"kind": "every", "weights": [1.0]}}, "give one weight for each loop"),
         ({"objective": {"kind": "every", "n_loops": 2, "weights": [0.0, 0.0]}}, "not all 0"),
     ],
@@ -76,8 +77,10 @@ def test_whole_numbers_stand_for_floats(tiny: TrainingConfig) -> None:
 def test_wrong_values_are_named(
     tiny: TrainingConfig, changes: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=message) if "task" not in changes else pytest.raises(
-        ValueError, match=message
+    with (
+        pytest.raises(ConfigError, match=message)
+        if "task" not in changes
+        else pytest.raises(ValueError, match=message)
     ):
         changed(tiny, **changes)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 
@@ -72,13 +74,14 @@ def test_noise_enters_before_each_step(tiny: TrainingConfig) -> None:
     assert not torch.equal(one.step(one.h0), one.step(one.h0))
 
 
-@pytest.mark.slow
-# PyTorch's own compiler warns of PyTorch's own deprecations.
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
-def test_the_compiled_step_is_the_step(tiny: TrainingConfig) -> None:
-    model = LoopedTransformer(tiny.model)
+def check_compiled(config: TrainingConfig, device: str) -> None:
+    model = LoopedTransformer(config.model).to(device)
     plain, compiled = model.bind, make_bind(model, compiled=True)
-    for inputs in (torch.tensor([[4, 1, 2], [4, 0, 3], [4, 3, 3]]), torch.tensor([[4, 1, 2, 3]] * 2)):
+    for inputs in (
+        torch.tensor([[4, 1, 2], [4, 0, 3], [4, 3, 3]]),
+        torch.tensor([[4, 1, 2, 3]] * 2),
+    ):
+        inputs = inputs.to(device)
         one, other = plain(inputs), compiled(inputs)
         torch.testing.assert_close(one.h0, other.h0)
         state = one.step(one.h0)
@@ -86,3 +89,20 @@ def test_the_compiled_step_is_the_step(tiny: TrainingConfig) -> None:
         part = other.select(slice(0, 2))
         torch.testing.assert_close(part.step(state[:2]), one.step(state)[:2])
         torch.testing.assert_close(part.readout(state), one.readout(state))
+
+
+@pytest.mark.slow
+# PyTorch's compiler warns of PyTorch's own deprecations, and cannot trace the type checks.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.usefixtures("no_type_checks")
+def test_the_traced_step_is_the_step(tiny: TrainingConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    traced = functools.partial(torch.compile, backend="aot_eager")
+    monkeypatch.setattr(torch, "compile", traced)
+    check_compiled(tiny, "cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.usefixtures("no_type_checks")
+def test_the_compiled_step_is_the_step(tiny: TrainingConfig) -> None:
+    check_compiled(tiny, "cuda")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -121,18 +123,29 @@ def test_step_dependent_reads_the_initial_state_where_no_loop_is_asked_for() -> 
     torch.testing.assert_close(supervised.logits, torch.stack([logits[0][0], logits[2][1]]))
 
 
-def test_extra_loops_ask_each_example_later_by_a_drawn_number() -> None:
-    model, batch = small_model(), mixed_batch((2, 2, 1))
-    objective = make_objective(ObjectiveConfig(extra_loops=2))
-    generator, seen = torch.Generator().manual_seed(0), set()
-    by_loop = all_logits(model, batch, 5)
-    for _ in range(12):
-        logits = objective(bind(model, batch.inputs), batch, generator=generator).logits
-        for row, n_loops in enumerate(batch.n_loops.tolist()):
-            late = [k for k in range(3) if torch.allclose(logits[row], by_loop[n_loops + k][row])]
-            assert len(late) == 1
-            seen.add((row, late[0]))
-    assert len(seen) == 9
+def test_holding_asks_a_share_of_the_examples_a_second_time() -> None:
+    model, batch = small_model(), mixed_batch((2, 3, 1))
+    objective = make_objective(ObjectiveConfig(hold_loops=2, hold_share=0.5))
+    by_loop = all_logits(model, batch, 6)
+    # Every way to draw: not asked again, or asked again 1 or 2 loops later.
+    expected: dict[tuple[int, ...], Tensor] = {}
+    for drawn in itertools.product(range(3), repeat=3):
+        logits, targets = [], []
+        for row, later in enumerate(drawn):
+            for loop in {int(batch.n_loops[row]), int(batch.n_loops[row]) + later}:
+                logits.append(by_loop[loop][row])
+                targets.append(batch.targets[row])
+        expected[drawn] = plain_loss(torch.stack(logits), torch.stack(targets))
+    generator, seen = torch.Generator().manual_seed(0), []
+    for _ in range(60):
+        supervised = objective(bind(model, batch.inputs), batch, generator=generator)
+        matches = [d for d, loss in expected.items() if torch.isclose(supervised.loss, loss)]
+        assert len(matches) == 1
+        seen += matches[0]
+        at_own_loop = torch.stack([by_loop[n][row] for row, n in enumerate([3, 4, 2])])
+        torch.testing.assert_close(supervised.logits, at_own_loop)
+    counts = torch.bincount(torch.tensor(seen), minlength=3)
+    assert (counts - torch.tensor([90, 45, 45])).abs().max() < 25
 
 
 @pytest.mark.parametrize(("n_loops", "ran"), [(None, 6), (3, 3)])
@@ -151,7 +164,9 @@ def test_progressive_mixes_the_last_loop_with_a_drawn_one() -> None:
     generator, seen = torch.Generator().manual_seed(0), set()
     for _ in range(40):
         loss = objective(bind(model, batch.inputs), batch, generator=generator).loss
-        matches = [r for r in (1, 2, 3, 4) if torch.isclose(loss, 0.7 * losses[4] + 0.3 * losses[r])]
+        matches = [
+            r for r in (1, 2, 3, 4) if torch.isclose(loss, 0.7 * losses[4] + 0.3 * losses[r])
+        ]
         assert matches
         seen.update(matches)
     assert seen == {1, 2, 3, 4}
@@ -162,7 +177,9 @@ def test_every_loop_is_a_weighted_mean_over_loops() -> None:
     losses = torch.stack([plain_loss(y, batch.targets) for y in all_logits(model, batch, 3)[1:]])
     plain = apply(ObjectiveConfig(kind="every", n_loops=3), model, batch)
     torch.testing.assert_close(plain.loss, losses.mean())
-    weighted = apply(ObjectiveConfig(kind="every", n_loops=3, weights=(1.0, 0.0, 3.0)), model, batch)
+    weighted = apply(
+        ObjectiveConfig(kind="every", n_loops=3, weights=(1.0, 0.0, 3.0)), model, batch
+    )
     torch.testing.assert_close(weighted.loss, (losses[0] + 3 * losses[2]) / 4)
 
 

@@ -1,0 +1,365 @@
+"""Runs on disk: stopped and resumed, refused, damaged."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from loopinterp.errors import CheckpointError, ConfigError, InputError
+from loopinterp.storage import read_json, read_tensors, write_json
+from loopinterp.training import ObjectiveConfig, Run, Trainer, TrainingConfig, train
+
+CHECKPOINT = "state/checkpoint.safetensors"
+
+
+class Stopped(Exception):
+    """Stands in for a kill."""
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Callable[[TrainingConfig], Path]:
+    """The folder of an uninterrupted run, made once for each configuration."""
+    made: dict[str, Path] = {}
+
+    def make(config: TrainingConfig) -> Path:
+        key = json.dumps(config.to_dict())
+        if key not in made:
+            made[key] = tmp_path_factory.mktemp("run") / "whole"
+            train(config, made[key], progress=False)
+        return made[key]
+
+    return make
+
+
+def train_until(
+    config: TrainingConfig, folder: Path, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Train, and stop without warning after that step's metrics were made."""
+    real = Trainer.step
+
+    def stopping(self: Trainer) -> dict[str, Any]:
+        if self.steps_done == step:
+            raise Stopped
+        return real(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "step", stopping)
+        with pytest.raises(Stopped):
+            train(config, folder, progress=False)
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    for name in ("config.json", "metrics.jsonl", "model/model.safetensors", "model/config.json"):
+        assert (one / name).read_bytes() == (other / name).read_bytes(), name
+    left, right = read_tensors(one / CHECKPOINT), read_tensors(other / CHECKPOINT)
+    assert left.keys() == right.keys()
+    for name in left:
+        assert torch.equal(left[name], right[name]), name
+
+
+def test_a_run_leaves_what_it_promises(
+    tiny: TrainingConfig, finished: Callable[[TrainingConfig], Path]
+) -> None:
+    folder = finished(tiny)
+    run = Run.load(folder)
+    assert run.config == tiny
+    assert run.finished
+    assert run.steps_done == 24
+    assert run.seconds > 0
+    metrics = run.metrics()
+    assert metrics["step"].tolist() == list(range(2, 25, 2))
+    assert {"loss", "exact_match", "longest_n", "lr", "grad_norm"} < set(metrics.columns)
+    assert run.model().config == tiny.model
+    assert run.task().name == "addition"
+    files = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
+    assert files == {
+        "config.json",
+        "metrics.jsonl",
+        "model/config.json",
+        "model/model.safetensors",
+        CHECKPOINT,
+    }
+
+
+def test_saved_weights_are_the_average(
+    tiny: TrainingConfig, finished: Callable[[TrainingConfig], Path]
+) -> None:
+    trainer = Trainer(tiny)
+    for _ in range(tiny.steps):
+        trainer.step()
+    for name, weight in Run.load(finished(tiny)).model().named_parameters():
+        assert torch.equal(weight, trainer.ema.shadow[name])
+
+
+@pytest.mark.parametrize("stops", [(3,), (5,), (13, 13, 17), (23,)])
+def test_a_stopped_run_ends_like_a_whole_one(
+    tiny: TrainingConfig,
+    finished: Callable[[TrainingConfig], Path],
+    stops: tuple[int, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for stop in stops:
+        train_until(tiny, tmp_path / "run", stop, monkeypatch)
+    train(tiny, tmp_path / "run", progress=False)
+    assert_same_run(tmp_path / "run", finished(tiny))
+
+
+@pytest.mark.parametrize("kind", ["progressive", "step_dependent"])
+def test_drawn_loops_are_resumed_as_well(
+    tiny: TrainingConfig, kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objective = ObjectiveConfig(kind=kind, hold_loops=2 if kind == "step_dependent" else 0)
+    config = tiny.replace(objective=objective, steps=12)
+    train(config, tmp_path / "whole", progress=False)
+    train_until(config, tmp_path / "run", 8, monkeypatch)
+    train(config, tmp_path / "run", progress=False)
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+
+
+def test_a_half_written_line_of_metrics_is_made_again(
+    tiny: TrainingConfig,
+    finished: Callable[[TrainingConfig], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    train_until(tiny, tmp_path / "run", 14, monkeypatch)
+    with open(tmp_path / "run" / "metrics.jsonl", "a") as file:
+        file.write('{"step": 14, "lo')
+    assert len(Run.load(tmp_path / "run").metrics()) >= 5
+    train(tiny, tmp_path / "run", progress=False)
+    assert_same_run(tmp_path / "run", finished(tiny))
+
+
+def test_a_model_that_lags_its_checkpoint_is_caught_up(
+    tiny: TrainingConfig, finished: Callable[[TrainingConfig], Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(finished(tiny), folder)
+    shutil.rmtree(folder / "model")
+    with pytest.raises(CheckpointError, match="before its first checkpoint"):
+        Run.load(folder).model()
+    train(tiny, folder, progress=False)
+    assert_same_run(folder, finished(tiny))
+
+
+def test_a_run_without_checkpoint_has_no_steps(
+    tiny: TrainingConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train_until(tiny, tmp_path / "run", 2, monkeypatch)
+    run = Run.load(tmp_path / "run")
+    assert (run.steps_done, run.seconds, run.finished) == (0, 0.0, False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"seed": 5}, "seed: expected 0"),
+        ({"steps": 30}, "steps: expected 24"),
+        ({"objective": ObjectiveConfig(kind="last")}, r"objective\.kind: expected 'step_dep"),
+        ({"task_settings": {"format": "pairs"}}, r"task_settings\.format: expected None"),
+    ],
+)
+def test_another_configuration_names_the_setting(
+    tiny: TrainingConfig,
+    finished: Callable[[TrainingConfig], Path],
+    changes: dict[str, Any],
+    key: str,
+) -> None:
+    folder = finished(tiny)
+    before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    with pytest.raises(ConfigError, match=key):
+        train(tiny.replace(**changes), folder, progress=False)
+    assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
+
+
+def test_a_run_is_never_overwritten(
+    tiny: TrainingConfig, finished: Callable[[TrainingConfig], Path]
+) -> None:
+    with pytest.raises(InputError, match="a folder without a run"):
+        train(tiny, finished(tiny), progress=False, resume=False)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "model", "state/checkpoint.safetensors"])
+def test_a_folder_of_something_else_is_refused(
+    tiny: TrainingConfig, name: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).mkdir(parents=True)
+    with pytest.raises(InputError, match=r"without config\.json"):
+        train(tiny, tmp_path, progress=False)
+
+
+def test_a_model_folder_is_not_a_run(
+    tiny: TrainingConfig, finished: Callable[[TrainingConfig], Path]
+) -> None:
+    folder = finished(tiny) / "model"
+    with pytest.raises(CheckpointError, match="the folder that training wrote"):
+        Run.load(folder)
+    with pytest.raises(CheckpointError, match="the folder that training wrote"):
+        train(tiny, folder, progress=False)
+
+
+def test_no_run_at_all_is_explained(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no such folder"):
+        Run.load(tmp_path / "nothing")
+    with pytest.raises(CheckpointError, match="loopinterp train"):
+        Run.load(tmp_path)
+
+
+def test_an_unwritable_folder_is_refused_before_training(
+    tiny: TrainingConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Trainer, "__init__", lambda *_: pytest.fail("trained"))
+    (tmp_path / "file").write_text("")
+    for out in (tmp_path / "file", tmp_path / "file" / "run", Path("/proc/nowhere")):
+        with pytest.raises(InputError, match="a folder that can be written"):
+            train(tiny, out, progress=False)
+
+
+def test_no_gpu_is_refused_before_anything_is_written(
+    tiny: TrainingConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(InputError, match="--device cpu"):
+        train(tiny.replace(device="cuda"), tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_auto_is_written_down_as_what_it_was(
+    tiny: TrainingConfig, finished: Callable[[TrainingConfig], Path], tmp_path: Path
+) -> None:
+    if torch.cuda.is_available():
+        pytest.fail("this test expects a machine without a GPU")
+    config = tiny.replace(device="auto")
+    assert train(config, tmp_path / "run", progress=False).config.device == "cpu"
+    assert_same_run(tmp_path / "run", finished(tiny))
+    train(config, tmp_path / "run", progress=False)
+
+
+@pytest.fixture
+def copy(tiny: TrainingConfig, finished: Callable[[TrainingConfig], Path], tmp_path: Path) -> Path:
+    """A finished run that may be spoiled."""
+    shutil.copytree(finished(tiny), tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+@pytest.mark.parametrize("keep", [0, 7, 500, -1])
+def test_truncated_checkpoints_are_refused(tiny: TrainingConfig, copy: Path, keep: int) -> None:
+    path = copy / CHECKPOINT
+    path.write_bytes(path.read_bytes()[:keep])
+    before = (copy / "metrics.jsonl").read_bytes()
+    with pytest.raises(CheckpointError, match="truncated or damaged"):
+        train(tiny, copy, progress=False)
+    assert (copy / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_truncated_checkpoint_has_no_counters(copy: Path) -> None:
+    path = copy / CHECKPOINT
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(CheckpointError, match="truncated or damaged"):
+        _ = Run.load(copy).steps_done
+
+
+def test_pickles_are_refused(tiny: TrainingConfig, copy: Path) -> None:
+    (copy / CHECKPOINT).write_bytes(pickle.dumps({"weights": [1.0]}))
+    with pytest.raises(CheckpointError, match="a pickle"):
+        train(tiny, copy, progress=False)
+    torch.save({"weights": torch.ones(1)}, copy / CHECKPOINT)
+    with pytest.raises(CheckpointError, match="a pickle"):
+        train(tiny, copy, progress=False)
+    torch.save({"weights": torch.ones(1)}, copy / "model/model.safetensors")
+    with pytest.raises(CheckpointError, match="a pickle"):
+        Run.load(copy).model()
+
+
+def test_files_of_another_run_are_refused(tiny: TrainingConfig, copy: Path, tmp_path: Path) -> None:
+    other = train(tiny.replace(seed=1, steps=5), tmp_path / "other", progress=False).folder
+    shutil.copy(other / CHECKPOINT, copy / CHECKPOINT)
+    with pytest.raises(CheckpointError, match="that of another configuration"):
+        train(tiny, copy, progress=False)
+
+
+def test_a_safetensors_file_of_another_kind_is_refused(tiny: TrainingConfig, copy: Path) -> None:
+    shutil.copy(copy / "model/model.safetensors", copy / CHECKPOINT)
+    with pytest.raises(CheckpointError, match="of another kind"):
+        train(tiny, copy, progress=False)
+
+
+def test_a_model_of_another_architecture_is_refused(tiny: TrainingConfig, copy: Path) -> None:
+    smaller = tiny.model.replace(loop_norm=False)
+    write_json(copy / "model/config.json", smaller.to_dict())
+    with pytest.raises(CheckpointError):
+        Run.load(copy).model()
+    write_json(copy / "model/config.json", tiny.model.replace(act_fn="relu").to_dict())
+    with pytest.raises(CheckpointError, match="the architecture in the run's"):
+        Run.load(copy).model()
+
+
+def test_damaged_configurations_are_refused(copy: Path) -> None:
+    values = read_json(copy / "config.json")
+    (copy / "config.json").write_text(json.dumps(values)[:-20])
+    with pytest.raises(CheckpointError, match="valid JSON"):
+        Run.load(copy)
+    write_json(copy / "config.json", {**values, "stepz": 3})
+    with pytest.raises(ConfigError, match="stepz"):
+        Run.load(copy)
+
+
+def test_lost_metrics_are_refused(tiny: TrainingConfig, copy: Path) -> None:
+    lines = (copy / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (copy / "metrics.jsonl").write_text("".join(lines[:-2]))
+    with pytest.raises(CheckpointError, match=r"expected 12 lines.*got 10"):
+        train(tiny, copy, progress=False)
+
+
+def test_a_loss_that_is_not_finite_keeps_the_last_checkpoint(
+    tiny: TrainingConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Trainer.step
+
+    def spoiled(self: Trainer) -> dict[str, Any]:
+        if self.steps_done == 12:
+            with torch.no_grad():
+                self.model.unembedding.weight.fill_(math.inf)
+        return real(self)
+
+    monkeypatch.setattr(Trainer, "step", spoiled)
+    with pytest.raises(InputError, match=r"loss at step 13.*optimiser\.lr"):
+        train(tiny, tmp_path / "run", progress=False)
+    run = Run.load(tmp_path / "run")
+    assert run.steps_done == 10
+    assert all(torch.isfinite(p).all() for p in run.model().parameters())
+
+
+def test_the_progress_bar_can_be_switched_off(
+    tiny: TrainingConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tiny.replace(steps=4)
+    train(config, tmp_path / "quiet", progress=False)
+    quiet = capsys.readouterr()
+    assert quiet.out + quiet.err == ""
+    train(config, tmp_path / "shown", progress=True)
+    assert "train addition" in capsys.readouterr().err
+
+
+def test_threads_are_given_back(
+    tiny: TrainingConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, seen, real = torch.get_num_threads(), [], Trainer.step
+
+    def watching(self: Trainer) -> dict[str, Any]:
+        seen.append(torch.get_num_threads())
+        return real(self)
+
+    monkeypatch.setattr(Trainer, "step", watching)
+    train(tiny.replace(steps=1, threads=before + 1), tmp_path / "run", progress=False)
+    assert seen == [before + 1]
+    assert torch.get_num_threads() == before
