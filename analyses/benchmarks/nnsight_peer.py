@@ -46,7 +46,7 @@ class OneLoop(nn.Module):
 
 
 def main() -> None:
-    import nnsight
+    import nnsight  # pyright: ignore[reportMissingImports]
 
     cli = parser(__doc__, rounds=30)
     cli.add_argument("size", choices=list(SIZES))

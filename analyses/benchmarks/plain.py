@@ -91,9 +91,10 @@ def plain_loop(model: PlainLoop) -> Callable[[Tensor], Tensor]:
     layer = model.block[0]
     assert isinstance(layer, Layer)
     n_heads, n_loops, width = layer.n_heads, model.n_loops, (layer.ln1.weight.shape[0],)
-    parts = (layer.ln1, layer.attn["qkv"], layer.attn["out"], layer.ln2)
+    held = dict(layer.named_parameters())
+    names = ("ln1", "attn.qkv", "attn.out", "ln2", "mlp.fc_in", "mlp.fc_out")
     (ln1, b1), (qkv, b2), (out, b3), (ln2, b4), (up, b5), (down, b6) = (
-        (part.weight, part.bias) for part in (*parts, layer.mlp["fc_in"], layer.mlp["fc_out"])
+        (held[f"{name}.weight"], held[f"{name}.bias"]) for name in names
     )
 
     def run(tokens: Tensor) -> Tensor:
