@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     from loopinterp.results import Figure
     from loopinterp.tasks.task import Batch
 
+PHASE = 16
+"""Steps of the first phase of the search for a limit."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ConvergenceResult(Result):
@@ -239,14 +242,18 @@ def _limit(
 ) -> tuple[Tensor, Tensor]:
     """The limit of each example, sought from its last state; and how the search ended."""
     finite = states.isfinite().flatten(2).all(dim=2).all(dim=0)
-    start = torch.where(finite[:, None, None], states[-1], states[0])
-    # A front that passes one position a loop keeps the residual level until it is through.
-    patience = max(100, 2 * states.shape[2])
-    found = find_fixed_point(
-        iteration.step, start, solver=solver, tol=tol, max_steps=max_steps, patience=patience
-    )
-    status = torch.where(finite, found.status, int(Status.DIVERGED))
-    return found.state, status.to(torch.int8)
+    limit = torch.where(finite[:, None, None], states[-1], states[0])
+    status = torch.where(finite, int(Status.MAX_STEPS), int(Status.DIVERGED))
+    done, steps = 0, PHASE
+    # In phases of growing length, so that examples that have arrived leave the batch.
+    while done < max_steps and (rows := (status == Status.MAX_STEPS).nonzero().flatten()).numel():
+        steps = min(steps, max_steps - done)
+        found = find_fixed_point(
+            iteration.select(rows).step, limit[rows], solver=solver, tol=tol, max_steps=steps
+        )
+        limit[rows], status[rows] = found.state, found.status
+        done, steps = done + steps, 2 * steps
+    return limit, status.to(torch.int8)
 
 
 def _measure(states: Tensor, limit: Tensor, threshold: float) -> dict[str, Tensor]:

@@ -7,12 +7,15 @@ vector, and the Arnoldi iteration runs for all examples at once.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from loopinterp.dynamics.checks import check_count, check_positive
@@ -64,9 +67,18 @@ def jvp(
             given=f"shape {tuple(v.shape)}",
             fix="Pass one tangent for each example.",
         )
+    _load_forward_mode()
     # Fused attention kernels have no forward derivative; the plain one has.
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         return torch.func.jvp(step, (h,), (v,))[1]
+
+
+@cache
+def _load_forward_mode() -> None:
+    """Let torch compile its forward derivatives, which it does with functions it has deprecated."""
+    with warnings.catch_warnings(), forward_ad.dual_level():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        forward_ad.make_dual(torch.zeros(1), torch.zeros(1))
 
 
 def dense_jacobian(

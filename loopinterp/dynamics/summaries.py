@@ -104,5 +104,6 @@ def percent(share: float) -> str:
         ('100 %', '99.7 %', '50 %', '0.1 %')
     """
     value = 100 * float(share)
-    close = 0 < value < 1 or 99 < value < 100
-    return f"{value:.1f} %" if close else f"{value:.0f} %"
+    if 0 < value < 1 or 99 < value < 100:
+        return f"{min(max(value, 0.1), 99.9):.1f} %"
+    return f"{value:.0f} %"

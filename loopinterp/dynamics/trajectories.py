@@ -62,14 +62,14 @@ def run_loops(
     return states
 
 
-def chunks(n_examples: int, bytes_per_example: int, limit: int = CHUNK_BYTES) -> Iterator[slice]:
-    """Slices over the batch, each small enough that its examples take at most ``limit`` bytes.
+def chunks(n_examples: int, bytes_per_example: int, limit: int | None = None) -> Iterator[slice]:
+    """Slices over the batch whose examples take at most ``limit`` bytes (:data:`CHUNK_BYTES`).
 
     Example:
         >>> list(chunks(5, bytes_per_example=40, limit=100))
         [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
     """
-    size = max(1, limit // max(1, bytes_per_example))
+    size = max(1, (CHUNK_BYTES if limit is None else limit) // max(1, bytes_per_example))
     for first in range(0, n_examples, size):
         yield slice(first, min(first + size, n_examples))
 

@@ -46,8 +46,8 @@ def residual_figure(result: ConvergenceResult) -> Figure:
     """Relative residual by loop, above exact match."""
     from loopinterp.plotting import LinePanel, Reference, Series, line_panels
 
-    low, middle, high = quantiles_by_loop(_positive(result.residual), result.counted)
-    mean = result.mean_residual()
+    low, middle, high = _positive(quantiles_by_loop(result.residual, result.counted))
+    mean = _positive(result.mean_residual())
     loops = np.arange(result.n_loops + 1)
     table = exact_match_table(result.right).assign(
         residual_mean=mean, residual_10=low, residual_median=middle, residual_90=high
@@ -83,7 +83,7 @@ def distance_figure(result: ConvergenceResult) -> Figure:
 
     from loopinterp.plotting import Series, heatmap_figure
 
-    median = quantiles_by_position(_positive(result.distance), result.counted)[1]
+    median = _positive(quantiles_by_position(result.distance, result.counted)[1])
     found = _gaps(quantiles_by_position(right_from(result.right), result.counted)[1])
     shown = np.flatnonzero((result.counted == 1).any(axis=0))
     with np.errstate(invalid="ignore"):
@@ -339,8 +339,8 @@ def _accuracy_panel(result: ConvergenceResult) -> LinePanel:
 
 
 def _positive(values: np.ndarray) -> np.ndarray:
-    """Values for a logarithmic axis: exact zeros, which have no place on it, become NaN."""
-    return np.where(values > 0, values, np.nan)
+    """Values for a logarithmic axis: zero and infinity, which have no place on it, become NaN."""
+    return np.where((values > 0) & np.isfinite(values), values, np.nan)
 
 
 def _gaps(values: np.ndarray) -> np.ndarray:

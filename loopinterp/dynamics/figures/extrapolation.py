@@ -36,7 +36,8 @@ def extrapolation_figures(result: ExtrapolationResult) -> list[Figure]:
         exact_lines.append(
             Series(name, loops[1:], hits[1:] / n, low=low[1:], high=high[1:], colour=shade)
         )
-        shown = np.where(residual[1:] > 0, residual[1:], np.nan)
+        drawn = (residual[1:] > 0) & np.isfinite(residual[1:])
+        shown = np.where(drawn, residual[1:], np.nan)
         residual_lines.append(Series(name, loops[1:], shown, colour=shade))
         columns = {"loop": loops, "n": length, "exact_match": hits / n, "low": low, "high": high}
         accuracy = result.accuracy[:, rows].mean(axis=1)

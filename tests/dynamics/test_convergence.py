@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from loopinterp.dynamics import ConvergenceResult, Regime, Status, convergence_study
+from loopinterp.errors import InputError
+from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
+from loopinterp.results import load_result
+from loopinterp.tasks import IGNORE, Addition, Batch
+from tests.dynamics.toys import LinearModel, MapModel, batch_of_ones, rotation
+
+
+@pytest.fixture(scope="module")
+def halving() -> ConvergenceResult:
+    """h <- h/2 + e with e = 1: h_t = 2 - 2^(1-t); the answer is right once h_t > 1.8 (loop 4)."""
+    model = LinearModel(0.5 * torch.eye(3), threshold=1.8)
+    return convergence_study(model, batch_of_ones(), n_loops=20)
+
+
+def test_a_contraction_is_measured_exactly(halving: ConvergenceResult) -> None:
+    loops = np.arange(21)
+    state = 2 - 2.0 ** (1 - loops)
+    expected = np.r_[np.nan, (state[1:] - state[:-1]) / state[1:]]
+    np.testing.assert_allclose(halving.mean_residual(), expected, rtol=1e-4)
+    np.testing.assert_allclose(halving.residual[:, 0, 1], expected, rtol=1e-4)
+    np.testing.assert_allclose(halving.residual_max[:, 0], expected, rtol=1e-4)
+    np.testing.assert_allclose(halving.distance[:, 0, 0], 0.5**loops, atol=3e-5)
+    np.testing.assert_allclose(halving.contraction[2:10], 0.5, rtol=1e-3)
+    np.testing.assert_allclose(halving.cosine[2:10], 1, rtol=1e-3)
+    assert np.isnan(halving.contraction[:2]).all()
+    np.testing.assert_allclose(halving.asymptotic_rate, 0.5, rtol=0.02)
+    np.testing.assert_allclose(halving.spectral_radius, 0.5, rtol=1e-3)
+    first = next(t for t in loops[1:] if expected[t] < 0.03)
+    assert (halving.settled_at == first).all()
+    assert halving.settled_share() == 1
+    assert (halving.limit_status == Status.CONVERGED).all()
+    assert halving.regime_counts()["fixed point"] == 4
+
+
+def test_accuracy_stands_beside_convergence(halving: ConvergenceResult) -> None:
+    assert halving.exact_match().tolist() == [0.0] * 4 + [1.0] * 17
+    assert (halving.right[:, :, 0] == -1).all()
+    assert (halving.stable_at == 4).all()
+    assert halving.counted.tolist() == [[0, 1, 1]] * 2
+
+
+def test_readouts_are_those_of_the_states(halving: ConvergenceResult) -> None:
+    lead = (2 - 2.0 ** (1 - np.arange(21))) - 1.8
+    np.testing.assert_allclose(halving.margin[:, 0], np.abs(lead), atol=1e-5)
+    share = 1 / (1 + np.exp(-lead))
+    entropy = -share * np.log(share) - (1 - share) * np.log(1 - share)
+    np.testing.assert_allclose(halving.entropy[:, 1], entropy, atol=1e-5)
+    kl = share[1:] * np.log(share[1:] / share[:-1])
+    kl += (1 - share[1:]) * np.log((1 - share[1:]) / (1 - share[:-1]))
+    np.testing.assert_allclose(halving.kl[1:, 0], kl, atol=1e-6)
+
+
+def test_a_rotation_is_an_orbit_without_a_limit() -> None:
+    result = convergence_study(LinearModel(rotation(math.pi / 3)), batch_of_ones(), n_loops=40)
+    assert result.regime_counts()["orbit"] == 4
+    assert (result.period == 6).all()
+    assert (result.limit_status == Status.MAX_STEPS).all()
+    assert result.settled_share() == 0
+    np.testing.assert_allclose(result.cosine[2:], 0.5, atol=1e-4)
+    np.testing.assert_allclose(result.spectral_radius, 1, rtol=1e-4)
+    assert any("orbit" in finding.text for finding in result.summary())
+
+
+def test_divergence_is_a_result_and_not_an_error() -> None:
+    growing = LinearModel(3.0 * torch.eye(2))
+    result = convergence_study(growing, batch_of_ones(), n_loops=100)
+    assert not np.isfinite(result.residual[-1]).all()
+    assert result.regime_counts()["divergence"] == 4
+    assert (result.limit_status == Status.DIVERGED).all()
+    assert np.isnan(result.spectral_radius).all()
+    assert len(result.summary()) >= 1
+
+
+def test_one_diverging_example_leaves_the_others_alone() -> None:
+    # The first token decides: 1 contracts, 9 doubles.
+    model = MapModel(lambda h, e: h * torch.where(e[..., :1] > 5, 2.0, 0.5) + e)
+    batch = batch_of_ones(n_examples=3)
+    inputs = batch.inputs.clone()
+    inputs[1] = 9
+    batch = dataclasses.replace(batch, inputs=inputs)
+    result = convergence_study(model, batch, n_loops=30)
+    assert result.limit_status.tolist() == [Status.CONVERGED, Status.DIVERGED, Status.CONVERGED]
+    assert (result.regime[[0, 2]] == Regime.FIXED_POINT).all()
+    np.testing.assert_allclose(result.spectral_radius[[0, 2]], 0.5, rtol=1e-3)
+
+
+def test_solvers_agree_on_the_limit_of_a_contraction() -> None:
+    model = LinearModel(rotation(1.0, scale=0.8), threshold=0.0)
+    plain, fast = (
+        convergence_study(model, batch_of_ones(), n_loops=12, solver=solver)
+        for solver in ("picard", "anderson")
+    )
+    np.testing.assert_allclose(plain.distance, fast.distance, atol=1e-3)
+
+
+def _transformer_batch() -> tuple[LoopedTransformer, Batch]:
+    config = LoopedTransformerConfig(
+        d_model=16,
+        n_heads=2,
+        d_vocab=6,
+        d_vocab_out=2,
+        injection="input",
+        initial_state="zeros",
+        loop_norm=True,
+    )
+    batch = Addition().sample(5, batch_size=6, generator=torch.Generator().manual_seed(0))
+    return LoopedTransformer(config, seed=0), batch
+
+
+def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch = _transformer_batch()
+    whole = convergence_study(model, batch, n_loops=15, n_spectral=4)
+    monkeypatch.setattr("loopinterp.dynamics.trajectories.CHUNK_BYTES", 3 * 16 * 6 * 64)
+    parts = convergence_study(model, batch, n_loops=15, n_spectral=4)
+    for name in ConvergenceResult.AXES:
+        np.testing.assert_allclose(
+            getattr(parts, name), getattr(whole, name), atol=2e-3, rtol=2e-3, err_msg=name
+        )
+    assert np.isfinite(whole.spectral_radius).tolist() == [True] * 4 + [False] * 2
+
+
+def test_exact_match_is_that_of_the_model_at_every_loop() -> None:
+    model, batch = _transformer_batch()
+    result = convergence_study(model, batch, n_loops=12, n_spectral=0)
+    answers = model(batch.inputs, n_loops=12, return_type="all_logits").argmax(dim=-1)
+    right = ((answers == batch.targets) | (batch.targets == IGNORE)).all(dim=-1)
+    np.testing.assert_allclose(result.exact_match(), right.float().mean(dim=1).numpy())
+    assert np.isnan(result.spectral_radius).all()
+
+
+def test_the_default_run_is_longer_than_the_answer_takes() -> None:
+    assert convergence_study(LinearModel(torch.zeros(2, 2)), batch_of_ones()).n_loops == 24
+    slow = dataclasses.replace(batch_of_ones(), n_loops=torch.tensor([40, 4]))
+    assert convergence_study(LinearModel(torch.zeros(2, 2)), slow).n_loops == 50
+
+
+def test_all_positions_can_be_counted() -> None:
+    model = LinearModel(torch.zeros(2, 2))
+    result = convergence_study(model, batch_of_ones(), n_loops=12, positions="all")
+    assert (result.counted == 1).all()
+    assert sum(result.regime_counts().values()) == 6
+
+
+def test_a_saved_result_is_read_back(halving: ConvergenceResult, tmp_path: Path) -> None:
+    loaded = load_result(halving.save(tmp_path))
+    assert isinstance(loaded, ConvergenceResult)
+    for name in ConvergenceResult.AXES:
+        np.testing.assert_array_equal(getattr(loaded, name), getattr(halving, name))
+    assert loaded.answer_loops == [4, 4] and loaded.summary() == halving.summary()
+    frame = loaded.to_frame()
+    assert len(frame) == 21 * 2 * 3 and {"loop", "batch", "pos", "residual"} <= set(frame.columns)
+
+
+def test_bad_input_is_refused() -> None:
+    model, batch = LinearModel(torch.eye(2)), batch_of_ones()
+    for options, name in [
+        ({"n_loops": 11}, "n_loops"),
+        ({"n_spectral": -1}, "n_spectral"),
+        ({"limit_steps": 0}, "limit_steps"),
+        ({"threshold": 0.0}, "threshold"),
+        ({"solver": "newton"}, "solver"),
+    ]:
+        with pytest.raises(InputError, match=name):
+            convergence_study(model, batch, **options)
+    with pytest.raises(InputError, match="examples"):
+        convergence_study(model, batch_of_ones(ignored=3))
+    nan = MapModel(lambda h, e: h)
+    nan.initial_state = lambda e: e * float("nan")
+    with pytest.raises(InputError, match="initial state"):
+        convergence_study(nan, batch)
+
+
+@pytest.mark.usefixtures("no_type_checks")
+def test_unknown_positions_are_refused() -> None:
+    with pytest.raises(InputError, match="positions"):
+        convergence_study(LinearModel(torch.eye(2)), batch_of_ones(), positions="some")  # pyright: ignore[reportArgumentType]

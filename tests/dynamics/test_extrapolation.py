@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from loopinterp.dynamics import extrapolation_study, relative_residual, run_loops
+from loopinterp.errors import InputError
+from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, bind
+from loopinterp.results import load_result
+from loopinterp.tasks import IGNORE, Addition
+from tests.dynamics.toys import LinearModel, MapModel, batch_of_ones
+
+
+def test_an_answer_that_is_right_for_some_loops_only() -> None:
+    # h_t = t, and the answer is 1 where 3.5 < h < 6.5: lost after loop 6.
+    model = MapModel(lambda h, e: h + e)
+    model.readout = lambda h: torch.stack([(h[..., 0] - 5).abs() - 1.5, 0 * h[..., 0]], dim=-1)
+    result = extrapolation_study(model, batch_of_ones(), factor=3)
+    assert result.n_loops == 12
+    assert result.exact[:, 0].tolist() == [0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0, 0]
+    assert result.at_answer().tolist() == [1, 1]
+    assert result.fates()["right, then lost"] == 2
+    assert "2 of 2 are lost on the way" in result.summary()[0].text
+    assert result.summary()[0].good is False
+
+
+def test_each_example_is_scored_at_its_own_loop() -> None:
+    # h_t = t (token 1): right from loop 3 on.
+    model = MapModel(lambda h, e: h + e)
+    model.threshold = 2.5
+    batch = dataclasses.replace(batch_of_ones(), n_loops=torch.tensor([2, 5]))
+    result = extrapolation_study(model, batch, n_loops=8)
+    assert result.at_answer().tolist() == [0, 1]
+    assert result.fates() == {
+        "right and stays right": 1,
+        "right, then lost": 0,
+        "wrong, then found": 1,
+        "wrong at both": 0,
+    }
+
+
+def test_against_the_models_own_run() -> None:
+    config = LoopedTransformerConfig(d_model=8, n_heads=2, d_vocab=6, d_vocab_out=2)
+    model = LoopedTransformer(config, seed=0)
+    lengths = torch.tensor([1, 2, 4, 4])
+    batch = Addition().sample(lengths, generator=torch.Generator().manual_seed(0))
+    result = extrapolation_study(model, batch, factor=2, trained_loops=3)
+    assert result.n_loops == 2 * int(batch.n_loops.max())
+    assert result.lengths == [1, 2, 4, 4]
+    answers = model(batch.inputs, n_loops=result.n_loops, return_type="all_logits").argmax(-1)
+    asked = batch.targets != IGNORE
+    right = (answers == batch.targets) & asked
+    np.testing.assert_array_equal(result.exact, (right | ~asked).all(-1).int().numpy())
+    expected = right.sum(-1) / asked.sum(-1)
+    np.testing.assert_allclose(result.accuracy, expected.numpy(), atol=1e-6)
+    residual = relative_residual(run_loops(bind(model, batch.inputs), result.n_loops))
+    mean = (residual * asked).sum(-1) / asked.sum(-1)
+    np.testing.assert_allclose(result.residual[1:], mean.numpy(), atol=1e-5)
+    assert np.isnan(result.residual[0]).all()
+
+
+def test_parts_of_the_batch_change_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    model = LinearModel(0.5 * torch.eye(2), threshold=1.9)
+    whole = extrapolation_study(model, batch_of_ones(n_examples=5))
+    monkeypatch.setattr("loopinterp.dynamics.extrapolation.AT_ONCE", 2 * 3 * 2)
+    parts = extrapolation_study(model, batch_of_ones(n_examples=5))
+    for name in type(whole).AXES:
+        np.testing.assert_array_equal(getattr(whole, name), getattr(parts, name))
+    loaded = load_result(whole.save(tmp_path))
+    assert isinstance(loaded, type(whole)) and loaded.fates() == whole.fates()
+
+
+def test_a_run_that_diverges_is_scored_all_the_same() -> None:
+    result = extrapolation_study(LinearModel(4.0 * torch.eye(2)), batch_of_ones(), n_loops=100)
+    assert result.exact.shape == (101, 2)
+    assert result.exact[10].tolist() == [1, 1]
+
+
+def test_bad_loops_are_refused() -> None:
+    model, batch = LinearModel(torch.eye(2)), batch_of_ones()
+    for options, name in [
+        ({"n_loops": 3}, "n_loops"),
+        ({"factor": 0.0}, "factor"),
+        ({"factor": 0.5}, "n_loops"),
+        ({"trained_loops": 0}, "trained_loops"),
+    ]:
+        with pytest.raises(InputError, match=name):
+            extrapolation_study(model, batch, **options)
+    with pytest.raises(InputError, match="examples"):
+        extrapolation_study(model, batch_of_ones(ignored=3))

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.sparse.linalg import LinearOperator, eigs
+from torch import Tensor
+
+from loopinterp.dynamics import (
+    contraction_rates,
+    dense_jacobian,
+    find_fixed_point,
+    jvp,
+    run_loops,
+    spectral_radius,
+)
+from loopinterp.errors import InputError
+from loopinterp.models import Iteration, LoopedTransformer, LoopedTransformerConfig, bind
+from tests.dynamics.toys import rotation
+
+
+def _transformer(**options: object) -> Iteration:
+    config = LoopedTransformerConfig(
+        d_model=8,
+        n_heads=2,
+        d_vocab=5,
+        d_vocab_out=2,
+        injection="input",
+        initial_state="zeros",
+        **options,  # pyright: ignore[reportArgumentType]
+    )
+    model = LoopedTransformer(config, seed=1).double()
+    return bind(model, torch.tensor([[0, 1, 2, 3], [4, 3, 2, 1], [1, 1, 4, 0]]))
+
+
+def _random(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+VARIANTS: list[dict[str, object]] = [
+    {"loop_norm": True},
+    {"causal": False, "norm": "sandwich", "norm_type": "rmsnorm"},
+    {"positions": "relative", "relative_window": 1, "attention_window": 1},
+    {"positions": "rotary", "act_fn": "relu", "n_layers": 2},
+]
+
+
+@pytest.mark.parametrize("options", VARIANTS, ids=str)
+def test_jvp_of_a_transformer_against_finite_differences(options: dict[str, object]) -> None:
+    step, h, v = _transformer(**options).step, _random(3, 4, 8), _random(3, 4, 8).flip(0)
+    with torch.no_grad():
+        slope = (step(h + 1e-6 * v) - step(h - 1e-6 * v)) / 2e-6
+    product = jvp(step, h, v)
+    assert not product.requires_grad
+    torch.testing.assert_close(product, slope, atol=1e-6, rtol=1e-5)
+
+
+def test_dense_jacobian_against_autograd() -> None:
+    iteration, h = _transformer(loop_norm=True), _random(3, 4, 8)
+    found = dense_jacobian(iteration.step, h)
+    for row in range(3):
+        one = iteration.select(torch.tensor([row]))
+        expected = torch.autograd.functional.jacobian(one.step, h[row : row + 1])
+        assert isinstance(expected, Tensor)
+        torch.testing.assert_close(found[row], expected.reshape(32, 32))
+
+
+@pytest.mark.parametrize("options", VARIANTS, ids=str)
+def test_spectral_radius_of_each_example_against_dense_eigenvalues(
+    options: dict[str, object],
+) -> None:
+    iteration = _transformer(**options)
+    h = find_fixed_point(iteration.step, iteration.h0, tol=1e-9, max_steps=60).state
+    found = spectral_radius(iteration.step, h, tol=1e-6)
+    dense = torch.linalg.eigvals(dense_jacobian(iteration.step, h)).abs().amax(dim=1)
+    torch.testing.assert_close(found.radius, dense, atol=1e-6, rtol=1e-5)
+    assert found.converged.all()
+    torch.testing.assert_close(found.eigenvalue.abs(), found.radius)
+
+
+def test_spectral_radius_against_arpack_on_a_state_too_large_to_exhaust() -> None:
+    matrix = _random(300, 300) / math.sqrt(300)
+    expected = eigs(
+        LinearOperator((300, 300), matvec=lambda v: matrix.numpy() @ v, dtype=np.float64),
+        k=4,
+        return_eigenvectors=False,
+        v0=np.ones(300),
+    )
+    h = torch.zeros(2, 3, 100, dtype=torch.float64)
+    found = spectral_radius(
+        lambda h: (h.flatten(1) @ matrix.T).reshape(h.shape), h, max_vectors=200, tol=1e-8
+    )
+    assert found.converged.all()
+    assert found.radius.tolist() == pytest.approx([np.abs(expected).max()] * 2, rel=1e-6)
+
+
+def test_analytic_cases() -> None:
+    maps = {
+        "rotation": (lambda h: h @ rotation(1.0, scale=0.7).T, 0.7),
+        "zero": (lambda h: 0 * h, 0.0),
+        "negative": (lambda h: -1.5 * h, 1.5),
+        "nonlinear": (lambda h: torch.cos(h), math.sin(0.7390851)),
+    }
+    at = torch.full((3, 2), 0.7390851)
+    for name, (step, radius) in maps.items():
+        found = spectral_radius(step, at)
+        assert found.radius.tolist() == pytest.approx([radius] * 3, abs=1e-5), name
+        assert found.converged.all(), name
+    upper = spectral_radius(maps["rotation"][0], at).eigenvalue
+    torch.testing.assert_close(upper.angle().float(), torch.ones(3))
+
+
+def test_the_asymptotic_rate_of_a_run_is_the_spectral_radius_at_its_limit() -> None:
+    iteration = _transformer(loop_norm=True)
+    states = run_loops(iteration, 200)
+    rate = contraction_rates(states.flatten(2), last=20).asymptotic
+    radius = spectral_radius(iteration.step, states[-1]).radius
+    # The leading eigenvalues are complex pairs, so the observed rate sways around the radius.
+    torch.testing.assert_close(rate, radius, atol=0.05, rtol=0)
+
+
+def test_what_has_not_converged_says_so() -> None:
+    # Eigenvalues spread evenly on a circle: no Krylov space smaller than all of them tells them.
+    shift = torch.eye(50, dtype=torch.float64).roll(1, dims=0)
+    found = spectral_radius(
+        lambda h: h @ shift.T, torch.zeros(1, 50, dtype=torch.float64), max_vectors=10
+    )
+    assert not found.converged.any() and (found.residual > 1e-3).all()
+    whole = spectral_radius(lambda h: h @ shift.T, torch.zeros(1, 50, dtype=torch.float64))
+    assert whole.radius.item() == pytest.approx(1.0)
+
+
+def test_the_seed_decides_the_start_alone() -> None:
+    matrix = _random(20, 20)
+    radii = [
+        spectral_radius(
+            lambda h: h @ matrix.T, torch.zeros(1, 20, dtype=torch.float64), seed=s
+        ).radius.item()
+        for s in range(3)
+    ]
+    assert radii == pytest.approx([radii[0]] * 3, rel=1e-8)
+
+
+def test_bad_states_and_options_are_refused() -> None:
+    with pytest.raises(InputError, match="state"):
+        spectral_radius(torch.cos, torch.full((1, 2), float("nan")))
+    with pytest.raises(InputError, match="max_vectors"):
+        spectral_radius(torch.cos, torch.zeros(1, 2), max_vectors=0)
+    with pytest.raises(InputError, match="tol"):
+        spectral_radius(torch.cos, torch.zeros(1, 2), tol=0.0)
+    with pytest.raises(InputError, match="tangent"):
+        jvp(torch.cos, torch.zeros(2, 3), torch.zeros(2, 4))

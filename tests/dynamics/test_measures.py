@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from loopinterp.dynamics import (
+    contraction_rates,
+    distance_to_limit,
+    relative_residual,
+    run_loops,
+    settling_time,
+    update_cosine,
+)
+from loopinterp.errors import InputError
+from loopinterp.models import bind
+from tests.dynamics.toys import LinearModel, rotation
+
+
+def _states(matrix: Tensor, n_loops: int = 20) -> tuple[Tensor, Tensor]:
+    model = LinearModel(matrix.double())
+    inputs = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    return run_loops(bind(model, inputs), n_loops), model.limit(inputs)
+
+
+def _random(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def test_relative_residual_against_loops_over_tokens() -> None:
+    states = _random(5, 2, 3, 4)
+    found = relative_residual(states)
+    assert found.shape == (4, 2, 3)
+    for loop in range(1, 5):
+        for example in range(2):
+            for pos in range(3):
+                now, before = states[loop, example, pos], states[loop - 1, example, pos]
+                expected = math.dist(now, before) / math.hypot(*now)
+                assert found[loop - 1, example, pos].item() == pytest.approx(expected)
+
+
+def test_the_maximum_norm_over_a_sequence() -> None:
+    states = _random(5, 2, 3, 4).flatten(2)
+    found = relative_residual(states, norm="max")
+    expected = (states[3] - states[2]).abs().amax(-1) / states[3].abs().amax(-1)
+    torch.testing.assert_close(found[2], expected)
+
+
+def test_residual_does_not_depend_on_the_scale_of_the_states() -> None:
+    states = _random(4, 2, 3, 4)
+    torch.testing.assert_close(relative_residual(states), relative_residual(1e-6 * states))
+
+
+def test_a_state_of_zeros_that_stays_has_residual_zero() -> None:
+    assert relative_residual(torch.zeros(3, 2)).tolist() == [0, 0]
+
+
+def test_distance_falls_by_the_factor_of_the_contraction() -> None:
+    states, limit = _states(0.5 * torch.eye(4))
+    distance = distance_to_limit(states, limit)
+    torch.testing.assert_close(distance[1:], distance[:-1] / 2)
+    relative = distance_to_limit(states, limit, relative=True)
+    torch.testing.assert_close(relative[0], torch.ones(2, 3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("rate", [0.2, 0.9, 1.3])
+def test_contraction_rate_of_a_linear_map(rate: float) -> None:
+    rates = contraction_rates(_states(rate * torch.eye(4), n_loops=10)[0])
+    expected = torch.full((2, 3), rate, dtype=torch.float64)
+    torch.testing.assert_close(rates.mean, expected, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(rates.asymptotic, expected, atol=1e-6, rtol=1e-6)
+    assert (rates.spread < 1e-6).all()
+
+
+def test_mean_and_spread_count_each_loop_once() -> None:
+    # Updates 8, 4, 1: rates 1/2 and 1/4.
+    states = torch.tensor([0.0, 8.0, 12.0, 13.0])[:, None]
+    rates = contraction_rates(states, last=1)
+    assert rates.per_loop.tolist() == [0.5, 0.25]
+    assert rates.mean.item() == pytest.approx(0.375)
+    assert rates.spread.item() == pytest.approx(0.125)
+    assert rates.asymptotic.item() == pytest.approx(0.25)
+    both = contraction_rates(states, last=2).asymptotic.item()
+    assert both == pytest.approx(math.sqrt(0.5 * 0.25))
+
+
+def test_the_asymptotic_rate_ends_where_rounding_begins() -> None:
+    states, _ = _states(0.5 * torch.eye(4), n_loops=60)
+    rates = contraction_rates(states.float())
+    torch.testing.assert_close(rates.asymptotic, torch.full((2, 3), 0.5), atol=0.01, rtol=0)
+    assert rates.per_loop[-1].isnan().all()
+
+
+@pytest.mark.parametrize("angle", [0.3, math.pi / 3, math.pi])
+def test_update_cosine_of_a_rotation_is_the_cosine_of_its_angle(angle: float) -> None:
+    states, _ = _states(rotation(angle, scale=0.8))
+    cosine = update_cosine(states)
+    assert cosine.shape == (19, 2, 3)
+    expected = torch.full_like(cosine, math.cos(angle))
+    torch.testing.assert_close(cosine, expected, atol=1e-6, rtol=0)
+
+
+def test_update_cosine_of_a_state_at_rest_is_undefined() -> None:
+    assert update_cosine(torch.ones(5, 2, 3)).isnan().all()
+
+
+def test_settling_time_counts_the_last_crossing() -> None:
+    residual = torch.tensor(
+        [[0.5, 0.5, 0.01, 0.01], [0.01, 0.5, 0.01, 0.5], [0.01, 0.5, 0.01, 0.02]]
+    )
+    assert settling_time(residual).tolist() == [2, -1, 1, 3]
+    assert settling_time(residual, threshold=0.001).tolist() == [-1] * 4
+
+
+def test_nan_is_unsettled() -> None:
+    assert settling_time(torch.tensor([0.01, float("nan")])).item() == -1
+
+
+def test_states_that_are_not_finite_are_refused_with_their_loop() -> None:
+    states = torch.ones(5, 2, 3)
+    states[3, 1] = float("nan")
+    for measure in (relative_residual, update_cosine, contraction_rates):
+        with pytest.raises(InputError, match="index 3"):
+            measure(states)
+    assert relative_residual(states, allow_nonfinite=True)[:2].isfinite().all()
+
+
+def test_too_few_loops_and_misfits_are_refused() -> None:
+    with pytest.raises(InputError, match="at least 2"):
+        relative_residual(torch.ones(1, 2, 3))
+    with pytest.raises(InputError, match="at least 3"):
+        update_cosine(torch.ones(2, 2, 3))
+    with pytest.raises(InputError, match="limit"):
+        distance_to_limit(torch.ones(2, 2, 3), torch.ones(1, 3))
+    with pytest.raises(InputError, match="residual"):
+        settling_time(torch.ones(0, 3))
+    with pytest.raises(InputError, match="threshold"):
+        settling_time(torch.ones(3), threshold=0.0)
+    with pytest.raises(InputError, match="last"):
+        contraction_rates(torch.ones(4, 3), last=0)
+
+
+@pytest.mark.usefixtures("no_type_checks")
+def test_unknown_norm_and_integer_states_are_refused() -> None:
+    with pytest.raises(InputError, match="norm"):
+        relative_residual(torch.ones(3, 2), norm="l1")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(InputError, match="int64"):
+        relative_residual(torch.ones(3, 2, dtype=torch.int64))
