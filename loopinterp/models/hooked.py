@@ -7,7 +7,6 @@ operation where nobody listens: attention is fused unless scores or pattern are 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
@@ -85,7 +84,7 @@ class Taps:
         gradients: bool = False,
     ) -> None:
         self.record, self.gradients = record, gradients
-        self._taps: defaultdict[str, list[tuple[str, HookPoint | None]]] = defaultdict(list)
+        self._taps: dict[str, Tap] = {}
         for name, point in points.items():
             self._add(name, point)
         for name in wanted:
@@ -98,16 +97,13 @@ class Taps:
         parts = name.split(".", 2)
         numbered = parts[0] in ("blocks", "loops")
         prefix, component = (f"{parts[0]}.{parts[1]}.", parts[2]) if numbered else ("", name)
-        self._taps[prefix].append((component, point))
+        if prefix not in self._taps:
+            self._taps[prefix] = Tap(prefix, self)
+        self._taps[prefix].add(component, point)
 
     def at(self, prefix: str) -> Tap | None:
         """The tap under a prefix ("blocks.3.", "loops.1.", ""), None where nobody listens."""
-        if prefix not in self._taps:
-            return None
-        tap = Tap(prefix, self)
-        for component, point in self._taps[prefix]:
-            tap.add(component, point)
-        return tap
+        return self._taps.get(prefix)
 
 
 def tapped_norm(norm: Norm, x: Tensor, tap: Tap | None, name: str) -> Tensor:

@@ -13,7 +13,7 @@ from loopinterp.models.cache import LoopedCache, Recorder
 from loopinterp.models.config import LoopedTransformerConfig
 from loopinterp.models.hooked import Tap, Taps, tapped_layer, tapped_norm
 from loopinterp.models.inputs import check_inputs, check_state, loop_span
-from loopinterp.models.layers import Layer, Norm, Recall, layer_functions
+from loopinterp.models.layers import Layer, LayerFunction, Norm, Recall, layer_functions
 from loopinterp.models.positions import (
     AttentionContext,
     RelativeBias,
@@ -297,10 +297,11 @@ class LoopedTransformer(TransformerLensMixin, PretrainedMixin, LoopHooks):
         h = self.initial_state(e) if state is None else check_state(state, e)
         keep = return_type in ("states", "all_logits")
         states = [h]
-        run_loop = self._loop_function()
+        functions = layer_functions(self.block)
+        run_loop = self._loop_function(functions)
         for loop in span:
-            if taps:
-                h = self._tapped_loop(loop, h, e, context, taps, run_loop)
+            if taps and self._listens(loop, taps):
+                h = self._tapped_loop(loop, h, e, context, taps, functions)
             else:
                 h = run_loop(h, e, context)
             if keep:
@@ -323,7 +324,7 @@ class LoopedTransformer(TransformerLensMixin, PretrainedMixin, LoopHooks):
         if positions is not None:
             e = e + (positions if top is None else top("hook_pos_embed", positions))
         for number, layer in enumerate(self.prelude):
-            e = self._layer(layer, number, e, None, context, taps)
+            e = self._layer(layer, None, number, e, None, context, taps)
         return e
 
     def _added_positions(self, inputs: Tensor, offset: int) -> Tensor | None:
@@ -345,6 +346,7 @@ class LoopedTransformer(TransformerLensMixin, PretrainedMixin, LoopHooks):
     def _layer(
         self,
         layer: nn.Module,
+        function: LayerFunction | None,
         number: int,
         h: Tensor,
         e: Tensor | None,
@@ -354,15 +356,17 @@ class LoopedTransformer(TransformerLensMixin, PretrainedMixin, LoopHooks):
         assert isinstance(layer, Layer)
         tap = taps.at(f"blocks.{number}.") if taps else None
         if tap is None:
-            return layer.function()(h, e, context)
+            return (function or layer.function())(h, e, context)
         if tap.only("hook_resid_pre", "hook_resid_post"):
-            h = layer.function()(tap("hook_resid_pre", h), e, context)
+            h = (function or layer.function())(tap("hook_resid_pre", h), e, context)
             return tap("hook_resid_post", h)
         return tapped_layer(layer, h, e, context, tap)
 
-    def _loop_function(self) -> Callable[[Tensor, Tensor, AttentionContext], Tensor]:
+    def _loop_function(
+        self, functions: list[LayerFunction] | None = None
+    ) -> Callable[[Tensor, Tensor, AttentionContext], Tensor]:
         """One loop as a plain function, weights and branches resolved once per run."""
-        layers = layer_functions(self.block)
+        layers = functions or layer_functions(self.block)
         injection, recall, gate = self.config.injection, self.recall, self.gate
         norm = None if self.ln_loop is None else self.ln_loop.function()
 
@@ -379,6 +383,15 @@ class LoopedTransformer(TransformerLensMixin, PretrainedMixin, LoopHooks):
 
         return loop
 
+    def _block_numbers(self, loop: int) -> range:
+        first = self._pool.book(self._n_loops).block(loop, 0)
+        return range(first, first + self.config.n_layers)
+
+    def _listens(self, loop: int, taps: Taps) -> bool:
+        """Whether anybody listens within a loop; if not it takes the fast path."""
+        prefixes = [f"loops.{loop}.", *(f"blocks.{k}." for k in self._block_numbers(loop))]
+        return any(taps.at(prefix) is not None for prefix in prefixes)
+
     def _tapped_loop(
         self,
         loop: int,
@@ -386,15 +399,11 @@ class LoopedTransformer(TransformerLensMixin, PretrainedMixin, LoopHooks):
         e: Tensor,
         context: AttentionContext,
         taps: Taps,
-        run_loop: Callable[[Tensor, Tensor, AttentionContext], Tensor],
+        functions: list[LayerFunction],
     ) -> Tensor:
-        """One loop with hooks; a loop at which nobody listens takes the fast path."""
-        first = self._pool.book(self._n_loops).block(loop, 0)
-        numbers = range(first, first + self.config.n_layers)
-        tap = taps.at(f"loops.{loop}.")
-        if tap is None and all(taps.at(f"blocks.{k}.") is None for k in numbers):
-            return run_loop(h, e, context)
-        tap = tap or Tap("", taps)
+        """One loop with hooks."""
+        numbers = self._block_numbers(loop)
+        tap = taps.at(f"loops.{loop}.") or Tap("", taps)
         h = tap("hook_state_pre", h)
         injection = self.config.injection
         if injection == "input":
@@ -403,8 +412,8 @@ class LoopedTransformer(TransformerLensMixin, PretrainedMixin, LoopHooks):
             h = self.recall.state(h) + tap("hook_injection", self.recall.input(e))
         elif injection in ("sublayer", "internal"):
             e = tap("hook_injection", e)
-        for number, layer in zip(numbers, self.block):
-            h = self._layer(layer, number, h, e, context, taps)
+        for number, layer, function in zip(numbers, self.block, functions):
+            h = self._layer(layer, function, number, h, e, context, taps)
         if self.gate is not None:
             h = h + tap("hook_injection", self.gate * e)
         if self.ln_loop is not None:
@@ -418,7 +427,7 @@ class LoopedTransformer(TransformerLensMixin, PretrainedMixin, LoopHooks):
         if self.coda:
             context = self._length_context(h.shape[1])
             for number, layer in enumerate(self.coda, start=first):
-                h = self._layer(layer, number, h, None, context, taps)
+                h = self._layer(layer, None, number, h, None, context, taps)
         if self.ln_final is not None:
             h = tapped_norm(self.ln_final, h, taps.at(""), "ln_final")
         return self.unembedding(h)

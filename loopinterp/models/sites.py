@@ -141,6 +141,7 @@ class AddressBook:
         self.addresses = {entry.name: entry for entry in entries}
         self.components = [*layers, *loops]
         self._per_loop = set(loops)
+        self._selected: dict[tuple[str, int | None], list[str]] = {}
 
     @staticmethod
     def _layer(
@@ -246,13 +247,22 @@ class AddressBook:
         Raises:
             HookError: If a name, or the whole filter, matches nothing.
         """
+        if not isinstance(names_filter, str):
+            return self._select(names_filter, loops)
+        if loops is None or isinstance(loops, int):
+            # Short runs spend as long on finding names as on computing: remember the plain cases.
+            if (names_filter, loops) not in self._selected:
+                self._selected[names_filter, loops] = self._select([names_filter], loops)
+            return list(self._selected[names_filter, loops])
+        return self._select([names_filter], loops)
+
+    def _select(self, names_filter: object, loops: Index) -> list[str]:
         if names_filter is None:
             kept = list(self.addresses)
         elif callable(names_filter):
             kept = [name for name in self.addresses if names_filter(name)]
         else:
-            wanted = [names_filter] if isinstance(names_filter, str) else names_filter
-            if not isinstance(wanted, Iterable):
+            if not isinstance(names_filter, Iterable):
                 raise HookError(
                     "names_filter",
                     expected="None, a name, a list of names, or a predicate",
@@ -260,7 +270,7 @@ class AddressBook:
                     fix="Pass for example names_filter='hook_resid_post'.",
                 )
             chosen: set[str] = set()
-            for name in wanted:
+            for name in names_filter:
                 chosen.update(self._named(name))
             kept = [name for name in self.addresses if name in chosen]
         if loops is not None:
