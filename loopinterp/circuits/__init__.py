@@ -1,0 +1,56 @@
+"""Comparing a learned circuit with programs: decodability, heads, interchange, verdict."""
+
+from typing import TYPE_CHECKING
+
+from loopinterp._lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from loopinterp.circuits.alignment import Alignment as Alignment
+    from loopinterp.circuits.alignment import Prediction as Prediction
+    from loopinterp.circuits.alignment import agreement as agreement
+    from loopinterp.circuits.alignment import predict as predict
+    from loopinterp.circuits.comparison import compare_programs as compare_programs
+    from loopinterp.circuits.comparison_result import CircuitComparison as CircuitComparison
+    from loopinterp.circuits.decodability import Decodability as Decodability
+    from loopinterp.circuits.decodability import decodability as decodability
+    from loopinterp.circuits.heads import HeadMatch as HeadMatch
+    from loopinterp.circuits.heads import head_study as head_study
+    from loopinterp.circuits.heads import match_heads as match_heads
+    from loopinterp.circuits.pairs import PLACES as PLACES
+    from loopinterp.circuits.pairs import SwapPairs as SwapPairs
+    from loopinterp.circuits.pairs import swap_pairs as swap_pairs
+    from loopinterp.circuits.program_model import ProgramModel as ProgramModel
+    from loopinterp.circuits.runs import SwapRun as SwapRun
+    from loopinterp.circuits.runs import prepare_swaps as prepare_swaps
+    from loopinterp.circuits.subspace_study import SubspaceSwaps as SubspaceSwaps
+    from loopinterp.circuits.subspace_study import subspace_study as subspace_study
+    from loopinterp.circuits.verdict import NONE as NONE
+    from loopinterp.circuits.verdict import Verdict as Verdict
+    from loopinterp.circuits.verdict import decide as decide
+
+__getattr__, __dir__, __all__ = lazy_exports(
+    __name__,
+    {
+        "Alignment": ".alignment",
+        "CircuitComparison": ".comparison_result",
+        "Decodability": ".decodability",
+        "HeadMatch": ".heads",
+        "NONE": ".verdict",
+        "PLACES": ".pairs",
+        "Prediction": ".alignment",
+        "ProgramModel": ".program_model",
+        "SubspaceSwaps": ".subspace_study",
+        "SwapPairs": ".pairs",
+        "SwapRun": ".runs",
+        "Verdict": ".verdict",
+        "agreement": ".alignment",
+        "compare_programs": ".comparison",
+        "decide": ".verdict",
+        "head_study": ".heads",
+        "match_heads": ".heads",
+        "predict": ".alignment",
+        "prepare_swaps": ".runs",
+        "subspace_study": ".subspace_study",
+        "swap_pairs": ".pairs",
+    },
+)

@@ -1,0 +1,134 @@
+"""A looped model that is a program: ground truth for everything that compares the two."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn.functional import one_hot
+
+from loopinterp.errors import InputError
+from loopinterp.rasp.language import UNKNOWN
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+    from torch import Tensor
+
+    from loopinterp.rasp.program import LoopProgram
+
+_LOGIT = 4.0
+
+
+class ProgramModel:
+    """A program behind the protocol of looped models.
+
+    The state at each position holds the position's token and every variable of the program, each
+    as a one-hot block, turned by a random rotation so that no variable lies along the axes. A
+    step reads the variables back (the largest entry of each block) and runs one loop of the
+    program on the injected tokens; the readout is the program's answer, and logits of 0 where it
+    is undecided. So every probe, patch and verdict has a known right result on it.
+
+    Args:
+        program: The program.
+        examples: Tokens [batch, pos] from which the values that each variable takes are learnt.
+        n_loops: Loops of that trace.
+        seed: Seed of the rotation.
+
+    Example:
+        >>> from loopinterp.rasp import get_program
+        >>> tokens = torch.tensor([[4, 3, 1, 2, 0]])
+        >>> model = ProgramModel(get_program("ripple"), tokens, n_loops=5)
+        >>> e = model.embed(tokens)
+        >>> h = model.initial_state(e)
+        >>> for _ in range(4):
+        ...     h = model.step(h, e)
+        >>> model.readout(h).argmax(-1)[0, 1:].tolist()     # 3 + 5 = 8
+        [0, 0, 0, 1]
+    """
+
+    def __init__(
+        self,
+        program: LoopProgram,
+        examples: Int[Tensor, "batch pos"],
+        *,
+        n_loops: int,
+        seed: int = 0,
+    ) -> None:
+        self.program = program
+        trace = program.trace(examples, n_loops=n_loops)
+        self._lowest = {name: int(x.min()) for name, x in trace.variables.items()}
+        sizes = [int(x.max()) - self._lowest[name] + 1 for name, x in trace.variables.items()]
+        self._sizes = [len(program.inputs), *sizes]
+        self.d_model = sum(self._sizes)
+        self.d_vocab_out = int(trace.outputs.max()) + 1
+        generator = torch.Generator().manual_seed(seed)
+        gauss = torch.randn(self.d_model, self.d_model, generator=generator)
+        self._rotation = torch.linalg.qr(gauss).Q
+
+    def embed(self, inputs: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
+        """The tokens, one-hot, in the first directions."""
+        return one_hot(inputs, self.d_model).float()
+
+    def initial_state(
+        self, e: Float[Tensor, "batch pos d_model"]
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """What ``prepare`` sets."""
+        tokens = e.argmax(-1)
+        variables = self.program.run(tokens, n_loops=0).variables
+        return self._write(tokens, {name: x[-1] for name, x in variables.items()})
+
+    def step(
+        self, h: Float[Tensor, "batch pos d_model"], e: Float[Tensor, "batch pos d_model"]
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """One loop of the program on the variables in the state."""
+        tokens = e.argmax(-1)
+        variables = self.program.run(tokens, n_loops=1, variables=self._read(h)[1]).variables
+        return self._write(tokens, {name: x[-1] for name, x in variables.items()})
+
+    def readout(
+        self, h: Float[Tensor, "batch pos d_model"]
+    ) -> Float[Tensor, "batch pos d_vocab_out"]:
+        """The program's answer; no preference where it is undecided."""
+        tokens, variables = self._read(h)
+        answer = self.program.run(tokens, n_loops=0, variables=variables).outputs[-1]
+        known = answer != UNKNOWN
+        return _LOGIT * one_hot(answer * known, self.d_vocab_out) * known[..., None]
+
+    def direction(self, variable: str, value: int) -> Float[Tensor, " d_model"]:
+        """The unit vector that says that a variable has a value.
+
+        Raises:
+            InputError: the program has no such variable, or it never takes that value.
+        """
+        names = list(self._lowest)
+        at = names.index(variable) if variable in names else -1
+        index = value - self._lowest.get(variable, 0)
+        if at < 0 or not 0 <= index < self._sizes[at + 1]:
+            raise InputError(
+                f"direction of {variable!r} = {value}",
+                expected=f"one of the variables {names}, and a value that it takes",
+                given=f"{variable!r} = {value}",
+                fix="See program.variables, and the trace of the examples.",
+            )
+        return self._rotation[sum(self._sizes[: at + 1]) + index]
+
+    def _read(self, h: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        token, *blocks = (h @ self._rotation.mT).split(self._sizes, dim=-1)
+        values = {
+            name: block.argmax(-1) + self._lowest[name] for name, block in zip(self._lowest, blocks)
+        }
+        return token.argmax(-1), values
+
+    def _write(self, tokens: Tensor, variables: dict[str, Tensor]) -> Tensor:
+        blocks = [one_hot(tokens, self._sizes[0])]
+        for (name, lowest), size in zip(self._lowest.items(), self._sizes[1:]):
+            index = variables[name] - lowest
+            if bool(((index < 0) | (index >= size)).any()):
+                raise InputError(
+                    f"variable {name!r} of program {self.program.name}",
+                    expected=f"values {lowest}..{lowest + size - 1}, as in the examples",
+                    given="another value",
+                    fix="Build the model with longer examples and more loops.",
+                )
+            blocks.append(one_hot(index, size))
+        return torch.cat(blocks, -1).float() @ self._rotation

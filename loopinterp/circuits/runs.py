@@ -1,0 +1,184 @@
+"""Running any looped model: outputs at every loop, and swaps of states without recomputed loops."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from loopinterp.errors import InputError
+from loopinterp.models.protocol import bind
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+    from torch import Tensor
+
+    from loopinterp.circuits.pairs import SwapPairs
+    from loopinterp.models.protocol import LoopedModel
+
+AT_THE_END = -1
+"""Among delays: read the output after T(n) loops, however many that are after the swap."""
+
+DELAYS = (0, 1, 2, AT_THE_END)
+"""Loops between a swap and the reading of the output."""
+
+VERDICT_DELAY = 1
+"""The verdict goes by the output one loop after the swap."""
+
+DELAY_NAMES = {0: "at once", 1: "1 loop later", AT_THE_END: "at the end"}
+
+
+def delay_name(delay: int) -> str:
+    """A delay in words.
+
+    Example:
+        >>> [delay_name(d) for d in DELAYS]
+        ['at once', '1 loop later', '2 loops later', 'at the end']
+    """
+    return DELAY_NAMES.get(delay, f"{delay} loops later")
+
+
+def device_of(model: LoopedModel | Any) -> torch.device:
+    """Where a model's weights lie; the CPU for one that has none."""
+    own = getattr(model, "device", None)
+    if isinstance(own, torch.device):
+        return own
+    parameters = getattr(model, "parameters", None)
+    first = next(iter(parameters()), None) if callable(parameters) else None
+    return torch.device("cpu") if first is None else first.device
+
+
+@torch.no_grad()
+def outputs(
+    model: LoopedModel | Any, inputs: Int[Tensor, "batch pos"], n_loops: int
+) -> Int[Tensor, "loops batch pos"]:
+    """The answer that would be read after 0, 1, … ``n_loops`` loops."""
+    iteration = bind(model, inputs)
+    h = iteration.h0
+    read = [iteration.readout(h).argmax(-1)]
+    for _ in range(n_loops):
+        h = iteration.step(h)
+        read.append(iteration.readout(h).argmax(-1))
+    return torch.stack(read)
+
+
+@torch.no_grad()
+def states(
+    model: LoopedModel | Any, inputs: Int[Tensor, "batch pos"], n_loops: int
+) -> Float[Tensor, "loops batch pos d_model"]:
+    """h_0 .. h_T."""
+    iteration = bind(model, inputs)
+    passed = [iteration.h0]
+    for _ in range(n_loops):
+        passed.append(iteration.step(passed[-1]))
+    return torch.stack(passed)
+
+
+@dataclass(frozen=True)
+class SwapRun:
+    """Pairs run on a model up to their loops, ready for any number of swaps.
+
+    Attributes:
+        model: The model.
+        pairs: The pairs.
+        state: State of the base when the swap is made.
+        donor: State of the source at the position that is swapped, at that loop.
+        base: Outputs of the base without a swap, at each delay.
+        delays: Loops between the swap and the reading of the output; see :data:`DELAYS`.
+    """
+
+    model: LoopedModel | Any
+    pairs: SwapPairs
+    state: Float[Tensor, "pair pos d_model"]
+    donor: Float[Tensor, "pair d_model"]
+    base: Int[Tensor, "delay pair pos"]
+    delays: tuple[int, ...]
+
+    @property
+    def difference(self) -> Float[Tensor, "pair d_model"]:
+        """What a swap of the whole state adds."""
+        rows = torch.arange(len(self.pairs), device=self.state.device)
+        return self.donor - self.state[rows, self.pairs.position]
+
+    def swap(
+        self,
+        subspace: Float[Tensor, "... rank d_model"] | None = None,
+        *,
+        delays: tuple[int, ...] | None = None,
+    ) -> Int[Tensor, "delay pair pos"]:
+        """Outputs after the swap, at each delay.
+
+        Args:
+            subspace: Orthonormal rows; only the part of the difference that lies in their span
+                is put in. One for all pairs [rank, d_model] or one each [pair, rank, d_model].
+                The whole state if omitted.
+            delays: Other delays than the run's own.
+
+        Raises:
+            InputError: rows that are not orthonormal.
+        """
+        change = self.difference
+        if subspace is not None:
+            _check_orthonormal(subspace)
+            basis = subspace.to(change)
+            change = (basis.mT @ (basis @ change[..., None])).squeeze(-1)
+        h = self.state.clone()
+        h[torch.arange(len(h), device=h.device), self.pairs.position] += change
+        return _read(self.model, self.pairs, h, self.delays if delays is None else delays)
+
+
+def prepare_swaps(
+    model: LoopedModel | Any, pairs: SwapPairs, *, delays: tuple[int, ...] = DELAYS
+) -> SwapRun:
+    """Run base and source once, each up to its loop; swaps go on from there."""
+    rows = torch.arange(len(pairs), device=pairs.base.device)
+    state = _states_at(model, pairs.base, pairs.loop)
+    donor = _states_at(model, pairs.source, pairs.loop)[rows, pairs.position]
+    return SwapRun(model, pairs, state, donor, _read(model, pairs, state, delays), delays)
+
+
+@torch.no_grad()
+def _states_at(model: LoopedModel | Any, inputs: Tensor, loop: Tensor) -> Tensor:
+    """Each example's state after its own number of loops."""
+    iteration = bind(model, inputs)
+    h = iteration.h0
+    found = h.clone()
+    for t in range(1, int(loop.max()) + 1):
+        h = iteration.step(h)
+        found[loop == t] = h[loop == t]
+    return found
+
+
+@torch.no_grad()
+def _read(
+    model: LoopedModel | Any, pairs: SwapPairs, h: Tensor, delays: tuple[int, ...]
+) -> Int[Tensor, "delay pair pos"]:
+    """Outputs at each delay of runs that go on from the state ``h`` at the pairs' loops."""
+    iteration = bind(model, pairs.base)
+    left = pairs.n_loops - pairs.loop
+    last = max(delays)
+    if AT_THE_END in delays:
+        last = max(last, int(left.max()))
+    read = torch.zeros(len(delays), *pairs.base.shape, dtype=torch.long, device=h.device)
+    for passed in range(last + 1):
+        if passed:
+            h = iteration.step(h)
+        if passed not in delays and not (AT_THE_END in delays and bool((left == passed).any())):
+            continue
+        answer = iteration.readout(h).argmax(-1)
+        for k, delay in enumerate(delays):
+            now = left == passed if delay == AT_THE_END else torch.tensor(delay == passed)
+            read[k] = torch.where(now.to(h.device).reshape(-1, 1), answer, read[k])
+    return read
+
+
+def _check_orthonormal(rows: Tensor) -> None:
+    gram = rows.double() @ rows.double().mT
+    if not torch.allclose(gram, torch.eye(rows.shape[-2]).to(gram), atol=1e-4):
+        raise InputError(
+            "subspace",
+            expected="orthonormal rows [..., rank, d_model]",
+            given="rows that are not",
+            fix="Orthonormalise them: torch.linalg.qr(rows.mT).Q.mT.",
+        )
