@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from loopinterp.circuits.alignment import predict as predict
     from loopinterp.circuits.comparison import compare_programs as compare_programs
     from loopinterp.circuits.comparison_result import CircuitComparison as CircuitComparison
-    from loopinterp.circuits.decodability import Decodability as Decodability
-    from loopinterp.circuits.decodability import decodability as decodability
+    from loopinterp.circuits.decoding import Decodability as Decodability
+    from loopinterp.circuits.decoding import decodability as decodability
     from loopinterp.circuits.heads import HeadMatch as HeadMatch
     from loopinterp.circuits.heads import head_study as head_study
     from loopinterp.circuits.heads import match_heads as match_heads
@@ -33,7 +33,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
     {
         "Alignment": ".alignment",
         "CircuitComparison": ".comparison_result",
-        "Decodability": ".decodability",
+        "Decodability": ".decoding",
         "HeadMatch": ".heads",
         "NONE": ".verdict",
         "PLACES": ".pairs",
@@ -46,6 +46,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "agreement": ".alignment",
         "compare_programs": ".comparison",
         "decide": ".verdict",
+        "decodability": ".decoding",
         "head_study": ".heads",
         "match_heads": ".heads",
         "predict": ".alignment",

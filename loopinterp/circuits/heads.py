@@ -105,7 +105,7 @@ def match_heads(
     Raises:
         InputError: no selector, fewer than two examples, or shapes that do not fit.
     """
-    loops, batch, n_heads = patterns.shape[:3]
+    loops, _, n_heads = patterns.shape[:3]
     _check(patterns, selectors)
     names = [f"head {h}" for h in range(n_heads)] if heads is None else list(heads)
     with study(seed, **{"study": "heads", **(config or {})}) as watch:

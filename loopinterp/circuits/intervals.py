@@ -1,4 +1,4 @@
-r"""Scores with intervals: a Bayesian bootstrap over inputs, and over models where there are several.
+"""Scores with intervals: a Bayesian bootstrap over inputs, and over models if there are several.
 
 A score is the mean over strata of the mean agreement in each stratum. Its uncertainty comes from
 the inputs that happened to be drawn: the bootstrap gives every input a random Dirichlet weight

@@ -54,10 +54,9 @@ class SubspaceSwaps(Result):
         alignment: How it lies over the model, in words.
     """
 
-    AXES: ClassVar[dict[str, tuple[str, ...]]] = {
-        name: _AXES
-        for name in ("iia", "iia_low", "iia_high", "control", "control_low", "control_high")
-    }
+    AXES: ClassVar[dict[str, tuple[str, ...]]] = dict.fromkeys(
+        ("iia", "iia_low", "iia_high", "control", "control_low", "control_high"), _AXES
+    )
 
     iia: np.ndarray
     iia_low: np.ndarray
