@@ -68,20 +68,23 @@ class AttentionResult(Result):
         return attention_figures(self)
 
     def summary(self) -> list[Finding]:
-        """At which distance the heads look more than looking everywhere alike would."""
-        mass = self.distance_mass.mean(axis=(0, 1, 2))
-        best = self.favourite()
+        """The head with the strongest preference, and what it prefers."""
+        layer, head, distance = self.strongest()
+        mass = float(self.distance_mass[:, layer, head, distance].mean())
+        name = f"Head {head}" if self.patterns.shape[1] == 1 else f"Layer {layer}, head {head}"
         text = (
-            f"Heads favour {place(self.distances[best])}: it gets {mass[best]:.0%} of attention "
-            f"over all heads and loops, against {float(self.distance_even[best]):.0%} if "
-            "attention were spread evenly over what a position may see."
+            f"{name} has the strongest preference: {mass:.0%} of its attention goes to "
+            f"{place(self.distances[distance])} (mean over loops), against "
+            f"{float(self.distance_even[distance]):.0%} if it were spread evenly over what a "
+            "position may see."
         )
-        return [Finding(kind="attention", text=text, value=f"{mass[best]:.0%}")]
+        return [Finding(kind="attention", text=text, value=f"{mass:.0%}")]
 
-    def favourite(self) -> int:
-        """Index of the distance whose mean attention is furthest above the even control."""
-        mass = self.distance_mass.mean(axis=(0, 1, 2))
-        return int(np.argmax(mass - self.distance_even))
+    def strongest(self) -> tuple[int, int, int]:
+        """Layer, head and index of the distance furthest above the even control over all loops."""
+        above = self.distance_mass.mean(axis=0) - self.distance_even
+        layer, head, distance = np.unravel_index(int(np.argmax(above)), above.shape)
+        return int(layer), int(head), int(distance)
 
 
 @torch.no_grad()

@@ -79,7 +79,7 @@ def _by_loop(result: AttentionResult) -> Figure:
     n_loops = result.patterns.shape[0]
     loops = list(range(n_loops))
     names = _head_names(result)
-    best = result.favourite()
+    best = result.strongest()[-1]
     mass, low, high = (
         array.reshape(n_loops, -1, array.shape[-1])[..., best]
         for array in (result.distance_mass, result.distance_low, result.distance_high)

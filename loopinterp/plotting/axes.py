@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -168,7 +169,7 @@ def _is_far_right(figure: go.Figure, value: float, panel: int) -> bool:
     traces: list[Any] = list(figure.select_traces())
     on_panel = [t for t in traces if (t.xaxis or "x") == f"x{suffix(panel)}"]
     numbers = [v for t in on_panel for v in t.x if isinstance(v, (int, float, np.number))]
-    return bool(numbers) and value > min(numbers) + 0.65 * (max(numbers) - min(numbers))
+    return bool(numbers and value > min(numbers) + 0.65 * (max(numbers) - min(numbers)))
 
 
 def series_colour(series: Series, place: int) -> str:
@@ -187,7 +188,7 @@ def _finite_runs(low: Any, high: Any) -> list[slice]:
 def axis_range(
     limits: tuple[float, float] | None, log: bool, values: Collection[Any] = ()
 ) -> dict[str, Any]:
-    """Kind and limits of an axis; a logarithmic one has a label at each power of ten.
+    """Kind and limits of an axis; a logarithmic one is labelled at powers of ten.
 
     Args:
         limits: In data units, or None for those of the data.
@@ -197,7 +198,8 @@ def axis_range(
     kind: dict[str, Any] = {"type": "log"} if log else {}
     positive = [v for v in (limits or values) if v > 0] if log else []
     if positive and max(positive) > 20 * min(positive):
-        kind |= {"dtick": 1, "exponentformat": "power", "minor": {"ticks": "outside"}}
+        decades = math.log10(max(positive) / min(positive))
+        kind |= {"dtick": max(1, math.ceil(decades / 6)), "exponentformat": "power"}
     if limits is None:
         return kind
     return kind | {"range": [float(np.log10(v)) for v in limits] if log else list(limits)}

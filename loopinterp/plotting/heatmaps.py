@@ -100,6 +100,7 @@ def heatmap_panels(
     figure = panel_figure([p.title for p in panels], columns, square=square, y_down=y_down)
     rows = -(-len(panels) // columns)
     hover = f"{x_title} %{{x}}<br>{y_title} %{{y}}<br>{value_title} %{{z:.3g}}<extra></extra>"
+    gap = 1 if max(len(x), len(y)) <= 40 else 0
     for k, (panel, array) in enumerate(zip(panels, arrays)):
         figure.add_heatmap(
             z=array,
@@ -107,8 +108,8 @@ def heatmap_panels(
             y=list(y),
             coloraxis="coloraxis",
             hovertemplate=hover,
-            xgap=1 if len(x) <= 60 else 0,
-            ygap=1 if len(y) <= 60 else 0,
+            xgap=gap,
+            ygap=gap,
             **axes(k),
         )
         for n, line in enumerate(panel.overlay):

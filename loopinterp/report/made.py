@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from loopinterp.report.record import RunRecord
 
 _MOST_POINTS = 600
+_CURVES = {"loss": "loss", "exact_match": "exact match", "longest_n": "longest length"}
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def seconds(value: float) -> str:
     """A duration as people say it.
 
     Example:
-        >>> seconds(0.25), seconds(7.34), seconds(80), seconds(4000)
+        >>> seconds(0.25), seconds(7.34), seconds(80), seconds(4020)
         ('0.25 s', '7.3 s', '1 min 20 s', '1 h 7 min')
     """
     if value < 60:
@@ -97,19 +98,17 @@ def _training_curve(record: RunRecord) -> Figure | None:
     from loopinterp.plotting import line_panels
 
     table = pd.DataFrame(record.metrics)
-    if "step" not in table or "loss" not in table:
-        return None
     panels = _training_panels(table)
+    if not panels:
+        return None
     plot = line_panels(panels, x_title="step")
     plot.update_layout(showlegend=False)  # each panel says on its axis what it shows
     return Figure(
         title="Training",
         plot=plot,
         caption=(
-            "Loss and accuracy on the training batches. Steps appear in the loss where the "
-            "curriculum moves on to longer inputs; the last panel shows the longest length drawn."
-            if len(panels) == 3
-            else "What the training run wrote down at each step."
+            "What training wrote down, on its own batches. Where the longest length drawn goes up, "
+            "the batches become harder: the loss jumps and the exact match drops."
         ),
         data=table,
         section="made",
@@ -119,28 +118,17 @@ def _training_curve(record: RunRecord) -> Figure | None:
 def _training_panels(table: pd.DataFrame) -> list[LinePanel]:
     from loopinterp.plotting import LinePanel, Series
 
+    if "step" not in table:
+        return []
     # A curve of some hundred points looks the same and keeps the page small.
     table = table.iloc[:: max(len(table) // _MOST_POINTS, 1)]
-    panels = [
-        LinePanel(
-            [Series("loss", table["step"], table["loss"], markers=False)],
-            "loss",
-            y_log=bool((table["loss"] > 0).all()),
-        )
-    ]
-    accuracy = [c for c in table if "accuracy" in str(c) or "exact" in str(c)]
-    if accuracy:
-        lines = [
-            Series(str(c).replace("_", " "), table["step"], table[c], markers=False)
-            for c in accuracy
-        ]
-        panels.append(LinePanel(lines, "accuracy", y_range=(0, 1.02)))
-    length = [c for c in table if c in ("longest", "max_n", "current_n", "longest_n")]
-    if length:
-        line = Series("longest length", table["step"], table[length[0]], markers=False)
-        panels.append(
-            LinePanel([line], "length", y_range=(0, 1.08 * float(table[length[0]].max())))
-        )
+    panels = []
+    for column, name in _CURVES.items():
+        if column in table:
+            log = column == "loss" and bool((table[column] > 0).all())
+            unit = (0, 1.02) if column == "exact_match" else None
+            line = Series(name, table["step"], table[column], markers=False)
+            panels.append(LinePanel([line], name, y_log=log, y_range=unit))
     return panels
 
 

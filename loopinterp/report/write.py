@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,9 +78,20 @@ def render_report(record: RunRecord) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["seconds"] = seconds
+    environment.filters["seconds"] = lambda value: tidy(seconds(value))
+    environment.filters["tidy"] = tidy
     environment.globals["asset"] = asset
     return environment.get_template("report.html.j2").render(**_context(record))
+
+
+def tidy(text: str) -> str:
+    """Keep a number and its unit on one line.
+
+    Example:
+        >>> tidy("95 % in 3 min 4 s") == "95\\u00a0% in 3\\u00a0min 4\\u00a0s"
+        True
+    """
+    return re.sub(r"(?<=\d) (?=(%|s|min|h|bits|loops)\b|%)", "\u00a0", text)
 
 
 def _context(record: RunRecord) -> dict[str, Any]:
@@ -98,7 +110,7 @@ def _context(record: RunRecord) -> dict[str, Any]:
         "verdicts": verdicts,
         "tiles": [tile for view in sections if (tile := _tile(view)) is not None],
         "sections": sections,
-        "made_figures": [_figure_view(figure) for figure in made_figures(record)],
+        "made_figures": _figure_views(made_figures(record)),
         "settings": setting_groups(record.config),
         "command": record.made.get("command"),
         "versions": _versions(record),
@@ -114,7 +126,7 @@ def _section_view(section: Section, findings: list[Finding], figures: list[Figur
     return SectionView(
         section,
         [finding for finding in findings if finding.kind in kinds],
-        [_figure_view(figure) for figure in figures if figure.section == section.key],
+        _figure_views(figure for figure in figures if figure.section == section.key),
     )
 
 
@@ -122,7 +134,7 @@ def _other(findings: list[Finding], figures: list[Figure]) -> SectionView | None
     """What belongs to no section of ours (a study of someone else's) is shown all the same."""
     known = {section.key for section in SECTIONS} | {"verdict"}
     left = [finding for finding in findings if finding.kind not in known]
-    drawn = [_figure_view(figure) for figure in figures if figure.section not in known]
+    drawn = _figure_views(figure for figure in figures if figure.section not in known)
     if not left and not drawn:
         return None
     section = Section(
@@ -136,11 +148,15 @@ def _other(findings: list[Finding], figures: list[Figure]) -> SectionView | None
     return SectionView(section, left, drawn)
 
 
-def _figure_view(figure: Figure) -> FigureView:
-    anchor = f"{figure.section}-{slug(figure.title)}"
+def _figure_view(figure: Figure, number: int) -> FigureView:
+    anchor = f"{figure.section}-{number}-{slug(figure.title)}"
     table = figure.data
     download = None if table is None else table_download(table, anchor)
     return FigureView(anchor, figure, figure_json(figure.plot), download)
+
+
+def _figure_views(figures: Iterable[Figure]) -> list[FigureView]:
+    return [_figure_view(figure, number) for number, figure in enumerate(figures, start=1)]
 
 
 def _tile(view: SectionView) -> tuple[Section, Finding] | None:
@@ -168,7 +184,7 @@ def _facts(config: Mapping[str, Any]) -> list[tuple[str, str]]:
     n_layers = model.get("n_layers")
     facts = [
         ("Block", f"{n_layers} layer{'s' if n_layers != 1 else ''}, looped" if n_layers else None),
-        ("Width", model.get("d_model")),
+        ("Width (d_model)", model.get("d_model")),
         ("Heads", model.get("n_heads")),
         ("Trained up to length", curriculum.get("max_n")),
         ("Steps", config.get("steps")),

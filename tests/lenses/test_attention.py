@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 
@@ -68,6 +69,17 @@ def test_one_example_has_no_interval_but_its_mean() -> None:
     np.testing.assert_allclose(result.distance_low, result.distance_mass)
 
 
+def test_the_strongest_preference_is_found() -> None:
+    result = attention_study(model(n_layers=2), tokens(), n_loops=2)
+    mass = result.distance_mass.copy()
+    mass[:, 1, 0, 2] = 0.99
+    changed = dataclasses.replace(result, distance_mass=mass)
+    assert changed.strongest() == (1, 0, 2)
+    text = changed.summary()[0].text
+    assert text.startswith("Layer 1, head 0") and "99% of its attention" in text
+    assert "2 positions to the left" in text
+
+
 def test_the_result_comes_back_from_disk_and_draws_itself(tmp_path: Path) -> None:
     result = attention_study(model(), tokens(), n_loops=3, labels=list("abcdef"))
     back = AttentionResult.load(result.save(tmp_path))
@@ -76,7 +88,7 @@ def test_the_result_comes_back_from_disk_and_draws_itself(tmp_path: Path) -> Non
     assert [f.section for f in figures] == ["attention", "attention"]
     assert all(f.caption and f.control and f.data is not None for f in figures)
     assert [frame.name for frame in figures[0].plot.frames] == ["0", "1", "2"]
-    assert "if attention were spread evenly" in back.summary()[0].text
+    assert "if it were spread evenly" in back.summary()[0].text
 
 
 def test_bad_arguments_are_explained() -> None:

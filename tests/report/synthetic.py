@@ -180,9 +180,7 @@ def _program() -> list[Figure]:
     bars = bars_with_intervals(
         [
             Series("model's state", programs, iia, iia - 0.03, iia + 0.02),
-            Series(
-                "random subspace", programs, iia * 0 + 0.21, iia * 0 + 0.18, iia * 0 + 0.24, True
-            ),
+            Series("random subspace", programs, chance, chance - 0.03, chance + 0.03, control=True),
         ],
         value_title="interchange intervention accuracy",
         value_range=(0, 1),
@@ -357,5 +355,5 @@ def _metric_lines() -> Iterator[str]:
         longest = min(12, 1 + step // 120)
         fresh = (step % 120) / 120 if longest < 12 else min((step - 1320) / 300, 1)
         loss = 0.5 * math.exp(-3 * fresh) * math.exp(-step / 1500) + 0.002 * generator.random()
-        row = {"step": step, "loss": loss, "accuracy": math.exp(-1.5 * loss), "longest": longest}
-        yield json.dumps(row) + "\n"
+        row = {"step": step, "loss": loss, "exact_match": math.exp(-1.5 * loss)}
+        yield json.dumps(row | {"longest_n": longest, "lr": 1e-3, "grad_norm": 0.5}) + "\n"

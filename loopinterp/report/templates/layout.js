@@ -77,7 +77,7 @@ const figureLayout = (() => {
     const yNames = panels.map((k) => names(spec.data, "y", k));
     const room = narrow ? 15 : 34;
     const shownNames = yNames.map((list) => list && list.map((name) => wrap(name, room)));
-    const widest = Math.max(...shownNames.map((list) => longest(list || ["0.25"], size)));
+    const widest = Math.max(...shownNames.map((list) => longest(list || [y(0).type === "log" ? "0.000" : "0.25"], size)));
     const left = Math.ceil(widest + 12 + (yTitle ? size * 1.9 : 0));
     const right = 14;
 
@@ -129,11 +129,17 @@ const figureLayout = (() => {
         if (words(yAxis)) yAxis.title = { text: wrap(words(yAxis), Math.max(Math.floor(h / letter), 12)) };
       }
       for (const axis of [xAxis, yAxis]) axis.title = { ...axis.title, standoff: 8, font: { size } };
+      for (const axis of [xAxis, yAxis])
+        if (axis.exponentformat === "power") axis.tickfont = { size: size * 0.85 }; // plotly enlarges powers
       xAxis.nticks = Math.max(3, Math.floor(w / (narrow ? 38 : 60)));
       yAxis.nticks = Math.max(3, Math.floor(h / 40));
       if (xNames[k]) thin(xAxis, xNames[k], crowded ? w / (size * 1.25) : xNames[k].length, crowded ? -90 : 0);
       if (yNames[k]) thin(yAxis, shownNames[k], Math.max(h / (size * 1.2), 2), 0, yNames[k]);
     }
+    // Points shrink where they crowd.
+    for (const trace of spec.data)
+      if (trace.marker && trace.marker.size && Array.isArray(trace.x))
+        trace.marker.size = Math.min(6, Math.max(2.5, (0.45 * w) / trace.x.length));
     for (const note of notes) {
       note.font = { ...note.font, size: note.name === "panel title" ? size : size - 1 };
     }

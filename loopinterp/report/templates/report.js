@@ -42,7 +42,6 @@ const report = (() => {
 
   function draw(figure) {
     loadPlotly();
-    if (!figure.plot) prepare(figure);
     figure.width = widthOf(figure);
     const method = figure.drawn ? Plotly.react : Plotly.newPlot;
     figure.drawn = true;
@@ -86,12 +85,13 @@ const report = (() => {
   }
 
   function swatch(trace) {
-    const box = svg("svg", { width: 30, height: 12, "aria-hidden": "true" });
+    const isBar = trace.type === "bar";
+    const box = svg("svg", { width: isBar ? 12 : 30, height: 12, "aria-hidden": "true" });
     const line = trace.line || {}, marker = trace.marker || {};
     const colour = line.color || marker.color || "currentColor";
-    if (trace.type === "bar") {
+    if (isBar) {
       const hatched = marker.pattern && marker.pattern.shape;
-      box.append(svg("rect", { x: 9, y: 0.5, width: 11, height: 11, rx: 2, fill: colour, "fill-opacity": hatched ? 0.35 : 1, stroke: colour }));
+      box.append(svg("rect", { x: 0.5, y: 0.5, width: 11, height: 11, rx: 2, fill: colour, "fill-opacity": hatched ? 0.35 : 1, stroke: colour }));
       return box;
     }
     const dash = { dash: "6 4", dot: "2 3", dashdot: "6 3 2 3", longdash: "10 4" }[line.dash] || "";
@@ -171,6 +171,7 @@ const report = (() => {
       if (figure.drawn && !printing && Math.abs(widthOf(figure) - figure.width) > 1) draw(figure);
   });
   for (const figure of figures) {
+    prepare(figure); // its height is then known, so links into the page land where they should
     near.observe(figure.element);
     resized.observe(figure.element);
   }
@@ -213,7 +214,7 @@ const report = (() => {
 
 /* The contents mark the section in view. */
 (() => {
-  const links = new Map([...document.querySelectorAll(".contents li a")].map((a) => [a.hash.slice(1), a]));
+  const links = new Map([...document.querySelectorAll(".contents > ol > li > a")].map((a) => [a.hash.slice(1), a]));
   const sections = [...document.querySelectorAll("main > section")];
   const mark = () => {
     const current = sections.filter((s) => s.getBoundingClientRect().top < innerHeight * 0.35).pop() || sections[0];
@@ -223,7 +224,7 @@ const report = (() => {
       link.toggleAttribute("aria-current", is);
       if (is) {
         link.setAttribute("aria-current", "location");
-        const bar = link.closest("ol");
+        const bar = link.closest(".contents > ol");
         if (bar.scrollWidth > bar.clientWidth) bar.scrollLeft = link.offsetLeft - bar.offsetLeft - 40;
       }
     }

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from loopinterp.report import write_report
+from tests.report import synthetic
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+WIDE, PHONE = 1440, 390
+_QUIET = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+]
+
+
+@dataclass
+class OpenPage:
+    """A report in the browser, and everything the browser complained about or asked for."""
+
+    page: Page
+    complaints: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+
+    def hear(self, kind: str, text: str) -> None:
+        if kind in ("error", "warning"):
+            self.complaints.append(text)
+
+
+@pytest.fixture(scope="session")
+def report_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with synthetic.loadable():
+        return write_report(synthetic.write_run(tmp_path_factory.mktemp("browser") / "demo"))
+
+
+@pytest.fixture(scope="session")
+def browser(chromium: str) -> Iterator[Browser]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        instance = playwright.chromium.launch(executable_path=chromium, args=_QUIET)
+        yield instance
+        instance.close()
+
+
+class Opener:
+    """Opens the report with the network off.
+
+    ``opener(width, scheme=...)`` gives a fresh page; ``opener.drawn(width, scheme)`` one that all
+    tests share, with every figure drawn, for tests that only look.
+    """
+
+    def __init__(self, browser: Browser, path: Path) -> None:
+        self.path = path
+        self._browser = browser
+        self._drawn: dict[tuple[int, str], OpenPage] = {}
+
+    def __call__(
+        self, width: int = WIDE, *, scheme: Any = "light", motion: Any = "no-preference"
+    ) -> OpenPage:
+        page = self._browser.new_context(
+            viewport={"width": width, "height": 844 if width == PHONE else 900},
+            color_scheme=scheme,
+            reduced_motion=motion,
+            offline=True,
+            accept_downloads=True,
+        ).new_page()
+        opened = OpenPage(page)
+        page.on("console", lambda message: opened.hear(message.type, message.text))
+        page.on("pageerror", lambda error: opened.hear("error", str(error)))
+        page.on("request", lambda request: opened.requests.append(request.url))
+        page.goto(self.path.as_uri())
+        return opened
+
+    def drawn(self, width: int = WIDE, scheme: str = "light") -> OpenPage:
+        if (width, scheme) not in self._drawn:
+            opened = self(width, scheme=scheme)
+            opened.page.evaluate("report.drawAll()")
+            self._drawn[width, scheme] = opened
+        return self._drawn[width, scheme]
+
+
+@pytest.fixture(scope="session")
+def opener(browser: Browser, report_path: Path) -> Opener:
+    return Opener(browser, report_path)
+
+
+@pytest.fixture
+def fresh(opener: Opener) -> Iterator[Callable[..., Page]]:
+    """Opens pages that a test may change; they are closed after it."""
+    pages: list[Page] = []
+
+    def opened(width: int = WIDE, **options: Any) -> Page:
+        pages.append(opener(width, **options).page)
+        return pages[-1]
+
+    yield opened
+    for page in pages:
+        page.context.close()

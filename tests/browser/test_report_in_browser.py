@@ -1,0 +1,243 @@
+"""The report in headless Chromium with the network off."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pandas as pd
+import pytest
+
+from tests.browser.conftest import PHONE, WIDE, Opener
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+pytestmark = pytest.mark.browser
+
+Fresh = Callable[..., "Page"]
+
+# Boxes of all text in figures that sticks out of its figure, or of the page.
+_CUT_OFF = """() => [...document.querySelectorAll('figure.card')].flatMap((figure) => {
+  const frame = figure.getBoundingClientRect();
+  return [...figure.querySelectorAll('.plot text')].filter((text) => {
+    const box = text.getBoundingClientRect();
+    return box.width > 0 && (box.left < frame.left - 1 || box.right > frame.right + 1
+      || box.left < 0 || box.right > innerWidth + 1);
+  }).map((text) => figure.id + ': ' + text.textContent);
+})"""
+
+# Pairs of tick labels of one axis, and pairs of words over the axes, that overlap.
+_OVERLAPS = """() => {
+  const found = [];
+  const check = (figure, nodes) => {
+    const boxes = nodes.map((node) => [node.textContent, node.getBoundingClientRect()])
+      .filter(([, box]) => box.width > 0);
+    for (let i = 0; i < boxes.length; i++) for (let j = i + 1; j < boxes.length; j++) {
+      const [a, p] = boxes[i], [b, q] = boxes[j];
+      const across = Math.min(p.right, q.right) - Math.max(p.left, q.left);
+      const down = Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top);
+      if (across > 2 && down > 3) found.push(`${figure.id}: ${a} | ${b}`);
+    }
+  };
+  for (const figure of document.querySelectorAll('figure.card')) {
+    for (const plane of ['xaxislayer-above', 'yaxislayer-above'])
+      check(figure, [...figure.querySelectorAll(`.plot .${plane} text`)]);
+    check(figure, [...figure.querySelectorAll('.plot .annotation-text, .plot .infolayer text')]);
+  }
+  return found;
+}"""
+
+_DRAWN = """() => [...document.querySelectorAll('figure.card')].map((figure) => {
+  const svg = figure.querySelector('.plot svg.main-svg');
+  const box = svg ? svg.getBoundingClientRect() : { width: 0, height: 0 };
+  const marks = figure.querySelectorAll(
+    '.plot .scatterlayer path, .plot .barlayer path, .plot .heatmaplayer image');
+  const sizes = [...marks].map((mark) => mark.getBoundingClientRect());
+  return { id: figure.id, width: box.width, height: box.height,
+           marks: sizes.filter((size) => size.width > 0 || size.height > 0).length };
+})"""
+
+
+_SMALLEST = """() => Math.min(...[...document.querySelectorAll('.plot text')]
+  .map((text) => parseFloat(getComputedStyle(text).fontSize)))"""
+
+_CONTRASTS = """() => {
+  const luminance = (css) => {
+    const canvas = document.createElement('canvas').getContext('2d');
+    canvas.fillStyle = css;
+    canvas.fillRect(0, 0, 1, 1);
+    const [r, g, b] = [...canvas.getImageData(0, 0, 1, 1).data].map((v) => {
+      v /= 255;
+      return v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+    });
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const contrast = (node, property, back) => {
+    const pair = [luminance(getComputedStyle(node)[property]),
+                  luminance(getComputedStyle(back).backgroundColor)].sort((a, b) => b - a);
+    return (pair[0] + 0.05) / (pair[1] + 0.05);
+  };
+  const card = document.querySelector('figure.card');
+  return [
+    contrast(document.querySelector('h1'), 'color', document.body),
+    contrast(document.querySelector('.question'), 'color', document.body),
+    contrast(card.querySelector('figcaption p'), 'color', card),
+    contrast(card.querySelector('.plot .xtick text'), 'fill', card),
+    contrast(card.querySelector('.links a'), 'color', card),
+  ];
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [WIDE, PHONE])
+def test_every_figure_is_drawn_without_complaint_or_request(
+    opener: Opener, width: int, scheme: str
+) -> None:
+    report = opener.drawn(width, scheme)
+    figures = report.page.evaluate(_DRAWN)
+    assert len(figures) == 11
+    for figure in figures:
+        assert figure["width"] > 250 and figure["height"] > 120 and figure["marks"] > 0, figure
+    assert report.complaints == []
+    assert report.requests == [opener.path.as_uri()]
+
+
+@pytest.mark.parametrize("width", [WIDE, 768, PHONE])
+def test_nothing_is_cut_off_or_wider_than_the_page(opener: Opener, width: int) -> None:
+    page = opener.drawn(width).page
+    overflow = page.evaluate(
+        "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    )
+    assert overflow <= 0
+    assert page.evaluate(_CUT_OFF) == []
+
+
+@pytest.mark.parametrize("width", [WIDE, PHONE])
+def test_words_in_figures_can_be_read(opener: Opener, width: int) -> None:
+    page = opener.drawn(width).page
+    assert page.evaluate(_OVERLAPS) == []
+    assert page.evaluate(_SMALLEST) >= 10
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_stands_out_from_its_page(opener: Opener, scheme: str) -> None:
+    assert min(opener.drawn(scheme=scheme).page.evaluate(_CONTRASTS)) > 4.5
+
+
+def test_figures_wait_until_they_come_near(fresh: Fresh) -> None:
+    page = fresh()
+    last = page.locator("figure.card").last
+    assert last.get_attribute("data-drawn") is None
+    last.scroll_into_view_if_needed()
+    last.locator("svg.main-svg").first.wait_for()
+
+
+def test_the_slider_goes_from_loop_to_loop_by_keyboard(fresh: Fresh) -> None:
+    page = fresh()
+    figure = page.locator("figure.card", has=page.locator(".loop-slider"))
+    figure.scroll_into_view_if_needed()
+    heat = figure.locator(".heatmaplayer image").first
+    heat.wait_for()
+    before = heat.get_attribute("href")
+    slider = figure.get_by_role("slider", name="Loop")
+    slider.focus()
+    page.keyboard.press("End")
+    assert figure.locator("output").inner_text() == "loop 13 of 13"
+    assert slider.get_attribute("aria-valuetext") == "loop 13 of 13"
+    assert before and heat.get_attribute("href") != before
+    page.keyboard.press("ArrowLeft")
+    assert figure.locator("output").inner_text() == "loop 12 of 13"
+
+
+def test_the_legend_hides_and_shows_lines(fresh: Fresh) -> None:
+    page = fresh()
+    figure = page.locator("#generalisation figure.card")
+    figure.scroll_into_view_if_needed()
+    lines = figure.locator(".scatterlayer .trace")
+    lines.first.wait_for()
+    n_lines = lines.count()
+    button = figure.get_by_role("button", name="full carry chains")
+    button.press("Enter")
+    assert button.get_attribute("aria-pressed") == "false"
+    assert lines.count() < n_lines
+    button.press("Enter")
+    assert lines.count() == n_lines
+
+
+def test_the_theme_can_be_switched_and_figures_follow(fresh: Fresh) -> None:
+    page = fresh(scheme="light")
+    page.locator("#generalisation figure.card").scroll_into_view_if_needed()
+    tick = page.locator("#generalisation .xtick text").first
+    tick.wait_for()
+    light = tick.evaluate("(node) => getComputedStyle(node).fill")
+    page.get_by_role("button", name="Dark colours").click()
+    assert page.locator("html").get_attribute("data-theme") == "dark"
+    page.wait_for_function(
+        "(light) => getComputedStyle(document.querySelector('#generalisation .xtick text')).fill"
+        " !== light",
+        arg=light,
+    )
+    page.reload()
+    assert page.locator("html").get_attribute("data-theme") == "dark"
+
+
+def test_with_reduced_motion_nothing_plays(fresh: Fresh) -> None:
+    page = fresh(motion="reduce")
+    assert page.locator(".loop-slider").count() == 1
+    assert not page.locator(".loop-slider button").is_visible()
+    behaviour = page.evaluate("getComputedStyle(document.documentElement).scrollBehavior")
+    assert behaviour == "auto"
+
+
+def test_data_and_images_can_be_downloaded(fresh: Fresh) -> None:
+    page = fresh()
+    with page.expect_download() as waiting:
+        page.locator("#generalisation .links a").first.click()
+    assert waiting.value.suggested_filename == "generalisation-1-exact-match-by-length.csv"
+    table = pd.read_csv(io.BytesIO(waiting.value.path().read_bytes()))
+    assert table["length"].max() == 96
+    with page.expect_download() as waiting:
+        page.locator("#program .save-image").first.click()
+    assert waiting.value.suggested_filename == "program-1-rival-programs.svg"
+    image = waiting.value.path().read_text()
+    assert "<svg" in image and "random subspace" in image
+
+
+def test_the_contents_lead_to_sections_and_mark_the_one_in_view(fresh: Fresh) -> None:
+    page = fresh(motion="reduce")
+    page.locator(".contents").get_by_role("link", name="Program and model").click()
+    page.wait_for_selector(".contents a[href='#program'][aria-current]")
+    page.wait_for_selector("#program figure.card[data-drawn]")
+    assert abs(page.evaluate("document.querySelector('#program').getBoundingClientRect().top")) < 99
+    assert page.get_by_role("link", name="Rival programs").is_visible()
+
+
+def test_the_keyboard_reaches_the_summary_first(fresh: Fresh) -> None:
+    page = fresh()
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    assert page.evaluate("document.activeElement.getBoundingClientRect().width") > 50
+
+
+def test_everything_is_drawn_for_print(fresh: Fresh) -> None:
+    page = fresh()
+    assert page.locator("figure.card[data-drawn]").count() < 11
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    page.wait_for_function("document.querySelectorAll('figure.card[data-drawn]').length === 11")
+    widths = page.evaluate(
+        "[...document.querySelectorAll('svg.main-svg')].map((svg) => svg.clientWidth)"
+    )
+    assert max(widths) <= 660  # what fits on a sheet of paper
+
+
+def test_how_long_the_report_takes_to_open_is_reported(
+    opener: Opener, record_property: Callable[[str, object], None]
+) -> None:
+    loaded = opener.drawn().page.evaluate(
+        "performance.getEntriesByType('navigation')[0].loadEventEnd"
+    )
+    record_property("report_opens_in_ms", round(loaded))
+    print(f"the report opens in {loaded:.0f} ms")
+    assert loaded > 0

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import base64
+import gzip
+import io
+
+import pandas as pd
+import plotly.graph_objects as go
+import pytest
+
+from loopinterp.report.assets import figure_json, table_download
+
+
+def content(href: str) -> bytes:
+    return base64.b64decode(href.partition(",")[2])
+
+
+def test_a_table_comes_back_from_its_link() -> None:
+    table = pd.DataFrame({"length": [8, 96], "exact, match": [1.0, 0.25]})
+    download = table_download(table, "Exact match")
+    back = pd.read_csv(io.BytesIO(content(download.href)))
+    pd.testing.assert_frame_equal(back, table)
+    assert (download.filename, download.rows) == ("exact-match.csv", 2)
+
+
+def test_a_long_table_is_compressed() -> None:
+    table = pd.DataFrame({"a": range(100_000)})
+    download = table_download(table, "long")
+    assert download.filename == "long.csv.gz"
+    back = pd.read_csv(io.BytesIO(gzip.decompress(content(download.href))))
+    pd.testing.assert_frame_equal(back, table)
+
+
+def test_a_table_beyond_all_bounds_is_not_embedded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loopinterp.report.assets._LARGEST", 10)
+    download = table_download(pd.DataFrame({"a": range(100)}), "huge")
+    assert download.href == "" and download.rows == 100
+
+
+def test_a_figure_cannot_end_its_own_script_tag() -> None:
+    figure = go.Figure(go.Scatter(x=[1], y=[1], name="</script><script>alert(1)</script>"))
+    assert "</script" not in figure_json(figure)

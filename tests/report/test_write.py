@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import dataclasses
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from loopinterp.errors import InputError
+from loopinterp.report import RunRecord, read_run, render_report, write_report
+from loopinterp.report.sections import SECTIONS
+from loopinterp.results import Figure, Finding
+from tests.report import synthetic
+
+
+class Reader(HTMLParser):
+    """Tags, anchors and links of a page, and its words outside scripts."""
+
+    void = frozenset({"meta", "link", "input", "br", "path", "circle"})
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.anchors: list[str] = []
+        self.links: list[str] = []
+        self.words: list[str] = []
+        self.feed(page)
+        assert self.open == [], "tags left open"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in self.void:
+            self.open.append(tag)
+        for name, value in attrs:
+            if name == "id" and value:
+                self.anchors.append(value)
+            if name in ("href", "src") and value:
+                self.links.append(value)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        pass
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.void:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] not in ("script", "style"):
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        """All words, with plain single spaces between them."""
+        return " ".join(" ".join(self.words).split())
+
+
+@pytest.fixture(scope="module")
+def record(synthetic_run: Path) -> RunRecord:
+    with synthetic.loadable():
+        return read_run(synthetic_run)
+
+
+@pytest.fixture(scope="module")
+def page(record: RunRecord) -> str:
+    return render_report(record)
+
+
+def test_the_page_is_well_formed_and_its_links_lead_somewhere(page: str) -> None:
+    reader = Reader(page)
+    assert len(reader.anchors) == len(set(reader.anchors))
+    inner = {link[1:] for link in reader.links if link.startswith("#")}
+    assert inner <= set(reader.anchors)
+
+
+def test_the_page_needs_nothing_from_outside(page: str) -> None:
+    reader = Reader(page)
+    assert {link.partition(":")[0] for link in reader.links if not link.startswith("#")} == {"data"}
+    assert "default-src 'none'" in page
+    assert len(page) < 15_000_000
+
+
+def test_the_verdict_comes_before_everything_else(page: str) -> None:
+    text = Reader(page).text
+    assert text.index("Latched ripple") < text.index("99.3%") < text.index("Does it still get")
+
+
+def test_every_section_is_there_in_order(page: str) -> None:
+    places = [page.index(f'<section id="{section.key}"') for section in SECTIONS]
+    assert places == sorted(places) and page.index('<section id="made"') > places[-1]
+
+
+def test_every_figure_has_caption_and_data_and_its_control(record: RunRecord, page: str) -> None:
+    text = Reader(page).text
+    figures = [figure for result in record.results.values() for figure in result.figures()]
+    assert len(figures) == 9
+    for figure in figures:
+        assert f"How to read it {figure.caption}" in text
+        if figure.control:
+            assert f"Control {figure.control}" in text
+    assert page.count('<a download="') == len(figures) + 2  # and two of its own making
+
+
+def test_how_it_was_made_can_be_read_off(page: str) -> None:
+    text = Reader(page).text
+    assert "loopinterp demo --out runs/demo --seed 0" in text
+    assert "torch 2.13.0" in text and "weight_decay 0.01" in text and "3f9a01c2b4d5" in text
+    assert "Everything took 2 min 29 s on 2 CPU cores." in text
+
+
+def test_a_section_without_study_says_so(record: RunRecord) -> None:
+    left = {name: r for name, r in record.results.items() if name in ("attention", "wavefront")}
+    text = Reader(render_report(dataclasses.replace(record, results=left))).text
+    for section in SECTIONS:
+        assert (section.missing in text) == (section.key not in left)
+    assert "There is no verdict yet" in text
+
+
+def test_a_run_that_was_only_trained_has_a_report(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"task": "parity", "seed": 4}')
+    page = write_report(tmp_path).read_text()
+    text = Reader(page).text
+    assert "A looped transformer on parity, opened loop by loop" in text
+    assert "no training metrics" in text and "Seed 4" in text
+
+
+def test_problems_are_shown_and_their_text_is_escaped() -> None:
+    record = RunRecord(name="<b>run</b>", problems=["The study <i> is not shown."])
+    page = render_report(record)
+    assert "The study <i> is not shown." in Reader(page).text
+    assert "<b>run</b>" not in page and "&lt;i&gt;" in page
+
+
+def test_a_study_of_ones_own_section_is_shown_too(record: RunRecord) -> None:
+    class Own(synthetic.Synthetic):
+        def summary(self) -> list[Finding]:
+            return [Finding(kind="own", text="Something else was found.", value="42")]
+
+        def figures(self) -> list[Figure]:
+            return [dataclasses.replace(f, section="own") for f in super().figures()]
+
+    own = Own(provenance=record.results["program"].provenance, section="wavefront")
+    page = render_report(dataclasses.replace(record, results={"own": own}))
+    assert '<section id="other"' in page and "Something else was found." in Reader(page).text
+
+
+def test_figures_of_one_name_have_anchors_of_their_own(record: RunRecord) -> None:
+    twice = {"a": record.results["wavefront"], "b": record.results["wavefront"]}
+    anchors = Reader(render_report(dataclasses.replace(record, results=twice))).anchors
+    assert len(anchors) == len(set(anchors))
+
+
+def test_the_file_is_written_where_asked(synthetic_run: Path, tmp_path: Path) -> None:
+    with synthetic.loadable():
+        path = write_report(synthetic_run, tmp_path / "deep" / "page.html")
+    assert path == tmp_path / "deep" / "page.html"
+    assert re.match("<!doctype html>", path.read_text())
+
+
+def test_a_place_that_cannot_be_written_is_explained(synthetic_run: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with synthetic.loadable(), pytest.raises(InputError, match="a folder that can be written"):
+        write_report(synthetic_run, tmp_path / "file" / "page.html")
