@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from loopinterp.circuits.program_model import ProgramModel as ProgramModel
     from loopinterp.circuits.runs import SwapRun as SwapRun
     from loopinterp.circuits.runs import prepare_swaps as prepare_swaps
-    from loopinterp.circuits.subspace_study import SubspaceSwaps as SubspaceSwaps
-    from loopinterp.circuits.subspace_study import subspace_study as subspace_study
+    from loopinterp.circuits.partial_swaps import SubspaceSwaps as SubspaceSwaps
+    from loopinterp.circuits.partial_swaps import subspace_study as subspace_study
     from loopinterp.circuits.verdict import NONE as NONE
     from loopinterp.circuits.verdict import Verdict as Verdict
     from loopinterp.circuits.verdict import decide as decide
@@ -39,7 +39,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "PLACES": ".pairs",
         "Prediction": ".alignment",
         "ProgramModel": ".program_model",
-        "SubspaceSwaps": ".subspace_study",
+        "SubspaceSwaps": ".partial_swaps",
         "SwapPairs": ".pairs",
         "SwapRun": ".runs",
         "Verdict": ".verdict",
@@ -51,7 +51,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "match_heads": ".heads",
         "predict": ".alignment",
         "prepare_swaps": ".runs",
-        "subspace_study": ".subspace_study",
+        "subspace_study": ".partial_swaps",
         "swap_pairs": ".pairs",
     },
 )

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from loopinterp.tasks.task import Batch
 
 _AXES = ("variable", "loop", "program_loop")
+_READABLE = 0.95
 _FEWEST = 8
 """A class with fewer test places than this does not count towards balanced accuracy."""
 
@@ -79,17 +80,19 @@ class Decodability(Result):
         return decodability_figures(self)
 
     def summary(self) -> list[Finding]:
-        """How well each program's main variable is read at the same loop."""
-        same = [
-            float(np.nanmean(np.diagonal(self.accuracy[v])[1:])) for v in range(len(self.variables))
-        ]
-        best = int(np.nanargmax(same))
+        """How many variables can be read loop for loop."""
+        read = []
+        for v, name in enumerate(self.variables):
+            same = np.diagonal(self.accuracy[v])
+            if not np.isnan(same).all() and float(np.nanmean(same)) >= _READABLE:
+                read.append(name)
+        some = f" ({', '.join(read)})" if read else ""
         text = (
-            f"Read loop for loop, “{self.variables[best]}” is the most decodable of "
-            f"{len(self.variables)} program variables (balanced accuracy {same[best]:.2f}). That "
-            "says where to look, not what is used: several rivals' variables can be read."
+            f"{len(read)} of {len(self.variables)} program variables{some} can be read from the "
+            f"model loop for loop with balanced accuracy of at least {_READABLE}. That says "
+            "where to look, not what is used: rival programs' variables can be read alike."
         )
-        return [Finding(kind="program", text=text, value=f"{same[best]:.2f}")]
+        return [Finding(kind="program", text=text, value=f"{len(read)} of {len(self.variables)}")]
 
 
 def decodability(
