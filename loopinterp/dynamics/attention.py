@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -124,33 +125,55 @@ def attention_stabilisation_study(
     if n_loops is None:
         n_loops = max(2, math.ceil(1.25 * int(batch.n_loops.max())))
     check_count("n_loops", n_loops, least=2)
-    name = "attn.hook_pattern"
-    per_example = model.cache_nbytes(
-        1, batch.inputs.shape[1], n_loops=n_loops, names_filter=[name, "hook_state_post"]
-    )
+    n_pos = batch.inputs.shape[1]
+    pattern_bytes = model.config.n_heads * n_pos**2 * model.dtype.itemsize
     with study(0, model=describe(model), n_loops=n_loops, n_examples=len(batch)) as watch:
-        changes, exact = [], []
-        for rows in chunks(len(batch), per_example):
-            with torch.no_grad():
-                _, cache = model.run_with_cache(
-                    batch.inputs[rows], n_loops=n_loops, names_filter=[name, "hook_state_post"]
-                )
-                answers = [
-                    model.readout(state).argmax(dim=-1) for state in cache.stack("hook_state_post")
-                ]
-            layers = [
-                attention_change(cache.stack(name, layer=layer))
-                for layer in range(model.config.n_layers)
-            ]
-            changes.append(torch.stack(layers, dim=1).float().cpu())
-            right = correctness(torch.stack(answers), batch.targets[rows])
-            exact.append(exact_match(right).to(torch.int8).cpu())
-        change = torch.cat(changes, dim=2)
+        parts = [
+            _follow(model, batch[rows], n_loops) for rows in chunks(len(batch), 4 * pattern_bytes)
+        ]
+        change, exact = torch.cat([p[0] for p in parts], dim=2), torch.cat([p[1] for p in parts], 1)
         missing = torch.full_like(change[:1], float("nan"))
         return AttentionStabilisationResult(
             change=torch.cat([missing, change]).numpy(),
-            exact=torch.cat(exact, dim=1).numpy(),
+            exact=exact.numpy(),
             n_loops=n_loops,
             answer_loops=batch.n_loops.tolist(),
             provenance=watch.provenance(),
         )
+
+
+@torch.no_grad()
+def _follow(model: LoopedTransformer, batch: Batch, n_loops: int) -> tuple[Tensor, Tensor]:
+    """Changes ``[loop - 1, layer, batch, head]`` and exact match ``[loop, batch]``.
+
+    Only two patterns of each layer are ever held, not those of all loops.
+    """
+    before: dict[int, Tensor] = {}
+    changes: list[list[Tensor]] = [[] for _ in range(model.config.n_layers)]
+    exact: list[Tensor] = []
+
+    def watch_pattern(layer: int) -> Callable[..., None]:
+        def compare(pattern: Tensor, hook: object) -> None:
+            if layer in before:
+                change = attention_change(torch.stack([before[layer], pattern]))[0]
+                changes[layer].append(change.float().cpu())
+            before[layer] = pattern
+
+        return compare
+
+    def score(state: Tensor, hook: object) -> None:
+        right = correctness(model.readout(state).argmax(dim=-1), batch.targets)
+        exact.append(exact_match(right).to(torch.int8).cpu())
+
+    def sites(component: str, layer: int | None = None) -> list[str]:
+        names = model.site(component, loop=slice(None), layer=layer, n_loops=n_loops)
+        return [names] if isinstance(names, str) else names
+
+    hooks: list[tuple[str, Callable[..., None]]] = []
+    for layer in range(model.config.n_layers):
+        compare = watch_pattern(layer)
+        hooks += [(name, compare) for name in sites("attn.hook_pattern", layer)]
+    hooks += [(name, score) for name in sites("hook_state_post")]
+    model.run_with_hooks(batch.inputs, n_loops=n_loops, fwd_hooks=hooks)
+    stacked = torch.stack([torch.stack(layer) for layer in changes], dim=1)
+    return stacked, torch.stack(exact)

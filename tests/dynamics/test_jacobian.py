@@ -82,12 +82,12 @@ def test_spectral_radius_of_each_example_against_dense_eigenvalues(
 
 def test_spectral_radius_against_arpack_on_a_state_too_large_to_exhaust() -> None:
     matrix = _random(300, 300) / math.sqrt(300)
-    expected = eigs(
-        LinearOperator((300, 300), matvec=lambda v: matrix.numpy() @ v, dtype=np.float64),
-        k=4,
-        return_eigenvectors=False,
-        v0=np.ones(300),
+    product = LinearOperator(
+        shape=(300, 300),
+        matvec=lambda v: matrix.numpy() @ v,  # pyright: ignore[reportCallIssue]
+        dtype=np.float64,
     )
+    expected = eigs(product, k=4, return_eigenvectors=False, v0=np.ones(300))
     h = torch.zeros(2, 3, 100, dtype=torch.float64)
     found = spectral_radius(
         lambda h: (h.flatten(1) @ matrix.T).reshape(h.shape), h, max_vectors=200, tol=1e-8

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,8 +45,12 @@ def _check(figure: Figure) -> None:
     assert figure.plot.to_json()
 
 
+def _traces(figure: Figure) -> list[Any]:
+    return list(figure.plot.select_traces())
+
+
 def _line(figure: Figure, name: str) -> np.ndarray:
-    lines = [t for t in figure.plot.data if t.name == name and t.fill != "toself"]
+    lines = [t for t in _traces(figure) if t.name == name and t.fill != "toself"]
     return np.asarray(lines[0].y, float)
 
 
@@ -55,7 +60,7 @@ def test_every_figure_of_convergence_has_accuracy_in_it(result: ConvergenceResul
     for figure in figures:
         _check(figure)
         assert figure.section == "convergence"
-        names = {trace.name for trace in figure.plot.data}
+        names = {trace.name for trace in _traces(figure)}
         beside = names & ACCURACY or "right" in str(figure.plot.data)
         assert beside, figure.title
 
@@ -69,11 +74,11 @@ def test_lines_are_the_numbers_of_the_result(result: ConvergenceResult) -> None:
 
 
 def test_the_heat_map_is_the_median_distance(result: ConvergenceResult) -> None:
-    plot = result.figures()[1].plot
+    cells = _traces(result.figures()[1])[0]
     median = np.median(result.distance[:, :, 1:], axis=1)
     expected = np.log10(np.where(median > 0, median, np.nan))
-    np.testing.assert_allclose(plot.data[0].z, expected, rtol=1e-5)
-    assert list(plot.data[0].x) == [1, 2]
+    np.testing.assert_allclose(cells.z, expected, rtol=1e-5)
+    assert list(cells.x) == [1, 2]
     assert _line(result.figures()[1], "answer right from").tolist() == [4, 4]
 
 
@@ -111,7 +116,7 @@ def test_extrapolation_has_a_line_for_each_length() -> None:
         (figure,) = study.figures()
         _check(figure)
         assert _line(figure, "n = 2").tolist() == [0.0] * 3 + [1.0] * (n_loops - 3)
-        assert "n = 3" in {trace.name for trace in figure.plot.data}
+        assert "n = 3" in {trace.name for trace in _traces(figure)}
         assert "right and stays right: 4" in figure.control
         marks = [a.text for a in figure.plot.layout.annotations]
         assert {"T(n)", "longest training run"} <= set(marks)
