@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from loopinterp.tasks import Addition, Batch, Task
     from loopinterp.training import Run
 
+RESULTS = "results"
+"""The folder of saved results inside a run."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
@@ -124,6 +127,38 @@ def _attention(subject: Subject) -> Result:
     )
 
 
+def _programs(subject: Subject) -> Result:
+    from loopinterp.circuits import compare_programs
+
+    return compare_programs(
+        subject.model,
+        names=[subject.run.folder.resolve().name],
+        n=2 * subject.cutoff,
+        seed=subject.seed,
+    )
+
+
+def _subspaces(subject: Subject) -> Result:
+    from loopinterp.circuits import CircuitComparison, subspace_study
+
+    comparison = CircuitComparison.load(subject.run.folder / RESULTS / "programs.json")
+    return subspace_study(
+        subject.model, comparison.verdict.nearest, n=2 * subject.cutoff, seed=subject.seed
+    )
+
+
+def _decodability(subject: Subject) -> Result:
+    from loopinterp.circuits import decodability
+
+    return decodability(subject.model, subject.sample(2 * subject.cutoff, 64), seed=subject.seed)
+
+
+def _heads(subject: Subject) -> Result:
+    from loopinterp.circuits import head_study
+
+    return head_study(subject.model, subject.sample(2 * subject.cutoff, 64), seed=subject.seed)
+
+
 def _labels(task: Task, tokens: Tensor) -> list[str] | None:
     """What stands at each position, where a word for it exists."""
     if task.name != "addition" or task.d_vocab is None:
@@ -140,6 +175,30 @@ STUDIES = (
         name="wavefront",
         about="how far has the carry come after each loop?",
         run=_wavefront,
+        tasks=("addition",),
+    ),
+    Study(
+        name="programs",
+        about="which program does the circuit run?",
+        run=_programs,
+        tasks=("addition",),
+    ),
+    Study(
+        name="subspaces",
+        about="in which directions does it keep the program's variables? (after programs)",
+        run=_subspaces,
+        tasks=("addition",),
+    ),
+    Study(
+        name="decodability",
+        about="which variables of the programs can be read?",
+        run=_decodability,
+        tasks=("addition",),
+    ),
+    Study(
+        name="heads",
+        about="do the heads look where the programs look?",
+        run=_heads,
         tasks=("addition",),
     ),
     Study(name="attention", about="where does each head look at each loop?", run=_attention),

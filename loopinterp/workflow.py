@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 from loopinterp.errors import ConfigError, InputError, unknown_name
 from loopinterp.stages import Stages, record_how_it_was_made
 from loopinterp.storage import read_json
-from loopinterp.studies import STUDIES, open_run
+from loopinterp.studies import RESULTS, STUDIES, open_run
 
 if TYPE_CHECKING:
     from loopinterp.results import Finding, Result
     from loopinterp.training import Run, TrainingConfig
     from loopinterp.training.evaluation import EvaluationResult
 
-RESULTS = "results"
 DEMO_RECIPE = "addition"
 
 
