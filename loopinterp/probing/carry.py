@@ -42,7 +42,7 @@ def carry_study(
     max_chain: int | None = None,
     loops: Sequence[int] | None = None,
     n_short: int = 12,
-    n_train: int = 64,
+    n_train: int = 192,
     n_test: int = 96,
     probe: LinearProbe | None = None,
     random_model: Any = None,
@@ -51,27 +51,28 @@ def carry_study(
 ) -> CarryStudyResult:
     """Probe for the carry INTO each position, by loops run and by chain length, with controls.
 
-    One probe for each number of loops is trained on carries of all chain lengths and all
-    positions together, and scored on other additions for each chain length apart. Additions
-    come in matched pairs (:class:`ChainSample`), so that the majority class scores 0.5 in every
-    cell and a state that has not seen the deciding bit cannot score above it but by chance.
+    Each number of loops and each chain length has a probe of its own, on carries into all
+    positions, scored on other additions. Additions come in matched pairs (:class:`ChainSample`),
+    so that the majority class scores 0.5 in every cell, and a state that has not seen the
+    deciding bit scores 0.5 too but for chance.
 
-    Beside it: a probe of its own for each chain length (more is decodable there, if anything
-    is), the probe of the last loop applied to all loops (is the carry written in the same
-    direction early and late?), a probe trained on short additions, the same probe on random
-    labels, on a model with random weights and on the embedding alone, the majority class, online
-    code lengths, and the other variables of the addition.
+    Controls: the same probes on random labels, on a model with random weights and on the
+    embedding alone, and the majority class. Beside them one probe per loop that is shared by all
+    chain lengths (is there one code for all? It has to compromise with carries that have not
+    arrived), the last of these applied to all loops (is the carry written in the same direction
+    early and late?), shared probes trained on short additions, online code lengths, and the
+    other variables of the addition.
 
     Args:
         model: Any looped model of the task.
         task: The addition task in the model's format.
         n: Bits of the additions.
-        max_chain: Longest chain studied (positions the carry travels); 2/3 of ``n`` if None.
+        max_chain: Longest chain studied (positions the carry travels); half of ``n`` if None.
         loops: Numbers of loops after which to probe; 0 to ``max_chain + 4`` if None.
         n_short: Bits of the additions of the short-to-long control.
         n_train: Pairs for each chain length to train on.
         n_test: Other pairs for each chain length to score on.
-        probe: An unfitted probe; ``RidgeProbe(alpha=0.1)`` if None.
+        probe: An unfitted probe; ``RidgeProbe()`` if None.
         random_model: The random-weights control; the model with shuffled weights if None.
         threshold: Accuracy from which a chain length counts as decodable.
         seed: Seed of everything random.
@@ -79,11 +80,11 @@ def carry_study(
     Raises:
         InputError: If the task is no addition, or chains or loops do not fit.
     """
-    max_chain = 2 * n // 3 if max_chain is None else max_chain
+    max_chain = n // 2 if max_chain is None else max_chain
     steps = check_loops(range(max_chain + 5) if loops is None else loops)
     if n_short < 4:
         raise InputError("n_short", expected=">= 4", given=str(n_short), fix="Pass n_short=12.")
-    probe = RidgeProbe(alpha=0.1) if probe is None else probe
+    probe = RidgeProbe() if probe is None else probe
     options = {"n": n, "max_chain": max_chain, "loops": steps, "n_short": n_short}
     options |= {"n_train": n_train, "n_test": n_test, "probe": repr(probe), "threshold": threshold}
     with study(seed, study="carry", model=describe_model(model), **options) as watch:
@@ -102,13 +103,16 @@ def carry_study(
         random = _read(random_model, (train, test), steps)
         short_states = states_at(model, short.inputs, short.row, short.pos, loops=steps)[0]
         labels = _labels((train, test), generator)
-        shared = _shared_probes(probe, trained, labels)
-        on_random = _shared_probes(probe, random, labels.of_variables())
-        on_embedding = _shared_probes(probe, trained.of_embedding(), labels.of_variables())
+        own = _own_probes(probe, trained, labels)
+        on_random = _own_probes(probe, random, labels.of_variables())
+        on_embedding = _own_probes(probe, trained.of_embedding(), labels.of_variables())
 
-        def by_chain(x: Tensor, y: Tensor) -> np.ndarray:
+        def shared(x: Tensor, y: Tensor) -> np.ndarray:
+            """One probe for all chain lengths, scored on each."""
             fitted = probe.fresh().fit(x.flatten(-3, -2), y.flatten())
-            return _numpy(_right_by_chain(fitted, trained.test, test.carry).mean(-1))
+            predicted = fitted.predict(trained.test.flatten(-3, -2))
+            right = predicted.unflatten(-1, test.carry.shape) == test.carry
+            return _numpy(right.double().mean(-1))
 
         return CarryStudyResult(
             loops=steps,
@@ -119,15 +123,15 @@ def carry_study(
             n_train_pairs=n_train,
             n_test_pairs=n_test,
             threshold=threshold,
-            accuracy=shared.carry,
-            own_probe=_own_probe(probe, trained, (train, test)),
-            last_loop_probe=by_chain(trained.train[-1], train.carry),
-            short_to_long=by_chain(short_states, short.carry),
-            control_task=shared.control,
+            accuracy=own.carry,
+            shared_probe=shared(trained.train, train.carry),
+            last_loop_probe=shared(trained.train[-1], train.carry),
+            short_to_long=shared(short_states, short.carry),
+            control_task=own.control,
             random_model=on_random.carry,
             embedding=on_embedding.carry[0],
             majority=_numpy(majority_accuracy(train.carry, test.carry)),
-            variable_accuracy=shared.balanced,
+            variable_accuracy=own.balanced,
             variable_random_model=on_random.balanced,
             variable_embedding=on_embedding.balanced[:, 0],
             **_code_lengths(trained, random, labels, generator),
@@ -189,7 +193,7 @@ def _labels(halves: tuple[ChainSample, ChainSample], generator: torch.Generator)
 
 @dataclass(frozen=True)
 class _Scores:
-    """Scores of probes trained on all chain lengths together, by loop and chain length."""
+    """Scores [label, loop, chain] of probes that each have one loop and one chain length."""
 
     accuracy: np.ndarray
     balanced: np.ndarray
@@ -203,31 +207,14 @@ class _Scores:
         return self.accuracy[len(VARIABLES) :].mean(0)
 
 
-def _shared_probes(probe: LinearProbe, states: _Readings, labels: _Labels) -> _Scores:
-    """One solve for all loops and all labels; balanced accuracy is the mean recall of classes."""
-    x, y = states.train.flatten(-3, -2), labels.train.flatten(1)[:, None]
+def _own_probes(probe: LinearProbe, states: _Readings, labels: _Labels) -> _Scores:
+    """One solve for all loops, chain lengths and labels; the labels of a cell share its factor."""
+    fitted = probe.fresh().fit(states.train, labels.train[:, None])
     truth = labels.test[:, None]
-    right = _right_by_chain(probe.fresh().fit(x, y), states.test, truth)
+    right = (fitted.predict(states.test) == truth).double()
     recalls = [(right * (truth == cls)).sum(-1) / (truth == cls).sum(-1) for cls in (0, 1)]
     balanced = torch.stack(recalls).mean(0)[: len(VARIABLES)]
     return _Scores(_numpy(right.mean(-1)), _numpy(balanced))
-
-
-def _right_by_chain(
-    probe: LinearProbe,
-    states: Float[Tensor, "loop chain sample d_model"],
-    truth: Int[Tensor, "*label chain sample"],
-) -> Float[Tensor, "*grid chain sample"]:
-    """1 where a probe is right, 0 where it is wrong."""
-    predicted = probe.predict(states.flatten(-3, -2))
-    return (predicted.unflatten(-1, truth.shape[-2:]) == truth).double()
-
-
-def _own_probe(
-    probe: LinearProbe, states: _Readings, halves: tuple[ChainSample, ChainSample]
-) -> np.ndarray:
-    own = probe.fresh().fit(states.train, halves[0].carry)
-    return _numpy(own.score(states.test, halves[1].carry))
 
 
 def _code_lengths(

@@ -30,12 +30,13 @@ class CarryStudyResult(Result):
         n_train_pairs: Matched pairs for each chain length that the probes were trained on.
         n_test_pairs: Other pairs for each chain length that they were scored on.
         threshold: Accuracy from which a chain length counts as decodable.
-        accuracy: One probe for each loop, trained on all chain lengths together.
-        own_probe: A probe for each loop and chain length. Where it fails too, the shared probe
-            did not fail for want of a compromise between chain lengths.
-        last_loop_probe: The probe of the last loop, applied to all: whether the carry is written
-            in the same direction as soon as it arrives.
-        short_to_long: Probes trained on ``n_short`` bits, scored on ``n``.
+        accuracy: Probes that each have one loop and one chain length. Where they fail, no linear
+            probe trained on more does better.
+        shared_probe: One probe for each loop, trained on all chain lengths together: whether
+            there is one code for all. It has to compromise with carries that have not arrived.
+        last_loop_probe: The shared probe of the last loop, applied to all: whether the carry is
+            written in the same direction as soon as it arrives.
+        short_to_long: Shared probes trained on ``n_short`` bits, scored on ``n``.
         control_task: The same probe on random labels fixed by the last four inputs (control).
         random_model: The same probe on the model with random weights (control).
         embedding: The same probe on the embedding alone (control).
@@ -50,7 +51,7 @@ class CarryStudyResult(Result):
 
     AXES: ClassVar[dict[str, tuple[str, ...]]] = {
         "accuracy": _GRID,
-        "own_probe": _GRID,
+        "shared_probe": _GRID,
         "last_loop_probe": _GRID,
         "short_to_long": _GRID,
         "control_task": _GRID,
@@ -74,7 +75,7 @@ class CarryStudyResult(Result):
     n_test_pairs: int
     threshold: float
     accuracy: np.ndarray
-    own_probe: np.ndarray
+    shared_probe: np.ndarray
     last_loop_probe: np.ndarray
     short_to_long: np.ndarray
     control_task: np.ndarray

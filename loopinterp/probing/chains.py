@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 VARIABLES = ("carry in", "carry out", "generate", "propagate", "sum")
 """Variables of an addition at each position, in the order of :attr:`ChainSample.variables`."""
 
-_LONG_SHARE = 0.5
+_LONG_SHARE = 0.6
 _LEAST_ROUNDS = 2
 _MAX_ROUNDS = 50
 
@@ -65,7 +65,7 @@ def sample_chains(
 ) -> ChainSample:
     """Draw additions until each chain length from 1 to ``max_chain`` has ``n_pairs`` pairs.
 
-    Each addition has one chain at a random place, half of them of length ``max_chain``, the others
+    Each addition has one chain at a random place, most of length ``max_chain``, the others
     of any length. Its other bits are the propagate-enriched mix of training, or runs of all
     lengths alike. No pair gives more than one
     carry to a chain length, and up to half of the carries of each are read where the chain ends.

@@ -40,6 +40,7 @@ def _wavefront(result: CarryStudyResult) -> Figure:
     front = Series("chain length = loops", reach, reach, colour="red", markers=False)
     panels = [
         HeatPanel(result.accuracy.T, "trained model", overlay=[front]),
+        HeatPanel(result.shared_probe.T, "shared probe", overlay=[front]),
         HeatPanel(result.random_model.T, "random weights", overlay=[front]),
         HeatPanel(result.control_task.T, "random labels", overlay=[front]),
     ]
@@ -51,12 +52,14 @@ def _wavefront(result: CarryStudyResult) -> Figure:
         y_title="chain length",
         value_title="accuracy",
         value_range=(0.5, 1.0),
+        columns=2,
     )
     caption = (
         "Each cell: how often a linear probe tells the carry into a position (0 or 1) from the "
         "state there, by the loops run and by how many positions the carry has to travel. Bright "
-        "is always right, dark is a coin toss. Cells under the red line are where information "
-        "that moves one position a loop can have arrived."
+        "is always right, dark is a coin toss. Right of the red line, information that moves one "
+        "position a loop has arrived. Every cell has its own probe; the shared probe is one for "
+        "each number of loops, trained on all chain lengths."
     )
     control = (
         "Random weights: the same probes on the model with its weights shuffled "
@@ -76,7 +79,7 @@ def _wavefront(result: CarryStudyResult) -> Figure:
             accuracy=result.accuracy,
             random_model=result.random_model,
             control_task=result.control_task,
-            own_probe=result.own_probe,
+            shared_probe=result.shared_probe,
             last_loop_probe=result.last_loop_probe,
             short_to_long=result.short_to_long,
         ),
@@ -89,8 +92,8 @@ def _front_profile(result: CarryStudyResult) -> Figure:
 
     shape = result.accuracy.shape
     lines = [
-        ("shared probe", result.accuracy, False),
-        ("own probe per chain", result.own_probe, False),
+        ("trained model", result.accuracy, False),
+        ("shared probe", result.shared_probe, False),
         ("last loop's probe", result.last_loop_probe, False),
         (f"trained on {result.n_short} bits", result.short_to_long, False),
         ("random weights", result.random_model, True),
@@ -116,9 +119,10 @@ def _front_profile(result: CarryStudyResult) -> Figure:
     caption = (
         "The same accuracies by distance from the front: left of 0.5 the carry can have arrived, "
         "right of it the deciding bit is out of sight. Lines are means over all loops, bands run "
-        "from the worst to the best cell. Own probe: one for each chain length, so nothing is "
-        "lost to compromise. Last loop's probe: trained once the model has settled, so it shows "
-        "whether a fresh carry is written in the direction in which it is kept."
+        "from the worst to the best cell. Trained model: a probe for each cell. Shared probe: one "
+        "for all chain lengths. Last loop's probe: a shared one trained once the model has "
+        "settled, so it shows whether a fresh carry is written in the direction in which it is "
+        "kept."
     )
     control = (
         "Grey lines: the same probe on the model with shuffled weights, on random labels, on the "

@@ -16,17 +16,35 @@ if TYPE_CHECKING:
     from loopinterp.rasp.language import full as full
     from loopinterp.rasp.language import indices as indices
     from loopinterp.rasp.language import kqv as kqv
-    from loopinterp.rasp.language import maximum as maximum
-    from loopinterp.rasp.language import minimum as minimum
+    from loopinterp.rasp.language import larger as larger
     from loopinterp.rasp.language import ne as ne
     from loopinterp.rasp.language import sel_width as sel_width
     from loopinterp.rasp.language import select as select
     from loopinterp.rasp.language import seq_map as seq_map
     from loopinterp.rasp.language import shift_right as shift_right
+    from loopinterp.rasp.language import smaller as smaller
     from loopinterp.rasp.language import tok_map as tok_map
     from loopinterp.rasp.language import tokens as tokens
     from loopinterp.rasp.language import var as var
     from loopinterp.rasp.language import where as where
+    from loopinterp.rasp.library import aggr as aggr
+    from loopinterp.rasp.library import argmax as argmax
+    from loopinterp.rasp.library import argmin as argmin
+    from loopinterp.rasp.library import binary_mode as binary_mode
+    from loopinterp.rasp.library import cumsum as cumsum
+    from loopinterp.rasp.library import first_true as first_true
+    from loopinterp.rasp.library import firsts as firsts
+    from loopinterp.rasp.library import has_seen as has_seen
+    from loopinterp.rasp.library import index_select as index_select
+    from loopinterp.rasp.library import induct as induct
+    from loopinterp.rasp.library import induct_kqv as induct_kqv
+    from loopinterp.rasp.library import induct_prev as induct_prev
+    from loopinterp.rasp.library import lasts as lasts
+    from loopinterp.rasp.library import mask as mask
+    from loopinterp.rasp.library import maximum as maximum
+    from loopinterp.rasp.library import minimum as minimum
+    from loopinterp.rasp.library import mode as mode
+    from loopinterp.rasp.library import num_prev as num_prev
     from loopinterp.rasp.node import Expr as Expr
     from loopinterp.rasp.program import LoopProgram as LoopProgram
     from loopinterp.rasp.registry import get_program as get_program
@@ -48,23 +66,41 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "Seq": ".expr",
         "Trace": ".trace",
         "UNKNOWN": ".language",
+        "aggr": ".library",
         "aggregate": ".language",
+        "argmax": ".library",
+        "argmin": ".library",
+        "binary_mode": ".library",
         "counterfactual": ".trace",
+        "cumsum": ".library",
         "eq": ".language",
         "evaluate": ".interpreter",
+        "first_true": ".library",
+        "firsts": ".library",
         "full": ".language",
         "get_program": ".registry",
+        "has_seen": ".library",
+        "index_select": ".library",
         "indices": ".language",
+        "induct": ".library",
+        "induct_kqv": ".library",
+        "induct_prev": ".library",
         "kqv": ".language",
+        "larger": ".language",
+        "lasts": ".library",
         "list_programs": ".registry",
-        "maximum": ".language",
-        "minimum": ".language",
+        "mask": ".library",
+        "maximum": ".library",
+        "minimum": ".library",
+        "mode": ".library",
         "ne": ".language",
+        "num_prev": ".library",
         "register_program": ".registry",
         "sel_width": ".language",
         "select": ".language",
         "seq_map": ".language",
         "shift_right": ".language",
+        "smaller": ".language",
         "tok_map": ".language",
         "tokens": ".language",
         "var": ".language",

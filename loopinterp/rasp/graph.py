@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from loopinterp.rasp.expr import Select, ShiftRight
 from loopinterp.rasp.node import Expr
 
 
-def postorder(roots: Iterable[Expr]) -> list[Expr]:
+def postorder(roots: Iterable[Expr], known: Collection[Expr] = ()) -> list[Expr]:
     """Every node below the roots, once, children before parents.
+
+    Args:
+        roots: Where to start.
+        known: Nodes to leave out, with what only they need.
 
     Example:
         >>> from loopinterp.rasp import tokens
         >>> postorder([(tokens + 1) & (tokens + 1)])
         [tokens, full(1), tokens + 1, (tokens + 1) & (tokens + 1)]
     """
-    seen: set[Expr] = set()
+    seen = set(known)
     order: list[Expr] = []
     stack = [(root, False) for root in reversed(list(roots))]
     while stack:

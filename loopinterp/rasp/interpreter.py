@@ -1,13 +1,14 @@
 """Runs expressions on whole batches of token sequences at once, on any device.
 
-Every distinct subexpression is computed once. What does not depend on the tokens (positions,
-shifts) keeps a batch axis of 1 until it meets something that does, so a selector that is the
-same for all examples is never copied over the batch.
+Every distinct subexpression is computed once, and forgotten after its last use. What does not
+depend on the tokens (positions, shifts) keeps a batch axis of 1 until it meets something that
+does, so a selector that is the same for all examples is never copied over the batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,16 +30,17 @@ from loopinterp.rasp.expr import (
 )
 from loopinterp.rasp.graph import postorder
 from loopinterp.rasp.node import Expr
-from loopinterp.rasp.ops import OPS, PREDICATES
+from loopinterp.rasp.ops import OPS
+from loopinterp.rasp.selection import Selection
+from loopinterp.rasp.show import code
+from loopinterp.rasp.tables import look_up
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int
     from torch import Tensor
 
-CHUNK_ELEMENTS = 2**24
-"""Largest [batch, query, key] intermediate: bigger batches are aggregated part by part."""
-
-EXACT_IN_FLOAT64 = 2**53
+MOST_LISTED = 32
+"""Keys of a table that an error lists."""
 
 
 def evaluate(
@@ -71,7 +73,7 @@ def evaluate(
             given=f"{tokens.dtype} of shape {list(tokens.shape)}",
             fix="Add a batch axis with tokens[None].",
         )
-    value = Interpreter(tokens).run(postorder([expr]), variables or {})[expr]
+    value = Interpreter(tokens).run(postorder([expr]), variables or {}, [expr])[expr]
     return value.expand(len(tokens), *value.shape[1:])
 
 
@@ -85,26 +87,44 @@ class Interpreter:
     def __init__(self, tokens: Int[Tensor, "batch pos"]) -> None:
         self.tokens = tokens
         self.indices = torch.arange(tokens.shape[1], device=tokens.device)[None]
-        self._kept: dict[Expr, Tensor] = {}
+        self._kept: dict[Expr, Tensor | Selection] = {}
 
-    def run(self, order: Sequence[Expr], variables: Mapping[str, Tensor]) -> dict[Expr, Tensor]:
-        """The value of every node of ``order``, which lists children before parents.
+    def run(
+        self,
+        order: Sequence[Expr],
+        variables: Mapping[str, Tensor],
+        wanted: Collection[Expr],
+    ) -> dict[Expr, Tensor]:
+        """The values of the wanted nodes of ``order``, which lists children before parents.
 
         Values have a batch axis of 1 where they are the same for all examples.
         """
-        values: dict[Expr, Tensor] = {}
+        changing = [node for node in order if node.variables]
+        needed = [*wanted, *(child for node in changing for child in node.children)]
+        fixed = {node for node in needed if not node.variables and node not in self._kept}
+        if fixed:
+            self._kept.update(self._execute(postorder(fixed, self._kept), {}, fixed))
+        values = self._execute(changing, variables, wanted)
+        return {x: v.all() if isinstance(v, Selection) else v for x, v in values.items()}
+
+    def _execute(
+        self, order: Sequence[Expr], variables: Mapping[str, Tensor], wanted: Collection[Expr]
+    ) -> dict[Expr, Tensor | Selection]:
+        """Compute the nodes in order, each forgotten after its last use if it is not wanted."""
+        uses_left = Counter(child for node in order for child in node.children)
+        uses_left.update(wanted)
+        values = dict(self._kept)
         for node in order:
-            if node.variables:
-                values[node] = self._compute(node, values, variables)
-            else:
-                if node not in self._kept:
-                    self._kept[node] = self._compute(node, values, variables)
-                values[node] = self._kept[node]
-        return values
+            values[node] = self._compute(node, values, variables)
+            uses_left.subtract(node.children)
+            for child in set(node.children):
+                if not uses_left[child]:
+                    del values[child]
+        return {node: values[node] for node in wanted}
 
     def _compute(
-        self, node: Expr, values: Mapping[Expr, Tensor], variables: Mapping[str, Tensor]
-    ) -> Tensor:
+        self, node: Expr, values: Mapping[Expr, Any], variables: Mapping[str, Tensor]
+    ) -> Tensor | Selection:
         if isinstance(node, Var):
             if node.name not in variables:
                 raise unknown_name("variable", node.name, variables)
@@ -132,22 +152,20 @@ def _elementwise(node: Elementwise, values: Mapping[Expr, Tensor]) -> Tensor:
 
 def _tok_map(node: TokMap, values: Mapping[Expr, Tensor]) -> Tensor:
     x = values[node.x]
-    if not node.table:
-        mapped, known = x, torch.zeros_like(x, dtype=torch.bool)
-    else:
-        keys, new = torch.tensor(node.table, device=x.device).T.contiguous()
-        found = torch.searchsorted(keys, x.contiguous()).clamp(max=len(keys) - 1)
-        mapped, known = new[found], keys[found] == x
+    keys, new = torch.tensor(node.table, dtype=torch.int64, device=x.device).reshape(-1, 2).T
     if node.default is not None:
-        return torch.where(known, mapped, node.default)
+        return look_up(x, keys, new, node.default)
+    known = look_up(x, keys, torch.ones_like(keys), 0) == 1
     if not bool(known.all()):
+        listed = ", ".join(str(key) for key, _ in node.table[:MOST_LISTED])
+        more = len(node.table) - MOST_LISTED
         raise InputError(
-            repr(node),
-            expected=f"values of {node.x!r} among {[key for key, _ in node.table]}",
+            code(node, short=True),
+            expected=f"values of {node.x!r} among [{listed}]" + (f" and {more} more" * (more > 0)),
             given=str(int(x[~known][0])),
             fix="Add it to the table, or give tok_map a default.",
         )
-    return mapped
+    return look_up(x, keys, new, 0)
 
 
 def _shift_right(node: ShiftRight, values: Mapping[Expr, Tensor]) -> Tensor:
@@ -157,59 +175,23 @@ def _shift_right(node: ShiftRight, values: Mapping[Expr, Tensor]) -> Tensor:
     return torch.cat([first, x[:, : x.shape[1] - n]], dim=1)
 
 
-def _select(node: Select, values: Mapping[Expr, Tensor]) -> Tensor:
-    k, q = values[node.k][:, None, :], values[node.q][:, :, None]
-    if isinstance(node.predicate, str):
-        selected = PREDICATES[node.predicate](k, q)
-    else:
-        selected = torch.zeros_like(k == q)
-        for key, query in node.predicate:
-            selected = selected | ((k == key) & (q == query))
-    return selected.tril() if node.causal else selected
+def _select(node: Select, values: Mapping[Expr, Tensor]) -> Selection:
+    return Selection(values[node.k], values[node.q], node.predicate, node.causal)
 
 
-def _sel_width(node: SelWidth, values: Mapping[Expr, Tensor]) -> Tensor:
-    return values[node.selector].sum(dim=-1)
+def _sel_width(node: SelWidth, values: Mapping[Expr, Any]) -> Tensor:
+    return values[node.selector].width()
 
 
-def _aggregate(node: Aggregate, values: Mapping[Expr, Tensor]) -> Tensor:
-    selected, value = values[node.selector], values[node.value]
-    batch = max(len(selected), len(value))
-    rows = max(CHUNK_ELEMENTS // (selected.shape[1] * selected.shape[2]), 1)
-    reduce = _mean if node.mode == "mean" else _extreme
-    parts = []
-    for first in range(0, batch, rows):
-        part = slice(first, first + rows)
-        some = selected if len(selected) == 1 else selected[part]
-        parts.append(reduce(some, value if len(value) == 1 else value[part], node.mode))
-    out = parts[0] if len(parts) == 1 else torch.cat(parts)
-    return torch.where(selected.any(dim=-1), out, node.default)
+def _aggregate(node: Aggregate, values: Mapping[Expr, Any]) -> Tensor:
+    selection: Selection = values[node.selector]
+    value: Tensor = values[node.value]
+    if node.mode == "mean":
+        return selection.mean(value, node.default)
+    return selection.extreme(value, node.mode, node.default)
 
 
-def _mean(selected: Tensor, value: Tensor, mode: str) -> Tensor:
-    """The truncated mean [batch, query]; anything where nothing is selected."""
-    count = selected.sum(dim=-1).clamp(min=1)
-    largest = int(value.abs().max()) if value.numel() else 0
-    if 0 <= largest * value.shape[1] < EXACT_IN_FLOAT64:
-        weights = selected.double()
-        if len(weights) == 1:
-            total = value.double() @ weights[0].T
-        else:
-            total = (weights @ value.double()[:, :, None]).squeeze(-1)
-        return torch.div(total.long(), count, rounding_mode="trunc")
-    total = torch.where(selected, value[:, None, :], 0).sum(dim=-1)
-    return torch.div(total, count, rounding_mode="trunc")
-
-
-def _extreme(selected: Tensor, value: Tensor, mode: str) -> Tensor:
-    """The largest or smallest selected value [batch, query]."""
-    bounds = torch.iinfo(torch.int64)
-    if mode == "max":
-        return torch.where(selected, value[:, None, :], bounds.min).amax(dim=-1)
-    return torch.where(selected, value[:, None, :], bounds.max).amin(dim=-1)
-
-
-_COMPUTE: dict[type[Expr], Callable[[Any, Mapping[Expr, Tensor]], Tensor]] = {
+_COMPUTE: dict[type[Expr], Callable[[Any, Mapping[Expr, Any]], Tensor | Selection]] = {
     Elementwise: _elementwise,
     TokMap: _tok_map,
     ShiftRight: _shift_right,

@@ -87,14 +87,14 @@ def where(condition: Seq | int, x: Seq | int, y: Seq | int) -> Seq:
     return seq_map("where", condition, x, y)
 
 
-def minimum(x: Seq | int, y: Seq | int) -> Seq:
-    """The smaller value at each position."""
-    return seq_map("minimum", x, y)
+def smaller(x: Seq | int, y: Seq | int) -> Seq:
+    """The smaller of two values at each position."""
+    return seq_map("smaller", x, y)
 
 
-def maximum(x: Seq | int, y: Seq | int) -> Seq:
-    """The larger value at each position."""
-    return seq_map("maximum", x, y)
+def larger(x: Seq | int, y: Seq | int) -> Seq:
+    """The larger of two values at each position."""
+    return seq_map("larger", x, y)
 
 
 def select(
@@ -146,9 +146,10 @@ def kqv(
     mode: str = "mean",
     default: int = 0,
     causal: bool = True,
+    name: str | None = None,
 ) -> Seq:
     """``aggregate(select(k, q, predicate), v)``: one attention head."""
-    return aggregate(select(k, q, predicate, causal=causal), v, mode, default)
+    return aggregate(select(k, q, predicate, causal=causal, name=name), v, mode, default)
 
 
 def shift_right(x: Seq | int, n: int = 1, *, default: int = 0) -> Seq:

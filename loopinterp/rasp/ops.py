@@ -43,8 +43,8 @@ OPS: dict[str, Op] = {
     "abs": Op(1, None, torch.abs),
     "eq": Op(2, None, lambda x, y: (x == y).long()),
     "ne": Op(2, None, lambda x, y: (x != y).long()),
-    "minimum": Op(2, None, torch.minimum),
-    "maximum": Op(2, None, torch.maximum),
+    "smaller": Op(2, None, torch.minimum),
+    "larger": Op(2, None, torch.maximum),
     "where": Op(3, None, lambda c, x, y: torch.where(_truth(c), x, y)),
 }
 """Elementwise operations by name.

@@ -13,7 +13,6 @@ from loopinterp.errors import InputError, unknown_name
 from loopinterp.rasp.expr import Select
 from loopinterp.rasp.graph import postorder, selectors
 from loopinterp.rasp.interpreter import Interpreter
-from loopinterp.rasp.node import Expr
 from loopinterp.tasks.sampling import check_tokens
 
 if TYPE_CHECKING:
@@ -100,22 +99,21 @@ def run(
     _check_loops(n_loops, start_at_loop)
     planned = _plan(program, tokens, interventions, start_at_loop, n_loops)
     interpreter = Interpreter(tokens)
-    prepared = interpreter.run(program.orders["prepare"], {})
+    prepared = interpreter.run(program.orders["prepare"], {}, program.prepare.values())
     state = {name: prepared[x] for name, x in program.prepare.items()}
     state.update(_given(program, tokens, variables or {}, start_at_loop))
 
     record = _Record(program, interpreter, start_at_loop, n_loops)
     for loop in range(start_at_loop, n_loops + 1):
         if loop > start_at_loop:
-            values = interpreter.run(program.orders["step"], state)
-            record.add_selectors(values)
+            values = interpreter.run(program.orders["step"], state, program.step.values())
             state = {**state, **{name: values[x] for name, x in program.step.items()}}
         for change in planned.get(loop, ()):
             old = state[change.variable]
             mask = torch.ones_like(tokens, dtype=torch.bool) if change.mask is None else change.mask
             state[change.variable] = torch.where(mask, change.values, old)
-        finished = interpreter.run(program.orders["finish"], state)[program.finish]
-        record.add(loop, state, finished)
+        finished = interpreter.run(program.orders["finish"], state, [program.finish])
+        record.add(loop, state, finished[program.finish])
     return record.trace()
 
 
@@ -172,18 +170,11 @@ class _Record:
         shape = (self.n_steps + 1, *tokens.shape)
         self.variables = {name: tokens.new_empty(shape) for name in program.prepare}
         self.outputs = tokens.new_empty(shape)
-        self.changing: dict[Select, list[Tensor]] = {
-            select: [] for select in program.selectors.values() if select.variables
-        }
 
     def add(self, loop: int, state: Mapping[str, Tensor], output: Tensor) -> None:
         for name, values in self.variables.items():
             values[loop - self.start] = state[name]
         self.outputs[loop - self.start] = output
-
-    def add_selectors(self, values: Mapping[Expr, Tensor]) -> None:
-        for select, seen in self.changing.items():
-            seen.append(values[select])
 
     def trace(self) -> Trace:
         in_step, in_prepare = self.program.selectors, selectors(self.program.prepare.values())
@@ -198,30 +189,33 @@ class _Record:
             ),
         )
 
-    def _one(self, select: Select) -> Tensor:
-        """A selector that reads no variable [batch, query, key]."""
-        value = self.interpreter.run(postorder([select]), {})[select]
+    def _one(self, select: Select, loop: int | None = None) -> Tensor:
+        """A selector [batch, query, key], with the variables as they were after ``loop`` loops."""
+        state = {} if loop is None else {name: x[loop] for name, x in self.variables.items()}
+        value = self.interpreter.run(postorder([select]), state, [select])[select]
         batch, pos = self.interpreter.tokens.shape
         return value.expand(batch, pos, pos)
 
     def _over_loops(self, select: Select) -> Tensor:
         """A selector at every loop [loop, batch, query, key]."""
         batch, pos = self.interpreter.tokens.shape
-        shape = (self.n_steps, batch, pos, pos)
         if not select.variables:
-            return self._one(select).expand(shape)
-        seen = self.changing[select]
-        if not seen:
-            return torch.zeros(shape, dtype=torch.bool, device=self.interpreter.tokens.device)
-        rows = max(len(one) for one in seen)
-        return torch.stack([one.expand(rows, pos, pos) for one in seen]).expand(shape)
+            return self._one(select).expand(self.n_steps, batch, pos, pos)
+        out = torch.empty(
+            (self.n_steps, batch, pos, pos),
+            dtype=torch.bool,
+            device=self.interpreter.tokens.device,
+        )
+        for loop in range(self.n_steps):
+            out[loop] = self._one(select, loop)
+        return out
 
 
 class _Lazy(Mapping[str, "Tensor"]):
-    """Selectors by name, put together when they are asked for.
+    """Selectors by name, computed from the variables when they are asked for.
 
-    What is the same at every loop, or for every example, is one tensor seen through axes of
-    stride 0, so a trace does not hold [loop, batch, query, key] numbers until they differ.
+    So a trace holds no [loop, batch, query, key] numbers; and a selector that is the same at
+    every loop, or for every example, is one tensor seen through axes of stride 0.
     """
 
     def __init__(self, makers: Mapping[str, Callable[[], Tensor]]) -> None:

@@ -55,7 +55,7 @@ def read_run(folder: str | Path) -> RunRecord:
         try:
             results[path.stem] = load_result(path)
         except CheckpointError as error:
-            problems.append(f"The study {path.stem!r} is not shown. {error}")
+            problems.append(f"{path.name} cannot be read and is not shown. {error.fix}")
     made = folder / "made.json"
     return RunRecord(
         name=folder.resolve().name,

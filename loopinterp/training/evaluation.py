@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from loopinterp.models.protocol import LoopedModel
     from loopinterp.tasks.task import Batch, Task
 
+_EXAMPLES_AT_ONCE = 32
+"""Few enough that the activations stay in a CPU's cache."""
+
 _CELL = ("extra_loop", "distribution", "length")
 
 
@@ -218,13 +221,20 @@ def _score(
 ) -> tuple[list[float], list[float]]:
     """Exact match and bit accuracy after T(n) + k loops, for each k, in one run."""
     wanted = [int(batch.n_loops[0]) + k for k in extra_loops]
-    iteration = bind(model, batch.inputs)
-    state, scores = iteration.h0, {}
-    for loop in range(max(wanted) + 1):
+    chunks = [_answers(model, inputs, wanted) for inputs in batch.inputs.split(_EXAMPLES_AT_ONCE)]
+    scores = [shares_right(torch.cat(answers), batch.targets) for answers in zip(*chunks)]
+    return [exact for exact, _ in scores], [bits for _, bits in scores]
+
+
+def _answers(model: LoopedModel | Any, inputs: Tensor, loops: list[int]) -> list[Tensor]:
+    """The most probable class at each position, after each of the numbers of loops."""
+    iteration = bind(model, inputs)
+    state, answers = iteration.h0, {}
+    for loop in range(max(loops) + 1):
         state = iteration.step(state) if loop else state
-        if loop in wanted:
-            scores[loop] = shares_right(iteration.readout(state).argmax(-1), batch.targets)
-    return [scores[loop][0] for loop in wanted], [scores[loop][1] for loop in wanted]
+        if loop in loops:
+            answers[loop] = iteration.readout(state).argmax(-1)
+    return [answers[loop] for loop in loops]
 
 
 def shares_right(

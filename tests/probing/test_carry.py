@@ -34,7 +34,7 @@ def arrived(result: CarryStudyResult, reach: int = 1) -> np.ndarray:
     return np.asarray(result.chain_lengths) <= reach * np.asarray(result.loops)[:, None]
 
 
-@pytest.mark.parametrize("scores", ["accuracy", "own_probe", "last_loop_probe", "short_to_long"])
+@pytest.mark.parametrize("scores", ["accuracy", "shared_probe", "last_loop_probe", "short_to_long"])
 def test_every_probe_sees_exactly_the_carries_that_have_arrived(
     ripple: CarryStudyResult, scores: str
 ) -> None:

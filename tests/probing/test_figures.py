@@ -40,8 +40,10 @@ def test_the_heat_map_shows_the_wavefront_and_its_controls(
     result: CarryStudyResult, figures: list[Figure]
 ) -> None:
     maps = [t for t in figures[0].plot.data if t.type == "heatmap"]
-    assert len(maps) == 3
-    for trace, values in zip(maps, (result.accuracy, result.random_model, result.control_task)):
+    assert len(maps) == 4
+    for trace, values in zip(
+        maps, (result.accuracy, result.shared_probe, result.random_model, result.control_task)
+    ):
         np.testing.assert_array_equal(np.asarray(trace.z), values.T)
         assert list(trace.x) == result.loops and list(trace.y) == result.chain_lengths
     front = next(t for t in figures[0].plot.data if t.type == "scatter")
@@ -52,7 +54,7 @@ def test_the_cut_through_the_front_has_every_control(figures: list[Figure]) -> N
     lines = {t.name: t for t in figures[1].plot.data if t.type == "scatter" and t.line.width}
     grey = {name for name, t in lines.items() if t.line.dash != "solid"}
     assert grey == {"random weights", "random labels", "embedding alone", "majority class"}
-    probe = dict(zip(lines["shared probe"].x, lines["shared probe"].y))
+    probe = dict(zip(lines["trained model"].x, lines["trained model"].y))
     assert probe[0] == 1.0 and probe[1] == 0.5
 
 

@@ -24,13 +24,13 @@ from loopinterp.rasp.expr import (
 from loopinterp.rasp.language import (
     aggregate,
     eq,
-    maximum,
-    minimum,
+    larger,
     ne,
     sel_width,
     select,
     seq_map,
     shift_right,
+    smaller,
     tok_map,
     where,
 )
@@ -53,8 +53,8 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "abs": abs,
     "eq": lambda x, y: int(x == y),
     "ne": lambda x, y: int(x != y),
-    "minimum": min,
-    "maximum": max,
+    "smaller": min,
+    "larger": max,
     "where": lambda c, x, y: x if c else y,
 }
 
@@ -139,7 +139,7 @@ def _grow(inner: st.SearchStrategy) -> st.SearchStrategy:
     return st.one_of(
         st.builds(seq_map, st.sampled_from(TWO_PLACED), inner, inner),
         st.builds(
-            lambda f, x, y: f(x, y), st.sampled_from([eq, ne, minimum, maximum]), inner, inner
+            lambda f, x, y: f(x, y), st.sampled_from([eq, ne, smaller, larger]), inner, inner
         ),
         st.builds(lambda f, x: f(x), st.sampled_from([abs, operator.neg, operator.invert]), inner),
         # A divisor that is never 0.

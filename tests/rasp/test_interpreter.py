@@ -14,10 +14,10 @@ from loopinterp.rasp import (
     evaluate,
     full,
     indices,
-    interpreter,
     kqv,
     sel_width,
     select,
+    selection,
     seq_map,
     shift_right,
     tok_map,
@@ -95,7 +95,7 @@ def test_large_batches_are_aggregated_in_parts_with_the_same_result(monkeypatch,
     x = torch.randint(-9, 9, (37, 6), generator=g)
     expr = aggregate(select(tokens, tokens, "<"), tokens * 3, mode, default=-7)
     whole = evaluate(expr, x)
-    monkeypatch.setattr(interpreter, "CHUNK_ELEMENTS", 6 * 6 * 5)
+    monkeypatch.setattr(selection, "CHUNK_ELEMENTS", 6 * 6 * 5)
     assert torch.equal(evaluate(expr, x), whole)
 
 
@@ -136,7 +136,7 @@ def test_a_result_has_the_batch_of_the_tokens_even_if_it_does_not_depend_on_them
 def test_a_common_subexpression_is_computed_once():
     x = tokens
     for _ in range(60):  # written out, 2^60 nodes
-        x = seq_map("maximum", x, x)
+        x = seq_map("larger", x, x)
     assert evaluate(x, torch.tensor([[4, 2]])).tolist() == [[4, 2]]
 
 

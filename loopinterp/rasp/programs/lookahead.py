@@ -14,7 +14,7 @@ the position. So the loops needed grow with the logarithm of the length.
 from __future__ import annotations
 
 from loopinterp.rasp.counts import CeilLog2
-from loopinterp.rasp.language import aggregate, full, indices, minimum, select, shift_right, var
+from loopinterp.rasp.language import aggregate, full, indices, select, shift_right, smaller, var
 from loopinterp.rasp.program import LoopProgram
 from loopinterp.rasp.programs.addition import INPUTS, generate, propagate
 
@@ -34,7 +34,7 @@ program = LoopProgram(
     step={
         "makes": var("makes") | (var("passes") & makes_before),
         "passes": var("passes") & passes_before,
-        "span": minimum(var("span") + var("span"), indices + 1),
+        "span": smaller(var("span") + var("span"), indices + 1),
     },
     finish=propagate ^ var("makes"),
     n_loops=CeilLog2(inside=-1),

@@ -83,7 +83,7 @@ const figureLayout = (() => {
 
     // Columns: as many as leave every panel a readable width.
     const gapX = grid ? 22 : 0;
-    const least = meta.square ? 96 : 220;
+    const least = meta.square ? (narrow ? 96 : 150) : 220;
     const inside = width - left - right;
     let columns = Math.min(meta.columns, count);
     const share = () => (inside - gapX * (columns - 1)) / columns;
