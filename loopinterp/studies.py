@@ -110,7 +110,7 @@ def _wavefront(subject: Subject) -> Result:
     from loopinterp.probing import carry_study
 
     task = cast("Addition", subject.task)
-    return carry_study(subject.model, task, n=4 * subject.cutoff, seed=subject.seed)
+    return carry_study(subject.model, task, n=max(24, 4 * subject.cutoff), seed=subject.seed)
 
 
 def _attention(subject: Subject) -> Result:
@@ -133,9 +133,14 @@ def _programs(subject: Subject) -> Result:
     return compare_programs(
         subject.model,
         names=[subject.run.folder.resolve().name],
-        n=2 * subject.cutoff,
+        n=_swap_bits(subject),
         seed=subject.seed,
     )
+
+
+def _swap_bits(subject: Subject) -> int:
+    """Bits of additions whose states are swapped: chains need room on both sides of the front."""
+    return max(24, 2 * subject.cutoff)
 
 
 def _subspaces(subject: Subject) -> Result:
@@ -143,7 +148,7 @@ def _subspaces(subject: Subject) -> Result:
 
     comparison = CircuitComparison.load(subject.run.folder / RESULTS / "programs.json")
     return subspace_study(
-        subject.model, comparison.verdict.nearest, n=2 * subject.cutoff, seed=subject.seed
+        subject.model, comparison.verdict.nearest, n=_swap_bits(subject), seed=subject.seed
     )
 
 

@@ -1,0 +1,64 @@
+"""The demo as a user runs it, on a model that is trained for seconds only."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from loopinterp.results import load_result
+from loopinterp.studies import STUDIES
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+COMMAND = [sys.executable, "-m", "loopinterp"]
+SMALL = ["steps=80", "checkpoint_every=10", "curriculum.max_n=3", "model.d_model=32"]
+SETTINGS = [part for setting in SMALL for part in ("--set", setting)]
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.slow
+def test_the_demo_ends_in_a_report_with_every_study(tmp_path: Path) -> None:
+    out = tmp_path / "demo"
+    command = [*COMMAND, "demo", "--out", str(out), "--seed", "1", *SETTINGS, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment())
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+
+    document = json.loads(done.stdout)
+    assert document["report"] == str(out / "report.html")
+    assert document["findings"][0]["kind"] == "verdict"
+    named = {"generalisation", *(study.name for study in STUDIES)}
+    results = {path.stem: load_result(path) for path in (out / "results").glob("*.json")}
+    assert set(results) == named
+    assert {result.provenance.seed for result in results.values()} <= {0, 1}
+
+    report = (out / "report.html").read_text()
+    for word in ("--seed 1", "steps=80", *(name for name in ("generalisation", "wavefront"))):
+        assert word in report
+    made = json.loads((out / "made.json").read_text())
+    assert set(made["stages"]) == {"train", *named}
+    assert all(name in done.stderr for name in ("train:", *(f"{name}:" for name in named)))
+
+
+@pytest.mark.slow
+def test_a_training_killed_on_the_way_goes_on_with_the_same_command(tmp_path: Path) -> None:
+    def train(out: Path) -> list[str]:
+        return [*COMMAND, "train", "--task", "addition", *SETTINGS, "--out", str(out)]
+
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    subprocess.run(train(whole), check=True, capture_output=True, env=environment())
+    with subprocess.Popen(train(killed), stderr=subprocess.DEVNULL, env=environment()) as process:
+        while not (killed / "state" / "checkpoint.safetensors").exists():
+            assert process.poll() is None, "it ended before its first checkpoint"
+        process.send_signal(signal.SIGKILL)
+    subprocess.run(train(killed), check=True, capture_output=True, env=environment())
+    for name in ("metrics.jsonl", "model/model.safetensors", "config.json"):
+        assert (killed / name).read_bytes() == (whole / name).read_bytes()
