@@ -222,7 +222,7 @@ def test_the_keyboard_reaches_the_summary_first(fresh: Fresh) -> None:
 
 
 def test_everything_is_drawn_for_print(fresh: Fresh) -> None:
-    page = fresh()
+    page = fresh(scheme="dark")
     assert page.locator("figure.card[data-drawn]").count() < 11
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     page.wait_for_function("document.querySelectorAll('figure.card[data-drawn]').length === 11")
@@ -230,6 +230,11 @@ def test_everything_is_drawn_for_print(fresh: Fresh) -> None:
         "[...document.querySelectorAll('svg.main-svg')].map((svg) => svg.clientWidth)"
     )
     assert max(widths) <= 660  # what fits on a sheet of paper
+    tick = "getComputedStyle(document.querySelector('.plot .xtick text')).fill"
+    dark_on_white = page.evaluate(tick)
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    page.wait_for_function(f"(fill) => {tick} !== fill", arg=dark_on_white)
+    assert page.locator("html").get_attribute("data-theme") is None
 
 
 def test_how_long_the_report_takes_to_open_is_reported(

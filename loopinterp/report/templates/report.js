@@ -107,7 +107,8 @@ const report = (() => {
   function colourBar(axis) {
     if (!axis || !Array.isArray(axis.colorscale)) return null;
     const stops = axis.colorscale.map(([at, colour]) => `${colour} ${at * 100}%`).join(", ");
-    const shown = (value) => String(Number(value.toPrecision(3)));
+    const shown = (value) =>
+      value && Math.abs(value) < 1e-3 ? value.toExponential(0) : String(Number(value.toPrecision(3)));
     const strip = make("div", { className: "strip" });
     strip.style.background = `linear-gradient(to right, ${stops})`;
     const ends = [axis.cmin, (axis.cmin + axis.cmax) / 2, axis.cmax].map((v) => make("span", {}, shown(v)));
@@ -176,7 +177,13 @@ const report = (() => {
     resized.observe(figure.element);
   }
 
+  let screenTheme;
   const forPrint = (on) => {
+    const { dataset } = document.documentElement;
+    if (on && !printing) screenTheme = dataset.theme;
+    if (on) dataset.theme = "light"; // paper is white
+    else if (screenTheme) dataset.theme = screenTheme;
+    else delete dataset.theme;
     printing = on;
     if (on) drawAll();
     else redraw();
