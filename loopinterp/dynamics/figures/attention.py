@@ -17,25 +17,19 @@ def attention_figures(result: AttentionStabilisationResult) -> list[Figure]:
     """Change of every head's pattern by loop, above exact match."""
     import pandas as pd
 
-    from loopinterp.plotting import LinePanel, Series, line_panels
+    from loopinterp.plotting import LinePanel, Series, line_panels, ramp
 
     loops = np.arange(1, result.n_loops)
     _, n_layers, n_examples, n_heads = result.change.shape
+    shades = ramp(n_layers * n_heads)
     lines, tables = [], []
     for layer in range(n_layers):
         for head in range(n_heads):
             change = result.change[1:, layer, :, head]
             low, middle, high = np.quantile(change, (0.1, 0.5, 0.9), axis=1)
             name = f"head {layer}.{head}" if n_layers > 1 else f"head {head}"
-            lines.append(
-                Series(
-                    name,
-                    loops,
-                    np.where(middle > 0, middle, np.nan),
-                    low=np.where(low > 0, low, np.nan),
-                    high=np.where(high > 0, high, np.nan),
-                )
-            )
+            shade = shades[layer * n_heads + head]
+            lines.append(Series(name, loops, np.where(middle > 0, middle, np.nan), colour=shade))
             columns = {"loop": loops, "layer": layer, "head": head, "change_median": middle}
             tables.append(pd.DataFrame(columns | {"change_10": low, "change_90": high}))
     hits = result.exact[1:].sum(axis=1)
@@ -55,8 +49,8 @@ def attention_figures(result: AttentionStabilisationResult) -> list[Figure]:
             plot=plot,
             caption=(
                 "Above: how much a head's attention pattern changes from one loop to the next "
-                "(Frobenius norm over the sequence; median and 80 % of the examples). A falling "
-                "line is a head that freezes."
+                "(Frobenius norm over the sequence, median of the examples). A falling line is a "
+                "head that freezes."
             ),
             control=(
                 "Below, exact match when the answer is read after that loop: heads can freeze "

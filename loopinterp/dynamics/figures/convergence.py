@@ -81,23 +81,24 @@ def distance_figure(result: ConvergenceResult) -> Figure:
     """Distance to the limit by position and loop, with the loop from which answers are right."""
     import pandas as pd
 
-    from loopinterp.plotting import Series, heatmap_figure
+    from loopinterp.plotting import HeatPanel, Series, heatmap_panels
 
-    median = _positive(quantiles_by_position(result.distance, result.counted)[1])
-    found = _gaps(quantiles_by_position(right_from(result.right), result.counted)[1])
-    shown = np.flatnonzero((result.counted == 1).any(axis=0))
-    with np.errstate(invalid="ignore"):
-        log = np.log10(median[:, shown])
-    overlay = Series("answer right from", shown, found[shown], colour="red", markers=False)
-    plot = heatmap_figure(
-        log,
-        x=shown,
-        y=np.arange(result.n_loops + 1),
-        x_title="position",
-        y_title="loops",
-        value_title="log10 distance",
-        overlay=[overlay],
-    )
+    counted = result.counted == 1
+    shown = np.flatnonzero(counted.any(axis=0))
+    slowest = _slowest(result)
+    found = right_from(result.right)
+    cells = {
+        "median of the examples": quantiles_by_position(result.distance, result.counted)[1],
+        f"slowest example ({slowest})": np.where(counted[slowest], result.distance[:, slowest], 0),
+    }
+    right = [quantiles_by_position(found, result.counted)[1], found[slowest]]
+    panels, tables = [], []
+    for (title, distance), at in zip(cells.items(), right):
+        overlay = Series("answer right from", shown, _gaps(at)[shown], colour="red", markers=False)
+        panels.append(HeatPanel(np.log10(_positive(distance[:, shown])), title, [overlay]))
+        table = pd.DataFrame(distance[:, shown], columns=pd.Index(shown, name="pos"))
+        table = table.rename_axis("loop").stack().rename("distance").reset_index()
+        tables.append(table.assign(of=title, answer_right_from=at[table["pos"].to_numpy()]))
     unsettled = int((result.limit_status != Status.CONVERGED).sum())
     note = (
         f" In {unsettled} of {len(result.limit_status)} examples no limit was found; their "
@@ -105,23 +106,27 @@ def distance_figure(result: ConvergenceResult) -> Figure:
         if unsettled
         else ""
     )
-    grid = [(t, p, median[t, p]) for t in range(len(median)) for p in shown]
-    data = pd.DataFrame(grid, columns=["loop", "pos", "median_distance"])
     return Figure(
         title="Distance to the limit",
-        plot=plot,
+        plot=heatmap_panels(
+            panels,
+            x=shown,
+            y=np.arange(result.n_loops + 1),
+            x_title="position",
+            y_title="loops",
+            value_title="log10 distance",
+        ),
         caption=(
             "Each cell is the distance of a position's state from its limit after that many loops, "
-            "relative to the limit (median over examples; dark is near). A slanted edge is a front "
-            "that passes through the sequence, a flat one means that all positions settle at once."
-            + note
+            "relative to the limit (dark is near), in the median of the examples and in the one "
+            "that settles last. A slanted edge is a front that passes through the "
+            "sequence, a flat one means that all positions settle at once." + note
         ),
         control=(
             "The line is accuracy on the same axes: the loop from which the position's answer is "
-            "right to the end, in the median example. Answers are usually right well before the "
-            "state has come to rest."
+            "right to the end (a gap where it ends wrong)."
         ),
-        data=data.assign(answer_right_from=found[data["pos"].to_numpy()]),
+        data=pd.concat(tables, ignore_index=True),
         section=SECTION,
     )
 
@@ -194,7 +199,7 @@ def regime_figure(result: ConvergenceResult) -> Figure:
     groups = [
         Series(f"{name} at the end", part["regime"].tolist(), part["tokens"].tolist(), colour=shade)
         for name, shade in colours.items()
-        if (part := table[table["answer"] == name])["tokens"].sum()
+        if (part := table[table["answer"] == name])["tokens"].sum() or name != "not asked"
     ]
     periods = result.period[counted & (result.regime == Regime.ORBIT)]
     turns = f" The median orbit takes {np.median(periods):.3g} loops." if len(periods) else ""
@@ -316,6 +321,12 @@ def readout_figure(result: ConvergenceResult) -> Figure:
         data=table,
         section=SECTION,
     )
+
+
+def _slowest(result: ConvergenceResult) -> int:
+    """The example that settles last; one that never does comes first."""
+    settled = np.where(result.settled_at < 0, np.inf, result.settled_at)
+    return int(np.where(result.counted == 1, settled, 0).max(axis=1).argmax())
 
 
 def _accuracy_panel(result: ConvergenceResult) -> LinePanel:

@@ -73,13 +73,24 @@ def test_lines_are_the_numbers_of_the_result(result: ConvergenceResult) -> None:
     np.testing.assert_allclose(figure.data["residual_mean"], result.mean_residual())
 
 
-def test_the_heat_map_is_the_median_distance(result: ConvergenceResult) -> None:
-    cells = _traces(result.figures()[1])[0]
-    median = np.median(result.distance[:, :, 1:], axis=1)
-    expected = np.log10(np.where(median > 0, median, np.nan))
-    np.testing.assert_allclose(cells.z, expected, rtol=1e-5)
-    assert list(cells.x) == [1, 2]
-    assert _line(result.figures()[1], "answer right from").tolist() == [4, 4]
+def test_the_heat_maps_are_the_median_and_the_slowest_example() -> None:
+    model = LinearModel(0.5 * torch.eye(2), threshold=1.8)
+    result = convergence_study(model, batch_of_ones(n_examples=3), n_loops=20)
+    settled = result.settled_at.copy()
+    settled[1] += 3
+    distance = result.distance.copy()
+    distance[:, 1] *= 7
+    result = dataclasses.replace(result, settled_at=settled, distance=distance)
+    figure = result.figures()[1]
+    median, slowest = (t for t in _traces(figure) if t.type == "heatmap")
+    assert list(median.x) == [1, 2]
+    for cells, example in ((median, 0), (slowest, 1)):
+        values = distance[:, example, 1:]
+        expected = np.log10(np.where(values > 0, values, np.nan))
+        np.testing.assert_allclose(cells.z, expected, rtol=1e-5)
+    assert _line(figure, "answer right from").tolist() == [4, 4]
+    assert figure.data is not None and len(figure.data) == 2 * 21 * 2
+    assert (figure.data["answer_right_from"] == 4).all()
 
 
 def test_tokens_that_never_settle_leave_a_gap_and_are_counted() -> None:
