@@ -185,3 +185,14 @@ def test_bad_input_is_refused() -> None:
 def test_unknown_positions_are_refused() -> None:
     with pytest.raises(InputError, match="positions"):
         convergence_study(LinearModel(torch.eye(2)), batch_of_ones(), positions="some")  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.gpu
+def test_the_study_on_the_gpu_is_that_on_the_cpu() -> None:
+    model, batch = _transformer_batch()
+    here = convergence_study(model, batch, n_loops=15, n_spectral=2)
+    there = convergence_study(model.cuda(), batch.to("cuda"), n_loops=15, n_spectral=2)
+    for name in ("residual", "distance", "right", "regime", "settled_at", "spectral_radius"):
+        np.testing.assert_allclose(
+            getattr(there, name), getattr(here, name), atol=1e-2, rtol=1e-2, err_msg=name
+        )
