@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from loopinterp.circuits.pairs import PLACES as PLACES
     from loopinterp.circuits.pairs import SwapPairs as SwapPairs
     from loopinterp.circuits.pairs import swap_pairs as swap_pairs
+    from loopinterp.circuits.partial_swaps import SubspaceSwaps as SubspaceSwaps
+    from loopinterp.circuits.partial_swaps import subspace_study as subspace_study
     from loopinterp.circuits.program_model import ProgramModel as ProgramModel
     from loopinterp.circuits.runs import SwapRun as SwapRun
     from loopinterp.circuits.runs import prepare_swaps as prepare_swaps
-    from loopinterp.circuits.partial_swaps import SubspaceSwaps as SubspaceSwaps
-    from loopinterp.circuits.partial_swaps import subspace_study as subspace_study
     from loopinterp.circuits.verdict import NONE as NONE
     from loopinterp.circuits.verdict import Verdict as Verdict
     from loopinterp.circuits.verdict import decide as decide

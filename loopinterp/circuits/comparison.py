@@ -4,35 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
-from loopinterp.circuits.alignment import Alignment, Prediction, agreement, predict
-from loopinterp.circuits.alignment_choice import halves, rate_alignments
-from loopinterp.circuits.behaviour import behaviour_scores
 from loopinterp.circuits.comparison_result import ALL_MODELS, ALL_PLACES, CircuitComparison
 from loopinterp.circuits.intervals import Intervals, scores_by_stratum
-from loopinterp.circuits.pairs import PLACES, RUN_ON, SwapPairs, swap_pairs
-from loopinterp.circuits.runs import DELAYS, VERDICT_DELAY, SwapRun, delay_name, prepare_swaps
-from loopinterp.circuits.subspaces import energy_rank, random_subspaces
+from loopinterp.circuits.pairs import PLACES
+from loopinterp.circuits.runs import DELAYS, VERDICT_DELAY, delay_name
+from loopinterp.circuits.scoring import ModelScores, score_model
 from loopinterp.circuits.verdict import THRESHOLD, decide
 from loopinterp.errors import InputError
 from loopinterp.probing.states import describe_model
-from loopinterp.rasp.language import UNKNOWN
 from loopinterp.rasp.program import LoopProgram
 from loopinterp.rasp.registry import get_program, list_programs
 from loopinterp.results import study
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from loopinterp.models.protocol import LoopedModel
-
-CONTROL_ENERGY = 0.9
-"""The random control has as many dimensions as hold this share of what the swaps change."""
 
 
 def compare_programs(
@@ -88,93 +77,16 @@ def compare_programs(
         seed, study="programs", models=described, n=n, per_place=per_place, max_chain=max_chain
     ) as watch:
         scored = [
-            _score_model(model, rivals, n, per_place, max_chain, seed + 1000 * k)
+            score_model(
+                model, rivals, n=n, per_place=per_place, max_chain=max_chain, seed=seed + 1000 * k
+            )
             for k, model in enumerate(several)
         ]
         return _result(scored, rivals, labels, threshold, seed, watch)
 
 
-@dataclass(frozen=True)
-class _Scored:
-    """One model's pairs, with what each rival says and how far it agrees."""
-
-    pairs: SwapPairs
-    agree: np.ndarray  # [pair, program, delay]
-    control: np.ndarray  # the same with random directions
-    flips: np.ndarray  # [pair, delay, bit]: what the model does
-    claims: np.ndarray  # [pair, program, delay, bit]: what each rival says
-    alignments: list[str]
-    rank: int
-    behaviour: np.ndarray  # [example, program]
-
-
-def _score_model(
-    model: Any, rivals: list[LoopProgram], n: int, per_place: int, max_chain: int, seed: int
-) -> _Scored:
-    pairs = swap_pairs(model, n=n, per_place=per_place, seed=seed, max_chain=max_chain)
-    run = prepare_swaps(model, pairs)
-    swapped = run.swap()
-    rank = energy_rank(run.difference, CONTROL_ENERGY)
-    generator = torch.Generator().manual_seed(seed)
-    directions = random_subspaces(len(pairs), rank, run.state.shape[-1], generator)
-    control = run.swap(directions)
-    laid = [_lay_over(program, run, swapped) for program in rivals]
-    predictions = [prediction for prediction, _ in laid]
-    best = [alignment for _, alignment in laid]
-    return _Scored(
-        pairs=pairs,
-        agree=_agreements(predictions, run, swapped),
-        control=_agreements(predictions, run, control),
-        flips=_at_bits(swapped != run.base, pairs),
-        claims=np.stack([_claims(p, pairs) for p in predictions], axis=1),
-        alignments=[str(alignment) for alignment in best],
-        rank=rank,
-        behaviour=behaviour_scores(model, rivals, best, n=n, seed=seed),
-    )
-
-
-def _lay_over(program: LoopProgram, run: SwapRun, swapped: Tensor) -> tuple[Prediction, Alignment]:
-    """What the program says of each pair under the alignment that suits the other half best.
-
-    Returns:
-        The prediction, and the alignment that suits all pairs best.
-    """
-    options = rate_alignments(program, run, swapped)
-    half = halves(run.pairs.place)
-    said = [
-        predict(program, run.pairs, alignment=options.best(~part), delays=run.delays)
-        for part in (half, ~half)
-    ]
-    first = half[None, :, None]
-    prediction = Prediction(
-        torch.where(first, said[0].base, said[1].base),
-        torch.where(first, said[0].swapped, said[1].swapped),
-    )
-    return prediction, options.best(torch.ones_like(half))
-
-
-def _agreements(predictions: list[Prediction], run: SwapRun, swapped: Tensor) -> np.ndarray:
-    each = [agreement(p, run.base, swapped, run.pairs.scored) for p in predictions]
-    return torch.stack(each).permute(2, 0, 1).cpu().numpy()
-
-
-def _at_bits(values: Tensor, pairs: SwapPairs) -> np.ndarray:
-    """[delay, pair, pos] -> [pair, delay, bit] for bits i, i + 1, i + 2."""
-    rows = torch.arange(len(pairs), device=values.device)[:, None]
-    places = pairs.position[:, None] + torch.arange(RUN_ON, device=values.device)
-    return values[:, rows, places].permute(1, 0, 2).cpu().numpy().astype(np.float64)
-
-
-def _claims(prediction: Prediction, pairs: SwapPairs) -> np.ndarray:
-    """1 where the program says that a bit flips, 0 where not, NaN where it does not say."""
-    changed = _at_bits(prediction.base != prediction.swapped, pairs)
-    open_ = (prediction.base == UNKNOWN) != (prediction.swapped == UNKNOWN)
-    changed[_at_bits(open_, pairs) > 0] = np.nan
-    return changed
-
-
 def _result(
-    scored: list[_Scored],
+    scored: list[ModelScores],
     rivals: list[LoopProgram],
     labels: list[str],
     threshold: float,
@@ -182,57 +94,48 @@ def _result(
     watch: Any,
 ) -> CircuitComparison:
     programs = [p.name for p in rivals]
-    places = [*PLACES, ALL_PLACES]
     groups = [[s] for s in scored] + ([scored] if len(scored) > 1 else [])
     shown = labels + ([ALL_MODELS] if len(scored) > 1 else [])
     iia = [_by_place(group, "agree", seed) for group in groups]
     control = [_by_place(group, "control", seed) for group in groups]
     behaviour = [_behaviour(group, seed) for group in groups]
-    delay = DELAYS.index(VERDICT_DELAY)
-    verdicts = [
-        decide(
-            programs,
-            _headline(score, delay),
-            score.value[:, :-1, delay],
-            places[:-1],
-            control=_headline(random, delay),
-            solved=float(np.mean([s.pairs.solved for s in group])),
-            threshold=threshold,
-        )
-        for group, score, random in zip(groups, iia, control)
-    ]
-
-    def stack(parts: list[Intervals], end: str) -> np.ndarray:
-        return np.stack([getattr(part, end) for part in parts])
+    verdicts = {
+        delay: [
+            _decide(group, programs, score, random, DELAYS.index(delay), threshold)
+            for group, score, random in zip(groups, iia, control)
+        ]
+        for delay in (VERDICT_DELAY, VERDICT_DELAY + 1)
+    }
 
     return CircuitComparison(
         provenance=watch.provenance(),
-        **{f"iia{end and '_' + end}": stack(iia, end or "value") for end in ("", "low", "high")},
-        **{
-            f"control{end and '_' + end}": stack(control, end or "value")
-            for end in ("", "low", "high")
-        },
-        **{
-            f"behaviour{end and '_' + end}": stack(behaviour, end or "value")
-            for end in ("", "low", "high")
-        },
-        flips=np.stack([_by_carry(s, s.flips) for s in scored]),
-        claims=np.stack([np.moveaxis(_by_carry(s, s.claims), 2, 0) for s in scored]),
-        n_pairs=np.stack([_counts(s) for s in scored]),
+        **_columns("iia", iia),
+        **_columns("control", control),
+        **_columns("behaviour", behaviour),
+        flips=np.stack([s.by_carry(s.flips) for s in scored]),
+        claims=np.stack([np.moveaxis(s.by_carry(s.claims), 2, 0) for s in scored]),
+        n_pairs=np.stack([s.counts() for s in scored]),
         models=shown,
         programs=programs,
-        places=places,
+        places=[*PLACES, ALL_PLACES],
         delays=[delay_name(d) for d in DELAYS],
         alignments=[s.alignments for s in scored],
         control_ranks=[s.rank for s in scored],
         front_measured=[s.pairs.measured for s in scored],
         solved=[s.pairs.solved for s in scored],
         threshold=threshold,
-        verdicts=[dataclasses.asdict(v) for v in verdicts],
+        verdicts=verdicts[VERDICT_DELAY],
+        verdicts_later=verdicts[VERDICT_DELAY + 1],
     )
 
 
-def _by_place(group: list[_Scored], what: str, seed: int) -> Intervals:
+def _columns(name: str, parts: list[Intervals]) -> dict[str, np.ndarray]:
+    """Scores of each model under the names of a result: value, and ends of its interval."""
+    ends = {"": "value", "_low": "low", "_high": "high"}
+    return {name + end: np.stack([getattr(p, field) for p in parts]) for end, field in ends.items()}
+
+
+def _by_place(group: list[ModelScores], what: str, seed: int) -> Intervals:
     """Scores [program, place, delay]; the last place is the mean of all."""
     values = [getattr(s, what) for s in group]
     places = [s.pairs.place.cpu().numpy() for s in group]
@@ -241,7 +144,7 @@ def _by_place(group: list[_Scored], what: str, seed: int) -> Intervals:
     return Intervals(*(np.swapaxes(end, 0, 1) for end in ends))
 
 
-def _behaviour(group: list[_Scored], seed: int) -> Intervals:
+def _behaviour(group: list[ModelScores], seed: int) -> Intervals:
     """Scores [program]; NaN where no two rivals differ."""
     values = [s.behaviour for s in group]
     alike = [np.zeros(len(v), int) for v in values]
@@ -249,31 +152,30 @@ def _behaviour(group: list[_Scored], seed: int) -> Intervals:
     return Intervals(scores.value[0], scores.low[0], scores.high[0])
 
 
-def _headline(scores: Intervals, delay: int) -> Intervals:
-    """Scores [program] over all places at one delay."""
-    return Intervals(*(getattr(scores, end)[:, -1, delay] for end in ("value", "low", "high")))
+def _decide(
+    group: list[ModelScores],
+    programs: list[str],
+    score: Intervals,
+    control: Intervals,
+    delay: int,
+    threshold: float,
+) -> dict[str, Any]:
+    """The verdict on one group of models by one delay, JSON-ready."""
 
+    def all_places(scores: Intervals) -> Intervals:
+        ends = (scores.value, scores.low, scores.high)
+        return Intervals(*(end[:, -1, delay] for end in ends))
 
-def _by_carry(scored: _Scored, values: np.ndarray) -> np.ndarray:
-    """Means over pairs [place, carry, ...] of each place and base carry; NaN where none."""
-    shape = values.shape[1:]
-    table = np.full((len(PLACES), 2, *shape), np.nan)
-    place, carry = scored.pairs.place.cpu().numpy(), scored.pairs.carry.cpu().numpy()
-    for p in range(len(PLACES)):
-        for base in (0, 1):
-            here = values[(place == p) & (carry == base)]
-            said = ~np.isnan(here)
-            count = said.sum(0)
-            total = np.where(said, here, 0.0).sum(0)
-            table[p, base] = np.where(count > 0, total / np.maximum(count, 1), np.nan)
-    return table
-
-
-def _counts(scored: _Scored) -> np.ndarray:
-    place, carry = scored.pairs.place.cpu().numpy(), scored.pairs.carry.cpu().numpy()
-    return np.array(
-        [[((place == p) & (carry == c)).sum() for c in (0, 1)] for p in range(len(PLACES))]
+    verdict = decide(
+        programs,
+        all_places(score),
+        score.value[:, :-1, delay],
+        list(PLACES),
+        control=all_places(control),
+        solved=float(np.mean([s.pairs.solved for s in group])),
+        threshold=threshold,
     )
+    return dataclasses.asdict(verdict)
 
 
 def _rivals(programs: Sequence[str | LoopProgram] | None) -> list[LoopProgram]:

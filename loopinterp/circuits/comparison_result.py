@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from loopinterp.circuits.verdict import Verdict, plain
+from loopinterp.circuits.verdict import Verdict, in_words, plain
 from loopinterp.results import Figure, Finding, Result
 
 if TYPE_CHECKING:
@@ -49,7 +49,10 @@ class CircuitComparison(Result):
         front_measured: Whether the front is each model's own (one position a loop otherwise).
         solved: Fraction of candidate pairs each model answers right.
         threshold: Least lower end of a winner's interval.
-        verdicts: :class:`~loopinterp.circuits.Verdict` of each model, as dictionaries.
+        verdicts: :class:`~loopinterp.circuits.Verdict` of each model, as dictionaries, by the
+            output one loop after the swap.
+        verdicts_later: The same by the output two loops after the swap. A model that answers a
+            loop late shows there what it does.
     """
 
     AXES: ClassVar[dict[str, tuple[str, ...]]] = {
@@ -89,15 +92,17 @@ class CircuitComparison(Result):
     solved: list[float]
     threshold: float
     verdicts: list[dict[str, Any]]
+    verdicts_later: list[dict[str, Any]]
 
     @property
     def verdict(self) -> Verdict:
         """The verdict on all models together (on the one, if there is one)."""
         return self.verdict_of(-1)
 
-    def verdict_of(self, model: int | str) -> Verdict:
-        """The verdict on one model, by its number or name."""
-        found = dict(self.verdicts[self.models.index(model) if isinstance(model, str) else model])
+    def verdict_of(self, model: int | str, *, later: bool = False) -> Verdict:
+        """The verdict on one model, by its number or name; ``later``: two loops after the swap."""
+        row = self.models.index(model) if isinstance(model, str) else model
+        found = (self.verdicts_later if later else self.verdicts)[row]
         return Verdict(**{**found, "reasons": tuple(found["reasons"])})
 
     def to_frame(self) -> pd.DataFrame:
@@ -151,8 +156,19 @@ def verdict_text(result: CircuitComparison) -> str:
     return (
         f"The circuit is none of the {len(result.programs)} programs. The nearest is "
         f"“{plain(v.nearest)}”: one loop after, the model answers as it says in {agrees}; but "
-        f"{' and '.join(v.reasons)}. It fails most {_in_words(v.weakest_place)} the front "
-        f"({v.weakest_score:.0%})."
+        f"{'; '.join(v.reasons)}. It fails most {in_words(v.weakest_place)} "
+        f"({v.weakest_score:.0%}).{_later_text(result)}"
+    )
+
+
+def _later_text(result: CircuitComparison) -> str:
+    """What two loops say where one does not name a program."""
+    later = result.verdict_of(-1, later=True)
+    if not later.named:
+        return ""
+    return (
+        f" Two loops after the swap it would be “{plain(later.winner)}” ({later.score:.0%}, "
+        f"{later.low:.0%}–{later.high:.0%}): this model takes longer than a loop to answer."
     )
 
 
@@ -167,15 +183,3 @@ def hold_text(result: CircuitComparison) -> str:
         f"without a swap, short of T(n) loops and where the rivals differ, in "
         f"{result.behaviour[-1, p]:.0%}."
     )
-
-
-def _in_words(place: str) -> str:
-    """'at' -> 'at', 'ahead' -> 'ahead of', 'one behind' -> 'one position behind', …"""
-    words = {
-        "ahead": "ahead of",
-        "one behind": "one position behind",
-        "two or more behind": "two or more positions behind",
-        "planted ahead": "where a resolved state is planted ahead of",
-        "erased behind": "where an unresolved state is put behind",
-    }
-    return words.get(place, place)

@@ -114,7 +114,7 @@ def _places(result: CircuitComparison) -> Figure:
             "unresolved state put behind it. The right program is dark in every column."
         ),
         control="The right panel: the same with random directions of the state.",
-        data=table[table["delay"] == result.delays[_ONE_LOOP]],
+        data=table.query("delay == @later", local_dict={"later": result.delays[_ONE_LOOP]}),
         section=_SECTION,
     )
 

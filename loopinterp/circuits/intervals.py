@@ -3,9 +3,9 @@
 A score is the mean over strata of the mean agreement in each stratum. Its uncertainty comes from
 the inputs that happened to be drawn: the bootstrap gives every input a random Dirichlet weight
 (Rubin, Annals of Statistics 9, 1981, 130), and with several models every model too.
-Each stratum also holds half an input that agrees and half one that does not (Jeffreys' prior), so
-that 100 right out of 100 has an interval of more than no width. For plain right-or-wrong inputs a
-stratum's interval is then the Beta(k + 1/2, n - k + 1/2) one.
+Half an input that agrees and half one that does not, shared out over the strata, are added
+(Jeffreys' prior), so that 100 right out of 100 has an interval of more than no width. For one stratum
+of right-or-wrong inputs the interval is that of Beta(k + 1/2, n - k + 1/2).
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ def bootstrap_scores(
     for each, stratum in ((a, s) for a, s in zip(agreement, strata) if len(a)):
         flat = each.reshape(len(each), -1).astype(np.float64)
         present = [s for s in range(n_strata) if bool((stratum == s).any())]
-        parts = [_stratum_draws(flat[stratum == s], rng, n_resamples) for s in present]
+        share = 0.5 / len(present)
+        parts = [_stratum_draws(flat[stratum == s], share, rng, n_resamples) for s in present]
         draws.append(np.mean(parts, axis=0))
         values.append(np.mean([flat[stratum == s].mean(0) for s in present], axis=0))
     model_weights = rng.dirichlet(np.ones(len(draws)), size=n_resamples)
@@ -130,9 +131,11 @@ def scores_by_stratum(
     )
 
 
-def _stratum_draws(agreement: np.ndarray, rng: np.random.Generator, n: int) -> np.ndarray:
-    """Weighted means [resample, column] of one stratum, with the two half inputs."""
+def _stratum_draws(
+    agreement: np.ndarray, share: float, rng: np.random.Generator, n: int
+) -> np.ndarray:
+    """Weighted means [resample, column] of one stratum, with its share of the added inputs."""
     weights = rng.gamma(1.0, size=(n, len(agreement)))
-    wrong, right = rng.gamma(0.5, size=(2, n, 1))
+    wrong, right = rng.gamma(share, size=(2, n, 1))
     total = weights.sum(1, keepdims=True) + wrong + right
     return (weights @ agreement + right) / total

@@ -44,9 +44,8 @@ def device_of(model: LoopedModel | Any) -> torch.device:
     own = getattr(model, "device", None)
     if isinstance(own, torch.device):
         return own
-    parameters = getattr(model, "parameters", None)
-    first = next(iter(parameters()), None) if callable(parameters) else None
-    return torch.device("cpu") if first is None else first.device
+    weights = list(model.parameters()) if isinstance(model, torch.nn.Module) else []
+    return weights[0].device if weights else torch.device("cpu")
 
 
 @torch.no_grad()

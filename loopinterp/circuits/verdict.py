@@ -107,7 +107,9 @@ def decide(
     if scores.low[best] <= control.high[best]:
         reasons.append(f"random directions do as well ({control.value[best]:.0%})")
     if by_place[best, weak] < floor:
-        reasons.append(f"it agrees in only {by_place[best, weak]:.0%} of pairs {places[weak]}")
+        reasons.append(
+            f"it agrees in only {by_place[best, weak]:.0%} of pairs {in_words(places[weak])}"
+        )
     if solved < floor:
         reasons.append(f"the model answers only {solved:.0%} of inputs right")
     return Verdict(
@@ -124,6 +126,24 @@ def decide(
         weakest_score=float(by_place[best, weak]),
         reasons=tuple(reasons),
     )
+
+
+def in_words(place: str) -> str:
+    """A place relative to the front, in a sentence.
+
+    Example:
+        >>> in_words("at"), in_words("ahead")
+        ('at the front', 'ahead of the front')
+    """
+    words = {
+        "ahead": "ahead of the front",
+        "at": "at the front",
+        "one behind": "one position behind the front",
+        "two or more behind": "two or more positions behind the front",
+        "planted ahead": "with a resolved state planted ahead of the front",
+        "erased behind": "with an unresolved state put behind the front",
+    }
+    return words.get(place, place)
 
 
 def plain(program: str) -> str:
