@@ -135,9 +135,9 @@ class CarryStudyResult(Result):
             return [Finding(kind="wavefront", text=text, value="no wavefront", good=False)]
         text = (
             f"The carry travels {self.speed:.2f} positions in a loop: a linear probe reads it with "
-            f"accuracy {self.resolved:.2f} or more where the loops run reach back to the bit that "
-            f"decides it, and {self.unresolved:.2f} or less (chance is 0.50) from three positions "
-            "beyond."
+            f"an accuracy of {self.resolved:.2f} at worst once as many loops have run as it has "
+            f"positions to travel, and of {self.unresolved:.2f} at best (chance is 0.50) where it "
+            "has three positions or more still to go."
         )
         value = f"{self.speed:.2f} positions / loop"
         return [Finding(kind="wavefront", text=text, value=value, good=good)]

@@ -24,8 +24,6 @@ VARIABLES = ("carry in", "carry out", "generate", "propagate", "sum")
 """Variables of an addition at each position, in the order of :attr:`ChainSample.variables`."""
 
 _LONG_SHARE = 0.6
-_LEAST_ROUNDS = 2
-_MAX_ROUNDS = 50
 
 
 @dataclass(frozen=True)
@@ -89,22 +87,15 @@ def sample_chains(
         [0.5, 0.5, 0.5, 0.5, 0.5, 0.5]
     """
     _check(task, n, max_chain, n_pairs)
-    drawn: list[Tensor] = []
-    for _ in range(_MAX_ROUNDS):
+    drawn = [_draw_pairs(task, n, max_chain, n_pairs, generator)]
+    while True:  # ends: in each round every chain length has a fair chance to occur
         drawn.append(_draw_pairs(task, n, max_chain, n_pairs, generator))
         inputs = torch.cat(drawn)
         length = task.chain_length_in(inputs[::2]) + 1
         length = length.masked_fill(task.chain_in_reaches_start(inputs[::2]), 0)
-        found = torch.stack([(length == d).any(1).sum() for d in range(1, max_chain + 1)])
-        if len(drawn) >= _LEAST_ROUNDS and bool((found >= n_pairs).all()):
+        found = [int((length == chain).any(1).sum()) for chain in range(1, max_chain + 1)]
+        if min(found) >= n_pairs:
             break
-    else:
-        raise InputError(
-            "max_chain",
-            expected="chains that occur often enough to be sampled",
-            given=f"too few of lengths {((found < n_pairs).nonzero()[:, 0] + 1).tolist()}",
-            fix="Use a shorter max_chain or a larger n.",
-        )
     ends = ~task.propagate(inputs[::2])
     score = torch.rand(length.shape, generator=generator)
     places = [_pick(length == d, ends, score, n_pairs) for d in range(1, max_chain + 1)]

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 class LinearProbe(ClassifierMixin, BaseEstimator):
     """What every linear probe shares: fitting a grid, predicting, scoring, and its directions.
 
-    Subclasses give the solver. Attributes after ``fit``, for a grid of shape ``grid`` (empty for
+    Subclasses give the solver. The settings are ``alpha``, the L2 penalty on the coefficients, and
+    ``fit_intercept``. Attributes after ``fit``, for a grid of shape ``grid`` (empty for
     one cell), ``d`` features and ``rows`` = 1 for two classes or the number of classes for more:
 
     Attributes:
@@ -39,9 +40,11 @@ class LinearProbe(ClassifierMixin, BaseEstimator):
         n_features_in_: ``d``.
     """
 
-    alpha: float
-    fit_intercept: bool
     _shares_factor = False
+
+    def __init__(self, *, alpha: float = 1.0, fit_intercept: bool = True) -> None:
+        self.alpha = alpha
+        self.fit_intercept = fit_intercept
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Fit one probe for each cell of the grid.
@@ -212,10 +215,6 @@ class RidgeProbe(LinearProbe):
 
     _shares_factor = True
 
-    def __init__(self, *, alpha: float = 1.0, fit_intercept: bool = True) -> None:
-        self.alpha = alpha
-        self.fit_intercept = fit_intercept
-
     def _solve(
         self, x: Tensor, y: Tensor, weight: Tensor, *, n_classes: int
     ) -> tuple[Tensor, Tensor]:
@@ -255,8 +254,7 @@ class LogisticProbe(LinearProbe):
         tol: float = 1e-6,
         max_iter: int = 100,
     ) -> None:
-        self.alpha = alpha
-        self.fit_intercept = fit_intercept
+        super().__init__(alpha=alpha, fit_intercept=fit_intercept)
         self.tol = tol
         self.max_iter = max_iter
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,11 @@ from loopinterp.probing import CarryStudyResult, carry_study, probe_study
 from loopinterp.results import Figure
 from loopinterp.tasks.addition import Addition
 from tests.probing.toys import CarryToy
+
+
+def plot_of(figure: Figure) -> Any:
+    """The plot, whose traces have attributes that its types do not know."""
+    return figure.plot
 
 
 @pytest.fixture(scope="module")
@@ -31,27 +37,27 @@ def test_each_figure_is_complete(figures: list[Figure]) -> None:
         assert figure.section == "wavefront"
         assert len(figure.caption) > 40 and len(figure.control) > 20
         assert figure.data is not None and len(figure.data)
-        json.loads(figure.plot.to_json())
-        names = [t.name for t in figure.plot.data if t.name]
+        json.loads(plot_of(figure).to_json())
+        names = [t.name for t in plot_of(figure).data if t.name]
         assert all(len(name) <= 24 for name in names)
 
 
 def test_the_heat_map_shows_the_wavefront_and_its_controls(
     result: CarryStudyResult, figures: list[Figure]
 ) -> None:
-    maps = [t for t in figures[0].plot.data if t.type == "heatmap"]
+    maps = [t for t in plot_of(figures[0]).data if t.type == "heatmap"]
     assert len(maps) == 4
     for trace, values in zip(
         maps, (result.accuracy, result.shared_probe, result.random_model, result.control_task)
     ):
         np.testing.assert_array_equal(np.asarray(trace.z), values.T)
         assert list(trace.x) == result.loops and list(trace.y) == result.chain_lengths
-    front = next(t for t in figures[0].plot.data if t.type == "scatter")
+    front = next(t for t in plot_of(figures[0]).data if t.type == "scatter")
     assert list(front.x) == list(front.y) == result.chain_lengths
 
 
 def test_the_cut_through_the_front_has_every_control(figures: list[Figure]) -> None:
-    lines = {t.name: t for t in figures[1].plot.data if t.type == "scatter" and t.line.width}
+    lines = {t.name: t for t in plot_of(figures[1]).data if t.type == "scatter" and t.line.width}
     grey = {name for name, t in lines.items() if t.line.dash != "solid"}
     assert grey == {"random weights", "random labels", "embedding alone", "majority class"}
     probe = dict(zip(lines["trained model"].x, lines["trained model"].y))
@@ -70,7 +76,7 @@ def test_a_model_without_a_front_can_be_drawn_too() -> None:
         frozen, Addition(), n=8, max_chain=4, n_short=6, n_train=8, n_test=8, random_model=frozen
     )
     for figure in result.figures():
-        json.loads(figure.plot.to_json())
+        json.loads(plot_of(figure).to_json())
 
 
 def test_a_grid_of_probes_is_drawn_by_loop_and_by_group() -> None:
@@ -85,5 +91,5 @@ def test_a_grid_of_probes_is_drawn_by_loop_and_by_group() -> None:
     lines, by_group = result.figures()
     for figure in (lines, by_group):
         assert figure.control and figure.data is not None and len(figure.data) == 8
-        json.loads(figure.plot.to_json())
-    assert len([t for t in by_group.plot.data if t.type == "heatmap"]) == 2
+        json.loads(plot_of(figure).to_json())
+    assert len([t for t in plot_of(by_group).data if t.type == "heatmap"]) == 2
