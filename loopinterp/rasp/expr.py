@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from loopinterp.errors import InputError, unknown_name
+from loopinterp.rasp.checks import check_int, check_relation, check_table
 from loopinterp.rasp.node import Expr
 from loopinterp.rasp.ops import OPS, PREDICATES
 
@@ -149,8 +150,7 @@ class TokMap(Seq):
 
     def __post_init__(self) -> None:
         need_seq(self.x, "x of tok_map")
-        for value in (v for pair in self.table for v in pair):
-            check_int(value, "entry in the table of tok_map")
+        check_table(dict(self.table))
         if self.default is not None:
             check_int(self.default, "default of tok_map")
         super().__post_init__()
@@ -200,21 +200,11 @@ class Select(Selector):
         super().__post_init__()
 
     def _check_predicate(self) -> None:
-        where = f"predicate of select(k={self.k!r}, q={self.q!r})"
-        if isinstance(self.predicate, str):
-            if self.predicate not in PREDICATES:
-                raise unknown_name(where, self.predicate, PREDICATES)
-            return
-        pairs = self.predicate if isinstance(self.predicate, tuple) else (None,)
-        if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
-            raise InputError(
-                where,
-                expected="a function of two tokens: a name such as '==', or (key, query) pairs",
-                given=repr(self.predicate),
-                fix='Write select(k, q, "=="), or list the pairs: [(0, 1), (1, 0)].',
-            )
-        for value in (v for pair in pairs if pair for v in pair):
-            check_int(value, f"token in the {where}")
+        if not isinstance(self.predicate, str):
+            check_relation(self.predicate, self.k, self.q)
+        elif self.predicate not in PREDICATES:
+            where = f"predicate of select(k={self.k!r}, q={self.q!r})"
+            raise unknown_name(where, self.predicate, PREDICATES)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -324,16 +314,4 @@ def need_selector(x: object, what: str) -> None:
             expected="a selector",
             given=f"{kind} {x!r}",
             fix="Make one with select(k, q, predicate).",
-        )
-
-
-def check_int(x: object, what: str) -> None:
-    """Check that ``x`` is an integer (and no bool).
-
-    Raises:
-        InputError: it is not.
-    """
-    if isinstance(x, bool) or not isinstance(x, int):
-        raise InputError(
-            what, expected="an integer", given=repr(x), fix="Sequences hold integers only."
         )

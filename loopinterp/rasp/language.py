@@ -7,8 +7,10 @@ integers, and 0 is false.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import islice
 
 from loopinterp.errors import InputError
+from loopinterp.rasp.checks import MAX_RELATION, check_relation, check_table
 from loopinterp.rasp.expr import (
     Aggregate,
     Elementwise,
@@ -64,6 +66,7 @@ def tok_map(
             given=f"{type(table).__name__} {table!r}",
             fix="Write the function as a table, e.g. {0: 1, 1: 0}, so that it can be compiled.",
         )
+    check_table(table)
     return TokMap(as_seq(x), tuple(sorted(table.items())), default, name)
 
 
@@ -124,7 +127,9 @@ def select(
     """
     if isinstance(predicate, str) or not isinstance(predicate, Iterable):
         return Select(as_seq(k), as_seq(q), predicate, causal, name)
-    return Select(as_seq(k), as_seq(q), tuple(sorted(set(predicate))), causal, name)
+    pairs = list(islice(predicate, MAX_RELATION + 1))  # it may have no end
+    check_relation(pairs, k, q)
+    return Select(as_seq(k), as_seq(q), tuple(sorted(set(pairs))), causal, name)
 
 
 def aggregate(selector: Selector, value: Seq | int, mode: str = "mean", default: int = 0) -> Seq:

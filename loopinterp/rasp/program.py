@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from loopinterp.errors import InputError, unknown_name
 from loopinterp.rasp import graph
+from loopinterp.rasp.checks import MAX_TABLE
 from loopinterp.rasp.expr import Select, Seq, need_seq
 from loopinterp.rasp.node import Expr
 
@@ -69,7 +71,8 @@ class LoopProgram:
             checked = {name: self._seq(part, name, x) for name, x in getattr(self, part).items()}
             object.__setattr__(self, part, MappingProxyType(checked))
         object.__setattr__(self, "finish", self._seq("finish", None, self.finish))
-        object.__setattr__(self, "inputs", tuple(self.inputs))
+        object.__setattr__(self, "inputs", tuple(islice(self.inputs, MAX_TABLE + 1)))
+        self._check_inputs()
         self._check_variables()
         self._check_selectors()
         if not callable(self.n_loops):
@@ -157,6 +160,15 @@ class LoopProgram:
         what = f"{part} of program {self.name}"
         what = what if variable is None else f"{what}, variable {variable!r}"
         return need_seq(x, what)
+
+    def _check_inputs(self) -> None:
+        if not 0 < len(self.inputs) <= MAX_TABLE:
+            raise InputError(
+                f"inputs of program {self.name}",
+                expected=f"1 to {MAX_TABLE:,} input tokens",
+                given="more" if self.inputs else "none",
+                fix="List what each token means, once.",
+            )
 
     def _check_variables(self) -> None:
         if not self.prepare or not self.step:

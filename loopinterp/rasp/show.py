@@ -51,7 +51,9 @@ def program_code(program: LoopProgram) -> str:
     for node in postorder(roots):
         if isinstance(node, TokMap) and node.name:
             rest = "" if node.default is None else f", otherwise {node.default}"
-            lines.append(f"  {node.name}: {dict(node.table)}{rest}")
+            table = str(dict(node.table))
+            table = table if len(table) <= MAX_LENGTH else f"a table of {len(node.table):,} entries"
+            lines.append(f"  {node.name}: {table}{rest}")
     lines.append("  prepare")
     lines += [f"    {name} = {code(x, short=True)}" for name, x in program.prepare.items()]
     lines.append("  loop")

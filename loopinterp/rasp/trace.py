@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from loopinterp.rasp.program import LoopProgram
 
 
+MAX_TRACE = 2**30
+"""Most values that a trace may hold: 8 GiB of them."""
+
+
 @dataclass(frozen=True, eq=False)
 class Intervention:
     """Set a variable after ``loop`` loops, before the next one and before the output is read.
@@ -97,6 +101,7 @@ def run(
             fix="Pass a non-empty batch.",
         )
     _check_loops(n_loops, start_at_loop)
+    _check_size(program, tokens, n_loops - start_at_loop)
     planned = _plan(program, tokens, interventions, start_at_loop, n_loops)
     interpreter = Interpreter(tokens)
     prepared = interpreter.run(program.orders["prepare"], {}, program.prepare.values())
@@ -245,6 +250,17 @@ def _check_loops(n_loops: int, start_at_loop: int) -> None:
             expected=f"at most n_loops = {n_loops}",
             given=str(start_at_loop),
             fix="n_loops counts from prepare: pass start_at_loop + the loops to run.",
+        )
+
+
+def _check_size(program: LoopProgram, tokens: Tensor, n_steps: int) -> None:
+    size = (n_steps + 1) * (len(program.prepare) + 1) * tokens.numel()
+    if size > MAX_TRACE:
+        raise InputError(
+            f"trace of program {program.name}",
+            expected=f"at most {MAX_TRACE:,} values (loops x variables x batch x positions)",
+            given=f"{size:,}",
+            fix="Run fewer loops or examples at a time; start_at_loop takes a run up again.",
         )
 
 
