@@ -13,7 +13,7 @@ from loopinterp.training import Run
 
 
 def main(
-    run: Path = Path("runs/demo"), out: Path = Path("wavefront.html"), n: int = 48, pairs: int = 64
+    run: Path = Path("runs/demo"), out: Path = Path("wavefront.html"), n: int = 48, pairs: int = 192
 ) -> None:
     """Probe additions of n bits; the run must be one of addition."""
     trained = Run.load(run)
