@@ -4,8 +4,8 @@ A score is the mean over strata of the mean agreement in each stratum. Its uncer
 the inputs that happened to be drawn: the bootstrap gives every input a random Dirichlet weight
 (Rubin, Annals of Statistics 9, 1981, 130), and with several models every model too.
 Half an input that agrees and half one that does not, shared out over the strata, are added
-(Jeffreys' prior), so that 100 right out of 100 has an interval of more than no width. For one stratum
-of right-or-wrong inputs the interval is that of Beta(k + 1/2, n - k + 1/2).
+(Jeffreys' prior), so that 100 right out of 100 has an interval of more than no width. For one
+stratum of right-or-wrong inputs the interval is that of Beta(k + 1/2, n - k + 1/2).
 """
 
 from __future__ import annotations

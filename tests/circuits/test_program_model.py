@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from loopinterp.circuits import ProgramModel
+from loopinterp.errors import InputError
+from loopinterp.models import LoopedModel, bind
+from loopinterp.rasp import UNKNOWN, get_program, list_programs
+from loopinterp.tasks import IGNORE
+
+PROGRAMS = list_programs("addition")
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_it_answers_as_the_program_at_every_loop(name, program_model, additions):
+    model = program_model(name)
+    assert isinstance(model, LoopedModel)
+    trace = get_program(name).trace(additions.inputs, n_loops=6)
+    iteration = bind(model, additions.inputs)
+    h = iteration.h0
+    for loop in range(7):
+        logits = iteration.readout(h)
+        decided = trace.outputs[loop] != UNKNOWN
+        assert torch.equal(logits.argmax(-1)[decided], trace.outputs[loop][decided])
+        assert (logits[~decided] == 0).all()
+        h = iteration.step(h)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_its_state_holds_each_variable_along_its_direction(name, program_model, additions):
+    model = program_model(name)
+    program = get_program(name)
+    trace = program.trace(additions.inputs, n_loops=3)
+    iteration = bind(model, additions.inputs)
+    h = iteration.h0
+    for _ in range(3):
+        h = iteration.step(h)
+    for variable in program.variables:
+        for value in trace.variables[variable][3].unique().tolist():
+            along = h @ model.direction(variable, value)
+            here = trace.variables[variable][3] == value
+            assert torch.allclose(along, here.float(), atol=1e-5)
+
+
+def test_it_adds(program_model, additions):
+    model = program_model("ripple")
+    iteration = bind(model, additions.inputs)
+    h = iteration.h0
+    for _ in range(int(additions.n_loops.max())):
+        h = iteration.step(h)
+    right = (iteration.readout(h).argmax(-1) == additions.targets) | (additions.targets == IGNORE)
+    assert right.all()
+
+
+def test_no_variable_lies_along_an_axis(program_model):
+    direction = program_model("ripple").direction("carry", 1)
+    assert direction.abs().max() < 0.95
+    assert float(direction.norm()) == pytest.approx(1.0, abs=1e-5)
+
+
+def test_values_it_was_not_built_for_are_refused(additions):
+    with pytest.raises(InputError, match="longer examples"):
+        model = ProgramModel(get_program("lookahead"), additions.inputs[:, :5], n_loops=2)
+        e = model.embed(additions.inputs)
+        h = model.initial_state(e)
+        for _ in range(4):
+            h = model.step(h, e)
+
+
+@pytest.mark.parametrize(("variable", "value"), [("sum", 0), ("carry", 7)])
+def test_unknown_directions_are_refused(program_model, variable, value):
+    with pytest.raises(InputError, match="direction of"):
+        program_model("ripple").direction(variable, value)
