@@ -58,8 +58,8 @@ def _wavefront(result: CarryStudyResult) -> Figure:
         "Each cell: how often a linear probe tells the carry into a position (0 or 1) from the "
         "state there, by the loops run and by how many positions the carry has to travel. Bright "
         "is always right, dark is a coin toss. On the red line and right of it, information that "
-        "moves one position a loop has arrived. Every cell has its own probe; the shared probe is one for "
-        "each number of loops, trained on all chain lengths."
+        "moves one position a loop has arrived. Every cell has its own probe; the shared probe is "
+        "one for each number of loops, trained on all chain lengths."
     )
     control = (
         "Random weights: the same probes on the model with its weights shuffled "
@@ -119,11 +119,11 @@ def _front_profile(result: CarryStudyResult) -> Figure:
     )
     caption = (
         "The same accuracies by distance from the front: at 0 and left of it the carry can have "
-        "arrived, right of it the deciding bit is out of sight. Lines are means over all loops, bands "
-        "run from the worst to the best cell. Trained model: a probe for each cell. Shared probe: one "
-        "for all chain lengths. Last loop's probe: a shared one trained once the model has "
-        "settled, so it shows whether a fresh carry is written in the direction in which it is "
-        "kept."
+        "arrived, right of it the deciding bit is out of sight. Lines are means over all loops, "
+        "bands run from the worst to the best cell. Trained model: a probe for each cell. Shared "
+        "probe: one for all chain lengths. Last loop's probe: a shared one trained once the model "
+        "has settled, so it shows whether a fresh carry is written in the direction in which it "
+        "is kept."
     )
     control = (
         "Grey lines: the same probe on the model with shuffled weights, on random labels, on the "
