@@ -144,15 +144,23 @@ def add_line(figure: go.Figure, line: Series, panel: int, place: int, *, legend:
     )
 
 
-def add_reference(figure: go.Figure, mark: Reference, panel: int) -> None:
+def add_references(figure: go.Figure, marks: Sequence[Reference], panel: int) -> None:
+    """Draw references over what is on a panel; words on the x-axis keep out of each other's way."""
+    on_x = sorted(mark.value for mark in marks if mark.axis == "x" and mark.text)
+    for mark in marks:
+        # Of several marks the first has its words on its left; so has one near the right edge.
+        leftwards = mark.value in on_x[: len(on_x) // 2] or _is_far_right(figure, mark.value, panel)
+        _add_reference(figure, mark, panel, "right" if leftwards else "left")
+
+
+def _add_reference(figure: go.Figure, mark: Reference, panel: int, anchor: str) -> None:
     name = suffix(panel)
     log = figure.layout[f"{mark.axis}axis{name}"]["type"] == "log"
     at = float(np.log10(mark.value)) if log else mark.value
     x_ref, y_ref = (f"x{name}", f"y{name} domain")
     ends: dict[str, float] = {"x0": mark.value, "x1": mark.value, "y0": 0, "y1": 1}
-    # Above the axes, where no line can cross the words; to the left where the edge is near.
-    side = "right" if _is_far_right(figure, mark.value, panel) else "left"
-    text = {"x": at, "y": 1, "xanchor": side, "yanchor": "bottom", "name": "x reference"}
+    # Above the axes, where no line can cross the words.
+    text = {"x": at, "y": 1, "xanchor": anchor, "yanchor": "bottom", "name": "x reference"}
     if mark.axis == "y":
         x_ref, y_ref = (f"x{name} domain", f"y{name}")
         ends = {"x0": 0, "x1": 1, "y0": mark.value, "y1": mark.value}
@@ -169,7 +177,12 @@ def _is_far_right(figure: go.Figure, value: float, panel: int) -> bool:
     traces: list[Any] = list(figure.select_traces())
     on_panel = [t for t in traces if (t.xaxis or "x") == f"x{suffix(panel)}"]
     numbers = [v for t in on_panel for v in t.x if isinstance(v, (int, float, np.number))]
-    return bool(numbers and value > min(numbers) + 0.65 * (max(numbers) - min(numbers)))
+    if figure.layout[f"xaxis{suffix(panel)}"]["type"] == "log":
+        numbers = [math.log10(v) for v in numbers if v > 0]
+        value = math.log10(value)
+    if not numbers:
+        return False
+    return bool(value > min(numbers) + 0.65 * (max(numbers) - min(numbers)))
 
 
 def series_colour(series: Series, place: int) -> str:

@@ -13,7 +13,7 @@ from loopinterp.plotting.axes import (
     Reference,
     Series,
     add_line,
-    add_reference,
+    add_references,
     axis_range,
     panel_figure,
     series_colour,
@@ -90,8 +90,7 @@ def line_panels(
             title_text=panel.y_title,
             **axis_range(panel.y_range, panel.y_log, [v for s in panel.series for v in s.y]),
         )
-        for mark in panel.references:
-            add_reference(figure, mark, k)
+        add_references(figure, panel.references, k)
     return figure
 
 
@@ -139,6 +138,6 @@ def bars_with_intervals(
         type="category", showgrid=False, autorange="reversed" if horizontal else None
     )
     figure.update_layout(showlegend=len(groups) > 1, barmode="group")
-    for mark in references:
-        add_reference(figure, Reference(mark.value, mark.text, value_axis[0]), 0)
+    marks = [Reference(mark.value, mark.text, value_axis[0]) for mark in references]
+    add_references(figure, marks, 0)
     return figure

@@ -90,3 +90,13 @@ SECTIONS = (
     ),
 )
 """All sections with studies, in reading order; "How it was made" follows them."""
+
+OTHER = Section(
+    key="other",
+    title="Other studies",
+    short="Other studies",
+    question="What else was measured?",
+    intro="",
+    missing="",
+)
+"""What belongs to no section of ours, a study of someone else's, is shown all the same."""

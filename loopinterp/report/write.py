@@ -3,50 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from loopinterp.report.assets import (
-    Download,
-    asset,
-    figure_json,
-    plotly_script,
-    slug,
-    table_download,
-)
+from loopinterp.report.assets import asset, plotly_script
 from loopinterp.report.made import made_figures, seconds, setting_groups, stage_seconds
 from loopinterp.report.record import RunRecord, read_run
-from loopinterp.report.sections import SECTIONS, Section
-from loopinterp.results import Figure, Finding
+from loopinterp.report.views import figure_views, section_views, tiles
 from loopinterp.storage import write_bytes
-
-if TYPE_CHECKING:
-    from markupsafe import Markup
-
-
-@dataclass(frozen=True)
-class FigureView:
-    """A figure as the template shows it."""
-
-    anchor: str
-    figure: Figure
-    json: Markup
-    download: Download | None
-
-
-@dataclass(frozen=True)
-class SectionView:
-    """A section as the template shows it."""
-
-    section: Section
-    findings: list[Finding]
-    figures: list[FigureView]
-
-    @property
-    def is_missing(self) -> bool:
-        return not self.findings and not self.figures
 
 
 def write_report(run_folder: str | Path, out: str | Path | None = None) -> Path:
@@ -95,22 +60,17 @@ def tidy(text: str) -> str:
 
 
 def _context(record: RunRecord) -> dict[str, Any]:
-    figures = [figure for result in record.results.values() for figure in result.figures()]
-    findings = [finding for result in record.results.values() for finding in result.summary()]
-    sections = [_section_view(section, findings, figures) for section in SECTIONS]
-    other = _other(findings, figures)
-    if other is not None:
-        sections.append(other)
-    verdicts = [finding for finding in findings if finding.kind == "verdict"]
+    sections = section_views(record)
+    findings = [finding for view in sections for finding in view.findings]
     stages = stage_seconds(record)
     return {
         "record": record,
         "title": f"{_task_title(record.config)}, opened loop by loop",
         "facts": _facts(record.config),
-        "verdicts": verdicts,
-        "tiles": [tile for view in sections if (tile := _tile(view)) is not None],
+        "verdicts": [finding for finding in findings if finding.kind == "verdict"],
+        "tiles": tiles(sections),
         "sections": sections,
-        "made_figures": _figure_views(made_figures(record)),
+        "made_figures": figure_views(made_figures(record)),
         "settings": setting_groups(record.config),
         "command": record.made.get("command"),
         "versions": _versions(record),
@@ -118,53 +78,6 @@ def _context(record: RunRecord) -> dict[str, Any]:
         "machine": record.made.get("machine"),
         "plotly_script": plotly_script(),
     }
-
-
-def _section_view(section: Section, findings: list[Finding], figures: list[Figure]) -> SectionView:
-    # The verdict is said in the summary, and again where its evidence is.
-    kinds = {section.key, "verdict"} if section.key == "program" else {section.key}
-    return SectionView(
-        section,
-        [finding for finding in findings if finding.kind in kinds],
-        _figure_views(figure for figure in figures if figure.section == section.key),
-    )
-
-
-def _other(findings: list[Finding], figures: list[Figure]) -> SectionView | None:
-    """What belongs to no section of ours (a study of someone else's) is shown all the same."""
-    known = {section.key for section in SECTIONS} | {"verdict"}
-    left = [finding for finding in findings if finding.kind not in known]
-    drawn = _figure_views(figure for figure in figures if figure.section not in known)
-    if not left and not drawn:
-        return None
-    section = Section(
-        key="other",
-        title="Other studies",
-        short="Other studies",
-        question="What else was measured?",
-        intro="",
-        missing="",
-    )
-    return SectionView(section, left, drawn)
-
-
-def _figure_view(figure: Figure, number: int) -> FigureView:
-    anchor = f"{figure.section}-{number}-{slug(figure.title)}"
-    table = figure.data
-    download = None if table is None else table_download(table, anchor)
-    return FigureView(anchor, figure, figure_json(figure.plot), download)
-
-
-def _figure_views(figures: Iterable[Figure]) -> list[FigureView]:
-    return [_figure_view(figure, number) for number, figure in enumerate(figures, start=1)]
-
-
-def _tile(view: SectionView) -> tuple[Section, Finding] | None:
-    """The first finding of a section that has a number or a name to show large."""
-    for finding in view.findings:
-        if finding.value and finding.kind != "verdict":
-            return view.section, finding
-    return None
 
 
 def _task_title(config: Mapping[str, Any]) -> str:

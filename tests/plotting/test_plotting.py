@@ -156,6 +156,29 @@ def test_references_on_logarithmic_axes_put_their_words_where_their_line_is() ->
     assert list(figure.layout.yaxis.range) == [0, 2]
 
 
+def test_words_of_references_keep_out_of_each_others_way() -> None:
+    figure = parts(
+        line_figure(
+            [Series("a", [1, 100], [0, 1])],
+            x_title="x",
+            y_title="y",
+            x_log=True,
+            references=[Reference(5, "second", "x"), Reference(4, "first", "x")],
+        )
+    )
+    anchors = {note.text: note.xanchor for note in figure.layout.annotations}
+    assert anchors == {"first": "right", "second": "left"}  # away from each other
+    figure = parts(
+        line_figure(
+            [Series("a", [0, 10], [0, 1])],
+            x_title="x",
+            y_title="y",
+            references=[Reference(9, "late", "x")],
+        )
+    )
+    assert figure.layout.annotations[0].xanchor == "right"  # away from the edge
+
+
 def test_bars_take_absolute_intervals() -> None:
     bars = Series("IIA", ["ripple", "latched"], [0.4, 0.9], low=[0.3, 0.85], high=[0.6, 0.95])
     (bar,) = parts(bars_with_intervals([bars], value_title="IIA")).data

@@ -29,6 +29,8 @@ from loopinterp.plotting import (
 )
 from loopinterp.results import Figure, Finding, Provenance, Result
 
+DEMO = ("generalisation", "convergence", "wavefront", "program")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Synthetic(Result):
@@ -222,12 +224,14 @@ def _program() -> list[Figure]:
 
 
 _FIGURES = {
+    "second": list,
     "generalisation": _generalisation,
     "convergence": _convergence,
     "wavefront": _wavefront,
     "program": _program,
 }
 _FINDINGS = {
+    "second": [Finding(kind="convergence", text="Second thoughts.", value="2")],
     "generalisation": [
         Finding(
             kind="generalisation",
@@ -309,7 +313,7 @@ def loadable() -> Iterator[None]:
         yield
 
 
-def write_run(folder: Path, *, sections: tuple[str, ...] = tuple(_FIGURES)) -> Path:
+def write_run(folder: Path, *, sections: tuple[str, ...] = DEMO) -> Path:
     """Write a run folder; call inside :func:`loadable`."""
     folder.mkdir(parents=True, exist_ok=True)
     config = {

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-
 from loopinterp.report.made import made_figures, setting_groups, stage_seconds
 from loopinterp.report.record import RunRecord
 from tests.report import synthetic

@@ -10,6 +10,7 @@ import pytest
 from loopinterp.errors import InputError
 from loopinterp.report import RunRecord, read_run, render_report, write_report
 from loopinterp.report.sections import SECTIONS
+from loopinterp.report.views import section_views
 from loopinterp.results import Figure, Finding
 from tests.report import synthetic
 
@@ -105,6 +106,34 @@ def test_how_it_was_made_can_be_read_off(page: str) -> None:
     assert "loopinterp demo --out runs/demo --seed 0" in text
     assert "torch 2.13.0" in text and "weight_decay 0.01" in text and "3f9a01c2b4d5" in text
     assert "Everything took 2 min 29 s on 2 CPU cores." in text
+
+
+def test_the_own_study_of_a_section_comes_first_and_further_figures_are_folded(
+    record: RunRecord,
+) -> None:
+    wavefront = record.results["wavefront"]
+    results = {"a_wavefront": wavefront, "more_wavefront": wavefront, "wavefront": wavefront}
+    (view,) = [
+        view
+        for view in section_views(dataclasses.replace(record, results=results))
+        if view.section.key == "wavefront"
+    ]
+    first, second = (figure.title for figure in wavefront.figures())
+    # Two of its own study, one of each other; the rest when asked for.
+    assert [v.figure.title for v in view.figures] == [first, second, first, first]
+    assert [v.figure.title for v in view.more] == [second, second]
+    page = render_report(dataclasses.replace(record, results=results))
+    assert "2 more figures : Chains of six" in Reader(page).text
+
+
+def test_studies_come_in_the_order_in_which_they_were_made(record: RunRecord) -> None:
+    one = record.results["convergence"]
+    other = synthetic.Synthetic(provenance=one.provenance, section="second")
+    order = {"stages": {"train": 1.0, "b": 1.0, "a": 1.0}}
+    for made, first in ((order, "second"), ({}, "convergence")):
+        changed = dataclasses.replace(record, results={"a": one, "b": other}, made=made)
+        findings = next(v for v in section_views(changed) if v.findings).findings
+        assert findings[0].text.startswith("Second") == (first == "second")
 
 
 def test_a_section_without_study_says_so(record: RunRecord) -> None:

@@ -2,21 +2,12 @@
 /* Lays a figure out for the width it has: panels in fewer columns, fewer ticks, wrapped words.
    Figures made by loopinterp.plotting say how many panels they have in layout.meta. */
 const figureLayout = (() => {
-  const wrap = (text, most) => {
-    const lines = [];
-    for (const word of String(text).split(" ")) {
-      const last = lines.length - 1;
-      if (last >= 0 && (lines[last] + " " + word).length <= most) lines[last] += " " + word;
-      else lines.push(word);
-    }
-    return lines.join("<br>");
-  };
-  const lineCount = (text) => (text ? text.split("<br>").length : 0);
-  const axisName = (letter, panel) => letter + "axis" + (panel ? panel + 1 : "");
-  const axisRef = (letter, panel) => letter + (panel ? panel + 1 : "");
-  const isNamed = (values) => Array.isArray(values) && values.some((v) => typeof v === "string" && isNaN(v));
   const canvas = document.createElement("canvas").getContext("2d");
   const family = getComputedStyle(document.documentElement).getPropertyValue("--font");
+  const axisName = (letter, panel) => letter + "axis" + (panel ? panel + 1 : "");
+  const axisRef = (letter, panel) => letter + (panel ? panel + 1 : "");
+  const lineCount = (text) => (text ? text.split("<br>").length : 0);
+  const titleOf = (axis) => (axis.title && axis.title.text) || "";
 
   /* Width in pixels of the longest line of some texts. */
   function longest(texts, size) {
@@ -25,16 +16,29 @@ const figureLayout = (() => {
     return Math.max(0, ...lines.map((line) => canvas.measureText(line).width));
   }
 
-  /* Names along an axis that holds categories, or null. */
-  function names(data, letter, panel) {
-    const found = [];
-    for (const trace of data) {
-      if ((trace[letter + "axis"] || letter) === axisRef(letter, panel) && isNamed(trace[letter]))
-        for (const name of trace[letter]) if (!found.includes(name)) found.push(name);
+  /* Breaks a text at its spaces into lines of at most so many letters. */
+  function wrap(text, most) {
+    const lines = [];
+    for (const word of String(text).split(" ")) {
+      const last = lines.length - 1;
+      if (last >= 0 && (lines[last] + " " + word).length <= most) lines[last] += " " + word;
+      else lines.push(word);
     }
-    return found.length ? found : null;
+    return lines.join("<br>");
   }
 
+  /* Names along an axis that holds categories, or null. */
+  function namesAlong(data, letter, panel) {
+    const isNamed = (values) => Array.isArray(values) && values.some((v) => typeof v === "string" && isNaN(v));
+    const found = new Set();
+    for (const trace of data) {
+      if ((trace[letter + "axis"] || letter) !== axisRef(letter, panel) || !isNamed(trace[letter])) continue;
+      for (const name of trace[letter]) found.add(name);
+    }
+    return found.size ? [...found] : null;
+  }
+
+  /* Colours of text and hover boxes, from the page's own. */
   function theme(layout, data) {
     const probe = document.createElement("span");
     document.body.append(probe);
@@ -42,118 +46,157 @@ const figureLayout = (() => {
       probe.style.color = `var(${name})`;
       return getComputedStyle(probe).color;
     };
-    const text = colour("--text"), surface = colour("--surface"), line = colour("--line");
+    const text = colour("--text"), surface = colour("--surface"), border = colour("--line");
     probe.remove();
     layout.font = { ...layout.font, family, color: text };
-    layout.hoverlabel = { bgcolor: surface, bordercolor: line, font: { color: text, size: 13 }, align: "left" };
+    layout.hoverlabel = { bgcolor: surface, bordercolor: border, font: { color: text, size: 13 }, align: "left" };
     for (const trace of data)
       for (const bars of [trace.error_x, trace.error_y]) if (bars) bars.color = text;
   }
 
+  /* Sizes in pixels: of text, margins, panels, and how many panels stand side by side. */
+  function plan(spec, layout, meta, width) {
+    const narrow = width < 560, size = narrow ? 12 : 14;
+    const panels = [...Array(meta.panels).keys()].map((k) => ({
+      x: layout[axisName("x", k)],
+      y: layout[axisName("y", k)],
+      xNames: namesAlong(spec.data, "x", k),
+      yNames: namesAlong(spec.data, "y", k),
+    }));
+    const p = { width, narrow, size, panels, line: size * 1.3, letter: longest(["average letters"], size) / 15 };
+    p.grid = meta.columns > 1 || meta.square;
+    p.xTitle = panels.map((panel) => titleOf(panel.x)).find(Boolean) || "";
+    p.yTitle = panels.map((panel) => titleOf(panel.y)).find(Boolean) || "";
+
+    const number = panels[0].y.type === "log" ? "0.000" : "0.25";
+    for (const panel of panels) panel.yLabels = panel.yNames && panel.yNames.map((name) => wrap(name, narrow ? 15 : 34));
+    const labels = Math.max(...panels.map((panel) => longest(panel.yLabels || [number], size)));
+    p.left = Math.ceil(labels + 12 + (p.yTitle ? size * 1.9 : 0));
+    p.right = 14;
+    p.inside = width - p.left - p.right;
+
+    // Columns: as many as leave every panel a readable width, more of it where it has many cells.
+    p.gapX = p.grid ? 22 : 0;
+    const cells = Math.max(...spec.data.map((trace) => (trace.type === "heatmap" && trace.x ? trace.x.length : 0)));
+    const least = meta.square ? (narrow ? 96 : 150) : Math.min(220, Math.max(96, 9 * cells));
+    p.columns = Math.min(meta.columns, meta.panels);
+    const share = () => (p.inside - p.gapX * (p.columns - 1)) / p.columns;
+    while (p.columns > 1 && share() < least) p.columns = p.columns > 2 ? Math.ceil(p.columns / 2) : 1;
+    p.rows = Math.ceil(meta.panels / p.columns);
+    p.w = meta.square ? Math.min(share(), 460) : share();
+    p.h = meta.square ? p.w : meta.panel_height;
+    if (narrow && !meta.square && panels.every((panel) => !panel.yNames)) p.h = Math.min(p.h, 250);
+    return p;
+  }
+
+  /* Names below the panels: side by side, else in two or three lines, else upright. */
+  function planNames(p) {
+    p.upright = false;
+    p.tickRoom = p.size * 1.9;
+    for (const panel of p.panels) {
+      if (!panel.xNames) continue;
+      const each = p.w / panel.xNames.length - 8;
+      panel.xLabels = panel.xNames;
+      if (longest(panel.xNames, p.size) <= each) continue;
+      const wrapped = panel.xNames.map((name) => wrap(name, Math.floor(each / p.letter)));
+      const lines = Math.max(...wrapped.map(lineCount));
+      if (longest(wrapped, p.size) <= each && lines <= 3) {
+        panel.xLabels = wrapped;
+        p.tickRoom = Math.max(p.tickRoom, lines * p.line + p.size * 0.6);
+      } else {
+        p.upright = true;
+        p.tickRoom = Math.max(p.tickRoom, longest(panel.xNames, p.size) + 12);
+      }
+    }
+  }
+
+  /* Margins and the places of the panels; words that belong to no axis. */
+  function place(layout, p) {
+    const notes = layout.annotations || [];
+    const titles = notes.filter((note) => note.name === "panel title");
+    const marked = notes.some((note) => note.name === "x reference") ? p.line : 0;
+    for (const note of notes) note.font = { ...note.font, size: p.size - 1 };
+    for (const note of titles) {
+      note.text = wrap(note.text, Math.max(Math.floor(p.w / p.letter) + 6, 12)); // its bold tags do not show
+      note.font.size = p.size;
+      note.yshift = marked;
+    }
+    const head = Math.max(0, ...titles.map((note) => lineCount(note.text))) * p.line + marked + 6;
+    p.foot = wrap(p.xTitle, Math.max(Math.floor(p.w / p.letter), 12));
+    const gapY = head + 12, inner = p.rows * p.h + (p.rows - 1) * gapY;
+    const bottom = p.tickRoom + lineCount(p.foot) * p.line + 6;
+    layout.margin = { l: p.left, r: p.right, t: head + 4, b: bottom, pad: 0 };
+    layout.height = Math.round(inner + head + 4 + bottom);
+    p.panels.forEach((panel, k) => {
+      panel.lowest = k + p.columns >= p.panels.length;
+      panel.first = k % p.columns === 0;
+      const start = ((k % p.columns) * (p.w + p.gapX)) / p.inside;
+      const top = 1 - (Math.floor(k / p.columns) * (p.h + gapY)) / inner;
+      panel.x.domain = [start, Math.min(start + p.w / p.inside, 1)];
+      panel.y.domain = [Math.max(top - p.h / inner, 0), top];
+    });
+  }
+
+  /* Titles and ticks of one panel's axes. */
+  function label(panel, p) {
+    const { x, y } = panel;
+    const beside = (text) => wrap(text, Math.max(Math.floor(p.h / p.letter), 12));
+    if (p.grid) {
+      x.showticklabels = panel.lowest;
+      y.showticklabels = panel.first;
+      x.title = { text: panel.lowest ? p.foot : "" };
+      y.title = { text: panel.first ? beside(p.yTitle) : "" };
+    } else {
+      x.title = { text: titleOf(x) && p.foot };
+      y.title = { text: beside(titleOf(y)) };
+    }
+    for (const axis of [x, y]) {
+      Object.assign(axis, { fixedrange: true, automargin: false });
+      Object.assign(axis.title, { standoff: 8, font: { size: p.size } });
+      if (axis.exponentformat === "power") axis.tickfont = { size: p.size * 0.85 }; // plotly enlarges powers
+    }
+    x.nticks = Math.max(3, Math.floor(p.w / (p.narrow ? 38 : 60)));
+    y.nticks = Math.max(3, Math.floor(p.h / 40));
+    const fitting = p.upright ? p.w / (p.size * 1.25) : Infinity;
+    if (panel.xNames) nameTicks(x, panel.xNames, p.upright ? panel.xNames : panel.xLabels, fitting, p.upright ? -90 : 0);
+    if (panel.yNames) nameTicks(y, panel.yNames, panel.yLabels, p.h / (p.size * 1.2), 0);
+  }
+
+  /* Labels of categories: every k-th, so that they do not overlap. */
+  function nameTicks(axis, names, labels, most, angle) {
+    const every = Math.max(1, Math.ceil(names.length / Math.max(Math.floor(most), 1)));
+    const kept = (values) => values.filter((_, k) => k % every === 0);
+    Object.assign(axis, { tickmode: "array", tickvals: kept(names), ticktext: kept(labels), tickangle: angle });
+  }
+
+  /* Points shrink where they crowd; cells lose their gaps where they are small. */
+  function crowd(data, p) {
+    for (const trace of data) {
+      if (!Array.isArray(trace.x)) continue;
+      if (trace.marker && trace.marker.size)
+        trace.marker.size = Math.min(6, Math.max(2.5, (0.45 * p.w) / trace.x.length));
+      if (trace.type === "heatmap") {
+        const cell = Math.min(p.w / trace.x.length, p.h / (trace.y || [0]).length);
+        trace.xgap = trace.ygap = cell >= 9 ? 1 : 0;
+      }
+    }
+  }
+
+  /* The layout of a figure for a width in pixels. */
   function adapt(spec, width) {
     const layout = structuredClone(spec.layout);
-    const narrow = width < 560;
-    const size = narrow ? 12 : 14;
-    const letter = longest(["average letters"], size) / 15;
-    const line = size * 1.3;
     theme(layout, spec.data);
     Object.assign(layout, { width, autosize: false, showlegend: false, sliders: [] });
-    layout.font.size = size;
     if (layout.coloraxis) layout.coloraxis.showscale = false;
     const meta = layout.meta && layout.meta.loopinterp;
     if (!meta) return layout;
-
-    const grid = meta.columns > 1 || meta.square;
-    const count = meta.panels;
-    const panels = [...Array(count).keys()];
-    const x = (k) => layout[axisName("x", k)], y = (k) => layout[axisName("y", k)];
-    const notes = layout.annotations || [];
-    const titles = notes.filter((note) => note.name === "panel title");
-    const words = (axis) => (axis.title && axis.title.text) || "";
-    const xTitle = panels.map((k) => words(x(k))).find(Boolean) || "";
-    const yTitle = panels.map((k) => words(y(k))).find(Boolean) || "";
-
-    // Left edge: the tick labels, and the title beside them.
-    const yNames = panels.map((k) => names(spec.data, "y", k));
-    const room = narrow ? 15 : 34;
-    const shownNames = yNames.map((list) => list && list.map((name) => wrap(name, room)));
-    const widest = Math.max(...shownNames.map((list) => longest(list || [y(0).type === "log" ? "0.000" : "0.25"], size)));
-    const left = Math.ceil(widest + 12 + (yTitle ? size * 1.9 : 0));
-    const right = 14;
-
-    // Columns: as many as leave every panel a readable width.
-    const gapX = grid ? 22 : 0;
-    const least = meta.square ? (narrow ? 96 : 150) : 220;
-    const inside = width - left - right;
-    let columns = Math.min(meta.columns, count);
-    const share = () => (inside - gapX * (columns - 1)) / columns;
-    while (columns > 1 && share() < least) columns = columns > 2 ? Math.ceil(columns / 2) : 1;
-    const rows = Math.ceil(count / columns);
-    const w = meta.square ? Math.min(share(), 460) : share();
-    let h = meta.panel_height;
-    if (meta.square) h = w;
-    else if (narrow && shownNames.every((list) => !list)) h = Math.min(h, 250);
-
-    // Below and between: tick labels turn upright where names do not fit side by side.
-    const xNames = panels.map((k) => names(spec.data, "x", k));
-    const crowded = xNames.some((list) => list && list.length * (longest(list, size) + 10) > w);
-    const tickRoom = crowded ? longest(xNames.flat().filter(Boolean), size) + 12 : size * 1.9;
-    for (const note of titles) note.text = wrap(note.text, Math.max(Math.floor(w / letter) + 6, 12));
-    const marked = notes.some((note) => note.name === "x reference") ? line : 0;
-    for (const note of titles) note.yshift = marked;
-    const headRoom = Math.max(0, ...titles.map((note) => lineCount(note.text))) * line + marked + 6;
-    const gapY = headRoom + 12;
-    const foot = wrap(xTitle, Math.max(Math.floor(w / letter), 12));
-    const bottom = tickRoom + lineCount(foot) * line + 6;
-    const top = headRoom + 4;
-    const inner = rows * h + (rows - 1) * gapY;
-    layout.height = Math.round(inner + top + bottom);
-    layout.margin = { l: left, r: right, t: top, b: bottom, pad: 0 };
-
-    for (const k of panels) {
-      const row = Math.floor(k / columns), column = k % columns;
-      const start = (column * (w + gapX)) / inside;
-      const over = 1 - (row * (h + gapY)) / inner;
-      const lowest = k + columns >= count;
-      const xAxis = x(k), yAxis = y(k);
-      xAxis.domain = [start, Math.min(start + w / inside, 1)];
-      yAxis.domain = [Math.max(over - h / inner, 0), over];
-      for (const axis of [xAxis, yAxis]) Object.assign(axis, { fixedrange: true, automargin: false });
-      if (grid) {
-        xAxis.showticklabels = lowest;
-        yAxis.showticklabels = column === 0;
-        xAxis.title = { text: lowest ? foot : "" };
-        yAxis.title = { text: column === 0 ? wrap(yTitle, Math.max(Math.floor(h / letter), 12)) : "" };
-      } else {
-        if (words(xAxis)) xAxis.title = { text: foot };
-        if (words(yAxis)) yAxis.title = { text: wrap(words(yAxis), Math.max(Math.floor(h / letter), 12)) };
-      }
-      for (const axis of [xAxis, yAxis]) axis.title = { ...axis.title, standoff: 8, font: { size } };
-      for (const axis of [xAxis, yAxis])
-        if (axis.exponentformat === "power") axis.tickfont = { size: size * 0.85 }; // plotly enlarges powers
-      xAxis.nticks = Math.max(3, Math.floor(w / (narrow ? 38 : 60)));
-      yAxis.nticks = Math.max(3, Math.floor(h / 40));
-      if (xNames[k]) thin(xAxis, xNames[k], crowded ? w / (size * 1.25) : xNames[k].length, crowded ? -90 : 0);
-      if (yNames[k]) thin(yAxis, shownNames[k], Math.max(h / (size * 1.2), 2), 0, yNames[k]);
-    }
-    // Points shrink where they crowd.
-    for (const trace of spec.data)
-      if (trace.marker && trace.marker.size && Array.isArray(trace.x))
-        trace.marker.size = Math.min(6, Math.max(2.5, (0.45 * w) / trace.x.length));
-    for (const note of notes) {
-      note.font = { ...note.font, size: note.name === "panel title" ? size : size - 1 };
-    }
+    const p = plan(spec, layout, meta, width);
+    layout.font.size = p.size;
+    planNames(p);
+    place(layout, p);
+    for (const panel of p.panels) label(panel, p);
+    crowd(spec.data, p);
     return layout;
-  }
-
-  /* Category labels: every k-th, so that they do not overlap. */
-  function thin(axis, labels, most, angle, values) {
-    const every = Math.max(1, Math.ceil(labels.length / Math.max(Math.floor(most), 1)));
-    const keep = labels.map((_, k) => k).filter((k) => k % every === 0);
-    axis.tickmode = "array";
-    axis.tickvals = keep.map((k) => (values || labels)[k]);
-    axis.ticktext = keep.map((k) => labels[k]);
-    axis.tickangle = angle;
   }
 
   return { adapt };

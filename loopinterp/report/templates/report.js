@@ -31,7 +31,9 @@ const report = (() => {
     figure.element.querySelector(".save-image").addEventListener("click", () => saveImage(figure));
   }
 
-  const widthOf = (figure) => (printing ? 660 : Math.floor(figure.plot.clientWidth));
+  /* Figures in a closed fold have no width of their own yet: all figures are equally wide. */
+  const shownWidth = () => Math.max(0, ...figures.map((figure) => (figure.plot ? figure.plot.clientWidth : 0)));
+  const widthOf = (figure) => (printing ? 660 : Math.floor(figure.plot.clientWidth || shownWidth()));
   const layoutOf = (figure) => figureLayout.adapt(figure.spec, widthOf(figure));
 
   function loadPlotly() {
@@ -51,7 +53,10 @@ const report = (() => {
     });
   }
   const redraw = () => figures.filter((figure) => figure.drawn).forEach(draw);
-  const drawAll = () => Promise.all(figures.map(draw));
+  const drawAll = () => {
+    for (const fold of document.querySelectorAll("details.more")) fold.open = true;
+    return Promise.all(figures.map(draw));
+  };
 
   /* Legend: one button for each name; it hides and shows the lines of that name. */
   function legendOf(figure) {
@@ -236,6 +241,16 @@ const report = (() => {
       }
     }
   };
+  /* A link to a figure in a closed fold opens the fold. */
+  const reveal = () => {
+    const target = document.getElementById(location.hash.slice(1));
+    const fold = target && target.closest("details:not([open])");
+    if (!fold) return;
+    fold.open = true;
+    target.scrollIntoView();
+  };
+  addEventListener("hashchange", reveal);
+  reveal();
   let waiting = false;
   addEventListener("scroll", () => {
     if (waiting) return;
