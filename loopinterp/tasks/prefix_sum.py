@@ -1,4 +1,4 @@
-"""Prefix sums mod 2: the running XOR of the bits."""
+"""Prefix sums mod m; mod 2 they are the running XOR of the bits."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from loopinterp.errors import ConfigError
 from loopinterp.tasks.sampling import (
     check_fits,
     check_length,
@@ -22,19 +23,22 @@ if TYPE_CHECKING:
     from jaxtyping import Int
     from torch import Tensor
 
-BOS = 2
-PAD = 3
-
 
 @dataclass(frozen=True)
 class PrefixSum:
-    """Running XOR of n bits after a BOS token: at each bit, the parity of all bits up to it.
+    """Running sum mod m of n digits after a BOS token; mod 2, the parity of all bits so far.
 
-    Tokens: bits 0 and 1, BOS (2), PAD (3, on the right). Targets ``IGNORE`` at BOS and PAD.
-    T(n) = n + 1.
+    Tokens: digits 0 .. m - 1, BOS (m), PAD (m + 1, on the right). Targets ``IGNORE`` at BOS and
+    PAD. T(n) = n + 1.
 
-    Distributions: ``"uniform"`` (fair bits), ``"biased"`` (each example draws its probability
-    of a one from {.05, .5, .95}).
+    Distributions: ``"uniform"`` (each digit as likely as any other), ``"biased"`` (each example
+    draws the probability that a digit is not 0 from {.05, .5, .95}).
+
+    Args:
+        modulus: m, at least 2.
+
+    Raises:
+        ConfigError: ``modulus`` is not an integer of at least 2.
 
     Source: the prefix-sum task of arXiv 2604.15259.
 
@@ -42,7 +46,20 @@ class PrefixSum:
         >>> batch = PrefixSum().from_bits(torch.tensor([[1, 0, 1, 1]]), torch.tensor([4]))
         >>> batch.inputs.tolist(), batch.targets.tolist()
         ([[2, 1, 0, 1, 1]], [[-100, 1, 1, 0, 1]])
+        >>> PrefixSum(10).targets(torch.tensor([[10, 7, 7, 7]])).tolist()
+        [[-100, 7, 4, 1]]
     """
+
+    modulus: int = 2
+
+    def __post_init__(self) -> None:
+        if isinstance(self.modulus, bool) or not isinstance(self.modulus, int) or self.modulus < 2:
+            raise ConfigError(
+                "modulus of task prefix_sum",
+                expected="an integer >= 2",
+                given=repr(self.modulus),
+                fix="2 gives the running XOR of bits, 10 running sums of decimal digits.",
+            )
 
     @property
     def name(self) -> str:
@@ -50,7 +67,7 @@ class PrefixSum:
 
     @property
     def d_vocab(self) -> int | None:
-        return 4
+        return self.modulus + 2
 
     @property
     def d_features(self) -> int | None:
@@ -58,7 +75,7 @@ class PrefixSum:
 
     @property
     def d_vocab_out(self) -> int:
-        return 2
+        return self.modulus
 
     @property
     def distributions(self) -> tuple[str, ...]:
@@ -69,14 +86,15 @@ class PrefixSum:
         return check_length(n) + 1
 
     def n_positions(self, n: int) -> int:
-        """BOS and n bits."""
+        """BOS and n digits."""
         return check_length(n) + 1
 
     def config(self) -> dict[str, object]:
-        return {}
+        return {"modulus": self.modulus}
 
     def describe(self) -> str:
-        return "Running XOR of n bits, answered at every bit."
+        what = "XOR of n bits" if self.modulus == 2 else f"sum of n digits mod {self.modulus}"
+        return f"Running {what}, answered at every one."
 
     def sample(
         self,
@@ -89,26 +107,37 @@ class PrefixSum:
         """Draw examples on the generator's device; see :meth:`Task.sample`."""
         kind = pick_distribution(self, distribution)
         each = lengths(n, batch_size=batch_size, generator=generator)
-        return self.from_bits(random_bits(kind, len(each), int(each.max()), generator), each)
+        shape = (len(each), int(each.max()))
+        if self.modulus == 2:
+            return self.from_bits(random_bits(kind, *shape, generator), each)
+        low = 0 if kind == "uniform" else 1
+        digits = torch.randint(
+            low, self.modulus, shape, generator=generator, device=generator.device
+        )
+        if kind == "biased":
+            digits = digits * random_bits(kind, *shape, generator)
+        return self.from_bits(digits, each)
 
     def from_bits(self, bits: Int[Tensor, "batch width"], n: Int[Tensor, " batch"]) -> Batch:
-        """The batch of given bits; only the first ``n`` of each row count.
+        """The batch of given bits (mod m: digits); only the first ``n`` of each row count.
 
         Raises:
-            InputError: ``bits`` are not 0 and 1, or a length does not fit.
+            InputError: a digit is not below the modulus, or a length does not fit.
         """
-        check_tokens(bits, 2, "bits")
+        check_tokens(bits, self.modulus, "bits")
         check_fits(n, bits)
-        tokens = bits.masked_fill(~inside(n, bits.shape[1]), PAD)
-        tokens = torch.cat([tokens.new_full((len(n), 1), BOS), tokens], dim=1)
+        tokens = bits.masked_fill(~inside(n, bits.shape[1]), self.modulus + 1)
+        tokens = torch.cat([tokens.new_full((len(n), 1), self.modulus), tokens], dim=1)
         return Batch(tokens, self.targets(tokens), n, n + 1)
 
     def targets(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
-        """The exact answer to given inputs: the running XOR, ``IGNORE`` at BOS and PAD.
+        """The exact answer to given inputs: the running sum, ``IGNORE`` at BOS and PAD.
 
         Raises:
             InputError: the inputs are not tokens of this task.
         """
-        tokens = check_tokens(inputs.inputs if isinstance(inputs, Batch) else inputs, 4)
-        answer = (tokens == 1).cumsum(dim=1) % 2
-        return answer.masked_fill(tokens >= BOS, IGNORE)
+        tokens = inputs.inputs if isinstance(inputs, Batch) else inputs
+        check_tokens(tokens, self.modulus + 2)
+        special = tokens >= self.modulus
+        answer = tokens.masked_fill(special, 0).cumsum(dim=1) % self.modulus
+        return answer.masked_fill(special, IGNORE)

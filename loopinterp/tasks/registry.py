@@ -6,15 +6,27 @@ import inspect
 from collections.abc import Callable
 
 from loopinterp.errors import ConfigError, InputError, unknown_name
+from loopinterp.tasks.abacus_addition import AbacusAddition
 from loopinterp.tasks.addition import Addition
+from loopinterp.tasks.binary_sum import BinarySum
+from loopinterp.tasks.copy import Copy
+from loopinterp.tasks.multiplication import Multiplication
 from loopinterp.tasks.parity import Parity
 from loopinterp.tasks.prefix_sum import PrefixSum
 from loopinterp.tasks.task import Task
+from loopinterp.tasks.token_addition import TokenAddition
+from loopinterp.tasks.unique_set import UniqueSet
 
 _FACTORIES: dict[str, Callable[..., Task]] = {
+    "abacus_addition": AbacusAddition,
     "addition": Addition,
+    "binary_sum": BinarySum,
+    "copy": Copy,
+    "multiplication": Multiplication,
     "parity": Parity,
     "prefix_sum": PrefixSum,
+    "token_addition": TokenAddition,
+    "unique_set": UniqueSet,
 }
 
 

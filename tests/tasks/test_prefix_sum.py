@@ -1,4 +1,4 @@
-"""Prefix sums mod 2 against Python integers."""
+"""Prefix sums mod 2 and mod m against Python integers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loopinterp.errors import InputError
+from loopinterp.errors import ConfigError, InputError
 from loopinterp.tasks import IGNORE, PrefixSum
 
 
@@ -37,6 +37,34 @@ def test_mixed_lengths_are_padded_on_the_right(rows):
         assert batch.inputs[k].tolist() == [2, *row, *[3] * pad]
         assert batch.targets[k].tolist() == [IGNORE, *running_xor(row), *[IGNORE] * pad]
     assert batch.n_loops.tolist() == [len(row) + 1 for row in rows]
+
+
+@pytest.mark.parametrize(("modulus", "n"), [(3, 6), (5, 4), (10, 3)])
+def test_all_short_sequences_of_digits(modulus, n):
+    task = PrefixSum(modulus)
+    every = [list(digits) for digits in itertools.product(range(modulus), repeat=n)]
+    batch = task.from_bits(torch.tensor(every), torch.full((len(every),), n))
+    for row, digits in enumerate(every):
+        assert batch.inputs[row].tolist() == [modulus, *digits]
+        running = [total % modulus for total in itertools.accumulate(digits)]
+        assert batch.targets[row].tolist() == [IGNORE, *running]
+
+
+@pytest.mark.parametrize("distribution", ["uniform", "biased"])
+def test_sampled_digits_take_every_value(distribution):
+    batch = PrefixSum(6).sample(
+        50, batch_size=60, generator=torch.Generator().manual_seed(0), distribution=distribution
+    )
+    counts = torch.bincount(batch.inputs[:, 1:].flatten(), minlength=6)
+    assert len(counts) == 6 and counts[1:].min() > 200
+    running = batch.inputs[:, 1:].cumsum(dim=1) % 6
+    assert torch.equal(batch.targets[:, 1:], running)
+
+
+@pytest.mark.parametrize("modulus", [1, 0, 2.5, "2", True])
+def test_a_bad_modulus_is_refused(modulus):
+    with pytest.raises(ConfigError, match="modulus of task prefix_sum"):
+        PrefixSum(modulus)
 
 
 def test_bad_bits_and_tokens_are_refused():

@@ -14,6 +14,15 @@ BUILT_IN = [
     ("addition", {"format": "features"}),
     ("parity", {}),
     ("prefix_sum", {}),
+    ("prefix_sum", {"modulus": 7}),
+    ("copy", {}),
+    ("binary_sum", {}),
+    ("unique_set", {}),
+    ("unique_set", {"n_symbols": 3}),
+    ("token_addition", {}),
+    ("multiplication", {}),
+    ("multiplication", {"m": 3}),
+    ("abacus_addition", {}),
 ]
 
 
@@ -37,7 +46,9 @@ def test_a_sample_agrees_with_what_the_task_says_of_itself(name, settings):
         batch = task.sample(7, batch_size=5, generator=generator, distribution=distribution)
         assert batch.inputs.shape[:2] == (5, task.n_positions(7))
         assert batch.targets.shape == (5, task.n_positions(7))
-        assert batch.n_loops.tolist() == [task.n_loops(7)] * 5
+        if distribution != "mixed":  # factors, or operands, of several lengths
+            assert batch.n_loops.tolist() == [task.n_loops(7)] * 5
+        assert int(batch.n_loops.max()) <= task.n_loops(7)
         asked = batch.targets[batch.targets >= 0]
         assert int(asked.max()) < task.d_vocab_out
         torch.testing.assert_close(task.targets(batch), batch.targets)

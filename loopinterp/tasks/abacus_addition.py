@@ -1,0 +1,201 @@
+"""Decimal addition by next-token prediction, in the format of the abacus embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from loopinterp.errors import InputError
+from loopinterp.tasks.full_output import place_of
+from loopinterp.tasks.integers import carry_over, to_digits
+from loopinterp.tasks.rows import cut, join, same
+from loopinterp.tasks.sampling import (
+    check_fits,
+    check_length,
+    check_tokens,
+    inside,
+    lengths,
+    pick_distribution,
+)
+from loopinterp.tasks.task import IGNORE, Batch
+
+if TYPE_CHECKING:
+    from jaxtyping import Int
+    from torch import Tensor
+
+ALPHABET = "0123456789-+*=$"
+PLUS, EQUALS, END = (ALPHABET.index(symbol) for symbol in "+=$")
+
+
+@dataclass(frozen=True)
+class AbacusAddition:
+    """a + b in decimal, next token by next token: ``a + b = sum $``, least significant first.
+
+    The alphabet is ``0123456789-+*=$`` (tokens 0..14), in and out. The sum is as long as the
+    longer operand, and one digit more if there is a carry out of it. The inputs hold the answer
+    too, as far as it can be seen: at the ``=`` and at each digit of the sum the next one is asked
+    for, at the last one ``$``; nowhere else is there a target. Padding is ``$``.
+
+    The length n is the number of digits of the longer operand. T(n) = n + 1.
+
+    Distributions: ``"mixed"`` (one operand has n digits, the other 1..n), ``"equal"`` (both have
+    n), ``"chain"`` (the first digits make a carry, which all others pass on). The leading digit of
+    an operand of several digits is not 0, but in ``"chain"``.
+
+    Source: arXiv 2405.17399.
+
+    Example:
+        >>> task = AbacusAddition()
+        >>> batch = task.encode([(95, 8)])
+        >>> "".join(ALPHABET[t] for t in batch.inputs[0].tolist())
+        '59+8=301$'
+        >>> [ALPHABET[t] for t in batch.targets[0].tolist() if t >= 0]
+        ['3', '0', '1', '$']
+    """
+
+    @property
+    def name(self) -> str:
+        return "abacus_addition"
+
+    @property
+    def d_vocab(self) -> int | None:
+        return len(ALPHABET)
+
+    @property
+    def d_features(self) -> int | None:
+        return None
+
+    @property
+    def d_vocab_out(self) -> int:
+        return len(ALPHABET)
+
+    @property
+    def distributions(self) -> tuple[str, ...]:
+        return ("mixed", "equal", "chain")
+
+    def n_loops(self, n: int) -> int:
+        """T(n) = n + 1."""
+        return check_length(n) + 1
+
+    def n_positions(self, n: int) -> int:
+        """Two operands, ``+``, ``=``, and n + 1 digits of the sum."""
+        return 3 * check_length(n) + 3
+
+    def config(self) -> dict[str, object]:
+        return {}
+
+    def describe(self) -> str:
+        return "Decimal addition, a+b=sum$ with the least significant digit first, token by token."
+
+    def sample(
+        self,
+        n: int | Int[Tensor, " batch"],
+        *,
+        batch_size: int | None = None,
+        generator: torch.Generator,
+        distribution: str | None = None,
+    ) -> Batch:
+        """Draw examples on the generator's device; see :meth:`Task.sample`."""
+        kind = pick_distribution(self, distribution)
+        each = lengths(n, batch_size=batch_size, generator=generator)
+        shape, where = (len(each), int(each.max())), generator.device
+
+        def draw(low: int, high: int, shape: tuple[int, ...]) -> Tensor:
+            return torch.randint(low, high, shape, generator=generator, device=where)
+
+        a, b = draw(0, 10, shape), draw(0, 10, shape)
+        if kind == "chain":
+            b = 9 - a
+            a[:, 0] = draw(1, 10, shape[:1])
+            b[:, 0] = 10 - a[:, 0] + draw(0, 9, shape[:1]) % a[:, 0]
+            return self.from_digits(a, b, each, each)
+        n_a, n_b = each, each
+        if kind == "mixed":
+            other = (torch.rand(shape[0], generator=generator, device=where) * each).long() + 1
+            swap = draw(0, 2, shape[:1]).bool()
+            n_a, n_b = torch.where(swap, other, each), torch.where(swap, each, other)
+        for digits, length in ((a, n_a), (b, n_b)):
+            leading = (length - 1)[:, None]
+            fresh = torch.where(leading > 0, draw(1, 10, (shape[0], 1)), digits.gather(1, leading))
+            digits.scatter_(1, leading, fresh)
+        return self.from_digits(a, b, n_a, n_b)
+
+    def from_digits(
+        self,
+        a: Int[Tensor, "batch width"],
+        b: Int[Tensor, "batch width"],
+        n_a: Int[Tensor, " batch"],
+        n_b: Int[Tensor, " batch"],
+    ) -> Batch:
+        """The batch of given operands.
+
+        Args:
+            a: Digits of the first operands, least significant first.
+            b: Digits of the second operands.
+            n_a: How many digits of each row of ``a`` count.
+            n_b: How many digits of each row of ``b`` count.
+
+        Raises:
+            InputError: they are no digits, or a length does not fit.
+        """
+        for digits, length, what in ((a, n_a, "digits a"), (b, n_b, "digits b")):
+            check_tokens(digits, 10, what)
+            check_fits(length, digits)
+        n = torch.maximum(n_a, n_b)
+        total, length = _sum(a, b, n_a, n_b)
+        tokens = join(
+            [(a, n_a), same(PLUS, n), (b, n_b), same(EQUALS, n), (total, length)],
+            width=self.n_positions(int(n.max())),
+            fill=END,
+        )
+        return Batch(tokens, self.targets(tokens), n, n + 1)
+
+    def encode(self, operands: Sequence[tuple[int, int]]) -> Batch:
+        """The batch of given integers, each written without leading zeros.
+
+        Raises:
+            InputError: no operands, or one that is no integer of at least 0.
+        """
+        longest = max((len(str(x)) for pair in operands for x in pair), default=1)
+        a, b = (to_digits([pair[k] for pair in operands], longest, 10) for k in (0, 1))
+        n_a, n_b = (torch.tensor([len(str(pair[k])) for pair in operands]) for k in (0, 1))
+        return self.from_digits(a, b, n_a, n_b)
+
+    def targets(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
+        """The exact next token at the ``=`` and at each digit of the sum; else ``IGNORE``.
+
+        It follows from the operands alone: what stands after the ``=`` is not read, and may be
+        wrong or missing.
+
+        Raises:
+            InputError: the inputs are not tokens of this task, or lack an operand or the ``=``.
+        """
+        tokens = check_tokens(inputs.inputs if isinstance(inputs, Batch) else inputs, len(ALPHABET))
+        plus, equals = (place_of(symbol, tokens, self.name) for symbol in (PLUS, EQUALS))
+        n_a, n_b = plus, equals - plus - 1
+        if not bool(((n_a > 0) & (n_b > 0)).all()):
+            raise InputError(
+                "inputs of task abacus_addition",
+                expected="a digit on both sides of the '+', and the '=' after it",
+                given="a row without",
+                fix="Pass the tokens of a batch of this task.",
+            )
+        total, length = _sum(cut(tokens, plus * 0, n_a), cut(tokens, plus + 1, n_b), n_a, n_b)
+        place = torch.arange(tokens.shape[1], device=tokens.device) - equals[:, None]
+        answer = total.gather(1, place.clamp(0, total.shape[1] - 1))
+        answer = answer.masked_fill(place == length[:, None], END)
+        return answer.masked_fill((place < 0) | (place > length[:, None]), IGNORE)
+
+
+def _sum(a: Tensor, b: Tensor, n_a: Tensor, n_b: Tensor) -> tuple[Tensor, Tensor]:
+    """Digits of the sums [batch, width], and how many of each count."""
+    n = torch.maximum(n_a, n_b)
+    columns = a.new_zeros((len(a), int(n.max()) + 1))
+    for digits, length in ((a, n_a), (b, n_b)):
+        used = min(digits.shape[1], columns.shape[1])
+        columns[:, :used] += (digits * inside(length, digits.shape[1]))[:, :used]
+    total = carry_over(columns, 10)
+    return total, n + (total.gather(1, n[:, None])[:, 0] > 0)

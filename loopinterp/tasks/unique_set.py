@@ -1,0 +1,120 @@
+"""The distinct symbols of a sequence, by first appearance, with full-output prediction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from loopinterp.errors import ConfigError
+from loopinterp.tasks.full_output import FullOutput
+from loopinterp.tasks.rows import cut
+from loopinterp.tasks.sampling import check_fits, check_tokens, inside
+from loopinterp.tasks.task import Batch
+
+if TYPE_CHECKING:
+    from jaxtyping import Int
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class UniqueSet(FullOutput):
+    """The distinct ones of n symbols, by first appearance: ``BOS s_1 … s_n = EOS …``. T(n) = n.
+
+    Tokens: the symbols 0 .. n_symbols - 1, ``=``, EOS (which is also the padding), BOS. Output
+    classes: the symbols, then EOS.
+
+    Distributions: ``"uniform"`` (independent symbols), ``"few"`` (each example uses at most 4 of
+    them, so most are seen before), ``"distinct"`` (a random order of the symbols, again and
+    again: no two of the first n_symbols are equal).
+
+    Args:
+        n_symbols: Size of the alphabet.
+
+    Raises:
+        ConfigError: ``n_symbols`` is not an integer of at least 1.
+
+    Source: arXiv 2409.15647.
+
+    Example:
+        >>> batch = UniqueSet(9).from_symbols(torch.tensor([[7, 2, 7, 5]]), torch.tensor([4]))
+        >>> batch.inputs.tolist()
+        [[11, 7, 2, 7, 5, 9, 10, 10, 10, 10]]
+        >>> batch.targets[0, 5:].tolist()
+        [7, 2, 5, 9, 9]
+    """
+
+    n_symbols: int = 50
+
+    def __post_init__(self) -> None:
+        if isinstance(self.n_symbols, bool) or not isinstance(self.n_symbols, int):
+            given = repr(self.n_symbols)
+        elif self.n_symbols < 1:
+            given = str(self.n_symbols)
+        else:
+            return
+        raise ConfigError(
+            "n_symbols of task unique_set",
+            expected="an integer >= 1",
+            given=given,
+            fix="The published alphabet has 50 symbols.",
+        )
+
+    @property
+    def name(self) -> str:
+        return "unique_set"
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        return tuple(f"s{i}" for i in range(self.n_symbols))
+
+    @property
+    def n_answer_symbols(self) -> int:
+        return self.n_symbols
+
+    @property
+    def distributions(self) -> tuple[str, ...]:
+        return ("uniform", "few", "distinct")
+
+    def prompt_length(self, n: int) -> int:
+        return n
+
+    def answer_length(self, n: int) -> int:
+        return n
+
+    def config(self) -> dict[str, object]:
+        return {"n_symbols": self.n_symbols}
+
+    def describe(self) -> str:
+        return f"The distinct ones of n symbols (of {self.n_symbols}), by first appearance."
+
+    def from_symbols(self, symbols: Int[Tensor, "batch width"], n: Int[Tensor, " batch"]) -> Batch:
+        """The batch of given symbols; only the first ``n`` of each row count.
+
+        Raises:
+            InputError: a symbol is not of the alphabet, or a length does not fit.
+        """
+        check_tokens(symbols, self.n_symbols, "symbols")
+        check_fits(n, symbols)
+        return self._batch([(symbols, n)], n, n.clone())
+
+    def _draw(self, kind: str, n: Tensor, generator: torch.Generator) -> Batch:
+        shape, where = (len(n), int(n.max())), generator.device
+        drawn = torch.randint(self.n_symbols, shape, generator=generator, device=where)
+        order = torch.rand((len(n), self.n_symbols), generator=generator, device=where).argsort(1)
+        if kind == "few":
+            drawn = order.gather(1, drawn % min(4, self.n_symbols))
+        elif kind == "distinct":
+            column = torch.arange(shape[1], device=where) % self.n_symbols
+            drawn = order[:, column]
+        return self.from_symbols(drawn, n)
+
+    def _solve(self, tokens: Tensor, equals: Tensor) -> tuple[Tensor, Tensor]:
+        n = equals - 1
+        prompt = cut(tokens, equals * 0 + 1, n)
+        same = (prompt[:, :, None] == prompt[:, None, :]).tril(diagonal=-1)
+        new = ~same.any(dim=2) & inside(n, prompt.shape[1])
+        # New symbols come first, each in its order.
+        order = (~new).long().argsort(dim=1, stable=True)
+        return prompt.gather(1, order), new.sum(dim=1)

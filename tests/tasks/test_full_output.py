@@ -1,0 +1,176 @@
+"""The tasks in the full-output format against Python integers and lists."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loopinterp.errors import ConfigError, InputError
+from loopinterp.tasks import (
+    IGNORE,
+    Batch,
+    BinarySum,
+    Copy,
+    FullOutput,
+    Multiplication,
+    TokenAddition,
+    UniqueSet,
+)
+
+
+def copied(prompt: str) -> str:
+    return prompt
+
+
+def counted(prompt: str) -> str:
+    return format(prompt.count("1"), "b")[::-1]
+
+
+def added(prompt: str) -> str:
+    a, b = prompt.split("+")
+    return format(int(a, 2) + int(b, 2), f"0{len(a) + 1}b")
+
+
+def multiplied(prompt: str) -> str:
+    a, b = prompt.split("*")
+    return format(int(a[::-1], 2) * int(b[::-1], 2), f"0{len(a) + len(b)}b")[::-1]
+
+
+def distinct(prompt: str) -> str:
+    return "".join(dict.fromkeys(prompt))
+
+
+ANSWERS: dict[str, Callable[[str], str]] = {
+    "copy": copied,
+    "binary_sum": counted,
+    "token_addition": added,
+    "multiplication": multiplied,
+    "unique_set": distinct,
+}
+LETTERS = [chr(ord("A") + i) for i in range(60)]
+
+
+def spelled(task: FullOutput) -> list[str]:
+    """One character for each prompt symbol, then '=', EOS and BOS."""
+    symbols = LETTERS[: len(task.symbols)] if task.name == "unique_set" else list(task.symbols)
+    return [*symbols, "=", ".", "^"]
+
+
+def check(task: FullOutput, batch: Batch) -> None:
+    """Check every row against the answer in Python."""
+    spelling = spelled(task)
+    classes = [*spelling[: task.n_answer_symbols], "."]
+    rows = zip(batch.inputs.tolist(), batch.targets.tolist(), batch.n.tolist())
+    for tokens, targets, _ in rows:
+        text = "".join(spelling[t] for t in tokens)
+        prompt = text[1 : text.index("=")]
+        assert text == "^" + prompt + "=" + "." * (len(text) - len(prompt) - 2)
+        answer = ANSWERS[task.name](prompt)
+        asked = "".join(classes[t] for t in targets[len(prompt) + 1 :])
+        assert targets[: len(prompt) + 1] == [IGNORE] * (len(prompt) + 1)
+        assert asked == answer + "." * (len(asked) - len(answer))
+        assert len(asked) > len(answer)
+
+
+@pytest.mark.parametrize("n", range(1, 9))
+@pytest.mark.parametrize("task", [Copy(), BinarySum()], ids=repr)
+def test_all_short_bit_strings(task, n):
+    bits = torch.tensor(list(itertools.product([0, 1], repeat=n)))
+    check(task, task.from_bits(bits, torch.full((len(bits),), n)))
+
+
+@pytest.mark.parametrize("n", range(1, 7))
+def test_all_short_sums(n):
+    every = [(a, b) for a in range(2**n) for b in range(2**n)]
+    batch = TokenAddition().encode(every, n=n)
+    check(TokenAddition(), batch)
+    assert batch.inputs[-1].tolist() == [5, *[1] * n, 2, *[1] * n, 3, *[4] * (n + 1)]
+
+
+@pytest.mark.parametrize("m", range(1, 4))
+@pytest.mark.parametrize("n", range(1, 6))
+def test_all_short_products(m, n):
+    task = Multiplication(m=3)
+    batch = task.encode(list(itertools.product(range(2**m), range(2**n))), n=n, m=m)
+    check(task, batch)
+    assert batch.n_loops.tolist() == [m * n] * len(batch)
+
+
+@pytest.mark.parametrize("n", range(1, 6))
+def test_all_short_sequences_of_four_symbols(n):
+    task = UniqueSet(n_symbols=4)
+    symbols = torch.tensor(list(itertools.product(range(4), repeat=n)))
+    check(task, task.from_symbols(symbols, torch.full((len(symbols),), n)))
+
+
+@pytest.mark.parametrize(
+    "task",
+    [Copy(), BinarySum(), TokenAddition(), Multiplication(), Multiplication(m=5), UniqueSet()],
+    ids=repr,
+)
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), longest=st.sampled_from([3, 20, 200]))
+def test_samples_of_mixed_lengths_and_every_distribution(task, seed, longest):
+    generator = torch.Generator().manual_seed(seed)
+    n = torch.randint(1, longest + 1, (8,), generator=generator)
+    for distribution in task.distributions:
+        batch = task.sample(n, generator=generator, distribution=distribution)
+        check(task, batch)
+        assert batch.inputs.shape == (8, task.n_positions(int(n.max())))
+        assert torch.equal(task.targets(batch), batch.targets)
+
+
+def test_mixed_products_have_first_factors_of_every_length():
+    task = Multiplication(m=3)
+    batch = task.sample(
+        6, batch_size=300, generator=torch.Generator().manual_seed(0), distribution="mixed"
+    )
+    shares = torch.bincount(batch.n_loops // 6, minlength=4)[1:]
+    assert shares.sum() == 300 and shares.min() > 60
+
+
+def test_distinct_symbols_are_all_answered_and_few_are_not():
+    task = UniqueSet()
+    g = torch.Generator().manual_seed(0)
+    distinct_ones = task.sample(50, batch_size=20, generator=g, distribution="distinct").targets
+    assert ((distinct_ones >= 0) & (distinct_ones < 50)).sum(dim=1).tolist() == [50] * 20
+    few = task.sample(50, batch_size=20, generator=g, distribution="few").targets
+    assert ((few >= 0) & (few < 50)).sum(dim=1).max() <= 4
+
+
+@pytest.mark.parametrize("setting", [0, -1, 1.5, "2", True])
+def test_bad_settings_are_refused(setting):
+    with pytest.raises(ConfigError, match="m of task multiplication"):
+        Multiplication(m=setting)
+    with pytest.raises(ConfigError, match="n_symbols of task unique_set"):
+        UniqueSet(n_symbols=setting)
+
+
+ONE = torch.tensor([1])
+
+
+@pytest.mark.usefixtures("no_type_checks")
+@pytest.mark.parametrize(
+    ("attempt", "message"),
+    [
+        (lambda: Copy().from_bits(torch.tensor([[2]]), ONE), "bits"),
+        (lambda: Copy().from_bits(torch.tensor([[1]]), ONE + 1), r"lengths in 1\.\.1"),
+        (lambda: UniqueSet(3).from_symbols(torch.tensor([[3]]), ONE), "symbols"),
+        (lambda: TokenAddition().encode([(4, 0)], n=2), r"0\.\.2\*\*2 - 1"),
+        (lambda: TokenAddition().encode([], n=2), "at least one pair"),
+        (lambda: Multiplication().encode([(4, 0)], n=2), r"0\.\.2\*\*2 - 1"),
+        (lambda: Multiplication(m=1).encode([(3, 0)], n=2, m=2), r"lengths in 1\.\.1"),
+        (lambda: Copy().targets(torch.tensor([[4, 0, 1]])), r"one '=' \(token 2\)"),
+        (lambda: Copy().targets(torch.tensor([[4, 2, 2]])), r"one '=' \(token 2\)"),
+        (lambda: Copy().targets(torch.tensor([[5, 2, 2]])), r"tokens in 0\.\.4"),
+        (lambda: TokenAddition().targets(torch.tensor([[5, 0, 0, 3]])), r"operator \(token 2\)"),
+    ],
+)
+def test_bad_inputs_are_refused(attempt, message):
+    with pytest.raises(InputError, match=message):
+        attempt()
