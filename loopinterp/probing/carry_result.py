@@ -113,14 +113,15 @@ class CarryStudyResult(Result):
 
     @property
     def speed(self) -> float:
-        """Positions the front travels in a loop, by least squares; NaN with under three points.
+        """Positions the front travels in a loop, by least squares.
 
         The slope of the first decodable loop on the chain length, inverted; infinite if all
-        chain lengths become decodable at once.
+        chain lengths become decodable at once. NaN, and no wavefront, if less than half of the
+        chain lengths (or fewer than three) ever are: any model passes on a position or two.
         """
         first, chain = self.first_loop, np.asarray(self.chain_lengths, dtype=float)
         known = np.isfinite(first)
-        if known.sum() < 3:
+        if known.sum() < max(3, len(chain) / 2):
             return float("nan")
         slope = float(np.polyfit(chain[known], first[known], 1)[0])
         return 1.0 / slope if slope > 1e-9 else float("inf")
@@ -128,9 +129,10 @@ class CarryStudyResult(Result):
     def summary(self) -> list[Finding]:
         good = self.resolved >= 0.98 and self.unresolved <= 0.60
         if not np.isfinite(self.speed):
+            n_known, n_all = int(np.isfinite(self.first_loop).sum()), len(self.chain_lengths)
             text = (
-                "No wavefront of the carry: too few chain lengths become decodable one after "
-                f"the other (best accuracy {self.accuracy.max():.2f})."
+                f"No wavefront of the carry: a linear probe reads {n_known} of {n_all} chain "
+                f"lengths (best accuracy {self.accuracy.max():.2f}), and not one after the other."
             )
             return [Finding(kind="wavefront", text=text, value="no wavefront", good=False)]
         text = (

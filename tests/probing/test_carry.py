@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -72,6 +74,15 @@ def test_a_model_that_never_moves_has_no_wavefront() -> None:
     assert np.isnan(result.first_loop).all()
     assert np.isnan(result.speed)
     assert result.summary()[0].value == "no wavefront"
+
+
+def test_a_position_or_two_make_no_wavefront(ripple: CarryStudyResult) -> None:
+    """What a model with random weights passes on must not be reported as a speed."""
+    short = np.asarray(ripple.chain_lengths) <= 3
+    result = dataclasses.replace(ripple, accuracy=np.where(short, ripple.accuracy, 0.5))
+    assert np.isfinite(result.first_loop).sum() == 3
+    assert np.isnan(result.speed)
+    assert "3 of 8 chain lengths" in result.summary()[0].text
 
 
 def test_code_length_falls_as_the_front_advances(ripple: CarryStudyResult) -> None:
