@@ -147,7 +147,9 @@ def swap_pairs(
         pairs = drawn.pairs(loop, n, measured, solved)[possible & right]
         pairs = pairs[_first_of_each(pairs.place, need)]
         kept.append(pairs)
-        need = [k - int((pairs.place == p).sum()) for p, k in enumerate(need)]
+        found = [int((pairs.place == p).sum()) for p in range(len(PLACES))]
+        # A place of which a whole round has none is one that this model does not have.
+        need = [k - f if f else 0 for k, f in zip(need, found)]
         if not any(need):
             break
     joined = _join(kept)

@@ -53,9 +53,7 @@ def test_predictions_are_the_programs_counterfactuals_pair_by_pair(name, pairs):
         loop = int(pairs.loop[k])
         mask = torch.zeros_like(base, dtype=torch.bool)
         mask[0, int(pairs.position[k])] = True
-        trace = counterfactual(
-            program, base, source, "carry", loop, mask, n_loops=pairs.n_loops
-        )
+        trace = counterfactual(program, base, source, "carry", loop, mask, n_loops=pairs.n_loops)
         plain = program.trace(base, n_loops=pairs.n_loops)
         for d, delay in enumerate(DELAYS):
             at = pairs.n_loops if delay == AT_THE_END else loop + delay
@@ -100,7 +98,7 @@ def test_a_sticky_ripple_holds_a_carry_but_not_its_absence(pairs):
 @pytest.mark.parametrize("name", list_programs("addition"))
 def test_the_plain_alignment_suits_a_programs_own_model_best(name, program_model):
     model = program_model(name)
-    run = prepare_swaps(model, swap_pairs(model, n=16, per_place=6, max_chain=6))
+    run = prepare_swaps(model, swap_pairs(model, n=12, per_place=4, max_chain=5))
     rated = rate_alignments(get_program(name), run, run.swap())
     every = torch.ones(len(run.pairs), dtype=torch.bool)
     assert rated.best(every) == Alignment()
@@ -108,7 +106,7 @@ def test_the_plain_alignment_suits_a_programs_own_model_best(name, program_model
 
 def test_variables_may_lie_one_position_to_the_left(program_model):
     model = program_model("ripple")
-    run = prepare_swaps(model, swap_pairs(model, n=16, per_place=6, max_chain=6))
+    run = prepare_swaps(model, swap_pairs(model, n=12, per_place=4, max_chain=5))
     rated = rate_alignments(CARRY_OUT, run, run.swap())
     every = torch.ones(len(run.pairs), dtype=torch.bool)
     best = rated.best(every)
@@ -120,7 +118,7 @@ def test_variables_may_lie_one_position_to_the_left(program_model):
 def test_a_model_that_answers_a_loop_late_is_recognised(program_model):
     late = delayed(get_program("latched_chain"), 1)
     model = program_model(late)
-    run = prepare_swaps(model, swap_pairs(model, n=16, per_place=6, max_chain=6))
+    run = prepare_swaps(model, swap_pairs(model, n=12, per_place=4, max_chain=5))
     rated = rate_alignments(get_program("latched_chain"), run, run.swap())
     assert rated.best(torch.ones(len(run.pairs), dtype=torch.bool)).lag == 1
 

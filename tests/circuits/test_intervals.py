@@ -28,9 +28,7 @@ def test_strata_count_alike_whatever_their_size():
 def test_columns_share_the_weights_of_the_inputs():
     rng = np.random.default_rng(0)
     one = rng.random(80)
-    score = bootstrap_scores(
-        [np.stack([one, one], 1)], [np.zeros(80, int)], n_strata=1, seed=0
-    )
+    score = bootstrap_scores([np.stack([one, one], 1)], [np.zeros(80, int)], n_strata=1, seed=0)
     assert score.low[0] == score.low[1]
     assert score.high[0] == score.high[1]
 

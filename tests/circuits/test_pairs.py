@@ -90,9 +90,7 @@ def test_a_model_that_does_not_add_gets_the_front_of_one_position_a_loop(untrain
 
 def test_same_seed_same_pairs(program_model):
     model = program_model("ripple")
-    one, two, other = (
-        swap_pairs(model, n=16, per_place=4, max_chain=6, seed=s) for s in (5, 5, 6)
-    )
+    one, two, other = (swap_pairs(model, n=16, per_place=4, max_chain=6, seed=s) for s in (5, 5, 6))
     assert torch.equal(one.base, two.base)
     assert torch.equal(one.loop, two.loop)
     assert not torch.equal(one.base, other.base)

@@ -52,7 +52,8 @@ def test_without_a_difference_nothing_changes(untrained, pairs):
 
 def test_the_whole_space_is_the_whole_swap(run):
     width = run.state.shape[-1]
-    turned = torch.linalg.qr(torch.randn(width, width, generator=torch.Generator().manual_seed(0))).Q
+    gauss = torch.randn(width, width, generator=torch.Generator().manual_seed(0))
+    turned = torch.linalg.qr(gauss).Q
     assert torch.equal(run.swap(turned), run.swap())
 
 

@@ -15,6 +15,7 @@ def scores(*triples: tuple[float, float, float]) -> Intervals:
 
 
 NOTHING = scores((0, 0.1, 0.2), (0, 0.1, 0.2))
+WEAK = np.array([[1, 0.3], [0, 0]])
 FINE = np.array([[0.97, 0.97], [0.4, 0.4]])
 
 
@@ -37,7 +38,14 @@ def test_a_clear_winner_is_named():
         ((0.88, 0.93, 0.96), (0.3, 0.4, 0.5), FINE, 0.1, 1.0, "below 90%"),
         ((0.94, 0.97, 0.99), (0.91, 0.93, 0.95), FINE, 0.1, 1.0, "overlaps"),
         ((0.94, 0.97, 0.99), (0.3, 0.4, 0.5), FINE, 0.95, 1.0, "random directions"),
-        ((0.94, 0.97, 0.99), (0.3, 0.4, 0.5), np.array([[1, 0.3], [0, 0]]), 0.1, 1.0, "at the front"),
+        (
+            (0.94, 0.97, 0.99),
+            (0.3, 0.4, 0.5),
+            WEAK,
+            0.1,
+            1.0,
+            "at the front",
+        ),
         ((0.94, 0.97, 0.99), (0.3, 0.4, 0.5), FINE, 0.1, 0.2, "20% of inputs right"),
     ],
 )
