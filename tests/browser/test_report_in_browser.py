@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.browser
 
+N_FIGURES = 13
 Fresh = Callable[..., "Page"]
 
 # Boxes of all text in figures that sticks out of its figure, or of the page.
@@ -97,7 +98,7 @@ def test_every_figure_is_drawn_without_complaint_or_request(
 ) -> None:
     report = opener.drawn(width, scheme)
     figures = report.page.evaluate(_DRAWN)
-    assert len(figures) == 11
+    assert len(figures) == N_FIGURES
     for figure in figures:
         assert figure["width"] > 250 and figure["height"] > 120 and figure["marks"] > 0, figure
     assert report.complaints == []
@@ -214,6 +215,16 @@ def test_the_contents_lead_to_sections_and_mark_the_one_in_view(fresh: Fresh) ->
     assert page.get_by_role("link", name="Rival programs").is_visible()
 
 
+def test_a_link_to_a_folded_figure_opens_the_fold(fresh: Fresh) -> None:
+    page = fresh(motion="reduce")
+    folded = page.locator("details.more figure.card", has_text="Update angle")
+    assert not folded.is_visible()
+    page.locator(".contents").get_by_role("link", name="Convergence").click()
+    page.locator(".contents").get_by_role("link", name="Update angle").click()
+    folded.locator("svg.main-svg").first.wait_for()
+    assert folded.locator("svg.main-svg").first.evaluate("(svg) => svg.clientWidth") > 500
+
+
 def test_the_keyboard_reaches_the_summary_first(fresh: Fresh) -> None:
     page = fresh()
     page.keyboard.press("Tab")
@@ -223,9 +234,11 @@ def test_the_keyboard_reaches_the_summary_first(fresh: Fresh) -> None:
 
 def test_everything_is_drawn_for_print(fresh: Fresh) -> None:
     page = fresh(scheme="dark")
-    assert page.locator("figure.card[data-drawn]").count() < 11
+    assert page.locator("figure.card[data-drawn]").count() < N_FIGURES
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
-    page.wait_for_function("document.querySelectorAll('figure.card[data-drawn]').length === 11")
+    page.wait_for_function(
+        f"document.querySelectorAll('figure.card[data-drawn]').length === {N_FIGURES}"
+    )
     widths = page.evaluate(
         "[...document.querySelectorAll('svg.main-svg')].map((svg) => svg.clientWidth)"
     )

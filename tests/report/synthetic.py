@@ -129,7 +129,18 @@ def _convergence() -> list[Figure]:
             data=pd.DataFrame(distance),
             section="convergence",
         ),
+        *(_plain(title, loops, residual) for title in ("Contraction rate", "Update angle")),
     ]
+
+
+def _plain(title: str, loops: np.ndarray, values: np.ndarray) -> Figure:
+    return Figure(
+        title=title,
+        plot=line_figure([Series("trained", loops, values)], x_title="loop", y_title="value"),
+        caption="One line.",
+        data=pd.DataFrame({"loop": loops, "value": values}),
+        section="convergence",
+    )
 
 
 def _wavefront() -> list[Figure]:

@@ -9,19 +9,23 @@ const figureLayout = (() => {
   const lineCount = (text) => (text ? text.split("<br>").length : 0);
   const titleOf = (axis) => (axis.title && axis.title.text) || "";
 
-  /* Width in pixels of the longest line of some texts. */
+  /* Width in pixels of the longest line of some texts; a panel's title is bold. */
   function longest(texts, size) {
-    canvas.font = `${size}px ${family}`;
     const lines = texts.flatMap((text) => String(text).split("<br>"));
-    return Math.max(0, ...lines.map((line) => canvas.measureText(line).width));
+    return Math.max(0, ...lines.map((line) => {
+      const plain = line.replace(/<\/?b>/g, "");
+      canvas.font = `${plain === line ? "" : "bold "}${size}px ${family}`;
+      return canvas.measureText(plain).width;
+    }));
   }
 
-  /* Breaks a text at its spaces into lines of at most so many letters. */
-  function wrap(text, most) {
+  /* Breaks a text at its spaces into lines of at most so many pixels. */
+  function wrap(text, most, size) {
+    const bold = String(text).startsWith("<b>") ? "<b>" : "";
     const lines = [];
     for (const word of String(text).split(" ")) {
-      const last = lines.length - 1;
-      if (last >= 0 && (lines[last] + " " + word).length <= most) lines[last] += " " + word;
+      const longer = lines.length ? `${lines[lines.length - 1]} ${word}` : word;
+      if (lines.length && longest([bold + longer], size) <= most) lines[lines.length - 1] = longer;
       else lines.push(word);
     }
     return lines.join("<br>");
@@ -63,13 +67,13 @@ const figureLayout = (() => {
       xNames: namesAlong(spec.data, "x", k),
       yNames: namesAlong(spec.data, "y", k),
     }));
-    const p = { width, narrow, size, panels, line: size * 1.3, letter: longest(["average letters"], size) / 15 };
+    const p = { width, narrow, size, panels, line: size * 1.3 };
     p.grid = meta.columns > 1 || meta.square;
     p.xTitle = panels.map((panel) => titleOf(panel.x)).find(Boolean) || "";
     p.yTitle = panels.map((panel) => titleOf(panel.y)).find(Boolean) || "";
 
     const number = panels[0].y.type === "log" ? "0.000" : "0.25";
-    for (const panel of panels) panel.yLabels = panel.yNames && panel.yNames.map((name) => wrap(name, narrow ? 15 : 34));
+    for (const panel of panels) panel.yLabels = panel.yNames && panel.yNames.map((name) => wrap(name, narrow ? 84 : 220, size));
     const labels = Math.max(...panels.map((panel) => longest(panel.yLabels || [number], size)));
     p.left = Math.ceil(labels + 12 + (p.yTitle ? size * 1.9 : 0));
     p.right = 14;
@@ -86,6 +90,9 @@ const figureLayout = (() => {
     p.w = meta.square ? Math.min(share(), 460) : share();
     p.h = meta.square ? p.w : meta.panel_height;
     if (narrow && !meta.square && panels.every((panel) => !panel.yNames)) p.h = Math.min(p.h, 250);
+    for (const { yLabels } of panels)
+      if (yLabels && !meta.square && yLabels.length <= 20)
+        p.h = Math.max(p.h, yLabels.length * (Math.max(...yLabels.map(lineCount)) * p.line + 4));
     return p;
   }
 
@@ -98,7 +105,7 @@ const figureLayout = (() => {
       const each = p.w / panel.xNames.length - 8;
       panel.xLabels = panel.xNames;
       if (longest(panel.xNames, p.size) <= each) continue;
-      const wrapped = panel.xNames.map((name) => wrap(name, Math.floor(each / p.letter)));
+      const wrapped = panel.xNames.map((name) => wrap(name, each, p.size));
       const lines = Math.max(...wrapped.map(lineCount));
       if (longest(wrapped, p.size) <= each && lines <= 3) {
         panel.xLabels = wrapped;
@@ -117,12 +124,12 @@ const figureLayout = (() => {
     const marked = notes.some((note) => note.name === "x reference") ? p.line : 0;
     for (const note of notes) note.font = { ...note.font, size: p.size - 1 };
     for (const note of titles) {
-      note.text = wrap(note.text, Math.max(Math.floor(p.w / p.letter) + 6, 12)); // its bold tags do not show
+      note.text = wrap(note.text, p.w + p.gapX - 8, p.size);
       note.font.size = p.size;
       note.yshift = marked;
     }
     const head = Math.max(0, ...titles.map((note) => lineCount(note.text))) * p.line + marked + 6;
-    p.foot = wrap(p.xTitle, Math.max(Math.floor(p.w / p.letter), 12));
+    p.foot = wrap(p.xTitle, p.w, p.size);
     const gapY = head + 12, inner = p.rows * p.h + (p.rows - 1) * gapY;
     const bottom = p.tickRoom + lineCount(p.foot) * p.line + 6;
     layout.margin = { l: p.left, r: p.right, t: head + 4, b: bottom, pad: 0 };
@@ -140,7 +147,7 @@ const figureLayout = (() => {
   /* Titles and ticks of one panel's axes. */
   function label(panel, p) {
     const { x, y } = panel;
-    const beside = (text) => wrap(text, Math.max(Math.floor(p.h / p.letter), 12));
+    const beside = (text) => wrap(text, p.h, p.size);
     if (p.grid) {
       x.showticklabels = panel.lowest;
       y.showticklabels = panel.first;
