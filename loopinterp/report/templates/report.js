@@ -158,7 +158,7 @@ const report = (() => {
       const layout = { ...layoutOf(figure), paper_bgcolor: style.backgroundColor, showlegend: true };
       layout.height += 70;
       layout.margin = { ...layout.margin, t: layout.margin.t + 70 };
-      layout.legend = { orientation: "h", x: 0, y: 1, yanchor: "bottom", yref: "container" };
+      layout.legend = { orientation: "h", x: 0, y: 0.99, yanchor: "top", yref: "container" };
       if (layout.coloraxis) layout.coloraxis.showscale = true;
       const image = { data: figure.spec.data, layout, config };
       return Plotly.downloadImage(image, { format: "svg", width: layout.width, height: layout.height, filename: figure.element.id });
