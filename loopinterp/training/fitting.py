@@ -20,6 +20,7 @@ from loopinterp.training.run import (
     CONFIG,
     METRICS,
     MODEL,
+    WEIGHTS,
     Run,
     complete_lines,
     read_metadata,
@@ -50,6 +51,9 @@ def train(
     config = config.replace(device=str(resolve_device(config.device)))
     folder = Path(out)
     _claim(folder, config, resume)
+    _sweep(folder)
+    # Known from the start, so that the weights that follow can be read from their first moment.
+    write_json(folder / MODEL / "config.json", config.model.to_dict())
     run = Run(folder, config)
     with cpu_threads(config.threads):
         trainer = Trainer(config)
@@ -92,7 +96,7 @@ def _claim(folder: Path, config: TrainingConfig, resume: bool) -> None:
             )
         _check_same(Run.load(folder).config, config, folder)
         return
-    for name in (METRICS, MODEL, CHECKPOINT):
+    for name in (METRICS, WEIGHTS, CHECKPOINT):
         if (folder / name).exists():
             raise InputError(
                 f"output folder {folder}",
@@ -101,6 +105,14 @@ def _claim(folder: Path, config: TrainingConfig, resume: bool) -> None:
                 fix=f"Choose another folder, or restore its {CONFIG}.",
             )
     write_json(folder / CONFIG, config.to_dict())
+
+
+def _sweep(folder: Path) -> None:
+    """Remove the temporary files of writes that a kill cut short."""
+    for name in (CONFIG, METRICS, f"{MODEL}/config.json", WEIGHTS, CHECKPOINT):
+        path = folder / name
+        for leftover in path.parent.glob(f".{path.name}.*"):
+            leftover.unlink()
 
 
 def _check_same(saved: TrainingConfig, asked: TrainingConfig, folder: Path) -> None:

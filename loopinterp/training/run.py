@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
 MODEL = "model"
+WEIGHTS = "model/model.safetensors"
 CHECKPOINT = "state/checkpoint.safetensors"
 
 
@@ -75,10 +76,10 @@ class Run:
         """
         from loopinterp.models import LoopedTransformer
 
-        if not (self.folder / MODEL).is_dir():
+        if not (self.folder / WEIGHTS).exists():
             raise CheckpointError(
                 f"run {self.folder}",
-                expected=f"a folder {MODEL}/ with the trained model",
+                expected=f"a trained model in {MODEL}/",
                 given="none: the run was stopped before its first checkpoint",
                 fix="Resume the training.",
             )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from torch import nn
 
 from loopinterp.training.ema import Ema
@@ -43,11 +42,10 @@ def test_average_is_no_view_of_the_weights() -> None:
 
 
 def test_tied_weights_are_averaged_once() -> None:
-    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
-    model[1].weight = model[0].weight
-    ema = Ema(model, decay=0.0)
-    with torch.no_grad():
-        model[0].weight.fill_(2.0)
+    first, second = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
+    second.weight = first.weight
+    ema = Ema(nn.Sequential(first, second), decay=0.0)
+    nn.init.constant_(first.weight, 2.0)
     ema.update()
     assert list(ema.shadow) == ["0.weight"]
     assert (ema.shadow["0.weight"] == 2.0).all()

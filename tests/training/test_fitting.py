@@ -144,11 +144,23 @@ def test_a_model_that_lags_its_checkpoint_is_caught_up(
 ) -> None:
     folder = tmp_path / "run"
     shutil.copytree(finished(tiny), folder)
-    shutil.rmtree(folder / "model")
+    (folder / "model/model.safetensors").unlink()
     with pytest.raises(CheckpointError, match="before its first checkpoint"):
         Run.load(folder).model()
     train(tiny, folder, progress=False)
     assert_same_run(folder, finished(tiny))
+
+
+def test_leftovers_of_cut_writes_are_swept_up(
+    tiny: TrainingConfig, finished: Callable[[TrainingConfig], Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(finished(tiny), folder)
+    (folder / "state/.checkpoint.safetensors.x1y2").write_bytes(b"half")
+    (folder / ".config.json.abc").write_bytes(b"half")
+    (folder / ".mine").write_bytes(b"kept")
+    train(tiny, folder, progress=False)
+    assert {p.name for p in folder.rglob(".*")} == {".mine"}
 
 
 def test_a_run_without_checkpoint_has_no_steps(
@@ -188,7 +200,7 @@ def test_a_run_is_never_overwritten(
         train(tiny, finished(tiny), progress=False, resume=False)
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "model", "state/checkpoint.safetensors"])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "model/model.safetensors", CHECKPOINT])
 def test_a_folder_of_something_else_is_refused(
     tiny: TrainingConfig, name: str, tmp_path: Path
 ) -> None:
