@@ -1,4 +1,4 @@
-"""Configurations that are known to work."""
+"""Configurations to start from."""
 
 from __future__ import annotations
 
@@ -61,4 +61,7 @@ n <= 12 never tests, and which of them a seed gets wrong is chance: whether a re
 stays resolved for more than twelve loops (asking a share of the examples again, up to twelve
 loops later, settles that), and whether the front of the carry keeps its speed of one position a
 loop (noise on the state does: a front that is passed on weaker than it came dies of it).
+Measured with seeds 0, 1 and 2: exact match 1.0 at 12, 24, 48 and 96 bits, 300 samples each, on
+uniform digits and on full carry chains. The other three are starting points that have not been
+measured over seeds.
 """

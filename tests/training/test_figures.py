@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from loopinterp.results import Provenance
+from loopinterp.results import Figure, Provenance
 from loopinterp.training import EvaluationResult
 
 
@@ -31,6 +31,10 @@ def made_up(exact: list[list[float]], extra_loops: tuple[int, ...] = (0,)) -> Ev
     )
 
 
+def trace_names(figure: Figure) -> set[str]:
+    return {trace["name"] for trace in figure.plot.to_dict()["data"]}
+
+
 def test_perfect_models_reach_the_last_length() -> None:
     findings = made_up([[1.0, 1.0, 0.99], [1.0, 1.0, 1.0]]).summary()
     assert [f.good for f in findings] == [True, True]
@@ -50,8 +54,8 @@ def test_failures_are_said_plainly() -> None:
 def test_the_figure_marks_the_training_cutoff_and_its_control() -> None:
     (figure,) = made_up([[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]).figures()
     assert figure.section == "generalisation"
-    assert "longest in training" in figure.plot.to_json()
-    names = {trace.name for trace in figure.plot.data}
+    assert "longest in training" in str(figure.plot.to_dict()["layout"])
+    names = trace_names(figure)
     assert {"random digits", "full carry chains", "random: constant"} <= names
     # A constant answer is right on full chains: the caption of the control has to say so.
     assert "full carry chains it is right" in figure.control
@@ -62,4 +66,4 @@ def test_the_figure_marks_the_training_cutoff_and_its_control() -> None:
 def test_varied_loops_get_their_own_figure() -> None:
     figures = made_up([[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]], extra_loops=(-1, 0, 4)).figures()
     assert [f.title for f in figures] == ["Accuracy against length", "Accuracy against loops"]
-    assert {trace.name for trace in figures[1].plot.data} == {"n = 12", "n = 24", "n = 96"}
+    assert trace_names(figures[1]) == {"n = 12", "n = 24", "n = 96"}
