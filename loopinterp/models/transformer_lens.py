@@ -164,6 +164,54 @@ class TransformerLensMixin:
                 total = total + block.mlp.b_out
         return total + blocks[layer].attn.b_O if mlp_input else total
 
+    def blocks_with(self, submodule: str) -> list[tuple[int, Any]]:
+        """Number and view of every layer that has a part of this name: all layers, or none."""
+        parts = ("ln1", "attn", "ln2", "mlp")
+        return list(enumerate(self.blocks)) if submodule in parts else []
+
+    def tl_parameters(self) -> dict[str, Tensor]:
+        """Weights under TransformerLens' names, those of the tied block once for each loop."""
+        named = {"embed.W_E": self.W_E, "unembed.W_U": self.W_U, "unembed.b_U": self.b_U}
+        parts = {
+            "attn": ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O"),
+            "mlp": ("W_in", "b_in", "W_out", "b_out"),
+        }
+        if self.config.norm != "none":
+            norm = ("w", "b") if self.config.norm_type == "layernorm" else ("w",)
+            parts |= {"ln1": norm, "ln2": norm}
+        for number, block in enumerate(self.blocks):
+            for part, names in parts.items():
+                for name in names:
+                    named[f"blocks.{number}.{part}.{name}"] = getattr(getattr(block, part), name)
+        return named
+
+    def set_use_split_qkv_input(self, use: bool) -> None:
+        """Raise where ``use`` is True: no head has its own copy of the layer's input."""
+        self._no_fork("use_split_qkv_input", use)
+
+    def set_use_attn_in(self, use: bool) -> None:
+        """Raise where ``use`` is True: no head has its own copy of the layer's input."""
+        self._no_fork("use_attn_in", use)
+
+    def set_use_attn_result(self, use: bool) -> None:
+        """Raise where ``use`` is True: heads' outputs are computed from a cache."""
+        self._no_fork("use_attn_result", use)
+
+    def set_use_hook_mlp_in(self, use: bool) -> None:
+        """Raise where ``use`` is True: the MLP reads ``hook_resid_mid``."""
+        self._no_fork("use_hook_mlp_in", use)
+
+    @staticmethod
+    def _no_fork(flag: str, use: bool) -> None:
+        if use:
+            raise InputError(
+                flag,
+                expected="False: a looped model keeps one copy of each layer's input",
+                given="True",
+                fix="Patch attn.hook_q, hook_k or hook_v; cache.compute_head_results() gives "
+                "each head's output.",
+            )
+
     @staticmethod
     def _no_tokenizer(given: Any) -> InputError:
         return InputError(

@@ -1,0 +1,434 @@
+"""Which functions of TransformerLens work on a looped model: tried out, and written as a table.
+
+    python -m tests.models.transformer_lens_table      # writes it into docs/transformerlens.md
+
+Each function runs twice. On a plain looped model its result must equal, to 1e-5, that on
+TransformerLens' own untied model with the same weights in every layer. On a model with an injection
+and a loop norm it must equal that on a naive model written out loop by loop.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformer_lens import head_detector, patching
+from transformer_lens.ActivationCache import ActivationCache
+from transformer_lens.model_bridge import TransformerBridge
+from transformer_lens.SVDInterpreter import SVDInterpreter
+from transformer_lens.tools import analysis
+from transformer_lens.tools.analysis.attribution_patching import EdgeAttributionConfig
+
+from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
+from tests.models.peers.naive import NaiveLooped
+from tests.models.peers.untied import untied_bridge
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+N_LOOPS, TOLERANCE = 3, 1e-5
+PAGE = Path(__file__).parents[2] / "docs" / "transformerlens.md"
+START, END = "<!-- table -->\n", "<!-- end of table -->"
+KINDS = ("plain", "injected")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A model with a clean and a corrupted input, and what it did on both."""
+
+    model: Any
+    clean: Tensor
+    corrupted: Tensor
+    clean_cache: ActivationCache
+    corrupted_cache: ActivationCache
+
+    @staticmethod
+    def metric(logits: Tensor) -> Tensor:
+        """Logit difference at the last position."""
+        return (logits[:, -1, 1] - logits[:, -1, 0]).mean()
+
+    def answer(self, tokens: Tensor) -> Tensor:
+        """Logits at the last position."""
+        return self.model(tokens)[:, -1]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One function, how it is tried, and why it does or does not work."""
+
+    section: str
+    name: str
+    run: Callable[[Setting], Any]
+    note: str = ""
+
+
+SECTIONS = {
+    "cache": "`ActivationCache` (a `LoopedCache` is one)",
+    "patching": "`transformer_lens.patching`",
+    "tools": "Other tools of TransformerLens",
+}
+_WHOLE_STREAM = "Needs the stream to be one sum over all layers, which an injection or a loop norm \
+breaks; it then says so. `decompose_loop` takes one loop apart."
+_PLUS_REST = "What an injection or a loop norm adds is in the remainder, not in the stack."
+_SSM = "There are no state-space layers in a looped transformer, as in the untied one."
+_NO_FORK = "Needs a copy of the layer's input for each head (`use_split_qkv_input`). \
+TransformerLens' own native model has none either."
+
+
+def _first(cache: ActivationCache) -> ActivationCache:
+    return cache.apply_slice_to_batch_dim((0, 1))
+
+
+def _shared(names: Iterable[str]) -> list[str]:
+    """The names that both models know, in one order."""
+    return sorted(shared_names() & set(names))
+
+
+def _attrs(s: Setting) -> Any:
+    right, wrong = torch.tensor([1, 2, 3, 4]), torch.tensor([0, 0, 0, 0])
+    heads: Any = s.clean_cache.stack_head_results()
+    return s.clean_cache.logit_attrs(heads, tokens=right, incorrect_tokens=wrong)
+
+
+def _toggle(s: Setting) -> Any:
+    before, seen = torch.is_grad_enabled(), []
+    try:
+        for mode in (False, True):
+            s.clean_cache.toggle_autodiff(mode)
+            seen.append(torch.is_grad_enabled())
+    finally:
+        torch.set_grad_enabled(before)
+    return seen
+
+
+_SITE = "blocks.3.hook_resid_pre"
+
+
+def _after(cache: ActivationCache, method: str) -> ActivationCache:
+    getattr(cache, method)()
+    return cache
+
+
+def _last(s: Setting) -> Tensor:
+    return torch.full((len(s.clean),), s.clean.shape[1] - 1)
+
+
+def _interchange(s: Setting) -> tuple[Any, ...]:
+    basis = analysis.random_basis(s.model.cfg.d_model, 4, seed=0)
+    source = s.clean_cache[_SITE][:, -1]
+    return s.model, _SITE, analysis.SubspaceInterchange(basis), s.corrupted, source, s.answer
+
+
+def _das(s: Setting) -> Any:
+    with torch.enable_grad():
+        found = analysis.fit_das(
+            s.model,
+            _SITE,
+            s.corrupted,
+            s.clean,
+            torch.tensor([0, 1, 1, 0]),
+            s.answer,
+            rank=2,
+            base_positions=_last(s),
+            source_positions=_last(s),
+            epochs=1,
+        )
+    return found.losses
+
+
+def _attribution(s: Setting, granularity: Any) -> Any:
+    config = EdgeAttributionConfig(granularity=granularity)
+    with torch.enable_grad():
+        scores = analysis.attribution_patch(s.model, s.clean, s.corrupted, s.metric, config)
+    return {str(node): torch.tensor(score) for node, score in scores.node_scores.items()}
+
+
+def _by_head(s: Setting) -> Any:
+    if isinstance(s.model, TransformerBridge):
+        heads: Any = s.clean_cache.stack_head_results(pos_slice=-1, incl_remainder=True)
+        return s.clean_cache.logit_attrs(heads, tokens=1, pos_slice=-1)
+    found = analysis.direct_logit_attribution(
+        s.model, answer_tokens=1, unit="head", pos=-1, cache=s.clean_cache
+    )
+    return found.attribution
+
+
+CACHE = {
+    "__getitem__": (lambda s: [s.clean_cache["resid_post", -1], s.clean_cache["pattern", 2]], ""),
+    "__iter__": (lambda s: _shared(s.clean_cache), ""),
+    "__len__": (lambda s: len(s.clean_cache) > 0, ""),
+    "accumulated_resid": (
+        lambda s: [
+            s.clean_cache.accumulated_resid(incl_mid=True, return_labels=True),
+            s.clean_cache.accumulated_resid(layer=3, apply_ln=True),
+            s.clean_cache.accumulated_resid(apply_ln=True, pos_slice=-1),
+        ],
+        "Layers of all loops in a row. With a loop norm, each layer's output before that norm.",
+    ),
+    "apply_ln_to_stack": (
+        lambda s: s.clean_cache.apply_ln_to_stack(s.clean_cache.accumulated_resid(), layer=3),
+        "",
+    ),
+    "apply_slice_to_batch_dim": (
+        lambda s: s.clean_cache.apply_slice_to_batch_dim((1, 3))["resid_mid", 4],
+        "",
+    ),
+    "compute_head_results": (
+        lambda s: _after(_first(s.clean_cache), "compute_head_results")["result", 3, "attn"],
+        "",
+    ),
+    "compute_ssm_effective_attention": (
+        lambda s: s.clean_cache.compute_ssm_effective_attention(),
+        _SSM,
+    ),
+    "compute_ssm_state": (lambda s: s.clean_cache.compute_ssm_state(), _SSM),
+    "decompose_resid": (
+        lambda s: s.clean_cache.decompose_resid(return_labels=True, apply_ln=True),
+        _WHOLE_STREAM,
+    ),
+    "get_full_resid_decomposition": (
+        lambda s: s.clean_cache.get_full_resid_decomposition(return_labels=True, apply_ln=True),
+        _WHOLE_STREAM,
+    ),
+    "get_neuron_results": (lambda s: s.clean_cache.get_neuron_results(3, pos_slice=-1), ""),
+    "items": (lambda s: _shared(name for name, _ in s.clean_cache.items()), ""),
+    "keys": (lambda s: _shared(s.clean_cache.keys()), ""),
+    "logit_attrs": (
+        _attrs,
+        "With a loop norm, what a part adds after the last loop norm is direct; what it adds "
+        "before is not, for the norm stands between.",
+    ),
+    "logit_lens": (
+        lambda s: s.clean_cache.logit_lens(positions=None).values,
+        "Needs the final norm to read a layer's output. With a loop norm it does not, and says "
+        'so: `return_type="all_logits"` is the readout of each loop.',
+    ),
+    "remove_batch_dim": (lambda s: _first(s.clean_cache).remove_batch_dim()["resid_pre", 2], ""),
+    "ssm_layers": (lambda s: s.clean_cache.ssm_layers(), "Always empty."),
+    "stack_activation": (
+        lambda s: s.clean_cache.stack_activation("pattern"),
+        "`stack` also gives the loop axis, and what happens once per loop.",
+    ),
+    "stack_head_results": (
+        lambda s: s.clean_cache.stack_head_results(incl_remainder=True, return_labels=True),
+        _PLUS_REST,
+    ),
+    "stack_neuron_results": (
+        lambda s: s.clean_cache.stack_neuron_results(5, incl_remainder=True, return_labels=True),
+        _PLUS_REST,
+    ),
+    "to": (lambda s: _first(s.clean_cache).to("cpu")["resid_post", 5], "Also casts: `dtype=`."),
+    "toggle_autodiff": (_toggle, "Switches PyTorch as a whole; better not."),
+    "values": (lambda s: len(list(s.clean_cache.values())) == len(s.clean_cache), ""),
+}
+
+TOOLS = {
+    "logit_lens": (
+        lambda s: analysis.logit_lens(s.model, s.clean, positions=None).values,
+        "Refuses a model whose last layer is not what it reads, as one with a loop norm.",
+    ),
+    "logit_readout": (
+        lambda s: analysis.logit_readout(s.model, s.clean_cache["resid_post", 5]).values,
+        "With a loop norm, give it states after that norm.",
+    ),
+    "direct_logit_attribution": (
+        _by_head,
+        "By head, from a cache. TransformerLens wants its bridge in compatibility mode, with the "
+        "final norm folded into the unembedding, which a looped model has no need of; compared "
+        "with `logit_attrs` of the bridge.",
+    ),
+    "attribution_patch (nodes)": (
+        lambda s: _attribution(s, "node"),
+        "Gradients of every loop.",
+    ),
+    "attribution_patch (edges)": (lambda s: _attribution(s, "edge"), _NO_FORK),
+    "collect_activations": (
+        lambda s: analysis.collect_activations(
+            s.model, _SITE, s.clean, s.answer, positions=_last(s)
+        ),
+        "Each hook fires once, because each loop has its own.",
+    ),
+    "run_with_intervention": (
+        lambda s: analysis.run_with_intervention(*_interchange(s), positions=_last(s)),
+        "",
+    ),
+    "intervened_logits": (
+        lambda s: analysis.intervened_logits(*_interchange(s), positions=_last(s)),
+        "",
+    ),
+    "fit_das": (lambda s: _das(s), "Weights are frozen while it learns, and thawed afterwards."),
+    "detect_head": (
+        lambda s: head_detector.detect_head(
+            s.model,
+            s.clean[:1],  # type: ignore[arg-type]
+            "previous_token_head",
+            cache=_first(s.clean_cache).remove_batch_dim(),
+        ),
+        "Scores every head at every loop. There is no tokenizer: give it tokens.",
+    ),
+    "SVDInterpreter": (
+        lambda s: [
+            SVDInterpreter(s.model).get_singular_vectors(kind, 3, 4, head_index=1).abs()
+            for kind in ("OV", "w_in", "w_out")
+        ],
+        "The same at every loop, as weights are (compared up to sign). It takes for granted that "
+        "`d_vocab_out` equals `d_vocab`, as on the plain model here.",
+    ),
+    "attention_head_subspace_affinity": (
+        lambda s: analysis.attention_head_subspace_affinity(s.model, target_role="Q"),
+        "Of weights, so the same between any two loops.",
+    ),
+}
+
+
+def _patching(name: str) -> Callable[[Setting], Any]:
+    function = getattr(patching, name)
+    if name == "get_act_patch_direct_path":
+        return lambda s: function(
+            s.model, s.corrupted, s.clean_cache, s.corrupted_cache, s.metric, 1, 1, verbose=False
+        )
+    if name == "get_act_patch_direct_path_all_sources":
+        return lambda s: function(
+            s.model, s.corrupted, s.clean_cache, s.corrupted_cache, s.metric, verbose=False
+        )
+    if name == "generic_activation_patch":
+        return lambda s: function(
+            s.model,
+            s.corrupted,
+            s.clean_cache,
+            s.metric,
+            patching.layer_pos_patch_setter,
+            "mlp_out",
+            index_axis_names=("layer", "pos"),
+        )
+    return lambda s: function(s.model, s.corrupted, s.clean_cache, s.metric)
+
+
+def patching_functions() -> list[str]:
+    """Every public patching function of the installed TransformerLens."""
+    names = [name for name in dir(patching) if name.startswith("get_act_patch")]
+    return ["generic_activation_patch", *names]
+
+
+def cache_methods() -> list[str]:
+    """Every public method of ActivationCache."""
+    wanted = {"__getitem__", "__iter__", "__len__"}
+    return sorted(n for n in vars(ActivationCache) if not n.startswith("_") or n in wanted)
+
+
+def checks() -> list[Check]:
+    """All checks; a method that TransformerLens adds must be given one."""
+    made = [Check("cache", name, *CACHE[name]) for name in cache_methods()]
+    for name in patching_functions():
+        made.append(Check("patching", name, _patching(name), _NO_FORK if "direct" in name else ""))
+    return made + [Check("tools", name, *entry) for name, entry in TOOLS.items()]
+
+
+@functools.cache
+def settings(kind: str) -> tuple[Setting, Setting]:
+    """Ours and the other model: ``plain`` beside the untied bridge, ``injected`` beside naive."""
+    common: dict[str, Any] = {"d_model": 12, "n_heads": 2, "d_vocab": 11}
+    common |= {"n_layers": 2, "n_loops": 7}
+    if kind == "plain":
+        config = LoopedTransformerConfig(
+            **common, d_vocab_out=11, positions="absolute", n_ctx=9, unembed_bias=False
+        )
+    else:
+        config = LoopedTransformerConfig(
+            **common,
+            d_vocab_out=5,
+            positions="relative",
+            relative_window=1,
+            attention_window=2,
+            injection="input",
+            initial_state="zeros",
+            loop_norm=True,
+        )
+    generator = torch.Generator().manual_seed(0)
+    looped = LoopedTransformer(config, seed=0).eval()
+    with torch.no_grad():
+        for parameter in looped.parameters():
+            parameter += 0.2 * torch.randn(parameter.shape, generator=generator)
+    clean, corrupted = torch.randint(0, 11, (2, 4, 4), generator=generator).unbind()
+    if kind == "plain":
+        other: Any = untied_bridge(looped, N_LOOPS)
+        other.to_tokens = lambda tokens: tokens  # its own wants a tokenizer even for tokens
+    else:
+        other = NaiveLooped(looped, N_LOOPS)
+    made = []
+    for model in (looped.unroll(N_LOOPS), other):
+        with torch.no_grad():
+            caches = [model.run_with_cache(tokens)[1] for tokens in (clean, corrupted)]
+        made.append(Setting(model, clean, corrupted, *caches))
+    return made[0], made[1]
+
+
+@functools.cache
+def shared_names() -> frozenset[str]:
+    """Hook names that a run of ours and of the bridge have in common."""
+    ours, bridge = settings("plain")
+    return frozenset(ours.clean_cache.keys()) & frozenset(bridge.clean_cache.keys())
+
+
+def outcome(check: Check, kind: str) -> str:
+    """``yes`` where the results are equal, ``no`` where ours raises, else ``differs``."""
+    ours, other = settings(kind)
+    logging.disable(logging.WARNING)
+    try:
+        with torch.no_grad():
+            try:
+                given = check.run(ours)
+            except Exception:
+                return "no"
+            return "yes" if same(given, check.run(other)) else "differs"
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal to the tolerance, whatever the function returned."""
+    if isinstance(a, torch.Tensor):
+        return a.shape == b.shape and torch.allclose(a, b, atol=TOLERANCE, rtol=TOLERANCE)
+    if isinstance(a, float):
+        return abs(a - b) <= TOLERANCE * max(1.0, abs(a))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b))
+    if is_dataclass(a):
+        return all(same(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))
+    return a == b
+
+
+def table(outcomes: dict[tuple[str, str], tuple[str, ...]]) -> str:
+    """The table in Markdown, a part for each section."""
+    lines = []
+    for section, title in SECTIONS.items():
+        lines += [f"### {title}", "", "| function | plain | injected | why, and what to know |"]
+        lines.append("|---|---|---|---|")
+        for check in checks():
+            if check.section == section:
+                cells = " | ".join(outcomes[check.section, check.name])
+                lines.append(f"| `{check.name}` | {cells} | {check.note} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    outcomes = {
+        (check.section, check.name): tuple(outcome(check, kind) for kind in KINDS)
+        for check in checks()
+    }
+    before, _, rest = PAGE.read_text().partition(START)
+    after = rest.partition(END)[2]
+    PAGE.write_text(f"{before}{START}\n{table(outcomes)}\n{END}{after}")
+
+
+if __name__ == "__main__":
+    main()
