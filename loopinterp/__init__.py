@@ -11,7 +11,9 @@ __getattr__, __dir__, __all__ = lazy_exports(
         for name in (
             "circuits",
             "dynamics",
+            "lenses",
             "models",
+            "plotting",
             "probing",
             "rasp",
             "report",

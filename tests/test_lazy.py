@@ -29,7 +29,18 @@ HEAVY = {
     "typer",
     "wandb",
 }
-PACKAGES = ("circuits", "dynamics", "models", "probing", "rasp", "report", "tasks", "training")
+PACKAGES = (
+    "circuits",
+    "dynamics",
+    "lenses",
+    "models",
+    "plotting",
+    "probing",
+    "rasp",
+    "report",
+    "tasks",
+    "training",
+)
 
 
 def loaded_by(code: str) -> set[str]:
