@@ -19,6 +19,8 @@ class Linear:
     Example:
         >>> Linear(offset=-1), Linear(offset=-1)(8)
         (n - 1, 7)
+        >>> Linear(slope=0, offset=1), Linear(slope=0, offset=1)(8)
+        (1, 1)
     """
 
     slope: int = 1
@@ -28,6 +30,8 @@ class Linear:
         return max(self.slope * n + self.offset, 0)
 
     def __repr__(self) -> str:
+        if self.slope == 0:
+            return str(max(self.offset, 0))
         return _shifted("n" if self.slope == 1 else f"{self.slope} n", self.offset)
 
 

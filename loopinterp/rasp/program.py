@@ -41,6 +41,7 @@ class LoopProgram:
         finish: The answer, which can be read at any loop; ``UNKNOWN`` where it is undecided.
         n_loops: T(n), the loops after which the answer is right for length n.
         doc: The idea, in a sentence or two.
+        task_settings: Settings of that task, where they are not its defaults.
 
     Raises:
         InputError: a selector where a sequence belongs, an unknown variable, a variable that
@@ -65,11 +66,13 @@ class LoopProgram:
     finish: Seq
     n_loops: LoopCount
     doc: str = field(default="", compare=False)
+    task_settings: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for part in ("prepare", "step"):
             checked = {name: self._seq(part, name, x) for name, x in getattr(self, part).items()}
             object.__setattr__(self, part, MappingProxyType(checked))
+        object.__setattr__(self, "task_settings", MappingProxyType(dict(self.task_settings)))
         object.__setattr__(self, "finish", self._seq("finish", None, self.finish))
         object.__setattr__(self, "inputs", tuple(islice(self.inputs, MAX_TABLE + 1)))
         self._check_inputs()

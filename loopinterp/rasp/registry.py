@@ -14,11 +14,23 @@ _BUILT_IN = (
     "sticky_ripple",
     "carry_save",
     "lookahead",
+    "one_shot",
     "parity",
     "prefix_xor",
+    "prefix_mod",
+    "copy",
+    "binary_sum",
+    "unique_set",
+    "token_addition",
+    "multiplication",
+    "abacus_ripple",
 )
 _PROGRAMS: dict[str, LoopProgram] = {
-    name: importlib.import_module(f"loopinterp.rasp.programs.{name}").program for name in _BUILT_IN
+    program.name: program
+    for program in (
+        importlib.import_module(f"loopinterp.rasp.programs.{module}").program
+        for module in _BUILT_IN
+    )
 }
 
 
@@ -26,8 +38,8 @@ def list_programs(task: str | None = None) -> list[str]:
     """Names of the programs, of one task or of all.
 
     Example:
-        >>> list_programs(task="addition")
-        ['carry_save', 'latched_chain', 'latched_ripple', 'lookahead', 'ripple', 'sticky_ripple']
+        >>> list_programs(task="prefix_sum")
+        ['prefix_mod_5', 'prefix_xor']
 
     Raises:
         InputError: no program solves that task.

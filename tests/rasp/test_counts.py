@@ -24,5 +24,6 @@ def test_counts_print_as_formulas_and_compare():
         "n + 1",
         "2 n - 3",
     ]
+    assert repr(Linear(slope=0, offset=1)) == "1"
     assert repr(CeilLog2()) == "ceil(log2(n))"
     assert Linear(offset=1) == Linear(offset=1) != Linear()

@@ -1,0 +1,45 @@
+"""The right answers to the tasks in the full-output format, in Python integers and strings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from loopinterp.tasks import FullOutput
+
+
+def copied(prompt: str) -> str:
+    return prompt
+
+
+def counted(prompt: str) -> str:
+    return format(prompt.count("1"), "b")[::-1]
+
+
+def added(prompt: str) -> str:
+    a, b = prompt.split("+")
+    return format(int(a, 2) + int(b, 2), f"0{len(a) + 1}b")
+
+
+def multiplied(prompt: str) -> str:
+    a, b = prompt.split("*")
+    return format(int(a[::-1], 2) * int(b[::-1], 2), f"0{len(a) + len(b)}b")[::-1]
+
+
+def distinct(prompt: str) -> str:
+    return "".join(dict.fromkeys(prompt))
+
+
+ANSWERS: dict[str, Callable[[str], str]] = {
+    "copy": copied,
+    "binary_sum": counted,
+    "token_addition": added,
+    "multiplication": multiplied,
+    "unique_set": distinct,
+}
+LETTERS = [chr(ord("A") + i) for i in range(60)]
+
+
+def spelled(task: FullOutput) -> list[str]:
+    """One character for each prompt symbol, then '=', EOS and BOS."""
+    symbols = LETTERS[: len(task.symbols)] if task.name == "unique_set" else list(task.symbols)
+    return [*symbols, "=", ".", "^"]
