@@ -75,6 +75,8 @@ SECTIONS = {
 _WHOLE_STREAM = "Needs the stream to be one sum over all layers, which an injection or a loop norm \
 breaks; it then says so. `decompose_loop` takes one loop apart."
 _PLUS_REST = "What an injection or a loop norm adds is in the remainder, not in the stack."
+_UNFOLDED = "Reads along `W_U` alone: the parts add up to a logit only if the final norm's weight \
+and bias are folded into the unembedding."
 _SSM = "There are no state-space layers in a looped transformer, as in the untied one."
 _NO_FORK = "Needs a copy of the layer's input for each head (`use_split_qkv_input`). \
 TransformerLens' own native model has none either."
@@ -200,8 +202,8 @@ CACHE = {
     "keys": (lambda s: _shared(s.clean_cache.keys()), ""),
     "logit_attrs": (
         _attrs,
-        "With a loop norm, what a part adds after the last loop norm is direct; what it adds "
-        "before is not, for the norm stands between.",
+        f"{_UNFOLDED} With a loop norm, what a part adds before the last such norm "
+        "does not reach the logits directly.",
     ),
     "logit_lens": (
         lambda s: s.clean_cache.logit_lens(positions=None).values,
@@ -238,9 +240,8 @@ TOOLS = {
     ),
     "direct_logit_attribution": (
         _by_head,
-        "By head, from a cache. TransformerLens wants its bridge in compatibility mode, with the "
-        "final norm folded into the unembedding, which a looped model has no need of; compared "
-        "with `logit_attrs` of the bridge.",
+        f"By head, from a cache; compared with `logit_attrs` of the bridge. {_UNFOLDED} On its "
+        "bridge TransformerLens refuses until they are folded in; here nothing reminds you.",
     ),
     "attribution_patch (nodes)": (
         lambda s: _attribution(s, "node"),
