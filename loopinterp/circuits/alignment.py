@@ -108,6 +108,54 @@ class Prediction:
     swapped: Int[Tensor, "delay pair pos"]
 
 
+class ProgramRuns:
+    """A program run on base and source of every pair, ready to be swapped at any alignment.
+
+    Args:
+        program: The program; it must read the pairs' tokens.
+        pairs: The pairs.
+        lag: Loops that its answers are late.
+        n_loops: Loops to run, at least as many as any prediction looks at.
+    """
+
+    def __init__(self, program: LoopProgram, pairs: SwapPairs, *, lag: int, n_loops: int) -> None:
+        self.program, self.pairs, self.lag = delayed(program, lag), pairs, lag
+        self._base = self.program.run(pairs.base, n_loops=n_loops)
+        self._source = self.program.run(pairs.source, n_loops=n_loops)
+        self._rows = torch.arange(len(pairs), device=pairs.loop.device)
+
+    def predict(
+        self,
+        alignment: Alignment,
+        delays: tuple[int, ...],
+        variables: tuple[str, ...] | None = None,
+    ) -> Prediction:
+        """See :func:`predict`; the alignment's lag must be the runs' own."""
+        loop = self.pairs.loop + alignment.shift
+        if int(loop.min()) < 0:
+            raise InputError(
+                "shift",
+                expected=f"at least {-int(self.pairs.loop.min())}, for the first loop of the pairs",
+                given=str(alignment.shift),
+                fix="Pass a larger shift, or pairs of later loops.",
+            )
+        rows = self._rows
+        place = self.pairs.position - alignment.offset
+        state = {name: values[loop, rows] for name, values in self._base.variables.items()}
+        for name in self.program.variables if variables is None else variables:
+            state[name] = state[name].clone()
+            state[name][rows, place] = self._source.variables[name][loop, rows, place]
+        left = self.pairs.n_loops - self.pairs.loop
+        last = max([*delays, int(left.max())] if AT_THE_END in delays else delays)
+        # A step knows no loop number, so pairs of different loops go on together.
+        swapped = self.program.run(self.pairs.base, n_loops=last, variables=state).outputs
+        after = [left if d == AT_THE_END else torch.full_like(left, d) for d in delays]
+        return Prediction(
+            base=torch.stack([self._base.outputs[loop + passed, rows] for passed in after]),
+            swapped=torch.stack([swapped[passed, rows] for passed in after]),
+        )
+
+
 def predict(
     program: LoopProgram,
     pairs: SwapPairs,
@@ -129,42 +177,10 @@ def predict(
         InputError: a loop of the pairs falls before the program's first under that shift.
     """
     alignment = alignment or Alignment()
-    program = delayed(program, alignment.lag)
-    loop = pairs.loop + alignment.shift
-    if int(loop.min()) < 0:
-        raise InputError(
-            "shift",
-            expected=f"at least {-int(pairs.loop.min())}, for the first loop of the pairs",
-            given=str(alignment.shift),
-            fix="Pass a larger shift, or pairs of later loops.",
-        )
-    rows = torch.arange(len(pairs), device=loop.device)
-    kept, given = (
-        program.run(tokens, n_loops=int(loop.max())) for tokens in (pairs.base, pairs.source)
-    )
-    place = pairs.position - alignment.offset
-    before = {name: values[loop, rows] for name, values in kept.variables.items()}
-    after = {name: values.clone() for name, values in before.items()}
-    for name in program.variables if variables is None else variables:
-        after[name][rows, place] = given.variables[name][loop, rows, place]
-    return Prediction(*(_go_on(program, pairs, state, delays) for state in (before, after)))
-
-
-def _go_on(
-    program: LoopProgram,
-    pairs: SwapPairs,
-    variables: dict[str, Tensor],
-    delays: tuple[int, ...],
-) -> Tensor:
-    """Answers at each delay of runs that go on from these variables.
-
-    A step knows no loop number, so pairs of different loops go on together.
-    """
-    left = pairs.n_loops - pairs.loop
-    last = max([*delays, int(left.max())] if AT_THE_END in delays else delays)
-    read = program.run(pairs.base, n_loops=last, variables=variables).outputs
-    rows = torch.arange(len(pairs), device=left.device)
-    return torch.stack([read[left, rows] if d == AT_THE_END else read[d] for d in delays])
+    longest = int(pairs.loop.max()) + max(delays)
+    n_loops = max(longest, pairs.n_loops if AT_THE_END in delays else 0) + max(alignment.shift, 0)
+    runs = ProgramRuns(program, pairs, lag=alignment.lag, n_loops=n_loops)
+    return runs.predict(alignment, delays, variables)
 
 
 def agreement(

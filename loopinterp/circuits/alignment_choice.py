@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from loopinterp.circuits.alignment import Alignment, agreement, alignments, predict
-from loopinterp.circuits.runs import VERDICT_DELAY
+from loopinterp.circuits.alignment import Alignment, ProgramRuns, agreement, alignments
+from loopinterp.circuits.runs import AT_THE_END
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -24,7 +24,7 @@ class RatedAlignments:
 
     Attributes:
         options: The alignments, the plain one first.
-        suits: Agreement of the program with the model, at once and one loop later.
+        suits: Agreement of the program with the model over the first loops after the swap.
         place: Place of each pair.
     """
 
@@ -52,18 +52,20 @@ def rate_alignments(
         run: The pairs on the model.
         swapped: The model's outputs after the swaps, at the run's delays.
     """
-    delays = tuple(d for d in run.delays if 0 <= d <= VERDICT_DELAY)
+    delays = tuple(d for d in run.delays if d != AT_THE_END)
     where = [run.delays.index(d) for d in delays]
-    earliest = int(run.pairs.loop.min())
-    options = tuple(a for a in alignments() if earliest + a.shift >= 0)
+    pairs = run.pairs
+    options = tuple(a for a in alignments() if int(pairs.loop.min()) + a.shift >= 0)
+    n_loops = int(pairs.loop.max()) + max(a.shift for a in options) + max(delays)
+    runs = {
+        lag: ProgramRuns(program, pairs, lag=lag, n_loops=n_loops)
+        for lag in {a.lag for a in options}
+    }
     suits = [
         agreement(
-            predict(program, run.pairs, alignment=alignment, delays=delays),
-            run.base[where],
-            swapped[where],
-            run.pairs.scored,
+            runs[a.lag].predict(a, delays), run.base[where], swapped[where], pairs.scored
         ).mean(0)
-        for alignment in options
+        for a in options
     ]
     return RatedAlignments(options, torch.stack(suits), run.pairs.place)
 

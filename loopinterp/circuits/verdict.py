@@ -19,11 +19,12 @@ class Verdict:
 
     Attributes:
         winner: The program that is named, or :data:`NONE`.
-        nearest: The program with the highest score, named or not.
+        nearest: The program with the highest score, named or not, among those that beat their
+            control (among all if none does).
         score: Its interchange intervention accuracy one loop after the swap.
         low: Lower end of its interval.
         high: Upper end.
-        rival: The program with the next highest score ("" if there is no other).
+        rival: The other program with the highest score ("" if there is no other).
         rival_score: Its score.
         rival_low: Lower end of its interval.
         rival_high: Upper end.
@@ -91,20 +92,22 @@ def decide(
         >>> decide(["latched", "plain"], s, by_place, ["ahead", "at"], control=nothing).winner
         'latched'
     """
+    beats_control = scores.low > control.high
+    best = int(np.lexsort((-scores.value, ~beats_control))[0])
     order = np.argsort(-scores.value, kind="stable")
-    best = int(order[0])
-    next_best = int(order[1]) if len(order) > 1 else None
+    others = [int(p) for p in order if p != best]
+    next_best = others[0] if others else None
     weak = int(np.nanargmin(by_place[best]))
     reasons = []
     if scores.low[best] < threshold:
         reasons.append(
             f"its interval reaches down to {scores.low[best]:.0%}, below {threshold:.0%}"
         )
-    highest = max((scores.high[p] for p in order[1:]), default=0.0)
+    highest = max((scores.high[p] for p in others), default=0.0)
     if scores.low[best] <= highest:
-        close = [programs[p] for p in order[1:] if scores.high[p] >= scores.low[best]]
+        close = [programs[p] for p in others if scores.high[p] >= scores.low[best]]
         reasons.append(f"its interval overlaps that of {' and '.join(map(plain, close))}")
-    if scores.low[best] <= control.high[best]:
+    if not beats_control[best]:
         reasons.append(f"random directions do as well ({control.value[best]:.0%})")
     if by_place[best, weak] < floor:
         reasons.append(

@@ -77,7 +77,7 @@ def test_more_selectors_than_heads_leaves_some_without(parts):
 
 def test_heads_of_a_model_are_matched_to_all_programs(untrained, additions, tmp_path):
     short = additions[torch.arange(8)]
-    found = head_study(untrained, short)
+    found = head_study(untrained, short, ["ripple", "sticky_ripple", "lookahead"])
     assert found.selectors == ["shift_1", "span_back"]
     assert found.heads == ["head 0", "head 1"]
     assert found.mass.shape == (int(short.n_loops.max()), 2, 2)
