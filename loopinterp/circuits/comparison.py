@@ -53,6 +53,12 @@ def compare_programs(
     output two loops later and after all loops; and the behaviour, how often the program's output
     is the model's without any swap, at loops short of T(n) and where the rivals differ.
 
+    What this cannot do: a program that keeps nothing from loop to loop (one shot) says that a swap
+    shows at once and never again, as random directions do too, so it is never named; its
+    behaviour tells it apart. And agreement one loop later does not say for how long: read it
+    beside two loops and the end. Models of one recipe have come out as plain or as sticky ripples
+    from seed to seed, and some hold only what was resolved many loops ago, which is neither.
+
     Args:
         models: A model of the pairs format, or several (seeds of one recipe): then scores are
             pooled too, with intervals over models and inputs.

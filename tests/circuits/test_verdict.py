@@ -55,7 +55,7 @@ def test_each_condition_alone_withholds_the_name(best, rival, by_place, control,
         scores(best, rival),
         by_place,
         PLACES,
-        control=scores((control,) * 3, (0, 0, 0)),
+        control=scores((control,) * 3, (control,) * 3),
         solved=solved,
     )
     assert found.winner == NONE
