@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -11,7 +13,7 @@ from loopinterp.probing.controls import with_random_weights
 from loopinterp.rasp import list_programs
 from loopinterp.results import load_result
 
-SMALL = {"n": 12, "per_place": 10, "max_chain": 5}
+SMALL: dict[str, Any] = {"n": 12, "per_place": 10, "max_chain": 5}
 
 # One shot keeps nothing from loop to loop, so that a swap shows at once and never again.
 REMEMBERING = [name for name in list_programs("addition") if name != "one_shot"]

@@ -129,9 +129,10 @@ def test_extrapolation_has_a_line_for_each_length() -> None:
         assert _line(figure, "n = 2").tolist() == [0.0] * 3 + [1.0] * (n_loops - 3)
         assert "n = 3" in {trace.name for trace in _traces(figure)}
         assert "right and stays right: 4" in figure.control
-        marks = [a.text for a in figure.plot.layout.annotations]
+        layout: Any = figure.plot.layout
+        marks = [a.text for a in layout.annotations]
         assert {"T(n)", "longest training run"} <= set(marks)
-        assert (figure.plot.layout.xaxis.type == "log") == (n_loops == 80)
+        assert (layout.xaxis.type == "log") == (n_loops == 80)
 
 
 def test_attention_has_a_line_for_each_head(attention: AttentionStabilisationResult) -> None:
