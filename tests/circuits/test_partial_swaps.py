@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from loopinterp.circuits import SubspaceSwaps, subspace_study
 from loopinterp.results import load_result
 
-SMALL = {"n": 12, "per_place": 10, "max_chain": 5, "ranks": (1, 2, 4)}
+SMALL: dict[str, Any] = {"n": 12, "per_place": 10, "max_chain": 5, "ranks": (1, 2, 4)}
 
 
 @pytest.fixture(scope="module")
