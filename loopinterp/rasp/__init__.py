@@ -7,6 +7,7 @@ from loopinterp._lazy import lazy_exports
 if TYPE_CHECKING:
     from loopinterp.rasp.counts import CeilLog2 as CeilLog2
     from loopinterp.rasp.counts import Linear as Linear
+    from loopinterp.rasp.drawing import draw as draw
     from loopinterp.rasp.expr import Selector as Selector
     from loopinterp.rasp.expr import Seq as Seq
     from loopinterp.rasp.interpreter import evaluate as evaluate
@@ -73,6 +74,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "binary_mode": ".library",
         "counterfactual": ".trace",
         "cumsum": ".library",
+        "draw": ".drawing",
         "eq": ".language",
         "evaluate": ".interpreter",
         "first_true": ".library",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from loopinterp.rasp.expr import (
@@ -27,7 +28,7 @@ MAX_LENGTH = 2_000
 """Characters of code after which a subexpression is left out as ``…``."""
 
 
-def code(expr: Expr, *, short: bool = False) -> str:
+def code(expr: Expr, *, short: bool = False, names: Mapping[Expr, str] | None = None) -> str:
     """The expression as code in the words of :mod:`loopinterp.rasp.language`.
 
     Evaluated, the code gives the same node, unless parts of a very large expression were left
@@ -36,9 +37,10 @@ def code(expr: Expr, *, short: bool = False) -> str:
     Args:
         expr: Any expression.
         short: Write named tables and selectors by their names alone.
+        names: Subexpressions that go by a name.
     """
-    text: dict[Expr, str] = {}
-    for node in postorder([expr]):
+    text = dict(names or {})
+    for node in postorder([expr], text):
         written = _write(node, text, short)
         text[node] = written if len(written) <= MAX_LENGTH else "…"
     return text[expr]
