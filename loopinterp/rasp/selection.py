@@ -101,7 +101,7 @@ class Selection:
         return self._reduce(value, _max if mode == "max" else _min, default)
 
     def _reduce(
-        self, value: Tensor, reduce: Callable[[Tensor, Tensor], Tensor], default: int
+        self, value: Tensor, reduce: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], default: int
     ) -> Tensor:
         """``reduce(selected, value)`` part by part, and ``default`` where none is selected."""
         batch = max(self.batch, len(value))
@@ -109,8 +109,8 @@ class Selection:
         shared = self._rows(slice(None)) if self.batch == 1 else None
         for part in self._parts(batch):
             selected = self._rows(part) if shared is None else shared
-            reduced = reduce(selected, value if len(value) == 1 else value[part])
-            out[part] = torch.where(selected.any(dim=-1), reduced.long(), default)
+            reduced, some = reduce(selected, value if len(value) == 1 else value[part])
+            out[part] = torch.where(some, reduced.long(), default)
         return out
 
     def _rows(self, part: slice) -> Bool[Tensor, "_ query key"]:
@@ -129,21 +129,24 @@ def _count(selected: Tensor) -> Tensor:
     return selected.view(torch.uint8).sum(dim=-1, dtype=torch.int64)
 
 
-def _mean(selected: Tensor, value: Tensor) -> Tensor:
-    """The truncated mean [batch, query]; anything where nothing is selected."""
-    count = _count(selected).clamp(min=1)
+def _mean(selected: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """The truncated mean [batch, query], and where anything is selected."""
+    count = _count(selected)
     if len(selected) == 1 and value.is_floating_point():
         total = value @ selected[0].T.to(value.dtype)
     else:
         total = torch.where(selected, value[:, None, :], 0).sum(dim=-1)
-    return torch.div(total.long(), count, rounding_mode="trunc")
+    return torch.div(total.long(), count.clamp(min=1), rounding_mode="trunc"), count > 0
 
 
-def _max(selected: Tensor, value: Tensor) -> Tensor:
+def _max(selected: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     lowest = torch.iinfo(value.dtype).min
-    return torch.where(selected, value[:, None, :], lowest).amax(dim=-1)
+    found = torch.where(selected, value[:, None, :], lowest).amax(dim=-1)
+    # No value of 32 bits is the lowest number (see Selection.extreme); one of 64 bits may be.
+    return found, found > lowest if value.dtype == torch.int32 else selected.any(dim=-1)
 
 
-def _min(selected: Tensor, value: Tensor) -> Tensor:
+def _min(selected: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     highest = torch.iinfo(value.dtype).max
-    return torch.where(selected, value[:, None, :], highest).amin(dim=-1)
+    found = torch.where(selected, value[:, None, :], highest).amin(dim=-1)
+    return found, found < highest if value.dtype == torch.int32 else selected.any(dim=-1)

@@ -70,10 +70,9 @@ def test_heads_have_lines_for_key_query_and_value():
 
 
 def test_signs_of_comparison_are_not_read_as_markup():
-    figure = draw((tokens < 3) & (tokens > 1))
-    assert any(
-        "tokens &lt; 3" in a.text and "tokens &gt; 1" in a.text for a in figure.layout.annotations
-    )
+    figure: Any = draw((tokens < 3) & (tokens > 1))
+    texts = [a.text for a in figure.layout.annotations]
+    assert any("tokens &lt; 3" in text and "tokens &gt; 1" in text for text in texts)
 
 
 def test_what_cannot_be_drawn_is_refused():

@@ -109,6 +109,16 @@ def test_means_of_numbers_too_large_for_floats_are_exact():
     assert evaluate(below, odd).tolist() == [[2**51 + 1] * 2]
 
 
+@pytest.mark.parametrize("edge", [2**31 - 1, 2**63 - 1])
+def test_extremes_at_the_edges_of_the_integers_are_told_from_nothing(edge):
+    x = torch.tensor([[-edge - 1, edge, 0]])
+    for mode, value in (("max", -edge - 1), ("min", edge)):
+        one = aggregate(select(tokens, value, "=="), tokens, mode, default=7)
+        seen = x == value
+        expected = torch.where(seen.cumsum(dim=1) > 0, value, 7)
+        assert torch.equal(evaluate(one, x), expected)
+
+
 def test_a_mean_is_truncated_towards_zero():
     everything = select(indices, indices, "true", causal=False)
     assert evaluate(aggregate(everything, tokens), torch.tensor([[-3, 0]])).tolist() == [[-1, -1]]
