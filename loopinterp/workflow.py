@@ -233,9 +233,12 @@ def demo(
 
 
 def findings_of(results: Iterable[Result]) -> list[Finding]:
-    """What results say in plain words, verdicts first."""
+    """What results say in plain words: verdicts first, then in the order of the report."""
+    from loopinterp.report.sections import SECTIONS
+
+    order = {kind: place for place, kind in enumerate(["verdict", *(s.key for s in SECTIONS)])}
     found = [finding for result in results for finding in result.summary()]
-    return sorted(found, key=lambda finding: finding.kind != "verdict")
+    return sorted(found, key=lambda finding: order.get(finding.kind, len(order)))
 
 
 def saved_results(folder: str | Path) -> dict[str, Result]:
