@@ -28,7 +28,7 @@ def main() -> None:
 
     ways = {name: (lambda code=code: start(code)) for name, code in WAYS.items()}
     clock = "children" if options.clock == "cpu" else "wall"
-    rows = compare(ways, rounds=options.rounds, clock=clock, warmup=1)
+    rows = compare(ways, rounds=options.rounds, clock=clock)
     show({"import": rows}, targets=TARGETS, path=options.json)
 
 

@@ -1,8 +1,10 @@
 """Time several ways of doing one thing against the first of them, fairly on a noisy machine.
 
-The ways take turns, in an order that rotates, so that each round sees the machine in one mood.
-A ratio is taken within a round, and the median over the rounds is reported. On a machine that
-others use, ``--clock cpu`` counts the time this process had instead of the time that passed.
+The ways take turns in rounds, shuffled, so that all see the machine in one mood and none has always
+the same one before it. Each runs once untimed before it is timed: otherwise it would pay for the
+memory that the one before gave back to the system. A ratio is taken within a round, and the
+median over the rounds is reported. On a machine that others use, ``--clock cpu`` counts the time
+that this process had instead of the time that passed.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import argparse
 import gc
 import json
 import platform
+import random
 import resource
 import time
 from collections.abc import Callable, Mapping
@@ -34,7 +37,6 @@ def compare(
     *,
     rounds: int,
     clock: str = "wall",
-    warmup: int = 3,
     least: float = 0.05,
 ) -> dict[str, dict[str, float]]:
     """Seconds of each way, and its ratio to the first.
@@ -43,19 +45,14 @@ def compare(
         ways: Name -> what to time; the first is the yardstick.
         rounds: How often each is timed.
         clock: ``wall``, ``cpu``, or ``children`` (the cpu of processes that were started).
-        warmup: Calls before the clock starts.
         least: Seconds that one timing should last; short calls are repeated within it.
     """
-    for run in ways.values():
-        for _ in range(warmup):
-            run()
     first = next(iter(ways))
     repeats = max(1, round(least / _seconds(ways[first], 1, clock)))
     seconds: dict[str, list[float]] = {name: [] for name in ways}
-    names = list(ways)
-    for turn in range(rounds):
-        shift = turn % len(names)
-        for name in names[shift:] + names[:shift]:
+    names, order = list(ways), random.Random(0)
+    for _ in range(rounds):
+        for name in order.sample(names, len(names)):
             seconds[name].append(_seconds(ways[name], repeats, clock))
     rows = {}
     for name in names:
@@ -71,6 +68,7 @@ def compare(
 
 
 def _seconds(run: Callable[[], Any], repeats: int, clock: str) -> float:
+    run()
     gc.collect()
     gc.disable()
     start = CLOCKS[clock]()
