@@ -5,6 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import latex2mathml.converter
+from docutils import nodes
+from sphinx.util import logging
+
 import loopinterp
 
 project = "loopinterp"
@@ -15,7 +19,6 @@ version = release = loopinterp.__version__
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
-    "sphinx.ext.mathjax",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
 ]
@@ -35,6 +38,7 @@ napoleon_use_ivar = True
 napoleon_attr_annotations = False  # a shape such as "*lead" would start an emphasis
 
 html_theme = "furo"
+html_math_renderer = "mathml"
 html_title = f"loopinterp {version}"
 html_show_sourcelink = False
 html_copy_source = False
@@ -54,6 +58,25 @@ def _skip_member(app: Any, what: str, name: str, obj: Any, skip: bool, options: 
     return True if re.fullmatch(r"set_\w+_request", name) else None
 
 
+def _mathml(formula: str, display: str) -> str:
+    """Formulas as MathML, which needs no script and no network."""
+    converted = latex2mathml.converter.convert(formula, display=display)
+    if "\\" in converted:
+        logging.getLogger(__name__).warning("a command in this formula is unknown: %s", formula)
+    return converted
+
+
+def _inline_math(writer: Any, node: Any) -> None:
+    writer.body.append(_mathml(node.astext(), "inline"))
+    raise nodes.SkipNode
+
+
+def _display_math(writer: Any, node: Any) -> None:
+    writer.body.append(f"<p>{_mathml(node.astext(), 'block')}</p>")
+    raise nodes.SkipNode
+
+
 def setup(app: Any) -> None:
+    app.add_html_math_renderer("mathml", (_inline_math, None), (_display_math, None))
     app.connect("autodoc-process-docstring", _shapes_as_code, priority=400)  # before napoleon
     app.connect("autodoc-skip-member", _skip_member)
