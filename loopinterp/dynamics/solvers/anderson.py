@@ -36,7 +36,9 @@ class Anderson(Solver):
 
     With :math:`g_k = f(x_k) - x_k` and the last differences :math:`\Delta X, \Delta G`,
 
-    .. math:: \gamma = \operatorname{argmin}_\gamma \|g_k - \Delta G \gamma\|^2 + \lambda \|\gamma\|^2,
+    .. math::
+
+        \gamma = \operatorname{argmin}_\gamma \|g_k - \Delta G \gamma\|^2 + \lambda \|\gamma\|^2,
         \qquad x_{k+1} = x_k + \beta g_k - (\Delta X + \beta \Delta G) \gamma.
 
     It can land on a fixed point that repels the plain iteration: use :class:`Picard` to ask
