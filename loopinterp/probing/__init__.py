@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from loopinterp.probing.controls import context_types as context_types
     from loopinterp.probing.controls import control_labels as control_labels
     from loopinterp.probing.controls import majority_accuracy as majority_accuracy
-    from loopinterp.probing.controls import wilson_interval as wilson_interval
     from loopinterp.probing.controls import with_random_weights as with_random_weights
     from loopinterp.probing.grid import probe_study as probe_study
     from loopinterp.probing.grid_result import ProbeResult as ProbeResult
@@ -41,7 +40,6 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "probe_study": ".grid",
         "sample_chains": ".chains",
         "states_at": ".states",
-        "wilson_interval": ".controls",
         "with_random_weights": ".controls",
     },
 )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, TypeVar
 
-import numpy as np
 import torch
 
 from loopinterp.errors import InputError
@@ -104,25 +103,3 @@ def majority_accuracy(
     count = torch.stack([(train == cls).sum(-1) for cls in classes])
     right = test == classes[count.argmax(0)][..., None]
     return right.sum(-1).double() / (test != IGNORE).sum(-1)
-
-
-def wilson_interval(
-    accuracy: np.ndarray | float, n: np.ndarray | int, *, z: float = 1.96
-) -> tuple[np.ndarray, np.ndarray]:
-    """Wilson's interval of a proportion: 95 % with the default ``z``.
-
-    Args:
-        accuracy: Observed proportions.
-        n: Independent trials behind each.
-        z: Normal quantile.
-
-    Example:
-        >>> low, high = wilson_interval(0.5, 100)
-        >>> round(float(low), 3), round(float(high), 3)
-        (0.404, 0.596)
-    """
-    p, count = np.asarray(accuracy, dtype=float), np.asarray(n, dtype=float)
-    centre = (p + z**2 / (2 * count)) / (1 + z**2 / count)
-    half = z / (1 + z**2 / count) * np.sqrt(p * (1 - p) / count + z**2 / (4 * count**2))
-    ends = np.clip(np.stack([centre - half, centre + half]), 0.0, 1.0)
-    return ends[0, ...], ends[1, ...]

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from loopinterp.intervals import wilson_interval
 from loopinterp.probing.carry_result import first_decodable
-from loopinterp.probing.controls import wilson_interval
 from loopinterp.results import Figure
 
 if TYPE_CHECKING:
@@ -343,7 +343,7 @@ def _grid_groups(result: ProbeResult, s: int) -> Figure:
 def _interval(values: np.ndarray, n: int | None) -> dict[str, Any]:
     if n is None:
         return {}
-    low, high = wilson_interval(values, n)
+    low, high = wilson_interval(values * n, n)
     return {"low": low, "high": high}
 
 

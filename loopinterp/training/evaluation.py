@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from loopinterp.errors import InputError
+from loopinterp.intervals import wilson_interval
 from loopinterp.models.protocol import bind
 from loopinterp.results import Figure, Finding, Result, study
 from loopinterp.tasks.task import IGNORE
@@ -187,33 +188,6 @@ def judged_distributions(task: Task) -> tuple[str, ...]:
     """
     judged = tuple(d for d in ("uniform", "chain") if d in task.distributions)
     return judged or task.distributions[:1]
-
-
-def wilson_interval(
-    successes: np.ndarray | float, trials: int, *, z: float = 1.959964
-) -> tuple[np.ndarray, np.ndarray]:
-    """Wilson's score interval of a share.
-
-    ``(p + z^2/2n -+ z sqrt(p (1-p)/n + z^2/4n^2)) / (1 + z^2/n)`` with ``p = successes / n``.
-
-    Args:
-        successes: How many of the trials succeeded, in any shape.
-        trials: n.
-        z: Quantile of the normal distribution; 1.96 gives 95 %.
-
-    Source: Wilson (1927), Probable inference, the law of succession, and statistical inference.
-
-    Example:
-        >>> low, high = wilson_interval(300, 300)
-        >>> round(float(low), 4), float(high)
-        (0.9874, 1.0)
-    """
-    share = np.asarray(successes, dtype=float) / trials
-    middle = share + z**2 / (2 * trials)
-    half = z * np.sqrt(share * (1 - share) / trials + z**2 / (4 * trials**2))
-    scale = 1 + z**2 / trials
-    low, high = (np.asarray(np.clip(end / scale, 0, 1)) for end in (middle - half, middle + half))
-    return low, high
 
 
 def _score(

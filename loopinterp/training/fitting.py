@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -184,7 +185,12 @@ def _progress_bar(config: TrainingConfig, start: int, show: bool) -> Iterator[An
     from tqdm.auto import tqdm
 
     with tqdm(
-        total=config.steps, initial=start, desc=f"train {config.task}", disable=not show
+        total=config.steps,
+        initial=start,
+        desc=f"train {config.task}",
+        disable=not show,
+        # A log file wants a line now and then, not ten a second.
+        mininterval=0.1 if sys.stderr.isatty() else 20.0,
     ) as bar:
 
         def advance(metrics: dict[str, float | int]) -> None:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
-from scipy.stats import binomtest
 
 from loopinterp.errors import InputError
 from loopinterp.probing import (
     context_types,
     control_labels,
     majority_accuracy,
-    wilson_interval,
     with_random_weights,
 )
 from loopinterp.tasks.task import IGNORE
@@ -61,13 +58,6 @@ def test_majority_is_that_of_training_and_skips_what_is_not_asked() -> None:
     torch.testing.assert_close(
         majority_accuracy(train, test), torch.tensor([0.25, 2 / 3], dtype=torch.float64)
     )
-
-
-@pytest.mark.parametrize(("hits", "n"), [(0, 20), (7, 20), (20, 20), (300, 512)])
-def test_wilson_interval_is_that_of_scipy(hits: int, n: int) -> None:
-    low, high = wilson_interval(hits / n, n, z=1.959963984540054)
-    expected = binomtest(hits, n).proportion_ci(method="wilson")
-    np.testing.assert_allclose([low, high], [expected.low, expected.high], atol=1e-12)
 
 
 def test_shuffled_weights_keep_their_values_and_lose_their_places() -> None:

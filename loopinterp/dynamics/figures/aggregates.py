@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from loopinterp.intervals import wilson_interval
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -40,33 +42,12 @@ def _quantiles(rows: np.ndarray) -> np.ndarray:
     return np.where(empty, np.nan, np.nanquantile(filled, BAND, axis=-1, method="lower"))
 
 
-def share_interval(hits: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Wilson's 95 % interval of a share.
-
-    Args:
-        hits: Number of successes, any shape.
-        n: Number of trials.
-
-    Source: Wilson, 1927 (doi 10.1080/01621459.1927.10502953).
-
-    Example:
-        >>> low, high = share_interval(np.array([10]), 10)
-        >>> round(float(low[0]), 2), float(high[0])
-        (0.72, 1.0)
-    """
-    z = 1.959964
-    share = hits / n
-    centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
-    half = z * np.sqrt(share * (1 - share) / n + z**2 / (4 * n**2)) / (1 + z**2 / n)
-    return np.clip(centre - half, 0, share), np.clip(centre + half, share, 1)
-
-
 def exact_match_table(right: np.ndarray) -> pd.DataFrame:
     """Exact match by loop with its interval, from ``right`` ``[loop, batch, pos]``."""
     import pandas as pd
 
     exact = (right != 0).all(axis=2)
-    low, high = share_interval(exact.sum(axis=1), exact.shape[1])
+    low, high = wilson_interval(exact.sum(axis=1), exact.shape[1])
     columns = {"loop": np.arange(len(exact)), "exact_match": exact.mean(axis=1)}
     return pd.DataFrame(columns | {"low": low, "high": high})
 

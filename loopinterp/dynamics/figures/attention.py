@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loopinterp.dynamics.figures.aggregates import share_interval
+from loopinterp.intervals import wilson_interval
 from loopinterp.results import Figure
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def attention_figures(result: AttentionStabilisationResult) -> list[Figure]:
             columns = {"loop": loops, "layer": layer, "head": head, "change_median": middle}
             tables.append(pd.DataFrame(columns | {"change_10": low, "change_90": high}))
     hits = result.exact[1:].sum(axis=1)
-    low, high = share_interval(hits, n_examples)
+    low, high = wilson_interval(hits, n_examples)
     exact = Series("exact match", loops, hits / n_examples, low=low, high=high, colour="green")
     data = pd.concat(tables, ignore_index=True)
     plot = line_panels(

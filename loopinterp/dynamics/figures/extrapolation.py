@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loopinterp.dynamics.figures.aggregates import share_interval
+from loopinterp.intervals import wilson_interval
 from loopinterp.results import Figure
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def extrapolation_figures(result: ExtrapolationResult) -> list[Figure]:
     for length, shade in zip(kinds, ramp(len(kinds))):
         rows = lengths == length
         hits, n = result.exact[:, rows].sum(axis=1), int(rows.sum())
-        low, high = share_interval(hits, n)
+        low, high = wilson_interval(hits, n)
         residual = result.residual[:, rows].mean(axis=1)
         name = f"n = {length}"
         # Loop 0 has no place on a logarithmic axis, and no residual.

@@ -1,15 +1,12 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
-from scipy.stats import binomtest
 
 from loopinterp.dynamics.figures.aggregates import (
     exact_match_table,
     quantiles_by_loop,
     quantiles_by_position,
     right_from,
-    share_interval,
 )
 
 
@@ -29,13 +26,6 @@ def test_never_is_larger_than_any_loop_and_nan_is_left_out() -> None:
     values = np.array([[3.0, 1.0], [np.inf, 1.0], [np.inf, np.nan]])
     _, middle, _ = quantiles_by_position(values, np.ones((3, 2), int))
     assert middle.tolist() == [np.inf, 1.0]
-
-
-@pytest.mark.parametrize(("hits", "n"), [(0, 5), (3, 7), (50, 64), (64, 64)])
-def test_intervals_against_scipy(hits: int, n: int) -> None:
-    low, high = share_interval(np.array([hits]), n)
-    expected = binomtest(hits, n).proportion_ci(method="wilson")
-    assert (low[0], high[0]) == pytest.approx((expected.low, expected.high), abs=1e-6)
 
 
 def test_right_from_counts_to_the_end() -> None:
