@@ -73,6 +73,23 @@ def read_json(path: str | Path) -> Any:
         ) from error
 
 
+def read_json_object(path: str | Path) -> dict[str, Any]:
+    """Read JSON that is an object (names with values).
+
+    Raises:
+        CheckpointError: If the file is missing or damaged, or holds JSON of another kind.
+    """
+    document = read_json(path)
+    if not isinstance(document, dict):
+        raise CheckpointError(
+            f"file {path}",
+            expected="a JSON object",
+            given=f"JSON of another kind ({type(document).__name__})",
+            fix="Restore the file from a copy, or write it anew.",
+        )
+    return document
+
+
 def write_arrays(path: str | Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Write NumPy arrays as one safetensors file, in one step."""
     from safetensors.numpy import save

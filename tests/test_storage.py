@@ -171,3 +171,15 @@ def test_json_of_infinities_can_be_read_back(tmp_path: Path) -> None:
     storage.write_json(tmp_path / "x.json", {"a": float("inf"), "b": float("nan")})
     text = (tmp_path / "x.json").read_text()
     assert json.loads(text)["a"] == float("inf")
+
+
+@pytest.mark.parametrize("text", ["[1]", "3", "null", '"words"'])
+def test_json_that_is_no_object_is_refused_where_an_object_is_wanted(
+    tmp_path: Path, text: str
+) -> None:
+    path = tmp_path / "file.json"
+    path.write_text(text)
+    with pytest.raises(CheckpointError, match="a JSON object"):
+        storage.read_json_object(path)
+    path.write_text('{"a": 1}')
+    assert storage.read_json_object(path) == {"a": 1}
