@@ -83,7 +83,20 @@ class Recorder:
             x = x.detach()
         if self._slice is not None:
             heads = name.endswith(("hook_q", "hook_k", "hook_v", "hook_z", "rot_q", "rot_k"))
-            x = self._slice.apply(x, dim=-3 if heads else -2)
+            axis = -3 if heads else -2
+            try:
+                # Cloned, or the part kept would hold the whole activation in memory.
+                kept = self._slice.apply(x, dim=axis).clone()
+            except IndexError:
+                kept = x[:0]
+            if not kept.numel():
+                raise HookError(
+                    "pos_slice",
+                    expected=f"some of the {x.shape[axis]} positions",
+                    given="none of them",
+                    fix="Name positions inside the sequence.",
+                )
+            x = kept
         if self._device is not None or self._dtype is not None:
             x = x.to(device=self._device, dtype=self._dtype)
         return x
@@ -176,6 +189,13 @@ class LoopedCache(ActivationCache):
         def name(loop: int, at: int | None) -> str:
             return str(book.site(component, loop=loop, layer=at))
 
+        if not layers or (per_loop and layer not in (-1, None)):
+            raise HookError(
+                f"layer of {component!r}",
+                expected="no layer: it happens once per loop" if per_loop else "at least one layer",
+                given=repr(layer),
+                fix="Leave layer out.",
+            )
         if loops is None:
             wanted = [t for t in wanted if name(t, layers[0]) in self.cache_dict]
         if not wanted:
@@ -215,7 +235,8 @@ class LoopedCache(ActivationCache):
         """TransformerLens' decomposition; only where the stream is one sum over all loops.
 
         Raises:
-            InputError: With an injection, a loop norm or ``norm="post"``.
+            InputError: With an injection into the stream, a start that is not the embedding, a
+                loop norm or ``norm="post"``.
         """
         self._require_sum("decompose_resid")
         return super().decompose_resid(*args, **options)
@@ -223,6 +244,7 @@ class LoopedCache(ActivationCache):
     def get_full_resid_decomposition(self, *args: Any, **options: Any) -> Any:
         """As :meth:`decompose_resid`, by heads and neurons."""
         self._require_sum("get_full_resid_decomposition")
+        self._require_direct_writes("get_full_resid_decomposition")
         return super().get_full_resid_decomposition(*args, **options)
 
     def logit_lens(self, **options: Any) -> Any:
@@ -257,6 +279,33 @@ class LoopedCache(ActivationCache):
                 fix="Multiply with model.W_U directly.",
             )
         return super().apply_ln_to_stack(*args, **options)
+
+    def compute_head_results(self) -> None:
+        """TransformerLens' per-head outputs, cached; see :meth:`stack_head_results`.
+
+        Raises:
+            InputError: If a norm stands between the heads and the stream.
+        """
+        self._require_direct_writes("compute_head_results")
+        super().compute_head_results()
+
+    def stack_head_results(self, *args: Any, **options: Any) -> Any:
+        """What each head writes to the stream, stacked.
+
+        Raises:
+            InputError: If a norm stands between the heads and the stream.
+        """
+        self._require_direct_writes("stack_head_results")
+        return super().stack_head_results(*args, **options)
+
+    def get_neuron_results(self, *args: Any, **options: Any) -> Any:
+        """What each neuron of a layer writes to the stream.
+
+        Raises:
+            InputError: If a norm stands between the neurons and the stream.
+        """
+        self._require_direct_writes("get_neuron_results")
+        return super().get_neuron_results(*args, **options)
 
     def apply_slice_to_batch_dim(self, batch_slice: Any) -> LoopedCache:
         """Some examples of the batch."""
@@ -318,7 +367,7 @@ class LoopedCache(ActivationCache):
             CheckpointError: If a file is missing or damaged, or the model is another one.
         """
         folder = Path(folder)
-        index = read_json(folder / _INDEX)
+        index = _read_index(folder / _INDEX)
         if index["config"] != model.config.to_dict():
             raise CheckpointError(
                 f"cache {folder}",
@@ -337,8 +386,18 @@ class LoopedCache(ActivationCache):
                     fix="The files do not belong together; save the cache again.",
                 )
             tensors.update(shard)
+        view = model.unroll(index["n_loops"])
+        known = view.book.addresses
+        for name, source in index["names"].items():
+            if source not in tensors or name.removesuffix("_grad") not in known:
+                raise CheckpointError(
+                    f"cache {folder / _INDEX}",
+                    expected=f"activations of a run of {index['n_loops']} loops",
+                    given=f"{name!r}, kept as {source!r}",
+                    fix="The files do not belong together; save the cache again.",
+                )
         kept = {name: tensors[source] for name, source in index["names"].items()}
-        return cls(kept, model.unroll(index["n_loops"]), index["has_batch_dim"])
+        return cls(kept, view, index["has_batch_dim"])
 
     def _kept(self, name: str) -> Tensor:
         if name not in self.cache_dict:
@@ -353,12 +412,29 @@ class LoopedCache(ActivationCache):
             fix="Run again with a names_filter that keeps it.",
         )
 
+    def _require_direct_writes(self, method: str) -> None:
+        norm = self._book.config.norm
+        if norm in ("sandwich", "post"):
+            raise InputError(
+                method,
+                expected="heads and neurons that write to the stream without a norm between",
+                given=f"norm={norm!r}",
+                fix="Read what a sublayer writes from hook_attn_out and hook_mlp_out.",
+            )
+
     def _require_sum(self, method: str) -> None:
         config = self._book.config
         reasons = [
             text
             for bad, text in (
-                (config.injection != "none", f"injection={config.injection!r}"),
+                (
+                    config.injection in ("input", "gated_output", "concat"),
+                    f"injection={config.injection!r}",
+                ),
+                (
+                    config.initial_state != "embedding",
+                    f"initial_state={config.initial_state!r}",
+                ),
                 (config.loop_norm, "loop_norm=True"),
                 (config.norm == "post", "norm='post'"),
             )
@@ -375,3 +451,18 @@ class LoopedCache(ActivationCache):
             given=reason,
             fix="Use cache.decompose_loop(loop) where norm is not 'post', or accumulated_resid().",
         )
+
+
+def _read_index(path: Path) -> dict[str, Any]:
+    kinds = {"n_loops": int, "has_batch_dim": bool, "config": dict, "files": dict, "names": dict}
+    index = read_json(path)
+    if not isinstance(index, dict) or any(
+        not isinstance(index.get(key), kind) for key, kind in kinds.items()
+    ):
+        raise CheckpointError(
+            f"cache {path}",
+            expected=f"the entries {', '.join(kinds)}",
+            given="others",
+            fix="The index is damaged; save the cache again.",
+        )
+    return index

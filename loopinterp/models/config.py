@@ -123,6 +123,7 @@ class LoopedTransformerConfig:
     init_std: float | None = None
 
     def __post_init__(self) -> None:
+        self._check_types()
         for name, choices in _CHOICES.items():
             value = getattr(self, name)
             if value not in choices:
@@ -190,6 +191,15 @@ class LoopedTransformerConfig:
     def replace(self, **changes: Any) -> LoopedTransformerConfig:
         """A copy with some fields changed, validated again."""
         return dataclasses.replace(self, **changes)
+
+    def _check_types(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.type == "bool" and not isinstance(value, bool):
+                raise self._error(field.name, "true or false", f"Set {field.name} to one of them.")
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if field.type in ("float", "float | None") and not number and value is not None:
+                raise self._error(field.name, "a number", f"Set {field.name} to a number.")
 
     def _check_input(self) -> None:
         if (self.d_vocab is None) == (self.d_features is None):

@@ -47,22 +47,31 @@ def check_inputs(
         )
 
 
-def _check_shape(inputs: Tensor, config: LoopedTransformerConfig) -> None:
+def _check_shape(inputs: object, config: LoopedTransformerConfig) -> None:
     if config.token_input:
         expected = "tokens [batch, pos], integers"
-        fits = inputs.dim() == 2 and not inputs.is_floating_point() and inputs.dtype != torch.bool
+        fits = (
+            isinstance(inputs, torch.Tensor)
+            and inputs.dim() == 2
+            and not inputs.is_floating_point()
+            and inputs.dtype != torch.bool
+        )
     else:
         expected = f"features [batch, pos, {config.d_features}], floats"
         fits = (
-            inputs.dim() == 3
+            isinstance(inputs, torch.Tensor)
+            and inputs.dim() == 3
             and inputs.shape[-1] == config.d_features
             and inputs.is_floating_point()
         )
-    if not fits or inputs.shape[1] == 0:
+    is_tensor = isinstance(inputs, torch.Tensor)
+    if not fits or (is_tensor and inputs.shape[1] == 0):
         raise InputError(
             "inputs",
             expected=expected,
-            given=f"{tuple(inputs.shape)} of {inputs.dtype}",
+            given=f"{tuple(inputs.shape)} of {inputs.dtype}"
+            if is_tensor
+            else f"a {type(inputs).__name__}",
             fix="Give what the task's sampler gives: task.sample(...).inputs.",
         )
 

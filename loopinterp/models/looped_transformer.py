@@ -23,7 +23,7 @@ from loopinterp.models.positions import (
 )
 from loopinterp.models.pretrained import PretrainedMixin
 from loopinterp.models.protocol import Iteration
-from loopinterp.models.sites import Index
+from loopinterp.models.sites import Address, Index
 from loopinterp.models.strict_hooks import LoopHooks
 from loopinterp.models.transformer_lens import TransformerLensMixin
 
@@ -258,14 +258,15 @@ class LoopedTransformer(TransformerLensMixin, PretrainedMixin, LoopHooks):
             wanted = [
                 name
                 for name in book.select(names_filter, loops)
-                if book.addresses[name].loop is None or book.addresses[name].loop in span
+                if self._fires(book.addresses[name], span, return_type)
             ]
             if not wanted:
                 raise HookError(
                     "names_filter",
-                    expected=f"something inside loops {span.start} to {span.stop - 1}",
-                    given=f"{names_filter!r} with loops={loops!r}",
-                    fix="Widen the filter, or run more loops.",
+                    expected=f"something inside loops {span.start} to {span.stop - 1}, or the "
+                    "readout where logits are returned",
+                    given=f"{names_filter!r} with loops={loops!r}, return_type={return_type!r}",
+                    fix="Widen the filter, run more loops, or return logits.",
                 )
             recorder = Recorder(
                 wanted, pos_slice=pos_slice, device=device, dtype=dtype, gradients=incl_bwd
@@ -382,6 +383,16 @@ class LoopedTransformer(TransformerLensMixin, PretrainedMixin, LoopHooks):
             return h if norm is None else norm(h)
 
         return loop
+
+    def _fires(self, address: Address, span: range, return_type: str) -> bool:
+        if address.loop is not None:
+            return address.loop in span
+        return return_type in ("logits", "all_logits") or not self._is_readout(address)
+
+    def _is_readout(self, address: Address) -> bool:
+        number = address.name.split(".")[1] if address.layer is not None else ""
+        coda = number.isdigit() and int(number) >= self.config.n_prelude
+        return coda or address.name.startswith("ln_final.")
 
     def _block_numbers(self, loop: int) -> range:
         first = self._pool.book(self._n_loops).block(loop, 0)

@@ -113,8 +113,14 @@ class PretrainedMixin(ModelHubMixin):
                 fix="The two files do not belong together: save the model again.",
             )
         dtypes = {x.dtype for x in weights.values()}
-        if len(dtypes) == 1:
-            self.to(dtypes.pop())  # type: ignore[attr-defined]
+        if len(dtypes) != 1 or not all(dtype.is_floating_point for dtype in dtypes):
+            raise CheckpointError(
+                f"weights {path}",
+                expected="weights of one floating-point type",
+                given=", ".join(sorted(map(str, dtypes))),
+                fix="Save the model again, in one precision.",
+            )
+        self.to(dtypes.pop())  # type: ignore[attr-defined]
         self.load_state_dict(weights)  # type: ignore[attr-defined]
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Index = int | slice | Sequence[int] | None
 
-_ALIAS = re.compile(r"^loops\.(-?\d+)\.blocks\.(-?\d+)\.(.+)$")
+_ALIAS = re.compile(r"^loops\.(-?\d+)\.(?:blocks\.(-?\d+)\.)?(.+)$")
 _SHORT = {
     "pattern": "attn.hook_pattern",
     "attn_scores": "attn.hook_attn_scores",
@@ -189,7 +189,7 @@ class AddressBook:
             HookError: If the component is unknown or an index is out of range.
         """
         component = self.component(component)
-        loops, one_loop = self._indices(loop, self.n_loops, "loop")
+        loops, one_loop = resolve_index(loop, self.n_loops, "loop")
         if component in self._per_loop:
             if layer is not None:
                 raise HookError(
@@ -202,12 +202,9 @@ class AddressBook:
             return names[0] if one_loop else names
         if layer is None and self.config.n_layers == 1:
             layer = 0
-        layers, one_layer = self._indices(layer, self.config.n_layers, "layer")
+        layers, one_layer = resolve_index(layer, self.config.n_layers, "layer")
         names = [f"blocks.{self.block(t, n)}.{component}" for t in loops for n in layers]
         return names[0] if one_loop and one_layer else names
-
-    def _indices(self, index: Index, size: int, what: str) -> tuple[list[int], bool]:
-        return resolve_index(index, size, what)
 
     def resolve(self, name: str) -> str:
         """The full name for a hook name or its ``loops.{t}.blocks.{l}.…`` alias.
@@ -219,8 +216,10 @@ class AddressBook:
             return name
         alias = _ALIAS.match(name)
         if alias:
-            loop, layer, component = int(alias[1]), int(alias[2]), alias[3]
-            return self.site(component, loop=loop, layer=layer)  # type: ignore[return-value]
+            loop, component = int(alias[1]), alias[3]
+            layer = None if alias[2] is None else int(alias[2])
+            if (layer is None) == (component in self._per_loop):
+                return self.site(component, loop=loop, layer=layer)  # type: ignore[return-value]
         number = re.match(r"^(blocks|loops)\.(\d+)\.", name)
         if number:
             total = (
@@ -391,11 +390,12 @@ class HookPool:
         """The points that carry functions and lie within a run of ``n_loops`` loops, by name."""
         if not self._maybe_hooked:
             return {}
-        names = self.book(n_loops).addresses
         active: dict[str, HookPoint] = {}
         for point in self.hooked():
-            point.name = self._name(point, n_loops)
-            if point.name in names:
+            loop = point.key[1]
+            # Beyond the run, a loop's name may be that of a coda layer of this shorter run.
+            if loop is None or loop < n_loops:
+                point.name = self._name(point, n_loops)
                 active[point.name] = point
         return active
 

@@ -154,7 +154,10 @@ class LoopHooks(HookedRootModule):
             point.remove_hooks(*args, **options)
 
     def add_hook(self, name: Any, hook: Callable[..., Any], *args: Any, **options: Any) -> None:
-        """Add a hook that stays until ``reset_hooks``; ``name`` may be an alias or a predicate."""
+        """Add a hook that stays until ``reset_hooks``; ``name`` may be an alias or a predicate.
+
+        It fires in every run that comes to its place; in one that does not, nothing is said.
+        """
         for full in self._targets(name):
             super().add_hook(full, hook, *args, **options)
 
@@ -189,7 +192,8 @@ class LoopHooks(HookedRootModule):
                 f"hook {silent[0] if isinstance(silent[0], str) else 'predicate'!r}",
                 expected="a hook that fires in the run",
                 given="no firing",
-                fix="Its loop was not run: look at start_at_loop, stop_at_loop and n_loops.",
+                fix="Its place was not run: look at start_at_loop, stop_at_loop, n_loops and, for "
+                "the readout, return_type.",
             )
 
 

@@ -155,7 +155,17 @@ class TransformerLensMixin:
             layer: Layer, counted as TransformerLens counts.
             mlp_input: Add the attention bias of ``layer`` itself.
             include_mlp_biases: Whether MLP biases count.
+
+        Raises:
+            InputError: If a norm stands between the biases and the stream.
         """
+        if self.config.norm in ("sandwich", "post"):
+            raise InputError(
+                "accumulated_bias",
+                expected="biases that reach the stream without a norm between",
+                given=f"norm={self.config.norm!r}",
+                fix="Use a model with norm='pre' or 'none'.",
+            )
         total = self.W_U.new_zeros(self.config.d_model)
         blocks = self.blocks
         for block in blocks[:layer]:

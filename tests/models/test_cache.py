@@ -236,3 +236,77 @@ def test_moves_casts_slices_and_drops_the_batch_axis() -> None:
     assert "activations of 4 loops" in repr(cache)
     _, one = model.run_with_cache(x[:1], n_loops=T, remove_batch_dim=True)
     assert one.stack("resid_post").shape == (T, 7, 16)
+
+
+def test_what_only_the_readout_computes_is_not_cached_without_it() -> None:
+    model = build("surround")
+    x = some_inputs(model)
+    for name in ("ln_final.hook_scale", "blocks.9.hook_resid_post"):
+        with pytest.raises(HookError, match="return logits"):
+            model.run_with_cache(x, n_loops=T, names_filter=name, return_type="state")
+        _, cache = model.run_with_cache(x, n_loops=T, names_filter=name)
+        assert list(cache) == [name]
+    _, cache = model.run_with_cache(x, n_loops=T, return_type="states")
+    assert "ln_final.hook_scale" not in cache.cache_dict
+    assert "blocks.0.hook_resid_post" in cache.cache_dict
+
+
+def test_no_positions_is_an_error() -> None:
+    model = build("demo")
+    for nothing in (99, slice(50, 60)):
+        with pytest.raises(HookError, match="some of the 7 positions"):
+            model.run_with_cache(some_inputs(model), n_loops=2, pos_slice=nothing)
+
+
+def test_a_slice_does_not_hold_the_whole() -> None:
+    model = build("demo")
+    _, cache = model.run_with_cache(some_inputs(model), n_loops=2, pos_slice=slice(1, 2))
+    held = sum(x.untyped_storage().nbytes() for x in cache.values())
+    assert held == cache.nbytes
+
+
+def test_layers_where_there_are_none() -> None:
+    model = build("demo")
+    _, cache = model.run_with_cache(some_inputs(model), n_loops=2)
+    with pytest.raises(HookError, match="once per loop"):
+        cache.stack("hook_state_post", layer=3)
+    with pytest.raises(HookError, match="at least one layer"):
+        cache.stack("resid_post", layer=[])
+
+
+@pytest.mark.parametrize("name", ["sandwich rotary", "post rms"])
+def test_heads_behind_a_norm_have_no_direct_writes(name: str) -> None:
+    model = build(name)
+    _, cache = model.run_with_cache(some_inputs(model), n_loops=2)
+    calls = (
+        cache.compute_head_results,
+        cache.stack_head_results,
+        lambda: cache.get_neuron_results(0),
+        cache.get_full_resid_decomposition,
+        lambda: model.accumulated_bias(1),
+    )
+    for call in calls:
+        with pytest.raises(InputError, match="norm="):
+            call()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"n_loops": 2},
+        {"n_loops": "four"},
+        {"files": None},
+        {"names": {"blocks.0.hook_resid_pre": "nowhere"}},
+    ],
+)
+def test_a_damaged_index_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+    model = build("plain")
+    _, cache = model.run_with_cache(some_inputs(model), n_loops=T)
+    cache.save(tmp_path)
+    path = tmp_path / "cache.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(CheckpointError, match="save the cache again"):
+        LoopedCache.load(tmp_path, model)
+    path.write_text("[]")
+    with pytest.raises(CheckpointError, match="save the cache again"):
+        LoopedCache.load(tmp_path, model)

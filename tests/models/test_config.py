@@ -55,6 +55,9 @@ def test_every_variant_survives_a_round_trip_through_its_dict(name: str) -> None
         ({"initial_state": "zeros"}, "Without injection"),
         ({"tie_unembed": True}, "d_vocab equal to d_vocab_out"),
         ({"attention_window": -1}, "an integer >= 0"),
+        ({"causal": "yes"}, "true or false"),
+        ({"norm_eps": "small"}, "a number"),
+        ({"init_std": True}, "a number"),
     ],
 )
 def test_bad_values_are_refused(changes: dict[str, Any], message: str) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from loopinterp.errors import CheckpointError, ConfigError, InputError
 from loopinterp.models import LoopedTransformer
+from loopinterp.storage import read_tensors, write_tensors
 from tests.models.variants import VARIANTS, build, some_inputs
 
 
@@ -54,6 +55,18 @@ def test_weights_of_another_model(saved: Path, tmp_path: Path) -> None:
     build("plain", d_model=32).save_pretrained(tmp_path / "other")
     (tmp_path / "other" / "model.safetensors").replace(saved / "model.safetensors")
     with pytest.raises(CheckpointError, match="do not belong together"):
+        LoopedTransformer.from_pretrained(saved)
+
+
+def test_weights_of_no_or_two_precisions(saved: Path) -> None:
+    path = saved / "model.safetensors"
+    weights = read_tensors(path)
+    write_tensors(path, {name: x.long() for name, x in weights.items()})
+    with pytest.raises(CheckpointError, match=r"one floating-point type, got torch\.int64"):
+        LoopedTransformer.from_pretrained(saved)
+    first = next(iter(weights))
+    write_tensors(path, {**weights, first: weights[first].half()})
+    with pytest.raises(CheckpointError, match="in one precision"):
         LoopedTransformer.from_pretrained(saved)
 
 

@@ -41,6 +41,7 @@ def test_the_alias_names_the_same_place() -> None:
     assert book.resolve("loops.2.blocks.1.attn.hook_pattern") == "blocks.6.attn.hook_pattern"
     assert book.resolve("loops.-1.blocks.-1.attn.hook_pattern") == "blocks.6.attn.hook_pattern"
     assert book.resolve("blocks.6.attn.hook_pattern") == "blocks.6.attn.hook_pattern"
+    assert book.resolve("loops.-1.hook_state_post") == "loops.2.hook_state_post"
 
 
 @pytest.mark.parametrize(
@@ -50,7 +51,8 @@ def test_the_alias_names_the_same_place() -> None:
         ("loops.0.blocks.2.attn.hook_pattern", "an index from -2 to 1"),
         ("loops.0.blocks.0.attn.hook_patern", "Did you mean 'attn.hook_pattern'"),
         ("blocks.9.hook_resid_post", r"blocks\.0 to blocks\.8"),
-        ("loops.7.hook_state_pre", r"loops\.0 to loops\.2"),
+        ("loops.7.hook_state_pre", "an index from -3 to 2"),
+        ("loops.7.nonsense", r"loops\.0 to loops\.2"),
         ("nonsense", "expected one of"),
     ],
 )
@@ -106,6 +108,16 @@ def test_hooks_stay_when_the_number_of_loops_changes() -> None:
     model(some_inputs(model), n_loops=4)
     # blocks.5 is the first coda layer of a run of 2 loops, and blocks.9 that of a run of 4.
     assert hits == ["blocks.5.hook_resid_post", "blocks.9.hook_resid_post"]
+
+
+def test_a_hook_beyond_the_run_does_not_fall_on_the_coda() -> None:
+    model = build("surround", n_loops=4)  # blocks.5 is a loop's layer here, and the coda of 2 loops
+    hits: list[str] = []
+    model.add_hook("blocks.5.hook_resid_post", lambda a, hook: hits.append(hook.name))
+    model(some_inputs(model), n_loops=2)
+    assert hits == []
+    model(some_inputs(model))
+    assert hits == ["blocks.5.hook_resid_post"]
 
 
 def test_resolve_index_errors() -> None:
