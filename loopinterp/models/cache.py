@@ -12,7 +12,7 @@ from transformer_lens.utilities import Slice
 
 from loopinterp.errors import CheckpointError, HookError, InputError
 from loopinterp.models.sites import AddressBook, Index, resolve_index
-from loopinterp.storage import read_json, read_tensors, write_json, write_tensors
+from loopinterp.storage import read_json_object, read_tensors, write_json, write_tensors
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -455,10 +455,8 @@ class LoopedCache(ActivationCache):
 
 def _read_index(path: Path) -> dict[str, Any]:
     kinds = {"n_loops": int, "has_batch_dim": bool, "config": dict, "files": dict, "names": dict}
-    index = read_json(path)
-    if not isinstance(index, dict) or any(
-        not isinstance(index.get(key), kind) for key, kind in kinds.items()
-    ):
+    index = read_json_object(path)
+    if any(not isinstance(index.get(key), kind) for key, kind in kinds.items()):
         raise CheckpointError(
             f"cache {path}",
             expected=f"the entries {', '.join(kinds)}",

@@ -10,7 +10,13 @@ from huggingface_hub import ModelHubMixin, snapshot_download
 
 from loopinterp.errors import CheckpointError
 from loopinterp.models.config import LoopedTransformerConfig
-from loopinterp.storage import read_json, read_tensors, refuse_pickle, write_json, write_tensors
+from loopinterp.storage import (
+    read_json_object,
+    read_tensors,
+    refuse_pickle,
+    write_json,
+    write_tensors,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -70,7 +76,7 @@ class PretrainedMixin(ModelHubMixin):
                 if other.suffix in {".pt", ".pth", ".bin", ".ckpt", ".pkl"} and other.is_file():
                     with other.open("rb") as file:
                         refuse_pickle(other, file.read(4))
-        config = LoopedTransformerConfig.from_dict(_mapping(folder / CONFIG_FILE))
+        config = LoopedTransformerConfig.from_dict(read_json_object(folder / CONFIG_FILE))
         model = cls(config)  # type: ignore[call-arg]
         model._load_weights(folder / WEIGHTS_FILE)
         return model.to(device)  # type: ignore[attr-defined]
@@ -122,15 +128,3 @@ class PretrainedMixin(ModelHubMixin):
             )
         self.to(dtypes.pop())  # type: ignore[attr-defined]
         self.load_state_dict(weights)  # type: ignore[attr-defined]
-
-
-def _mapping(path: Path) -> dict[str, Any]:
-    document = read_json(path)
-    if not isinstance(document, dict):
-        raise CheckpointError(
-            f"file {path}",
-            expected="a JSON object with the model's settings",
-            given=type(document).__name__,
-            fix="Save the model again.",
-        )
-    return document

@@ -308,5 +308,5 @@ def test_a_damaged_index_is_refused(tmp_path: Path, change: dict[str, object]) -
     with pytest.raises(CheckpointError, match="save the cache again"):
         LoopedCache.load(tmp_path, model)
     path.write_text("[]")
-    with pytest.raises(CheckpointError, match="save the cache again"):
+    with pytest.raises(CheckpointError, match="a JSON object"):
         LoopedCache.load(tmp_path, model)
