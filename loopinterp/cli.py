@@ -43,6 +43,12 @@ Threads = Annotated[
     int,
     typer.Option(min=1, help="CPU threads. At these model sizes one is as fast as more."),
 ]
+TrainingThreads = Annotated[
+    int | None,
+    typer.Option(
+        help="CPU threads; at these model sizes one is as fast as more.", show_default="1"
+    ),
+]
 StudySeed = Annotated[int, typer.Option("--seed", help="Seed of the examples drawn.")]
 
 
@@ -73,9 +79,12 @@ def _root(
 @app.command(epilog=_examples("demo", "demo --out runs/mine --seed 1", "demo --json"))
 def demo(
     out: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("runs/demo"),
-    seed: Annotated[int, typer.Option(min=0, help="Seed of weights, data and studies.")] = 0,
+    seed: Annotated[
+        int | None,
+        typer.Option(min=0, help="Seed of weights, data and studies.", show_default="0"),
+    ] = None,
     settings: Settings = None,
-    threads: Threads = 1,
+    threads: TrainingThreads = None,
     progress: Progress = True,
     as_json: Json = False,
 ) -> None:
@@ -85,8 +94,9 @@ def demo(
     """
     from loopinterp import workflow
 
-    _use_threads(threads)
-    path = workflow.demo(out, seed=seed, settings=settings or (), progress=progress)
+    path = workflow.demo(
+        out, seed=seed, settings=settings or (), threads=threads, progress=progress
+    )
     results = workflow.saved_results(out)
     _print(
         {"run": str(out), "report": str(path), "findings": _findings(results.values())},
@@ -117,7 +127,7 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume/--no-resume", help="Go on with a run that was stopped.")
     ] = True,
-    threads: Annotated[int | None, typer.Option(help="CPU threads; the recipes say 1.")] = None,
+    threads: TrainingThreads = None,
     progress: Progress = True,
     as_json: Json = False,
 ) -> None:
@@ -127,6 +137,7 @@ def train(
     options. Killed at any moment, the same command goes on, with the same numbers.
     """
     from loopinterp import workflow
+    from loopinterp.training import RECIPES
 
     flags = {
         "seed": seed,
@@ -139,6 +150,9 @@ def train(
     chosen = workflow.configure(
         task=task, recipe=recipe, file=config, settings=settings or (), flags=flags
     )
+    if task and not (recipe or config or task in RECIPES):
+        note = f"No recipe is for {task}: this is the demo's model, with a window of one position."
+        typer.echo(note, err=True)
     run = workflow.train_run(chosen, out, progress=progress, resume=resume)
     last = run.metrics().tail(1).to_dict("records")
     document = {"run": str(out), "steps": run.steps_done, "seconds": run.seconds}
@@ -213,7 +227,8 @@ def analyze(
 ) -> None:
     """Run the studies that the report shows.
 
-    Each result is saved in RUN/results, with its controls.
+    Each result is saved in RUN/results, with its controls. The carry study and the studies of
+    programs are for addition so far.
     """
     from loopinterp import workflow
 

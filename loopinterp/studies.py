@@ -59,12 +59,14 @@ class Study:
         about: What it asks.
         run: From the subject to the result.
         tasks: Tasks that it applies to; any if empty.
+        needs: The study whose saved result it starts from, if any.
     """
 
     name: str
     about: str
     run: Callable[[Subject], Result]
     tasks: tuple[str, ...] = ()
+    needs: str | None = None
 
     def fits(self, task: Task) -> bool:
         return not self.tasks or task.name in self.tasks
@@ -172,6 +174,7 @@ def _labels(task: Task, tokens: Tensor) -> list[str] | None:
     return [words[int(token)] for token in tokens]
 
 
+# In the order in which they are run.
 STUDIES = (
     Study(name="convergence", about="does the state settle, and is it right?", run=_convergence),
     Study(name="extrapolation", about="what if the loops run on?", run=_extrapolation),
@@ -193,6 +196,7 @@ STUDIES = (
         about="in which directions does it keep the program's variables? (after programs)",
         run=_subspaces,
         tasks=("addition",),
+        needs="programs",
     ),
     Study(
         name="decodability",

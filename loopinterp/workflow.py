@@ -19,6 +19,7 @@ from loopinterp.studies import RESULTS, STUDIES, open_run
 
 if TYPE_CHECKING:
     from loopinterp.results import Finding, Result
+    from loopinterp.studies import Study, Subject
     from loopinterp.training import Run, TrainingConfig
     from loopinterp.training.evaluation import EvaluationResult
 
@@ -46,6 +47,7 @@ def configure(
 
     Raises:
         InputError: If nothing says what to train, or two things say it differently.
+        ConfigError: If an option and a ``key=value`` name the same setting.
     """
     from loopinterp.training import RECIPES, TrainingConfig, apply_settings
 
@@ -79,6 +81,14 @@ def configure(
             fix="Leave --task out, or start from something made for that task.",
         )
     given = {name: value for name, value in (flags or {}).items() if value is not None}
+    for setting in settings:
+        if (key := setting.partition("=")[0].strip()) in given:
+            raise ConfigError(
+                key,
+                expected="it once",
+                given=f"--{key} and --set {setting}",
+                fix="Leave one of them out.",
+            )
     return apply_settings(config, [*settings, *(f"{k}={json.dumps(v)}" for k, v in given.items())])
 
 
@@ -132,9 +142,12 @@ def evaluate_run(
         device: ``auto``, ``cpu`` or ``cuda``.
         progress: Whether to say what is being done.
     """
+    from loopinterp.tasks.sampling import pick_distribution
     from loopinterp.training import evaluate
 
     subject, stages = open_run(folder, seed=seed, device=device), Stages(show=progress)
+    for distribution in distributions or ():
+        pick_distribution(subject.task, distribution)  # refused before a stage is said to begin
     with stages.stage("generalisation", "is it right beyond its training lengths?"):
         result = evaluate(
             subject.model,
@@ -162,28 +175,22 @@ def analyze_run(
 
     Args:
         folder: The run.
-        studies: Names of studies; all that fit the task if None.
+        studies: Names of studies, in any order; all that fit the task if None.
         seed: Seed of the examples.
         device: ``auto``, ``cpu`` or ``cuda``.
         progress: Whether to say what is being done.
 
     Raises:
-        InputError: If a study is unknown or does not fit the task.
+        InputError: If a study is unknown, does not fit the task, or needs another one's result.
     """
     known = {study.name: study for study in STUDIES}
     for name in studies or ():
         if name not in known:
             raise unknown_name("study", name, known)
     subject, stages = open_run(folder, seed=seed, device=device), Stages(show=progress)
-    chosen = [known[name] for name in studies or known]
-    for study in chosen if studies else ():
-        if not study.fits(subject.task):
-            raise InputError(
-                f"study {study.name!r}",
-                expected=f"a run of the task {' or '.join(study.tasks)}",
-                given=f"one of {subject.task.name}",
-                fix="Leave the study out.",
-            )
+    chosen = [study for study in STUDIES if not studies or study.name in studies]
+    if studies:
+        _check_studies(chosen, subject)
     results: dict[str, Result] = {}
     for study in chosen:
         if study.fits(subject.task):
@@ -192,6 +199,28 @@ def analyze_run(
                 results[study.name].save(subject.run.folder / RESULTS, study.name)
     record_how_it_was_made(subject.run.folder, None, stages.seconds)
     return results
+
+
+def _check_studies(chosen: Sequence[Study], subject: Subject) -> None:
+    """Refuse studies that cannot be run before the first one begins."""
+    for study in chosen:
+        if not study.fits(subject.task):
+            raise InputError(
+                f"study {study.name!r}",
+                expected=f"a run of the task {' or '.join(study.tasks)}",
+                given=f"one of {subject.task.name}",
+                fix="Leave the study out.",
+            )
+        needed = study.needs
+        if needed is None or needed in {other.name for other in chosen}:
+            continue
+        if not (subject.run.folder / RESULTS / f"{needed}.json").is_file():
+            raise InputError(
+                f"study {study.name!r}",
+                expected=f"a run with the result of the study {needed!r}",
+                given="one without it",
+                fix=f"Add --study {needed}.",
+            )
 
 
 def report_run(folder: str | Path, *, out: str | Path | None = None) -> Path:
@@ -204,29 +233,36 @@ def report_run(folder: str | Path, *, out: str | Path | None = None) -> Path:
 def demo(
     out: str | Path,
     *,
-    seed: int = 0,
+    seed: int | None = None,
     settings: Sequence[str] = (),
+    threads: int | None = None,
     progress: bool = True,
 ) -> Path:
     """Train the demo's model, study it, and write the report.
 
     Args:
         out: Folder of the run; one that was stopped is gone on with.
-        seed: Seed of weights, data and studies.
+        seed: Seed of weights, data and studies; the recipe's if None.
         settings: Changes to the demo's recipe, ``key=value`` each.
+        threads: CPU threads; the recipe's if None.
         progress: Whether to say what is being done.
 
     Returns:
         The report.
     """
-    config = configure(recipe=DEMO_RECIPE, settings=settings, flags={"seed": seed})
+    from loopinterp.training.device import cpu_threads
+
+    flags = {"seed": seed, "threads": threads}
+    config = configure(recipe=DEMO_RECIPE, settings=settings, flags=flags)
     stages = Stages(show=progress)
     with stages.stage("train", f"{config.steps} steps on {config.task}"):
         run = train_run(config, out, progress=progress)
-    evaluate_run(run.folder, samples=DEMO_SAMPLES, seed=seed, progress=progress)
-    analyze_run(run.folder, seed=seed, progress=progress)
-    changes = "".join(f" --set {shlex.quote(s)}" for s in settings)
-    command = f"loopinterp demo --out {shlex.quote(str(out))} --seed {seed}{changes}"
+    with cpu_threads(config.threads):
+        evaluate_run(run.folder, samples=DEMO_SAMPLES, seed=config.seed, progress=progress)
+        analyze_run(run.folder, seed=config.seed, progress=progress)
+    given = [f" --{name} {value}" for name, value in flags.items() if value is not None]
+    given += [f" --set {shlex.quote(setting)}" for setting in settings]
+    command = f"loopinterp demo --out {shlex.quote(str(out))}{''.join(given)}"
     record_how_it_was_made(run.folder, command, {})
     with stages.stage("report", "one HTML file"):
         return report_run(run.folder)

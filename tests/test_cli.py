@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -18,6 +19,8 @@ import torch
 
 import loopinterp
 from loopinterp import cli, workflow
+from loopinterp.results import Provenance, Result
+from loopinterp.studies import STUDIES, Subject
 from loopinterp.training import RECIPES, Run, TrainingConfig
 
 COMMANDS = ("demo", "train", "evaluate", "analyze", "report", "tasks", "models")
@@ -293,6 +296,49 @@ def test_a_study_of_another_task_is_refused(command: Command, tmp_path: Path) ->
     assert_refused(command("analyze", out, "--study", "wavefront"), "a run of the task addition")
 
 
+def test_a_wrong_distribution_is_refused_before_a_stage_is_said_to_begin(
+    command: Command, run: Path
+) -> None:
+    answer = command("evaluate", run, "--distribution", "foo")
+    assert_refused(answer, "distribution", "'foo'")
+    assert answer.err.startswith("Error: ")
+
+
+def test_a_study_without_the_result_it_starts_from_is_refused(command: Command, run: Path) -> None:
+    answer = command("analyze", run, "--study", "convergence", "--study", "subspaces")
+    assert_refused(answer, "'subspaces'", "'programs'", "Add --study programs.")
+    assert answer.err.startswith("Error: ")
+
+
+def test_studies_are_run_in_their_own_order(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+
+    def told(name: str) -> Callable[[Subject], Result]:
+        def study(subject: Subject) -> Result:
+            order.append(name)
+            return Result(provenance=Provenance(seed=subject.seed))
+
+        return study
+
+    replaced = tuple(dataclasses.replace(study, run=told(study.name)) for study in STUDIES)
+    monkeypatch.setattr(workflow, "STUDIES", replaced)
+    asked = ["attention", "subspaces", "programs", "convergence", "programs"]
+    workflow.analyze_run(run, studies=asked, progress=False)
+    assert order == ["convergence", "programs", "subspaces", "attention"]
+
+
+def test_a_task_without_a_recipe_says_which_model_is_trained(
+    command: Command, tmp_path: Path
+) -> None:
+    small = [part for s in ("model.d_model=8", "model.n_heads=1") for part in ("--set", s)]
+    arguments = ("train", "--task", "copy", "--steps", 1, *small, "--no-progress")
+    answer = command(*arguments, "--out", tmp_path / "run")
+    assert answer.status == 0
+    assert answer.err == (
+        "No recipe is for copy: this is the demo's model, with a window of one position.\n"
+    )
+
+
 @pytest.mark.parametrize("arguments", [["nosuch"], ["train"], ["evaluate"], ["tasks", "--what"]])
 def test_wrong_usage_has_status_2_and_no_traceback(command: Command, arguments: list[str]) -> None:
     answer = command(*arguments)
@@ -315,12 +361,69 @@ def test_an_error_of_the_system_is_one_message(
 # How a configuration is put together
 
 
-def test_flags_win_over_settings_and_settings_over_the_recipe() -> None:
+def test_flags_and_settings_win_over_the_recipe() -> None:
     config = workflow.configure(
-        task="addition", settings=["steps=7", "seed=3"], flags={"steps": 9, "seed": None}
+        task="addition", settings=["seed=3"], flags={"steps": 9, "seed": None}
     )
     assert (config.steps, config.seed) == (9, 3)
     assert config.model == RECIPES["addition"].model
+
+
+@pytest.mark.parametrize("arguments", [["train", "--task", "addition"], ["demo"]])
+def test_one_setting_given_twice_is_refused(
+    command: Command, tmp_path: Path, arguments: list[str]
+) -> None:
+    twice = ("--seed", 3, "--set", "seed=4", "--out", tmp_path / "out")
+    assert_refused(command(*arguments, *twice), "seed", "--set seed=4", "Leave one of them out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture
+def demo_calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
+    """What the demo asks of its parts, none of which is run."""
+    calls: dict[str, Any] = {}
+
+    def train(config: TrainingConfig, out: Path, **_: Any) -> Run:
+        calls["config"] = config
+        tmp_path.mkdir(exist_ok=True)
+        return Run(tmp_path, config)
+
+    def seed_of(name: str) -> Callable[..., None]:
+        def part(folder: Path, *, seed: int, **_: Any) -> None:
+            calls[name] = (seed, torch.get_num_threads())
+
+        return part
+
+    monkeypatch.setattr(workflow, "train_run", train)
+    monkeypatch.setattr(workflow, "evaluate_run", seed_of("evaluate"))
+    monkeypatch.setattr(workflow, "analyze_run", seed_of("analyze"))
+    monkeypatch.setattr(workflow, "report_run", lambda folder: folder / "report.html")
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("arguments", "seed", "threads"),
+    [
+        ([], 0, 1),
+        (["--seed", "3"], 3, 1),
+        (["--set", "seed=3"], 3, 1),
+        (["--threads", "2"], 0, 2),
+        (["--set", "threads=2"], 0, 2),
+    ],
+)
+def test_the_demo_trains_and_studies_with_the_seed_and_threads_asked_for(
+    command: Command,
+    demo_calls: dict[str, Any],
+    tmp_path: Path,
+    arguments: list[str],
+    seed: int,
+    threads: int,
+) -> None:
+    assert command("demo", "--out", tmp_path, "--no-progress", *arguments).status == 0
+    assert (demo_calls["config"].seed, demo_calls["config"].threads) == (seed, threads)
+    assert demo_calls["evaluate"] == demo_calls["analyze"] == (seed, threads)
+    made = json.loads((tmp_path / "made.json").read_text())
+    assert made["command"] == " ".join(["loopinterp demo --out", str(tmp_path), *arguments])
 
 
 def test_a_configuration_comes_back_from_its_file(tmp_path: Path) -> None:
