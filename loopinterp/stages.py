@@ -60,10 +60,12 @@ def record_how_it_was_made(run: Path, command: str | None, seconds: Mapping[str,
         seconds: Times of the stages just done, added to those of earlier ones.
     """
     path = run / MADE
-    made = read_json(path) if path.exists() else {}
+    found = read_json(path) if path.exists() else {}
+    made = found if isinstance(found, dict) else {}
+    earlier = made.get("stages")
     if command is not None:
         made["command"] = command
-    made["stages"] = made.get("stages", {}) | dict(seconds)
+    made["stages"] = (earlier if isinstance(earlier, dict) else {}) | dict(seconds)
     made["versions"] = {"loopinterp": __version__, "python": platform.python_version()} | {
         package: version(package) for package in _PACKAGES
     }

@@ -24,6 +24,7 @@ from loopinterp.training.run import (
     WEIGHTS,
     Run,
     complete_lines,
+    parse_metrics,
     read_metadata,
 )
 from loopinterp.training.trainer import Trainer
@@ -163,7 +164,7 @@ def _restore(run: Run, trainer: Trainer) -> float:
             fix="The files do not belong together: restore them, or train in another folder.",
         )
     trainer.load(tensors, metadata, path)
-    return float(metadata["seconds"])
+    return run.seconds
 
 
 def _truncate_metrics(path: Path, steps_done: int, log_every: int) -> None:
@@ -177,6 +178,7 @@ def _truncate_metrics(path: Path, steps_done: int, log_every: int) -> None:
             given=f"{len(lines)}",
             fix="Restore it from a copy, or train into a new folder.",
         )
+    parse_metrics(path, lines)
     write_bytes(path, "".join(f"{line}\n" for line in lines).encode())
 
 

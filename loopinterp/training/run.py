@@ -98,33 +98,45 @@ class Run:
         return self.config.make_task()
 
     def metrics(self) -> pd.DataFrame:
-        """Metrics by step: loss, exact match, greatest length, learning rate, gradient norm."""
+        """Metrics by step: loss, exact match, greatest length, learning rate, gradient norm.
+
+        Raises:
+            CheckpointError: If a line is damaged; it names the line.
+        """
         import pandas as pd
 
         path = self.folder / METRICS
-        return pd.DataFrame([json.loads(line) for line in complete_lines(path)])
+        return pd.DataFrame(parse_metrics(path, complete_lines(path)))
 
     @property
     def steps_done(self) -> int:
         """Steps behind the last checkpoint."""
-        return int(self._counters().get("steps_done", 0))
+        return self._counters()[0]
 
     @property
     def seconds(self) -> float:
         """Time spent on training up to the last checkpoint."""
-        return float(self._counters().get("seconds", 0.0))
+        return self._counters()[1]
 
     @property
     def finished(self) -> bool:
         """Whether all of ``config.steps`` were made."""
         return self.steps_done >= self.config.steps
 
-    def _counters(self) -> dict[str, Any]:
+    def _counters(self) -> tuple[int, float]:
         path = self.folder / CHECKPOINT
         if not path.exists():
-            return {}
+            return 0, 0.0
         metadata = read_metadata(path)
-        return {**json.loads(metadata["scalars"]), "seconds": metadata["seconds"]}
+        try:
+            return int(json.loads(metadata["scalars"])["steps_done"]), float(metadata["seconds"])
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise CheckpointError(
+                f"checkpoint {path}",
+                expected="the counters of a training run",
+                given=f"none that can be read ({error!r})",
+                fix="Restore it from a copy, or train anew in another folder.",
+            ) from error
 
 
 def read_metadata(path: Path) -> dict[str, str]:
@@ -156,3 +168,26 @@ def complete_lines(path: Path) -> list[str]:
         return []
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     return lines[:-1]
+
+
+def parse_metrics(path: Path, lines: list[str]) -> list[dict[str, Any]]:
+    """The metrics in the lines of a file.
+
+    Raises:
+        CheckpointError: If a line is not a JSON object; it names the line.
+    """
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            row = None
+        if not isinstance(row, dict):
+            raise CheckpointError(
+                f"file {path}, line {number}",
+                expected="a JSON object with the metrics of a step",
+                given=repr(line[:40]),
+                fix="Restore the file from a copy, or train into a new folder.",
+            )
+        rows.append(row)
+    return rows

@@ -154,7 +154,7 @@ class Trainer:
             self.steps_done = int(scalars["steps_done"])
             self.ema.n_updates = int(scalars["ema_updates"])
             self.curriculum.load(scalars["curriculum"])
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise CheckpointError(
                 f"checkpoint {path}",
                 expected="the counters of a training run",

@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from loopinterp.errors import CheckpointError, ConfigError, InputError
-from loopinterp.storage import read_json, read_tensors, write_json
+from loopinterp.storage import read_json, read_tensors, write_json, write_tensors
 from loopinterp.training import ObjectiveConfig, Run, Trainer, TrainingConfig, train
+from loopinterp.training.run import read_metadata
 
 CHECKPOINT = "state/checkpoint.safetensors"
 
@@ -375,3 +376,49 @@ def test_threads_are_given_back(
     train(tiny.replace(steps=1, threads=before + 1), tmp_path / "run", progress=False)
     assert seen == [before + 1]
     assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize("line", ['{"step": 4, "lo', "[1]", "3", "", "\x00\xff"])
+def test_a_damaged_line_of_metrics_is_named(
+    tiny: TrainingConfig,
+    finished: Callable[[TrainingConfig], Path],
+    tmp_path: Path,
+    line: str,
+) -> None:
+    folder = Path(shutil.copytree(finished(tiny), tmp_path / "run"))
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    lines[1] = line
+    damaged = "".join(f"{text}\n" for text in lines).encode("latin-1")
+    (folder / "metrics.jsonl").write_bytes(damaged)
+    with pytest.raises(CheckpointError, match=r"metrics\.jsonl, line 2"):
+        Run.load(folder).metrics()
+    with pytest.raises(CheckpointError, match=r"metrics\.jsonl, line 2"):
+        train(tiny, folder, progress=False)
+    assert (folder / "metrics.jsonl").read_bytes() == damaged
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"scalars": "{"},
+        {"scalars": "[1]"},
+        {"scalars": "{}"},
+        {"scalars": '{"steps_done": "many"}'},
+        {"scalars": '{"steps_done": Infinity}'},
+        {"seconds": "long"},
+    ],
+)
+def test_counters_that_cannot_be_read_are_one_clear_error(
+    tiny: TrainingConfig,
+    finished: Callable[[TrainingConfig], Path],
+    tmp_path: Path,
+    damage: dict[str, str],
+) -> None:
+    folder = Path(shutil.copytree(finished(tiny), tmp_path / "run"))
+    metadata = read_metadata(folder / CHECKPOINT) | damage
+    write_tensors(folder / CHECKPOINT, read_tensors(folder / CHECKPOINT), metadata)
+    for read in (lambda: Run.load(folder).seconds, lambda: Run.load(folder).steps_done):
+        with pytest.raises(CheckpointError, match="the counters of a training run"):
+            read()
+    with pytest.raises(CheckpointError, match="the counters of a training run"):
+        train(tiny, folder, progress=False)
