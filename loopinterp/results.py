@@ -250,18 +250,25 @@ def load_result(path: str | Path) -> Result:
     absent = {k: None for k in cls.AXES if k not in arrays}
     try:
         return cls(
-            provenance=Provenance(**document["provenance"]),
+            provenance=_provenance(document["provenance"]),
             **document["scalars"],
             **arrays,
             **absent,
         )
-    except TypeError as error:
+    except (TypeError, ValueError) as error:  # InputError, of wrong axes, is a ValueError
         raise CheckpointError(
             f"result {path}",
             expected=f"the fields of {cls.__name__} in this version",
-            given="other fields",
+            given=f"others ({error})",
             fix="Run the study again with this version.",
         ) from error
+
+
+def _provenance(values: dict[str, Any]) -> Provenance:
+    read = Provenance(**values)
+    if not (isinstance(read.wall_time, (int, float)) and isinstance(read.version, str)):
+        raise TypeError("the provenance has a wall time or a version of another type")
+    return read
 
 
 def _shapes(arrays: Mapping[str, np.ndarray]) -> dict[str, list[int]]:

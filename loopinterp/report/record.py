@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from loopinterp.errors import CheckpointError, InputError
+from loopinterp.errors import InputError
 from loopinterp.results import Result, load_result
-from loopinterp.storage import read_json
+from loopinterp.storage import read_json, read_json_object
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +40,8 @@ def read_run(folder: str | Path) -> RunRecord:
 
     Raises:
         InputError: If the folder is not a run.
+        CheckpointError: If its ``config.json`` or ``made.json`` is not JSON, or the first is no
+            object.
     """
     folder = Path(folder)
     if not (folder / "config.json").is_file():
@@ -54,15 +56,15 @@ def read_run(folder: str | Path) -> RunRecord:
     for path in sorted((folder / "results").glob("*.json")):
         try:
             results[path.stem] = load_result(path)
-        except CheckpointError as error:
+        except InputError as error:
             problems.append(f"{path.name} cannot be read and is not shown. {error.fix}")
-    made = folder / "made.json"
+    config = read_json_object(folder / "config.json")
     return RunRecord(
         name=folder.resolve().name,
-        config=read_json(folder / "config.json"),
+        config=config,
         metrics=_read_metrics(folder / "metrics.jsonl", problems),
         results=results,
-        made=read_json(made) if made.is_file() else {},
+        made=_read_made(folder / "made.json", problems),
         problems=problems,
     )
 
@@ -71,9 +73,37 @@ def _read_metrics(path: Path, problems: list[str]) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
+            row = json.loads(line)
+        except (UnicodeDecodeError, json.JSONDecodeError):
+            row = None
+        if isinstance(row, dict) and all(map(_is_number, row.values())):
+            rows.append(row)
+        else:
             problems.append(f"Line {number} of metrics.jsonl is damaged and left out.")
     return rows
+
+
+def _read_made(path: Path, problems: list[str]) -> dict[str, Any]:
+    """How the run was made, as far as it is of the right types."""
+    if not path.is_file():
+        return {}
+    found = read_json(path)
+    if not isinstance(found, dict):
+        problems.append("made.json is no JSON object and is left out.")
+        return {}
+    made = {name: value for name, value in found.items() if _is_as_made(name, value)}
+    left_out = sorted(found.keys() - made.keys())
+    problems.extend(f"Entry {name!r} of made.json is damaged and left out." for name in left_out)
+    return made
+
+
+def _is_as_made(name: str, value: Any) -> bool:
+    if name == "stages":
+        return isinstance(value, dict) and all(map(_is_number, value.values()))
+    return isinstance(value, dict if name == "versions" else str)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float))

@@ -56,12 +56,16 @@ class _Said:
         return any(finding.kind == "verdict" for finding in self.findings)
 
 
-def section_views(record: RunRecord) -> list[SectionView]:
-    """All sections in reading order; one for studies of other kinds where there are such."""
-    said = _in_order_of_making(record)
+def section_views(record: RunRecord) -> tuple[list[SectionView], list[str]]:
+    """All sections in reading order; one for studies of other kinds where there are such.
+
+    Returns:
+        The sections, and a sentence for each result that cannot be shown.
+    """
+    said, problems = _in_order_of_making(record)
     views = [_view(section, said) for section in SECTIONS]
     other = _view(OTHER, said)
-    return views if other.is_missing else [*views, other]
+    return (views if other.is_missing else [*views, other]), problems
 
 
 def figure_views(figures: Iterable[Figure]) -> list[FigureView]:
@@ -82,14 +86,21 @@ def tiles(views: Sequence[SectionView]) -> list[tuple[Section, Finding]]:
     return found
 
 
-def _in_order_of_making(record: RunRecord) -> list[_Said]:
+def _in_order_of_making(record: RunRecord) -> tuple[list[_Said], list[str]]:
     stages = list(record.made.get("stages", {}))
     order = {name: stages.index(name) for name in record.results if name in stages}
     names = sorted(record.results, key=lambda name: (order.get(name, len(stages)), name))
-    return [
-        _Said(name, record.results[name].summary(), record.results[name].figures())
-        for name in names
-    ]
+    said, problems = [], []
+    for name in names:
+        result = record.results[name]
+        try:
+            said.append(_Said(name, result.summary(), result.figures()))
+        except Exception as error:  # whatever a damaged value makes of a study's own code
+            problems.append(
+                f"{name}.json has values that cannot be shown ({type(error).__name__}). "
+                "Run the study again."
+            )
+    return said, problems
 
 
 def _view(section: Section, said: Sequence[_Said]) -> SectionView:

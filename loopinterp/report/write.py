@@ -60,11 +60,12 @@ def tidy(text: str) -> str:
 
 
 def _context(record: RunRecord) -> dict[str, Any]:
-    sections = section_views(record)
+    sections, unshown = section_views(record)
     findings = [finding for view in sections for finding in view.findings]
     stages = stage_seconds(record)
     return {
         "record": record,
+        "problems": [*record.problems, *unshown],
         "title": f"{_task_title(record.config)}, opened loop by loop",
         "facts": _facts(record.config),
         "verdicts": [finding for finding in findings if finding.kind == "verdict"],
@@ -93,7 +94,8 @@ def _task_name(config: Mapping[str, Any]) -> str:
 
 def _facts(config: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What to know about the model at a glance, as far as the configuration says it."""
-    model, curriculum = config.get("model", {}), config.get("curriculum", {})
+    parts = (config.get(name) for name in ("model", "curriculum"))
+    model, curriculum = (part if isinstance(part, Mapping) else {} for part in parts)
     n_layers = model.get("n_layers")
     facts = [
         ("Block", f"{n_layers} layer{'s' if n_layers != 1 else ''}, looped" if n_layers else None),

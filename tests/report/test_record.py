@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from loopinterp.errors import InputError
-from loopinterp.report import read_run
+from loopinterp.errors import CheckpointError, InputError
+from loopinterp.report import read_run, render_report
+from loopinterp.storage import read_arrays, write_arrays
 from tests.report import synthetic
 
 
@@ -62,3 +64,64 @@ def test_what_is_no_run_is_refused(tmp_path: Path, there: bool) -> None:
     folder = tmp_path if there else tmp_path / "absent"
     with pytest.raises(InputError, match=r"without config\.json" if there else "no such folder"):
         read_run(folder)
+
+
+@pytest.mark.parametrize("text", ["[1]", "null", "{", "\xff"])
+def test_a_damaged_configuration_is_one_clear_error(run: Path, text: str) -> None:
+    (run / "config.json").write_bytes(text.encode("latin-1"))
+    with synthetic.loadable(), pytest.raises(CheckpointError, match=r"config\.json"):
+        read_run(run)
+
+
+@pytest.mark.parametrize("line", [b"\xff\xfe", b"[1]", b'{"step": "many"}', b'{"a": "\xff"}'])
+def test_a_line_of_metrics_of_another_kind_is_a_problem(run: Path, line: bytes) -> None:
+    lines = (run / "metrics.jsonl").read_bytes().splitlines()
+    (run / "metrics.jsonl").write_bytes(b"\n".join([line, *lines]))
+    with synthetic.loadable():
+        record = read_run(run)
+    assert len(record.metrics) == len(lines)
+    assert record.problems == ["Line 1 of metrics.jsonl is damaged and left out."]
+
+
+@pytest.mark.parametrize(
+    ("made", "problem"),
+    [
+        ([1], "made.json is no JSON object"),
+        ({"stages": 3}, "Entry 'stages' of made.json"),
+        ({"stages": {"train": "long"}}, "Entry 'stages' of made.json"),
+        ({"versions": [1]}, "Entry 'versions' of made.json"),
+        ({"command": 3}, "Entry 'command' of made.json"),
+    ],
+)
+def test_what_is_of_another_type_in_made_json_is_left_out(
+    run: Path, made: object, problem: str
+) -> None:
+    (run / "made.json").write_text(json.dumps(made))
+    with synthetic.loadable():
+        record = read_run(run)
+        render_report(record)
+    assert record.made == {}
+    (said,) = record.problems
+    assert said.startswith(problem)
+
+
+@pytest.mark.parametrize("part", ["axes", "wall_time", "provenance", "scalars"])
+def test_a_result_with_wrong_axes_or_fields_is_a_problem(run: Path, part: str) -> None:
+    path = run / "results" / "attention.json"
+    document = json.loads(path.read_text())
+    if part == "axes":
+        arrays = read_arrays(path.with_suffix(".safetensors"))
+        name = next(iter(arrays))
+        arrays[name] = arrays[name].reshape(-1)
+        write_arrays(path.with_suffix(".safetensors"), arrays)
+        document["arrays"][name] = list(arrays[name].shape)
+    elif part == "wall_time":
+        document["provenance"]["wall_time"] = "long"
+    else:
+        document[part] = [1]
+    path.write_text(json.dumps(document))
+    with synthetic.loadable():
+        record = read_run(run)
+    assert "attention" not in record.results
+    (problem,) = record.problems
+    assert problem.startswith("attention.json cannot be read") and "Run the study again" in problem

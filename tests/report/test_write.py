@@ -115,7 +115,7 @@ def test_the_own_study_of_a_section_comes_first_and_further_figures_are_folded(
     results = {"a_wavefront": wavefront, "more_wavefront": wavefront, "wavefront": wavefront}
     (view,) = [
         view
-        for view in section_views(dataclasses.replace(record, results=results))
+        for view in section_views(dataclasses.replace(record, results=results))[0]
         if view.section.key == "wavefront"
     ]
     first, second = (figure.title for figure in wavefront.figures())
@@ -132,7 +132,7 @@ def test_studies_come_in_the_order_in_which_they_were_made(record: RunRecord) ->
     order = {"stages": {"train": 1.0, "b": 1.0, "a": 1.0}}
     for made, first in ((order, "second"), ({}, "convergence")):
         changed = dataclasses.replace(record, results={"a": one, "b": other}, made=made)
-        findings = next(v for v in section_views(changed) if v.findings).findings
+        findings = next(v for v in section_views(changed)[0] if v.findings).findings
         assert findings[0].text.startswith("Second") == (first == "second")
 
 
@@ -157,6 +157,20 @@ def test_problems_are_shown_and_their_text_is_escaped() -> None:
     page = render_report(record)
     assert "The study <i> is not shown." in Reader(page).text
     assert "<b>run</b>" not in page and "&lt;i&gt;" in page
+
+
+def test_a_result_that_fails_is_a_problem_and_the_others_are_shown(record: RunRecord) -> None:
+    broken = dataclasses.replace(record.results["wavefront"], section=3)  # type: ignore[arg-type]
+    page = render_report(dataclasses.replace(record, results={**record.results, "bad": broken}))
+    text = Reader(page).text
+    assert "bad.json has values that cannot be shown (KeyError). Run the study again." in text
+    assert "Latched ripple" in text
+
+
+@pytest.mark.parametrize("config", ['{"model": 3}', '{"curriculum": [1], "task": {"name": 3}}'])
+def test_a_configuration_of_other_types_has_a_report(tmp_path: Path, config: str) -> None:
+    (tmp_path / "config.json").write_text(config)
+    assert "A looped transformer" in Reader(write_report(tmp_path).read_text()).text
 
 
 def test_a_study_of_ones_own_section_is_shown_too(record: RunRecord) -> None:
