@@ -1,4 +1,4 @@
-"""The look of every figure: one Plotly template, one colour-blind-safe palette, a few helpers.
+"""The look of every figure: one Plotly template, one colour-blind-safe palette, shared pieces.
 
 Figures are drawn without text or background colours (both are transparent or inherited), so
 that the same figure reads well on a light and on a dark page. Colours of data were chosen to

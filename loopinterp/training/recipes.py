@@ -62,6 +62,10 @@ stays resolved for more than twelve loops (asking a share of the examples again,
 loops later, settles that), and whether the front of the carry keeps its speed of one position a
 loop (noise on the state does: a front that is passed on weaker than it came dies of it).
 Measured with seeds 0, 1 and 2: exact match 1.0 at 12, 24, 48 and 96 bits, 300 samples each, on
-uniform digits and on full carry chains. The other three are starting points that have not been
-measured over seeds.
+uniform digits and on full carry chains.
+
+``prefix_sum`` and ``parity`` were measured once, with seed 0 and 100 samples each: exact match of
+``prefix_sum`` (trained to 12) is 1.0 at 8 and 12, .98 at 24, .90 at 48 and .66 at 96; of
+``parity`` (trained to 20) 1.0 at 10 and 20, .99 at 40 and 60. ``addition-quick`` is a starting
+point that has not been measured over seeds.
 """
