@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from analyses.benchmarks.plain import SIZES, PlainLoop, Size, plain_loop
-from analyses.benchmarks.timing import compare, parser, show
+from analyses.benchmarks.timing import compare, parser, settle, show
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
 from tests.models.peers.untied import untied_bridge
 
@@ -76,7 +76,7 @@ def ways(size: Size) -> dict[str, Callable[[], Any]]:
 def nnsight(python: Path, size: str, options: Any) -> dict[str, dict[str, float]]:
     """nnsight's rows, timed by another Python against the same yardstick."""
     command = [str(python), "-m", "analyses.benchmarks.nnsight_peer", size]
-    for option in ("rounds", "threads", "clock"):
+    for option in ("rounds", "threads", "clock", "allocator"):
         command += [f"--{option}", str(getattr(options, option))]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return json.loads(done.stdout.splitlines()[-1])
@@ -87,7 +87,7 @@ def main() -> None:
     cli.add_argument("--sizes", nargs="+", default=list(SIZES), choices=list(SIZES))
     cli.add_argument("--peer-python", type=Path, help="the Python that has nnsight")
     options = cli.parse_args()
-    torch.set_num_threads(options.threads)
+    settle(options)
     torch.set_grad_enabled(False)
     tables = {}
     for name in options.sizes:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from analyses.benchmarks.plain import SIZES, PlainLoop, plain_loop
-from analyses.benchmarks.timing import compare, parser
+from analyses.benchmarks.timing import compare, parser, settle
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,7 +51,7 @@ def main() -> None:
     cli = parser(__doc__, rounds=30)
     cli.add_argument("size", choices=list(SIZES))
     options = cli.parse_args()
-    torch.set_num_threads(options.threads)
+    settle(options)
     torch.set_grad_enabled(False)
     size = SIZES[options.size]
     plain, tokens = PlainLoop(size).eval(), size.tokens()

@@ -5,13 +5,20 @@ the same one before it. Each runs once untimed before it is timed: otherwise it 
 memory that the one before gave back to the system. A ratio is taken within a round, and the
 median over the rounds is reported. On a machine that others use, ``--clock cpu`` counts the time
 that this process had instead of the time that passed.
+
+The C library gives freed memory back to the system and takes it again, page by page, a moment
+later. Whether it does so in a given loop is an accident of what else lies on the heap, and costs up
+to a quarter of the time. So it is told to keep its memory, for all ways alike; ``--allocator
+system`` leaves it as it is.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import json
+import os
 import platform
 import random
 import resource
@@ -29,6 +36,7 @@ def _children() -> float:
     return used.ru_utime + used.ru_stime
 
 
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # glibc's malloc.h
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time, "children": _children}
 
 
@@ -79,12 +87,23 @@ def _seconds(run: Callable[[], Any], repeats: int, clock: str) -> float:
     return taken / repeats
 
 
+def settle(options: argparse.Namespace) -> None:
+    """Set threads and allocator as the options say."""
+    torch.set_num_threads(options.threads)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
+    if options.allocator == "keep" and mallopt is not None:
+        for parameter, nbytes in ((_TRIM_THRESHOLD, 1 << 30), (_TOP_PAD, 1 << 28)):
+            mallopt(parameter, nbytes)
+        mallopt(_MMAP_THRESHOLD, 1 << 25)  # the largest that glibc accepts
+
+
 def parser(doc: str | None, *, rounds: int) -> argparse.ArgumentParser:
     """Options that all benchmarks share."""
     made = argparse.ArgumentParser(description=(doc or "").split("\n")[0])
     made.add_argument("--rounds", type=int, default=rounds, help="timings of each way")
     made.add_argument("--threads", type=int, default=1, help="threads of PyTorch")
     made.add_argument("--clock", choices=["wall", "cpu"], default="wall", help="what to count")
+    made.add_argument("--allocator", choices=["keep", "system"], default="keep")
     made.add_argument("--json", type=Path, help="also write the numbers to this file")
     return made
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from analyses.benchmarks.timing import compare, parser, show
+from analyses.benchmarks.timing import compare, parser, settle, show
 from tests.models.peers import notebook
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def training_step(
 
 def main() -> None:
     options = parser(__doc__, rounds=40).parse_args()
-    torch.set_num_threads(options.threads)
+    settle(options)
     generator = torch.Generator().manual_seed(0)
     bits = torch.randint(0, 2, (BATCH, BITS, 2), generator=generator).float()
     sums = torch.randint(0, 2, (BATCH, BITS), generator=generator)
