@@ -7,18 +7,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from loopinterp.tasks.full_output import FullOutput
+from loopinterp.tasks.bit_prompts import BitPrompt
 from loopinterp.tasks.rows import cut
-from loopinterp.tasks.sampling import check_fits, check_tokens, random_bits
-from loopinterp.tasks.task import Batch
 
 if TYPE_CHECKING:
-    from jaxtyping import Int
     from torch import Tensor
 
 
 @dataclass(frozen=True)
-class BinarySum(FullOutput):
+class BinarySum(BitPrompt):
     """The number of ones among n bits, in the full-output format: ``BOS b_1 … b_n = EOS …``.
 
     The answer is that number in binary, least significant bit first, without leading zeros (a
@@ -44,35 +41,11 @@ class BinarySum(FullOutput):
     def name(self) -> str:
         return "binary_sum"
 
-    @property
-    def symbols(self) -> tuple[str, ...]:
-        return ("0", "1")
-
-    @property
-    def distributions(self) -> tuple[str, ...]:
-        return ("uniform", "biased")
-
-    def prompt_length(self, n: int) -> int:
-        return n
-
     def answer_length(self, n: int) -> int:
         return n.bit_length()
 
     def describe(self) -> str:
         return "How many of n bits are ones, in binary, from the '=' sign on and closed by EOS."
-
-    def from_bits(self, bits: Int[Tensor, "batch width"], n: Int[Tensor, " batch"]) -> Batch:
-        """The batch of given bits; only the first ``n`` of each row count.
-
-        Raises:
-            InputError: ``bits`` are not 0 and 1, or a length does not fit.
-        """
-        check_tokens(bits, 2, "bits")
-        check_fits(n, bits)
-        return self._batch([(bits, n)], n, n.clone())
-
-    def _draw(self, kind: str, n: Tensor, generator: torch.Generator) -> Batch:
-        return self.from_bits(random_bits(kind, len(n), int(n.max()), generator), n)
 
     def _solve(self, tokens: Tensor, equals: Tensor) -> tuple[Tensor, Tensor]:
         ones = (cut(tokens, equals * 0 + 1, equals - 1) == 1).sum(dim=1)

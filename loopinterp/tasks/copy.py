@@ -5,19 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from loopinterp.tasks.full_output import FullOutput
+from loopinterp.tasks.bit_prompts import BitPrompt
 from loopinterp.tasks.rows import cut
-from loopinterp.tasks.sampling import check_fits, check_tokens, random_bits
-from loopinterp.tasks.task import Batch
 
 if TYPE_CHECKING:
-    import torch
-    from jaxtyping import Int
     from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Copy(FullOutput):
+class Copy(BitPrompt):
     """n bits again, in the full-output format: ``BOS b_1 … b_n = EOS …``. T(n) = n.
 
     Tokens: bits 0 and 1, ``=`` (2), EOS (3, which is also the padding), BOS (4). Output classes:
@@ -39,35 +35,11 @@ class Copy(FullOutput):
     def name(self) -> str:
         return "copy"
 
-    @property
-    def symbols(self) -> tuple[str, ...]:
-        return ("0", "1")
-
-    @property
-    def distributions(self) -> tuple[str, ...]:
-        return ("uniform", "biased")
-
-    def prompt_length(self, n: int) -> int:
-        return n
-
     def answer_length(self, n: int) -> int:
         return n
 
     def describe(self) -> str:
         return "The n bits again, answered from the '=' sign on and closed by EOS."
-
-    def from_bits(self, bits: Int[Tensor, "batch width"], n: Int[Tensor, " batch"]) -> Batch:
-        """The batch of given bits; only the first ``n`` of each row count.
-
-        Raises:
-            InputError: ``bits`` are not 0 and 1, or a length does not fit.
-        """
-        check_tokens(bits, 2, "bits")
-        check_fits(n, bits)
-        return self._batch([(bits, n)], n, n.clone())
-
-    def _draw(self, kind: str, n: Tensor, generator: torch.Generator) -> Batch:
-        return self.from_bits(random_bits(kind, len(n), int(n.max()), generator), n)
 
     def _solve(self, tokens: Tensor, equals: Tensor) -> tuple[Tensor, Tensor]:
         return cut(tokens, equals * 0 + 1, equals - 1), equals - 1
