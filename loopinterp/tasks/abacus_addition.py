@@ -13,12 +13,11 @@ from loopinterp.tasks.full_output import place_of
 from loopinterp.tasks.integers import carry_over, to_digits
 from loopinterp.tasks.rows import cut, join, same
 from loopinterp.tasks.sampling import (
+    Sampler,
     check_fits,
     check_length,
     check_tokens,
     inside,
-    lengths,
-    pick_distribution,
 )
 from loopinterp.tasks.task import IGNORE, Batch
 
@@ -31,7 +30,7 @@ PLUS, EQUALS, END = (ALPHABET.index(symbol) for symbol in "+=$")
 
 
 @dataclass(frozen=True)
-class AbacusAddition:
+class AbacusAddition(Sampler):
     """a + b in decimal, next token by next token: ``a + b = sum $``, least significant first.
 
     The alphabet is ``0123456789-+*=$`` (tokens 0..14), in and out. The sum is as long as the
@@ -89,39 +88,6 @@ class AbacusAddition:
 
     def describe(self) -> str:
         return "Decimal addition, a+b=sum$ with the least significant digit first, token by token."
-
-    def sample(
-        self,
-        n: int | Int[Tensor, " batch"],
-        *,
-        batch_size: int | None = None,
-        generator: torch.Generator,
-        distribution: str | None = None,
-    ) -> Batch:
-        """Draw examples on the generator's device; see :meth:`Task.sample`."""
-        kind = pick_distribution(self, distribution)
-        each = lengths(n, batch_size=batch_size, generator=generator)
-        shape, where = (len(each), int(each.max())), generator.device
-
-        def draw(low: int, high: int, shape: tuple[int, ...]) -> Tensor:
-            return torch.randint(low, high, shape, generator=generator, device=where)
-
-        a, b = draw(0, 10, shape), draw(0, 10, shape)
-        if kind == "chain":
-            b = 9 - a
-            a[:, 0] = draw(1, 10, shape[:1])
-            b[:, 0] = 10 - a[:, 0] + draw(0, 9, shape[:1]) % a[:, 0]
-            return self.from_digits(a, b, each, each)
-        n_a, n_b = each, each
-        if kind == "mixed":
-            other = (torch.rand(shape[0], generator=generator, device=where) * each).long() + 1
-            swap = draw(0, 2, shape[:1]).bool()
-            n_a, n_b = torch.where(swap, other, each), torch.where(swap, each, other)
-        for digits, length in ((a, n_a), (b, n_b)):
-            leading = (length - 1)[:, None]
-            fresh = torch.where(leading > 0, draw(1, 10, (shape[0], 1)), digits.gather(1, leading))
-            digits.scatter_(1, leading, fresh)
-        return self.from_digits(a, b, n_a, n_b)
 
     def from_digits(
         self,
@@ -188,6 +154,29 @@ class AbacusAddition:
         answer = total.gather(1, place.clamp(0, total.shape[1] - 1))
         answer = answer.masked_fill(place == length[:, None], END)
         return answer.masked_fill((place < 0) | (place > length[:, None]), IGNORE)
+
+    def _draw(self, kind: str, n: Tensor, generator: torch.Generator) -> Batch:
+        shape, where = (len(n), int(n.max())), generator.device
+
+        def draw(low: int, high: int, shape: tuple[int, ...]) -> Tensor:
+            return torch.randint(low, high, shape, generator=generator, device=where)
+
+        a, b = draw(0, 10, shape), draw(0, 10, shape)
+        if kind == "chain":
+            b = 9 - a
+            a[:, 0] = draw(1, 10, shape[:1])
+            b[:, 0] = 10 - a[:, 0] + draw(0, 9, shape[:1]) % a[:, 0]
+            return self.from_digits(a, b, n, n)
+        n_a, n_b = n, n
+        if kind == "mixed":
+            other = (torch.rand(shape[0], generator=generator, device=where) * n).long() + 1
+            swap = draw(0, 2, shape[:1]).bool()
+            n_a, n_b = torch.where(swap, other, n), torch.where(swap, n, other)
+        for digits, length in ((a, n_a), (b, n_b)):
+            leading = (length - 1)[:, None]
+            fresh = torch.where(leading > 0, draw(1, 10, (shape[0], 1)), digits.gather(1, leading))
+            digits.scatter_(1, leading, fresh)
+        return self.from_digits(a, b, n_a, n_b)
 
 
 def _sum(a: Tensor, b: Tensor, n_a: Tensor, n_b: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,14 +11,13 @@ import torch
 from loopinterp.errors import ConfigError, InputError
 from loopinterp.tasks import carries
 from loopinterp.tasks.sampling import (
+    Sampler,
     check_fits,
     check_length,
     check_tokens,
     choice,
     coins,
     inside,
-    lengths,
-    pick_distribution,
 )
 from loopinterp.tasks.task import IGNORE, Batch
 
@@ -32,7 +31,7 @@ PROPAGATE_PROBABILITIES = (0.5, 0.8, 0.95)
 
 
 @dataclass(frozen=True)
-class Addition:
+class Addition(Sampler):
     """a + b mod 2^n on aligned bit pairs, least significant first; the answer is the n sum bits.
 
     Two input formats:
@@ -114,20 +113,6 @@ class Addition:
     def describe(self) -> str:
         where = "tokens a + 2b after BOS" if self.format == "pairs" else "float vectors (a, b)"
         return f"Binary addition mod 2^n on aligned bits, least significant first ({where})."
-
-    def sample(
-        self,
-        n: int | Int[Tensor, " batch"],
-        *,
-        batch_size: int | None = None,
-        generator: torch.Generator,
-        distribution: str | None = None,
-    ) -> Batch:
-        """Draw examples on the generator's device; see :meth:`Task.sample`."""
-        kind = pick_distribution(self, distribution)
-        each = lengths(n, batch_size=batch_size, generator=generator)
-        a, b = draw_bits(kind, len(each), int(each.max()), generator)
-        return self.from_bits(a, b, each)
 
     def from_bits(
         self,
@@ -246,6 +231,9 @@ class Addition:
         out = self.chain_reaches_start(inputs)
         first = torch.ones_like(out[:, : self.offset + 1])
         return torch.cat([first, out[:, self.offset : -1]], dim=1)
+
+    def _draw(self, kind: str, n: Tensor, generator: torch.Generator) -> Batch:
+        return self.from_bits(*draw_bits(kind, len(n), int(n.max()), generator), n)
 
 
 def draw_bits(

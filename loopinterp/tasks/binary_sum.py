@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from loopinterp.tasks.bit_prompts import BitPrompt
-from loopinterp.tasks.rows import cut
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,7 +47,7 @@ class BinarySum(BitPrompt):
         return "How many of n bits are ones, in binary, from the '=' sign on and closed by EOS."
 
     def _solve(self, tokens: Tensor, equals: Tensor) -> tuple[Tensor, Tensor]:
-        ones = (cut(tokens, equals * 0 + 1, equals - 1) == 1).sum(dim=1)
+        ones = (self._bits(tokens, equals) == 1).sum(dim=1)
         place = torch.arange(max(int(ones.max()).bit_length(), 1), device=tokens.device)
         digits = (ones[:, None] >> place) & 1
         length = ((ones[:, None] >> place) > 0).sum(dim=1).clamp(min=1)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from loopinterp.tasks.full_output import FullOutput
+from loopinterp.tasks.rows import cut
 from loopinterp.tasks.sampling import check_fits, check_tokens, random_bits
 from loopinterp.tasks.task import Batch
 
 if TYPE_CHECKING:
-    import torch
     from jaxtyping import Int
     from torch import Tensor
 
@@ -40,3 +42,8 @@ class BitPrompt(FullOutput):
 
     def _draw(self, kind: str, n: Tensor, generator: torch.Generator) -> Batch:
         return self.from_bits(random_bits(kind, len(n), int(n.max()), generator), n)
+
+    @staticmethod
+    def _bits(tokens: Tensor, equals: Tensor) -> Tensor:
+        """The bits of the prompts, and 0 where a row has fewer than the longest."""
+        return cut(tokens, torch.ones_like(equals), equals - 1)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from loopinterp.tasks.bit_prompts import BitPrompt
-from loopinterp.tasks.rows import cut
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,4 +41,4 @@ class Copy(BitPrompt):
         return "The n bits again, answered from the '=' sign on and closed by EOS."
 
     def _solve(self, tokens: Tensor, equals: Tensor) -> tuple[Tensor, Tensor]:
-        return cut(tokens, equals * 0 + 1, equals - 1), equals - 1
+        return self._bits(tokens, equals), equals - 1

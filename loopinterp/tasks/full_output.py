@@ -6,14 +6,14 @@ up to the padded length. Source: arXiv 2409.15647.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from typing import TYPE_CHECKING
 
 import torch
 
 from loopinterp.errors import InputError
 from loopinterp.tasks.rows import join, same
-from loopinterp.tasks.sampling import check_length, check_tokens, lengths, pick_distribution
+from loopinterp.tasks.sampling import Sampler, check_length, check_tokens
 from loopinterp.tasks.task import IGNORE, Batch
 
 if TYPE_CHECKING:
@@ -21,16 +21,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class FullOutput(ABC):
+class FullOutput(Sampler):
     """Base of these tasks.
 
     Tokens: the prompt's symbols from 0 on, then ``=``, EOS (which is also the padding), BOS.
     Output classes: the answer's symbols from 0 on, then EOS.
     """
-
-    @property
-    @abstractmethod
-    def name(self) -> str: ...
 
     @property
     @abstractmethod
@@ -42,10 +38,6 @@ class FullOutput(ABC):
         """What the answer is written with: so many of the first symbols."""
         return 2
 
-    @property
-    @abstractmethod
-    def distributions(self) -> tuple[str, ...]: ...
-
     @abstractmethod
     def prompt_length(self, n: int) -> int:
         """Longest prompt of a problem of length n."""
@@ -56,10 +48,6 @@ class FullOutput(ABC):
 
     @abstractmethod
     def describe(self) -> str: ...
-
-    @abstractmethod
-    def _draw(self, kind: str, n: Tensor, generator: torch.Generator) -> Batch:
-        """Examples of the given lengths."""
 
     @abstractmethod
     def _solve(self, tokens: Tensor, equals: Tensor) -> tuple[Tensor, Tensor]:
@@ -99,19 +87,6 @@ class FullOutput(ABC):
 
     def config(self) -> dict[str, object]:
         return {}
-
-    def sample(
-        self,
-        n: int | Int[Tensor, " batch"],
-        *,
-        batch_size: int | None = None,
-        generator: torch.Generator,
-        distribution: str | None = None,
-    ) -> Batch:
-        """Draw examples on the generator's device; see :meth:`Task.sample`."""
-        kind = pick_distribution(self, distribution)
-        each = lengths(n, batch_size=batch_size, generator=generator)
-        return self._draw(kind, each, generator)
 
     def targets(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
         """The exact answer to given inputs: from ``=`` on, then EOS; ``IGNORE`` before ``=``.

@@ -9,12 +9,11 @@ import torch
 
 from loopinterp.errors import ConfigError
 from loopinterp.tasks.sampling import (
+    Sampler,
     check_fits,
     check_length,
     check_tokens,
     inside,
-    lengths,
-    pick_distribution,
     random_bits,
 )
 from loopinterp.tasks.task import IGNORE, Batch
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class PrefixSum:
+class PrefixSum(Sampler):
     """Running sum mod m of n digits after a BOS token; mod 2, the parity of all bits so far.
 
     Tokens: digits 0 .. m - 1, BOS (m), PAD (m + 1, on the right). Targets ``IGNORE`` at BOS and
@@ -96,28 +95,6 @@ class PrefixSum:
         what = "XOR of n bits" if self.modulus == 2 else f"sum of n digits mod {self.modulus}"
         return f"Running {what}, answered at every one."
 
-    def sample(
-        self,
-        n: int | Int[Tensor, " batch"],
-        *,
-        batch_size: int | None = None,
-        generator: torch.Generator,
-        distribution: str | None = None,
-    ) -> Batch:
-        """Draw examples on the generator's device; see :meth:`Task.sample`."""
-        kind = pick_distribution(self, distribution)
-        each = lengths(n, batch_size=batch_size, generator=generator)
-        shape = (len(each), int(each.max()))
-        if self.modulus == 2:
-            return self.from_bits(random_bits(kind, *shape, generator), each)
-        low = 0 if kind == "uniform" else 1
-        digits = torch.randint(
-            low, self.modulus, shape, generator=generator, device=generator.device
-        )
-        if kind == "biased":
-            digits = digits * random_bits(kind, *shape, generator)
-        return self.from_bits(digits, each)
-
     def from_bits(self, bits: Int[Tensor, "batch width"], n: Int[Tensor, " batch"]) -> Batch:
         """The batch of given bits (mod m: digits); only the first ``n`` of each row count.
 
@@ -141,3 +118,15 @@ class PrefixSum:
         special = tokens >= self.modulus
         answer = tokens.masked_fill(special, 0).cumsum(dim=1) % self.modulus
         return answer.masked_fill(special, IGNORE)
+
+    def _draw(self, kind: str, n: Tensor, generator: torch.Generator) -> Batch:
+        shape = (len(n), int(n.max()))
+        if self.modulus == 2:
+            return self.from_bits(random_bits(kind, *shape, generator), n)
+        low = 0 if kind == "uniform" else 1
+        digits = torch.randint(
+            low, self.modulus, shape, generator=generator, device=generator.device
+        )
+        if kind == "biased":
+            digits = digits * random_bits(kind, *shape, generator)
+        return self.from_bits(digits, n)

@@ -1,7 +1,8 @@
-"""What the samplers share: checks of their arguments, lengths, and random bits."""
+"""What the samplers share: their arguments and the checks of them, lengths, and random bits."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -13,11 +14,40 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Int
     from torch import Tensor
 
-    from loopinterp.tasks.task import Task
+    from loopinterp.tasks.task import Batch, Task
 
 
 BIASES = (0.05, 0.5, 0.95)
 """Probabilities of a one among which each example of the ``"biased"`` distribution draws."""
+
+
+class Sampler(ABC):
+    """The sampling half of a task: a subclass draws, once its arguments have been checked."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str: ...
+
+    @property
+    @abstractmethod
+    def distributions(self) -> tuple[str, ...]: ...
+
+    @abstractmethod
+    def _draw(self, kind: str, n: Tensor, generator: torch.Generator) -> Batch:
+        """Examples of the given lengths [batch], of one of the distributions."""
+
+    def sample(
+        self,
+        n: int | Int[Tensor, " batch"],
+        *,
+        batch_size: int | None = None,
+        generator: torch.Generator,
+        distribution: str | None = None,
+    ) -> Batch:
+        """Draw examples on the generator's device; see :meth:`Task.sample`."""
+        kind = pick_distribution(self, distribution)
+        each = lengths(n, batch_size=batch_size, generator=generator)
+        return self._draw(kind, each, generator)
 
 
 def check_length(n: int) -> int:
@@ -115,7 +145,7 @@ def check_fits(n: Tensor, bits: Tensor) -> None:
         )
 
 
-def pick_distribution(task: Task, distribution: str | None) -> str:
+def pick_distribution(task: Task | Sampler, distribution: str | None) -> str:
     """The named distribution of a task, or its first one.
 
     Raises:

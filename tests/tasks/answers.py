@@ -15,6 +15,10 @@ def counted(prompt: str) -> str:
     return format(prompt.count("1"), "b")[::-1]
 
 
+def parity(prompt: str) -> str:
+    return str(prompt.count("1") % 2)
+
+
 def added(prompt: str) -> str:
     a, b = prompt.split("+")
     return format(int(a, 2) + int(b, 2), f"0{len(a) + 1}b")
@@ -32,6 +36,7 @@ def distinct(prompt: str) -> str:
 ANSWERS: dict[str, Callable[[str], str]] = {
     "copy": copied,
     "binary_sum": counted,
+    "parity": parity,
     "token_addition": added,
     "multiplication": multiplied,
     "unique_set": distinct,

@@ -17,6 +17,7 @@ from loopinterp.tasks import (
     Copy,
     FullOutput,
     Multiplication,
+    Parity,
     TokenAddition,
     UniqueSet,
 )
@@ -40,7 +41,7 @@ def check(task: FullOutput, batch: Batch) -> None:
 
 
 @pytest.mark.parametrize("n", range(1, 9))
-@pytest.mark.parametrize("task", [Copy(), BinarySum()], ids=repr)
+@pytest.mark.parametrize("task", [Copy(), BinarySum(), Parity()], ids=repr)
 def test_all_short_bit_strings(task, n):
     bits = torch.tensor(list(itertools.product([0, 1], repeat=n)))
     check(task, task.from_bits(bits, torch.full((len(bits),), n)))
@@ -72,7 +73,15 @@ def test_all_short_sequences_of_four_symbols(n):
 
 @pytest.mark.parametrize(
     "task",
-    [Copy(), BinarySum(), TokenAddition(), Multiplication(), Multiplication(m=5), UniqueSet()],
+    [
+        Copy(),
+        BinarySum(),
+        Parity(),
+        TokenAddition(),
+        Multiplication(),
+        Multiplication(m=5),
+        UniqueSet(),
+    ],
     ids=repr,
 )
 @settings(max_examples=20, deadline=None)
@@ -122,6 +131,7 @@ ONE = torch.tensor([1])
     [
         (lambda: Copy().from_bits(torch.tensor([[2]]), ONE), "bits"),
         (lambda: Copy().from_bits(torch.tensor([[1]]), ONE + 1), r"lengths in 1\.\.1"),
+        (lambda: Parity().targets(torch.tensor([[4, 0, 1]])), r"one '=' \(token 2\)"),
         (lambda: UniqueSet(3).from_symbols(torch.tensor([[3]]), ONE), "symbols"),
         (lambda: TokenAddition().encode([(4, 0)], n=2), r"0\.\.2\*\*2 - 1"),
         (lambda: TokenAddition().encode([], n=2), "at least one pair"),
