@@ -88,16 +88,16 @@ def check_state(state: Tensor, e: Tensor) -> Tensor:
     return state
 
 
-def check_loops(n_loops: object) -> int:
-    """The number of loops, unless it is none."""
-    if not isinstance(n_loops, int) or isinstance(n_loops, bool) or n_loops < 1:
+def check_count(what: str, given: object, *, least: int) -> int:
+    """The number of loops given, unless it is no integer, or too small."""
+    if not isinstance(given, int) or isinstance(given, bool) or given < least:
         raise InputError(
-            "n_loops",
-            expected="an integer >= 1",
-            given=repr(n_loops),
-            fix="Pass the number of loops to run.",
+            what,
+            expected=f"an integer >= {least}",
+            given=repr(given),
+            fix=f"Pass a number of loops, {least} or more.",
         )
-    return n_loops
+    return given
 
 
 def loop_span(start: int, stop: int | None, n_loops: int, *, has_state: bool) -> range:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, get_args, runtime_checkable
 import torch
 
 from loopinterp.errors import InputError, unknown_name
+from loopinterp.models.inputs import check_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -204,9 +205,7 @@ class MaxConfidence:
 
     def horizon(self, max_loops: int | None, n_loops: Tensor | None) -> int:
         if self.max_loop is None:
-            check_count("max_loops", max_loops, least=self.min_loop)
-            assert max_loops is not None
-            return max_loops
+            return check_count("max_loops", max_loops, least=self.min_loop)
         if max_loops is not None and max_loops < self.max_loop:
             raise InputError(
                 "max_loops",
@@ -227,7 +226,20 @@ class MaxConfidence:
 
 
 @dataclass(frozen=True)
-class ResidualBelow:
+class _Settled:
+    """An online rule with a tolerance of its own, and no other end than the caller's limit."""
+
+    tolerance: float
+
+    def __post_init__(self) -> None:
+        _check_tolerance(type(self).__name__, self.tolerance)
+
+    def horizon(self, max_loops: int | None, n_loops: Tensor | None) -> int:
+        return check_count("max_loops", max_loops, least=1)
+
+
+@dataclass(frozen=True)
+class ResidualBelow(_Settled):
     r"""Stop an example when its state has settled (online).
 
     The first loop where ``||h_t - h_{t-1}|| / ||h_t|| <= tolerance`` at every scored position.
@@ -238,16 +250,6 @@ class ResidualBelow:
     Raises:
         InputError: If the tolerance is not a positive number.
     """
-
-    tolerance: float
-
-    def __post_init__(self) -> None:
-        _check_tolerance("ResidualBelow", self.tolerance)
-
-    def horizon(self, max_loops: int | None, n_loops: Tensor | None) -> int:
-        check_count("max_loops", max_loops, least=1)
-        assert max_loops is not None
-        return max_loops
 
     def score(self, view: LoopView) -> Float[Tensor, " batch"]:
         """The largest relative residual over the scored positions."""
@@ -260,7 +262,7 @@ class ResidualBelow:
 
 
 @dataclass(frozen=True)
-class ReadoutKL:
+class ReadoutKL(_Settled):
     r"""Stop an example when its answer has settled (online).
 
     The first loop where ``KL(p_t || p_{t-1}) <= tolerance`` at every scored position, with
@@ -273,33 +275,12 @@ class ReadoutKL:
         InputError: If the tolerance is not a positive number.
     """
 
-    tolerance: float
-
-    def __post_init__(self) -> None:
-        _check_tolerance("ReadoutKL", self.tolerance)
-
-    def horizon(self, max_loops: int | None, n_loops: Tensor | None) -> int:
-        check_count("max_loops", max_loops, least=1)
-        assert max_loops is not None
-        return max_loops
-
     def score(self, view: LoopView) -> Float[Tensor, " batch"]:
         """The largest divergence over the scored positions."""
         if view.previous is None:
             return view.constant(math.inf)
         now, before = view.log_probs, view.previous.log_probs
         return view.worst((now.exp() * (now - before)).sum(-1))
-
-
-def check_count(what: str, given: object, *, least: int) -> None:
-    """Raise unless a number of loops is an integer that is large enough."""
-    if not isinstance(given, int) or isinstance(given, bool) or given < least:
-        raise InputError(
-            what,
-            expected=f"an integer >= {least}",
-            given=repr(given),
-            fix=f"Give a number of loops, {least} or more.",
-        )
 
 
 def _check_tolerance(what: str, given: float) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 from transformer_lens.HookedRootModule import HookedRootModule
 
 from loopinterp.errors import HookError
-from loopinterp.models.inputs import check_loops
+from loopinterp.models.inputs import check_count
 from loopinterp.models.sites import AddressBook, HookPool, Index
 from loopinterp.models.transformer_lens import UnrolledModel
 
@@ -47,10 +47,12 @@ class LoopHooks(HookedRootModule):
 
     @n_loops.setter
     def n_loops(self, value: int) -> None:
-        self._n_loops = check_loops(value)
+        self._n_loops = check_count("n_loops", value, least=1)
 
     def _loops(self, n_loops: int | None) -> int:
-        return self._n_loops if n_loops is None else check_loops(n_loops)
+        if n_loops is None:
+            return self._n_loops
+        return check_count("n_loops", n_loops, least=1)
 
     @contextmanager
     def unrolled(self, n_loops: int | None) -> Iterator[None]:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loopinterp.errors import InputError
+from loopinterp.models.inputs import check_count
 from loopinterp.models.protocol import bind
-from loopinterp.models.stopping import LoopView, check_count
+from loopinterp.models.stopping import LoopView
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
