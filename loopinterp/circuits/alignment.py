@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from loopinterp.circuits.runs import AT_THE_END
+from loopinterp.circuits.program_swaps import ProgramSwaps
+from loopinterp.circuits.runs import AT_THE_END, steps_to
 from loopinterp.errors import InputError
 from loopinterp.rasp.language import UNKNOWN, full, var
 from loopinterp.rasp.program import LoopProgram
@@ -119,9 +120,9 @@ class ProgramRuns:
     """
 
     def __init__(self, program: LoopProgram, pairs: SwapPairs, *, lag: int, n_loops: int) -> None:
-        self.program, self.pairs, self.lag = delayed(program, lag), pairs, lag
-        self._base = self.program.run(pairs.base, n_loops=n_loops)
-        self._source = self.program.run(pairs.source, n_loops=n_loops)
+        self.pairs, self.lag = pairs, lag
+        both = torch.cat([pairs.base, pairs.source])
+        self._swaps = ProgramSwaps(delayed(program, lag), both, n_loops=n_loops)
         self._rows = torch.arange(len(pairs), device=pairs.loop.device)
 
     def predict(
@@ -140,19 +141,18 @@ class ProgramRuns:
                 fix="Pass a larger shift, or pairs of later loops.",
             )
         rows = self._rows
-        place = self.pairs.position - alignment.offset
-        state = {name: values[loop, rows] for name, values in self._base.variables.items()}
-        for name in self.program.variables if variables is None else variables:
-            state[name] = state[name].clone()
-            state[name][rows, place] = self._source.variables[name][loop, rows, place]
-        left = self.pairs.n_loops - self.pairs.loop
-        last = max([*delays, int(left.max())] if AT_THE_END in delays else delays)
-        # A step knows no loop number, so pairs of different loops go on together.
-        swapped = self.program.run(self.pairs.base, n_loops=last, variables=state).outputs
-        after = [left if d == AT_THE_END else torch.full_like(left, d) for d in delays]
+        steps = steps_to(delays, self.pairs.loop, self.pairs.n_loops)
+        names = self._swaps.program.variables if variables is None else variables
         return Prediction(
-            base=torch.stack([self._base.outputs[loop + passed, rows] for passed in after]),
-            swapped=torch.stack([swapped[passed, rows] for passed in after]),
+            base=self._swaps.trace.outputs[loop + steps, rows],
+            swapped=self._swaps.outputs(
+                names,
+                base=rows,
+                source=rows + len(rows),
+                position=self.pairs.position - alignment.offset,
+                loop=loop,
+                steps=steps,
+            ),
         )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loopinterp.errors import InputError
+from loopinterp.circuits.subspaces import project
 from loopinterp.models.protocol import bind
 
 if TYPE_CHECKING:
@@ -37,6 +37,19 @@ def delay_name(delay: int) -> str:
         ['at once', '1 loop later', '2 loops later', 'at the end']
     """
     return DELAY_NAMES.get(delay, f"{delay} loops later")
+
+
+def steps_to(
+    delays: tuple[int, ...], loop: Int[Tensor, " pair"], n_loops: int
+) -> Int[Tensor, "delay pair"]:
+    """Loops from a swap after ``loop`` loops to each reading of the output.
+
+    Example:
+        >>> steps_to((1, AT_THE_END), torch.tensor([2, 7]), n_loops=8).tolist()
+        [[1, 1], [6, 1]]
+    """
+    left = n_loops - loop
+    return torch.stack([left if d == AT_THE_END else torch.full_like(left, d) for d in delays])
 
 
 def device_of(model: LoopedModel | Any) -> torch.device:
@@ -119,9 +132,7 @@ class SwapRun:
         """
         change = self.difference
         if subspace is not None:
-            _check_orthonormal(subspace)
-            basis = subspace.to(change)
-            change = (basis.mT @ (basis @ change[..., None])).squeeze(-1)
+            change = project(change, subspace)
         h = self.state.clone()
         h[torch.arange(len(h), device=h.device), self.pairs.position] += change
         return _read(self.model, self.pairs, h, self.delays if delays is None else delays)
@@ -133,8 +144,46 @@ def prepare_swaps(
     """Run base and source once, each up to its loop; swaps go on from there."""
     rows = torch.arange(len(pairs), device=pairs.base.device)
     state = _states_at(model, pairs.base, pairs.loop)
-    donor = _states_at(model, pairs.source, pairs.loop)[rows, pairs.position]
+    donor = states_after(model, pairs.source, rows, pairs.position, pairs.loop)
     return SwapRun(model, pairs, state, donor, _read(model, pairs, state, delays), delays)
+
+
+@torch.no_grad()
+def states_after(
+    model: LoopedModel | Any,
+    inputs: Int[Tensor, "batch pos"],
+    row: Int[Tensor, " place"],
+    pos: Int[Tensor, " place"],
+    loop: Int[Tensor, " place"],
+) -> Float[Tensor, "place d_model"]:
+    """The state at each place (a position of an input) after the place's own number of loops."""
+    iteration = bind(model, inputs)
+    h = iteration.h0
+    found = h[row, pos]
+    for t in range(1, int(loop.max()) + 1):
+        h = iteration.step(h)
+        now = loop == t
+        found[now] = h[row[now], pos[now]]
+    return found
+
+
+@torch.no_grad()
+def read_on(
+    model: LoopedModel | Any,
+    inputs: Int[Tensor, "pair pos"],
+    h: Float[Tensor, "pair pos d_model"],
+    steps: Int[Tensor, "read pair"],
+) -> Int[Tensor, "read pair pos"]:
+    """Outputs of runs that go on from the state ``h``, each read after so many more loops."""
+    iteration = bind(model, inputs)
+    read = torch.zeros(*steps.shape, inputs.shape[1], dtype=torch.long, device=h.device)
+    for passed in range(int(steps.max()) + 1):
+        if passed:
+            h = iteration.step(h)
+        now = steps == passed
+        if bool(now.any()):
+            read = torch.where(now[..., None], iteration.readout(h).argmax(-1), read)
+    return read
 
 
 @torch.no_grad()
@@ -149,35 +198,7 @@ def _states_at(model: LoopedModel | Any, inputs: Tensor, loop: Tensor) -> Tensor
     return found
 
 
-@torch.no_grad()
 def _read(
     model: LoopedModel | Any, pairs: SwapPairs, h: Tensor, delays: tuple[int, ...]
 ) -> Int[Tensor, "delay pair pos"]:
-    """Outputs at each delay of runs that go on from the state ``h`` at the pairs' loops."""
-    iteration = bind(model, pairs.base)
-    left = pairs.n_loops - pairs.loop
-    last = max(delays)
-    if AT_THE_END in delays:
-        last = max(last, int(left.max()))
-    read = torch.zeros(len(delays), *pairs.base.shape, dtype=torch.long, device=h.device)
-    for passed in range(last + 1):
-        if passed:
-            h = iteration.step(h)
-        if passed not in delays and not (AT_THE_END in delays and bool((left == passed).any())):
-            continue
-        answer = iteration.readout(h).argmax(-1)
-        for k, delay in enumerate(delays):
-            now = left == passed if delay == AT_THE_END else torch.tensor(delay == passed)
-            read[k] = torch.where(now.to(h.device).reshape(-1, 1), answer, read[k])
-    return read
-
-
-def _check_orthonormal(rows: Tensor) -> None:
-    gram = rows.double() @ rows.double().mT
-    if not torch.allclose(gram, torch.eye(rows.shape[-2]).to(gram), atol=1e-4):
-        raise InputError(
-            "subspace",
-            expected="orthonormal rows [..., rank, d_model]",
-            given="rows that are not",
-            fix="Orthonormalise them: torch.linalg.qr(rows.mT).Q.mT.",
-        )
+    return read_on(model, pairs.base, h, steps_to(delays, pairs.loop, pairs.n_loops))

@@ -50,6 +50,44 @@ def principal_subspace(
     return torch.linalg.svd(difference, full_matrices=False).Vh[:rank]
 
 
+def project(
+    change: Float[Tensor, "pair d_model"], subspace: Float[Tensor, "... rank d_model"]
+) -> Float[Tensor, "pair d_model"]:
+    """The part of each change that lies in a subspace.
+
+    Args:
+        change: What a swap of the whole state adds.
+        subspace: Orthonormal rows. One for all pairs [rank, d_model] or one each
+            [pair, rank, d_model].
+
+    Raises:
+        InputError: rows that are not orthonormal.
+
+    Example:
+        >>> project(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 1.0]])).tolist()
+        [[0.0, 4.0]]
+    """
+    check_orthonormal(subspace)
+    basis = subspace.to(change)
+    return (basis.mT @ (basis @ change[..., None])).squeeze(-1)
+
+
+def check_orthonormal(rows: Float[Tensor, "... rank d_model"], what: str = "subspace") -> None:
+    """Check the rows of a subspace.
+
+    Raises:
+        InputError: they are not orthonormal.
+    """
+    gram = rows.double() @ rows.double().mT
+    if not torch.allclose(gram, torch.eye(rows.shape[-2]).to(gram), atol=1e-4):
+        raise InputError(
+            what,
+            expected="orthonormal rows [..., rank, d_model]",
+            given="rows that are not",
+            fix="Orthonormalise them: torch.linalg.qr(rows.mT).Q.mT.",
+        )
+
+
 def _check_rank(rank: int, most: int) -> None:
     if not 1 <= rank <= most:
         raise InputError(
