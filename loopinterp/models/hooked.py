@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
-from loopinterp.models.layers import Layer, Norm
+from loopinterp.models.layers import Layer, LayerFunction, Norm
 from loopinterp.models.positions import AttentionContext, rotate
 
 if TYPE_CHECKING:
@@ -192,3 +193,33 @@ def tapped_layer(
     if post and layer.ln2 is not None:
         h = tapped_norm(layer.ln2, h, tap, "ln2")
     return tap("hook_resid_post", h)
+
+
+def run_layer(
+    layer: nn.Module,
+    function: LayerFunction | None,
+    number: int,
+    h: Tensor,
+    e: Tensor | None,
+    context: AttentionContext,
+    taps: Taps | None,
+) -> Tensor:
+    """A layer of a run with hooks: the explicit path only where somebody listens inside.
+
+    Args:
+        layer: The layer.
+        function: Its fast path, where it is at hand.
+        number: TransformerLens' number of the layer.
+        h: The state that enters it.
+        e: The injected input; None outside the block.
+        context: What the attention of every loop shares.
+        taps: The hooks of the run.
+    """
+    assert isinstance(layer, Layer)
+    tap = taps.at(f"blocks.{number}.") if taps else None
+    if tap is None:
+        return (function or layer.function())(h, e, context)
+    if tap.only("hook_resid_pre", "hook_resid_post"):
+        h = (function or layer.function())(tap("hook_resid_pre", h), e, context)
+        return tap("hook_resid_post", h)
+    return tapped_layer(layer, h, e, context, tap)

@@ -6,25 +6,17 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import nn
 
 from loopinterp.errors import HookError, InputError, unknown_name
 from loopinterp.models.cache import LoopedCache, Recorder
-from loopinterp.models.config import LoopedTransformerConfig
-from loopinterp.models.hooked import Tap, Taps, tapped_layer, tapped_norm
-from loopinterp.models.inputs import check_inputs, check_state, loop_span
-from loopinterp.models.layers import Layer, LayerFunction, Norm, Recall, layer_functions
-from loopinterp.models.positions import (
-    AttentionContext,
-    RelativeBias,
-    abacus_positions,
-    attention_context,
-    check_length,
-)
+from loopinterp.models.hooked import Taps
+from loopinterp.models.inputs import check_state, loop_span
+from loopinterp.models.layers import layer_functions
+from loopinterp.models.network import LoopedNetwork
+from loopinterp.models.positions import AttentionContext
 from loopinterp.models.pretrained import PretrainedMixin
 from loopinterp.models.protocol import Iteration
 from loopinterp.models.sites import Address, Index
-from loopinterp.models.strict_hooks import LoopHooks
 from loopinterp.models.transformer_lens import TransformerLensMixin
 
 if TYPE_CHECKING:
@@ -35,7 +27,7 @@ ReturnType = Literal["logits", "state", "states", "all_logits"]
 _RETURN_TYPES = ("logits", "state", "states", "all_logits")
 
 
-class LoopedTransformer(TransformerLensMixin, PretrainedMixin, LoopHooks):
+class LoopedTransformer(TransformerLensMixin, PretrainedMixin, LoopedNetwork):
     r"""A looped transformer, hooked at every loop.
 
     ::
@@ -55,55 +47,13 @@ class LoopedTransformer(TransformerLensMixin, PretrainedMixin, LoopHooks):
 
     Example:
         >>> import torch
+        >>> from loopinterp.models import LoopedTransformerConfig
         >>> config = LoopedTransformerConfig(d_model=16, n_heads=2, d_vocab=5, d_vocab_out=2)
         >>> model = LoopedTransformer(config, seed=0)
         >>> logits, cache = model.run_with_cache(torch.tensor([[0, 1, 2]]), n_loops=4)
         >>> cache.stack("attn.hook_pattern").shape
         torch.Size([4, 1, 2, 3, 3])
     """
-
-    def __init__(self, config: LoopedTransformerConfig, *, seed: int = 0) -> None:
-        super().__init__(config)
-        d_model = config.d_model
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            if config.token_input:
-                assert config.d_vocab is not None
-                self.embedding: nn.Module = nn.Embedding(config.d_vocab, d_model)
-            else:
-                assert config.d_features is not None
-                self.embedding = nn.Linear(config.d_features, d_model)
-            learned = config.positions in ("absolute", "abacus")
-            self.position_embedding = nn.Embedding(config.n_ctx or 0, d_model) if learned else None
-            self.relative_bias = (
-                RelativeBias(config.n_heads, config.relative_window)
-                if config.positions == "relative" and config.relative_window is not None
-                else None
-            )
-            self.prelude = nn.ModuleList(Layer(config, tied=False) for _ in range(config.n_prelude))
-            self.block = nn.ModuleList(Layer(config, tied=True) for _ in range(config.n_layers))
-            self.coda = nn.ModuleList(Layer(config, tied=False) for _ in range(config.n_coda))
-            self.ln_loop = Norm(config) if config.loop_norm else None
-            gated = config.injection == "gated_output"
-            self.gate = nn.Parameter(torch.tensor(config.injection_gate)) if gated else None
-            self.recall = Recall(d_model) if config.injection == "concat" else None
-            self.ln_final = Norm(config) if config.final_norm else None
-            self.unembedding = nn.Linear(d_model, config.d_vocab_out, bias=config.unembed_bias)
-            self._init_weights()
-        if config.tie_unembed:
-            self.unembedding.weight = self.embedding.weight
-        # There is no dropout: nothing differs in training, and TransformerLens asks for eval mode.
-        self.eval()
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights lie."""
-        return self.unembedding.weight.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of the weights."""
-        return self.unembedding.weight.dtype
 
     # The protocol
 
@@ -315,75 +265,6 @@ class LoopedTransformer(TransformerLensMixin, PretrainedMixin, LoopHooks):
             return torch.stack([self.readout(s) for s in states[:-1]] + [self._read(h, taps)])
         return self._read(h, taps)
 
-    def _embed(
-        self, inputs: Tensor, context: AttentionContext, offset: int, taps: Taps | None
-    ) -> Tensor:
-        top = taps.at("") if taps else None
-        e = self.embedding(inputs)
-        e = e if top is None else top("hook_embed", e)
-        positions = self._added_positions(inputs, offset)
-        if positions is not None:
-            e = e + (positions if top is None else top("hook_pos_embed", positions))
-        for number, layer in enumerate(self.prelude):
-            e = self._layer(layer, None, number, e, None, context, taps)
-        return e
-
-    def _added_positions(self, inputs: Tensor, offset: int) -> Tensor | None:
-        if self.position_embedding is None:
-            return None
-        if self.config.positions == "absolute":
-            embedding = self.position_embedding.weight[: inputs.shape[1]]
-            return embedding.expand(inputs.shape[0], -1, -1)
-        if self.config.abacus_target == "input":
-            return self._abacus(inputs, offset)
-        return None
-
-    def _abacus(self, tokens: Tensor, offset: int) -> Tensor:
-        assert self.position_embedding is not None and self.config.n_ctx is not None
-        index = abacus_positions(tokens, self.config.digit_tokens, offset)
-        check_length(int(index.max()) + 1, self.config.n_ctx, "abacus positions")
-        return self.position_embedding(index)
-
-    def _layer(
-        self,
-        layer: nn.Module,
-        function: LayerFunction | None,
-        number: int,
-        h: Tensor,
-        e: Tensor | None,
-        context: AttentionContext,
-        taps: Taps | None,
-    ) -> Tensor:
-        assert isinstance(layer, Layer)
-        tap = taps.at(f"blocks.{number}.") if taps else None
-        if tap is None:
-            return (function or layer.function())(h, e, context)
-        if tap.only("hook_resid_pre", "hook_resid_post"):
-            h = (function or layer.function())(tap("hook_resid_pre", h), e, context)
-            return tap("hook_resid_post", h)
-        return tapped_layer(layer, h, e, context, tap)
-
-    def _loop_function(
-        self, functions: list[LayerFunction] | None = None
-    ) -> Callable[[Tensor, Tensor, AttentionContext], Tensor]:
-        """One loop as a plain function, weights and branches resolved once per run."""
-        layers = functions or layer_functions(self.block)
-        injection, recall, gate = self.config.injection, self.recall, self.gate
-        norm = None if self.ln_loop is None else self.ln_loop.function()
-
-        def loop(h: Tensor, e: Tensor, context: AttentionContext) -> Tensor:
-            if injection == "input":
-                h = h + e
-            elif recall is not None:
-                h = recall(h, e)
-            for layer in layers:
-                h = layer(h, e, context)
-            if gate is not None:
-                h = h + gate * e
-            return h if norm is None else norm(h)
-
-        return loop
-
     def _fires(self, address: Address, span: range, return_type: str) -> bool:
         if address.loop is not None:
             return address.loop in span
@@ -394,54 +275,13 @@ class LoopedTransformer(TransformerLensMixin, PretrainedMixin, LoopHooks):
         coda = number.isdigit() and int(number) >= self.config.n_prelude
         return coda or address.name.startswith("ln_final.")
 
-    def _block_numbers(self, loop: int) -> range:
-        first = self._pool.book(self._n_loops).block(loop, 0)
-        return range(first, first + self.config.n_layers)
-
     def _listens(self, loop: int, taps: Taps) -> bool:
         """Whether anybody listens within a loop; if not it takes the fast path."""
         prefixes = [f"loops.{loop}.", *(f"blocks.{k}." for k in self._block_numbers(loop))]
         return any(taps.at(prefix) is not None for prefix in prefixes)
 
-    def _tapped_loop(
-        self,
-        loop: int,
-        h: Tensor,
-        e: Tensor,
-        context: AttentionContext,
-        taps: Taps,
-        functions: list[LayerFunction],
-    ) -> Tensor:
-        """One loop with hooks."""
-        numbers = self._block_numbers(loop)
-        tap = taps.at(f"loops.{loop}.") or Tap("", taps)
-        h = tap("hook_state_pre", h)
-        injection = self.config.injection
-        if injection == "input":
-            h = h + tap("hook_injection", e)
-        elif self.recall is not None:
-            h = self.recall.state(h) + tap("hook_injection", self.recall.input(e))
-        elif injection in ("sublayer", "internal"):
-            e = tap("hook_injection", e)
-        for number, layer, function in zip(numbers, self.block, functions):
-            h = self._layer(layer, function, number, h, e, context, taps)
-        if self.gate is not None:
-            h = h + tap("hook_injection", self.gate * e)
-        if self.ln_loop is not None:
-            h = tapped_norm(self.ln_loop, h, tap, "ln_loop")
-        return tap("hook_state_post", h)
-
     def _read(self, h: Tensor, taps: Taps) -> Tensor:
-        if not taps:
-            return self.readout(h)
-        first = self.config.n_prelude + self._n_loops * self.config.n_layers
-        if self.coda:
-            context = self._length_context(h.shape[1])
-            for number, layer in enumerate(self.coda, start=first):
-                h = self._layer(layer, None, number, h, None, context, taps)
-        if self.ln_final is not None:
-            h = tapped_norm(self.ln_final, h, taps.at(""), "ln_final")
-        return self.unembedding(h)
+        return self._tapped_readout(h, taps) if taps else self.readout(h)
 
     def _iterate(
         self, e: Tensor, h0: Tensor, context: AttentionContext, loop: Callable[..., Tensor]
@@ -453,31 +293,3 @@ class LoopedTransformer(TransformerLensMixin, PretrainedMixin, LoopHooks):
             readout=self.readout,
             select=lambda rows: self._iterate(e[rows], h0[rows], context.select(rows), loop),
         )
-
-    def _context(self, inputs: Tensor, offset: int) -> AttentionContext:
-        check_inputs(inputs, self.config, self.device, offset)
-        context = self._length_context(inputs.shape[1])
-        if self.config.positions == "abacus" and self.config.abacus_target == "qk":
-            embedding = self._abacus(inputs, offset)
-            heads = embedding.view(*inputs.shape, self.config.n_heads, self.config.head_width)
-            return AttentionContext(context.mask, context.is_causal, context.rotation, heads)
-        return context
-
-    def _length_context(self, n_pos: int) -> AttentionContext:
-        return attention_context(
-            self.config, n_pos, bias=self.relative_bias, device=self.device, dtype=self.dtype
-        )
-
-    def _init_weights(self) -> None:
-        std = self.config.init_std
-        if self.relative_bias is not None:
-            nn.init.xavier_uniform_(self.relative_bias.table)
-        if self.position_embedding is not None:
-            nn.init.normal_(self.position_embedding.weight, std=0.1 if std is None else std)
-        if std is None:
-            return
-        for module in self.modules():
-            if isinstance(module, (nn.Linear, nn.Embedding)):
-                nn.init.normal_(module.weight, std=std)
-            if isinstance(module, nn.Linear) and module.bias is not None:
-                nn.init.zeros_(module.bias)
