@@ -12,8 +12,9 @@ from torch import nn
 from transformer_lens.HookedRootModule import HookedRootModule
 
 from loopinterp.errors import HookError
+from loopinterp.models.hook_pool import HookPool
 from loopinterp.models.inputs import check_count
-from loopinterp.models.sites import AddressBook, HookPool, Index
+from loopinterp.models.sites import AddressBook, Index
 from loopinterp.models.transformer_lens import UnrolledModel
 
 if TYPE_CHECKING:

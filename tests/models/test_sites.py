@@ -100,26 +100,6 @@ def test_every_address_fires_once_with_the_shape_it_promises(name: str) -> None:
     assert fired == list(model.addresses(3).addresses), "addresses stand in the order they fire"
 
 
-def test_hooks_stay_when_the_number_of_loops_changes() -> None:
-    model = build("surround", n_loops=2)
-    hits: list[str] = []
-    model.add_hook("blocks.5.hook_resid_post", lambda a, hook: hits.append(hook.name))
-    model(some_inputs(model))
-    model(some_inputs(model), n_loops=4)
-    # blocks.5 is the first coda layer of a run of 2 loops, and blocks.9 that of a run of 4.
-    assert hits == ["blocks.5.hook_resid_post", "blocks.9.hook_resid_post"]
-
-
-def test_a_hook_beyond_the_run_does_not_fall_on_the_coda() -> None:
-    model = build("surround", n_loops=4)  # blocks.5 is a loop's layer here, and the coda of 2 loops
-    hits: list[str] = []
-    model.add_hook("blocks.5.hook_resid_post", lambda a, hook: hits.append(hook.name))
-    model(some_inputs(model), n_loops=2)
-    assert hits == []
-    model(some_inputs(model))
-    assert hits == ["blocks.5.hook_resid_post"]
-
-
 def test_resolve_index_errors() -> None:
     assert resolve_index(None, 2, "loop") == ([0, 1], False)
     with pytest.raises(HookError, match="a smaller loop"):

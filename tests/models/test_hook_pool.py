@@ -1,0 +1,25 @@
+"""Hooks that stay while the number of loops, and with it the numbers of the layers, changes."""
+
+from __future__ import annotations
+
+from tests.models.variants import build, some_inputs
+
+
+def test_hooks_stay_when_the_number_of_loops_changes() -> None:
+    model = build("surround", n_loops=2)
+    hits: list[str] = []
+    model.add_hook("blocks.5.hook_resid_post", lambda a, hook: hits.append(hook.name))
+    model(some_inputs(model))
+    model(some_inputs(model), n_loops=4)
+    # blocks.5 is the first coda layer of a run of 2 loops, and blocks.9 that of a run of 4.
+    assert hits == ["blocks.5.hook_resid_post", "blocks.9.hook_resid_post"]
+
+
+def test_a_hook_beyond_the_run_does_not_fall_on_the_coda() -> None:
+    model = build("surround", n_loops=4)  # blocks.5 is a loop's layer here, and the coda of 2 loops
+    hits: list[str] = []
+    model.add_hook("blocks.5.hook_resid_post", lambda a, hook: hits.append(hook.name))
+    model(some_inputs(model), n_loops=2)
+    assert hits == []
+    model(some_inputs(model))
+    assert hits == ["blocks.5.hook_resid_post"]
