@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformer_lens.ActivationCache import ActivationCache
-from transformer_lens.utilities import Slice
 
 from loopinterp.errors import CheckpointError, HookError, InputError
+from loopinterp.models.cache_files import read_activations, read_index, write_activations
 from loopinterp.models.sites import AddressBook, Index, resolve_index
-from loopinterp.storage import read_json_object, read_tensors, write_json, write_tensors
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -21,85 +19,12 @@ if TYPE_CHECKING:
     from loopinterp.models.looped_transformer import LoopedTransformer
     from loopinterp.models.transformer_lens import UnrolledModel
 
-_INDEX = "cache.json"
-
 
 class MissingActivationError(HookError, KeyError):
     """An activation is not in the cache; a KeyError too, as TransformerLens' own code expects."""
 
     def __str__(self) -> str:
         return str(self.args[0])
-
-
-class Recorder:
-    """Keeps activations during a run, sliced, cast and moved as asked.
-
-    Args:
-        names: What will be recorded.
-        pos_slice: Positions to keep.
-        device: Where to keep them; None leaves them where they are.
-        dtype: Type to keep floats in; None leaves it.
-        gradients: Whether :meth:`backward` will be called.
-    """
-
-    def __init__(
-        self,
-        names: Iterable[str],
-        *,
-        pos_slice: Any = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        gradients: bool = False,
-    ) -> None:
-        self.kept: dict[str, Tensor] = {}
-        self._names = list(names)
-        self._slice = None if pos_slice is None else Slice.unwrap(pos_slice)
-        self._device, self._dtype = device, dtype
-        self._live: dict[str, Tensor] | None = {} if gradients else None
-
-    def __call__(self, name: str, x: Tensor) -> None:
-        if self._live is not None:
-            self._live[name] = x
-        self.kept[name] = self._keep(name, x)
-
-    def backward(self, loss: Tensor) -> None:
-        """Add ``d loss / d activation`` for everything kept, as ``NAME_grad``."""
-        if loss.numel() != 1 or not loss.requires_grad:
-            raise InputError(
-                "loss",
-                expected="a scalar with a gradient",
-                given=f"shape {tuple(loss.shape)}, requires_grad={loss.requires_grad}",
-                fix="Pass loss_fn=, from what the run returns to a scalar, and do not use no_grad.",
-            )
-        assert self._live is not None
-        live = {name: x for name, x in self._live.items() if x.requires_grad}
-        gradients = torch.autograd.grad(loss, list(live.values()), allow_unused=True)
-        for (name, x), gradient in zip(live.items(), gradients):
-            full = torch.zeros_like(x) if gradient is None else gradient
-            self.kept[f"{name}_grad"] = self._keep(name, full)
-
-    def _keep(self, name: str, x: Tensor) -> Tensor:
-        if x.requires_grad:
-            x = x.detach()
-        if self._slice is not None:
-            heads = name.endswith(("hook_q", "hook_k", "hook_v", "hook_z", "rot_q", "rot_k"))
-            axis = -3 if heads else -2
-            try:
-                # Cloned, or the part kept would hold the whole activation in memory.
-                kept = self._slice.apply(x, dim=axis).clone()
-            except IndexError:
-                kept = x[:0]
-            if not kept.numel():
-                raise HookError(
-                    "pos_slice",
-                    expected=f"some of the {x.shape[axis]} positions",
-                    given="none of them",
-                    fix="Name positions inside the sequence.",
-                )
-            x = kept
-        if self._device is not None or self._dtype is not None:
-            x = x.to(device=self._device, dtype=self._dtype)
-        return x
 
 
 class LoopedCache(ActivationCache):
@@ -325,38 +250,13 @@ class LoopedCache(ActivationCache):
         Raises:
             InputError: If the folder cannot be written.
         """
+        header = {
+            "n_loops": self.n_loops,
+            "has_batch_dim": self.has_batch_dim,
+            "config": self._book.config.to_dict(),
+        }
         folder = Path(folder)
-        shards: list[dict[str, Tensor]] = [{}]
-        places: dict[tuple[Any, ...], str] = {}
-        where: dict[str, str] = {}
-        size = 0
-        for name, x in self.cache_dict.items():
-            key = (x.data_ptr(), x.shape, x.stride(), x.dtype)
-            if x.numel() and key in places:
-                where[name] = places[key]
-                continue
-            nbytes = x.numel() * x.element_size()
-            if shards[-1] and size + nbytes > max_shard_bytes:
-                shards.append({})
-                size = 0
-            shards[-1][name] = x.clone() if x.is_contiguous() else x.contiguous()
-            places[key] = where[name] = name
-            size += nbytes
-        files = {}
-        for number, shard in enumerate(shards, start=1):
-            file = f"cache-{number:05d}-of-{len(shards):05d}.safetensors"
-            write_tensors(folder / file, shard)
-            files[file] = list(shard)
-        write_json(
-            folder / _INDEX,
-            {
-                "n_loops": self.n_loops,
-                "has_batch_dim": self.has_batch_dim,
-                "config": self._book.config.to_dict(),
-                "files": files,
-                "names": where,
-            },
-        )
+        write_activations(folder, self.cache_dict, header, max_shard_bytes=max_shard_bytes)
         return folder
 
     @classmethod
@@ -367,7 +267,7 @@ class LoopedCache(ActivationCache):
             CheckpointError: If a file is missing or damaged, or the model is another one.
         """
         folder = Path(folder)
-        index = _read_index(folder / _INDEX)
+        index = read_index(folder)
         if index["config"] != model.config.to_dict():
             raise CheckpointError(
                 f"cache {folder}",
@@ -375,28 +275,8 @@ class LoopedCache(ActivationCache):
                 given="another one",
                 fix="Load the cache with the model that it was made with.",
             )
-        tensors: dict[str, Tensor] = {}
-        for file, names in index["files"].items():
-            shard = read_tensors(folder / file)
-            if sorted(shard) != sorted(names):
-                raise CheckpointError(
-                    f"cache {folder / file}",
-                    expected=f"{len(names)} activations that the index names",
-                    given=f"{len(shard)} others",
-                    fix="The files do not belong together; save the cache again.",
-                )
-            tensors.update(shard)
         view = model.unroll(index["n_loops"])
-        known = view.book.addresses
-        for name, source in index["names"].items():
-            if source not in tensors or name.removesuffix("_grad") not in known:
-                raise CheckpointError(
-                    f"cache {folder / _INDEX}",
-                    expected=f"activations of a run of {index['n_loops']} loops",
-                    given=f"{name!r}, kept as {source!r}",
-                    fix="The files do not belong together; save the cache again.",
-                )
-        kept = {name: tensors[source] for name, source in index["names"].items()}
+        kept = read_activations(folder, index, known=view.book.addresses)
         return cls(kept, view, index["has_batch_dim"])
 
     def _kept(self, name: str) -> Tensor:
@@ -451,16 +331,3 @@ class LoopedCache(ActivationCache):
             given=reason,
             fix="Use cache.decompose_loop(loop) where norm is not 'post', or accumulated_resid().",
         )
-
-
-def _read_index(path: Path) -> dict[str, Any]:
-    kinds = {"n_loops": int, "has_batch_dim": bool, "config": dict, "files": dict, "names": dict}
-    index = read_json_object(path)
-    if any(not isinstance(index.get(key), kind) for key, kind in kinds.items()):
-        raise CheckpointError(
-            f"cache {path}",
-            expected=f"the entries {', '.join(kinds)}",
-            given="others",
-            fix="The index is damaged; save the cache again.",
-        )
-    return index

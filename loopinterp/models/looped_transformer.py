@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from loopinterp.errors import HookError, InputError, unknown_name
-from loopinterp.models.cache import LoopedCache, Recorder
+from loopinterp.models.cache import LoopedCache
 from loopinterp.models.hooked import Taps
 from loopinterp.models.inputs import check_state, loop_span
 from loopinterp.models.layers import layer_functions
@@ -16,6 +16,7 @@ from loopinterp.models.network import LoopedNetwork
 from loopinterp.models.positions import AttentionContext
 from loopinterp.models.pretrained import PretrainedMixin
 from loopinterp.models.protocol import Iteration
+from loopinterp.models.recorder import Recorder
 from loopinterp.models.sites import Address, Index
 from loopinterp.models.transformer_lens import TransformerLensMixin
 
