@@ -100,6 +100,11 @@ def check_count(what: str, given: object, *, least: int) -> int:
     return given
 
 
+def check_loops(n_loops: object) -> int:
+    """The number of loops of a run, at least one."""
+    return check_count("n_loops", n_loops, least=1)
+
+
 def loop_span(start: int, stop: int | None, n_loops: int, *, has_state: bool) -> range:
     """The loops to run, out of ``n_loops``.
 

@@ -13,7 +13,7 @@ from transformer_lens.HookedRootModule import HookedRootModule
 
 from loopinterp.errors import HookError
 from loopinterp.models.hook_pool import HookPool
-from loopinterp.models.inputs import check_count
+from loopinterp.models.inputs import check_loops
 from loopinterp.models.sites import AddressBook, Index
 from loopinterp.models.transformer_lens import UnrolledModel
 
@@ -48,12 +48,10 @@ class LoopHooks(HookedRootModule):
 
     @n_loops.setter
     def n_loops(self, value: int) -> None:
-        self._n_loops = check_count("n_loops", value, least=1)
+        self._n_loops = check_loops(value)
 
     def _loops(self, n_loops: int | None) -> int:
-        if n_loops is None:
-            return self._n_loops
-        return check_count("n_loops", n_loops, least=1)
+        return self._n_loops if n_loops is None else check_loops(n_loops)
 
     @contextmanager
     def unrolled(self, n_loops: int | None) -> Iterator[None]:

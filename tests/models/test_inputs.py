@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from loopinterp.errors import InputError
-from loopinterp.models.inputs import check_count, loop_span
+from loopinterp.models.inputs import check_loops, loop_span
 
 
 def test_spans() -> None:
@@ -23,4 +23,4 @@ def test_spans_outside_the_run(start: int, stop: int | None) -> None:
 @pytest.mark.parametrize("given", [0, -1, 2.5, True, None, "3"])
 def test_numbers_of_loops_that_are_none(given: object) -> None:
     with pytest.raises(InputError, match="an integer >= 1"):
-        check_count("n_loops", given, least=1)
+        check_loops(given)
