@@ -89,59 +89,66 @@ def carry_study(
     options |= {"n_train": n_train, "n_test": n_test, "probe": repr(probe), "threshold": threshold}
     with study(seed, study="carry", model=describe_model(model), **options) as watch:
         generator = torch.Generator().manual_seed(seed)
-        device = device_of(model)
-
-        def draw(bits: int, chains: int, pairs: int) -> ChainSample:
-            drawn = sample_chains(task, bits, max_chain=chains, n_pairs=pairs, generator=generator)
-            return drawn.to(device)
-
-        train, test = draw(n, max_chain, n_train), draw(n, max_chain, n_test)
-        short = draw(n_short, min(n_short - 2, max_chain), n_train)
+        sizes = {"n_short": n_short, "n_train": n_train, "n_test": n_test}
+        sample = _draw(task, n, max_chain, generator=generator, device=device_of(model), **sizes)
         if random_model is None:
             random_model = with_random_weights(model, seed=seed)  # type: ignore[type-var]
-        trained = _read(model, (train, test), steps)
-        random = _read(random_model, (train, test), steps)
+        trained = _read(model, sample, steps)
+        random = _read(random_model, sample, steps)
+        short = sample.short
         short_states = states_at(model, short.inputs, short.row, short.pos, loops=steps)[0]
-        labels = _labels((train, test), generator)
-        own = _own_probes(probe, trained, labels)
-        on_random = _own_probes(probe, random, labels.of_variables())
-        on_embedding = _own_probes(probe, trained.of_embedding(), labels.of_variables())
-
-        def shared(x: Tensor, y: Tensor) -> np.ndarray:
-            """One probe for all chain lengths, scored on each."""
-            fitted = probe.fresh().fit(x.flatten(-3, -2), y.flatten())
-            predicted = fitted.predict(trained.test.flatten(-3, -2))
-            right = predicted.unflatten(-1, test.carry.shape) == test.carry
-            return _numpy(right.double().mean(-1))
-
+        labels = _labels(sample, generator)
         return CarryStudyResult(
             loops=steps,
-            chain_lengths=list(train.chain_lengths),
+            chain_lengths=list(sample.train.chain_lengths),
             variables=list(VARIABLES),
             n=n,
             n_short=n_short,
             n_train_pairs=n_train,
             n_test_pairs=n_test,
             threshold=threshold,
-            accuracy=own.carry,
-            shared_probe=shared(trained.train, train.carry),
-            last_loop_probe=shared(trained.train[-1], train.carry),
-            short_to_long=shared(short_states, short.carry),
-            control_task=own.control,
-            random_model=on_random.carry,
-            embedding=on_embedding.carry[0],
-            majority=_numpy(majority_accuracy(train.carry, test.carry)),
-            variable_accuracy=own.balanced,
-            variable_random_model=on_random.balanced,
-            variable_embedding=on_embedding.balanced[:, 0],
+            majority=_numpy(majority_accuracy(sample.train.carry, sample.test.carry)),
+            **_own_scores(probe, trained, random, labels),
+            **_shared_scores(probe, trained, sample, short_states),
             **_code_lengths(trained, random, labels, generator),
             provenance=watch.provenance(),
         )
 
 
 @dataclass(frozen=True)
+class _Sample:
+    """Additions to train on, others to score on, and short ones to train on."""
+
+    train: ChainSample
+    test: ChainSample
+    short: ChainSample
+
+
+def _draw(
+    task: Addition,
+    n: int,
+    max_chain: int,
+    *,
+    n_short: int,
+    n_train: int,
+    n_test: int,
+    generator: torch.Generator,
+    device: torch.device,
+) -> _Sample:
+    def draw(bits: int, chains: int, pairs: int) -> ChainSample:
+        drawn = sample_chains(task, bits, max_chain=chains, n_pairs=pairs, generator=generator)
+        return drawn.to(device)
+
+    return _Sample(
+        train=draw(n, max_chain, n_train),
+        test=draw(n, max_chain, n_test),
+        short=draw(n_short, min(n_short - 2, max_chain), n_train),
+    )
+
+
+@dataclass(frozen=True)
 class _Readings:
-    """States [loop, chain, sample, d_model] and embeddings of the two halves."""
+    """States [loop, chain, sample, d_model] and embeddings of the long additions."""
 
     train: Float[Tensor, "loop chain train_sample d_model"]
     test: Float[Tensor, "loop chain test_sample d_model"]
@@ -153,11 +160,10 @@ class _Readings:
         return _Readings(self.train_e[None], self.test_e[None], self.train_e, self.test_e)
 
 
-def _read(
-    model: LoopedModel, halves: tuple[ChainSample, ChainSample], loops: list[int]
-) -> _Readings:
+def _read(model: LoopedModel, sample: _Sample, loops: list[int]) -> _Readings:
     (train, train_e), (test, test_e) = (
-        states_at(model, half.inputs, half.row, half.pos, loops=loops) for half in halves
+        states_at(model, half.inputs, half.row, half.pos, loops=loops)
+        for half in (sample.train, sample.test)
     )
     return _Readings(train, test, train_e, test_e)
 
@@ -173,9 +179,9 @@ class _Labels:
         return _Labels(self.train[: len(VARIABLES)], self.test[: len(VARIABLES)])
 
 
-def _labels(halves: tuple[ChainSample, ChainSample], generator: torch.Generator) -> _Labels:
+def _labels(sample: _Sample, generator: torch.Generator) -> _Labels:
     """The random labels are fixed by the local input, and the same in both halves."""
-    train, test = halves
+    train, test = sample.train, sample.test
     types = context_types(torch.cat([train.inputs, test.inputs]))
     places = [types[train.row, train.pos], types[len(train.inputs) + test.row, test.pos]]
     control = control_labels(
@@ -215,6 +221,45 @@ def _own_probes(probe: LinearProbe, states: _Readings, labels: _Labels) -> _Scor
     recalls = [(right * (truth == cls)).sum(-1) / (truth == cls).sum(-1) for cls in (0, 1)]
     balanced = torch.stack(recalls).mean(0)[: len(VARIABLES)]
     return _Scores(_numpy(right.mean(-1)), _numpy(balanced))
+
+
+def _own_scores(
+    probe: LinearProbe, trained: _Readings, random: _Readings, labels: _Labels
+) -> dict[str, np.ndarray]:
+    """Probes that each have one loop and one chain length, and the same on the controls."""
+    own = _own_probes(probe, trained, labels)
+    on_random = _own_probes(probe, random, labels.of_variables())
+    on_embedding = _own_probes(probe, trained.of_embedding(), labels.of_variables())
+    return {
+        "accuracy": own.carry,
+        "control_task": own.control,
+        "random_model": on_random.carry,
+        "embedding": on_embedding.carry[0],
+        "variable_accuracy": own.balanced,
+        "variable_random_model": on_random.balanced,
+        "variable_embedding": on_embedding.balanced[:, 0],
+    }
+
+
+def _shared_scores(
+    probe: LinearProbe,
+    trained: _Readings,
+    sample: _Sample,
+    short_states: Float[Tensor, "loop short_chain short_sample d_model"],
+) -> dict[str, np.ndarray]:
+    """Probes that are shared by all chain lengths, scored on each."""
+
+    def shared(x: Tensor, y: Tensor) -> np.ndarray:
+        fitted = probe.fresh().fit(x.flatten(-3, -2), y.flatten())
+        predicted = fitted.predict(trained.test.flatten(-3, -2))
+        right = predicted.unflatten(-1, sample.test.carry.shape) == sample.test.carry
+        return _numpy(right.double().mean(-1))
+
+    return {
+        "shared_probe": shared(trained.train, sample.train.carry),
+        "last_loop_probe": shared(trained.train[-1], sample.train.carry),
+        "short_to_long": shared(short_states, sample.short.carry),
+    }
 
 
 def _code_lengths(
