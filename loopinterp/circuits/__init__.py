@@ -14,16 +14,19 @@ if TYPE_CHECKING:
     from loopinterp.circuits.decoding import Decodability as Decodability
     from loopinterp.circuits.decoding import decodability as decodability
     from loopinterp.circuits.heads import HeadMatch as HeadMatch
-    from loopinterp.circuits.heads import head_study as head_study
     from loopinterp.circuits.heads import match_heads as match_heads
+    from loopinterp.circuits.model_heads import head_study as head_study
     from loopinterp.circuits.pairs import PLACES as PLACES
     from loopinterp.circuits.pairs import SwapPairs as SwapPairs
     from loopinterp.circuits.pairs import swap_pairs as swap_pairs
     from loopinterp.circuits.partial_swaps import SubspaceSwaps as SubspaceSwaps
     from loopinterp.circuits.partial_swaps import subspace_study as subspace_study
+    from loopinterp.circuits.patching import patching_sweep as patching_sweep
+    from loopinterp.circuits.patching_result import PatchingSweep as PatchingSweep
     from loopinterp.circuits.program_model import ProgramModel as ProgramModel
     from loopinterp.circuits.runs import SwapRun as SwapRun
     from loopinterp.circuits.runs import prepare_swaps as prepare_swaps
+    from loopinterp.circuits.sections import head_name as head_name
     from loopinterp.circuits.verdict import NONE as NONE
     from loopinterp.circuits.verdict import Verdict as Verdict
     from loopinterp.circuits.verdict import decide as decide
@@ -37,6 +40,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "HeadMatch": ".heads",
         "NONE": ".verdict",
         "PLACES": ".pairs",
+        "PatchingSweep": ".patching_result",
         "Prediction": ".alignment",
         "ProgramModel": ".program_model",
         "SubspaceSwaps": ".partial_swaps",
@@ -47,8 +51,10 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "compare_programs": ".comparison",
         "decide": ".verdict",
         "decodability": ".decoding",
-        "head_study": ".heads",
+        "head_name": ".sections",
+        "head_study": ".model_heads",
         "match_heads": ".heads",
+        "patching_sweep": ".patching",
         "predict": ".alignment",
         "prepare_swaps": ".runs",
         "subspace_study": ".partial_swaps",

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _ONE_LOOP = 1
 _SECTION = "program"
 _MAX_PANELS = 6
+_MAX_NAME = 30
 
 
 def comparison_figures(result: CircuitComparison) -> list[Figure]:
@@ -260,36 +261,42 @@ def decodability_figures(result: Decodability) -> list[Figure]:
 
 
 def head_figures(result: HeadMatch) -> list[Figure]:
-    """Attention mass of each head on each selector, beside its controls."""
-    even = np.repeat(np.nanmean(result.even, 0)[None], len(result.heads), axis=0)
+    """Overlap of each head with each selector, beside its controls."""
+    even = np.repeat(result.over_loops("overlap_even")[None], len(result.heads), axis=0)
     plot = heatmap_panels(
         [
-            HeatPanel(np.nanmean(result.mass, 0), "attention"),
-            HeatPanel(np.nanmean(result.by_position, 0), "mean pattern"),
+            HeatPanel(result.over_loops("overlap"), "overlap"),
+            HeatPanel(result.over_loops("overlap_by_position"), "mean pattern"),
             HeatPanel(even, "even attention"),
+            HeatPanel(result.over_loops("mass"), "mass on selected"),
         ],
-        x=[plain(name) for name in result.selectors],
+        x=[_short(plain(name), k) for k, name in enumerate(result.selectors)],
         y=result.heads,
         x_title="selector",
         y_title="head",
-        value_title="mass on selected",
+        value_title="share",
         value_range=(0, 1),
         scale="mass",
         y_down=True,
     )
-    pairs = ", ".join(
-        f"{plain(selector)}: {head}"
-        for selector, head in zip(result.selectors, result.assigned)
+    found = [
+        f"{_short(plain(name), k)}: {', '.join(computed) if computed else f'{head} (in part)'}"
+        for k, (name, head, computed) in enumerate(
+            zip(result.selectors, result.assigned, result.computes)
+        )
         if head
-    )
+    ]
     return [
         Figure(
             title="Heads against selectors",
             plot=plot,
             caption=(
-                "Share of each head's attention that falls on what each program's selector "
-                "selects, over all loops (the data has every loop). Best one-to-one assignment: "
-                f"{pairs}."
+                "How far each head's attention overlaps with attention spread evenly over what "
+                "each program's selector selects: 1 if the head looks at those keys, all of them, "
+                "and no others. The last panel is the share of attention that falls on them, which "
+                "is 1 also for a head that looks at some of them only. Means over all loops (the "
+                "data has every loop); empty where nothing is selected. Best one-to-one "
+                f"assignment, or the heads that compute the selector: {'; '.join(found)}."
             ),
             control=(
                 "Mean pattern: the head's average over examples in place of its own attention; "
@@ -300,3 +307,8 @@ def head_figures(result: HeadMatch) -> list[Figure]:
             section=_SECTION,
         )
     ]
+
+
+def _short(name: str, number: int) -> str:
+    """A name that fits beside an axis; its number keeps it apart from others."""
+    return name if len(name) <= _MAX_NAME else f"{name[: _MAX_NAME - 6]}… ({number})"

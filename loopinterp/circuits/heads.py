@@ -10,56 +10,83 @@ import numpy as np
 import torch
 
 from loopinterp.errors import InputError
-from loopinterp.rasp.registry import get_program, list_programs
 from loopinterp.results import Figure, Finding, Result, study
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
     from torch import Tensor
 
-    from loopinterp.models import LoopedTransformer
-    from loopinterp.rasp.program import LoopProgram
-    from loopinterp.tasks.task import Batch
-
 _AXES = ("loop", "head", "selector")
+
+TOLERANCE = 1e-3
+"""A head computes a selector whose overlap with its attention falls short of 1 by no more."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadMatch(Result):
-    """What :func:`match_heads` returns.
+    """What :func:`match_heads` returns. Values are NaN where a selector selects nothing.
 
     Attributes:
-        mass: Mean attention of each head to the keys that the selector selects, over examples
-            and over queries that select any.
-        even: Control: the same if each query spread its attention evenly over the keys that it
-            can see [loop, selector].
-        by_position: Control: the same if the head looked in every example as it does on average;
-            as high as ``mass`` where attention does not depend on the input.
-        other_input: Control: mass on the keys selected in another example.
+        overlap: Overlap (1 - total variation distance) of each head's attention with attention
+            spread evenly over the keys that the selector selects, over examples and over queries
+            that select any. 1 only for a head that looks at exactly those keys, evenly.
+        overlap_even: Control: the same if each query spread its attention evenly over the keys
+            that it can see [loop, selector].
+        overlap_by_position: Control: the same if the head looked in every example as it does on
+            average; as high as ``overlap`` where attention does not depend on the input.
+        overlap_other_input: Control: overlap with what is selected in another example.
+        mass: Mean attention of each head to the keys that the selector selects. Near 1 also for
+            a head that looks at some of those keys only.
+        even: The control ``overlap_even``, for ``mass``.
+        by_position: The control ``overlap_by_position``, for ``mass``.
+        other_input: The control ``overlap_other_input``, for ``mass``.
         heads: Name of each head.
-        selectors: Name of each selector.
+        selectors: Name of each selector; of those that coincide on the whole sample, all names.
+        names: All names of each selector.
         loops: Index of each loop.
-        assigned: Head of each selector under the best one-to-one assignment over all loops ("" if
-            there are more selectors than heads).
+        computes: The heads that compute each selector: overlap of at least 1 - 1e-3 at every loop
+            at which it selects anything.
+        assigned: Head of each selector under the best one-to-one assignment over all loops (""
+            where there are more selectors than heads, or nothing is selected).
         assigned_by_loop: The same, loop by loop.
     """
 
     AXES: ClassVar[dict[str, tuple[str, ...]]] = {
+        "overlap": _AXES,
+        "overlap_even": ("loop", "selector"),
+        "overlap_by_position": _AXES,
+        "overlap_other_input": _AXES,
         "mass": _AXES,
         "even": ("loop", "selector"),
         "by_position": _AXES,
         "other_input": _AXES,
     }
 
+    overlap: np.ndarray
+    overlap_even: np.ndarray
+    overlap_by_position: np.ndarray
+    overlap_other_input: np.ndarray
     mass: np.ndarray
     even: np.ndarray
     by_position: np.ndarray
     other_input: np.ndarray
     heads: list[str]
     selectors: list[str]
+    names: list[list[str]]
     loops: list[int]
+    computes: list[list[str]]
     assigned: list[str]
     assigned_by_loop: list[list[str]]
+
+    @property
+    def empty(self) -> list[str]:
+        """The selectors that select nothing at any query of the sample."""
+        nothing = np.isnan(self.overlap_even).all(0)
+        return [self.selectors[k] for k in np.flatnonzero(nothing)]
+
+    def over_loops(self, name: str) -> np.ndarray:
+        """Mean of an array over the loops at which the selector selects anything."""
+        return _over_loops(getattr(self, name))
 
     def figures(self) -> list[Figure]:
         from loopinterp.circuits.figures import head_figures
@@ -67,142 +94,202 @@ class HeadMatch(Result):
         return head_figures(self)
 
     def summary(self) -> list[Finding]:
+        """Which selectors are computed by a head, or the best match; and which say nothing."""
+        findings = []
+        computed = [(s, h) for s, h in zip(self.selectors, self.computes) if h]
+        if computed:
+            pairs = "; ".join(f"“{name}” by {', '.join(heads)}" for name, heads in computed)
+            value = f"{len(computed)} of {len(self.selectors)}"
+            text = (
+                f"{value} selectors are computed by a head, whose attention is that of the "
+                f"selector to {TOLERANCE:g} at every loop: {pairs}."
+            )
+            findings.append(Finding(kind="program", text=text, value=value))
+        elif len(self.empty) < len(self.selectors):
+            findings.append(self._best())
+        if self.empty:
+            names = ", ".join(f"“{name}”" for name in self.empty)
+            text = (
+                f"Nothing is selected at any query of the sample, so nothing is said, by: {names}."
+            )
+            findings.append(Finding(kind="program", text=text))
+        return findings
+
+    def _best(self) -> Finding:
         """The best match of a head and a selector, against even attention."""
-        gain = np.nanmean(self.mass - self.even[:, None], axis=0)
+        overlap, even = self.over_loops("overlap"), self.over_loops("overlap_even")
+        gain = overlap - even
         head, selector = np.unravel_index(int(np.nanargmax(gain)), gain.shape)
-        mass = float(np.nanmean(self.mass[:, head, selector]))
-        even = float(np.nanmean(self.even[:, selector]))
+        value = f"{overlap[head, selector]:.0%}"
         text = (
-            f"Of {len(self.heads)} heads, {self.heads[head]} looks most where the selector "
-            f"“{self.selectors[selector]}” points: {mass:.0%} of its attention over all loops, "
-            f"against {even:.0%} if attention were spread evenly."
+            f"Of {len(self.heads)} heads, {self.heads[head]} comes nearest to a selector: its "
+            f"attention overlaps by {value} with that of “{self.selectors[selector]}” over all "
+            f"loops, against {even[selector]:.0%} if attention were spread evenly."
         )
-        return [Finding(kind="program", text=text, value=f"{mass:.0%}")]
+        return Finding(kind="program", text=text, value=value)
 
 
 def match_heads(
-    patterns: Float[Tensor, "loop batch head query key"],
+    patterns: Float[Tensor, "loop batch head query key"]
+    | Sequence[Float[Tensor, "#loop batch _ query key"]],
     selectors: Mapping[str, Bool[Tensor, "loop batch query key"]],
     *,
     heads: Sequence[str] | None = None,
+    visible: Bool[Tensor, "query key"] | None = None,
     seed: int = 0,
     config: Mapping[str, Any] | None = None,
 ) -> HeadMatch:
-    r"""Attention mass on what each selector selects, and the best assignment of heads.
+    r"""Overlap of attention with what each selector selects, and the best assignment of heads.
 
-    .. math:: m_{t,h,s} = \operatorname{mean}_{b,q} \sum_k A_{t,b,h,q,k} S_{t,b,q,k}
+    .. math::
+        U_{t,b,q,k} = \frac{S_{t,b,q,k}}{\sum_j S_{t,b,q,j}}, \qquad
+        o_{t,h,s} = \operatorname{mean}_{b,q}
+            \Bigl(1 - \tfrac12 \sum_k |A_{t,b,h,q,k} - U_{t,b,q,k}|\Bigr), \qquad
+        m_{t,h,s} = \operatorname{mean}_{b,q} \sum_k A_{t,b,h,q,k} S_{t,b,q,k}
 
     over queries q that select at least one key. Heads are assigned to selectors one to one so
-    that the total of mass above even attention is largest (Hungarian algorithm).
+    that the most selectors get a head that computes them, and the total of overlap above that of
+    even attention is largest (Hungarian algorithm).
 
     Args:
-        patterns: Attention patterns.
+        patterns: Attention patterns; or those of several sections, heads one after another. A
+            section of one loop (prelude or coda) counts at every loop.
         selectors: Name -> selector at the same loops, examples and positions.
         heads: Name of each head.
+        visible: Keys that each query may see; by default those that any head ever looks at.
         seed: Written to the provenance; nothing is drawn.
         config: Written to the provenance.
 
     Raises:
         InputError: no selector, fewer than two examples, or shapes that do not fit.
+
+    Example:
+        >>> keys = torch.tensor([[0, 0, 1], [0, 1, 0]])
+        >>> selector = torch.nn.functional.one_hot(keys, 3).bool()[None]
+        >>> found = match_heads(selector[:, :, None].float(), {"lookup": selector})
+        >>> found.computes, float(found.overlap[0, 0, 0])
+        ([['head 0']], 1.0)
     """
-    loops, _, n_heads = patterns.shape[:3]
-    _check(patterns, selectors)
+    parts = [patterns] if isinstance(patterns, torch.Tensor) else list(patterns)
+    _check(parts, selectors)
+    groups = _merge(selectors)
+    n_loops = max(len(part) for part in parts)
+    n_heads = sum(part.shape[2] for part in parts)
     names = [f"head {h}" for h in range(n_heads)] if heads is None else list(heads)
     with study(seed, **{"study": "heads", **(config or {})}) as watch:
-        reachable = (patterns.amax((0, 1, 2)) > 0).to(patterns)
-        average = patterns.mean(1, keepdim=True)
-        columns: dict[str, list[Tensor]] = {"mass": [], "even": [], "by": [], "other": []}
-        for selector in selectors.values():
-            chosen = selector.to(patterns)
-            queries = chosen.any(-1).to(patterns)
-            shifted = chosen.roll(1, 1)
-            seen = chosen * reachable
-            even = seen.sum(-1) / reachable.sum(-1).clamp(min=1)
-            columns["mass"].append(_mean((patterns * chosen[:, :, None]).sum(-1), queries))
-            columns["by"].append(_mean((average * chosen[:, :, None]).sum(-1), queries))
-            columns["other"].append(
-                _mean((patterns * shifted[:, :, None]).sum(-1), queries.roll(1, 1))
-            )
-            columns["even"].append(_mean(even[:, :, None], queries)[:, 0])
-        table = {name: torch.stack(parts, -1).cpu().numpy() for name, parts in columns.items()}
-        gain = table["mass"] - table["even"][:, None]
+        if visible is None:
+            visible = torch.stack([part.amax((0, 1, 2)) > 0 for part in parts]).any(0)
+        even = visible / visible.sum(-1, keepdim=True).clamp(min=1)
+        chosen = [values for _, values in groups]
+        measured = [_measure(_at(parts, t), even, [s[t] for s in chosen]) for t in range(n_loops)]
+        table = {
+            name: torch.stack([one[name] for one in measured]).cpu().numpy() for name in measured[0]
+        }
+        exact = table["overlap"] >= 1 - TOLERANCE
+        always = np.logical_or(exact, np.isnan(table["overlap"])).all(0) & exact.any(0)
+        gain = table["overlap"] - table["overlap_even"][:, None]
         return HeadMatch(
             provenance=watch.provenance(),
-            mass=table["mass"],
-            even=table["even"],
-            by_position=table["by"],
-            other_input=table["other"],
+            **table,
             heads=names,
-            selectors=list(selectors),
-            loops=list(range(loops)),
-            assigned=_assign(np.nanmean(gain, axis=0), names),
-            assigned_by_loop=[_assign(one, names) for one in gain],
+            selectors=[" = ".join(group) for group, _ in groups],
+            names=[group for group, _ in groups],
+            loops=list(range(n_loops)),
+            computes=[[names[h] for h in np.flatnonzero(column)] for column in always.T],
+            assigned=_assign(_over_loops(gain), np.asarray(always), names),
+            assigned_by_loop=[_assign(g, e, names) for g, e in zip(gain, exact)],
         )
 
 
-def head_study(
-    model: LoopedTransformer,
-    batch: Batch,
-    programs: Sequence[str | LoopProgram] | None = None,
-    *,
-    seed: int = 0,
-) -> HeadMatch:
-    """:func:`match_heads` of a model, against every selector of the programs.
+def _merge(selectors: Mapping[str, Tensor]) -> list[tuple[list[str], Tensor]]:
+    """Selectors with all their names: those that coincide are one."""
+    groups: list[tuple[list[str], Tensor]] = []
+    for name, values in selectors.items():
+        same = next((group for group, known in groups if torch.equal(known, values)), None)
+        if same is None:
+            groups.append(([name], values))
+        else:
+            same.append(name)
+    return groups
 
-    Args:
-        model: The model.
-        batch: Examples of one length in the programs' token format, on the model's device.
-        programs: The programs; by default all of addition. Selectors that programs share are
-            listed once.
-        seed: Written to the provenance.
+
+def _at(parts: Sequence[Tensor], loop: int) -> Float[Tensor, "batch head query key"]:
+    """All patterns of one loop; what runs once is there at every loop."""
+    return torch.cat([part[loop if len(part) > 1 else 0] for part in parts], dim=1)
+
+
+def _measure(
+    pattern: Float[Tensor, "batch head query key"],
+    even: Float[Tensor, "query key"],
+    selectors: Sequence[Bool[Tensor, "batch query key"]],
+) -> dict[str, Tensor]:
+    """Every array of the result, at one loop: [head, selector], or [selector] of even attention."""
+    average = pattern.mean(0, keepdim=True)
+    columns: dict[str, list[Tensor]] = {}
+    for selector in selectors:
+        chosen = selector.to(pattern)
+        count = chosen.sum(-1, keepdim=True)
+        queries = count[..., 0] > 0
+        uniform = chosen / count.clamp(min=1)
+        shifted = [x.roll(1, 0) for x in (chosen, uniform, queries)]
+        alike = even.to(pattern)[None, None]
+        for what, score, target, other in (
+            ("mass", _mass, chosen, shifted[0]),
+            ("overlap", _overlap, uniform, shifted[1]),
+        ):
+            prefix = "" if what == "mass" else f"{what}_"
+            found = {
+                what: _mean(score(pattern, target), queries),
+                f"{prefix}even": _mean(score(alike, target), queries)[0],
+                f"{prefix}by_position": _mean(score(average, target), queries),
+                f"{prefix}other_input": _mean(score(pattern, other), shifted[2]),
+            }
+            for name, value in found.items():
+                columns.setdefault(name, []).append(value)
+    return {name: torch.stack(values, -1) for name, values in columns.items()}
+
+
+def _mass(pattern: Tensor, chosen: Tensor) -> Float[Tensor, "batch head query"]:
+    return (pattern * chosen[:, None]).sum(-1)
+
+
+def _overlap(pattern: Tensor, uniform: Tensor) -> Float[Tensor, "batch head query"]:
+    return 1 - (pattern - uniform[:, None]).abs().sum(-1) / 2
+
+
+def _mean(
+    values: Float[Tensor, "batch head query"], queries: Bool[Tensor, "batch query"]
+) -> Float[Tensor, " head"]:
+    """Mean over examples and counted queries; NaN where none counts."""
+    total = torch.where(queries[:, None], values, 0).sum((0, 2))
+    return total / queries.sum().to(total)
+
+
+def _over_loops(values: np.ndarray) -> np.ndarray:
+    """Mean over loops, of those that say something; NaN where none does."""
+    said = ~np.isnan(values)
+    count = said.sum(0)
+    total = np.where(said, values, 0).sum(0)
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+
+
+def _assign(gain: np.ndarray, exact: np.ndarray, heads: list[str]) -> list[str]:
+    """The head of each selector, one to one, for the largest total gain [head, selector].
+
+    A head that computes a selector goes before any gain that could be had instead.
     """
-    from loopinterp.probing.states import describe_model
-
-    named = list_programs("addition") if programs is None else programs
-    chosen = [get_program(p) if isinstance(p, str) else p for p in named]
-    n_loops = int(batch.n_loops.max())
-    selectors: dict[str, Tensor] = {}
-    for program in chosen:
-        trace = program.trace(batch.inputs, n_loops=n_loops)
-        for name in trace.selectors:
-            values = trace.selectors[name]
-            if not any(torch.equal(values, known) for known in selectors.values()):
-                selectors[name if name not in selectors else f"{program.name}.{name}"] = values
-    with torch.no_grad():
-        _, cache = model.run_with_cache(
-            batch.inputs, n_loops=n_loops, names_filter="attn.hook_pattern"
-        )
-    layers = range(model.config.n_layers)
-    patterns = torch.cat([cache.stack("attn.hook_pattern", layer=k) for k in layers], dim=2)
-    many = len(layers) > 1
-    heads = [
-        f"head {k}.{h}" if many else f"head {h}"
-        for k in layers
-        for h in range(patterns.shape[2] // len(layers))
-    ]
-    return match_heads(
-        patterns, selectors, heads=heads, seed=seed, config={"model": describe_model(model)}
-    )
-
-
-def _mean(values: Float[Tensor, "loop batch head query"], queries: Tensor) -> Tensor:
-    """Mean over examples and counted queries, [loop, head]; NaN where none counts."""
-    count = queries.sum((1, 2))[:, None]
-    total = (values * queries[:, :, None]).sum((1, 3))
-    return torch.where(count > 0, total / count.clamp(min=1), torch.nan)
-
-
-def _assign(gain: np.ndarray, heads: list[str]) -> list[str]:
-    """The head of each selector, one to one, for the largest total gain [head, selector]."""
     from scipy.optimize import linear_sum_assignment
 
-    rows, columns = linear_sum_assignment(np.nan_to_num(gain), maximize=True)
-    found = dict(zip(columns.tolist(), rows.tolist()))
+    known = np.flatnonzero(~np.isnan(gain).any(0))
+    before_all = 2 * min(gain.shape) + 1  # a gain lies between -1 and 1
+    worth = (gain + before_all * exact)[:, known]
+    rows, columns = linear_sum_assignment(worth, maximize=True)
+    found = dict(zip(known[columns].tolist(), rows.tolist()))
     return [heads[found[s]] if s in found else "" for s in range(gain.shape[1])]
 
 
-def _check(patterns: Tensor, selectors: Mapping[str, Tensor]) -> None:
-    loops, batch, _, query, key = patterns.shape
+def _check(parts: Sequence[Tensor], selectors: Mapping[str, Tensor]) -> None:
+    batch = min((part.shape[1] for part in parts), default=0)
     if not selectors or batch < 2:
         raise InputError(
             "selectors and patterns",
@@ -210,6 +297,17 @@ def _check(patterns: Tensor, selectors: Mapping[str, Tensor]) -> None:
             given=f"{len(selectors)} selectors and {batch} examples",
             fix="Pass trace.selectors of a program, and more examples.",
         )
+    loops = max(len(part) for part in parts)
+    _, _, _, query, key = parts[0].shape
+    for part in parts:
+        rest = (part.shape[1], *part.shape[3:])
+        if len(part) not in (1, loops) or rest != (batch, query, key):
+            raise InputError(
+                "patterns",
+                expected=f"shape [{loops} or 1, {batch}, head, {query}, {key}] of every section",
+                given=str(list(part.shape)),
+                fix="Take all of them from one run.",
+            )
     for name, selector in selectors.items():
         if selector.shape != (loops, batch, query, key):
             raise InputError(
