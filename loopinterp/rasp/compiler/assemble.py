@@ -1,0 +1,212 @@
+"""Stage 5, assemble: a layout as weights of an ordinary looped transformer.
+
+The injected input e holds tokens, positions and what the prelude computed, and the variables as
+``prepare`` sets them: h_0 = e. Each loop starts from W_h h + W_e e (external recall), where W_h
+keeps the variables and W_e everything else. So the state after t loops holds the variables after
+t loops, and nothing piles up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from loopinterp.models.config import LoopedTransformerConfig
+from loopinterp.models.looped_transformer import LoopedTransformer
+from loopinterp.rasp.compiler.attention import Codes, HeadPlan
+from loopinterp.rasp.compiler.features import Feature
+from loopinterp.rasp.compiler.functions import Function
+from loopinterp.rasp.compiler.layout import LayerPlan, Layout
+
+SHARPNESS = 40.0
+"""Score by which a selected key is ahead: others get less than exp(-40) of the attention."""
+
+LOGIT = 10.0
+"""Logit of the answer; those of all other classes are 0, and all are where it is undecided."""
+
+Weights = dict[str, np.ndarray]
+
+
+def assemble(layout: Layout, n_outputs: int) -> LoopedTransformer:
+    """The model.
+
+    Args:
+        layout: What stands where.
+        n_outputs: Classes of the output.
+    """
+    config = configure(layout, n_outputs)
+    weights = _embedding(layout, config)
+    for section, stack in (("prelude", "prelude"), ("block", "block"), ("coda", "coda")):
+        for number, layer in enumerate(layout.sections[section]):
+            parts = {**_attention(layer, layout, section, config), **_mlp(layer, config)}
+            weights.update({f"{stack}.{number}.{name}": value for name, value in parts.items()})
+    keeps = np.zeros(layout.d_model)
+    injects = np.zeros(layout.d_model)
+    for feature in layout.plan.persistent:
+        (keeps if feature.role == "variable" else injects)[_slots(feature)] = 1.0
+    weights["recall.state.weight"] = np.diag(keeps)
+    weights["recall.input.weight"] = np.diag(injects)
+    weights.update(_unembedding(layout.plan.answer, config))
+    model = LoopedTransformer(config)
+    model.load_state_dict({k: torch.from_numpy(v).float() for k, v in weights.items()})
+    return model
+
+
+def configure(layout: Layout, n_outputs: int) -> LoopedTransformerConfig:
+    """The architecture that a layout needs."""
+    layers = [layer for stack in layout.sections.values() for layer in stack]
+    roles = {feature.role for feature in layout.plan.persistent}
+    by_place = [f for f in layout.plan.embedded.values() if _role(f) == "indices"]
+    placed = "indices" in roles or bool(by_place)
+    widths = [_head_width(head, layer, layout) for layer in layers for head in layer.heads]
+    return LoopedTransformerConfig(
+        d_model=layout.d_model,
+        d_vocab=len(layout.plan.source.program.inputs),
+        d_vocab_out=n_outputs,
+        n_layers=len(layout.sections["block"]),
+        n_prelude=len(layout.sections["prelude"]),
+        n_coda=len(layout.sections["coda"]),
+        n_heads=max([1, *(len(layer.heads) for layer in layers)]),
+        d_head=max([1, *widths]),
+        d_mlp=max([1, *(layer.n_neurons for layer in layers)]),
+        act_fn="relu",
+        norm="none",
+        final_norm=False,
+        injection="concat",
+        initial_state="embedding",
+        causal=layout.plan.source.causal,
+        positions="absolute" if placed else "none",
+        n_ctx=layout.plan.source.max_length if placed else None,
+    )
+
+
+def carried(head: HeadPlan, layout: Layout) -> list[tuple[Feature, Codes]]:
+    """What a head writes that is needed."""
+    needed = {f for section in layout.plan.sections for f in section.live}
+    return [(feature, codes) for feature, codes in head.carried.items() if feature in needed]
+
+
+def _head_width(head: HeadPlan, layer: LayerPlan, layout: Layout) -> int:
+    scores = sum(key.matrix.shape[1] for key, _ in head.pairs)
+    return max(scores, sum(codes.matrix.shape[1] for _, codes in carried(head, layout)))
+
+
+def _slots(feature: Feature) -> slice:
+    return slice(feature.start, feature.start + feature.width)
+
+
+def _role(function: Function) -> str:
+    return function.features[0].role if function.features else "tokens"
+
+
+def _embedding(layout: Layout, config: LoopedTransformerConfig) -> Weights:
+    assert config.d_vocab is not None
+    tables = {
+        "tokens": np.zeros((config.d_vocab, config.d_model)),
+        "indices": np.zeros((layout.plan.source.max_length, config.d_model)),
+    }
+    for feature in layout.plan.persistent:
+        if feature.role in tables:
+            tables[feature.role][:, _slots(feature)] = np.eye(feature.width)
+    for variable, function in layout.plan.embedded.items():
+        table = tables[_role(function)]
+        values = np.broadcast_to(function.table, len(table))
+        table[:, _slots(variable)] = values[:, None] == np.array(variable.values)
+    weights = {"embedding.weight": tables["tokens"]}
+    if config.positions == "absolute":
+        weights["position_embedding.weight"] = tables["indices"]
+    return weights
+
+
+def _attention(
+    layer: LayerPlan, layout: Layout, section: str, config: LoopedTransformerConfig
+) -> Weights:
+    d_model, d_head, n_heads = config.d_model, config.head_width, config.n_heads
+    qkv, bias = np.zeros((3, n_heads, d_head, d_model)), np.zeros((3, n_heads, d_head))
+    out = np.zeros((d_model, n_heads, d_head))
+    # The model divides scores by the root of d_head.
+    scale = float(np.sqrt(SHARPNESS * np.sqrt(d_head)))
+    for number, head in enumerate(layer.heads):
+        start = 0
+        for key, query in head.pairs:
+            rows = slice(start, start + key.matrix.shape[1])
+            for which, codes in ((0, query), (1, key)):
+                _say(qkv[which, number, rows], bias[which, number, rows], codes, scale)
+            start = rows.stop
+        start = 0
+        for feature, codes in carried(head, layout):
+            rows = slice(start, start + codes.matrix.shape[1])
+            _say(qkv[2, number, rows], bias[2, number, rows], codes, 1.0)
+            out[_slots(feature), number, rows] = np.eye(feature.width)
+            start = rows.stop
+    return {
+        "attn.qkv.weight": qkv.reshape(-1, d_model),
+        "attn.qkv.bias": bias.reshape(-1),
+        "attn.out.weight": out.reshape(d_model, -1),
+        "attn.out.bias": np.zeros(d_model),
+    }
+
+
+def _say(weight: np.ndarray, bias: np.ndarray, codes: Codes, scale: float) -> None:
+    """Let rows of weights [row, d_model] say what codes say."""
+    if codes.feature is None:
+        bias += scale * codes.matrix[0]
+    else:
+        weight[:, _slots(codes.feature)] += scale * codes.matrix.T
+
+
+def neurons(layer: LayerPlan) -> Iterable[tuple[str, Feature | None, range]]:
+    """The neurons of each feature that an MLP writes, in order; those that wipe come last."""
+    first = 0
+    for feature, writes in layer.writes:
+        group = range(first, first + 2 * len(writes.units))
+        yield writes.how, feature, group
+        first = group.stop
+    yield "wipe", None, range(first, layer.n_neurons)
+
+
+def _mlp(layer: LayerPlan, config: LoopedTransformerConfig) -> Weights:
+    d_model, d_mlp = config.d_model, config.mlp_width
+    w_in, b_in = np.zeros((d_mlp, d_model)), np.zeros(d_mlp)
+    w_out, b_out = np.zeros((d_model, d_mlp)), np.zeros(d_model)
+    neuron = 0
+    for feature, writes in layer.writes:
+        for value, weight in writes.constants:
+            b_out[feature.start + value] += weight
+        for unit in writes.units:
+            for read in unit.reads:
+                w_in[neuron, _slots(read.feature)] += read.weights
+                b_in[neuron] += read.constant
+            b_in[neuron] += unit.bias
+            # relu(x) - relu(x - 1) is x clipped to 0 .. 1
+            w_in[neuron + 1], b_in[neuron + 1] = w_in[neuron], b_in[neuron] - 1
+            for value, weight in unit.out:
+                w_out[feature.start + value, neuron] += weight
+                w_out[feature.start + value, neuron + 1] -= weight
+            neuron += 2
+    for feature in layer.wiped:
+        for slot in range(feature.start, feature.start + feature.width):
+            # relu(x + 1) - 1 is x: nothing that is held goes below -1
+            w_in[neuron, slot], b_in[neuron] = 1.0, 1.0
+            w_out[slot, neuron], b_out[slot] = -1.0, b_out[slot] + 1.0
+            neuron += 1
+    return {
+        "mlp.fc_in.weight": w_in,
+        "mlp.fc_in.bias": b_in,
+        "mlp.fc_out.weight": w_out,
+        "mlp.fc_out.bias": b_out,
+    }
+
+
+def _unembedding(answer: Function, config: LoopedTransformerConfig) -> Weights:
+    weight, bias = np.zeros((config.d_vocab_out, config.d_model)), np.zeros(config.d_vocab_out)
+    for value in range(config.d_vocab_out):
+        if answer.features:
+            chosen = (answer.table == value).astype(float)
+            weight[value, _slots(answer.features[0])] = LOGIT * chosen
+        elif int(answer.table) == value:
+            bias[value] = LOGIT
+    return {"unembedding.weight": weight, "unembedding.bias": bias}

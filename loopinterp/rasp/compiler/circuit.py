@@ -1,0 +1,257 @@
+"""The circuit of a compiled model: what stands where, what computes it, and what reads what."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from loopinterp.errors import CheckpointError, InputError, unknown_name
+from loopinterp.storage import read_json_object, read_tensors, write_json, write_tensors
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+    from torch import Tensor
+
+SectionName = Literal["prelude", "block", "coda"]
+CIRCUIT_FILE = "circuit.json"
+DIRECTIONS_FILE = "circuit.safetensors"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class HeldFeature:
+    """Something held in the residual stream.
+
+    Attributes:
+        id: Its name in edges.
+        name: The variable, or the expression as code.
+        role: ``tokens``, ``indices``, ``fixed``, ``variable`` or ``scratch``.
+        section: Where it is written; ``embedding`` if it is there from the start.
+        layer: Layer of that section that writes it; -1 if it is there from the start.
+        last_use: Last layer of the section that reads it; -1 for what is held throughout.
+        values: Its values; one direction for each, unless it stands along a single one.
+    """
+
+    id: str
+    name: str
+    role: str
+    section: str
+    layer: int
+    last_use: int
+    values: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class HeadNode:
+    """A head that computes a selector.
+
+    Attributes:
+        id: Its name in edges.
+        section: ``prelude``, ``block`` or ``coda``.
+        layer: Layer of that section.
+        head: Head of that layer.
+        selector: Name of the selector, as in a trace.
+        attends_to: The selection, as code: keys, queries, predicate.
+    """
+
+    id: str
+    section: SectionName
+    layer: int
+    head: int
+    selector: str
+    attends_to: str
+
+
+@dataclass(frozen=True)
+class NeuronGroup:
+    """The neurons of one MLP that write one feature, or wipe some.
+
+    Attributes:
+        id: Its name in edges.
+        section: ``prelude``, ``block`` or ``coda``.
+        layer: Layer of that section.
+        neurons: Their numbers.
+        writes: What they write; ``""`` for those that wipe.
+        how: ``rules``, ``levels``, ``sum``, ``mean``, ``max``, ``min``, ``count``, ``found`` or
+            ``wipe``.
+    """
+
+    id: str
+    section: SectionName
+    layer: int
+    neurons: tuple[int, ...]
+    writes: str
+    how: str
+
+
+@dataclass(frozen=True)
+class Directions:
+    """Where the values of a feature stand.
+
+    Attributes:
+        write: What having each value adds to the residual stream [value, d_model].
+        read: What reads each value from it: ``read @ state`` is 1 for the value that a feature
+            has and 0 for the others.
+    """
+
+    write: Float[Tensor, "value d_model"]
+    read: Float[Tensor, "value d_model"]
+
+
+@dataclass(frozen=True, eq=False)
+class Circuit:
+    """Nodes, edges and directions of a compiled model.
+
+    The weights are tied, so one node of the block stands for one at each loop; see
+    :meth:`unrolled`. Edges lead from features to the heads and neurons that read them, and from
+    those to what they write.
+
+    Attributes:
+        program: Name of the program.
+        inputs: What each input token means.
+        max_length: Positions of the longest sequence.
+        n_layers: Section -> its layers.
+        features: What is held.
+        heads: Heads that compute a selector; all others are idle.
+        neurons: Groups of neurons; all others are idle.
+        edges: (from, to), by id.
+        directions: Feature id -> where its values stand.
+        disguises: What was done to the model, in order.
+    """
+
+    program: str
+    inputs: tuple[str, ...]
+    max_length: int
+    n_layers: Mapping[str, int]
+    features: tuple[HeldFeature, ...]
+    heads: tuple[HeadNode, ...]
+    neurons: tuple[NeuronGroup, ...]
+    edges: tuple[tuple[str, str], ...]
+    directions: Mapping[str, Directions]
+    disguises: tuple[str, ...] = ()
+
+    @property
+    def variables(self) -> dict[str, HeldFeature]:
+        """The program's variables by name."""
+        return {f.name: f for f in self.features if f.role == "variable"}
+
+    def of(self, variable: str) -> Directions:
+        """Where the values of a variable stand.
+
+        Raises:
+            InputError: there is no such variable.
+        """
+        if variable not in self.variables:
+            raise unknown_name(f"variable of {self.program}", variable, self.variables)
+        return self.directions[self.variables[variable].id]
+
+    def decode(
+        self, variable: str, state: Float[Tensor, "*shape d_model"]
+    ) -> Int[Tensor, "*shape"]:
+        """The value of a variable in a state: the one whose direction is read most.
+
+        Raises:
+            InputError: there is no such variable, or the state is of another width.
+        """
+        read = self.of(variable).read.to(state)
+        if state.shape[-1] != read.shape[1]:
+            raise InputError(
+                "state",
+                expected=f"a last axis of d_model = {read.shape[1]}",
+                given=str(list(state.shape)),
+                fix="Pass states of the model that this circuit belongs to.",
+            )
+        values = torch.tensor(self.variables[variable].values, device=state.device)
+        return values[(state @ read.mT).argmax(-1)]
+
+    def subspace(self, variable: str) -> Float[Tensor, "rank d_model"]:
+        """An orthonormal basis of the directions of a variable."""
+        write = self.of(variable).write
+        _, sizes, basis = torch.linalg.svd(write.double(), full_matrices=False)
+        return basis[sizes > 1e-6 * sizes[0]].to(write.dtype)
+
+    def unrolled(self, n_loops: int) -> tuple[tuple[str, str], ...]:
+        """The edges of a run of so many loops, with the loop in every id.
+
+        ``3:head`` is a node inside loop 3, and ``3:carry`` the variable after 3 loops.
+        """
+        block = {node.id for node in (*self.heads, *self.neurons) if node.section == "block"}
+        inside = {f.id for f in self.features if f.section == "block" and f.role == "scratch"}
+        state = {f.id for f in self.variables.values()}
+        edges = [edge for edge in self.edges if not ({*edge} & (block | inside))]
+        for source, target in self.edges:
+            if {source, target} & (block | inside):
+                for loop in range(n_loops):
+                    first = f"{loop}:{source}" if source in block | inside | state else source
+                    after = loop + 1 if target in state else loop
+                    edges.append((first, f"{after}:{target}"))
+        starts = [(s, f"0:{t}") if t in state else (s, t) for s, t in edges]
+        ends = [(f"{n_loops}:{s}", t) if s in state else (s, t) for s, t in starts]
+        return tuple(ends)
+
+    def save(self, folder: str | Path) -> None:
+        """Write the circuit beside the model: ``circuit.json`` and ``circuit.safetensors``."""
+        fields = {
+            f.name: getattr(self, f.name)
+            for f in dataclasses.fields(self)
+            if f.name not in ("directions", "features", "heads", "neurons")
+        }
+        fields["n_layers"] = dict(self.n_layers)
+        for name in ("features", "heads", "neurons"):
+            fields[name] = [dataclasses.asdict(node) for node in getattr(self, name)]
+        tensors = {}
+        for name, directions in self.directions.items():
+            tensors[f"{name}.write"] = directions.write.contiguous()
+            tensors[f"{name}.read"] = directions.read.contiguous()
+        write_tensors(Path(folder) / DIRECTIONS_FILE, tensors)
+        write_json(Path(folder) / CIRCUIT_FILE, {"format": FORMAT, **fields})
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Circuit:
+        """Read a circuit that :meth:`save` wrote.
+
+        Raises:
+            CheckpointError: a file is missing, damaged, or of another format.
+        """
+        path = Path(folder) / CIRCUIT_FILE
+        saved = read_json_object(path)
+        tensors = read_tensors(Path(folder) / DIRECTIONS_FILE)
+        try:
+            return cls._from_saved(saved, tensors)
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"circuit {path}",
+                expected=f"a circuit of format {FORMAT}, with its directions beside it",
+                given=f"{type(error).__name__}: {error}",
+                fix="Compile the program again, and save it.",
+            ) from error
+
+    @classmethod
+    def _from_saved(cls, saved: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Circuit:
+        if saved["format"] != FORMAT:
+            raise ValueError(f"format {saved['format']}")
+
+        def tupled(node: Mapping[str, Any]) -> dict[str, Any]:
+            return {k: tuple(v) if isinstance(v, list) else v for k, v in node.items()}
+
+        features = tuple(HeldFeature(**tupled(f)) for f in saved["features"])
+        return cls(
+            program=saved["program"],
+            inputs=tuple(saved["inputs"]),
+            max_length=saved["max_length"],
+            n_layers=saved["n_layers"],
+            features=features,
+            heads=tuple(HeadNode(**h) for h in saved["heads"]),
+            neurons=tuple(NeuronGroup(**tupled(n)) for n in saved["neurons"]),
+            edges=tuple((source, target) for source, target in saved["edges"]),
+            directions={
+                f.id: Directions(tensors[f"{f.id}.write"], tensors[f"{f.id}.read"])
+                for f in features
+            },
+            disguises=tuple(saved["disguises"]),
+        )

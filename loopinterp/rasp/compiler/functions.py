@@ -1,0 +1,101 @@
+"""Functions of features, as tables: what can be read, or computed by one layer's MLP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from loopinterp.rasp.compiler.features import PLAIN, Feature, Read, read_any
+
+MAX_TABLE_ENTRIES = 2**22
+"""Largest table that is written out."""
+
+
+@dataclass(frozen=True, eq=False)
+class Function:
+    """An integer for each combination of the values of some features.
+
+    Attributes:
+        features: The features, one axis of the table each.
+        table: The values [value of feature 0, value of feature 1, …].
+        parts: How it is made of functions of one feature each, where it is
+            (operation, functions); this is what sums and comparisons are lowered by.
+    """
+
+    features: tuple[Feature, ...]
+    table: np.ndarray
+    parts: tuple[str, tuple[Function, ...]] | None = None
+
+    @property
+    def values(self) -> tuple[int, ...]:
+        """The values it takes, in order."""
+        return tuple(np.unique(self.table).tolist())
+
+    @property
+    def for_attention(self) -> bool:
+        """Whether a head can read it: a linear function of what is plainly there."""
+        return len(self.features) <= 1 and all(f.order == PLAIN for f in self.features)
+
+    @property
+    def rises(self) -> list[np.ndarray]:
+        """For each value but the first: where the function is at least that value."""
+        return [self.table >= value for value in self.values[1:]]
+
+    def read(self, chosen: np.ndarray) -> Read:
+        """A read of a function of one feature: 1 for the chosen of that feature's values."""
+        return read_any(self.features[0], chosen)
+
+    def number(self) -> Read:
+        """A read of a function of one feature that gives its value as a number."""
+        return Read(self.features[0], self.table.astype(float))
+
+
+def constant(value: int) -> Function:
+    """A function of nothing."""
+    return Function((), np.array(value))
+
+
+def of_feature(feature: Feature) -> Function:
+    """The feature's own value."""
+    return Function((feature,), np.array(feature.values))
+
+
+def fuse(
+    apply: Callable[[list[np.ndarray]], np.ndarray], args: list[Function], op: str | None = None
+) -> Function | None:
+    """An operation on functions, as one function of all their features.
+
+    Returns:
+        None where the table would be too large.
+    """
+    features = tuple(dict.fromkeys(f for arg in args for f in arg.features))
+    shape = tuple(len(f.values) for f in features)
+    if np.prod(shape, dtype=np.float64) > MAX_TABLE_ENTRIES:
+        return None
+    grids = [_spread(arg, features, shape) for arg in args]
+    table = np.broadcast_to(apply(grids), shape)
+    simple = op is not None and all(len(arg.features) <= 1 for arg in args)
+    return _without_idle(
+        Function(features, table, (op, tuple(args)) if simple and op is not None else None)
+    )
+
+
+def _spread(arg: Function, features: tuple[Feature, ...], shape: tuple[int, ...]) -> np.ndarray:
+    """The table of an argument along the axes of all features."""
+    order = sorted(range(len(arg.features)), key=lambda k: features.index(arg.features[k]))
+    table = arg.table.transpose(order)
+    index = tuple(slice(None) if f in arg.features else None for f in features)
+    return np.broadcast_to(table[index], shape)
+
+
+def _without_idle(function: Function) -> Function:
+    """The same function without the features that it does not depend on."""
+    table, features = function.table, list(function.features)
+    for axis in reversed(range(len(features))):
+        first = table.take([0], axis=axis)
+        if bool((table == first).all()):
+            table = first.squeeze(axis)
+            del features[axis]
+    return Function(tuple(features), table, function.parts)

@@ -1,0 +1,111 @@
+"""Stage 4, lay out: which layers there are, and where in the residual stream everything stands.
+
+Persistent features (tokens, positions, what the prelude computed, variables) have coordinates of
+their own. Scratch features are wiped by the MLP of the last layer that reads them, and others use
+their coordinates after that, so that a section leaves nothing behind but what it was asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from loopinterp.rasp.compiler.attention import HeadPlan
+from loopinterp.rasp.compiler.features import Feature, Writes
+from loopinterp.rasp.compiler.planning import Plan, SectionPlan
+
+
+@dataclass(eq=False)
+class LayerPlan:
+    """One layer: its heads, what its MLP writes, and what it wipes."""
+
+    heads: list[HeadPlan] = field(default_factory=list)
+    writes: list[tuple[Feature, Writes]] = field(default_factory=list)
+    wiped: list[Feature] = field(default_factory=list)
+
+    @property
+    def n_neurons(self) -> int:
+        """Two for each unit, one for each coordinate that is wiped."""
+        units = sum(len(writes.units) for _, writes in self.writes)
+        return 2 * units + sum(feature.width for feature in self.wiped)
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Everything in its place.
+
+    Attributes:
+        plan: What is computed.
+        sections: Section -> its layers.
+        d_model: Coordinates of the residual stream.
+    """
+
+    plan: Plan
+    sections: dict[str, list[LayerPlan]]
+    d_model: int
+
+
+def lay_out(plan: Plan) -> Layout:
+    """Place every feature that is needed, and put layers together."""
+    sections = {section.name: _layers(section) for section in plan.sections}
+    start = 0
+    for feature in plan.persistent:
+        feature.start = start
+        start += feature.width
+    for section in plan.sections:
+        for written, target in section.targets.items():
+            written.start = target.start
+    widest = max(_place_scratch(section, start) for section in plan.sections)
+    return Layout(plan, sections, max(widest, start))
+
+
+def _layers(section: SectionPlan) -> list[LayerPlan]:
+    layers = [LayerPlan() for _ in range(section.n_layers)]
+    for feature in section.live:
+        if feature.head is not None and feature.head not in layers[feature.layer].heads:
+            layers[feature.layer].heads.append(feature.head)
+        if feature.writes is not None:
+            layers[feature.layer].writes.append((feature, feature.writes))
+    if layers:
+        layers[-1].writes += section.at_the_end
+        layers[-1].wiped += [variable for variable, _ in section.at_the_end]
+    for number, layer in enumerate(layers):
+        for feature in _read_by(layer, section):
+            feature.last_use = max(feature.last_use, number)
+    for feature in section.live:
+        if feature.role == "scratch":
+            layers[feature.last_use].wiped.append(feature)
+    return layers
+
+
+def _read_by(layer: LayerPlan, section: SectionPlan) -> Iterable[Feature]:
+    for head in layer.heads:
+        yield from head.inputs
+        for written, codes in head.carried.items():
+            if written in section.live and codes.feature is not None:
+                yield codes.feature
+    for _, writes in layer.writes:
+        yield from writes.inputs
+
+
+def _place_scratch(section: SectionPlan, start: int) -> int:
+    """Give scratch features the first coordinates that are free while they live; the end used."""
+    busy: list[tuple[int, int, int]] = []  # from, to, free again at
+    end = start
+    scratch = [f for f in section.live if f.role == "scratch"]
+    for feature in sorted(scratch, key=_birth):
+        busy = [spell for spell in busy if spell[2] > _birth(feature)]
+        place = start
+        for first, last, _ in sorted(busy):
+            if place + feature.width <= first:
+                break
+            place = max(place, last)
+        feature.start = place
+        busy.append((place, place + feature.width, 2 * feature.last_use + 1))
+        end = max(end, place + feature.width)
+    return end
+
+
+def _birth(feature: Feature) -> int:
+    """When it is written: attention of layer l at 2 l, its MLP at 2 l + 1."""
+    return 2 * feature.layer + (0 if feature.head is not None else 1)

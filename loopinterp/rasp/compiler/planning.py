@@ -1,0 +1,208 @@
+"""Stage 3, lower: the program as three sections over persistent features.
+
+The prelude computes what reads no variable, once: ``prepare``, and what ``step`` and ``finish``
+need that stays the same. The block is ``step``, the coda is ``finish``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from loopinterp.errors import InputError
+from loopinterp.rasp.compiler.domains import Values
+from loopinterp.rasp.compiler.features import Feature, Writes
+from loopinterp.rasp.compiler.functions import Function, of_feature
+from loopinterp.rasp.compiler.lookups import lookup
+from loopinterp.rasp.compiler.schedule import Section
+from loopinterp.rasp.compiler.validate import Source
+from loopinterp.rasp.expr import Aggregate, Indices, Seq, SelWidth, Tokens, Var
+from loopinterp.rasp.graph import postorder
+from loopinterp.rasp.node import Expr
+
+
+@dataclass(eq=False)
+class SectionPlan:
+    """What a section computes.
+
+    Attributes:
+        name: ``prelude``, ``block`` or ``coda``.
+        n_layers: Its layers.
+        live: Features that it writes and that are needed, in the order in which they were made.
+        targets: Features that it writes in place of persistent ones -> those.
+        at_the_end: What its last layer writes into the variables.
+    """
+
+    name: str
+    n_layers: int
+    live: list[Feature]
+    targets: dict[Feature, Feature] = field(default_factory=dict)
+    at_the_end: list[tuple[Feature, Writes]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What is computed, and by which section.
+
+    Attributes:
+        source: The program.
+        persistent: Features with coordinates of their own.
+        embedded: Variable -> its value before the first loop, where the embedding gives it.
+        prelude: Runs once.
+        block: Runs in every loop.
+        coda: Runs once per readout.
+        answer: What the unembedding reads.
+    """
+
+    source: Source
+    persistent: list[Feature]
+    embedded: Mapping[Feature, Function]
+    prelude: SectionPlan
+    block: SectionPlan
+    coda: SectionPlan
+    answer: Function
+
+    @property
+    def sections(self) -> tuple[SectionPlan, SectionPlan, SectionPlan]:
+        """In the order in which they run."""
+        return self.prelude, self.block, self.coda
+
+
+def plan(source: Source, domains: Mapping[Expr, Values]) -> Plan:
+    """Lower a program.
+
+    Raises:
+        InputError: an expression cannot be looked up by one layer; the message names it.
+    """
+    tokens = Feature("tokens", tuple(range(len(source.program.inputs))), "tokens")
+    indices = Feature("indices", tuple(range(source.max_length)), "indices")
+    inputs: dict[Expr, Function] = {Tokens(): of_feature(tokens), Indices(): of_feature(indices)}
+    variables = {
+        name: Feature(name, tuple(domains[Var(name)].tolist()), "variable")
+        for name in source.prepare
+    }
+
+    prelude = Section("prelude", source, inputs, indices)
+    embedded, targets = _prepare(source, prelude, variables, (tokens, indices))
+    fixed = {node: prelude.function(node) for node in _constant_nodes(source)}
+    held: dict[Expr, Feature] = {}
+    for node, function in fixed.items():
+        held[node] = Feature(repr(node), function.values, "fixed")
+        targets[prelude.hold(function, repr(node), role="fixed")] = held[node]
+
+    known = {**inputs, **{Var(name): of_feature(f) for name, f in variables.items()}}
+    known.update({node: of_feature(feature) for node, feature in held.items()})
+    block = Section("block", source, known, indices)
+    stepped = {name: block.function(x) for name, x in source.step.items()}
+    at_the_end = [(variables[name], _rewrite(source, name, f, variables[name])) for name, f in stepped.items()]
+
+    coda = Section("coda", source, known, indices)
+    answer = coda.function(source.finish)
+    if not answer.for_attention:
+        answer = of_feature(coda.hold(answer, f"answer: {source.finish!r}"))
+
+    sections = (
+        _section(prelude, list(targets), targets, []),
+        _section(block, [], {}, at_the_end),
+        _section(coda, list(answer.features), {}, []),
+    )
+    used = {f for section in sections for f in _inputs_of(section)} | {*answer.features}
+    persistent = [f for f in (tokens, indices) if f in used] + [
+        *held.values(),
+        *variables.values(),
+    ]
+    return Plan(source, persistent, embedded, *sections, answer)
+
+
+def _prepare(
+    source: Source,
+    prelude: Section,
+    variables: Mapping[str, Feature],
+    embedded: tuple[Feature, Feature],
+) -> tuple[dict[Feature, Function], dict[Feature, Feature]]:
+    """The variables' first values: by the embedding where it can, else written by the prelude."""
+    by_embedding: dict[Feature, Function] = {}
+    by_prelude: dict[Feature, Feature] = {}
+    for name, expr in source.prepare.items():
+        function = prelude.function(expr)
+        if all(f in embedded for f in function.features) and len(function.features) <= 1:
+            by_embedding[variables[name]] = function
+        else:
+            values = variables[name].values
+            written = prelude.hold(function, name, role="variable", values=values)
+            by_prelude[written] = variables[name]
+    return by_embedding, by_prelude
+
+
+def _constant_nodes(source: Source) -> list[Seq]:
+    """What step and finish need of heads that read no variable: the largest such expressions."""
+    roots = [*source.step.values(), source.finish]
+    with_heads: set[Expr] = set()
+    for node in postorder(roots):
+        if isinstance(node, (Aggregate, SelWidth)) or any(c in with_heads for c in node.children):
+            with_heads.add(node)
+    found: dict[Seq, None] = {}
+    seen: set[Expr] = set()
+    waiting: list[Expr] = list(roots)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, Seq) and node in with_heads and not node.variables:
+            found[node] = None
+        elif node not in seen:
+            seen.add(node)
+            waiting.extend(node.children)
+    return list(found)
+
+
+def _rewrite(source: Source, name: str, function: Function, variable: Feature) -> Writes:
+    """What the last layer writes into a variable."""
+    writes = lookup(function, variable.values)
+    if writes is None:
+        raise InputError(
+            f"step, {name} = {source.step[name]!r} of program {source.program.name}",
+            expected="an operation that one layer can look up",
+            given="a function of "
+            + " and ".join(f"{len(f.values)} values" for f in function.features),
+            fix="Compile for a smaller max_length, or write it in smaller steps.",
+        )
+    return writes
+
+
+def _section(
+    section: Section,
+    roots: list[Feature],
+    targets: dict[Feature, Feature],
+    at_the_end: list[tuple[Feature, Writes]],
+) -> SectionPlan:
+    ends = [writes.layer for _, writes in at_the_end]
+    needed = live([*roots, *(f for _, writes in at_the_end for f in writes.inputs)])
+    written = [f for f in section.written if f in needed]
+    n_layers = 1 + max([-1, *ends, *(f.layer for f in written)])
+    return SectionPlan(section.name, n_layers, written, targets, at_the_end)
+
+
+def live(roots: Iterable[Feature]) -> set[Feature]:
+    """The features that some features are made from, and they themselves."""
+    found: set[Feature] = set()
+    waiting = list(roots)
+    while waiting:
+        feature = waiting.pop()
+        if feature not in found:
+            found.add(feature)
+            waiting.extend(inputs_of(feature))
+    return found
+
+
+def inputs_of(feature: Feature) -> list[Feature]:
+    """The features that one is made from."""
+    if feature.writes is not None:
+        return list(feature.writes.inputs)
+    if feature.head is not None:
+        carried = feature.head.carried[feature].feature
+        return [*feature.head.inputs, *([] if carried is None else [carried])]
+    return []
+
+
+def _inputs_of(section: SectionPlan) -> set[Feature]:
+    made = {f for feature in section.live for f in inputs_of(feature)}
+    return made | {f for _, writes in section.at_the_end for f in writes.inputs}

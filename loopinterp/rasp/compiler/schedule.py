@@ -1,0 +1,124 @@
+"""Stage 3, lower: an expression graph as features, each written by one layer.
+
+A section is a stack of layers that is run as one: the prelude, the block, or the coda. Going
+through the graph from the leaves, every expression becomes a function of features that are held
+already; it gets a feature of its own only where one is needed: where a head must read it, where
+it is a variable, or where the table would be too large otherwise.
+"""
+
+from __future__ import annotations
+
+from loopinterp.errors import InputError
+from loopinterp.rasp.compiler.aggregates import Aggregates
+from loopinterp.rasp.compiler.attention import Selection
+from loopinterp.rasp.compiler.domains import applied, mapped
+from loopinterp.rasp.compiler.features import Feature, Role
+from loopinterp.rasp.compiler.functions import Function, constant, fuse, of_feature
+from loopinterp.rasp.compiler.lookups import MOST_FUSED_RULES, cost, lookup
+from loopinterp.rasp.compiler.validate import Source
+from loopinterp.rasp.expr import Aggregate, Elementwise, Full, Select, Seq, SelWidth, TokMap
+from loopinterp.rasp.graph import postorder
+from loopinterp.rasp.node import Expr
+
+class Section:
+    """The layers of one section, as they are planned.
+
+    Args:
+        name: ``prelude``, ``block`` or ``coda``.
+        source: The program.
+        known: Expressions that are held at the start, as functions of their features.
+        indices: The feature of the positions.
+    """
+
+    def __init__(
+        self, name: str, source: Source, known: dict[Expr, Function], indices: Feature
+    ) -> None:
+        self.name, self.source = name, source
+        self.functions: dict[Expr, Function] = dict(known)
+        self.written: list[Feature] = []
+        self._heads = Aggregates(self, indices)
+
+    def function(self, expr: Seq) -> Function:
+        """An expression as a function of features, with whatever that needs."""
+        for node in postorder([expr], self.functions):
+            if isinstance(node, Seq):
+                self.functions[node] = self._function(node)
+        return self.functions[expr]
+
+    def hold(
+        self, function: Function, name: str, *, role: Role = "scratch", values: tuple[int, ...] = ()
+    ) -> Feature:
+        """A feature that holds a function, written by the first layer that can.
+
+        Raises:
+            InputError: it would take too many units.
+        """
+        taken = values or function.values
+        writes = lookup(function, taken)
+        if writes is None:
+            raise InputError(
+                f"{name} of program {self.source.program.name}",
+                expected="an operation that one layer can look up",
+                given="a function of "
+                + " and ".join(f"{len(f.values)} values" for f in function.features),
+                fix="Compile for a smaller max_length, or write it in smaller steps.",
+            )
+        feature = Feature(name, taken, role, layer=writes.layer, writes=writes)
+        self.written.append(feature)
+        return feature
+
+    def readable(self, node: Seq) -> Function:
+        """An expression as a function that a head can read; held first, if need be."""
+        if not self.functions[node].for_attention:
+            self._hold_node(node)
+        return self.functions[node]
+
+    def _function(self, node: Seq) -> Function:
+        if isinstance(node, Full):
+            return constant(node.value)
+        if isinstance(node, TokMap):
+            return self._operation(node, (node.x,))
+        if isinstance(node, Elementwise):
+            return self._operation(node, node.args)
+        if isinstance(node, (Aggregate, SelWidth)):
+            select = node.selector
+            assert isinstance(select, Select)
+            selection = Selection.of(select, self.readable(select.k), self.readable(select.q))
+            if isinstance(node, SelWidth):
+                return self._heads.width(node, selection)
+            return self._heads.aggregate(node, selection, self.readable(node.value))
+        raise AssertionError(f"{node!r} is not known in the {self.name}")
+
+    def _operation(self, node: TokMap | Elementwise, args: tuple[Seq, ...]) -> Function:
+        """An operation on functions; their features are shared, or they are held first."""
+        fused = self._fused(node, args)
+        several = [arg for arg in dict.fromkeys(args) if len(self.functions[arg].features) > 1]
+        if several and (fused is None or cost(fused, MOST_FUSED_RULES) > MOST_FUSED_RULES):
+            for arg in several:
+                self._hold_node(arg)
+            fused = self._fused(node, args)
+        if fused is None:
+            # Flags of large features are small features.
+            for arg in dict.fromkeys(args):
+                function = self.functions[arg]
+                if function.features and len(function.values) < function.table.size:
+                    self._hold_node(arg)
+            fused = self._fused(node, args)
+        if fused is None:
+            raise InputError(
+                self.source.where(node),
+                expected="arguments with few enough values to be tabled together",
+                given=" and ".join(f"{len(self.functions[x].values)} values" for x in args),
+                fix="Compile for a smaller max_length, or write it in smaller steps.",
+            )
+        return fused
+
+    def _fused(self, node: TokMap | Elementwise, args: tuple[Seq, ...]) -> Function | None:
+        functions = [self.functions[arg] for arg in args]
+        if isinstance(node, TokMap):
+            return fuse(lambda x: mapped(self.source, node, x[0]), functions)
+        return fuse(lambda x: applied(self.source, node, x), functions, node.op)
+
+    def _hold_node(self, node: Seq) -> None:
+        function = self.functions[node]
+        self.functions[node] = of_feature(self.hold(function, repr(node)))

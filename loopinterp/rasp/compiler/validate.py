@@ -1,0 +1,139 @@
+"""Stage 1, validate: is this a program that can be compiled, and in which words?
+
+What a later stage would trip over is refused here, and shorthands are written out: from here on
+a program is made of tokens, indices, constants, variables, tables, elementwise operations,
+selections, aggregates and widths.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from loopinterp.errors import InputError
+from loopinterp.rasp.expr import Aggregate, Select, Seq, ShiftRight
+from loopinterp.rasp.graph import postorder
+from loopinterp.rasp.node import Expr
+from loopinterp.rasp.program import LoopProgram
+from loopinterp.rasp.registry import get_program
+
+MAX_LENGTH = 512
+"""Longest sequence a model is compiled for: each position has a direction of its own."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A program ready for the compiler: every variable has a step, and no shorthand is left.
+
+    Attributes:
+        program: The program as it was given.
+        prepare: Variable -> its value before the first loop.
+        step: Variable -> its value after one loop; itself where the program keeps it.
+        finish: The answer.
+        max_length: Positions of the longest sequence.
+        causal: Whether every selection is causal, so that the model's attention can be.
+    """
+
+    program: LoopProgram
+    prepare: dict[str, Seq]
+    step: dict[str, Seq]
+    finish: Seq
+    max_length: int
+    causal: bool
+
+    @property
+    def parts(self) -> dict[str, tuple[Seq, ...]]:
+        """The expressions of each part."""
+        return {
+            "prepare": tuple(self.prepare.values()),
+            "step": tuple(self.step.values()),
+            "finish": (self.finish,),
+        }
+
+    def where(self, node: Expr) -> str:
+        """A node, and the part of the program it stands in: for error messages."""
+        for part, roots in self.parts.items():
+            if node in postorder(roots):
+                return f"{node!r} in {part} of program {self.program.name}"
+        return f"{node!r} of program {self.program.name}"
+
+
+def validate(program: LoopProgram | str, max_length: int) -> Source:
+    """Check what was given, and write the shorthands out.
+
+    Raises:
+        InputError: no loop program, or a length out of range.
+    """
+    program = get_program(program) if isinstance(program, str) else program
+    if not isinstance(program, LoopProgram):
+        raise InputError(
+            "program",
+            expected="a LoopProgram, or the name of a registered one",
+            given=type(program).__name__,
+            fix="Build one with LoopProgram(name=..., prepare=..., step=..., finish=...).",
+        )
+    if (
+        isinstance(max_length, bool)
+        or not isinstance(max_length, int)
+        or not 1 <= max_length <= MAX_LENGTH
+    ):
+        raise InputError(
+            "max_length",
+            expected=f"1 to {MAX_LENGTH} positions, those of BOS and padding included",
+            given=repr(max_length),
+            fix="Pass the longest sequence that the model shall read.",
+        )
+    roots = [*program.prepare.values(), *program.step.values(), program.finish]
+    plain = written_out(roots)
+    prepare = {name: _seq(plain[x]) for name, x in program.prepare.items()}
+    kept = {name: _variable(name) for name in program.prepare if name not in program.step}
+    step = {name: _seq(plain[x]) for name, x in program.step.items()}
+    selects = [node for node in postorder(plain[x] for x in roots) if isinstance(node, Select)]
+    return Source(
+        program=program,
+        prepare=prepare,
+        step={name: {**step, **kept}[name] for name in prepare},
+        finish=_seq(plain[program.finish]),
+        max_length=max_length,
+        causal=all(select.causal for select in selects),
+    )
+
+
+def written_out(roots: Iterable[Seq]) -> dict[Expr, Expr]:
+    """Every node below the roots, with every shift in it replaced by what it stands for.
+
+    Example:
+        >>> from loopinterp.rasp import shift_right, tokens
+        >>> x = shift_right(tokens)
+        >>> written_out([x])[x]
+        aggregate(select(indices, indices - 1, '==', name='shift_1'), tokens)
+    """
+    new: dict[Expr, Expr] = {}
+    for node in postorder(roots):
+        if isinstance(node, ShiftRight):
+            shift = dataclasses.replace(node, x=new[node.x])
+            new[node] = Aggregate(shift.selector, shift.x, "mean", shift.default)
+        else:
+            fields = {f.name: getattr(node, f.name) for f in dataclasses.fields(node)}  # type: ignore[arg-type]
+            new[node] = type(node)(**{name: _renewed(x, new) for name, x in fields.items()})
+    return new
+
+
+def _renewed(field: object, new: dict[Expr, Expr]) -> object:
+    if isinstance(field, Expr):
+        return new[field]
+    if isinstance(field, tuple) and any(isinstance(x, Expr) for x in field):
+        return tuple(new[x] for x in field)
+    return field
+
+
+def _seq(node: Expr) -> Seq:
+    assert isinstance(node, Seq)  # what replaces a sequence is one
+    return node
+
+
+def _variable(name: str) -> Seq:
+    from loopinterp.rasp.language import var
+
+    return var(name)
