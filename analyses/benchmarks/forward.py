@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from analyses.benchmarks.bridge_peer import untied_bridge
 from analyses.benchmarks.plain import SIZES, PlainLoop, Size, plain_loop
 from analyses.benchmarks.timing import compare, parser, settle, show
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
-from tests.models.peers.untied import untied_bridge
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
+from analyses.benchmarks import notebook_peer as notebook
 from analyses.benchmarks.timing import compare, parser, settle, show
-from tests.models.peers import notebook
 
 if TYPE_CHECKING:
     from collections.abc import Callable

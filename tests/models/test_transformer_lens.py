@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 
+from analyses.benchmarks.bridge_peer import untied_bridge
 from loopinterp.errors import InputError
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
 from tests.models import transformer_lens_table as table
 from tests.models.peers.naive import NaiveLooped
-from tests.models.peers.untied import untied_bridge
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:transformer_lens")
 

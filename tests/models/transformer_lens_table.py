@@ -24,9 +24,9 @@ from transformer_lens.SVDInterpreter import SVDInterpreter
 from transformer_lens.tools import analysis
 from transformer_lens.tools.analysis.attribution_patching import EdgeAttributionConfig
 
+from analyses.benchmarks.bridge_peer import untied_bridge
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
 from tests.models.peers.naive import NaiveLooped
-from tests.models.peers.untied import untied_bridge
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.models.peers import abacus, gpt2, notebook
+from analyses.benchmarks import notebook_peer as notebook
+from tests.models.peers import abacus, gpt2
 
 if TYPE_CHECKING:
     from loopinterp.models import LoopedTransformer
