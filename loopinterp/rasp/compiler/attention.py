@@ -79,7 +79,7 @@ class Selection:
         """The relation as a matrix over the values of the features."""
         k, q = key.table.reshape(-1), query.table.reshape(-1)
         if isinstance(select.predicate, str):
-            keys, queries = (torch.from_numpy(np.ascontiguousarray(x)) for x in (k, q))
+            keys, queries = (torch.from_numpy(np.array(x)) for x in (k, q))
             holds = PREDICATES[select.predicate](keys[:, None], queries[None, :]).numpy()
         else:
             known = set(select.predicate)

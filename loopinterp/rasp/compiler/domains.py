@@ -15,6 +15,8 @@ import numpy as np
 import torch
 
 from loopinterp.errors import InputError
+from loopinterp.rasp.compiler.features import Feature
+from loopinterp.rasp.compiler.functions import Function, constant, fuse, of_feature
 from loopinterp.rasp.compiler.validate import Source
 from loopinterp.rasp.expr import (
     Aggregate,
@@ -38,6 +40,9 @@ MAX_VALUES = 1_024
 MAX_COMBINATIONS = 2**22
 """Most combinations of argument values that one operation is tried on."""
 
+RELATED_COMBINATIONS = 2**16
+"""Up to here an operation is tried on what its arguments are made of, not on their values."""
+
 Values = np.ndarray
 """Sorted distinct integers."""
 
@@ -55,54 +60,86 @@ def infer_domains(source: Source) -> dict[Expr, Values]:
         >>> [infer_domains(source)[x].tolist() for x in source.step.values()]
         [[0, 1, 2], [-1, 0, 1, 2]]
     """
-    domains: dict[Expr, Values] = {}
-    _infer(source, source.prepare.values(), domains)
-    state = {name: domains[x] for name, x in source.prepare.items()}
-    steps = [node for node in postorder(source.step.values()) if node.variables]
-    _infer(source, source.step.values(), domains, skip=steps)
+    known: _Known = {}
+    _infer(source, [x for x in source.prepare.values()], known)
+    state = {name: _values(known[x]) for name, x in source.prepare.items()}
+    roots = [*source.step.values(), source.finish]
+    changing = [n for n in postorder(roots) if n.variables and not isinstance(n, Var)]
+    _infer(source, [n for n in postorder(roots) if isinstance(n, Seq) and not n.variables], known)
     while True:
-        domains.update({Var(name): values for name, values in state.items()})
-        for node in steps:
-            if isinstance(node, Seq) and not isinstance(node, Var):
-                domains[node] = _of_node(source, node, domains)
-        grown = {name: _union(state[name], domains[x]) for name, x in source.step.items()}
+        known.update({Var(name): _leaf(name, values) for name, values in state.items()})
+        for node in changing:
+            if isinstance(node, Seq):
+                known[node] = _of_node(source, node, known)
+        grown = {n: np.union1d(state[n], _values(known[x])) for n, x in source.step.items()}
         for name, values in grown.items():
-            _check_size(source, f"variable {name!r} of program {source.program.name}", values)
+            _check_size(f"variable {name!r} of program {source.program.name}", values)
         if all(len(grown[name]) == len(state[name]) for name in state):
-            break
+            return {node: _values(function) for node, function in known.items()}
         state = grown
-    _infer(source, [source.finish], domains)
-    return domains
 
 
-def _infer(
-    source: Source, roots: Iterable[Seq], domains: dict[Expr, Values], skip: Iterable[Expr] = ()
-) -> None:
-    skipped = set(skip)
-    for node in postorder(roots):
-        if isinstance(node, Seq) and node not in domains and node not in skipped:
-            domains[node] = _of_node(source, node, domains)
+_Known = dict[Expr, Function]
+"""What an expression is, as far as that is followed: a function of some leaves."""
 
 
-def _of_node(source: Source, node: Seq, domains: dict[Expr, Values]) -> Values:
-    if isinstance(node, Tokens):
-        values = np.arange(len(source.program.inputs))
+def _values(function: Function) -> Values:
+    return np.array(function.values)
+
+
+def _leaf(name: str, values: Values) -> Function:
+    return of_feature(Feature(name, tuple(values.tolist())))
+
+
+def _infer(source: Source, roots: Iterable[Seq], known: _Known) -> None:
+    for node in postorder(roots, known):
+        if isinstance(node, Seq):
+            known[node] = _of_node(source, node, known)
+
+
+def _of_node(source: Source, node: Seq, known: _Known) -> Function:
+    if isinstance(node, Full):
+        return constant(node.value)
+    if isinstance(node, (TokMap, Elementwise)):
+        function = _of_operation(source, node, known)
+    elif isinstance(node, Tokens):
+        function = _leaf("tokens", np.arange(len(source.program.inputs)))
     elif isinstance(node, Indices):
-        values = np.arange(source.max_length)
-    elif isinstance(node, Full):
-        values = np.array([node.value])
-    elif isinstance(node, TokMap):
-        values = np.unique(mapped(source, node, domains[node.x]))
-    elif isinstance(node, Elementwise):
-        values = _of_elementwise(source, node, [domains[x] for x in node.args])
+        function = _leaf("indices", np.arange(source.max_length))
     elif isinstance(node, Aggregate):
-        values = _of_aggregate(node, domains)
+        function = _leaf(repr(node), _of_aggregate(node, _values(known[node.value])))
     elif isinstance(node, SelWidth):
-        values = np.arange(source.max_length + 1)
+        function = _leaf(repr(node), np.arange(source.max_length + 1))
     else:
         raise AssertionError(f"no domain of {type(node).__name__}")
-    _check_size(source, node, values)
-    return values
+    if len(function.values) > MAX_VALUES:
+        _check_size(source.where(node), _values(function))
+    return function
+
+
+def _of_operation(source: Source, node: TokMap | Elementwise, known: _Known) -> Function:
+    """An operation as a function of what its arguments are functions of.
+
+    ``where(x > 0, x - 1, x)`` has no value that x has not: what an expression reads twice is the
+    same both times.
+    """
+    args = (node.x,) if isinstance(node, TokMap) else node.args
+
+    def apply(x: list[np.ndarray]) -> np.ndarray:
+        return mapped(source, node, x[0]) if isinstance(node, TokMap) else applied(source, node, x)
+
+    functions = [known[arg] for arg in args]
+    fused = fuse(apply, functions, most=RELATED_COMBINATIONS)
+    if fused is not None:
+        return fused
+    if isinstance(node, Elementwise) and node.op == "where":
+        return _leaf(repr(node), np.union1d(_values(functions[1]), _values(functions[2])))
+    apart = [_leaf(repr(arg), _values(function)) for arg, function in zip(args, functions)]
+    fused = fuse(apply, apart, most=MAX_COMBINATIONS)
+    if fused is None:
+        combinations = int(np.prod([len(function.values) for function in functions]))
+        raise _too_many(source.where(node), f"{combinations:,} combinations of its arguments")
+    return _leaf(repr(node), _values(fused))
 
 
 def mapped(source: Source, node: TokMap, x: np.ndarray) -> np.ndarray:
@@ -112,20 +149,21 @@ def mapped(source: Source, node: TokMap, x: np.ndarray) -> np.ndarray:
         InputError: it lacks one, and has no default.
     """
     table = dict(node.table)
-    missing = [int(v) for v in x.reshape(-1).tolist() if v not in table]
+    values, place = np.unique(x, return_inverse=True)
+    missing = [v for v in values.tolist() if v not in table]
     if missing and node.default is None:
         raise InputError(
             f"table of {source.where(node)}",
-            expected=f"an entry for each of the {x.size} values it is given, or a default",
+            expected=f"an entry for each of the {len(values)} values it is given, or a default",
             given=f"none for {missing[0]}",
             fix=f"Add {missing[0]} to the table, or pass default=.",
         )
-    new = [table.get(v, node.default) for v in x.reshape(-1).tolist()]
-    return np.array(new, dtype=np.int64).reshape(x.shape)
+    new = np.array([table.get(v, node.default) for v in values.tolist()], dtype=np.int64)
+    return new[place].reshape(x.shape)
 
 
 def applied(source: Source, node: Elementwise, args: list[np.ndarray]) -> np.ndarray:
-    """An operation on arrays that are broadcast against each other.
+    """An operation on arrays of one shape.
 
     Raises:
         InputError: a division by zero.
@@ -141,40 +179,20 @@ def applied(source: Source, node: Elementwise, args: list[np.ndarray]) -> np.nda
     return apply(*(torch.from_numpy(np.array(x)) for x in args)).numpy()
 
 
-def _of_elementwise(source: Source, node: Elementwise, args: list[Values]) -> Values:
-    if node.op == "where":
-        condition, x, y = args
-        parts = ([x] if bool(condition.any()) else []) + ([y] if 0 in condition else [])
-        return np.unique(np.concatenate(parts))
-    combinations = int(np.prod([len(x) for x in args]))
-    if combinations > MAX_COMBINATIONS:
-        raise _too_many(source.where(node), f"{combinations:,} combinations of its arguments")
-    grid = np.meshgrid(*args, indexing="ij")
-    return np.unique(applied(source, node, list(grid)))
-
-
-def _of_aggregate(node: Aggregate, domains: dict[Expr, Values]) -> Values:
-    values = domains[node.value]
+def _of_aggregate(node: Aggregate, values: Values) -> Values:
     selector = node.selector
     assert isinstance(selector, Select)
     one_key = isinstance(selector.k, Indices) and selector.predicate == "=="
     if node.mode == "mean" and not one_key and len(values) > 1:
         # A mean of several lies between them, and is truncated.
-        if int(values[-1]) - int(values[0]) > 2 * MAX_VALUES:
-            values = np.arange(2 * MAX_VALUES + 1)  # too many, however many exactly
-        else:
-            values = np.arange(values[0], values[-1] + 1)
-    return _union(values, np.array([node.default]))
+        most = int(values[0]) + 2 * MAX_VALUES  # too many, however many exactly
+        values = np.arange(values[0], min(int(values[-1]), most) + 1)
+    return np.union1d(values, np.array([node.default]))
 
 
-def _union(x: Values, y: Values) -> Values:
-    return np.union1d(x, y)
-
-
-def _check_size(source: Source, node: Expr | str, values: Values) -> None:
+def _check_size(what: str, values: Values) -> None:
     if len(values) > MAX_VALUES:
-        what = node if isinstance(node, str) else source.where(node)
-        raise _too_many(what, "more, so far up to " + repr(int(values[-1])))
+        raise _too_many(what, f"{len(values):,} or more, up to {int(values[-1]):,}")
 
 
 def _too_many(what: str, given: str) -> InputError:

@@ -9,7 +9,7 @@ import numpy as np
 
 from loopinterp.rasp.compiler.features import PLAIN, Feature, Read, read_any
 
-MAX_TABLE_ENTRIES = 2**22
+MAX_TABLE_ENTRIES = 2**20
 """Largest table that is written out."""
 
 
@@ -38,10 +38,16 @@ class Function:
         """Whether a head can read it: a linear function of what is plainly there."""
         return len(self.features) <= 1 and all(f.order == PLAIN for f in self.features)
 
-    @property
-    def rises(self) -> list[np.ndarray]:
-        """For each value but the first: where the function is at least that value."""
-        return [self.table >= value for value in self.values[1:]]
+    def within(self, values: np.ndarray) -> Function:
+        """The same function, known to have none but these values.
+
+        What else the table holds belongs to combinations that never occur, of which the next
+        allowed value is as right as any other.
+        """
+        if bool(np.isin(self.table, values).all()):
+            return self
+        place = np.searchsorted(values, self.table).clip(max=len(values) - 1)
+        return Function(self.features, values[place], self.parts)
 
     def read(self, chosen: np.ndarray) -> Read:
         """A read of a function of one feature: 1 for the chosen of that feature's values."""
@@ -63,16 +69,26 @@ def of_feature(feature: Feature) -> Function:
 
 
 def fuse(
-    apply: Callable[[list[np.ndarray]], np.ndarray], args: list[Function], op: str | None = None
+    apply: Callable[[list[np.ndarray]], np.ndarray],
+    args: list[Function],
+    op: str | None = None,
+    *,
+    most: int = MAX_TABLE_ENTRIES,
 ) -> Function | None:
     """An operation on functions, as one function of all their features.
+
+    Args:
+        apply: The operation, on arrays of one shape.
+        args: The functions.
+        op: Its name, if it is one of the language.
+        most: Entries of the largest table.
 
     Returns:
         None where the table would be too large.
     """
     features = tuple(dict.fromkeys(f for arg in args for f in arg.features))
     shape = tuple(len(f.values) for f in features)
-    if np.prod(shape, dtype=np.float64) > MAX_TABLE_ENTRIES:
+    if np.prod(shape, dtype=np.float64) > most:
         return None
     grids = [_spread(arg, features, shape) for arg in args]
     table = np.broadcast_to(apply(grids), shape)

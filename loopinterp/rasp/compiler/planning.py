@@ -82,7 +82,7 @@ def plan(source: Source, domains: Mapping[Expr, Values]) -> Plan:
         for name in source.prepare
     }
 
-    prelude = Section("prelude", source, inputs, indices)
+    prelude = Section("prelude", source, domains, inputs, indices)
     embedded, targets = _prepare(source, prelude, variables, (tokens, indices))
     fixed = {node: prelude.function(node) for node in _constant_nodes(source)}
     held: dict[Expr, Feature] = {}
@@ -92,11 +92,11 @@ def plan(source: Source, domains: Mapping[Expr, Values]) -> Plan:
 
     known = {**inputs, **{Var(name): of_feature(f) for name, f in variables.items()}}
     known.update({node: of_feature(feature) for node, feature in held.items()})
-    block = Section("block", source, known, indices)
+    block = Section("block", source, domains, known, indices)
     stepped = {name: block.function(x) for name, x in source.step.items()}
     at_the_end = [(variables[name], _rewrite(source, name, f, variables[name])) for name, f in stepped.items()]
 
-    coda = Section("coda", source, known, indices)
+    coda = Section("coda", source, domains, known, indices)
     answer = coda.function(source.finish)
     if not answer.for_attention:
         answer = of_feature(coda.hold(answer, f"answer: {source.finish!r}"))

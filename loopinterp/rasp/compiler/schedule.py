@@ -8,10 +8,12 @@ it is a variable, or where the table would be too large otherwise.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from loopinterp.errors import InputError
 from loopinterp.rasp.compiler.aggregates import Aggregates
 from loopinterp.rasp.compiler.attention import Selection
-from loopinterp.rasp.compiler.domains import applied, mapped
+from loopinterp.rasp.compiler.domains import Values, applied, mapped
 from loopinterp.rasp.compiler.features import Feature, Role
 from loopinterp.rasp.compiler.functions import Function, constant, fuse, of_feature
 from loopinterp.rasp.compiler.lookups import MOST_FUSED_RULES, cost, lookup
@@ -26,14 +28,20 @@ class Section:
     Args:
         name: ``prelude``, ``block`` or ``coda``.
         source: The program.
+        domains: The values of every expression.
         known: Expressions that are held at the start, as functions of their features.
         indices: The feature of the positions.
     """
 
     def __init__(
-        self, name: str, source: Source, known: dict[Expr, Function], indices: Feature
+        self,
+        name: str,
+        source: Source,
+        domains: Mapping[Expr, Values],
+        known: dict[Expr, Function],
+        indices: Feature,
     ) -> None:
-        self.name, self.source = name, source
+        self.name, self.source, self.domains = name, source, domains
         self.functions: dict[Expr, Function] = dict(known)
         self.written: list[Feature] = []
         self._heads = Aggregates(self, indices)
@@ -42,7 +50,7 @@ class Section:
         """An expression as a function of features, with whatever that needs."""
         for node in postorder([expr], self.functions):
             if isinstance(node, Seq):
-                self.functions[node] = self._function(node)
+                self.functions[node] = self._function(node).within(self.domains[node])
         return self.functions[expr]
 
     def hold(
