@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.functional import one_hot
 
-from loopinterp.errors import InputError
+from loopinterp.errors import InputError, unknown_name
 from loopinterp.rasp.language import UNKNOWN
 
 if TYPE_CHECKING:
@@ -111,6 +111,17 @@ class ProgramModel:
                 fix="See program.variables, and the trace of the examples.",
             )
         return self._rotation[sum(self._sizes[: at + 1]) + index]
+
+    def subspace(self, variable: str) -> Float[Tensor, "value d_model"]:
+        """The directions of all values of a variable, one a row.
+
+        Raises:
+            InputError: the program has no such variable.
+        """
+        if variable not in self._lowest:
+            raise unknown_name(f"variable of program {self.program.name}", variable, self._lowest)
+        block = list(self._lowest).index(variable) + 1
+        return self._rotation.split(self._sizes)[block]
 
     def _read(self, h: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         token, *blocks = (h @ self._rotation.mT).split(self._sizes, dim=-1)

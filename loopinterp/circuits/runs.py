@@ -160,7 +160,8 @@ def states_after(
     iteration = bind(model, inputs)
     h = iteration.h0
     found = h[row, pos]
-    for t in range(1, int(loop.max()) + 1):
+    last = int(loop.max()) if len(loop) else 0
+    for t in range(1, last + 1):
         h = iteration.step(h)
         now = loop == t
         found[now] = h[row[now], pos[now]]

@@ -13,7 +13,7 @@ from loopinterp.circuits.alignment_choice import halves, rate_alignments
 from loopinterp.circuits.behaviour import behaviour_scores
 from loopinterp.circuits.pairs import PLACES, RUN_ON, SwapPairs, swap_pairs
 from loopinterp.circuits.runs import SwapRun, prepare_swaps
-from loopinterp.circuits.subspaces import energy_rank, random_subspaces
+from loopinterp.circuits.subspaces import CONTROL_ENERGY, energy_rank, random_subspaces
 from loopinterp.rasp.language import UNKNOWN
 
 if TYPE_CHECKING:
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
     from loopinterp.models.protocol import LoopedModel
     from loopinterp.rasp.program import LoopProgram
-
-CONTROL_ENERGY = 0.9
-"""The random control has as many dimensions as hold this share of what the swaps change."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
+CONTROL_ENERGY = 0.9
+"""A random control of the whole state has as many dimensions as hold this share of its change."""
+
 
 def random_subspaces(
     count: int, rank: int, d_model: int, generator: torch.Generator

@@ -1,0 +1,160 @@
+"""The result of interchange interventions on the variables of a program."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from loopinterp.circuits.verdict import plain
+from loopinterp.intervals import wilson_interval
+from loopinterp.results import Figure, Finding, Result
+
+VARIABLE = "the variable"
+RANDOM = "random directions"
+OTHER_LOOP = "another loop"
+OTHER_VARIABLE = "another variable"
+NOTHING = "nothing"
+
+SWAPS = (VARIABLE, RANDOM, OTHER_LOOP, OTHER_VARIABLE, NOTHING)
+"""What is put into the base's state: the first is the intervention, the others its controls."""
+
+_CELL = ("variable", "loop", "delay")
+_SCORE = ("swap", *_CELL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InterchangeResult(Result):
+    """What :func:`interchange_study` returns.
+
+    A cell is a variable, the number of loops after which it is swapped, and when the answer is
+    read. Cells without pairs are NaN.
+
+    Attributes:
+        agreement: How often the model's whole output is the program's counterfactual, by what was
+            swapped (:data:`SWAPS`): the source's part of the state in the variable's subspace;
+            as many random directions; the same subspace with the source's state after another
+            loop, at which it has another value; another variable's subspace; or nothing. The
+            last is what the model does anyway, and so the chance level of the others.
+        low: Lower end of its 95% interval (Wilson) over pairs.
+        high: Upper end.
+        n_pairs: Pairs behind it. Some have no other loop or variable that would be a control.
+        behaviour: How often the model's whole output without a swap is the program's, on the same
+            pairs.
+        chance: How often the program itself answers without the swap as it does with it: what a
+            swap that does nothing would score in a model that behaves like the program. 0, as
+            pairs are chosen for that.
+        random_ranks: Dimensions of the random control.
+        swaps: What is swapped.
+        variables: The program's variables.
+        loops: Loops after which the swap is made; 0 is the initial state.
+        delays: When the answer is read, in words.
+        ranks: Dimensions of each variable's subspace; all of the state's if it has none, and then
+            the program's counterfactual takes all variables.
+        whole: Whether the whole state is swapped for each variable.
+        program: The program.
+    """
+
+    AXES: ClassVar[dict[str, tuple[str, ...]]] = {
+        "agreement": _SCORE,
+        "low": _SCORE,
+        "high": _SCORE,
+        "n_pairs": _SCORE,
+        "behaviour": _CELL,
+        "chance": _CELL,
+        "random_ranks": _CELL,
+    }
+
+    agreement: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    n_pairs: np.ndarray
+    behaviour: np.ndarray
+    chance: np.ndarray
+    random_ranks: np.ndarray
+    swaps: list[str]
+    variables: list[str]
+    loops: list[int]
+    delays: list[str]
+    ranks: list[int]
+    whole: list[bool]
+    program: str
+
+    @property
+    def iia(self) -> np.ndarray:
+        """Interchange intervention accuracy [variable, loop, delay]."""
+        return self.of(VARIABLE)
+
+    def of(self, swap: str) -> np.ndarray:
+        """The agreement of one kind of swap [variable, loop, delay]."""
+        return self.agreement[self.swaps.index(swap)]
+
+    def pooled(self, swap: str, variable: str | None = None) -> tuple[float, float, float, int]:
+        """Agreement over all pairs of a kind of swap, its 95% interval, and how many they are.
+
+        Args:
+            swap: One of :data:`SWAPS`.
+            variable: Of this variable only.
+        """
+        k = self.swaps.index(swap)
+        rows = slice(None) if variable is None else self.variables.index(variable)
+        count = self.n_pairs[k, rows]
+        n = int(count.sum())
+        right = float(np.nansum(self.agreement[k, rows] * count))
+        low, high = share_interval(np.array(right), np.array(n))
+        return (right / n if n else float("nan")), float(low), float(high), n
+
+    def figures(self) -> list[Figure]:
+        from loopinterp.circuits.interchange_figures import interchange_figures
+
+        return interchange_figures(self)
+
+    def summary(self) -> list[Finding]:
+        """Whether the variables are where they are said to be, against the controls."""
+        score, low, high, n = self.pooled(VARIABLE)
+        name = plain(self.program)
+        if not n:
+            text = (
+                f"No pair of these inputs has an answer of “{name}” that a swap of one variable "
+                "would change, so nothing was tried."
+            )
+            return [Finding(kind="program", text=text)]
+        controls = {swap: self.pooled(swap) for swap in self.swaps[1:]}
+        shown = ", ".join(f"{swap} {c[0]:.0%}" for swap, c in controls.items() if c[3])
+        good = all(low > c[2] for c in controls.values() if c[3])
+        weakest = min(self.variables, key=lambda v: _nan_last(self.pooled(VARIABLE, v)[0]))
+        least = self.pooled(VARIABLE, weakest)[0]
+        text = (
+            f"Taking a variable of “{name}” from another input's run changes the model's whole "
+            f"answer to what the program says in {score:.0%} of {n} swaps (95% interval "
+            f"{low:.0%}–{high:.0%}), and least often for “{plain(weakest)}” ({least:.0%}). "
+            f"Swapped in its place: {shown}."
+        )
+        return [
+            Finding(kind="program", text=text, value=f"{score:.0%}", good=good),
+            *self._where(),
+        ]
+
+    def _where(self) -> list[Finding]:
+        """The cell at which the intervention fails most, where it does."""
+        if not np.any(self.iia < 1):
+            return []
+        v, t, d = np.unravel_index(int(np.nanargmin(self.iia)), self.iia.shape)
+        text = (
+            f"Swaps do least of what “{plain(self.program)}” says for “{plain(self.variables[v])}” "
+            f"after {self.loops[t]} loops, read {self.delays[d]}: {self.iia[v, t, d]:.0%}; "
+            f"without a swap the model answers as the program there in "
+            f"{self.behaviour[v, t, d]:.0%}."
+        )
+        return [Finding(kind="program", text=text, value=f"{self.iia[v, t, d]:.0%}")]
+
+
+def share_interval(right: np.ndarray, n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Wilson's interval of ``right`` out of ``n``; NaN where n is 0."""
+    low, high = wilson_interval(right, np.maximum(n, 1))
+    return np.where(n > 0, low, np.nan), np.where(n > 0, high, np.nan)
+
+
+def _nan_last(score: float) -> float:
+    return np.inf if np.isnan(score) else score
