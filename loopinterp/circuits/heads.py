@@ -276,7 +276,8 @@ def _over_loops(values: np.ndarray) -> np.ndarray:
 def _assign(gain: np.ndarray, exact: np.ndarray, heads: list[str]) -> list[str]:
     """The head of each selector, one to one, for the largest total gain [head, selector].
 
-    A head that computes a selector goes before any gain that could be had instead.
+    A head that computes a selector goes before any gain that could be had instead: selectors that
+    ask at different queries would else draw heads away from one another.
     """
     from scipy.optimize import linear_sum_assignment
 
