@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from loopinterp.circuits.decoding import decodability as decodability
     from loopinterp.circuits.heads import HeadMatch as HeadMatch
     from loopinterp.circuits.heads import match_heads as match_heads
+    from loopinterp.circuits.interchange import interchange_study as interchange_study
+    from loopinterp.circuits.interchange_result import SWAPS as SWAPS
+    from loopinterp.circuits.interchange_result import InterchangeResult as InterchangeResult
     from loopinterp.circuits.model_heads import head_study as head_study
     from loopinterp.circuits.pairs import PLACES as PLACES
     from loopinterp.circuits.pairs import SwapPairs as SwapPairs
@@ -38,11 +41,13 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "CircuitComparison": ".comparison_result",
         "Decodability": ".decoding",
         "HeadMatch": ".heads",
+        "InterchangeResult": ".interchange_result",
         "NONE": ".verdict",
         "PLACES": ".pairs",
         "PatchingSweep": ".patching_result",
         "Prediction": ".alignment",
         "ProgramModel": ".program_model",
+        "SWAPS": ".interchange_result",
         "SubspaceSwaps": ".partial_swaps",
         "SwapPairs": ".pairs",
         "SwapRun": ".runs",
@@ -53,6 +58,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "decodability": ".decoding",
         "head_name": ".sections",
         "head_study": ".model_heads",
+        "interchange_study": ".interchange",
         "match_heads": ".heads",
         "patching_sweep": ".patching",
         "predict": ".alignment",
