@@ -15,7 +15,7 @@ def wilson_interval(
     Args:
         successes: How many of the trials succeeded, in any shape.
         trials: n.
-        z: Quantile of the normal distribution; 1.96 gives 95 %.
+        z: Quantile of the normal distribution; 1.96 gives 95%.
 
     Source: Wilson (1927), Probable inference, the law of succession, and statistical inference
         (doi 10.1080/01621459.1927.10502953).

@@ -122,6 +122,19 @@ class Finding:
     good: bool | None = None
 
 
+def percent(share: float | np.floating) -> str:
+    """A share as findings say it: a whole percentage, but never rounded up to 100 or down to 0.
+
+    Example:
+        >>> percent(1.0), percent(0.997), percent(0.5), percent(0.001)
+        ('100%', '99.7%', '50%', '0.1%')
+    """
+    value = 100 * float(share)
+    if 0 < value < 1 or 99 < value < 100:
+        return f"{min(max(value, 0.1), 99.9):.1f}%"
+    return f"{value:.0f}%"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Result:
     """Base of every study's result.

@@ -11,7 +11,7 @@ import pytest
 import loopinterp
 from loopinterp import results
 from loopinterp.errors import CheckpointError, InputError
-from loopinterp.results import Provenance, Result, config_hash, load_result, study
+from loopinterp.results import Provenance, Result, config_hash, load_result, percent, study
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,3 +170,9 @@ def test_a_missing_arrays_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "Sample.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"Sample\.safetensors.*No such file"):
         load_result(path)
+
+
+def test_no_share_below_all_is_said_to_be_all() -> None:
+    shares = (1, 0.9999, 0.99, 0.994, 0.42, 0.01, 0.0001, 0)
+    said = ["100%", "99.9%", "99%", "99.4%", "42%", "1%", "0.1%", "0%"]
+    assert [percent(share) for share in shares] == said

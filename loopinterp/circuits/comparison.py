@@ -49,7 +49,7 @@ def compare_programs(
     scored on the other half, and the other way round, so that choosing does not flatter.
 
     Three more numbers stand beside the score: the control, the same swap restricted to random
-    directions, another draw for each pair, as many as hold 90 % of what the swaps change; the
+    directions, another draw for each pair, as many as hold 90% of what the swaps change; the
     output two loops later and after all loops; and the behaviour, how often the program's output
     is the model's without any swap, at loops short of T(n) and where the rivals differ.
 

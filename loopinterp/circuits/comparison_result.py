@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from loopinterp.circuits.verdict import Verdict, in_words, plain
-from loopinterp.results import Figure, Finding, Result
+from loopinterp.results import Figure, Finding, Result, percent
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -130,7 +130,7 @@ class CircuitComparison(Result):
                 value=plain(verdict.winner),
                 good=verdict.named,
             ),
-            Finding(kind="program", text=hold_text(self), value=f"{verdict.score:.0%}"),
+            Finding(kind="program", text=hold_text(self), value=percent(verdict.score)),
         ]
 
 
@@ -140,24 +140,25 @@ def verdict_text(result: CircuitComparison) -> str:
     p = result.programs.index(v.nearest)
     control = result.control[-1, p, -1, 1]
     rival = (
-        f", against {v.rival_score:.0%} ({v.rival_low:.0%}–{v.rival_high:.0%}) for the next best, "
-        f"{plain(v.rival)}"
+        f", against {percent(v.rival_score)} ({_span(v.rival_low, v.rival_high)}) for the next "
+        f"best, {plain(v.rival)}"
         if v.rival
         else ""
     )
     agrees = (
-        f"{v.score:.0%} of swaps of one bit's state (95% interval {v.low:.0%}–{v.high:.0%}){rival}"
+        f"{percent(v.score)} of swaps of one bit's state (95% interval {_span(v.low, v.high)})"
+        f"{rival}"
     )
     if v.named:
         return (
             f"The circuit is the program “{plain(v.winner)}”: one loop after, the model answers as "
-            f"the program says in {agrees}; random directions in its place: {control:.0%}."
+            f"the program says in {agrees}; random directions in its place: {percent(control)}."
         )
     return (
         f"The circuit is none of the {len(result.programs)} programs. The nearest is "
         f"“{plain(v.nearest)}”: one loop after, the model answers as it says in {agrees}; but "
         f"{'; '.join(v.reasons)}. It fails most {in_words(v.weakest_place)} "
-        f"({v.weakest_score:.0%}).{_later_text(result)}"
+        f"({percent(v.weakest_score)}).{_later_text(result)}"
     )
 
 
@@ -167,8 +168,8 @@ def _later_text(result: CircuitComparison) -> str:
     if not later.named:
         return ""
     return (
-        f" Two loops after the swap it would be “{plain(later.winner)}” ({later.score:.0%}, "
-        f"{later.low:.0%}–{later.high:.0%}): this model takes longer than a loop to answer."
+        f" Two loops after the swap it would be “{plain(later.winner)}” ({percent(later.score)}, "
+        f"{_span(later.low, later.high)}): this model takes longer than a loop to answer."
     )
 
 
@@ -176,10 +177,14 @@ def hold_text(result: CircuitComparison) -> str:
     """How long the nearest program keeps predicting the model."""
     v = result.verdict
     p = result.programs.index(v.nearest)
-    now, one, two, end = result.iia[-1, p, -1]
+    now, one, two, end = map(percent, result.iia[-1, p, -1])
     return (
-        f"After a swap “{plain(v.nearest)}” says the model's whole answer in {now:.0%} of cases at "
-        f"once, {one:.0%} one loop later, {two:.0%} two loops later and {end:.0%} at the end; "
+        f"After a swap “{plain(v.nearest)}” says the model's whole answer in {now} of cases at "
+        f"once, {one} one loop later, {two} two loops later and {end} at the end; "
         f"without a swap, short of T(n) loops and where the rivals differ, in "
-        f"{result.behaviour[-1, p]:.0%}."
+        f"{percent(result.behaviour[-1, p])}."
     )
+
+
+def _span(low: float, high: float) -> str:
+    return f"{percent(low)}–{percent(high)}"

@@ -19,7 +19,7 @@ from loopinterp.circuits.verdict import plain
 from loopinterp.probing.linear import RidgeProbe
 from loopinterp.probing.states import describe_model, states_at
 from loopinterp.rasp.registry import get_program
-from loopinterp.results import Figure, Finding, Result, study
+from loopinterp.results import Figure, Finding, Result, percent, study
 from loopinterp.tasks.addition import Addition
 
 if TYPE_CHECKING:
@@ -86,14 +86,14 @@ class SubspaceSwaps(Result):
             text = (
                 f"Swapping only what a {self.subspaces[k]} reads ({self.ranks[k]} of "
                 f"{max(self.ranks)} dimensions) does what “{plain(self.program)}” says in "
-                f"{score:.0%} of cases one loop later; random directions: {control:.0%}. "
+                f"{percent(score)} of cases one loop later; random directions: {percent(control)}. "
                 + (
                     "It is read and used."
                     if used
                     else "It can be read, but it is not what is used."
                 )
             )
-            found.append(Finding(kind="program", text=text, value=f"{score:.0%}"))
+            found.append(Finding(kind="program", text=text, value=percent(score)))
         return found
 
 

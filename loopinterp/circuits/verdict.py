@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from loopinterp.circuits.intervals import Intervals
+from loopinterp.results import percent
 
 NONE = "none of these"
 THRESHOLD = 0.9
@@ -101,20 +102,20 @@ def decide(
     reasons = []
     if scores.low[best] < threshold:
         reasons.append(
-            f"its interval reaches down to {scores.low[best]:.0%}, below {threshold:.0%}"
+            f"its interval reaches down to {percent(scores.low[best])}, below {percent(threshold)}"
         )
     highest = max((scores.high[p] for p in others), default=0.0)
     if scores.low[best] <= highest:
         close = [programs[p] for p in others if scores.high[p] >= scores.low[best]]
         reasons.append(f"its interval overlaps that of {' and '.join(map(plain, close))}")
     if not beats_control[best]:
-        reasons.append(f"random directions do as well ({control.value[best]:.0%})")
+        reasons.append(f"random directions do as well ({percent(control.value[best])})")
     if by_place[best, weak] < floor:
         reasons.append(
-            f"it agrees in only {by_place[best, weak]:.0%} of pairs {in_words(places[weak])}"
+            f"it agrees in only {percent(by_place[best, weak])} of pairs {in_words(places[weak])}"
         )
     if solved < floor:
-        reasons.append(f"the model answers only {solved:.0%} of inputs right")
+        reasons.append(f"the model answers only {percent(solved)} of inputs right")
     return Verdict(
         winner=NONE if reasons else programs[best],
         nearest=programs[best],

@@ -51,7 +51,7 @@ class AttentionStabilisationResult(Result):
     answer_loops: list[int]
 
     def frozen_at(self) -> np.ndarray:
-        """First loop from which a head's mean change stays under 5 % of its largest, [layer, head].
+        """First loop from which a head's mean change stays under 5% of its largest, [layer, head].
 
         -1 where it never does.
         """

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from loopinterp.dynamics.regimes import Regime
-from loopinterp.results import Finding
+from loopinterp.results import Finding, percent
 
 if TYPE_CHECKING:
     from loopinterp.dynamics.attention import AttentionStabilisationResult
@@ -91,19 +91,6 @@ def attention_findings(result: AttentionStabilisationResult) -> list[Finding]:
     rest = f"; {still} never do" if still else ""
     text = (
         f"{len(times)} of {len(frozen)} heads freeze by {span}: from there on their pattern "
-        f"changes by less than 5 % of its largest change{rest}."
+        f"changes by less than 5% of its largest change{rest}."
     )
     return [Finding(kind="attention", text=text, value=f"frozen by {span}")]
-
-
-def percent(share: float) -> str:
-    """A share as a percentage: whole, but never rounded up to 100 or down to 0.
-
-    Example:
-        >>> percent(1.0), percent(0.997), percent(0.5), percent(0.001)
-        ('100 %', '99.7 %', '50 %', '0.1 %')
-    """
-    value = 100 * float(share)
-    if 0 < value < 1 or 99 < value < 100:
-        return f"{min(max(value, 0.1), 99.9):.1f} %"
-    return f"{value:.0f} %"

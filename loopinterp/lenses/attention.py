@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from loopinterp.errors import InputError
-from loopinterp.results import Figure, Finding, Result, study
+from loopinterp.results import Figure, Finding, Result, percent, study
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -73,12 +73,12 @@ class AttentionResult(Result):
         mass = float(self.distance_mass[:, layer, head, distance].mean())
         name = f"Head {head}" if self.patterns.shape[1] == 1 else f"Layer {layer}, head {head}"
         text = (
-            f"{name} has the strongest preference: {mass:.0%} of its attention goes to "
+            f"{name} has the strongest preference: {percent(mass)} of its attention goes to "
             f"{place(self.distances[distance])} (mean over loops), against "
-            f"{float(self.distance_even[distance]):.0%} if it were spread evenly over what a "
+            f"{percent(self.distance_even[distance])} if it were spread evenly over what a "
             "position may see."
         )
-        return [Finding(kind="attention", text=text, value=f"{mass:.0%}")]
+        return [Finding(kind="attention", text=text, value=percent(mass))]
 
     def strongest(self) -> tuple[int, int, int]:
         """Layer, head and index of the distance furthest above the even control over all loops."""

@@ -299,7 +299,7 @@ def _grid_lines(result: ProbeResult, s: int) -> Figure:
         plot=line_panels(panels, x_title="loop"),
         caption=(
             f"Accuracy of a linear probe for each variable at each loop (positions: {group}), on "
-            "examples it was not trained on; bands are 95 % intervals over places."
+            "examples it was not trained on; bands are 95% intervals over places."
         ),
         control=(
             "Lower panels, on the same axes: the same probe on random labels fixed by the local "

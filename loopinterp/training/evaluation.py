@@ -41,10 +41,10 @@ class EvaluationResult(Result):
         n_samples: Examples in each cell.
         trained_up_to: Greatest length seen in training, or None if not known.
         exact_match: Share of examples that are right at every position that is asked for.
-        exact_match_low: Lower end of its 95 % Wilson interval.
+        exact_match_low: Lower end of its 95% Wilson interval.
         exact_match_high: Upper end.
         bit_accuracy: Share of positions that are right, each example counting the same.
-        bit_accuracy_low: Lower end of its 95 % Wilson interval, with the number of examples as
+        bit_accuracy_low: Lower end of its 95% Wilson interval, with the number of examples as
             sample size: bits of one example are not independent, so this is on the safe side.
         bit_accuracy_high: Upper end.
         constant_exact_match: Control: the best answer that is the same at every position.

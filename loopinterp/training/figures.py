@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from loopinterp.results import Figure, Finding
+from loopinterp.results import Figure, Finding, percent
 
 if TYPE_CHECKING:
     from loopinterp.training.evaluation import EvaluationResult
@@ -38,14 +38,14 @@ def evaluation_summary(result: EvaluationResult) -> list[Finding]:
         if result.trained_up_to and reach:
             beyond = f", {reach / result.trained_up_to:.3g} times the longest it was trained on"
         text = (
-            f"On {name} the model answers at least 99 % of problems wholly right up to length "
+            f"On {name} the model answers at least 99% of problems wholly right up to length "
             f"{reach}{beyond}."
             if reach
-            else f"On {name} the model answers fewer than 99 % of problems wholly right already "
+            else f"On {name} the model answers fewer than 99% of problems wholly right already "
             f"at length {result.lengths[0]}."
         )
         if reach != result.lengths[-1]:
-            text += f" Its worst length is {result.lengths[worst]}, with {scores[worst]:.0%}."
+            text += f" Its worst length is {result.lengths[worst]}, with {percent(scores[worst])}."
         findings.append(
             Finding(
                 kind="generalisation",
@@ -93,7 +93,7 @@ def _by_length(result: EvaluationResult) -> Figure:
         title="Accuracy against length",
         plot=line_panels(panels, x_title="problem length n"),
         caption=f"Each point is {result.n_samples} fresh problems of that length, answered after "
-        f"{loops} loops; bands are 95 % intervals. Above, the share of problems that are right "
+        f"{loops} loops; bands are 95% intervals. Above, the share of problems that are right "
         "at every position; below, the share of positions. Read the upper panel first: a model "
         "that gets most positions right can still get every long problem wrong. What lies right "
         "of the dotted line is longer than anything the model was trained on.",

@@ -48,7 +48,7 @@ def test_failures_are_said_plainly() -> None:
     assert [f.good for f in findings] == [False, False]
     assert "up to length 12, 1 times" in findings[0].text
     assert "Its worst length is 24, with 80%" in findings[0].text
-    assert "fewer than 99 % of problems wholly right already at length 12" in findings[1].text
+    assert "fewer than 99% of problems wholly right already at length 12" in findings[1].text
 
 
 def test_the_figure_marks_the_training_cutoff_and_its_control() -> None:

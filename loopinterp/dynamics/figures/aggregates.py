@@ -16,7 +16,7 @@ BAND = (0.1, 0.5, 0.9)
 
 
 def quantiles_by_loop(values: np.ndarray, counted: np.ndarray) -> np.ndarray:
-    """10, 50 and 90 % of the counted tokens after each loop, ``[3, loop]``.
+    """10, 50 and 90% of the counted tokens after each loop, ``[3, loop]``.
 
     Args:
         values: ``[loop, batch, pos]``.
@@ -26,7 +26,7 @@ def quantiles_by_loop(values: np.ndarray, counted: np.ndarray) -> np.ndarray:
 
 
 def quantiles_by_position(values: np.ndarray, counted: np.ndarray) -> np.ndarray:
-    """10, 50 and 90 % over the examples at each position, ``[3, ..., pos]``.
+    """10, 50 and 90% over the examples at each position, ``[3, ..., pos]``.
 
     Args:
         values: ``[..., batch, pos]``.

@@ -65,8 +65,8 @@ def residual_figure(result: ConvergenceResult) -> Figure:
         plot=plot,
         caption=(
             "Above: how far a loop moves a token's state, as a share of the state; the band holds "
-            "80 % of the tokens, and below the dotted line a token counts as settled. Below: the "
-            "share of answers that are wholly right if read at that loop, with a 95 % interval."
+            "80% of the tokens, and below the dotted line a token counts as settled. Below: the "
+            "share of answers that are wholly right if read at that loop, with a 95% interval."
         ),
         control=(
             "Convergence is not correctness, so exact match is drawn over the same loops: a low "
@@ -167,8 +167,8 @@ def settling_figure(result: ConvergenceResult) -> Figure:
         title="Settling time by position",
         plot=plot,
         caption=(
-            f"The loop from which a position's residual stays under {result.threshold:g} (band: 80 "
-            "% of the examples; a gap where most never settle). A slope of one is a front that "
+            f"The loop from which a position's residual stays under {result.threshold:g} (band: "
+            "80% of the examples; a gap where most never settle). A slope of one is a front that "
             "moves one position a loop."
         ),
         control=(
@@ -281,7 +281,7 @@ def rate_figure(result: ConvergenceResult) -> Figure:
         caption=(
             "Above: the length of an update over that of the one before (below 1 the state "
             "closes in). Middle: the cosine between the two: near 1 a straight approach, around "
-            "0.5 a spiral, negative an overshoot. Bands hold 80 % of the tokens; lines end where "
+            "0.5 a spiral, negative an overshoot. Bands hold 80% of the tokens; lines end where "
             "updates are no larger than rounding."
         ),
         control="Exact match over the same loops is drawn below.",

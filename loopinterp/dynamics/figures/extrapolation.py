@@ -62,7 +62,7 @@ def extrapolation_figures(result: ExtrapolationResult) -> list[Figure]:
             plot=plot,
             caption=(
                 "Above: the share of answers that are wholly right if read after that many loops, "
-                "with 95 % intervals; the dotted line marks the loop at which the answer is asked "
+                "with 95% intervals; the dotted line marks the loop at which the answer is asked "
                 "for. Below: how far a loop still moves the state."
             ),
             control=(
