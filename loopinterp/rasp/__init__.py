@@ -1,10 +1,15 @@
-"""RASP-L as an embedded language: expression graphs, a batched interpreter, loop programs."""
+"""RASP-L as an embedded language: expressions, an interpreter, loop programs, a compiler."""
 
 from typing import TYPE_CHECKING
 
 from loopinterp._lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from loopinterp.rasp.compiler.agreement import Agreement as Agreement
+    from loopinterp.rasp.compiler.agreement import compare_with_program as compare_with_program
+    from loopinterp.rasp.compiler.circuit import Circuit as Circuit
+    from loopinterp.rasp.compiler.compiled import Compiled as Compiled
+    from loopinterp.rasp.compiler.compiled import compile_program as compile_program
     from loopinterp.rasp.counts import CeilLog2 as CeilLog2
     from loopinterp.rasp.counts import Linear as Linear
     from loopinterp.rasp.drawing import draw as draw
@@ -58,7 +63,10 @@ if TYPE_CHECKING:
 __getattr__, __dir__, __all__ = lazy_exports(
     __name__,
     {
+        "Agreement": ".compiler.agreement",
         "CeilLog2": ".counts",
+        "Circuit": ".compiler.circuit",
+        "Compiled": ".compiler.compiled",
         "Expr": ".node",
         "Intervention": ".trace",
         "Linear": ".counts",
@@ -72,6 +80,8 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "argmax": ".library",
         "argmin": ".library",
         "binary_mode": ".library",
+        "compare_with_program": ".compiler.agreement",
+        "compile_program": ".compiler.compiled",
         "counterfactual": ".trace",
         "cumsum": ".library",
         "draw": ".drawing",

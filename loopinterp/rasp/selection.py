@@ -1,13 +1,14 @@
-"""A selection on a batch: kept as its keys, queries and predicate, and read part by part.
+"""A selection on a batch: kept as its keys, queries and predicate, and reduced key by key.
 
 [batch, query, key] numbers are large: 4,096 sequences of 64 tokens have 17 million of them. So a
-selection is computed for a few examples at a time, while they fit the processor's cache, and
-reduced to [batch, query] at once.
+reduction takes one key after the other, and adds what it gives to all queries of many examples at
+once; where examples are few, it takes several keys at once. Numbers lie as [pos, batch] there, in
+the smallest integers that hold them: long rows without gaps, which a processor is quick with.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,17 +22,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CHUNK_ELEMENTS = 2**18
-"""Elements [batch, query, key] that are computed at a time on a CPU."""
+"""Elements that are computed at a time on a CPU: what its cache holds."""
 
-GPU_CHUNK_ELEMENTS = 2**24
-"""The same on other devices, which want more at a time."""
+STEP_ELEMENTS = 2**16
+"""Elements for which a reduction takes several keys at once, if it has fewer for one key."""
+
+GPU_ELEMENTS = 2**24
+"""Both on other devices, which want more at a time."""
 
 MAX_POSITIONS = 2**14
 """Longest sequence: one selection then has 2**28 elements."""
 
-EXACT_IN_FLOAT32 = 2**24
-EXACT_IN_FLOAT64 = 2**53
-_INT32 = torch.iinfo(torch.int32)
+_NARROW = (torch.int8, torch.int16, torch.int32)
 
 
 class Selection:
@@ -54,7 +56,7 @@ class Selection:
         predicate: str | tuple[tuple[int, int], ...],
         causal: bool,
     ) -> None:
-        self.k, self.q, self.causal = k, q, causal
+        self.causal = causal
         self.batch, self.pos = max(len(k), len(q)), k.shape[1]
         if self.pos > MAX_POSITIONS:
             raise InputError(
@@ -63,90 +65,136 @@ class Selection:
                 given=f"{self.pos:,}",
                 fix="Cut the sequences: a selection compares every position with every other.",
             )
+        on_cpu = k.device.type == "cpu"
+        self._chunk = CHUNK_ELEMENTS if on_cpu else GPU_ELEMENTS
+        self._step = STEP_ELEMENTS if on_cpu else GPU_ELEMENTS
         if isinstance(predicate, str):
+            self.k, self.q = _narrow_alike(k, q)
             self._holds = PREDICATES[predicate]
         else:
             relation = Relation(predicate, k.device)
             self.k, self.q, self._holds = relation.keys(k), relation.queries(q), relation.holds
-        self._below = torch.ones(self.pos, self.pos, dtype=torch.bool, device=k.device).tril()
 
     def all(self) -> Bool[Tensor, "_ query key"]:
         """The whole selection, with a batch axis of 1 if it is the same for all examples."""
         out = self.k.new_empty((self.batch, self.pos, self.pos), dtype=torch.bool)
-        for part in self._parts(self.batch):
-            out[part] = self._rows(part)
+        k, q = (x.expand(self.batch, -1) for x in (self.k, self.q))
+        places = torch.arange(self.pos, device=out.device)
+        for rows in _split(self.batch, self._chunk // self.pos**2):
+            for queries in _split(self.pos, self._chunk // (self.pos * _length(rows))):
+                # Written out, queries are compared several times as fast as in a broadcast.
+                written = q[rows, queries, None].expand(-1, -1, self.pos).contiguous()
+                selected = self._holds(k[rows, None, :], written)
+                if self.causal:
+                    selected &= places[queries, None] >= places
+                out[rows, queries] = selected
         return out
 
     def width(self) -> Int[Tensor, "_ query"]:
         """How many keys each query selects."""
-        out = self.k.new_empty((self.batch, self.pos))
-        for part in self._parts(self.batch):
-            out[part] = _count(self._rows(part))
-        return out
+        count = self._zeros(self.batch, 0, self.pos)
+        for _, queries, rows, selected in self._steps(self.batch):
+            count[queries, rows].add_(_sum(selected, count.dtype))
+        return _rows(count)
 
     def mean(self, value: Int[Tensor, "_ pos"], default: int) -> Int[Tensor, "_ query"]:
         """The mean of the selected values, truncated; ``default`` where none is selected."""
-        largest = int(value.abs().max()) if value.numel() else 0
-        bound = largest * self.pos if largest >= 0 else EXACT_IN_FLOAT64  # |-2**63| wraps
-        exact = torch.float64 if bound < EXACT_IN_FLOAT64 else torch.int64
-        exact = torch.float32 if bound < EXACT_IN_FLOAT32 else exact
-        return self._reduce(value.to(exact), _mean, default)
+        low, high = _span(value)
+        batch = max(self.batch, len(value))
+        v = _columns(value.to(_smallest(low, high)), batch)
+        total = self._zeros(batch, min(low, 0) * self.pos, max(high, 0) * self.pos)
+        count = self._zeros(batch, 0, self.pos)
+        for keys, queries, rows, selected in self._steps(batch):
+            count[queries, rows].add_(_sum(selected, count.dtype))
+            total[queries, rows].add_(_sum(selected * v[keys, None, rows], total.dtype))
+        mean = torch.div(total, count.clamp(min=1), rounding_mode="trunc")
+        return torch.where(_rows(count) > 0, _rows(mean), default)
 
     def extreme(
         self, value: Int[Tensor, "_ pos"], mode: str, default: int
     ) -> Int[Tensor, "_ query"]:
         """The largest or smallest selected value; ``default`` where none is selected."""
-        small = value.numel() and _INT32.min < int(value.min()) <= int(value.max()) < _INT32.max
-        value = value.int() if small else value
-        return self._reduce(value, _max if mode == "max" else _min, default)
-
-    def _reduce(
-        self, value: Tensor, reduce: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], default: int
-    ) -> Tensor:
-        """``reduce(selected, value)`` part by part, and ``default`` where none is selected."""
+        largest = mode == "max"
+        low, high = _span(value)
+        if high - low > torch.iinfo(torch.int64).max - 1:  # then take their order for the values
+            levels, order = torch.unique(value, return_inverse=True)
+            found = self.extreme(order, mode, -1)
+            return torch.where(found >= 0, levels[found], default)
+        # The merit of each value is at least 1, so that a merit of 0 is that of none at all.
+        worst = low if largest else high
+        merit = value - worst if largest else worst - value
         batch = max(self.batch, len(value))
-        out = self.k.new_empty((batch, self.pos))
-        shared = self._rows(slice(None)) if self.batch == 1 else None
-        for part in self._parts(batch):
-            selected = self._rows(part) if shared is None else shared
-            reduced, some = reduce(selected, value if len(value) == 1 else value[part])
-            out[part] = torch.where(some, reduced.long(), default)
-        return out
+        v = _columns((merit + 1).to(_smallest(0, high - low + 1)), batch)
+        best = self._zeros(batch, 0, high - low + 1)
+        for keys, queries, rows, selected in self._steps(batch):
+            merits = selected * v[keys, None, rows]
+            here = best[queries, rows]
+            torch.maximum(here, merits[0] if len(merits) == 1 else merits.amax(0), out=here)
+        found = _rows(best) - 1
+        return torch.where(found >= 0, found + worst if largest else worst - found, default)
 
-    def _rows(self, part: slice) -> Bool[Tensor, "_ query key"]:
-        k = self.k if len(self.k) == 1 else self.k[part]
-        q = self.q if len(self.q) == 1 else self.q[part]
-        selected = self._holds(k[:, None, :], q[:, :, None])
-        return selected & self._below if self.causal else selected
+    def _steps(self, batch: int) -> Iterator[tuple[slice, slice, slice, Tensor]]:
+        """Keys, queries, examples, and 1 where they are selected, as int8 [key, query, batch]."""
+        k, q = (_columns(x, self.batch) for x in (self.k, self.q))
+        places = torch.arange(self.pos, device=k.device)
+        for rows in _split(batch, self._chunk // self.pos):
+            mine = rows if self.batch == batch else slice(None)
+            for keys in _split(self.pos, self._step // (self.pos * _length(rows))):
+                queries = slice(keys.start if self.causal else 0, self.pos)
+                selected = self._holds(k[keys, None, mine], q[queries, mine])
+                if self.causal and _length(keys) > 1:
+                    selected &= (places[queries] >= places[keys, None])[..., None]
+                yield keys, queries, rows, selected.view(torch.int8)
 
-    def _parts(self, batch: int) -> Iterator[slice]:
-        most = CHUNK_ELEMENTS if self.k.device.type == "cpu" else GPU_CHUNK_ELEMENTS
-        rows = max(most // self.pos**2, 1)
-        return (slice(first, first + rows) for first in range(0, batch, rows))
-
-
-def _count(selected: Tensor) -> Tensor:
-    return selected.view(torch.uint8).sum(dim=-1, dtype=torch.int64)
-
-
-def _mean(selected: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """The truncated mean [batch, query], and where anything is selected."""
-    count = _count(selected)
-    if len(selected) == 1 and value.is_floating_point():
-        total = value @ selected[0].T.to(value.dtype)
-    else:
-        total = torch.where(selected, value[:, None, :], 0).sum(dim=-1)
-    return torch.div(total.long(), count.clamp(min=1), rounding_mode="trunc"), count > 0
+    def _zeros(self, batch: int, low: int, high: int) -> Tensor:
+        """Room for a number between low and high of each query [query, batch]."""
+        return self.k.new_zeros((self.pos, batch), dtype=_smallest(low, high))
 
 
-def _max(selected: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    lowest = torch.iinfo(value.dtype).min
-    found = torch.where(selected, value[:, None, :], lowest).amax(dim=-1)
-    # No value of 32 bits is the lowest number (see Selection.extreme); one of 64 bits may be.
-    return found, found > lowest if value.dtype == torch.int32 else selected.any(dim=-1)
+def _split(length: int, size: int) -> Iterator[slice]:
+    """Parts of at most ``size``, or of 1."""
+    size = max(size, 1)
+    return (slice(first, min(first + size, length)) for first in range(0, length, size))
 
 
-def _min(selected: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    highest = torch.iinfo(value.dtype).max
-    found = torch.where(selected, value[:, None, :], highest).amin(dim=-1)
-    return found, found < highest if value.dtype == torch.int32 else selected.any(dim=-1)
+def _length(part: slice) -> int:
+    return part.stop - part.start
+
+
+def _span(x: Tensor) -> tuple[int, int]:
+    """The least and the largest number; 0 and 0 if there are none."""
+    low, high = x.aminmax() if x.numel() else (0, 0)
+    return int(low), int(high)
+
+
+def _smallest(low: int, high: int) -> torch.dtype:
+    """The smallest integers that hold all from low to high; 64 bits if none do."""
+    for dtype in _NARROW:
+        if torch.iinfo(dtype).min <= low and high <= torch.iinfo(dtype).max:
+            return dtype
+    return torch.int64
+
+
+def _narrow_alike(k: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and queries in the smallest integers in which they compare as they do."""
+    low, high = _span(k)
+    dtype = _smallest(low - 1, high + 1)
+    if dtype == torch.int64:
+        return k, q
+    # A query beyond all keys compares with them as one just beyond them does.
+    return k.to(dtype), q.clamp(low - 1, high + 1).to(dtype)
+
+
+def _columns(x: Tensor, batch: int) -> Tensor:
+    """[pos, batch], written out: what lies without gaps is compared several times as fast."""
+    return x.T.expand(-1, batch).contiguous()
+
+
+def _rows(x: Tensor) -> Tensor:
+    """[batch, pos], in 64 bits."""
+    return x.T.contiguous().long()
+
+
+def _sum(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The sum over keys; most often there is one."""
+    return x[0] if len(x) == 1 else x.sum(0, dtype=dtype)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 WIDEST_LOOKUP = 2**17
 """Largest span of the keys of a table that is looked up by place; wider ones are searched."""
 
+_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
+
 
 def look_up(
     x: Int[Tensor, "*shape"], keys: Int[Tensor, " entry"], new: Int[Tensor, " entry"], default: int
@@ -41,6 +43,9 @@ def look_up(
 class Relation:
     """A finite relation of (key, query) pairs, as a table of its keys against its queries.
 
+    Of few queries, each is a bit, and a key is the bits of the queries it goes with: that is
+    looked at much faster than a table. Of many, a key is the place where its row starts.
+
     Args:
         pairs: The pairs for which it holds.
         device: Where it is looked up.
@@ -52,24 +57,30 @@ class Relation:
             torch.unique(part, return_inverse=True) for part in both.T
         )
         # Row and column 0 are of what the relation does not know.
-        self._width = len(self._queries) + 1
-        self._table = torch.zeros(
-            (len(self._keys) + 1) * self._width, dtype=torch.bool, device=device
-        )
-        self._table[(row + 1) * self._width + column + 1] = True
+        width = len(self._queries) + 1
+        table = torch.zeros((len(self._keys) + 1, width), dtype=torch.bool, device=device)
+        table[row + 1, column + 1] = True
+        self._table = table.flatten()
+        places = torch.arange(max(table.shape), device=device)
+        self._bits = width <= 64
+        if self._bits:
+            self._dtype = next(x for x in _INTEGERS if width <= torch.iinfo(x).bits)
+            self._columns = 2 ** places[: width - 1]
+            self._rows = (table[1:, 1:] * self._columns).sum(dim=1)
+        else:
+            self._dtype = torch.int64
+            self._rows, self._columns = places[1 : len(table)] * width, places[1:width]
 
     def keys(self, k: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
-        """Where the row of each key starts."""
-        rows = torch.arange(1, len(self._keys) + 1, device=k.device) * self._width
-        return look_up(k, self._keys, rows, 0)
+        """The bits, or the row, of each key."""
+        return look_up(k, self._keys, self._rows, 0).to(self._dtype)
 
     def queries(self, q: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
-        """The column of each query."""
-        columns = torch.arange(1, len(self._queries) + 1, device=q.device)
-        return look_up(q, self._queries, columns, 0)
+        """The bit, or the column, of each query."""
+        return look_up(q, self._queries, self._columns, 0).to(self._dtype)
 
     def holds(
-        self, rows: Int[Tensor, "#batch #query #key"], columns: Int[Tensor, "#batch #query #key"]
-    ) -> Bool[Tensor, "batch query key"]:
+        self, keys: Int[Tensor, "*#shape"], queries: Int[Tensor, "*#shape"]
+    ) -> Bool[Tensor, "*shape"]:
         """Whether it holds, for what :meth:`keys` and :meth:`queries` give."""
-        return self._table.take(rows + columns)
+        return (keys & queries) != 0 if self._bits else self._table.take(keys + queries)

@@ -1,8 +1,8 @@
 """The compiler: from a loop program to a looped transformer whose circuit is known.
 
-Its stages are files: ``validate``, ``domains`` (infer domains), ``planning`` with ``schedule``,
-``aggregates``, ``attention``, ``lookups`` and ``covers`` (lower), ``layout`` (lay out), and
-``assemble`` with ``describe`` (weights and circuit).
+Its stages are files and a folder: ``validate``, ``domains`` (infer domains), ``lower`` (expressions
+as features, heads and MLPs), ``layout`` (lay out), and ``assemble`` with ``describe`` (weights and
+circuit). ``compiled`` runs them.
 """
 
 from typing import TYPE_CHECKING
@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from loopinterp._lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from loopinterp.rasp.compiler.agreement import Agreement as Agreement
+    from loopinterp.rasp.compiler.agreement import compare_with_program as compare_with_program
     from loopinterp.rasp.compiler.circuit import Circuit as Circuit
     from loopinterp.rasp.compiler.circuit import Directions as Directions
     from loopinterp.rasp.compiler.circuit import HeadNode as HeadNode
@@ -21,12 +23,14 @@ if TYPE_CHECKING:
 __getattr__, __dir__, __all__ = lazy_exports(
     __name__,
     {
+        "Agreement": ".agreement",
         "Circuit": ".circuit",
         "Compiled": ".compiled",
         "Directions": ".circuit",
         "HeadNode": ".circuit",
         "HeldFeature": ".circuit",
         "NeuronGroup": ".circuit",
+        "compare_with_program": ".agreement",
         "compile_program": ".compiled",
     },
 )

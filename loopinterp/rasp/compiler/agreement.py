@@ -69,7 +69,7 @@ def compare_with_program(
         >>> compare_with_program(compiled, torch.tensor([[4, 1, 0, 1, 2, 3]]), n_loops=3).exact
         True
     """
-    wrong = {name: 0 for name in compiled.circuit.variables}
+    wrong = dict.fromkeys(compiled.circuit.variables, 0)
     attention: dict[str, float] = {}
     values, answers, error = 0, 0, 0.0
     for part in _parts(tokens, n_loops, compiled.model.config.d_model):
@@ -124,9 +124,7 @@ def _selectors(head: HeadNode, trace: Trace, n_loops: int) -> Tensor:
     return trace.prepare_selectors[head.selector][None]
 
 
-def uneven(
-    pattern: Tensor, selector: Bool[Tensor, "batch query key"]
-) -> float:
+def uneven(pattern: Tensor, selector: Bool[Tensor, "batch query key"]) -> float:
     """Largest difference of attention from an even one over what is selected."""
     chosen = selector.to(pattern)
     count = chosen.sum(-1, keepdim=True)

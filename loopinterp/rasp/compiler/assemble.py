@@ -12,14 +12,13 @@ from collections.abc import Iterable
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from loopinterp.models.config import LoopedTransformerConfig
 from loopinterp.models.looped_transformer import LoopedTransformer
-from loopinterp.rasp.compiler.attention import Codes, HeadPlan
-from loopinterp.rasp.compiler.features import Feature
-from loopinterp.rasp.compiler.functions import Function
 from loopinterp.rasp.compiler.layout import LayerPlan, Layout
+from loopinterp.rasp.compiler.lower.attention import Codes, HeadPlan
+from loopinterp.rasp.compiler.lower.features import Feature
+from loopinterp.rasp.compiler.lower.functions import Function
 
 SHARPNESS = 40.0
 """Score by which a selected key is ahead: others get less than exp(-40) of the attention."""

@@ -13,7 +13,7 @@ from loopinterp.rasp.compiler.circuit import Circuit
 from loopinterp.rasp.compiler.describe import describe
 from loopinterp.rasp.compiler.domains import infer_domains
 from loopinterp.rasp.compiler.layout import lay_out
-from loopinterp.rasp.compiler.planning import plan
+from loopinterp.rasp.compiler.lower.plan import plan
 from loopinterp.rasp.compiler.validate import validate
 from loopinterp.rasp.program import LoopProgram
 from loopinterp.rasp.registry import get_program

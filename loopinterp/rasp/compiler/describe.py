@@ -13,9 +13,9 @@ from loopinterp.rasp.compiler.circuit import (
     HeldFeature,
     NeuronGroup,
 )
-from loopinterp.rasp.compiler.features import Feature
 from loopinterp.rasp.compiler.layout import Layout
-from loopinterp.rasp.compiler.planning import SectionPlan
+from loopinterp.rasp.compiler.lower.features import Feature
+from loopinterp.rasp.compiler.lower.plan import SectionPlan
 
 EMBEDDING = "embedding"
 

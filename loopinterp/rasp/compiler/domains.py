@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from loopinterp.errors import InputError
-from loopinterp.rasp.compiler.features import Feature
-from loopinterp.rasp.compiler.functions import Function, constant, fuse, of_feature
+from loopinterp.rasp.compiler.lower.features import Feature
+from loopinterp.rasp.compiler.lower.functions import Function, constant, fuse, of_feature
 from loopinterp.rasp.compiler.validate import Source
 from loopinterp.rasp.expr import (
     Aggregate,
@@ -24,8 +24,8 @@ from loopinterp.rasp.expr import (
     Full,
     Indices,
     Select,
-    Seq,
     SelWidth,
+    Seq,
     Tokens,
     TokMap,
     Var,
@@ -58,10 +58,10 @@ def infer_domains(source: Source) -> dict[Expr, Values]:
         >>> from loopinterp.rasp.compiler.validate import validate
         >>> source = validate("copy", max_length=4)
         >>> [infer_domains(source)[x].tolist() for x in source.step.values()]
-        [[0, 1, 2], [-1, 0, 1, 2]]
+        [[0, 1, 2], [-1, 0, 1]]
     """
     known: _Known = {}
-    _infer(source, [x for x in source.prepare.values()], known)
+    _infer(source, source.prepare.values(), known)
     state = {name: _values(known[x]) for name, x in source.prepare.items()}
     roots = [*source.step.values(), source.finish]
     changing = [n for n in postorder(roots) if n.variables and not isinstance(n, Var)]

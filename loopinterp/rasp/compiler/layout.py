@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from loopinterp.rasp.compiler.attention import HeadPlan
-from loopinterp.rasp.compiler.features import Feature, Writes
-from loopinterp.rasp.compiler.planning import Plan, SectionPlan
+from loopinterp.rasp.compiler.lower.attention import HeadPlan
+from loopinterp.rasp.compiler.lower.features import Feature, Writes
+from loopinterp.rasp.compiler.lower.plan import Plan, SectionPlan
 
 
 @dataclass(eq=False)

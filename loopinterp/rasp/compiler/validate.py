@@ -107,7 +107,7 @@ def written_out(roots: Iterable[Seq]) -> dict[Expr, Expr]:
         >>> from loopinterp.rasp import shift_right, tokens
         >>> x = shift_right(tokens)
         >>> written_out([x])[x]
-        aggregate(select(indices, indices - 1, '==', name='shift_1'), tokens)
+        aggregate(select(indices, indices - 1, '==', name='shift_1'), tokens, 'mean', default=0)
     """
     new: dict[Expr, Expr] = {}
     for node in postorder(roots):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from loopinterp.rasp.compiler.features import PLAIN, Feature, Read, read_any
+from loopinterp.rasp.compiler.lower.features import PLAIN, Feature, Read, read_any
 
 MAX_TABLE_ENTRIES = 2**20
 """Largest table that is written out."""

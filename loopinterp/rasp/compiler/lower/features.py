@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 if TYPE_CHECKING:
-    from loopinterp.rasp.compiler.attention import HeadPlan
+    from loopinterp.rasp.compiler.lower.attention import HeadPlan
 
 Role = Literal["tokens", "indices", "fixed", "variable", "scratch"]
 

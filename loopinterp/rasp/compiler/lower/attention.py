@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from loopinterp.rasp.compiler.features import Feature
-from loopinterp.rasp.compiler.functions import Function
+from loopinterp.rasp.compiler.lower.features import Feature
+from loopinterp.rasp.compiler.lower.functions import Function
 from loopinterp.rasp.expr import Select
 from loopinterp.rasp.ops import PREDICATES
 

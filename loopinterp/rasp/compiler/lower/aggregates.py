@@ -11,12 +11,13 @@ of the keys' one-hot values: the share of each value among them. That is read as
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loopinterp.rasp.compiler.attention import Codes, HeadPlan, Selection, causal_codes
-from loopinterp.rasp.compiler.features import (
+from loopinterp.rasp.compiler.lower.attention import Codes, HeadPlan, Selection, causal_codes
+from loopinterp.rasp.compiler.lower.features import (
     RAW,
     WITNESS,
     Feature,
@@ -26,11 +27,11 @@ from loopinterp.rasp.compiler.features import (
     one_if_all,
     read_any,
 )
-from loopinterp.rasp.compiler.functions import Function, constant, fuse, of_feature
-from loopinterp.rasp.compiler.lookups import MOST_FUSED_RULES, cost, thresholds
+from loopinterp.rasp.compiler.lower.functions import Function, constant, fuse, of_feature
+from loopinterp.rasp.compiler.lower.lookups import MOST_FUSED_RULES, cost, thresholds
 
 if TYPE_CHECKING:
-    from loopinterp.rasp.compiler.schedule import Section
+    from loopinterp.rasp.compiler.lower.section import Section
     from loopinterp.rasp.expr import Aggregate, Select, SelWidth
 
 
@@ -49,7 +50,7 @@ class Aggregates:
         self._found: dict[Select, Function] = {}
 
     def aggregate(self, node: Aggregate, selection: Selection, value: Function) -> Function:
-        """An aggregate as a function of features: its value where a key is found, or the default."""
+        """An aggregate as a function of features: the default where no key is found."""
         found = self._found_of(selection)
         if not value.features:
             here = value
@@ -82,9 +83,7 @@ class Aggregates:
         """The value where a key is found, else the default."""
 
         def choose(found: Function) -> Function | None:
-            return fuse(
-                lambda x: np.where(x[0] != 0, x[1], x[2]), [found, here, constant(default)]
-            )
+            return fuse(lambda x: np.where(x[0] != 0, x[1], x[2]), [found, here, constant(default)])
 
         chosen = choose(found)
         if chosen is None or cost(chosen, MOST_FUSED_RULES) > MOST_FUSED_RULES:
@@ -101,9 +100,7 @@ class Aggregates:
         name = f"shares of {feature.name} by {selection.select!r}"
         return self._carry(selection, layer, codes, Feature(name, values, order=RAW))
 
-    def _carry(
-        self, selection: Selection, layer: int, codes: Codes, feature: Feature
-    ) -> Feature:
+    def _carry(self, selection: Selection, layer: int, codes: Codes, feature: Feature) -> Feature:
         head = self._head(selection, layer)
         assert codes.feature is not None
         key = (head, codes.feature, codes.matrix.tobytes())
@@ -145,7 +142,7 @@ class Aggregates:
                     2 * some,
                     ((shares.values.index(before), -1.0), (shares.values.index(after), 1.0)),
                 )
-                for before, after in zip(taken, taken[1:])
+                for before, after in pairwise(taken)
             )
             cut = units, ((shares.values.index(taken[0]), 1.0),)
             taken = shares.values
@@ -173,7 +170,9 @@ class Aggregates:
             return Function((*query.features, self._indices), table)
         if not selection.key.features:
             # All keys or none, by the query alone.
-            return Function(query.features, selection.holds[0].astype(int).reshape(query.table.shape))
+            return Function(
+                query.features, selection.holds[0].astype(int).reshape(query.table.shape)
+            )
         return self._witnessed(selection)
 
     def _witnessed(self, selection: Selection) -> Function:

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 
 from loopinterp.errors import InputError
 from loopinterp.rasp.compiler.domains import Values
-from loopinterp.rasp.compiler.features import Feature, Writes
-from loopinterp.rasp.compiler.functions import Function, of_feature
-from loopinterp.rasp.compiler.lookups import lookup
-from loopinterp.rasp.compiler.schedule import Section
+from loopinterp.rasp.compiler.lower.features import Feature, Writes
+from loopinterp.rasp.compiler.lower.functions import Function, of_feature
+from loopinterp.rasp.compiler.lower.lookups import lookup
+from loopinterp.rasp.compiler.lower.section import Section
 from loopinterp.rasp.compiler.validate import Source
-from loopinterp.rasp.expr import Aggregate, Indices, Seq, SelWidth, Tokens, Var
+from loopinterp.rasp.expr import Aggregate, Indices, SelWidth, Seq, Tokens, Var
 from loopinterp.rasp.graph import postorder
 from loopinterp.rasp.node import Expr
 
@@ -94,7 +94,9 @@ def plan(source: Source, domains: Mapping[Expr, Values]) -> Plan:
     known.update({node: of_feature(feature) for node, feature in held.items()})
     block = Section("block", source, domains, known, indices)
     stepped = {name: block.function(x) for name, x in source.step.items()}
-    at_the_end = [(variables[name], _rewrite(source, name, f, variables[name])) for name, f in stepped.items()]
+    at_the_end = [
+        (variables[name], _rewrite(source, name, f, variables[name])) for name, f in stepped.items()
+    ]
 
     coda = Section("coda", source, domains, known, indices)
     answer = coda.function(source.finish)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from loopinterp.rasp.compiler.functions import Function
+from loopinterp.rasp.compiler.lower.functions import Function
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +33,7 @@ def rules(function: Function, most: int) -> list[Rule] | None:
     further; every order of features is tried, plain features before what depends on them.
 
     Example:
-        >>> from loopinterp.rasp.compiler.features import Feature
+        >>> from loopinterp.rasp.compiler.lower.features import Feature
         >>> a, b = Feature("a", (0, 1, 2)), Feature("b", (0, 1, 2))
         >>> larger = Function((a, b), np.maximum.outer(np.arange(3), np.arange(3)))
         >>> [(rule.value, len(rule.conditions)) for rule in rules(larger, 10)]

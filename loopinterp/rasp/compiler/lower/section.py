@@ -11,16 +11,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from loopinterp.errors import InputError
-from loopinterp.rasp.compiler.aggregates import Aggregates
-from loopinterp.rasp.compiler.attention import Selection
 from loopinterp.rasp.compiler.domains import Values, applied, mapped
-from loopinterp.rasp.compiler.features import Feature, Role
-from loopinterp.rasp.compiler.functions import Function, constant, fuse, of_feature
-from loopinterp.rasp.compiler.lookups import MOST_FUSED_RULES, cost, lookup
+from loopinterp.rasp.compiler.lower.aggregates import Aggregates
+from loopinterp.rasp.compiler.lower.attention import Selection
+from loopinterp.rasp.compiler.lower.features import Feature, Role
+from loopinterp.rasp.compiler.lower.functions import Function, constant, fuse, of_feature
+from loopinterp.rasp.compiler.lower.lookups import MOST_FUSED_RULES, cost, lookup
 from loopinterp.rasp.compiler.validate import Source
-from loopinterp.rasp.expr import Aggregate, Elementwise, Full, Select, Seq, SelWidth, TokMap
+from loopinterp.rasp.expr import Aggregate, Elementwise, Full, Select, SelWidth, Seq, TokMap
 from loopinterp.rasp.graph import postorder
 from loopinterp.rasp.node import Expr
+
 
 class Section:
     """The layers of one section, as they are planned.

@@ -2,17 +2,19 @@
 
 Three ways, the cheapest of which is taken:
 
-* rules: one unit for each rule of :mod:`loopinterp.rasp.compiler.covers`;
+* rules: one unit for each rule of :mod:`loopinterp.rasp.compiler.lower.covers`;
 * levels, for the smaller or larger of two: [min(x, y) >= v] is [x >= v] and [y >= v];
 * a sum, for sums, differences and comparisons of many values: thresholds on x + y as a number.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
-from loopinterp.rasp.compiler.covers import Rule, rules
-from loopinterp.rasp.compiler.features import (
+from loopinterp.rasp.compiler.lower.covers import Rule, rules
+from loopinterp.rasp.compiler.lower.features import (
     Feature,
     Read,
     Unit,
@@ -22,7 +24,7 @@ from loopinterp.rasp.compiler.features import (
     one_if_any,
     read_any,
 )
-from loopinterp.rasp.compiler.functions import Function
+from loopinterp.rasp.compiler.lower.functions import Function
 
 MAX_UNITS = 8_192
 """Most units of one function."""
@@ -61,7 +63,10 @@ def cost(function: Function, most: int) -> int:
 
 
 def thresholds(
-    reads: tuple[Read, ...], levels: list[tuple[float, float]], values: tuple[int, ...], at: tuple[int, ...]
+    reads: tuple[Read, ...],
+    levels: list[tuple[float, float]],
+    values: tuple[int, ...],
+    at: tuple[int, ...],
 ) -> tuple[tuple[Unit, ...], tuple[tuple[int, float], ...]]:
     """Units that cut a number into intervals, each of which has a value.
 
@@ -98,7 +103,7 @@ def _by_levels(function: Function, values: tuple[int, ...]) -> Writes | None:
     taken = function.values
     units = [
         combine(tuple(arg.read(arg.table >= after) for arg in args), _step(values, before, after))
-        for before, after in zip(taken, taken[1:])
+        for before, after in pairwise(taken)
     ]
     inputs = function.features
     return Writes("levels", inputs, tuple(units), ((values.index(taken[0]), 1.0),))
@@ -118,7 +123,8 @@ def _by_sum(function: Function, values: tuple[int, ...]) -> Writes | None:
     total, first = np.unique(sums.reshape(-1), return_index=True)
     at = table.reshape(-1)[first]
     changes = np.flatnonzero(at[1:] != at[:-1]).tolist()
-    levels = [((total[k] + total[k + 1]) / 2, float(total[k + 1] - total[k])) for k in changes]
+    cuts = [(float(total[k]), float(total[k + 1])) for k in changes]
+    levels = [((below + above) / 2, above - below) for below, above in cuts]
     intervals = (int(at[0]), *(int(at[k + 1]) for k in changes))
     reads = (x.number(), y.number().times(_SIGNS[op]))
     return Writes("sum", function.features, *thresholds(reads, levels, values, intervals))
