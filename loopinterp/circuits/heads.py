@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from loopinterp.errors import InputError
-from loopinterp.results import Figure, Finding, Result, study
+from loopinterp.results import Figure, Finding, Result, percent, study
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -120,11 +120,11 @@ class HeadMatch(Result):
         overlap, even = self.over_loops("overlap"), self.over_loops("overlap_even")
         gain = overlap - even
         head, selector = np.unravel_index(int(np.nanargmax(gain)), gain.shape)
-        value = f"{overlap[head, selector]:.0%}"
+        value = percent(overlap[head, selector])
         text = (
             f"Of {len(self.heads)} heads, {self.heads[head]} comes nearest to a selector: its "
             f"attention overlaps by {value} with that of “{self.selectors[selector]}” over all "
-            f"loops, against {even[selector]:.0%} if attention were spread evenly."
+            f"loops, against {percent(even[selector])} if attention were spread evenly."
         )
         return Finding(kind="program", text=text, value=value)
 

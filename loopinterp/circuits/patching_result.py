@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from loopinterp.circuits.sections import BLOCK, CODA, PRELUDE
-from loopinterp.results import Figure, Finding, Result
+from loopinterp.results import Figure, Finding, Result, percent
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -119,11 +119,11 @@ class PatchingSweep(Result):
         table = self.to_frame()
         gain = (table["recovered"] - table["control_recovered"]).to_numpy()
         best = table.to_dict("records")[int(gain.argmax())]
-        value = f"{best['recovered']:.0%}"
+        value = percent(best["recovered"])
         text = (
             f"With {WORDS[self.component]} {self._place(best)} taken from another input, {value} "
             "of the answers that differ become that input's; taken from an unrelated input, "
-            f"{best['control_recovered']:.0%} do."
+            f"{percent(best['control_recovered'])} do."
         )
         return [Finding(kind="program", text=text, value=value)]
 
