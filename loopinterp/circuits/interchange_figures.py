@@ -8,7 +8,7 @@ import numpy as np
 
 from loopinterp.circuits.verdict import plain
 from loopinterp.plotting import HeatPanel, heatmap_panels
-from loopinterp.results import Figure
+from loopinterp.results import Figure, percent
 
 if TYPE_CHECKING:
     from loopinterp.circuits.interchange_result import InterchangeResult
@@ -65,4 +65,4 @@ def _figure(result: InterchangeResult, delay: int) -> Figure:
 
 
 def _chance(result: InterchangeResult, delay: int) -> str:
-    return f"{np.nanmax(result.chance[..., delay]):.0%}"
+    return percent(np.nanmax(result.chance[..., delay]))

@@ -9,7 +9,7 @@ import numpy as np
 
 from loopinterp.circuits.verdict import plain
 from loopinterp.intervals import wilson_interval
-from loopinterp.results import Figure, Finding, Result
+from loopinterp.results import Figure, Finding, Result, percent
 
 VARIABLE = "the variable"
 RANDOM = "random directions"
@@ -90,19 +90,12 @@ class InterchangeResult(Result):
         """The agreement of one kind of swap [variable, loop, delay]."""
         return self.agreement[self.swaps.index(swap)]
 
-    def pooled(self, swap: str, variable: str | None = None) -> tuple[float, float, float, int]:
-        """Agreement over all pairs of a kind of swap, its 95% interval, and how many they are.
-
-        Args:
-            swap: One of :data:`SWAPS`.
-            variable: Of this variable only.
-        """
+    def pooled(self, swap: str) -> tuple[float, float, float, int]:
+        """Agreement over all pairs of one kind of swap, its 95% interval, and how many they are."""
         k = self.swaps.index(swap)
-        rows = slice(None) if variable is None else self.variables.index(variable)
-        count = self.n_pairs[k, rows]
-        n = int(count.sum())
-        right = float(np.nansum(self.agreement[k, rows] * count))
-        low, high = share_interval(np.array(right), np.array(n))
+        n = int(self.n_pairs[k].sum())
+        right = float(np.nansum(self.agreement[k] * self.n_pairs[k]))
+        low, high = share_interval(right, n)
         return (right / n if n else float("nan")), float(low), float(high), n
 
     def figures(self) -> list[Figure]:
@@ -113,48 +106,39 @@ class InterchangeResult(Result):
     def summary(self) -> list[Finding]:
         """Whether the variables are where they are said to be, against the controls."""
         score, low, high, n = self.pooled(VARIABLE)
-        name = plain(self.program)
         if not n:
             text = (
-                f"No pair of these inputs has an answer of “{name}” that a swap of one variable "
-                "would change, so nothing was tried."
+                f"No two of these inputs differ in a variable of “{plain(self.program)}” that "
+                "changes its answer, so nothing was swapped."
             )
             return [Finding(kind="program", text=text)]
-        controls = {swap: self.pooled(swap) for swap in self.swaps[1:]}
-        shown = ", ".join(f"{swap} {c[0]:.0%}" for swap, c in controls.items() if c[3])
-        good = all(low > c[2] for c in controls.values() if c[3])
-        weakest = min(self.variables, key=lambda v: _nan_last(self.pooled(VARIABLE, v)[0]))
-        least = self.pooled(VARIABLE, weakest)[0]
+        controls = {swap: self.pooled(swap) for swap in self.swaps if swap != VARIABLE}
+        shown = [f"{swap} {percent(c[0])}" for swap, c in controls.items() if c[3]]
         text = (
-            f"Taking a variable of “{name}” from another input's run changes the model's whole "
-            f"answer to what the program says in {score:.0%} of {n} swaps (95% interval "
-            f"{low:.0%}–{high:.0%}), and least often for “{plain(weakest)}” ({least:.0%}). "
-            f"Swapped in its place: {shown}."
+            f"Where a variable of “{plain(self.program)}” is taken from another input's run, the "
+            f"model's whole answer becomes the program's in {percent(score)} of {n} swaps (95% "
+            f"interval {percent(low)}–{percent(high)}). Put in its place: {', '.join(shown)}."
         )
-        return [
-            Finding(kind="program", text=text, value=f"{score:.0%}", good=good),
-            *self._where(),
-        ]
+        good = all(low > c[2] for c in controls.values() if c[3])
+        found = [Finding(kind="program", text=text, value=percent(score), good=good)]
+        if score < 1:
+            found.append(self._weakest())
+        return found
 
-    def _where(self) -> list[Finding]:
-        """The cell at which the intervention fails most, where it does."""
-        if not np.any(self.iia < 1):
-            return []
+    def _weakest(self) -> Finding:
+        """The cell at which the model does least of what the program says."""
         v, t, d = np.unravel_index(int(np.nanargmin(self.iia)), self.iia.shape)
         text = (
-            f"Swaps do least of what “{plain(self.program)}” says for “{plain(self.variables[v])}” "
-            f"after {self.loops[t]} loops, read {self.delays[d]}: {self.iia[v, t, d]:.0%}; "
-            f"without a swap the model answers as the program there in "
-            f"{self.behaviour[v, t, d]:.0%}."
+            f"The model follows “{plain(self.program)}” least when “{plain(self.variables[v])}” "
+            f"is swapped after {self.loops[t]} loops and the answer read {self.delays[d]}: in "
+            f"{percent(self.iia[v, t, d])} of {self.n_pairs[0, v, t, d]} swaps. Without a swap it "
+            f"answers as the program there in {percent(self.behaviour[v, t, d])}."
         )
-        return [Finding(kind="program", text=text, value=f"{self.iia[v, t, d]:.0%}")]
+        return Finding(kind="program", text=text, value=percent(self.iia[v, t, d]))
 
 
-def share_interval(right: np.ndarray, n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def share_interval(right: np.ndarray | float, n: np.ndarray | int) -> tuple[np.ndarray, np.ndarray]:
     """Wilson's interval of ``right`` out of ``n``; NaN where n is 0."""
-    low, high = wilson_interval(right, np.maximum(n, 1))
-    return np.where(n > 0, low, np.nan), np.where(n > 0, high, np.nan)
-
-
-def _nan_last(score: float) -> float:
-    return np.inf if np.isnan(score) else score
+    some = np.asarray(n) > 0
+    low, high = wilson_interval(right, np.where(some, n, 1))
+    return np.where(some, low, np.nan), np.where(some, high, np.nan)

@@ -59,6 +59,14 @@ def test_no_variable_lies_along_an_axis(program_model):
     assert float(direction.norm()) == pytest.approx(1.0, abs=1e-5)
 
 
+def test_the_subspace_of_a_variable_holds_the_direction_of_each_value(program_model):
+    model = program_model("latched_chain")
+    rows = model.subspace("carry")
+    assert torch.equal(rows, torch.stack([model.direction("carry", v) for v in (-1, 0, 1)]))
+    with pytest.raises(InputError, match="Did you mean 'carry'"):
+        model.subspace("cary")
+
+
 def test_values_it_was_not_built_for_are_refused(additions):
     model = ProgramModel(get_program("lookahead"), additions.inputs[:, :5], n_loops=1)
     e = model.embed(additions.inputs)

@@ -4,7 +4,15 @@ import pytest
 import torch
 
 from loopinterp.circuits.pairs import swap_pairs
-from loopinterp.circuits.runs import AT_THE_END, DELAYS, outputs, prepare_swaps
+from loopinterp.circuits.runs import (
+    AT_THE_END,
+    DELAYS,
+    outputs,
+    prepare_swaps,
+    read_on,
+    states,
+    states_after,
+)
 from loopinterp.errors import InputError
 
 
@@ -42,6 +50,22 @@ def test_swaps_equal_one_patched_run_at_a_time(untrained, pairs, run):
             n_loops = pairs.n_loops if delay == AT_THE_END else loop + delay
             logits = untrained.run_with_hooks(base, n_loops=n_loops, fwd_hooks=[(name, put_in)])
             assert torch.equal(swapped[d, k], logits[0].argmax(-1)), (k, delay)
+
+
+def test_each_run_goes_on_as_long_as_it_is_told(untrained, pairs):
+    inputs = pairs.base[:4]
+    steps = torch.tensor([[0, 3, 1, 2], [2, 2, 0, 5]])
+    read = read_on(untrained, inputs, states(untrained, inputs, 2)[2], steps)
+    answers = outputs(untrained, inputs, 7)
+    assert torch.equal(read, answers[2 + steps, torch.arange(4)])
+
+
+def test_each_place_has_its_own_loop(untrained, pairs):
+    inputs = pairs.base[:4]
+    row, pos, loop = torch.tensor([[0, 3, 3, 1], [5, 2, 7, 5], [0, 4, 2, 4]])
+    found = states_after(untrained, inputs, row, pos, loop)
+    assert torch.equal(found, states(untrained, inputs, 4)[loop, row, pos])
+    assert states_after(untrained, inputs, row[:0], pos[:0], loop[:0]).shape == (0, 16)
 
 
 def test_without_a_difference_nothing_changes(untrained, pairs):

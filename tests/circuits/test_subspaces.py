@@ -3,7 +3,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from loopinterp.circuits.subspaces import energy_rank, principal_subspace, random_subspaces
+from loopinterp.circuits.subspaces import (
+    energy_rank,
+    principal_subspace,
+    project,
+    random_subspaces,
+)
 from loopinterp.errors import InputError
 
 
@@ -31,6 +36,16 @@ def test_principal_directions_span_what_changes(generator):
     difference = torch.randn(50, 2, generator=generator) @ basis
     rows = principal_subspace(difference, 2)
     assert torch.allclose(difference @ rows.mT @ rows, difference, atol=1e-5)
+
+
+def test_a_projection_keeps_the_part_that_lies_in_the_subspace(generator):
+    rows = random_subspaces(20, 3, 8, generator)
+    change = torch.randn(20, 8, generator=generator)
+    part = project(change, rows)
+    assert torch.allclose(project(part, rows), part, atol=1e-5)
+    for k in range(20):
+        assert torch.allclose(rows[k] @ part[k], rows[k] @ change[k], atol=1e-5)
+        assert torch.allclose(project(change, rows[k])[k], part[k], atol=1e-5)
 
 
 @pytest.mark.parametrize("rank", [0, 9])
