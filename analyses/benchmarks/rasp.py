@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from analyses.benchmarks import numpy_rasp
-from analyses.benchmarks.timing import CLOCKS, parser
+from analyses.benchmarks.timing import CLOCKS, parser, settle
 from loopinterp import rasp
 from loopinterp.rasp import (
     Selector,
@@ -146,7 +146,7 @@ def main() -> None:
     options = parser(__doc__, rounds=5)
     options.add_argument("--sample", type=int, default=8, help="sequences that NumPy is timed on")
     given = options.parse_args()
-    torch.set_num_threads(given.threads)
+    settle(given)
     how = {"sample": given.sample, "rounds": given.rounds, "clock": given.clock}
     tables = {
         "primitives": {name: time_expression(x, **how) for name, x in PRIMITIVES.items()},

@@ -15,7 +15,7 @@ import torch
 
 from loopinterp.errors import InputError
 from loopinterp.rasp.ops import PREDICATES
-from loopinterp.rasp.tables import Relation
+from loopinterp.rasp.tables import Relation, smallest_integers
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int
@@ -32,8 +32,6 @@ GPU_ELEMENTS = 2**24
 
 MAX_POSITIONS = 2**14
 """Longest sequence: one selection then has 2**28 elements."""
-
-_NARROW = (torch.int8, torch.int16, torch.int32)
 
 
 class Selection:
@@ -101,7 +99,7 @@ class Selection:
         """The mean of the selected values, truncated; ``default`` where none is selected."""
         low, high = _span(value)
         batch = max(self.batch, len(value))
-        v = _columns(value.to(_smallest(low, high)), batch)
+        v = _columns(value.to(smallest_integers(low, high)), batch)
         total = self._zeros(batch, min(low, 0) * self.pos, max(high, 0) * self.pos)
         count = self._zeros(batch, 0, self.pos)
         for keys, queries, rows, selected in self._steps(batch):
@@ -116,7 +114,7 @@ class Selection:
         """The largest or smallest selected value; ``default`` where none is selected."""
         largest = mode == "max"
         low, high = _span(value)
-        if high - low > torch.iinfo(torch.int64).max - 1:  # then take their order for the values
+        if high - low >= torch.iinfo(torch.int64).max:  # too far apart to subtract
             levels, order = torch.unique(value, return_inverse=True)
             found = self.extreme(order, mode, -1)
             return torch.where(found >= 0, levels[found], default)
@@ -124,7 +122,7 @@ class Selection:
         worst = low if largest else high
         merit = value - worst if largest else worst - value
         batch = max(self.batch, len(value))
-        v = _columns((merit + 1).to(_smallest(0, high - low + 1)), batch)
+        v = _columns((merit + 1).to(smallest_integers(0, high - low + 1)), batch)
         best = self._zeros(batch, 0, high - low + 1)
         for keys, queries, rows, selected in self._steps(batch):
             merits = selected * v[keys, None, rows]
@@ -148,7 +146,7 @@ class Selection:
 
     def _zeros(self, batch: int, low: int, high: int) -> Tensor:
         """Room for a number between low and high of each query [query, batch]."""
-        return self.k.new_zeros((self.pos, batch), dtype=_smallest(low, high))
+        return self.k.new_zeros((self.pos, batch), dtype=smallest_integers(low, high))
 
 
 def _split(length: int, size: int) -> Iterator[slice]:
@@ -167,18 +165,10 @@ def _span(x: Tensor) -> tuple[int, int]:
     return int(low), int(high)
 
 
-def _smallest(low: int, high: int) -> torch.dtype:
-    """The smallest integers that hold all from low to high; 64 bits if none do."""
-    for dtype in _NARROW:
-        if torch.iinfo(dtype).min <= low and high <= torch.iinfo(dtype).max:
-            return dtype
-    return torch.int64
-
-
 def _narrow_alike(k: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
     """Keys and queries in the smallest integers in which they compare as they do."""
     low, high = _span(k)
-    dtype = _smallest(low - 1, high + 1)
+    dtype = smallest_integers(low - 1, high + 1)
     if dtype == torch.int64:
         return k, q
     # A query beyond all keys compares with them as one just beyond them does.

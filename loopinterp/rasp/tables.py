@@ -15,7 +15,21 @@ if TYPE_CHECKING:
 WIDEST_LOOKUP = 2**17
 """Largest span of the keys of a table that is looked up by place; wider ones are searched."""
 
-_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
+MOST_BITS = 63
+"""Most queries of a relation that are bits of one number; more are columns of a table."""
+
+
+def smallest_integers(low: int, high: int) -> torch.dtype:
+    """The smallest integers that hold all from low to high; 64 bits if none do.
+
+    Example:
+        >>> smallest_integers(-1, 127), smallest_integers(0, 128)
+        (torch.int8, torch.int16)
+    """
+    for dtype in (torch.int8, torch.int16, torch.int32):
+        if torch.iinfo(dtype).min <= low and high <= torch.iinfo(dtype).max:
+            return dtype
+    return torch.int64
 
 
 def look_up(
@@ -43,8 +57,8 @@ def look_up(
 class Relation:
     """A finite relation of (key, query) pairs, as a table of its keys against its queries.
 
-    Of few queries, each is a bit, and a key is the bits of the queries it goes with: that is
-    looked at much faster than a table. Of many, a key is the place where its row starts.
+    Where the queries are few, each is a bit, and a key is the bits of those it goes with: whether
+    two numbers share a bit is known several times as fast as what a table holds.
 
     Args:
         pairs: The pairs for which it holds.
@@ -62,14 +76,14 @@ class Relation:
         table[row + 1, column + 1] = True
         self._table = table.flatten()
         places = torch.arange(max(table.shape), device=device)
-        self._bits = width <= 64
+        self._bits = len(self._queries) <= MOST_BITS
         if self._bits:
-            self._dtype = next(x for x in _INTEGERS if width <= torch.iinfo(x).bits)
-            self._columns = 2 ** places[: width - 1]
+            self._columns = 2 ** places[: len(self._queries)]
             self._rows = (table[1:, 1:] * self._columns).sum(dim=1)
+            self._dtype = smallest_integers(0, 2 ** len(self._queries) - 1)
         else:
-            self._dtype = torch.int64
             self._rows, self._columns = places[1 : len(table)] * width, places[1:width]
+            self._dtype = torch.int64
 
     def keys(self, k: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
         """The bits, or the row, of each key."""
@@ -80,7 +94,7 @@ class Relation:
         return look_up(q, self._queries, self._columns, 0).to(self._dtype)
 
     def holds(
-        self, keys: Int[Tensor, "*#shape"], queries: Int[Tensor, "*#shape"]
-    ) -> Bool[Tensor, "*shape"]:
-        """Whether it holds, for what :meth:`keys` and :meth:`queries` give."""
+        self, keys: Int[Tensor, "*keys"], queries: Int[Tensor, "*queries"]
+    ) -> Bool[Tensor, "*both"]:
+        """Whether it holds, for what :meth:`keys` and :meth:`queries` give, broadcast."""
         return (keys & queries) != 0 if self._bits else self._table.take(keys + queries)

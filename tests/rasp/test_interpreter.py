@@ -17,7 +17,6 @@ from loopinterp.rasp import (
     kqv,
     sel_width,
     select,
-    selection,
     seq_map,
     shift_right,
     tok_map,
@@ -87,16 +86,6 @@ def test_a_shift_equals_the_selection_it_stands_for(data, n, default):
     shift = shift_right(var("u"), n, default=default)
     assert isinstance(shift, ShiftRight)
     assert torch.equal(evaluate(shift, x, variables), evaluate(shift.expanded, x, variables))
-
-
-@pytest.mark.parametrize("mode", ["mean", "max", "min"])
-def test_large_batches_are_aggregated_in_parts_with_the_same_result(monkeypatch, mode):
-    g = torch.Generator().manual_seed(0)
-    x = torch.randint(-9, 9, (37, 6), generator=g)
-    expr = aggregate(select(tokens, tokens, "<"), tokens * 3, mode, default=-7)
-    whole = evaluate(expr, x)
-    monkeypatch.setattr(selection, "CHUNK_ELEMENTS", 6 * 6 * 5)
-    assert torch.equal(evaluate(expr, x), whole)
 
 
 def test_means_of_numbers_too_large_for_floats_are_exact():

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loopinterp.rasp.tables import Relation, look_up
+from loopinterp.rasp.tables import Relation, look_up, smallest_integers
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -37,3 +37,23 @@ def test_a_relation_holds_for_its_pairs_and_no_others(pairs, asked):
     k, q = torch.tensor(asked).T
     holds = relation.holds(relation.keys(k)[None, None, :], relation.queries(q)[None, :, None])
     assert holds[0].tolist() == [[(a, b) in pairs for a, _ in asked] for _, b in asked]
+
+
+@pytest.mark.parametrize("queries", [1, 7, 8, 15, 16, 31, 32, 63, 64, 100])
+def test_a_relation_of_few_or_many_queries_holds_for_its_pairs_and_no_others(queries):
+    pairs = [(key, key * key % queries - 5) for key in range(2 * queries)]
+    pairs += [(-1, query - 5) for query in range(queries)]
+    relation = Relation(pairs, torch.device("cpu"))
+    k, q = torch.arange(-3, 2 * queries + 3), torch.arange(-8, queries)
+    holds = relation.holds(relation.keys(k)[None, :], relation.queries(q)[:, None])
+    assert holds.tolist() == [[(a, b) in pairs for a in k.tolist()] for b in q.tolist()]
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.int64])
+def test_the_smallest_integers_hold_their_ends_and_nothing_beyond(dtype):
+    low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    assert smallest_integers(low, high) == dtype
+    assert smallest_integers(0, high) == smallest_integers(low, 0) == dtype
+    if dtype != torch.int64:
+        assert smallest_integers(low - 1, 0) != dtype
+        assert smallest_integers(0, high + 1) != dtype
