@@ -1,0 +1,64 @@
+"""Heads against selectors, on models of which it is known which head computes which."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from loopinterp.circuits import head_study
+from loopinterp.circuits.sections import head_name
+from loopinterp.ground_truth.checks import Score
+
+if TYPE_CHECKING:
+    from loopinterp.circuits.heads import HeadMatch
+    from loopinterp.ground_truth.subjects import Subject
+
+EXAMPLES = 48
+
+
+def score_heads(subject: Subject, *, seed: int = 0) -> dict[str, Score]:
+    """Whether each head of the circuit is matched with its own selector, and no other head is."""
+    compiled = subject.compiled
+    if not compiled.circuit.heads:
+        return {}
+    batch = subject.batch[slice(0, EXAMPLES)]
+    if subject.n_loops == 0:
+        batch = replace(batch, n_loops=batch.n_loops.clamp(min=1))
+    match = head_study(compiled.model, batch, [compiled.program], seed=seed)
+    n_layers = compiled.model.config.n_layers
+    own = {
+        head_name(h.section, h.layer, h.head, n_layers=n_layers): h.selector
+        for h in compiled.circuit.heads
+    }
+    said = {
+        name: {s for names, heads in zip(match.names, match.computes) if name in heads for s in names}
+        for name in match.heads
+    }
+    asked = {head: selector for head, selector in own.items() if selector not in _unasked(match)}
+    right = [_among(selector, said[head]) for head, selector in asked.items()]
+    outside = [name for name in match.heads if name not in own]
+    partial = {s for names in _partial(match) for s in names}
+    wrong = sum(bool(said[name] & partial) for name in outside)
+    scores = {"no other head": Score(float(wrong), float(len(outside)))}
+    if right:
+        even = float(np.nanmean(match.overlap_even))
+        scores["heads found"] = Score(sum(right) / len(right), even)
+    return scores
+
+
+def _among(selector: str, names: set[str]) -> bool:
+    """Names of selectors that several parts of a program share carry the part's before them."""
+    return any(name == selector or name.endswith(f".{selector}") for name in names)
+
+
+def _unasked(match: HeadMatch) -> set[str]:
+    """Selectors that select nothing in any example."""
+    return {s for k, names in enumerate(match.names) if match.selectors[k] in match.empty for s in names}
+
+
+def _partial(match: HeadMatch) -> list[list[str]]:
+    """Selectors that are not simply everything: an idle head looks at everything evenly."""
+    everything = np.nan_to_num(match.overlap_even, nan=1.0).min(axis=0) > 1 - 1e-6
+    return [names for names, all_keys in zip(match.names, everything) if not all_keys]

@@ -1,0 +1,159 @@
+"""What is asked of every tool, and how a tool passes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Check:
+    """One question that has a known answer.
+
+    Attributes:
+        key: Short name.
+        tool: The tool that is scored.
+        question: What the number is.
+        control: What the control beside it is.
+        limit: The number that the score must reach.
+        highest: Whether the limit is an upper one.
+    """
+
+    key: str
+    tool: str
+    question: str
+    control: str
+    limit: float
+    highest: bool = False
+
+    def passed(self, value: float) -> bool:
+        """Whether a score is good enough."""
+        return value <= self.limit if self.highest else value >= self.limit
+
+
+@dataclass(frozen=True)
+class Score:
+    """The answer of one tool on one model; NaN where a model cannot be asked.
+
+    Attributes:
+        value: The score.
+        control: Its control.
+    """
+
+    value: float
+    control: float = float("nan")
+
+
+CHECKS = (
+    Check(
+        "probe finds",
+        "probes",
+        "Accuracy of a linear probe for a variable on the state that holds it: the worst of all "
+        "variables and loops.",
+        "the same probe on the injected input alone, mean",
+        0.999,
+    ),
+    Check(
+        "probe finds nothing else",
+        "probes",
+        "Accuracy of a probe on the state without the variable's directions, less what the other "
+        "contents of the state say about it: the largest excess.",
+        "the accuracy that the other contents allow, at that place",
+        0.03,
+        highest=True,
+    ),
+    Check(
+        "interchange",
+        "interchange interventions",
+        "IIA of the right variable at the right loop: the worst of all variables and loops.",
+        "the best of the three wrong swaps below, on the same pairs",
+        1.0,
+    ),
+    Check(
+        "wrong variable",
+        "interchange interventions",
+        "Agreement when another variable is swapped, where the program tells the two apart.",
+        "no swap at all",
+        0.0,
+        highest=True,
+    ),
+    Check(
+        "wrong loop",
+        "interchange interventions",
+        "Agreement when the variable is taken from another loop, where that has another value.",
+        "no swap at all",
+        0.0,
+        highest=True,
+    ),
+    Check(
+        "random directions",
+        "interchange interventions",
+        "Agreement when as many random directions are swapped.",
+        "no swap at all",
+        0.5,
+        highest=True,
+    ),
+    Check(
+        "heads found",
+        "heads against selectors",
+        "Share of the heads that compute a selector and are said to compute that one.",
+        "mean overlap of even attention with the selectors",
+        1.0,
+    ),
+    Check(
+        "no other head",
+        "heads against selectors",
+        "Heads that compute no selector, but are said to compute one that is not everything.",
+        "heads that compute no selector",
+        0.0,
+        highest=True,
+    ),
+    Check(
+        "patched states",
+        "patching sweeps",
+        "Share of (loop, position) at which patching the state recovers exactly as many answers "
+        "as the program says.",
+        "the same against what the program says of the loop before",
+        1.0,
+    ),
+    Check(
+        "patched heads",
+        "patching sweeps",
+        "Largest effect of a head that is not in the circuit, on any answer's logits.",
+        "largest effect of a head that is",
+        1e-3,
+        highest=True,
+    ),
+    Check(
+        "settling loop",
+        "dynamics",
+        "Share of tokens whose state settles in the loop in which the program's variables do.",
+        "the share if all settled after the most common number of loops",
+        1.0,
+    ),
+    Check(
+        "answer stable",
+        "dynamics",
+        "Share of places whose answer is kept from the loop on from which the program's is.",
+        "the share if all were kept from the most common loop on",
+        1.0,
+    ),
+    Check(
+        "stability",
+        "dynamics",
+        "Spectral radius of the Jacobian at the fixed point. Maps of finite values are flat "
+        "around each: 0.",
+        "1, from which on a fixed point is not stable",
+        0.01,
+        highest=True,
+    ),
+    Check(
+        "verdict",
+        "comparison of programs",
+        "IIA of the program that is run, if it is the one named; else 0.",
+        "IIA of the next program",
+        0.95,
+    ),
+)
+"""In the order in which tables show them."""
+
+BY_KEY = {check.key: check for check in CHECKS}

@@ -1,0 +1,140 @@
+"""Interchange interventions and patching sweeps on models that run a known program."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from loopinterp.circuits import interchange_study, patching_sweep
+from loopinterp.circuits.interchange_result import (
+    NOTHING,
+    OTHER_LOOP,
+    OTHER_VARIABLE,
+    RANDOM,
+)
+from loopinterp.errors import InputError
+from loopinterp.ground_truth.checks import Score
+from loopinterp.rasp.language import UNKNOWN
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+    from torch import Tensor
+
+    from loopinterp.circuits.patching_result import PatchingSweep
+    from loopinterp.ground_truth.subjects import Subject
+    from loopinterp.rasp.program import LoopProgram
+
+_WRONG = {
+    "wrong variable": OTHER_VARIABLE,
+    "wrong loop": OTHER_LOOP,
+    "random directions": RANDOM,
+}
+PATCHED = 24
+"""Pairs of a patching sweep."""
+
+
+def score_interchange(subject: Subject, *, seed: int = 0) -> dict[str, Score]:
+    """The worst cell of the right swap, and all pairs of each wrong one."""
+    circuit = subject.compiled.circuit
+    result = interchange_study(
+        subject.compiled.model,
+        subject.compiled.program,
+        subject.batch,
+        subspaces={name: circuit.subspace(name) for name in circuit.variables},
+        n_loops=max(subject.n_loops, 1),
+        pairs_per_cell=32,
+        seed=seed,
+    )
+    if np.isnan(result.iia).all():
+        return {}
+    wrong = {key: result.pooled(swap)[0] for key, swap in _WRONG.items()}
+    nothing = result.pooled(NOTHING)[0]
+    scores = {key: Score(value, nothing) for key, value in wrong.items()}
+    scores["interchange"] = Score(float(np.nanmin(result.iia)), float(np.nanmax([*wrong.values()])))
+    return scores
+
+
+@torch.no_grad()
+def score_patching(subject: Subject, *, seed: int = 0) -> dict[str, Score]:
+    """States patched position by position, and heads patched one by one."""
+    del seed  # nothing is drawn
+    scores: dict[str, Score] = {}
+    half = len(subject.batch) // 2
+    rows = slice(0, min(half, PATCHED))
+    base, source = (x[rows] for x in (subject.batch.inputs[:half], subject.batch.inputs[half:]))
+    scored = (subject.batch.targets[:half] >= 0)[rows]
+    model, n_loops = subject.compiled.model, max(subject.n_loops, 1)
+    try:
+        states = patching_sweep(
+            model,
+            base,
+            source,
+            n_loops=n_loops,
+            component="state",
+            positions="each",
+            scored=scored,
+        )
+    except InputError:  # no answer differs
+        return scores
+    said = _predicted(subject.compiled.program, base, source, scored, n_loops)
+    scores["patched states"] = _alike(states, said)
+    heads = patching_sweep(model, base, source, n_loops=n_loops, component="z", scored=scored)
+    scores["patched heads"] = _heads(subject, heads)
+    return scores
+
+
+def _predicted(
+    program: LoopProgram,
+    base: Int[Tensor, "batch pos"],
+    source: Int[Tensor, "batch pos"],
+    scored: Bool[Tensor, "batch pos"],
+    n_loops: int,
+) -> Float[Tensor, "loop pos"]:
+    """Share of answers that become the source's, by the program; NaN where one is undecided.
+
+    All variables at one position are taken from the source after t loops. At the end the state is
+    read together with the source's own injected input, so that the answer there is the source's.
+    """
+    ran, donor = (program.run(x, n_loops=n_loops) for x in (base, source))
+    differ = scored & (ran.outputs[-1] != donor.outputs[-1])
+    said = torch.empty(n_loops + 1, base.shape[1])
+    for loop in range(n_loops + 1):
+        for place in range(base.shape[1]):
+            state = {name: x[loop].clone() for name, x in ran.variables.items()}
+            for name, values in donor.variables.items():
+                state[name][:, place] = values[loop][:, place]
+            after = program.run(base, n_loops=n_loops, start_at_loop=loop, variables=state)
+            answers = after.outputs[-1].clone()
+            if loop == n_loops:
+                answers[:, place] = donor.outputs[-1][:, place]
+            counted = answers[differ]
+            right = (counted == donor.outputs[-1][differ]).float().mean()
+            said[loop, place] = torch.nan if bool((counted == UNKNOWN).any()) else right
+    return said
+
+
+def _alike(states: PatchingSweep, said: Tensor) -> Score:
+    measured = torch.from_numpy(states.recovered[:, 0, 0]).to(said)
+
+    def share(first: Tensor, second: Tensor) -> float:
+        known = ~(first.isnan() | second.isnan())
+        return float(((first - second).abs() < 1e-6)[known].float().mean())
+
+    return Score(share(measured, said), share(measured[1:], said[:-1]))
+
+
+def _heads(subject: Subject, sweep: PatchingSweep) -> Score:
+    """Largest effect of a head outside the circuit, against that of one inside."""
+    config, circuit = subject.compiled.model.config, subject.compiled.circuit
+    inside = np.zeros((config.n_layers, config.n_heads), dtype=bool)
+    for head in circuit.heads:
+        if head.section == "block":
+            inside[head.layer, head.head] = True
+    effect = np.abs(sweep.effect[..., 0]).max(axis=0)
+    outside = effect[~inside]
+    return Score(
+        float(outside.max()) if outside.size else 0.0,
+        float(effect[inside].max()) if inside.any() else float("nan"),
+    )

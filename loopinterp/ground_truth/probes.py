@@ -1,0 +1,74 @@
+"""Probes on models whose variables are known: found where they are, and nowhere else."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn.functional import one_hot
+
+from loopinterp.ground_truth.checks import Score
+from loopinterp.probing.linear import RidgeProbe
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+    from torch import Tensor
+
+    from loopinterp.ground_truth.subjects import Subject
+
+
+@torch.no_grad()
+def score_probes(subject: Subject, *, seed: int = 0) -> dict[str, Score]:
+    """Accuracy on held-out examples, of a probe for each variable after each loop.
+
+    Each probe reads three things: the state after the loop, the state without the directions that
+    the circuit gives for the variable, and (control) the injected input. What the second may still
+    say is what the rest of the program's state says, in whatever disguise: a fourth probe reads
+    that from the program's own trace, position and token included.
+    """
+    compiled, tokens = subject.compiled, subject.batch.inputs
+    states = compiled.model(tokens, n_loops=subject.n_loops, return_type="states")
+    e = compiled.model.embed(tokens).expand_as(states)
+    trace = compiled.program.trace(tokens, n_loops=subject.n_loops)
+    generator = torch.Generator().manual_seed(seed)
+    train = torch.randperm(len(tokens), generator=generator) < len(tokens) // 2
+    found, excess, from_input, allowed = [], [], [], []
+    for name, values in trace.variables.items():
+        basis = compiled.circuit.subspace(name)
+        without = states - (states @ basis.mT) @ basis
+        others = [v for other, v in trace.variables.items() if other != name]
+        rest = _contents(tokens, others, len(states))
+        for loop, labels in enumerate(values):
+            if len(labels[train].unique()) < 2:
+                continue
+            read = [_accuracy(x[loop], labels, train) for x in (states, without, rest, e)]
+            found.append(read[0])
+            excess.append(read[1] - read[2])
+            allowed.append(read[2])
+            from_input.append(read[3])
+    if not found:
+        return {}
+    most = max(range(len(excess)), key=excess.__getitem__)
+    return {
+        "probe finds": Score(min(found), sum(from_input) / len(from_input)),
+        "probe finds nothing else": Score(excess[most], allowed[most]),
+    }
+
+
+def _accuracy(
+    x: Float[Tensor, "batch pos d"], labels: Int[Tensor, "batch pos"], train: Bool[Tensor, " batch"]
+) -> float:
+    probe = RidgeProbe(alpha=1e-3).fit(x[train].flatten(0, 1), labels[train].flatten())
+    said = probe.predict(x[~train].flatten(0, 1))
+    seen = torch.isin(labels[~train], labels[train].unique()).flatten()
+    return float((said == labels[~train].flatten())[seen].float().mean())
+
+
+def _contents(
+    tokens: Int[Tensor, "batch pos"], variables: list[Int[Tensor, "loop batch pos"]], n_states: int
+) -> Float[Tensor, "loop batch pos d"]:
+    """Tokens, positions and variables, one-hot, after each loop."""
+    place = torch.arange(tokens.shape[1]).expand_as(tokens)
+    fixed = torch.cat([one_hot(tokens), one_hot(place)], -1).float()
+    parts = [one_hot(values - values.min()).float() for values in variables]
+    return torch.cat([fixed.expand(n_states, *fixed.shape), *parts], -1)

@@ -1,0 +1,78 @@
+"""Models whose circuit is known, with inputs to study them on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from loopinterp.errors import InputError
+from loopinterp.rasp.compiler.compiled import Compiled, compile_program
+from loopinterp.rasp.program import LoopProgram
+from loopinterp.rasp.registry import get_program
+from loopinterp.tasks.registry import get_task
+from loopinterp.tasks.task import Batch
+
+Disguise = Callable[[Compiled], Compiled]
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A compiled model to try a tool on.
+
+    Attributes:
+        compiled: The model, its circuit, its program.
+        batch: Inputs of one length.
+        n_loops: T(n), the loops of a full run.
+    """
+
+    compiled: Compiled
+    batch: Batch
+    n_loops: int
+
+    @property
+    def name(self) -> str:
+        """The program, and what was done to the model."""
+        return ", ".join((self.compiled.program.name, *self.compiled.circuit.disguises))
+
+
+def make_subjects(
+    programs: Sequence[str | LoopProgram],
+    *,
+    n: int = 6,
+    examples: int = 256,
+    disguises: Sequence[Disguise] = (),
+    seed: int = 0,
+) -> list[Subject]:
+    """Compile programs, and put each through the same disguises, one after the other.
+
+    Args:
+        programs: Loop programs whose task is registered.
+        n: Problem length of the inputs; the models are compiled for it.
+        examples: Inputs for each model.
+        disguises: What is done to each model, e.g. ``partial(rotate, seed=0)``.
+        seed: Seed of the inputs.
+
+    Raises:
+        InputError: fewer than 8 examples, or a program that cannot be compiled.
+
+    Example:
+        >>> [subject.name for subject in make_subjects(["ripple", "copy"], n=3, examples=8)]
+        ['ripple', 'copy']
+    """
+    if examples < 8:
+        raise InputError(
+            "examples", expected="at least 8", given=str(examples), fix="Draw more inputs."
+        )
+    subjects = []
+    for given in programs:
+        program = get_program(given) if isinstance(given, str) else given
+        task = get_task(program.task, **program.task_settings)
+        generator = torch.Generator().manual_seed(seed)
+        batch = task.sample(torch.full((examples,), n), generator=generator)
+        compiled = compile_program(program, max_length=batch.inputs.shape[1])
+        for disguise in disguises:
+            compiled = disguise(compiled)
+        subjects.append(Subject(compiled, batch, program.n_loops(n)))
+    return subjects
