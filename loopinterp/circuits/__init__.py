@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from loopinterp.circuits.patching import patching_sweep as patching_sweep
     from loopinterp.circuits.patching_result import PatchingSweep as PatchingSweep
     from loopinterp.circuits.program_model import ProgramModel as ProgramModel
+    from loopinterp.circuits.runs import AT_THE_END as AT_THE_END
     from loopinterp.circuits.runs import SwapRun as SwapRun
     from loopinterp.circuits.runs import prepare_swaps as prepare_swaps
     from loopinterp.circuits.sections import head_name as head_name
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__, __all__ = lazy_exports(
     __name__,
     {
+        "AT_THE_END": ".runs",
         "Alignment": ".alignment",
         "CircuitComparison": ".comparison_result",
         "Decodability": ".decoding",
