@@ -128,9 +128,10 @@ class InterchangeResult(Result):
     def _weakest(self) -> Finding:
         """The cell at which the model does least of what the program says."""
         v, t, d = np.unravel_index(int(np.nanargmin(self.iia)), self.iia.shape)
+        after = "1 loop" if self.loops[t] == 1 else f"{self.loops[t]} loops"
         text = (
             f"The model follows “{plain(self.program)}” least when “{plain(self.variables[v])}” "
-            f"is swapped after {self.loops[t]} loops and the answer read {self.delays[d]}: in "
+            f"is swapped after {after} and the answer read {self.delays[d]}: in "
             f"{percent(self.iia[v, t, d])} of {self.n_pairs[0, v, t, d]} swaps. Without a swap it "
             f"answers as the program there in {percent(self.behaviour[v, t, d])}."
         )

@@ -36,7 +36,6 @@ PROGRAMS = {
     "parity": get_program("parity"),
     "copy": get_program("copy"),
     "prefix_xor": get_program("prefix_xor"),
-    "prefix_mod_5": get_program("prefix_mod_5"),
     "ripple": get_program("ripple"),
     "latched_chain": get_program("latched_chain"),
     "lookahead": get_program("lookahead"),
@@ -145,12 +144,12 @@ def test_variables_in_each_others_subspaces_are_wrong():
     assert result.summary()[0].good is False
 
 
-@pytest.mark.parametrize(("own", "rival"), [("ripple", "latched_chain"), ("ripple", "lookahead")])
+@pytest.mark.parametrize(("own", "rival"), [("ripple", "latched_chain"), ("lookahead", "ripple")])
 def test_a_rival_program_is_right_less_often(own, rival):
     model, _, batch = known(own)
     result = interchange_study(model, PROGRAMS[rival], batch, pairs_per_cell=16)
     right = interchange_study(model, PROGRAMS[own], batch, pairs_per_cell=16)
-    assert right.pooled(VARIABLE)[:1] == (1.0,)
+    assert right.pooled(VARIABLE)[0] == 1
     assert result.pooled(VARIABLE)[2] < 0.8
 
 
@@ -277,7 +276,9 @@ def test_intervals_hold_the_scores():
 def test_same_seed_same_result():
     model, program, batch = known("ripple")
     runs = [
-        interchange_study(model, program, batch, subspaces=subspaces(model), seed=seed)
+        interchange_study(
+            model, program, batch, subspaces=subspaces(model), pairs_per_cell=8, seed=seed
+        )
         for seed in (3, 3, 4)
     ]
     np.testing.assert_array_equal(runs[0].agreement, runs[1].agreement)
