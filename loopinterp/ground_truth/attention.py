@@ -33,7 +33,9 @@ def score_heads(subject: Subject, *, seed: int = 0) -> dict[str, Score]:
         for h in compiled.circuit.heads
     }
     said = {
-        name: {s for names, heads in zip(match.names, match.computes) if name in heads for s in names}
+        name: {
+            s for names, heads in zip(match.names, match.computes) if name in heads for s in names
+        }
         for name in match.heads
     }
     asked = {head: selector for head, selector in own.items() if selector not in _unasked(match)}
@@ -55,7 +57,8 @@ def _among(selector: str, names: set[str]) -> bool:
 
 def _unasked(match: HeadMatch) -> set[str]:
     """Selectors that select nothing in any example."""
-    return {s for k, names in enumerate(match.names) if match.selectors[k] in match.empty for s in names}
+    empty = [names for s, names in zip(match.selectors, match.names) if s in match.empty]
+    return {name for names in empty for name in names}
 
 
 def _partial(match: HeadMatch) -> list[list[str]]:

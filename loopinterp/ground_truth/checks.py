@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+SECTION = "ground truth"
+"""Section of the report."""
+
 
 @dataclass(frozen=True)
 class Check:
@@ -67,6 +70,14 @@ CHECKS = (
         "IIA of the right variable at the right loop: the worst of all variables and loops.",
         "the best of the three wrong swaps below, on the same pairs",
         1.0,
+    ),
+    Check(
+        "interchange by probe",
+        "interchange interventions",
+        "IIA of the subspace in which a probe finds the variable, over all variables and loops: "
+        "what one would do without knowing the circuit.",
+        "as many random directions",
+        0.95,
     ),
     Check(
         "wrong variable",

@@ -13,9 +13,12 @@ from loopinterp.circuits.interchange_result import (
     OTHER_LOOP,
     OTHER_VARIABLE,
     RANDOM,
+    VARIABLE,
+    InterchangeResult,
 )
 from loopinterp.errors import InputError
 from loopinterp.ground_truth.checks import Score
+from loopinterp.probing.linear import RidgeProbe
 from loopinterp.rasp.language import UNKNOWN
 
 if TYPE_CHECKING:
@@ -34,26 +37,61 @@ _WRONG = {
 PATCHED = 24
 """Pairs of a patching sweep."""
 
+PROBED = 8_192
+"""Places that a probe for a subspace is fitted on."""
+
+REAL = 1e-2
+"""Singular values of a probe's coefficients below this share of the largest are rounding."""
+
 
 def score_interchange(subject: Subject, *, seed: int = 0) -> dict[str, Score]:
-    """The worst cell of the right swap, and all pairs of each wrong one."""
+    """The worst cell of the right swap, all pairs of each wrong one, and swaps as a probe says."""
     circuit = subject.compiled.circuit
-    result = interchange_study(
+    known = _swapped(subject, {v: circuit.subspace(v) for v in circuit.variables}, seed)
+    nothing = known.pooled(NOTHING)[0]
+    found = {key: known.pooled(swap) for key, swap in _WRONG.items()}
+    scores = {key: Score(share, nothing) for key, (share, _, _, n) in found.items() if n}
+    if not np.isnan(known.iia).all():
+        wrong = max((score.value for score in scores.values()), default=nothing)
+        blind = _swapped(subject, probed_subspaces(subject, seed=seed), seed)
+        scores["interchange"] = Score(float(np.nanmin(known.iia)), wrong)
+        scores["interchange by probe"] = Score(blind.pooled(VARIABLE)[0], blind.pooled(RANDOM)[0])
+    return scores
+
+
+def _swapped(subject: Subject, subspaces: dict[str, Tensor], seed: int) -> InterchangeResult:
+    return interchange_study(
         subject.compiled.model,
         subject.compiled.program,
         subject.batch,
-        subspaces={name: circuit.subspace(name) for name in circuit.variables},
+        subspaces=subspaces,
         n_loops=max(subject.n_loops, 1),
         pairs_per_cell=32,
         seed=seed,
     )
-    if np.isnan(result.iia).all():
-        return {}
-    wrong = {key: result.pooled(swap)[0] for key, swap in _WRONG.items()}
-    nothing = result.pooled(NOTHING)[0]
-    scores = {key: Score(value, nothing) for key, value in wrong.items()}
-    scores["interchange"] = Score(float(np.nanmin(result.iia)), float(np.nanmax([*wrong.values()])))
-    return scores
+
+
+@torch.no_grad()
+def probed_subspaces(subject: Subject, *, seed: int = 0) -> dict[str, Float[Tensor, "rank d"]]:
+    """Where a probe finds each variable: the span of its coefficients, of one value less another.
+
+    One probe per variable, on the states after all loops together. Coefficients are what singles
+    a variable out among all that is correlated with it; differences of class means are not.
+    """
+    tokens, program = subject.batch.inputs, subject.compiled.program
+    states = subject.compiled.model(tokens, n_loops=subject.n_loops, return_type="states")
+    trace = program.trace(tokens, n_loops=subject.n_loops)
+    generator = torch.Generator().manual_seed(seed)
+    chosen = torch.randperm(states[..., 0].numel(), generator=generator)[:PROBED]
+    found = {}
+    for name, values in trace.variables.items():
+        labels = values.flatten()[chosen]
+        if len(labels.unique()) > 1:
+            probe = RidgeProbe(alpha=1e-3).fit(states.flatten(0, 2)[chosen], labels)
+            rows = probe.coef_ - probe.coef_.mean(0) if len(probe.coef_) > 1 else probe.coef_
+            _, sizes, basis = torch.linalg.svd(rows, full_matrices=False)
+            found[name] = basis[sizes > REAL * sizes[0]]
+    return found
 
 
 @torch.no_grad()

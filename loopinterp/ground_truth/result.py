@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from loopinterp.errors import unknown_name
-from loopinterp.ground_truth.checks import BY_KEY
+from loopinterp.ground_truth.checks import BY_KEY, SECTION
 from loopinterp.results import Figure, Finding, Result
 
 if TYPE_CHECKING:
     import pandas as pd
-
-SECTION = "ground truth"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,103 @@
+"""Figures of tools on models whose circuit is known."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from loopinterp.ground_truth.checks import BY_KEY, SECTION
+from loopinterp.plotting import Series, bars_with_intervals, heatmap_figure
+from loopinterp.results import Figure
+
+if TYPE_CHECKING:
+    from loopinterp.ground_truth.result import GroundTruth
+
+
+def ground_truth_figures(result: GroundTruth) -> list[Figure]:
+    """The table of all scores, and each check beside its control."""
+    return [_table(result), _controls(result)]
+
+
+def rightness(result: GroundTruth) -> np.ndarray:
+    """Scores turned so that 1 is right for every check: those with an upper limit count down."""
+    columns = [
+        1 - result.value[:, k] if BY_KEY[key].highest else result.value[:, k]
+        for k, key in enumerate(result.checks)
+    ]
+    return np.clip(np.stack(columns, 1), 0, 1)
+
+
+def _table(result: GroundTruth) -> Figure:
+    asked = [k for k, key in enumerate(result.checks) if not np.isnan(result.value[:, k]).all()]
+    names = [result.checks[k] for k in asked]
+    plot = heatmap_figure(
+        rightness(result)[:, asked],
+        x=names,
+        y=result.models,
+        x_title="",
+        y_title="",
+        value_title="right answers",
+        scale="mass",
+        value_range=(0, 1),
+        y_down=True,
+    )
+    plot.update_xaxes(tickangle=-60)
+    shown = np.where(np.isnan(result.value), "", np.char.mod("%.3g", result.value))[:, asked]
+    plot.data[0].update(
+        customdata=shown, hovertemplate="%{y}<br>%{x}: %{customdata}<extra></extra>"
+    )
+    plot.update_layout(height=260 + 22 * len(result.models))
+    missed = len(result.missed)
+    words = "; ".join(f"{name}: {BY_KEY[name].question}" for name in names)
+    return Figure(
+        title="Every tool on every model whose circuit is known",
+        plot=plot,
+        caption=(
+            "Each row is a program compiled into the weights of a looped transformer, and what was "
+            "done to hide it. Each column asks a tool a question whose answer is known. Dark is "
+            f"right; empty cells are questions that a model cannot be asked. {missed} checks "
+            f"were missed. {words}"
+        ),
+        data=result.table().reset_index(names="model"),
+        section=SECTION,
+    )
+
+
+def _controls(result: GroundTruth) -> Figure:
+    # Counts of heads have no common scale with shares.
+    asked = [
+        k
+        for k, key in enumerate(result.checks)
+        if not np.isnan(result.value[:, k]).all() and key != "no other head"
+    ]
+    names = [result.checks[k] for k in asked]
+    plot = bars_with_intervals(
+        [
+            _spread("the tool", names, result.value[:, asked]),
+            _spread("its control", names, result.control[:, asked]),
+        ],
+        value_title="score: mean, least and largest over all models",
+        value_range=(0, 1.02),
+    )
+    controls = "; ".join(f"{name}: {BY_KEY[name].control}" for name in names)
+    return Figure(
+        title="What each tool says, beside its control",
+        plot=plot,
+        caption=(
+            "Scores over all models. Checks with an upper limit (a probe that finds nothing else, "
+            "wrong swaps, heads outside the circuit, stability) should be at 0, the others at 1."
+        ),
+        control=f"What a score is measured against. {controls}.",
+        section=SECTION,
+    )
+
+
+def _spread(name: str, checks: list[str], values: np.ndarray) -> Series:
+    """Mean, least and largest score of each check; NaN where there is none."""
+    some = ~np.isnan(values).all(0)
+    ends = [
+        np.where(some, of(np.where(some, values, 0.0), axis=0), np.nan)
+        for of in (np.nanmean, np.nanmin, np.nanmax)
+    ]
+    return Series(name, checks, ends[0], low=ends[1], high=ends[2], control=name != "the tool")
