@@ -136,6 +136,21 @@ def test_sums_and_counts_outgrow_the_integers_they_are_made_of(size, pos, step):
         assert mine.mean(more, 7)[:, -1].tolist() == [size, 1 - size, 0]
 
 
+@pytest.mark.parametrize("low", [0, -1, -(2**63)])
+@pytest.mark.parametrize("apart", [2**bits - off for bits in (7, 15, 31, 63) for off in (2, 1, 0)])
+def test_extremes_of_numbers_at_any_distance(low, apart):
+    high = min(low + apart, 2**63 - 1)
+    value, k, q = (
+        torch.tensor([[low, high]]),
+        torch.tensor([[1, 2]]),
+        torch.tensor([[0, 1], [2, 3]]),
+    )
+    one, both = (Selection(k, q, predicate, causal=False) for predicate in ("==", "true"))
+    for mode, best in (("max", high), ("min", low)):
+        assert one.extreme(value, mode, 7).tolist() == [[7, low], [high, 7]]
+        assert both.extreme(value, mode, 7).tolist() == [[best, best], [best, best]]
+
+
 def test_no_examples_give_none():
     nothing = torch.zeros(0, 3, dtype=torch.int64)
     mine = Selection(nothing, nothing, "==", causal=True)
