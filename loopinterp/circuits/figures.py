@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _ONE_LOOP = 1
 _SECTION = "program"
 _MAX_PANELS = 6
-_MAX_NAME = 30
+_MAX_NAME = 24
 
 
 def comparison_figures(result: CircuitComparison) -> list[Figure]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 _MAX_PANELS = 3
 _RECOVERED, _EFFECT, _CONTROL, _CONTROL_EFFECT = range(len(MEASURES))
+_UNPATCHED = "0: unpatched, 1: the other input's"
+_DATA = "Colours go up to the largest share. The data has the metric as well."
 _CONTROL_TEXT = (
     "An unrelated input: the same patch out of the run of a third input. What it does to the "
     "answers, any disturbance at that place does."
@@ -46,60 +49,86 @@ def _loops(result: PatchingSweep) -> Figure:
         plot, how = _site_maps(result, values, sites)
     else:
         plot, how = _lines(result, values[:, :, 0, 0, 0])
+    return _figure(result, plot, "loop by loop", how)
+
+
+def _around(result: PatchingSweep) -> Figure:
+    """Layers around the loop: bars, or maps where there are heads or positions."""
+    around = result.around()
+    layers = [f"{section} {k}" for section, x in around.items() for k in range(x.shape[1])]
+    values = np.concatenate(list(around.values()), axis=1)  # [measure, layer, head, pos]
+    plot: go.Figure
+    if len(result.positions) > 1:
+        rows = [f"{k}.{h}" for k in layers for h in result.heads] if _by_head(result) else layers
+        flat = values.reshape(len(MEASURES), len(rows), -1)
+        plot = _maps(
+            {"answers recovered": flat[_RECOVERED], "unrelated input": flat[_CONTROL]},
+            x=result.positions,
+            y=rows,
+            x_title="position patched",
+            y_title="head" if _by_head(result) else "layer",
+        )
+    elif len(result.heads) > 1:
+        plot = _maps(
+            _four(result, values[..., 0]),
+            x=[f"head {h}" for h in result.heads],
+            y=layers,
+            x_title="",
+            y_title="layer",
+        )
+    else:
+        bars = [
+            Series("answers recovered", layers, values[_RECOVERED, :, 0, 0]),
+            Series(result.metric, layers, values[_EFFECT, :, 0, 0]),
+            Series("unrelated input", layers, values[_CONTROL, :, 0, 0], control=True),
+        ]
+        plot = bars_with_intervals(bars, value_title=_UNPATCHED)
+    more = _DATA if len(result.positions) > 1 else _scale_text(result)
+    how = f"These layers run once, before the loop or after it. {more}"
+    return _figure(result, plot, "around the loop", how)
+
+
+def _figure(result: PatchingSweep, plot: go.Figure, where: str, how: str) -> Figure:
+    one_by_one = ", position by position" if len(result.positions) > 1 else ""
     return Figure(
-        title=f"Patching {WORDS[result.component]}, loop by loop",
+        title=f"Patching {WORDS[result.component]}, {where}{one_by_one}",
         plot=plot,
-        caption=f"{_about(result)} {how}",
+        caption=(
+            f"The run of one input goes on with {WORDS[result.component]} of another input's run "
+            f"at one place. Answers recovered: the share of the {result.n_scored} answers that "
+            f"differ between the two which become the other input's. {how}"
+        ),
         control=_CONTROL_TEXT,
         data=result.to_frame(),
         section="program",
     )
 
 
-def _about(result: PatchingSweep) -> str:
-    return (
-        f"The run of one input goes on with {WORDS[result.component]} of another input's run at "
-        f"one place. Answers recovered: the share of the {result.n_scored} answers that differ "
-        "between the two which become the other input's."
-    )
-
-
 def _lines(result: PatchingSweep, values: np.ndarray) -> tuple[go.Figure, str]:
     """One site, all positions at once."""
+    unrelated = f"unrelated input, {result.metric}"
     series = [
         Series("answers recovered", result.loops, values[_RECOVERED]),
         Series(result.metric, result.loops, values[_EFFECT]),
         Series("unrelated input", result.loops, values[_CONTROL], control=True),
-        Series(
-            f"unrelated input, {result.metric}", result.loops, values[_CONTROL_EFFECT], control=True
-        ),
+        Series(unrelated, result.loops, values[_CONTROL_EFFECT], control=True),
     ]
-    plot = line_figure(series, x_title=_loop_title(result), y_title="0: unpatched, 1: the other")
-    return plot, _effect_text(result)
+    plot = line_figure(series, x_title=_loop_title(result), y_title=_UNPATCHED)
+    return plot, _scale_text(result)
 
 
 def _site_maps(
     result: PatchingSweep, values: np.ndarray, sites: list[tuple[int, int]]
 ) -> tuple[go.Figure, str]:
     """Loops against layers and heads."""
-    flat = values[..., 0].reshape(*values.shape[:2], len(sites))
-    plot = heatmap_panels(
-        [
-            HeatPanel(flat[_RECOVERED], "answers recovered"),
-            HeatPanel(flat[_CONTROL], "unrelated input"),
-            HeatPanel(flat[_EFFECT], result.metric),
-            HeatPanel(flat[_CONTROL_EFFECT], f"{result.metric}, unrelated"),
-        ],
+    plot = _maps(
+        _four(result, values[..., 0].reshape(*values.shape[:2], len(sites))),
         x=[_site(result, *site) for site in sites],
         y=result.loops,
-        x_title="layer.head" if len(result.heads) > 1 else "layer",
+        x_title="",
         y_title=_loop_title(result),
-        value_title="share",
-        value_range=(0, 1),
-        scale="mass",
-        y_down=True,
     )
-    return plot, f"{_effect_text(result)} Both have one scale; values beyond it are in the data."
+    return plot, _scale_text(result)
 
 
 def _position_maps(
@@ -108,71 +137,52 @@ def _position_maps(
     """Loops against positions, at the sites where patches do most."""
     gain = (values[_RECOVERED] - values[_CONTROL]).max((0, 3)).reshape(-1)
     shown = [sites[k] for k in np.argsort(-gain, kind="stable")[:_MAX_PANELS]]
-    panels = [HeatPanel(values[_RECOVERED, :, k, h], _site_title(result, k, h)) for k, h in shown]
+    panels = {_site(result, k, h): values[_RECOVERED, :, k, h] for k, h in shown}
     k, h = shown[0]
-    panels.append(HeatPanel(values[_CONTROL, :, k, h], "unrelated input"))
-    plot = heatmap_panels(
-        panels,
+    plot = _maps(
+        {**panels, "unrelated input": values[_CONTROL, :, k, h]},
         x=result.positions,
         y=result.loops,
         x_title="position patched",
         y_title=_loop_title(result),
-        value_title="recovered",
-        value_range=(0, 1),
+    )
+    if len(sites) == 1:
+        return plot, _DATA
+    return plot, (
+        f"Shown: the {len(shown)} of {len(sites)} sites where a patch does most, and the control "
+        f"of the first; the data has all of them. {_DATA}"
+    )
+
+
+def _four(result: PatchingSweep, values: np.ndarray) -> dict[str, np.ndarray]:
+    """All measures [measure, row, column], by title."""
+    return {
+        "answers recovered": values[_RECOVERED],
+        "unrelated input": values[_CONTROL],
+        result.metric: values[_EFFECT],
+        f"{result.metric}, unrelated": values[_CONTROL_EFFECT],
+    }
+
+
+def _maps(
+    panels: dict[str, np.ndarray], *, x: Sequence[Any], y: Sequence[Any], x_title: str, y_title: str
+) -> go.Figure:
+    """Heat maps from 0 to the most that is in them: one position of many carries only a part."""
+    top = max(float(values.max()) for values in panels.values())
+    return heatmap_panels(
+        [HeatPanel(values, title) for title, values in panels.items()],
+        x=x,
+        y=y,
+        x_title=x_title,
+        y_title=y_title,
+        value_title="share",
+        value_range=(0, min(top, 1) if top > 0 else 1),
         scale="mass",
         y_down=True,
     )
-    if len(sites) == 1:
-        return plot, "The data has the metric as well."
-    return plot, (
-        f"Shown: the {len(shown)} of {len(sites)} sites where a patch does most, and the control "
-        "of the first. The data has all of them, and the metric."
-    )
 
 
-def _around(result: PatchingSweep) -> Figure:
-    names, columns = [], []
-    for section, values in result.around().items():
-        for k, h in np.ndindex(values.shape[1:3]):
-            names.append(f"{section} {k}" + (f".{h}" if len(result.heads) > 1 else ""))
-            columns.append(values[:, k, h])
-    values = np.stack(columns, axis=1)
-    plot: Any
-    if len(result.positions) > 1:
-        plot = heatmap_panels(
-            [
-                HeatPanel(values[_RECOVERED], "answers recovered"),
-                HeatPanel(values[_CONTROL], "unrelated input"),
-            ],
-            x=result.positions,
-            y=names,
-            x_title="position patched",
-            y_title="layer.head" if len(result.heads) > 1 else "layer",
-            value_title="recovered",
-            value_range=(0, 1),
-            scale="mass",
-            y_down=True,
-        )
-    else:
-        plot = bars_with_intervals(
-            [
-                Series("answers recovered", names, values[_RECOVERED, :, 0]),
-                Series(result.metric, names, values[_EFFECT, :, 0]),
-                Series("unrelated input", names, values[_CONTROL, :, 0], control=True),
-            ],
-            value_title="0: unpatched, 1: the other input's",
-        )
-    return Figure(
-        title=f"Patching {WORDS[result.component]}, around the loop",
-        plot=plot,
-        caption=f"{_about(result)} These layers run once, before the loop or after it.",
-        control=_CONTROL_TEXT,
-        data=result.to_frame(),
-        section="program",
-    )
-
-
-def _effect_text(result: PatchingSweep) -> str:
+def _scale_text(result: PatchingSweep) -> str:
     return (
         f"The {result.metric} is scaled to be 0 without a patch and 1 in the other input's own run."
     )
@@ -182,13 +192,13 @@ def _loop_title(result: PatchingSweep) -> str:
     return "loops done" if result.component == "state" else "loop"
 
 
+def _by_head(result: PatchingSweep) -> bool:
+    return result.component == "z"
+
+
 def _site(result: PatchingSweep, layer: int, head: int) -> str:
-    """A layer, or a head of it."""
-    name = str(result.layers[layer])
-    return f"{name}.{result.heads[head]}" if len(result.heads) > 1 else name
-
-
-def _site_title(result: PatchingSweep, layer: int, head: int) -> str:
+    """A layer, or a head of it, in words."""
     if result.component == "state":
         return "the state"
-    return f"{'head' if len(result.heads) > 1 else 'layer'} {_site(result, layer, head)}"
+    number = result.layers[layer]
+    return f"head {number}.{result.heads[head]}" if _by_head(result) else f"layer {number}"
