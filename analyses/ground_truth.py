@@ -13,6 +13,7 @@ from loopinterp.ground_truth import Subject, ground_truth_study, make_subjects
 from loopinterp.plotting import Series, line_figure
 from loopinterp.rasp import add_noise, distract, list_programs, permute, rotate, superpose
 from loopinterp.rasp.programs.unique_set import unique_set
+from loopinterp.report import write_results
 
 LENGTHS = {"abacus_ripple": 3, "multiplication": 4, "token_addition": 4, "binary_sum": 5}
 ADDITION = 12
@@ -47,8 +48,8 @@ def main(
     result = ground_truth_study(models, seed=seed, progress=print)
     result.save(out / "results", "ground_truth")
     result.table().to_csv(out / "ground_truth.csv")
-    for number, figure in enumerate(result.figures()):
-        figure.plot.write_html(out / f"figure_{number}.html", include_plotlyjs=True)
+    title = "The tools on looped transformers whose circuit is known"
+    write_results({"ground_truth": result}, out / "ground_truth.html", title=title)
     print(*(finding.text for finding in result.summary()), sep="\n")
     for model, check, value, control in result.missed:
         print(f"missed: {check} on {model}: {value:.4g} (control {control:.4g})")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-SECTION = "ground truth"
+SECTION = "ground-truth"
 """Section of the report."""
 
 
@@ -60,7 +60,7 @@ CHECKS = (
         "probes",
         "Accuracy of a probe on the state without the variable's directions, less what the other "
         "contents of the state say about it: the largest excess.",
-        "the accuracy that the other contents allow, at that place",
+        "the largest excess with those directions in place",
         0.03,
         highest=True,
     ),

@@ -11,6 +11,8 @@ from loopinterp.plotting import Series, bars_with_intervals, heatmap_figure
 from loopinterp.results import Figure
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from loopinterp.ground_truth.result import GroundTruth
 
 
@@ -48,16 +50,15 @@ def _table(result: GroundTruth) -> Figure:
         customdata=shown, hovertemplate="%{y}<br>%{x}: %{customdata}<extra></extra>"
     )
     plot.update_layout(height=260 + 22 * len(result.models))
-    missed = len(result.missed)
-    words = "; ".join(f"{name}: {BY_KEY[name].question}" for name in names)
+    missed = [f"{check} on {model}" for model, check, _, _ in result.missed]
     return Figure(
         title="Every tool on every model whose circuit is known",
         plot=plot,
         caption=(
             "Each row is a program compiled into the weights of a looped transformer, and what was "
-            "done to hide it. Each column asks a tool a question whose answer is known. Dark is "
-            f"right; empty cells are questions that a model cannot be asked. {missed} checks "
-            f"were missed. {words}"
+            "done to hide it. Each column asks a tool a question whose answer is known (the data "
+            "of the next figure say which). Dark is right; empty cells are questions that a model "
+            f"cannot be asked. Missed: {', '.join(missed) or 'none'}."
         ),
         data=result.table().reset_index(names="model"),
         section=SECTION,
@@ -80,17 +81,45 @@ def _controls(result: GroundTruth) -> Figure:
         value_title="score: mean, least and largest over all models",
         value_range=(0, 1.02),
     )
-    controls = "; ".join(f"{name}: {BY_KEY[name].control}" for name in names)
     return Figure(
         title="What each tool says, beside its control",
         plot=plot,
         caption=(
-            "Scores over all models. Checks with an upper limit (a probe that finds nothing else, "
-            "wrong swaps, heads outside the circuit, stability) should be at 0, the others at 1."
+            "Scores over all models. What should not be there (a probe that finds something else, "
+            "wrong swaps, heads outside the circuit, a spectral radius) should be at 0, all else "
+            "at 1. The data say what each check asks, and what its control is."
         ),
-        control=f"What a score is measured against. {controls}.",
+        control=(
+            "Swaps: nothing, wrong or random directions. Probes: the injected input, or the "
+            "variable's directions left in place. Heads: even attention. Patches: the prediction "
+            "for the loop before, and the heads of the circuit. Dynamics: the most common loop."
+        ),
+        data=_questions(result, asked),
         section=SECTION,
     )
+
+
+def _questions(result: GroundTruth, asked: list[int]) -> pd.DataFrame:
+    """What the checks are, with the score over all models that is furthest from right."""
+    import pandas as pd
+
+    rows = []
+    for k in asked:
+        check = BY_KEY[result.checks[k]]
+        worst = np.nanmax if check.highest else np.nanmin
+        rows.append(
+            {
+                "check": check.key,
+                "tool": check.tool,
+                "question": check.question,
+                "control": check.control,
+                "limit": check.limit,
+                "upper": check.highest,
+                "worst": float(worst(result.value[:, k])),
+                "mean control": float(np.nanmean(result.control[:, k])),
+            }
+        )
+    return pd.DataFrame(rows)
 
 
 def _spread(name: str, checks: list[str], values: np.ndarray) -> Series:

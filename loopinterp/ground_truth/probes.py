@@ -32,7 +32,7 @@ def score_probes(subject: Subject, *, seed: int = 0) -> dict[str, Score]:
     trace = compiled.program.trace(tokens, n_loops=subject.n_loops)
     generator = torch.Generator().manual_seed(seed)
     train = torch.randperm(len(tokens), generator=generator) < len(tokens) // 2
-    found, excess, from_input, allowed = [], [], [], []
+    found, left, removed, from_input = [], [], [], []
     for name, values in trace.variables.items():
         basis = compiled.circuit.subspace(name)
         without = states - (states @ basis.mT) @ basis
@@ -43,15 +43,14 @@ def score_probes(subject: Subject, *, seed: int = 0) -> dict[str, Score]:
                 continue
             read = [_accuracy(x[loop], labels, train) for x in (states, without, rest, e)]
             found.append(read[0])
-            excess.append(read[1] - read[2])
-            allowed.append(read[2])
+            left.append(read[1] - read[2])
+            removed.append(read[0] - read[2])
             from_input.append(read[3])
     if not found:
         return {}
-    most = max(range(len(excess)), key=excess.__getitem__)
     return {
         "probe finds": Score(min(found), sum(from_input) / len(from_input)),
-        "probe finds nothing else": Score(excess[most], allowed[most]),
+        "probe finds nothing else": Score(max(left), max(removed)),
     }
 
 

@@ -1,4 +1,4 @@
-"""Saved results of a run, as one HTML file that works offline.
+"""Saved results, of a run or alone, as one HTML file that works offline.
 
 The report knows saved results only: no model is loaded to write it.
 """
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from loopinterp.report.record import read_run as read_run
     from loopinterp.report.write import render_report as render_report
     from loopinterp.report.write import write_report as write_report
+    from loopinterp.report.write import write_results as write_results
 
 __getattr__, __dir__, __all__ = lazy_exports(
     __name__,
@@ -22,5 +23,6 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "read_run": ".record",
         "render_report": ".write",
         "write_report": ".write",
+        "write_results": ".write",
     },
 )

@@ -19,7 +19,7 @@ class RunRecord:
 
     Attributes:
         name: Name of the folder.
-        config: ``config.json``.
+        config: ``config.json``; empty for results that belong to no run.
         metrics: The lines of ``metrics.jsonl``.
         results: Saved results by file name, in alphabetical order.
         made: ``made.json``: ``command``, ``stages`` (seconds by name), ``versions``, ``machine``;
@@ -33,6 +33,11 @@ class RunRecord:
     results: Mapping[str, Result] = field(default_factory=dict)
     made: Mapping[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+
+    @property
+    def is_run(self) -> bool:
+        """Whether the results belong to a model that was trained."""
+        return bool(self.config)
 
 
 def read_run(folder: str | Path) -> RunRecord:

@@ -88,6 +88,19 @@ SECTIONS = (
         ),
         missing="This run has no attention study.",
     ),
+    Section(
+        key="ground-truth",
+        title="The tools on known circuits",
+        short="Known circuits",
+        question="Would these tools find the circuit, if we knew what it was?",
+        intro=(
+            "A program can be compiled into the weights of a looped transformer: then it is known "
+            "where every variable stands, which head computes which selector, and when each value "
+            "settles. Hidden behind a rotation, distractors and permutations, such a model is an "
+            "honest test of every tool used above."
+        ),
+        missing="This run has no scores of the tools on models whose circuit is known.",
+    ),
 )
 """All sections with studies, in reading order; "How it was made" follows them."""
 

@@ -65,7 +65,9 @@ def section_views(record: RunRecord) -> tuple[list[SectionView], list[str]]:
     said, problems = _in_order_of_making(record)
     views = [_view(section, said) for section in SECTIONS]
     other = _view(OTHER, said)
-    return (views if other.is_missing else [*views, other]), problems
+    # A run lacks what has not been studied; results without a run are all there is.
+    kept = [view for view in views if record.is_run or not view.is_missing]
+    return (kept if other.is_missing else [*kept, other]), problems
 
 
 def figure_views(figures: Iterable[Figure]) -> list[FigureView]:

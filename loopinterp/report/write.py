@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from loopinterp.errors import InputError
 from loopinterp.report.assets import asset, plotly_script
 from loopinterp.report.made import made_figures, seconds, setting_groups, stage_seconds
 from loopinterp.report.record import RunRecord, read_run
 from loopinterp.report.views import figure_views, section_views, tiles
+from loopinterp.results import Result
 from loopinterp.storage import write_bytes
 
 
@@ -32,8 +34,30 @@ def write_report(run_folder: str | Path, out: str | Path | None = None) -> Path:
     return out
 
 
+def write_results(results: Mapping[str, Result], out: str | Path, *, title: str) -> Path:
+    """Write results that belong to no run as a page like the report: one file, all inside.
+
+    Args:
+        results: Results by name.
+        out: The file to write.
+        title: Heading of the page.
+
+    Returns:
+        The file that was written.
+
+    Raises:
+        InputError: If there is no result, or the file cannot be written.
+    """
+    if not results:
+        raise InputError(
+            "results", expected="at least one", given="none", fix="Pass {'name': result}."
+        )
+    write_bytes(Path(out), render_report(RunRecord(name=title, results=results)).encode())
+    return Path(out)
+
+
 def render_report(record: RunRecord) -> str:
-    """The report of a run as HTML."""
+    """The report of a run as HTML; of results alone, if the record has no configuration."""
     from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
     environment = Environment(
@@ -66,7 +90,7 @@ def _context(record: RunRecord) -> dict[str, Any]:
     return {
         "record": record,
         "problems": [*record.problems, *unshown],
-        "title": f"{_task_title(record.config)}, opened loop by loop",
+        "title": _title(record),
         "facts": _facts(record.config),
         "verdicts": [finding for finding in findings if finding.kind == "verdict"],
         "tiles": tiles(sections),
@@ -81,9 +105,12 @@ def _context(record: RunRecord) -> dict[str, Any]:
     }
 
 
-def _task_title(config: Mapping[str, Any]) -> str:
-    task = _task_name(config)
-    return f"A looped transformer on {task}" if task else "A looped transformer"
+def _title(record: RunRecord) -> str:
+    if not record.is_run:
+        return record.name
+    task = _task_name(record.config)
+    model = f"A looped transformer on {task}" if task else "A looped transformer"
+    return f"{model}, opened loop by loop"
 
 
 def _task_name(config: Mapping[str, Any]) -> str:
