@@ -279,13 +279,6 @@ def head_figures(result: HeadMatch) -> list[Figure]:
         scale="mass",
         y_down=True,
     )
-    found = [
-        f"{_short(plain(name), k)}: {', '.join(computed) if computed else f'{head} (in part)'}"
-        for k, (name, head, computed) in enumerate(
-            zip(result.selectors, result.assigned, result.computes)
-        )
-        if head
-    ]
     return [
         Figure(
             title="Heads against selectors",
@@ -296,7 +289,7 @@ def head_figures(result: HeadMatch) -> list[Figure]:
                 "and no others. The last panel is the share of attention that falls on them, which "
                 "is 1 also for a head that looks at some of them only. Means over all loops (the "
                 "data has every loop); empty where nothing is selected. Best one-to-one "
-                f"assignment, or the heads that compute the selector: {'; '.join(found)}."
+                f"assignment, and all heads that compute a selector exactly: {_found(result)}."
             ),
             control=(
                 "Mean pattern: the head's average over examples in place of its own attention; "
@@ -307,6 +300,16 @@ def head_figures(result: HeadMatch) -> list[Figure]:
             section=_SECTION,
         )
     ]
+
+
+def _found(result: HeadMatch) -> str:
+    """The head of each selector, or all that compute it, in words."""
+    said = []
+    for k, name in enumerate(result.selectors):
+        exact = result.computes[k]
+        heads = f"{', '.join(exact)} (exactly)" if exact else result.assigned[k]
+        said.append(f"{_short(plain(name), k)}: {heads or 'none'}")
+    return "; ".join(said)
 
 
 def _short(name: str, number: int) -> str:

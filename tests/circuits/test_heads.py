@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from loopinterp.circuits import match_heads
+from loopinterp.circuits import HeadMatch, match_heads
 from loopinterp.errors import InputError
-from loopinterp.results import load_result
 
 LOOPS, BATCH, POS = 3, 40, 6
 
@@ -196,7 +195,7 @@ def test_the_summary_names_the_heads_that_compute(parts):
 
 def test_a_saved_result_is_the_same(parts, tmp_path):
     found = match_heads(*parts)
-    read = load_result(found.save(tmp_path))
+    read = HeadMatch.load(found.save(tmp_path))
     assert read.computes == found.computes and read.names == found.names
     frame = read.to_frame()
     assert {"overlap", "mass", "overlap_other_input"} <= set(frame)

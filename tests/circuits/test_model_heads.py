@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -38,12 +40,18 @@ def batch(generator) -> Batch:
     return Batch(inputs, torch.zeros_like(inputs), torch.full((12,), 6), torch.full((12,), 3))
 
 
-def build(**settings: object) -> LoopedTransformer:
-    config = {"d_model": 16, "n_heads": 2, "d_vocab": 5, "d_vocab_out": 5, "init_std": 1.0}
+def build(**settings: int) -> LoopedTransformer:
+    config: dict[str, Any] = {
+        "d_model": 16,
+        "n_heads": 2,
+        "d_vocab": 5,
+        "d_vocab_out": 5,
+        "init_std": 1.0,
+    }
     return LoopedTransformer(LoopedTransformerConfig(**config, **settings), seed=0)
 
 
-def look_everywhere(layer: torch.nn.Module) -> None:
+def look_everywhere(layer: Any) -> None:
     with torch.no_grad():
         layer.attn.qkv.weight.zero_()
         layer.attn.qkv.bias.zero_()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -51,15 +52,15 @@ def test_all_kinds_are_drawn_and_explained(n_layers, n_prelude, component, posit
         assert figure.plot.data and figure.plot.to_json()
         assert len(figure.caption) > 80 and "unrelated" in figure.control
         assert figure.data is not None and len(figure.data)
-        shown = [a.text for a in figure.plot.layout.annotations] + [
-            trace.name for trace in figure.plot.data
-        ]
+        annotations: Any = figure.plot.layout.annotations
+        traces: Any = figure.plot.data
+        shown = [a.text for a in annotations] + [trace.name for trace in traces]
         assert any("unrelated" in str(text) for text in shown)
 
 
 def test_cells_are_those_of_the_result(tmp_path):
     result = drawn(2, 0, "z", None, tmp_path)
-    panel = result.figures()[0].plot.data[0]
+    panel: Any = result.figures()[0].plot.data[0]
     assert list(panel.x) == ["head 0.0", "head 0.1", "head 1.0", "head 1.1"]
     assert panel.z[2][1] == result.recovered[2, 0, 1, 0]
     assert panel.z[0][2] == result.recovered[0, 1, 0, 0]
@@ -71,4 +72,5 @@ def test_positions_are_drawn_where_a_patch_does_most(tmp_path):
     gain = (result.recovered - result.control_recovered).max((0, 3))
     layer, head = divmod(int(gain.argmax()), 2)
     assert figure.plot.layout.annotations[0].text == f"<b>head {layer}.{head}</b>"
-    assert figure.plot.data[0].z.tolist() == result.recovered[:, layer, head].tolist()
+    panel: Any = figure.plot.data[0]
+    assert panel.z.tolist() == result.recovered[:, layer, head].tolist()
