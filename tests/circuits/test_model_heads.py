@@ -40,7 +40,7 @@ def batch(generator) -> Batch:
     return Batch(inputs, torch.zeros_like(inputs), torch.full((12,), 6), torch.full((12,), 3))
 
 
-def build(**settings: int) -> LoopedTransformer:
+def build(**settings: Any) -> LoopedTransformer:
     config: dict[str, Any] = {
         "d_model": 16,
         "n_heads": 2,
