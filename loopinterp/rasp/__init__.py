@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from loopinterp.rasp.compiler.compiled import compile_program as compile_program
     from loopinterp.rasp.counts import CeilLog2 as CeilLog2
     from loopinterp.rasp.counts import Linear as Linear
+    from loopinterp.rasp.disguises.distractors import distract as distract
+    from loopinterp.rasp.disguises.noise import add_noise as add_noise
+    from loopinterp.rasp.disguises.permutation import permute as permute
+    from loopinterp.rasp.disguises.rotation import rotate as rotate
     from loopinterp.rasp.drawing import draw as draw
     from loopinterp.rasp.expr import Selector as Selector
     from loopinterp.rasp.expr import Seq as Seq
@@ -75,6 +79,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "Seq": ".expr",
         "Trace": ".trace",
         "UNKNOWN": ".language",
+        "add_noise": ".disguises.noise",
         "aggr": ".library",
         "aggregate": ".language",
         "argmax": ".library",
@@ -84,6 +89,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "compile_program": ".compiler.compiled",
         "counterfactual": ".trace",
         "cumsum": ".library",
+        "distract": ".disguises.distractors",
         "draw": ".drawing",
         "eq": ".language",
         "evaluate": ".interpreter",
@@ -107,7 +113,9 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "mode": ".library",
         "ne": ".language",
         "num_prev": ".library",
+        "permute": ".disguises.permutation",
         "register_program": ".registry",
+        "rotate": ".disguises.rotation",
         "sel_width": ".language",
         "select": ".language",
         "seq_map": ".language",

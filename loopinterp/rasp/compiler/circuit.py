@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -65,6 +65,11 @@ class HeadNode:
     head: int
     selector: str
     attends_to: str
+
+
+def head_id(section: str, layer: int, head: int) -> str:
+    """The name of a head in edges."""
+    return f"{section}.{layer}.head.{head}"
 
 
 @dataclass(frozen=True)
@@ -174,6 +179,51 @@ class Circuit:
         write = self.of(variable).write
         _, sizes, basis = torch.linalg.svd(write.double(), full_matrices=False)
         return basis[sizes > 1e-6 * sizes[0]].to(write.dtype)
+
+    def moved(
+        self,
+        write: Float[Tensor, "new_d_model d_model"],
+        read: Float[Tensor, "d_model new_d_model"],
+    ) -> Circuit:
+        """The same circuit in another residual stream.
+
+        Args:
+            write: What each coordinate of this stream is in the new one.
+            read: How each coordinate of this stream is read from the new one.
+        """
+
+        def move(old: Directions) -> Directions:
+            return Directions(
+                write=(old.write.double() @ write.double().mT).to(old.write),
+                read=(old.read.double() @ read.double()).to(old.read),
+            )
+
+        moved = {name: move(old) for name, old in self.directions.items()}
+        return dataclasses.replace(self, directions=moved)
+
+    def renumbered(
+        self,
+        heads: Mapping[tuple[str, int], Sequence[int]],
+        neurons: Mapping[tuple[str, int], Sequence[int]],
+    ) -> Circuit:
+        """The same circuit with heads and neurons in other places of their layers.
+
+        Args:
+            heads: (section, layer) -> the new number of each head.
+            neurons: (section, layer) -> the new number of each neuron.
+        """
+        names: dict[str, str] = {}
+        nodes = []
+        for node in self.heads:
+            number = heads[node.section, node.layer][node.head]
+            names[node.id] = head_id(node.section, node.layer, number)
+            nodes.append(dataclasses.replace(node, id=names[node.id], head=number))
+        groups = [
+            dataclasses.replace(g, neurons=tuple(neurons[g.section, g.layer][n] for n in g.neurons))
+            for g in self.neurons
+        ]
+        edges = tuple((names.get(s, s), names.get(t, t)) for s, t in self.edges)
+        return dataclasses.replace(self, heads=tuple(nodes), neurons=tuple(groups), edges=edges)
 
     def unrolled(self, n_loops: int) -> tuple[tuple[str, str], ...]:
         """The edges of a run of so many loops, with the loop in every id.

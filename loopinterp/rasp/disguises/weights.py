@@ -1,0 +1,80 @@
+"""The weights of a compiled model, taken out, moved to another residual stream, and put back."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from loopinterp.models.looped_transformer import LoopedTransformer
+from loopinterp.rasp.compiler.compiled import Compiled
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from jaxtyping import Float
+    from torch import Tensor
+
+    from loopinterp.models.config import LoopedTransformerConfig
+    from loopinterp.rasp.compiler.circuit import Circuit
+
+Weights = dict[str, "Tensor"]
+
+
+def weights_of(compiled: Compiled) -> Weights:
+    """A copy of all weights, in float64 on the CPU, so that disguises add no rounding errors."""
+    return {name: w.detach().cpu().double() for name, w in compiled.model.state_dict().items()}
+
+
+def rebuilt(
+    compiled: Compiled, weights: Weights, circuit: Circuit, disguise: str, **changes: Any
+) -> Compiled:
+    """A compiled model with other weights, where and as precise as it was.
+
+    Args:
+        compiled: The model as it was.
+        weights: Its new weights.
+        circuit: Its new circuit.
+        disguise: What was done, for the circuit's record.
+        changes: Fields of the model's configuration that change.
+    """
+    old = compiled.model
+    model = LoopedTransformer(old.config.replace(**changes)).to(device=old.device, dtype=old.dtype)
+    model.load_state_dict(weights)
+    circuit = dataclasses.replace(circuit, disguises=(*circuit.disguises, disguise))
+    return Compiled(model, circuit, compiled.program)
+
+
+def layers(config: LoopedTransformerConfig) -> Iterator[tuple[str, int, str]]:
+    """(section, layer, prefix of its weights) of all layers, in the order in which they run."""
+    sections = (("prelude", config.n_prelude), ("block", config.n_layers), ("coda", config.n_coda))
+    for section, n_layers in sections:
+        for layer in range(n_layers):
+            yield section, layer, f"{section}.{layer}."
+
+
+def moved(
+    weights: Weights,
+    write: Float[Tensor, "new_d_model d_model"],
+    read: Float[Tensor, "d_model new_d_model"],
+) -> Weights:
+    """The weights in another residual stream.
+
+    Args:
+        weights: The weights.
+        write: What each coordinate of the stream is in the new one.
+        read: How each coordinate of the stream is read from the new one.
+    """
+    result = {}
+    for name, w in weights.items():
+        parent, kind = name.split(".")[-2:]
+        if parent in ("out", "fc_out"):
+            result[name] = write @ w
+        elif kind == "bias":
+            result[name] = w
+        elif parent in ("embedding", "position_embedding"):
+            result[name] = w @ write.mT
+        elif parent in ("qkv", "fc_in", "unembedding"):
+            result[name] = w @ read
+        else:  # recall: reads the stream and writes it
+            result[name] = write @ w @ read
+    return result
