@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int
     from torch import Tensor
 
-    from loopinterp.circuits.pairs import SwapPairs
+    from loopinterp.circuits.swaps import Swaps
 
 ANSWER = "answer"
 
@@ -119,7 +119,7 @@ class ProgramRuns:
         n_loops: Loops to run, at least as many as any prediction looks at.
     """
 
-    def __init__(self, program: LoopProgram, pairs: SwapPairs, *, lag: int, n_loops: int) -> None:
+    def __init__(self, program: LoopProgram, pairs: Swaps, *, lag: int, n_loops: int) -> None:
         self.pairs, self.lag = pairs, lag
         both = torch.cat([pairs.base, pairs.source])
         self._swaps = ProgramSwaps(delayed(program, lag), both, n_loops=n_loops)
@@ -158,7 +158,7 @@ class ProgramRuns:
 
 def predict(
     program: LoopProgram,
-    pairs: SwapPairs,
+    pairs: Swaps,
     *,
     alignment: Alignment | None = None,
     delays: tuple[int, ...],

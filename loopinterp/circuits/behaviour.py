@@ -10,22 +10,19 @@ import torch
 from loopinterp.circuits.alignment import Alignment, delayed
 from loopinterp.circuits.runs import device_of, outputs
 from loopinterp.rasp.language import UNKNOWN
-from loopinterp.tasks.addition import Addition
 from loopinterp.tasks.task import IGNORE
 
 if TYPE_CHECKING:
     from loopinterp.models.protocol import LoopedModel
     from loopinterp.rasp.program import LoopProgram
+    from loopinterp.tasks.task import Batch
 
 
 def behaviour_scores(
     model: LoopedModel | Any,
     programs: list[LoopProgram],
     aligned: list[Alignment],
-    *,
-    n: int,
-    seed: int,
-    batch_size: int = 64,
+    batch: Batch,
 ) -> np.ndarray:
     """How often each program gives the model's answer, [example, program].
 
@@ -36,15 +33,10 @@ def behaviour_scores(
         model: The model.
         programs: The rivals.
         aligned: How each lies over the model.
-        n: Bits of each operand.
-        seed: Seed of the examples.
-        batch_size: Examples to draw.
+        batch: Examples of one length.
     """
-    task = Addition()
-    generator = torch.Generator().manual_seed(seed)
-    batch = task.sample(n, batch_size=batch_size, generator=generator, distribution="propagate")
     batch = batch.to(device_of(model))
-    last = task.n_loops(n) - 1
+    last = int(batch.n_loops.max()) - 1
     answers = outputs(model, batch.inputs, last)[1:]
     said = torch.stack([_said(p, a, batch.inputs, last) for p, a in zip(programs, aligned)])
     open_ = (said != said[:1]).any(0) & (batch.targets != IGNORE)

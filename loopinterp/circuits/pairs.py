@@ -34,13 +34,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from loopinterp.circuits.runs import device_of, outputs
+from loopinterp.circuits.swaps import Swaps
 from loopinterp.errors import InputError
 from loopinterp.tasks.addition import Addition, draw_bits
 from loopinterp.tasks.sampling import coins
 from loopinterp.tasks.task import IGNORE
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Int
+    from jaxtyping import Int
     from torch import Tensor
 
     from loopinterp.models.protocol import LoopedModel
@@ -61,51 +62,20 @@ MIN_SOLVED = 0.5
 
 
 @dataclass(frozen=True)
-class SwapPairs:
-    """Pairs (base, source) with a position and a loop each.
+class SwapPairs(Swaps):
+    """Pairs (base, source) of additions; the swapped position is that of bit i.
 
     Attributes:
-        base: Base inputs.
-        source: Source inputs.
-        position: Model position whose state is swapped (that of bit i).
-        loop: The swap is made after so many loops.
-        place: Where that is relative to the front: an index into :data:`PLACES`.
         carry: The carry into bit i in the base; in the source it is ``1 - carry``.
-        scored: Positions that have an answer.
-        n_loops: T(n), the loops of a full run.
         measured: Whether the front is the model's own; if not it is one position a loop.
         solved: Fraction of candidates that the model answers right, twin included.
     """
 
-    base: Int[Tensor, "pair pos"]
-    source: Int[Tensor, "pair pos"]
-    position: Int[Tensor, " pair"]
-    loop: Int[Tensor, " pair"]
-    place: Int[Tensor, " pair"]
     carry: Int[Tensor, " pair"]
-    scored: Bool[Tensor, "pair pos"]
-    n_loops: int
     measured: bool
     solved: float
 
-    ARRAYS: ClassVar[tuple[str, ...]] = (
-        "base",
-        "source",
-        "position",
-        "loop",
-        "place",
-        "carry",
-        "scored",
-    )
-
-    def __len__(self) -> int:
-        return len(self.base)
-
-    def __getitem__(self, index: Tensor) -> SwapPairs:
-        return dataclasses.replace(self, **{k: getattr(self, k)[index] for k in self.ARRAYS})
-
-    def to(self, device: torch.device | str) -> SwapPairs:
-        return dataclasses.replace(self, **{k: getattr(self, k).to(device) for k in self.ARRAYS})
+    ARRAYS: ClassVar[tuple[str, ...]] = (*Swaps.ARRAYS, "carry")
 
 
 def swap_pairs(

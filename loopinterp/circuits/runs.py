@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int
     from torch import Tensor
 
-    from loopinterp.circuits.pairs import SwapPairs
+    from loopinterp.circuits.swaps import Swaps
     from loopinterp.models.protocol import LoopedModel
 
 AT_THE_END = -1
@@ -101,7 +101,7 @@ class SwapRun:
     """
 
     model: LoopedModel | Any
-    pairs: SwapPairs
+    pairs: Swaps
     state: Float[Tensor, "pair pos d_model"]
     donor: Float[Tensor, "pair d_model"]
     base: Int[Tensor, "delay pair pos"]
@@ -139,7 +139,7 @@ class SwapRun:
 
 
 def prepare_swaps(
-    model: LoopedModel | Any, pairs: SwapPairs, *, delays: tuple[int, ...] = DELAYS
+    model: LoopedModel | Any, pairs: Swaps, *, delays: tuple[int, ...] = DELAYS
 ) -> SwapRun:
     """Run base and source once, each up to its loop; swaps go on from there."""
     rows = torch.arange(len(pairs), device=pairs.base.device)
@@ -200,6 +200,6 @@ def _states_at(model: LoopedModel | Any, inputs: Tensor, loop: Tensor) -> Tensor
 
 
 def _read(
-    model: LoopedModel | Any, pairs: SwapPairs, h: Tensor, delays: tuple[int, ...]
+    model: LoopedModel | Any, pairs: Swaps, h: Tensor, delays: tuple[int, ...]
 ) -> Int[Tensor, "delay pair pos"]:
     return read_on(model, pairs.base, h, steps_to(delays, pairs.loop, pairs.n_loops))

@@ -15,12 +15,17 @@ from loopinterp.circuits.pairs import PLACES, RUN_ON, SwapPairs, swap_pairs
 from loopinterp.circuits.runs import SwapRun, prepare_swaps
 from loopinterp.circuits.subspaces import CONTROL_ENERGY, energy_rank, random_subspaces
 from loopinterp.rasp.language import UNKNOWN
+from loopinterp.tasks.addition import Addition
 
 if TYPE_CHECKING:
+    from jaxtyping import Int
     from torch import Tensor
 
     from loopinterp.models.protocol import LoopedModel
     from loopinterp.rasp.program import LoopProgram
+
+BEHAVIOUR_EXAMPLES = 64
+"""Examples on which behaviour without a swap is compared."""
 
 
 @dataclass(frozen=True)
@@ -84,23 +89,36 @@ def score_model(
     generator = torch.Generator().manual_seed(seed)
     directions = random_subspaces(len(pairs), rank, run.state.shape[-1], generator)
     control = run.swap(directions)
-    laid = [_lay_over(program, run, swapped) for program in rivals]
+    laid = [lay_over(program, run, swapped) for program in rivals]
     predictions = [prediction for prediction, _ in laid]
     best = [alignment for _, alignment in laid]
+    examples = Addition().sample(
+        n,
+        batch_size=BEHAVIOUR_EXAMPLES,
+        generator=torch.Generator().manual_seed(seed),
+        distribution="propagate",
+    )
     return ModelScores(
         pairs=pairs,
-        agree=_agreements(predictions, run, swapped),
-        control=_agreements(predictions, run, control),
+        agree=agreements(predictions, run, swapped),
+        control=agreements(predictions, run, control),
         flips=_at_bits(swapped != run.base, pairs),
         claims=np.stack([_claims(p, pairs) for p in predictions], axis=1),
         alignments=[str(alignment) for alignment in best],
         rank=rank,
-        behaviour=behaviour_scores(model, rivals, best, n=n, seed=seed),
+        behaviour=behaviour_scores(model, rivals, best, examples),
     )
 
 
-def _lay_over(program: LoopProgram, run: SwapRun, swapped: Tensor) -> tuple[Prediction, Alignment]:
+def lay_over(
+    program: LoopProgram, run: SwapRun, swapped: Int[Tensor, "delay pair pos"]
+) -> tuple[Prediction, Alignment]:
     """What the program says of each pair under the alignment that suits the other half best.
+
+    Args:
+        program: The program.
+        run: The pairs on the model.
+        swapped: The model's outputs after swaps of the whole state.
 
     Returns:
         The prediction, and the alignment that suits all pairs best.
@@ -119,7 +137,10 @@ def _lay_over(program: LoopProgram, run: SwapRun, swapped: Tensor) -> tuple[Pred
     return prediction, options.best(torch.ones_like(half))
 
 
-def _agreements(predictions: list[Prediction], run: SwapRun, swapped: Tensor) -> np.ndarray:
+def agreements(
+    predictions: list[Prediction], run: SwapRun, swapped: Int[Tensor, "delay pair pos"]
+) -> np.ndarray:
+    """Whether each program says the model's whole output [pair, program, delay]."""
     each = [agreement(p, run.base, swapped, run.pairs.scored) for p in predictions]
     return torch.stack(each).permute(2, 0, 1).cpu().numpy()
 
