@@ -20,8 +20,12 @@ from loopinterp.rasp.compiler.lower.attention import Codes, HeadPlan
 from loopinterp.rasp.compiler.lower.features import Feature
 from loopinterp.rasp.compiler.lower.functions import Function
 
-SHARPNESS = 40.0
-"""Score by which a selected key is ahead: others get less than exp(-40) of the attention."""
+SHARPNESS = 120.0
+"""Score by which a selected key is ahead: exp(-120) is 0 in 32 bits.
+
+A trace of other keys, however small, would be a trace of what a position cannot know yet: a probe
+that finds nothing else to go by finds that.
+"""
 
 LOGIT = 10.0
 """Logit of the answer; those of all other classes are 0, and all are where it is undecided."""
@@ -188,10 +192,10 @@ def _mlp(layer: LayerPlan, config: LoopedTransformerConfig) -> Weights:
             neuron += 2
     for feature in layer.wiped:
         for slot in range(feature.start, feature.start + feature.width):
-            # relu(x + 1) - 1 is x: nothing that is held goes below -1
-            w_in[neuron, slot], b_in[neuron] = 1.0, 1.0
-            w_out[slot, neuron], b_out[slot] = -1.0, b_out[slot] + 1.0
-            neuron += 1
+            # relu(x) - relu(-x) is x, to the last bit
+            w_in[neuron, slot], w_in[neuron + 1, slot] = 1.0, -1.0
+            w_out[slot, neuron], w_out[slot, neuron + 1] = -1.0, 1.0
+            neuron += 2
     return {
         "mlp.fc_in.weight": w_in,
         "mlp.fc_in.bias": b_in,

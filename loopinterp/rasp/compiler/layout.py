@@ -25,9 +25,9 @@ class LayerPlan:
 
     @property
     def n_neurons(self) -> int:
-        """Two for each unit, one for each coordinate that is wiped."""
+        """Two for each unit, two for each coordinate that is wiped."""
         units = sum(len(writes.units) for _, writes in self.writes)
-        return 2 * units + sum(feature.width for feature in self.wiped)
+        return 2 * (units + sum(feature.width for feature in self.wiped))
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +73,8 @@ def _layers(section: SectionPlan) -> list[LayerPlan]:
         for feature in _read_by(layer, section):
             feature.last_use = max(feature.last_use, number)
     for feature in section.live:
-        if feature.role == "scratch":
+        # The answer is read by none of them: it is left for the unembedding.
+        if feature.role == "scratch" and feature.last_use >= 0:
             layers[feature.last_use].wiped.append(feature)
     return layers
 
@@ -101,7 +102,8 @@ def _place_scratch(section: SectionPlan, start: int) -> int:
                 break
             place = max(place, last)
         feature.start = place
-        busy.append((place, place + feature.width, 2 * feature.last_use + 1))
+        end_of_life = 2 * feature.last_use + 1 if feature.last_use >= 0 else 2 * section.n_layers
+        busy.append((place, place + feature.width, end_of_life))
         end = max(end, place + feature.width)
     return end
 
