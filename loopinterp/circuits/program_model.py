@@ -8,6 +8,7 @@ import torch
 from torch.nn.functional import one_hot
 
 from loopinterp.errors import InputError, unknown_name
+from loopinterp.rasp.expr import Tokens
 from loopinterp.rasp.language import UNKNOWN
 
 if TYPE_CHECKING:
@@ -33,6 +34,11 @@ class ProgramModel:
         examples: Tokens [batch, pos] from which the values that each variable takes are learnt.
         n_loops: Loops of that trace.
         seed: Seed of the rotation.
+        hold_tokens: Whether the state holds the token too; without it, only a program whose
+            answer does not read its tokens can be run.
+
+    Raises:
+        InputError: the answer reads tokens that the state does not hold.
 
     Example:
         >>> from loopinterp.rasp import get_program
@@ -53,8 +59,16 @@ class ProgramModel:
         *,
         n_loops: int,
         seed: int = 0,
+        hold_tokens: bool = True,
     ) -> None:
-        self.program = program
+        if not hold_tokens and Tokens() in program.orders["finish"]:
+            raise InputError(
+                "hold_tokens",
+                expected=f"True, as the answer of {program.name} reads its tokens",
+                given="False",
+                fix="Leave it out.",
+            )
+        self.program, self.hold_tokens = program, hold_tokens
         trace = program.trace(examples, n_loops=n_loops)
         self._lowest = {name: int(x.min()) for name, x in trace.variables.items()}
         sizes = [int(x.max()) - self._lowest[name] + 1 for name, x in trace.variables.items()]
@@ -131,7 +145,8 @@ class ProgramModel:
         return token.argmax(-1), values
 
     def _write(self, tokens: Tensor, variables: dict[str, Tensor]) -> Tensor:
-        blocks = [one_hot(tokens, self._sizes[0])]
+        token = one_hot(tokens, self._sizes[0])
+        blocks = [token if self.hold_tokens else torch.zeros_like(token)]
         for (name, lowest), size in zip(self._lowest.items(), self._sizes[1:]):
             index = variables[name] - lowest
             if bool(((index < 0) | (index >= size)).any()):

@@ -158,6 +158,13 @@ CHECKS = (
         highest=True,
     ),
     Check(
+        "wavefront",
+        "carry study",
+        "Share of (loop, chain length) at which the carry is as decodable as in the program.",
+        "the same of a model with shuffled weights",
+        0.95,
+    ),
+    Check(
         "verdict",
         "comparison of programs",
         "IIA of the program that is run, if it is the one named; else 0.",

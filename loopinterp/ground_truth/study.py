@@ -15,6 +15,7 @@ from loopinterp.ground_truth.interventions import score_interchange, score_patch
 from loopinterp.ground_truth.probes import score_probes
 from loopinterp.ground_truth.result import GroundTruth
 from loopinterp.ground_truth.verdicts import score_verdict
+from loopinterp.ground_truth.wavefront import score_wavefront
 from loopinterp.results import study
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ SCORERS: dict[str, Callable[..., dict[str, Score]]] = {
     "heads against selectors": score_heads,
     "patching sweeps": score_patching,
     "dynamics": score_dynamics,
+    "carry study": score_wavefront,
     "comparison of programs": score_verdict,
 }
 """Tool -> how it is scored on one model."""

@@ -1,0 +1,58 @@
+"""The carry study on models of which it is known which carry has arrived after which loop."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from loopinterp.circuits import ProgramModel
+from loopinterp.ground_truth.checks import Score
+from loopinterp.ground_truth.verdicts import TASK
+from loopinterp.probing import carry_study
+from loopinterp.tasks.addition import Addition
+
+if TYPE_CHECKING:
+    from loopinterp.ground_truth.subjects import Subject
+    from loopinterp.probing.carry_result import CarryStudyResult
+
+LEAST_BITS = 12
+MAX_CHAIN = 6
+NEAR = 0.15
+"""How far apart accuracies of two probes of one fact may be: 96 pairs give 0.05 at chance."""
+
+
+def score_wavefront(subject: Subject, *, seed: int = 0) -> dict[str, Score]:
+    """Share of (loop, chain length) at which the carry is as decodable as the program has it.
+
+    What is known is what the same study finds in the program itself, its variables written down
+    as a state (:class:`loopinterp.circuits.ProgramModel`) and no transformer anywhere.
+    """
+    program, n = subject.compiled.program, subject.batch.inputs.shape[1] - 1
+    if program.task != TASK or n < LEAST_BITS:
+        return {}
+    holds = any(f.role == "tokens" for f in subject.compiled.circuit.features)
+    itself = ProgramModel(
+        program, subject.batch.inputs, n_loops=subject.n_loops, hold_tokens=holds
+    )
+    model = subject.compiled.model
+    # The program has no weights to shuffle; the control is read from the model's study.
+    own = _study(itself, n, seed, random_model=model)
+    found = _study(model, n, seed)
+    shares = [np.abs(own.accuracy - x) <= NEAR for x in (found.accuracy, found.random_model)]
+    return {"wavefront": Score(*(float(share.mean()) for share in shares))}
+
+
+def _study(model: Any, n: int, seed: int, **options: Any) -> CarryStudyResult:
+    return carry_study(
+        model,
+        Addition(),
+        n=n,
+        max_chain=MAX_CHAIN,
+        n_short=LEAST_BITS - 2,
+        loops=range(MAX_CHAIN + 2),
+        n_train=96,
+        n_test=96,
+        seed=seed,
+        **options,
+    )
