@@ -192,10 +192,16 @@ def _mlp(layer: LayerPlan, config: LoopedTransformerConfig) -> Weights:
             neuron += 2
     for feature in layer.wiped:
         for slot in range(feature.start, feature.start + feature.width):
-            # relu(x) - relu(-x) is x, to the last bit
-            w_in[neuron, slot], w_in[neuron + 1, slot] = 1.0, -1.0
-            w_out[slot, neuron], w_out[slot, neuron + 1] = -1.0, 1.0
-            neuron += 2
+            if feature.role == "variable":
+                # relu(x + 1) - 1 is x, smoothly around 0; of 0 and 1, to the last bit
+                w_in[neuron, slot], b_in[neuron] = 1.0, 1.0
+                w_out[slot, neuron], b_out[slot] = -1.0, b_out[slot] + 1.0
+                neuron += 1
+            else:
+                # relu(x) - relu(-x) is x, to the last bit whatever it is
+                w_in[neuron, slot], w_in[neuron + 1, slot] = 1.0, -1.0
+                w_out[slot, neuron], w_out[slot, neuron + 1] = -1.0, 1.0
+                neuron += 2
     return {
         "mlp.fc_in.weight": w_in,
         "mlp.fc_in.bias": b_in,

@@ -25,9 +25,10 @@ class LayerPlan:
 
     @property
     def n_neurons(self) -> int:
-        """Two for each unit, two for each coordinate that is wiped."""
+        """Two for each unit and each coordinate that is wiped, but one where a variable was."""
         units = sum(len(writes.units) for _, writes in self.writes)
-        return 2 * (units + sum(feature.width for feature in self.wiped))
+        wiped = sum(f.width * (1 if f.role == "variable" else 2) for f in self.wiped)
+        return 2 * units + wiped
 
 
 @dataclass(frozen=True, eq=False)
