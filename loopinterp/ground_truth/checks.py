@@ -28,10 +28,6 @@ class Check:
     limit: float
     highest: bool = False
 
-    def passed(self, value: float) -> bool:
-        """Whether a score is good enough."""
-        return value <= self.limit if self.highest else value >= self.limit
-
 
 @dataclass(frozen=True)
 class Score:
