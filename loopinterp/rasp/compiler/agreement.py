@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from loopinterp.rasp import graph
+from loopinterp.rasp.interpreter import evaluate
 from loopinterp.rasp.language import UNKNOWN
 
 if TYPE_CHECKING:
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
     from loopinterp.rasp.compiler.circuit import Circuit, HeadNode
     from loopinterp.rasp.compiler.compiled import Compiled
+    from loopinterp.rasp.program import LoopProgram
     from loopinterp.rasp.trace import Trace
 
 CHUNK = 2**21
@@ -74,16 +77,18 @@ def compare_with_program(
     values, answers, error = 0, 0, 0.0
     for part in _parts(tokens, n_loops, compiled.model.config.d_model):
         trace = compiled.program.trace(part, n_loops=n_loops)
-        states = compiled.model(part, n_loops=n_loops, return_type="states")
+        states, in_loops = _patterns(compiled, part, n_loops)
+        logits, in_coda = _coda_patterns(compiled, part, states)
         for name, expected in trace.variables.items():
             wrong[name] += int((compiled.circuit.decode(name, states) != expected).sum())
             error = max(error, _state_error(compiled.circuit, name, states, expected))
             values += expected.numel()
-        logits = torch.stack([compiled.model.readout(h) for h in states])
         decided = trace.outputs != UNKNOWN
         answers += int(((logits.argmax(-1) != trace.outputs) & decided).sum())
-        for name, difference in _attention(compiled, part, trace, n_loops):
-            attention[name] = max(attention.get(name, 0.0), difference)
+        selectors = _Selectors(compiled.program, part, trace)
+        for head, loop, pattern in (*in_loops, *in_coda):
+            difference = uneven(pattern, selectors.of(head, loop))
+            attention[head.selector] = max(attention.get(head.selector, 0.0), difference)
     return Agreement(values, wrong, answers, error, attention)
 
 
@@ -98,30 +103,81 @@ def _state_error(circuit: Circuit, name: str, states: Tensor, expected: Tensor) 
     return float((reads - (expected[..., None] == values).to(reads)).abs().max())
 
 
-def _attention(
-    compiled: Compiled, tokens: Tensor, trace: Trace, n_loops: int
-) -> Iterator[tuple[str, float]]:
-    """Selector and error of each head, loop by loop for those of the block."""
-    heads = [head for head in compiled.circuit.heads if head.section != "coda" and n_loops]
-    if not heads:
-        return
-    _, cache = compiled.model.run_with_cache(
-        tokens, n_loops=n_loops, names_filter="attn.hook_pattern", return_type="state"
+Pattern = tuple["HeadNode", int, "Tensor"]
+"""A head, after how many loops it looks, and where [batch, query, key]."""
+
+
+def _patterns(compiled: Compiled, tokens: Tensor, n_loops: int) -> tuple[Tensor, list[Pattern]]:
+    """The states of a run, and where the heads of prelude and block look."""
+    model, config = compiled.model, compiled.model.config
+    first = {"prelude": 0, "block": config.n_prelude}
+    places = [
+        (head, loop, f"blocks.{first[head.section] + loop * config.n_layers + head.layer}")
+        for head in compiled.circuit.heads
+        if head.section in first
+        for loop in range(n_loops if head.section == "block" else 1)
+    ]
+    if not places:
+        return model(tokens, n_loops=n_loops, return_type="states"), []
+    names = {f"{block}.attn.hook_pattern" for _, _, block in places}
+    states, cache = model.run_with_cache(
+        tokens, n_loops=n_loops, names_filter=names, return_type="states"
     )
-    n_prelude, n_layers = compiled.model.config.n_prelude, compiled.model.config.n_layers
+    return states, [
+        (head, loop, cache[f"{block}.attn.hook_pattern"][:, head.head])
+        for head, loop, block in places
+    ]
+
+
+def _coda_patterns(
+    compiled: Compiled, tokens: Tensor, states: Tensor
+) -> tuple[Tensor, list[Pattern]]:
+    """The logits of every state, and where the heads of the coda look."""
+    model, config = compiled.model, compiled.model.config
+    heads = [head for head in compiled.circuit.heads if head.section == "coda"]
+    if not heads:
+        return torch.stack([model.readout(h) for h in states]), []
+    first = config.n_prelude + config.n_layers
+    names = {f"blocks.{first + head.layer}.attn.hook_pattern" for head in heads}
+    # A run that stops before its one loop reads all states out, as one batch.
+    logits, cache = model.run_with_cache(
+        tokens.repeat(len(states), 1),
+        n_loops=1,
+        stop_at_loop=0,
+        state=states.flatten(0, 1),
+        names_filter=names,
+    )
+    found: list[Pattern] = []
     for head in heads:
-        selectors = _selectors(head, trace, n_loops)
-        for loop, selector in enumerate(selectors if head.section == "block" else selectors[:1]):
-            inside = n_prelude + loop * n_layers if head.section == "block" else 0
-            pattern = cache[f"blocks.{inside + head.layer}.attn.hook_pattern"][:, head.head]
-            yield head.selector, uneven(pattern, selector)
+        pattern = cache[f"blocks.{first + head.layer}.attn.hook_pattern"][:, head.head]
+        parts = pattern.unflatten(0, states.shape[:2])
+        found += [(head, loop, part) for loop, part in enumerate(parts)]
+    return logits.unflatten(0, states.shape[:2]), found
 
 
-def _selectors(head: HeadNode, trace: Trace, n_loops: int) -> Tensor:
-    """The selector of a head at each loop."""
-    if head.selector in trace.selectors:
-        return trace.selectors[head.selector]
-    return trace.prepare_selectors[head.selector][None]
+class _Selectors:
+    """The selectors of a run, those of ``finish`` included."""
+
+    def __init__(self, program: LoopProgram, tokens: Tensor, trace: Trace) -> None:
+        self._tokens, self._trace = tokens, trace
+        self._of_finish = graph.selectors([program.finish])
+        self._kept: dict[str, Tensor] = {}
+
+    def of(self, head: HeadNode, loop: int) -> Tensor:
+        """What a head computes after so many loops [batch, query, key]."""
+        name = head.selector
+        if head.section == "coda" or not (
+            name in self._trace.selectors or name in self._trace.prepare_selectors
+        ):
+            variables = {name: x[loop] for name, x in self._trace.variables.items()}
+            return evaluate(self._of_finish[name], self._tokens, variables)
+        if name not in self._kept:
+            in_step = name in self._trace.selectors
+            self._kept[name] = (
+                self._trace.selectors[name] if in_step else self._trace.prepare_selectors[name]
+            )
+        kept = self._kept[name]
+        return kept[loop] if kept.dim() == 4 else kept
 
 
 def uneven(pattern: Tensor, selector: Bool[Tensor, "batch query key"]) -> float:

@@ -85,7 +85,7 @@ class _Description:
     def _connect(self, section: SectionPlan) -> None:
         for number, layer in enumerate(self.layout.sections[section.name]):
             for head_number, head in enumerate(layer.heads):
-                select = head.select
+                select = self.layout.plan.source.selects[head.select]
                 node = HeadNode(
                     id=f"{section.name}.{number}.head.{head_number}",
                     section=section.name,  # type: ignore[arg-type]

@@ -10,8 +10,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import cast
 
 from loopinterp.errors import InputError
+from loopinterp.rasp import graph
 from loopinterp.rasp.expr import Aggregate, Select, Seq, ShiftRight
 from loopinterp.rasp.graph import postorder
 from loopinterp.rasp.node import Expr
@@ -31,6 +33,7 @@ class Source:
         prepare: Variable -> its value before the first loop.
         step: Variable -> its value after one loop; itself where the program keeps it.
         finish: The answer.
+        selects: Selection -> the one that the program has in its place, whose name traces know.
         max_length: Positions of the longest sequence.
         causal: Whether every selection is causal, so that the model's attention can be.
     """
@@ -39,6 +42,7 @@ class Source:
     prepare: dict[str, Seq]
     step: dict[str, Seq]
     finish: Seq
+    selects: dict[Select, Select]
     max_length: int
     causal: bool
 
@@ -89,12 +93,13 @@ def validate(program: LoopProgram | str, max_length: int) -> Source:
     prepare = {name: _seq(plain[x]) for name, x in program.prepare.items()}
     kept = {name: _variable(name) for name in program.prepare if name not in program.step}
     step = {name: _seq(plain[x]) for name, x in program.step.items()}
-    selects = [node for node in postorder(plain[x] for x in roots) if isinstance(node, Select)]
+    selects = {cast(Select, plain.get(node, node)): node for node in graph.selects(roots)[::-1]}
     return Source(
         program=program,
         prepare=prepare,
         step={name: {**step, **kept}[name] for name in prepare},
         finish=_seq(plain[program.finish]),
+        selects=selects,
         max_length=max_length,
         causal=all(select.causal for select in selects),
     )

@@ -46,7 +46,7 @@ class Aggregates:
     def __init__(self, section: Section, indices: Feature) -> None:
         self._section, self._indices = section, indices
         self._heads: dict[tuple[Select, int], HeadPlan] = {}
-        self._carried: dict[tuple[HeadPlan, Feature, bytes], Feature] = {}
+        self._carried: dict[tuple[HeadPlan, Feature, bytes, int], Feature] = {}
         self._found: dict[Select, Function] = {}
 
     def aggregate(self, node: Aggregate, selection: Selection, value: Function) -> Function:
@@ -103,7 +103,7 @@ class Aggregates:
     def _carry(self, selection: Selection, layer: int, codes: Codes, feature: Feature) -> Feature:
         head = self._head(selection, layer)
         assert codes.feature is not None
-        key = (head, codes.feature, codes.matrix.tobytes())
+        key = (head, codes.feature, codes.matrix.tobytes(), feature.order)
         if key not in self._carried:
             feature.layer, feature.head = layer, head
             head.carried[feature] = codes
