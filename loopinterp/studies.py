@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 RESULTS = "results"
 """The folder of saved results inside a run."""
 
+KNOWN_BITS = 5
+"""Bits of the additions on which the tools themselves are tried: enough to see every loop."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
@@ -166,6 +169,20 @@ def _heads(subject: Subject) -> Result:
     return head_study(subject.model, subject.sample(2 * subject.cutoff, 64), seed=subject.seed)
 
 
+def _ground_truth(subject: Subject) -> Result:
+    """The tools on the programs that the model is compared with, compiled and disguised."""
+    from functools import partial
+
+    from loopinterp.ground_truth import ground_truth_study, make_subjects
+    from loopinterp.rasp import distract, list_programs, permute, rotate
+
+    seed = subject.seed
+    hide = [partial(disguise, seed=seed) for disguise in (distract, permute, rotate)]
+    programs = list_programs(subject.task.name)
+    subjects = make_subjects(programs, n=KNOWN_BITS, examples=128, disguises=hide, seed=seed)
+    return ground_truth_study(subjects, seed=seed)
+
+
 def _labels(task: Task, tokens: Tensor) -> list[str] | None:
     """What stands at each position, where a word for it exists."""
     if task.name != "addition" or task.d_vocab is None:
@@ -211,4 +228,10 @@ STUDIES = (
         tasks=("addition",),
     ),
     Study(name="attention", about="where does each head look at each loop?", run=_attention),
+    Study(
+        name="ground-truth",
+        about="do the tools find what is known to be there, in compiled models?",
+        run=_ground_truth,
+        tasks=("addition",),
+    ),
 )

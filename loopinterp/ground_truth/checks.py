@@ -54,8 +54,8 @@ CHECKS = (
     Check(
         "probe finds nothing else",
         "probes",
-        "Accuracy of a probe on the state without the variable's directions, less what the other "
-        "contents of the state say about it: the largest excess.",
+        "Accuracy of a probe on the state without the variable's directions (and without those of "
+        "distractors), less what the other contents of the state say about it: the largest excess.",
         "the largest excess with those directions in place",
         0.03,
         highest=True,
@@ -97,6 +97,14 @@ CHECKS = (
         "Agreement when as many random directions are swapped.",
         "no swap at all",
         0.5,
+        highest=True,
+    ),
+    Check(
+        "decodable, not used",
+        "interchange interventions",
+        "Share of answers that change when the directions of distractors are swapped.",
+        "accuracy of a probe for the variables in those directions, mean",
+        0.0,
         highest=True,
     ),
     Check(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,18 +25,22 @@ def score_probes(subject: Subject, *, seed: int = 0) -> dict[str, Score]:
     Each probe reads three things: the state after the loop, the state without the directions that
     the circuit gives for the variable, and (control) the injected input. What the second may still
     say is what the rest of the program's state says, in whatever disguise: a fourth probe reads
-    that from the program's own trace, position and token included.
+    that from the program's own trace, position and token included. Distractors hold functions of
+    whatever they read, so they are no part of the second; what a probe finds in them is the
+    control of the swaps that show it is not used.
     """
     compiled, tokens = subject.compiled, subject.batch.inputs
     states = compiled.model(tokens, n_loops=subject.n_loops, return_type="states")
+    distracting = subject.of_distractors(states)
+    known = states - distracting
     e = compiled.model.embed(tokens).expand_as(states)
     trace = compiled.program.trace(tokens, n_loops=subject.n_loops)
     generator = torch.Generator().manual_seed(seed)
     train = torch.randperm(len(tokens), generator=generator) < len(tokens) // 2
-    found, left, removed, from_input = [], [], [], []
+    found, left, removed, from_input, distracted = [], [], [], [], []
     for name, values in trace.variables.items():
         basis = compiled.circuit.subspace(name)
-        without = states - (states @ basis.mT) @ basis
+        without = known - (known @ basis.mT) @ basis
         others = [v for other, v in trace.variables.items() if other != name]
         rest = _contents(tokens, others, len(states))
         for loop, labels in enumerate(values):
@@ -46,12 +51,36 @@ def score_probes(subject: Subject, *, seed: int = 0) -> dict[str, Score]:
             left.append(read[1] - read[2])
             removed.append(read[0] - read[2])
             from_input.append(read[3])
+            if bool(distracting[loop].any()):
+                distracted.append(_accuracy(distracting[loop], labels, train))
     if not found:
         return {}
-    return {
+    scores = {
         "probe finds": Score(min(found), sum(from_input) / len(from_input)),
         "probe finds nothing else": Score(max(left), max(removed)),
     }
+    if distracted:
+        changed = _changed_by_distractors(subject, states, distracting)
+        scores["decodable, not used"] = Score(changed, sum(distracted) / len(distracted))
+    return scores
+
+
+def _changed_by_distractors(
+    subject: Subject,
+    states: Float[Tensor, "loop batch pos d"],
+    distracting: Float[Tensor, "loop batch pos d"],
+) -> float:
+    """Share of final answers that change when distractors are taken from another input."""
+    model, tokens = subject.compiled.model, subject.batch.inputs
+    run = partial(model, tokens, n_loops=subject.n_loops)
+    own = run().argmax(-1)
+    asked = subject.batch.targets >= 0
+    shares = []
+    for loop, h in enumerate(states):
+        swapped = h - distracting[loop] + distracting[loop].roll(1, 0)
+        answers = run(start_at_loop=loop, state=swapped).argmax(-1)
+        shares.append(float((answers != own)[asked].float().mean()))
+    return max(shares)
 
 
 def _accuracy(

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from loopinterp.errors import InputError
 from loopinterp.rasp.compiler.compiled import Compiled, compile_program
@@ -35,6 +37,14 @@ class Subject:
     def name(self) -> str:
         """The program, and what was done to the model."""
         return ", ".join((self.compiled.program.name, *self.compiled.circuit.disguises))
+
+    def of_distractors(self, states: Float[Tensor, "*shape d"]) -> Float[Tensor, "*shape d"]:
+        """The part of states along directions of which the circuit says nothing."""
+        directions = [d.write for d in self.compiled.circuit.directions.values()]
+        _, sizes, basis = torch.linalg.svd(torch.cat(directions).double(), full_matrices=False)
+        held = basis[sizes > 1e-6 * sizes[0]].to(states)
+        rest = states - (states @ held.mT) @ held
+        return torch.zeros_like(rest) if len(held) == states.shape[-1] else rest
 
 
 def make_subjects(
