@@ -12,6 +12,12 @@ import numpy as np
 
 from loopinterp.rasp.compiler.lower.functions import Function
 
+MOST_WORK = 2**24
+"""Numbers that a search may go through before it follows one order of the features only."""
+
+WORK_OF_A_STEP = 2**10
+"""What a step of the search costs however few numbers it goes through, in the same unit."""
+
 
 @dataclass(frozen=True, eq=False)
 class Rule:
@@ -39,54 +45,104 @@ def rules(function: Function, most: int) -> list[Rule] | None:
         >>> [(rule.value, len(rule.conditions)) for rule in rules(larger, 10)]
         [(0, 2), (1, 2), (2, 2), (1, 2), (2, 2), (2, 1)]
     """
-    orders = [feature.order for feature in function.features]
-    return _search(function.table, tuple(range(function.table.ndim)), orders, most)
-
-
-def _search(
-    table: np.ndarray, axes: tuple[int, ...], orders: list[int], most: int
-) -> list[Rule] | None:
-    table, axes = _without_idle_axes(table, axes)
-    if not axes:
-        return [Rule((), int(table))] if most >= 1 else None
-    if len(axes) == 1:
-        values = np.unique(table).tolist()
-        found = [Rule(((axes[0], table == value),), value) for value in values]
-        return found if len(found) <= most else None
-    first = min(orders[axis] for axis in axes)
-    best: list[Rule] | None = None
-    for place, axis in enumerate(axes):
-        if orders[axis] == first:
-            limit = most if best is None else len(best) - 1
-            best = _split(table, axes, place, orders, limit) or best
-    return best
-
-
-def _split(
-    table: np.ndarray, axes: tuple[int, ...], place: int, orders: list[int], most: int
-) -> list[Rule] | None:
-    """Rules that ask for one axis first."""
-    slices = np.moveaxis(table, place, 0)
-    flat = slices.reshape(len(slices), -1)
-    _, first, kind = np.unique(flat, axis=0, return_index=True, return_inverse=True)
-    found: list[Rule] = []
-    if len(first) > most:
+    values, table = np.unique(function.table, return_inverse=True)
+    if len(values) > most:
         return None
-    for k, example in enumerate(first):
-        rest = axes[:place] + axes[place + 1 :]
-        inner = _search(slices[example], rest, orders, most - len(found))
-        if inner is None:
+    search = _Search([feature.order for feature in function.features])
+    numbers = table.reshape(function.table.shape).astype(np.min_scalar_type(len(values)))
+    found = search.rules(numbers, tuple(range(numbers.ndim)), most)
+    if found is None:
+        return None
+    return [Rule(rule.conditions, int(values[rule.value])) for rule in found]
+
+
+class _Search:
+    """A search that meets the same restriction of a function only once.
+
+    Args:
+        orders: Of each axis, when it may be asked for.
+    """
+
+    def __init__(self, orders: list[int]) -> None:
+        self._orders = orders
+        self._found: dict[tuple[object, ...], list[Rule]] = {}
+        self._not_within: dict[tuple[object, ...], int] = {}
+        self._work = 0
+
+    def rules(self, table: np.ndarray, axes: tuple[int, ...], most: int) -> list[Rule] | None:
+        """The fewest rules of a table with these axes, if ``most`` are enough."""
+        table, axes, kinds = _merged(table, axes)
+        key = (axes, table.shape, table.tobytes())
+        if key not in self._found and self._not_within.get(key, -1) < most:
+            found = self._merged_rules(table, axes, most)
+            if found is None:
+                self._not_within[key] = most
+            else:
+                self._found[key] = found
+        if key not in self._found or len(self._found[key]) > most:
             return None
-        condition = (axes[place], kind.reshape(-1) == k)
-        found += [Rule((condition, *rule.conditions), rule.value) for rule in inner]
-    return found
+        return [
+            Rule(tuple((axis, chosen[kinds[axis]]) for axis, chosen in rule.conditions), rule.value)
+            for rule in self._found[key]
+        ]
+
+    def _merged_rules(
+        self, table: np.ndarray, axes: tuple[int, ...], most: int
+    ) -> list[Rule] | None:
+        if not axes:
+            return [Rule((), int(table))] if most >= 1 else None
+        if len(axes) == 1:
+            if len(table) > most:
+                return None
+            one = np.eye(len(table), dtype=bool)
+            return [Rule(((axes[0], one[k]),), int(value)) for k, value in enumerate(table)]
+        first = min(self._orders[axis] for axis in axes)
+        places = [place for place, axis in enumerate(axes) if self._orders[axis] == first]
+        if self._work > MOST_WORK:
+            places = [min(places, key=lambda place: table.shape[place])]
+        self._work += len(places) * (table.size + WORK_OF_A_STEP)
+        best: list[Rule] | None = None
+        for place in places:
+            best = self._split(table, axes, place, len(best) - 1 if best else most) or best
+        return best
+
+    def _split(
+        self, table: np.ndarray, axes: tuple[int, ...], place: int, most: int
+    ) -> list[Rule] | None:
+        """Rules that ask for one axis first, each of whose values makes a difference."""
+        n_values = table.shape[place]
+        rest = axes[:place] + axes[place + 1 :]
+        found: list[Rule] = []
+        for k, one in enumerate(np.eye(n_values, dtype=bool)):
+            still_to_come = n_values - k - 1
+            inner = self.rules(table.take(k, axis=place), rest, most - len(found) - still_to_come)
+            if inner is None:
+                return None
+            condition = (axes[place], one)
+            found += [Rule((condition, *rule.conditions), rule.value) for rule in inner]
+        return found
 
 
-def _without_idle_axes(
+def _merged(
     table: np.ndarray, axes: tuple[int, ...]
-) -> tuple[np.ndarray, tuple[int, ...]]:
+) -> tuple[np.ndarray, tuple[int, ...], dict[int, np.ndarray]]:
+    """A table with one value for all those of an axis that make no difference.
+
+    Returns:
+        The table, without axes that make no difference at all; its axes; and the value there of
+        each value here.
+    """
+    kinds: dict[int, np.ndarray] = {}
     for place in reversed(range(len(axes))):
-        first = table.take([0], axis=place)
-        if bool((table == first).all()):
-            table, axes = first.squeeze(place), axes[:place] + axes[place + 1 :]
-    return table, axes
+        first: dict[bytes, int] = {}
+        slices = [x.tobytes() for x in np.moveaxis(table, place, 0)]
+        for k, x in enumerate(slices):
+            first.setdefault(x, k)
+        if len(first) == 1:
+            table, axes = table.take(0, axis=place), axes[:place] + axes[place + 1 :]
+            continue
+        number = {x: k for k, x in enumerate(first)}
+        kinds[axes[place]] = np.array([number[x] for x in slices])
+        if len(first) < len(slices):
+            table = table.take(list(first.values()), axis=place)
+    return table, axes, kinds
