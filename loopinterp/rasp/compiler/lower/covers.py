@@ -139,7 +139,8 @@ def _merged(
         for k, x in enumerate(slices):
             first.setdefault(x, k)
         if len(first) == 1:
-            table, axes = table.take(0, axis=place), axes[:place] + axes[place + 1 :]
+            table = np.asarray(table.take(0, axis=place))  # of one axis, take gives a number
+            axes = axes[:place] + axes[place + 1 :]
             continue
         number = {x: k for k, x in enumerate(first)}
         kinds[axes[place]] = np.array([number[x] for x in slices])
