@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from loopinterp.circuits.patching import patching_sweep as patching_sweep
     from loopinterp.circuits.patching_result import PatchingSweep as PatchingSweep
     from loopinterp.circuits.program_model import ProgramModel as ProgramModel
+    from loopinterp.circuits.ranking import rank_programs as rank_programs
+    from loopinterp.circuits.ranking_result import ProgramRanking as ProgramRanking
     from loopinterp.circuits.runs import AT_THE_END as AT_THE_END
     from loopinterp.circuits.runs import SwapRun as SwapRun
     from loopinterp.circuits.runs import prepare_swaps as prepare_swaps
@@ -49,6 +51,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "PatchingSweep": ".patching_result",
         "Prediction": ".alignment",
         "ProgramModel": ".program_model",
+        "ProgramRanking": ".ranking_result",
         "SWAPS": ".interchange_result",
         "SubspaceSwaps": ".partial_swaps",
         "SwapPairs": ".pairs",
@@ -65,6 +68,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "patching_sweep": ".patching",
         "predict": ".alignment",
         "prepare_swaps": ".runs",
+        "rank_programs": ".ranking",
         "subspace_study": ".partial_swaps",
         "swap_pairs": ".pairs",
     },
