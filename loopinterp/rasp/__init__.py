@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from loopinterp.rasp.disguises.noise import add_noise as add_noise
     from loopinterp.rasp.disguises.permutation import permute as permute
     from loopinterp.rasp.disguises.rotation import rotate as rotate
+    from loopinterp.rasp.disguises.superposition.superposing import superpose as superpose
     from loopinterp.rasp.drawing import draw as draw
     from loopinterp.rasp.expr import Selector as Selector
     from loopinterp.rasp.expr import Seq as Seq
@@ -121,6 +122,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "seq_map": ".language",
         "shift_right": ".language",
         "smaller": ".language",
+        "superpose": ".disguises.superposition.superposing",
         "tok_map": ".language",
         "tokens": ".language",
         "var": ".language",

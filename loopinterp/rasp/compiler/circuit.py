@@ -108,6 +108,42 @@ class Directions:
     read: Float[Tensor, "value d_model"]
 
 
+@dataclass(frozen=True)
+class Superposition:
+    """What it costs a model to hold its features in fewer dimensions than they have directions.
+
+    Errors are bounds: no input leads to a larger one.
+
+    Attributes:
+        d_model: The dimensions.
+        exact_d_model: The fewest with which every read would be the same number.
+        error_bound: The largest error of a read as a share of what that read can bear: below 1,
+            outputs are proven to be the same; 0 if every read is the same number.
+        unit_error: Of the input of a neuron, which can bear 1/2.
+        score_error: Of an attention score.
+        logit_error: Of a logit.
+        read_error: Of what reads a variable's value.
+    """
+
+    d_model: int
+    exact_d_model: int
+    error_bound: float
+    unit_error: float
+    score_error: float
+    logit_error: float
+    read_error: float
+
+    @property
+    def exact(self) -> bool:
+        """Whether every read is the same number as before."""
+        return self.error_bound == 0
+
+    @property
+    def proven(self) -> bool:
+        """Whether the outputs are proven to be the same."""
+        return self.error_bound < 1
+
+
 @dataclass(frozen=True, eq=False)
 class Circuit:
     """Nodes, edges and directions of a compiled model.
@@ -127,6 +163,7 @@ class Circuit:
         edges: (from, to), by id.
         directions: Feature id -> where its values stand.
         disguises: What was done to the model, in order.
+        superposition: What it costs that there are fewer dimensions than directions, if so.
     """
 
     program: str
@@ -139,6 +176,7 @@ class Circuit:
     edges: tuple[tuple[str, str], ...]
     directions: Mapping[str, Directions]
     disguises: tuple[str, ...] = ()
+    superposition: Superposition | None = None
 
     @property
     def variables(self) -> dict[str, HeldFeature]:
@@ -254,6 +292,8 @@ class Circuit:
         fields["n_layers"] = dict(self.n_layers)
         for name in ("features", "heads", "neurons"):
             fields[name] = [dataclasses.asdict(node) for node in getattr(self, name)]
+        if self.superposition is not None:
+            fields["superposition"] = dataclasses.asdict(self.superposition)
         tensors = {}
         for name, directions in self.directions.items():
             tensors[f"{name}.write"] = directions.write.contiguous()
@@ -290,6 +330,7 @@ class Circuit:
             return {k: tuple(v) if isinstance(v, list) else v for k, v in node.items()}
 
         features = tuple(HeldFeature(**tupled(f)) for f in saved["features"])
+        dense = saved["superposition"]
         return cls(
             program=saved["program"],
             inputs=tuple(saved["inputs"]),
@@ -304,4 +345,5 @@ class Circuit:
                 for f in features
             },
             disguises=tuple(saved["disguises"]),
+            superposition=None if dense is None else Superposition(**dense),
         )

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from loopinterp.rasp.disguises.noise import add_noise as add_noise
     from loopinterp.rasp.disguises.permutation import permute as permute
     from loopinterp.rasp.disguises.rotation import rotate as rotate
+    from loopinterp.rasp.disguises.superposition.superposing import superpose as superpose
 
 __getattr__, __dir__, __all__ = lazy_exports(
     __name__,
@@ -21,5 +22,6 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "distract": ".distractors",
         "permute": ".permutation",
         "rotate": ".rotation",
+        "superpose": ".superposition.superposing",
     },
 )

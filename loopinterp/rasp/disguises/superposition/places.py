@@ -1,0 +1,164 @@
+"""What may stand in the residual stream of a compiled model, from place to place.
+
+A place is a section and a moment in it: attention of layer l reads the stream at moment 2 l, its
+MLP at 2 l + 1, and moment 2 n is behind the last of n layers. At every place the stream is a sum
+of features, each of which is at one of a few known points: at one of its values' directions, or,
+where a head wrote it, between them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
+
+    from loopinterp.rasp.compiler.circuit import Circuit, HeldFeature
+    from loopinterp.rasp.disguises.weights import Weights
+
+ROUNDING = 1e-5
+"""What is smaller than this, relative to the largest, is rounding of weights in float32."""
+
+STATE = ("block", 0)
+"""Where variables and inputs stand, and nothing else."""
+
+LAST = 2**31
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """What may stand in the stream at one place.
+
+    Attributes:
+        points: For each feature, the points that it is at or between.
+    """
+
+    points: tuple[Float[Tensor, "point d_model"], ...]
+
+    @cached_property
+    def span(self) -> Float[Tensor, "row d_model"]:
+        """Rows that span all that may stand here: each feature's points from their middle, and
+        the sum of the middles."""
+        middles = torch.stack([p.mean(0) for p in self.points])
+        apart = [p - middle for p, middle in zip(self.points, middles)]
+        return torch.cat([*apart, middles.sum(0, keepdim=True)])
+
+    def extremes(
+        self, rows: Float[Tensor, "row d_model"]
+    ) -> tuple[Float[Tensor, " row"], Float[Tensor, " row"]]:
+        """The least and the greatest that rows can read here, whatever the features are."""
+        read = [rows @ p.mT for p in self.points]
+        return sum_of([r.amin(-1) for r in read]), sum_of([r.amax(-1) for r in read])
+
+
+class Places:
+    """What is held at each place of a model.
+
+    Args:
+        circuit: Its circuit.
+    """
+
+    def __init__(self, circuit: Circuit) -> None:
+        self.circuit = circuit
+        self.n_layers = dict(circuit.n_layers)
+        heads = {node.id for node in circuit.heads}
+        self.by_head = {target: source for source, target in circuit.edges if source in heads}
+        self._points = {f.id: self._points_of(f) for f in circuit.features}
+        self._lives = {f.id: self._life(f) for f in circuit.features}
+
+    def live(self, section: str, moment: int) -> tuple[str, ...]:
+        """The features that are held at a place, by id."""
+        return tuple(
+            name
+            for name, lives in self._lives.items()
+            if section in lives and lives[section][0] <= moment <= lives[section][1]
+        )
+
+    def at(self, section: str, moment: int) -> Held:
+        """What may stand at a place."""
+        return self.of(self.live(section, moment))
+
+    def of(self, features: tuple[str, ...]) -> Held:
+        """What may stand where some features are held."""
+        return Held(tuple(self._points[name] for name in features))
+
+    def distinct(self) -> list[Held]:
+        """What may stand at each place, once for each different set of features."""
+        held = {
+            self.live(section, moment): None
+            for section, n_layers in self.n_layers.items()
+            for moment in range(2 * n_layers + 1)
+        }
+        return [self.of(features) for features in held if features]
+
+    @property
+    def single(self) -> list[Float[Tensor, "1 d_model"]]:
+        """The directions of flags and counts, each of which stands along one."""
+        of = self.circuit.directions
+        named = [f for f in self.circuit.features if len(of[f.id].write) != len(f.values)]
+        return [of[f.id].write.double() for f in named]
+
+    def last_place(self, feature: HeldFeature) -> tuple[str, int]:
+        """The last place at which a feature is held; that of the state for what is always."""
+        if feature.role != "scratch":
+            return STATE
+        return feature.section, min(self._lives[feature.id][feature.section][1], LAST)
+
+    def _points_of(self, feature: HeldFeature) -> Float[Tensor, "point d_model"]:
+        write = self.circuit.directions[feature.id].write.double()
+        if len(write) == len(feature.values):
+            return write
+        # A flag or a count stands along one direction.
+        return torch.stack([min(feature.values) * write[0], max(feature.values) * write[0]])
+
+    def _life(self, feature: HeldFeature) -> dict[str, tuple[int, int]]:
+        """Section -> first and last moment at which a feature is held."""
+        if feature.role == "scratch":
+            first = 2 * feature.layer + (1 if feature.id in self.by_head else 2)
+            never_read = feature.last_use < feature.layer
+            end = 2 * self.n_layers[feature.section]
+            return {feature.section: (first, end if never_read else 2 * feature.last_use + 1)}
+        written = [
+            2 * group.layer + 2
+            for group in self.circuit.neurons
+            if group.section == "prelude" and group.writes == feature.id
+        ]
+        return {"prelude": (max([0, *written]), LAST), "block": (0, LAST), "coda": (0, LAST)}
+
+
+def unlisted_directions(weights: Weights, circuit: Circuit) -> Float[Tensor, "row d_model"]:
+    """An orthonormal basis of what is written where no feature of the circuit stands."""
+    written = [
+        w if "embedding" in name else w.mT if w.ndim == 2 else w[None]
+        for name, w in weights.items()
+        if name.split(".")[0] in ("embedding", "position_embedding")
+        or name.split(".")[-2] in ("out", "fc_out")
+    ]
+    rows = torch.cat(written)
+    listed = orthonormal(torch.cat([d.write.double() for d in circuit.directions.values()]))
+    return orthonormal(rows - rows @ listed.mT @ listed, largest=float(rows.norm(dim=-1).max()))
+
+
+def orthonormal(
+    rows: Float[Tensor, "row d_model"], largest: float | None = None
+) -> Float[Tensor, "rank d_model"]:
+    """An orthonormal basis of the span of rows.
+
+    Args:
+        rows: The rows.
+        largest: What is rounding is told by this size; by default, by that of the rows.
+    """
+    _, sizes, basis = torch.linalg.svd(rows, full_matrices=False)
+    if largest is None:
+        largest = float(sizes.max()) if len(sizes) else 0.0
+    return basis[sizes > max(ROUNDING * largest, 1e-300)]
+
+
+def sum_of(parts: list[Tensor]) -> Tensor:
+    """The sum of tensors of one shape."""
+    return torch.stack(parts).sum(0)
