@@ -138,12 +138,12 @@ def _box(node: Expr, names: Mapping[Expr, str], numbers: Counter[str]) -> Box:
     if isinstance(node, TokMap) and node.name:
         otherwise = "" if node.default is None else f", else {node.default}"
         what = f"{text(node.x)}: {dict(node.table)}{otherwise}"
-        return Box("map", node.name, _wrapped(what), whole)
+        return Box("map", node.name, wrapped(what), whole)
     if _is_map(node):
-        return Box("map", _numbered("map", numbers), _wrapped(text(node)), whole)
+        return Box("map", _numbered("map", numbers), wrapped(text(node)), whole)
     if isinstance(node, ShiftRight):
         what = f"{text(node.x)}, {node.n} to the left"
-        return Box("head", node.selector.name or "shift", _wrapped(what), whole)
+        return Box("head", node.selector.name or "shift", wrapped(what), whole)
     assert isinstance(node, Aggregate | SelWidth) and isinstance(node.selector, Select)
     select = node.selector
     holds = select.predicate if isinstance(select.predicate, str) else "in pairs with"
@@ -154,7 +154,7 @@ def _box(node: Expr, names: Mapping[Expr, str], numbers: Counter[str]) -> Box:
         what = f"number of keys {where}"
     else:
         what = f"{node.mode} of {text(node.value)} {where}, else {node.default}"
-    return Box("head", select.name or _numbered("head", numbers), _wrapped(what), whole)
+    return Box("head", select.name or _numbered("head", numbers), wrapped(what), whole)
 
 
 def _numbered(kind: str, numbers: Counter[str]) -> str:
@@ -162,7 +162,8 @@ def _numbered(kind: str, numbers: Counter[str]) -> str:
     return f"{kind} {numbers[kind]}"
 
 
-def _wrapped(text: str) -> list[str]:
+def wrapped(text: str) -> list[str]:
+    """A text in the lines of a box, cut off after six."""
     lines = textwrap.wrap(text, LINE, break_long_words=True)
     return lines if len(lines) <= 6 else [*lines[:6], "…"]
 

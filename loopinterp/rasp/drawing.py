@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from loopinterp.errors import InputError
+from loopinterp.rasp.compiler.circuit import Circuit
+from loopinterp.rasp.compiler.drawing import circuit_boxes
 from loopinterp.rasp.diagram import Box, boxes, layers
 from loopinterp.rasp.expr import Seq
 from loopinterp.rasp.program import LoopProgram
@@ -24,18 +26,19 @@ ROLES = {
 BORDERS = {"source": "grey", "head": "blue", "map": "ochre", "result": "red"}
 
 
-def draw(what: LoopProgram | Seq) -> go.Figure:
-    """A layered graph of a program or of an expression, from left to right.
+def draw(what: LoopProgram | Seq | Circuit) -> go.Figure:
+    """A layered graph of a program, an expression or a circuit, from left to right.
 
     Boxes are what is read (grey), heads with their selectors (blue), maps (ochre) and results
     (red); lines into a head say what it reads as value, key and query. A program is drawn in its
-    three parts, prepare, loop and finish, one below the other.
+    three parts, prepare, loop and finish, one below the other; a circuit in its prelude, its loop
+    and its readout, with the heads and neurons that do the work.
 
     Args:
-        what: A program, or a sequence expression.
+        what: A program, a sequence expression, or the circuit of a compiled model.
 
     Raises:
-        InputError: it is neither, or too large to be looked at.
+        InputError: it is none of them, or too large to be looked at.
 
     Example:
         >>> from loopinterp.rasp import get_program
@@ -53,10 +56,13 @@ def draw(what: LoopProgram | Seq) -> go.Figure:
         title = f"{what.name}: T(n) = {what.n_loops}"
     elif isinstance(what, Seq):
         parts, title = {"": {"output": what}}, ""
+    elif isinstance(what, Circuit):
+        title = ", ".join((what.program, *what.disguises))
+        return _figure(circuit_boxes(what), title)
     else:
         raise InputError(
             "what to draw",
-            expected="a LoopProgram or a sequence expression",
+            expected="a LoopProgram, a sequence expression or a Circuit",
             given=type(what).__name__,
             fix="Pass get_program('ripple'), or an expression such as cumsum(tokens).",
         )
