@@ -179,7 +179,9 @@ def _ground_truth(subject: Subject) -> Result:
     seed = subject.seed
     hide = [partial(disguise, seed=seed) for disguise in (distract, permute, rotate)]
     programs = list_programs(subject.task.name)
-    subjects = make_subjects(programs, n=KNOWN_BITS, examples=128, disguises=hide, seed=seed)
+    subjects = make_subjects(
+        programs, n=KNOWN_BITS, examples=128, disguises=hide, label="disguised", seed=seed
+    )
     return ground_truth_study(subjects, seed=seed)
 
 

@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from loopinterp.ground_truth.checks import Check as Check
     from loopinterp.ground_truth.checks import Score as Score
     from loopinterp.ground_truth.result import GroundTruth as GroundTruth
+    from loopinterp.ground_truth.robustness import Robustness as Robustness
+    from loopinterp.ground_truth.robustness import robustness_study as robustness_study
     from loopinterp.ground_truth.study import ground_truth_study as ground_truth_study
     from loopinterp.ground_truth.subjects import Subject as Subject
     from loopinterp.ground_truth.subjects import make_subjects as make_subjects
@@ -19,9 +21,11 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "CHECKS": ".checks",
         "Check": ".checks",
         "GroundTruth": ".result",
+        "Robustness": ".robustness",
         "Score": ".checks",
         "Subject": ".subjects",
         "ground_truth_study": ".study",
         "make_subjects": ".subjects",
+        "robustness_study": ".robustness",
     },
 )

@@ -22,9 +22,6 @@ EXAMPLES = 32
 AFTER = 4
 """Loops after the program has settled."""
 
-MOVED = 1e-4
-"""Relative residual above which a state has moved: values are one-hot, so that is far above."""
-
 
 @torch.no_grad()
 def score_dynamics(subject: Subject, *, seed: int = 0) -> dict[str, Score]:
@@ -35,11 +32,10 @@ def score_dynamics(subject: Subject, *, seed: int = 0) -> dict[str, Score]:
     n_loops = max(subject.n_loops, batch.inputs.shape[1], 12) + AFTER
     trace = program.trace(batch.inputs, n_loops=n_loops)
     result = convergence_study(
-        _WithoutDistractors(subject),
+        subject.without_distractors,
         batch,
         n_loops=n_loops,
         n_spectral=2,
-        threshold=MOVED,
         positions="all",
         seed=seed,
     )
@@ -55,26 +51,6 @@ def score_dynamics(subject: Subject, *, seed: int = 0) -> dict[str, Score]:
     if int(own.max()) < n_loops - 1:
         scores["stability"] = Score(float(np.nanmax(result.spectral_radius)), 1.0)
     return scores
-
-
-class _WithoutDistractors:
-    """The model, with distractors wiped from each state: nothing reads what they write.
-
-    They settle when what they read has settled, one loop after the program.
-    """
-
-    def __init__(self, subject: Subject) -> None:
-        self._subject, self._model = subject, subject.compiled.model
-        self.embed, self.readout = self._model.embed, self._model.readout
-
-    def initial_state(self, e: Tensor) -> Tensor:
-        return self._wiped(self._model.initial_state(e))
-
-    def step(self, h: Tensor, e: Tensor) -> Tensor:
-        return self._wiped(self._model.step(h, e))
-
-    def _wiped(self, h: Tensor) -> Tensor:
-        return h - self._subject.of_distractors(h)
 
 
 def _settled(trace: Trace) -> Tensor:

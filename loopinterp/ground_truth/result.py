@@ -24,7 +24,7 @@ class GroundTruth(Result):
         control: The control beside it.
         models: The program of each model, with its disguises.
         programs: The program of each model.
-        disguises: What was done to each model; "" for nothing.
+        disguises: What was done to each model, step by step.
         checks: The checks, as :data:`loopinterp.ground_truth.CHECKS` has them.
     """
 
@@ -37,7 +37,7 @@ class GroundTruth(Result):
     control: np.ndarray
     models: list[str]
     programs: list[str]
-    disguises: list[str]
+    disguises: list[list[str]]
     checks: list[str]
 
     @property

@@ -89,6 +89,6 @@ def ground_truth_study(
             control=np.array([[score.control for score in row] for row in rows]),
             models=names,
             programs=[subject.compiled.program.name for subject in subjects],
-            disguises=[", ".join(subject.compiled.circuit.disguises) for subject in subjects],
+            disguises=[list(subject.compiled.circuit.disguises) for subject in subjects],
             checks=[check.key for check in CHECKS],
         )

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from loopinterp.errors import InputError
+from loopinterp.models.protocol import LoopedModel
 from loopinterp.rasp.compiler.compiled import Compiled, compile_program
 from loopinterp.rasp.program import LoopProgram
 from loopinterp.rasp.registry import get_program
@@ -27,16 +28,19 @@ class Subject:
         compiled: The model, its circuit, its program.
         batch: Inputs of one length.
         n_loops: T(n), the loops of a full run.
+        label: What was done to the model, in a word or two; "" for nothing.
     """
 
     compiled: Compiled
     batch: Batch
     n_loops: int
+    label: str = ""
 
     @property
     def name(self) -> str:
         """The program, and what was done to the model."""
-        return ", ".join((self.compiled.program.name, *self.compiled.circuit.disguises))
+        program = self.compiled.program.name
+        return f"{program}, {self.label}" if self.label else program
 
     def of_distractors(self, states: Float[Tensor, "*shape d"]) -> Float[Tensor, "*shape d"]:
         """The part of states along directions of which the circuit says nothing."""
@@ -46,6 +50,30 @@ class Subject:
         rest = states - (states @ held.mT) @ held
         return torch.zeros_like(rest) if len(held) == states.shape[-1] else rest
 
+    @property
+    def without_distractors(self) -> LoopedModel:
+        """The model, with distractors wiped from each state: nothing reads what they write.
+
+        They hold functions of whatever they read: there a probe finds a variable before the
+        program has it, and the state settles a loop after the program.
+        """
+        return _WithoutDistractors(self)
+
+
+class _WithoutDistractors:
+    def __init__(self, subject: Subject) -> None:
+        self._subject, self._model = subject, subject.compiled.model
+        self.embed, self.readout = self._model.embed, self._model.readout
+
+    def initial_state(self, e: Tensor) -> Tensor:
+        return self._wiped(self._model.initial_state(e))
+
+    def step(self, h: Tensor, e: Tensor) -> Tensor:
+        return self._wiped(self._model.step(h, e))
+
+    def _wiped(self, h: Tensor) -> Tensor:
+        return h - self._subject.of_distractors(h)
+
 
 def make_subjects(
     programs: Sequence[str | LoopProgram],
@@ -53,6 +81,7 @@ def make_subjects(
     n: int = 6,
     examples: int = 256,
     disguises: Sequence[Disguise] = (),
+    label: str | None = None,
     seed: int = 0,
 ) -> list[Subject]:
     """Compile programs, and put each through the same disguises, one after the other.
@@ -62,6 +91,7 @@ def make_subjects(
         n: Problem length of the inputs; the models are compiled for it.
         examples: Inputs for each model.
         disguises: What is done to each model, e.g. ``partial(rotate, seed=0)``.
+        label: What tables call the disguises; by default a word for each.
         seed: Seed of the inputs.
 
     Raises:
@@ -84,5 +114,7 @@ def make_subjects(
         compiled = compile_program(program, max_length=batch.inputs.shape[1])
         for disguise in disguises:
             compiled = disguise(compiled)
-        subjects.append(Subject(compiled, batch, program.n_loops(n)))
+        done = " ".join(words.split()[0] for words in compiled.circuit.disguises)
+        called = done if label is None else label
+        subjects.append(Subject(compiled, batch, program.n_loops(n), called))
     return subjects

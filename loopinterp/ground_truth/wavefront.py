@@ -12,10 +12,12 @@ from loopinterp.circuits import ProgramModel
 from loopinterp.ground_truth.checks import Score
 from loopinterp.ground_truth.verdicts import TASK
 from loopinterp.probing import carry_study
+from loopinterp.probing.controls import with_random_weights
 from loopinterp.tasks.addition import Addition
 
 if TYPE_CHECKING:
     from loopinterp.ground_truth.subjects import Subject
+    from loopinterp.models.protocol import LoopedModel
     from loopinterp.probing.carry_result import CarryStudyResult
 
 LEAST_BITS = 12
@@ -35,18 +37,18 @@ def score_wavefront(subject: Subject, *, seed: int = 0) -> dict[str, Score]:
         return {}
     holds = any(f.role == "tokens" for f in subject.compiled.circuit.features)
     itself = ProgramModel(program, subject.batch.inputs, n_loops=subject.n_loops, hold_tokens=holds)
-    model = subject.compiled.model
+    shuffled = with_random_weights(subject.compiled.model, seed=seed)
     with warnings.catch_warnings():
         # Of the study's code lengths, which are not scored: these classes are separable.
         warnings.simplefilter("ignore", ConvergenceWarning)
-        # The program has no weights to shuffle; the control is read from the model's study.
-        own = _study(itself, n, seed, random_model=model)
-        found = _study(model, n, seed)
+        own, found = (
+            _study(model, shuffled, n, seed) for model in (itself, subject.without_distractors)
+        )
     shares = [np.abs(own.accuracy - x) <= NEAR for x in (found.accuracy, found.random_model)]
     return {"wavefront": Score(*(float(share.mean()) for share in shares))}
 
 
-def _study(model: Any, n: int, seed: int, **options: Any) -> CarryStudyResult:
+def _study(model: LoopedModel, shuffled: Any, n: int, seed: int) -> CarryStudyResult:
     return carry_study(
         model,
         Addition(),
@@ -56,6 +58,6 @@ def _study(model: Any, n: int, seed: int, **options: Any) -> CarryStudyResult:
         loops=range(MAX_CHAIN + 2),
         n_train=96,
         n_test=96,
+        random_model=shuffled,
         seed=seed,
-        **options,
     )
