@@ -9,7 +9,17 @@ import pytest
 from hypothesis import given, settings
 
 from loopinterp.errors import InputError
-from loopinterp.rasp import draw, get_program, list_programs, num_prev, shift_right, tokens, var
+from loopinterp.rasp import (
+    compile_program,
+    draw,
+    get_program,
+    list_programs,
+    num_prev,
+    rotate,
+    shift_right,
+    tokens,
+    var,
+)
 from loopinterp.rasp.diagram import boxes, layers
 from tests.rasp.reference import SEQUENCES
 
@@ -75,8 +85,23 @@ def test_signs_of_comparison_are_not_read_as_markup():
     assert any("tokens &lt; 3" in text and "tokens &gt; 1" in text for text in texts)
 
 
+def test_a_circuit_shows_its_heads_and_neurons_section_by_section():
+    figure: Any = draw(compile_program("latched_ripple", max_length=6).circuit)
+    texts = [a.text for a in figure.layout.annotations]
+    assert texts[0] == "<b>loop</b>"
+    assert "<b>readout</b>" in texts and "<b>prelude</b>" not in texts
+    assert "<b>shift_1</b><br>layer 1, head 0" in texts
+    assert titles(figure).count("carry") == 3  # what is read in both sections, and who writes it
+    assert "carry after a loop" in titles(figure) and "output" in titles(figure)
+
+
+def test_a_circuit_in_disguise_says_so():
+    figure: Any = draw(rotate(compile_program("copy", max_length=6), seed=0).circuit)
+    assert figure.layout.title.text == "copy, rotated (seed 0)"
+
+
 def test_what_cannot_be_drawn_is_refused():
-    with pytest.raises(InputError, match="a LoopProgram or a sequence expression"):
+    with pytest.raises(InputError, match="a LoopProgram, a sequence expression or a Circuit"):
         draw("ripple")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="at most 400 boxes"):
         draw(reduce(lambda x, _: shift_right(x), range(4000), tokens))

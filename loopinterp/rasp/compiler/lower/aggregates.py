@@ -29,6 +29,7 @@ from loopinterp.rasp.compiler.lower.features import (
 )
 from loopinterp.rasp.compiler.lower.functions import Function, constant, fuse, of_feature
 from loopinterp.rasp.compiler.lower.lookups import MOST_FUSED_RULES, cost, thresholds
+from loopinterp.rasp.show import code
 
 if TYPE_CHECKING:
     from loopinterp.rasp.compiler.lower.section import Section
@@ -71,12 +72,16 @@ class Aggregates:
             for one in np.eye(length, dtype=bool)
         )
         number = self._write(
-            Feature(f"{node!r}, as a number", tuple(range(length + 1)), one_direction=True),
+            Feature(
+                f"{code(node, short=True)}, as a number",
+                tuple(range(length + 1)),
+                one_direction=True,
+            ),
             Writes("count", (shares,), units),
         )
         levels = [(k + 0.5, 1.0) for k in range(length)]
-        cut = thresholds((Read(number, np.ones(1)),), levels, number.values, number.values)
-        count = self._write(Feature(repr(node), number.values), Writes("count", (number,), *cut))
+        cut = thresholds((Read(number, np.ones(1)),), levels, widths, widths)
+        count = self._write(Feature(name, widths), Writes("count", (number,), *cut))
         return self._where(self._found_of(selection), of_feature(count), 0)
 
     def _where(self, found: Function, here: Function, default: int) -> Function:
@@ -97,7 +102,7 @@ class Aggregates:
         layer = max(selection.layer, feature.for_attention)
         values = value.values
         codes = Codes(feature, (value.table[:, None] == np.array(values)).astype(float))
-        name = f"shares of {feature.name} by {selection.select!r}"
+        name = f"shares of {feature.name} by {selection.name}"
         return self._carry(selection, layer, codes, Feature(name, values, order=RAW))
 
     def _carry(self, selection: Selection, layer: int, codes: Codes, feature: Feature) -> Feature:
@@ -182,7 +187,7 @@ class Aggregates:
         flags = []
         for k, column in enumerate(relation.T):
             flag = Feature(
-                f"found by {selection.select!r}" + (f", case {k}" if relation.shape[1] > 1 else ""),
+                f"found by {selection.name}" + (f", case {k}" if relation.shape[1] > 1 else ""),
                 (0, 1),
                 order=WITNESS,
                 one_direction=True,
@@ -200,7 +205,7 @@ class Aggregates:
             for k, flag in enumerate(flags)
         )
         writes = Writes("found", (*query, *flags), units, ((0, 1.0),))
-        return of_feature(self._write(Feature(f"found by {selection.select!r}", (0, 1)), writes))
+        return of_feature(self._write(Feature(f"found by {selection.name}", (0, 1)), writes))
 
     def _write(self, feature: Feature, writes: Writes) -> Feature:
         feature.layer, feature.writes = writes.layer, writes

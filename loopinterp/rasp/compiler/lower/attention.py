@@ -19,6 +19,7 @@ from loopinterp.rasp.compiler.lower.features import Feature
 from loopinterp.rasp.compiler.lower.functions import Function
 from loopinterp.rasp.expr import Select
 from loopinterp.rasp.ops import PREDICATES
+from loopinterp.rasp.show import code
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +86,11 @@ class Selection:
             known = set(select.predicate)
             holds = np.array([[(int(a), int(b)) in known for b in q] for a in k])
         return cls(select, key, query, holds.reshape(len(k), len(q)))
+
+    @property
+    def name(self) -> str:
+        """What names of features call it."""
+        return self.select.name or code(self.select, short=True)
 
     @property
     def layer(self) -> int:

@@ -32,6 +32,9 @@ MAX_UNITS = 8_192
 MANY_RULES = 64
 """From here on a sum is considered: it reads numbers, which have larger errors than flags."""
 
+MOST_LEVELS = 2**11
+"""Largest span of a sum, in units of the least difference that matters: 32 bits tell these apart."""
+
 MOST_FUSED_RULES = 192
 """A function that would take more rules than this has its arguments held first."""
 
@@ -124,7 +127,8 @@ def _by_sum(function: Function, values: tuple[int, ...]) -> Writes | None:
     at = table.reshape(-1)[first]
     changes = np.flatnonzero(at[1:] != at[:-1]).tolist()
     cuts = [(float(total[k]), float(total[k + 1])) for k in changes]
+    if not cuts or cuts[-1][1] - cuts[0][0] > MOST_LEVELS * min(b - a for a, b in cuts):
+        return None
     levels = [((below + above) / 2, above - below) for below, above in cuts]
     intervals = (int(at[0]), *(int(at[k + 1]) for k in changes))
-    reads = (x.number(), y.number().times(_SIGNS[op]))
     return Writes("sum", function.features, *thresholds(reads, levels, values, intervals))

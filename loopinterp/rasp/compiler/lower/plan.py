@@ -19,6 +19,7 @@ from loopinterp.rasp.compiler.validate import Source
 from loopinterp.rasp.expr import Aggregate, Indices, SelWidth, Seq, Tokens, Var
 from loopinterp.rasp.graph import postorder
 from loopinterp.rasp.node import Expr
+from loopinterp.rasp.show import code
 
 
 @dataclass(eq=False)
@@ -87,8 +88,9 @@ def plan(source: Source, domains: Mapping[Expr, Values]) -> Plan:
     fixed = {node: prelude.function(node) for node in _constant_nodes(source)}
     held: dict[Expr, Feature] = {}
     for node, function in fixed.items():
-        held[node] = Feature(repr(node), function.values, "fixed")
-        targets[prelude.hold(function, repr(node), role="fixed")] = held[node]
+        name = code(node, short=True)
+        held[node] = Feature(name, function.values, "fixed")
+        targets[prelude.hold(function, name, role="fixed")] = held[node]
 
     known = {**inputs, **{Var(name): of_feature(f) for name, f in variables.items()}}
     known.update({node: of_feature(feature) for node, feature in held.items()})
@@ -101,7 +103,7 @@ def plan(source: Source, domains: Mapping[Expr, Values]) -> Plan:
     coda = Section("coda", source, domains, known, indices)
     answer = coda.function(source.finish)
     if not answer.for_attention:
-        answer = of_feature(coda.hold(answer, f"answer: {source.finish!r}"))
+        answer = of_feature(coda.hold(answer, f"answer: {code(source.finish, short=True)}"))
 
     sections = (
         _section(prelude, list(targets), targets, []),

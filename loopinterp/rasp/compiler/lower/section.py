@@ -21,6 +21,7 @@ from loopinterp.rasp.compiler.validate import Source
 from loopinterp.rasp.expr import Aggregate, Elementwise, Full, Select, SelWidth, Seq, TokMap
 from loopinterp.rasp.graph import postorder
 from loopinterp.rasp.node import Expr
+from loopinterp.rasp.show import code
 
 
 class Section:
@@ -130,4 +131,4 @@ class Section:
 
     def _hold_node(self, node: Seq) -> None:
         function = self.functions[node]
-        self.functions[node] = of_feature(self.hold(function, repr(node)))
+        self.functions[node] = of_feature(self.hold(function, code(node, short=True)))
