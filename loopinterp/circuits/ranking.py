@@ -66,8 +66,8 @@ def rank_programs(
 
     Beside the score stand the control, the same swaps in random directions (as many as hold 90%
     of what the swaps change, others for each swap); for every two rivals, how often each is
-    followed where the two disagree; and the behaviour, how often a rival gives the model's
-    answers without any swap, short of T(n) loops and where rivals differ.
+    followed where the two disagree and where they agree; and the behaviour, how often a rival
+    gives the model's answers without any swap, short of T(n) loops and where rivals differ.
 
     A rival is named by the rule of :func:`~loopinterp.circuits.decide`; else the verdict is
     "none of these", with the nearest. For addition, :func:`~loopinterp.circuits.compare_programs`
@@ -202,8 +202,8 @@ def _result(
         threshold=threshold,
     )
     apart = scores.drawn.apart.numpy()
-    n_apart = apart.sum(0)
-    won = np.einsum("sr,srq->rq", scores.followed[0], apart.astype(np.float64))
+    duels, duels_control = (_where(apart, values) for values in scores.followed)
+    common, common_control = (_where(~apart, values) for values in scores.followed)
     return ProgramRanking(
         provenance=watch.provenance(),
         **_columns("followed", followed),
@@ -212,8 +212,11 @@ def _result(
         **_columns("control_score", _row(control, -1)),
         **_columns("behaviour", _row(behaviour, 0)),
         by_delay=delays.value[-1],
-        duels=np.where(n_apart > 0, won / np.maximum(n_apart, 1), np.nan),
-        n_apart=n_apart,
+        duels=duels,
+        duels_control=duels_control,
+        common=common,
+        common_control=common_control,
+        n_apart=apart.sum(0),
         n_swaps=np.bincount(place, minlength=len(loops)),
         programs=names,
         loops=loops,
@@ -224,6 +227,13 @@ def _result(
         threshold=threshold,
         verdict_fields=dataclasses.asdict(verdict),
     )
+
+
+def _where(chosen: np.ndarray, followed: np.ndarray) -> np.ndarray:
+    """How often each rival is followed by the swaps chosen of it and another [rival, rival]."""
+    count = chosen.sum(0)
+    right = np.einsum("sr,srq->rq", followed, chosen.astype(np.float64))
+    return np.where(count > 0, right / np.maximum(count, 1), np.nan)
 
 
 def _row(scores: Intervals, row: int) -> Intervals:

@@ -96,24 +96,32 @@ def _loops(result: ProgramRanking, order: np.ndarray) -> Figure:
 
 def _duels(result: ProgramRanking, order: np.ndarray) -> Figure:
     names = [plain(result.programs[p]) for p in order]
+    panels = [
+        HeatPanel(result.duels[np.ix_(order, order)], "where the two disagree"),
+        HeatPanel(result.duels_control[np.ix_(order, order)], "the same, random directions"),
+        HeatPanel(result.common[np.ix_(order, order)], "where the two agree"),
+        HeatPanel(result.common_control[np.ix_(order, order)], "the same, random directions"),
+    ]
     return Figure(
         title="Every two rivals against one another",
         plot=heatmap_panels(
-            [HeatPanel(result.duels[np.ix_(order, order)])],
+            panels,
             x=names,
             y=names,
-            x_title="where it disagrees with",
+            x_title="and",
             y_title="the model follows",
             value_title="share",
             value_range=(0, 1),
             scale="mass",
+            columns=2,
             y_down=True,
         ),
         caption=(
-            "Of the swaps on which two programs say different things, the share that follows the "
-            "program of the row. A cell and its mirror need not add up to 1: the model may do as "
-            "neither says. Empty: no swap tells the two apart."
+            "First panel: of the swaps on which two programs say different things, the share that "
+            "follows the program of the row. A cell and its mirror need not add up to 1: the model "
+            "may do as neither says. Empty: no swap tells the two apart. Third panel: the share "
+            "that follows both of those on which they agree (and other rivals do not)."
         ),
-        control="",
+        control="Second and fourth panel: the same swaps in random directions.",
         section=_SECTION,
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from loopinterp.circuits.verdict import Verdict, plain
+from loopinterp.errors import unknown_name
 from loopinterp.results import Figure, Finding, Result, percent
 
 if TYPE_CHECKING:
@@ -43,7 +44,10 @@ class ProgramRanking(Result):
         by_delay: Agreement at each delay alone, mean over loops.
         duels: How often the program is followed by those swaps on which it and the rival
             disagree.
-        n_apart: How many these are.
+        duels_control: The same in random directions.
+        common: How often it is followed by those swaps on which the two agree.
+        common_control: The same in random directions.
+        n_apart: Swaps on which the two disagree.
         n_swaps: Swaps after each loop.
         programs: Name of each rival.
         loops: Loops after which the swap is made.
@@ -73,6 +77,9 @@ class ProgramRanking(Result):
         "behaviour_high": _PROGRAM,
         "by_delay": ("program", "delay"),
         "duels": _DUEL,
+        "duels_control": _DUEL,
+        "common": _DUEL,
+        "common_control": _DUEL,
         "n_apart": _DUEL,
         "n_swaps": ("loop",),
     }
@@ -94,6 +101,9 @@ class ProgramRanking(Result):
     behaviour_high: np.ndarray
     by_delay: np.ndarray
     duels: np.ndarray
+    duels_control: np.ndarray
+    common: np.ndarray
+    common_control: np.ndarray
     n_apart: np.ndarray
     n_swaps: np.ndarray
     programs: list[str]
@@ -141,20 +151,7 @@ class ProgramRanking(Result):
                 good=verdict.named,
             )
         ]
-        near = self.programs.index(verdict.nearest)
-        next_best = self.programs.index(verdict.rival)
-        if self.n_apart[near, next_best]:
-            text = (
-                f"Where “{plain(verdict.nearest)}” and “{plain(verdict.rival)}” disagree "
-                f"({self.n_apart[near, next_best]} swaps), the model follows the first in "
-                f"{percent(self.duels[near, next_best])} and the second in "
-                f"{percent(self.duels[next_best, near])}."
-            )
-        else:
-            text = (
-                f"No swap of these inputs tells “{plain(verdict.nearest)}” from "
-                f"“{plain(verdict.rival)}”."
-            )
+        text = self.duel_text(verdict.nearest, verdict.rival)
         found.append(Finding(kind="program", text=text))
         if not np.isnan(self.behaviour).all():
             said = zip(self.behaviour.tolist(), map(plain, self.programs))
@@ -165,6 +162,35 @@ class ProgramRanking(Result):
             )
             found.append(Finding(kind="program", text=text))
         return found
+
+    def duel_text(self, first: str, second: str) -> str:
+        """Two rivals against one another: where they disagree, and where they agree.
+
+        Raises:
+            InputError: one of them is no rival.
+        """
+        for name in (first, second):
+            if name not in self.programs:
+                raise unknown_name("rival", name, self.programs)
+        i, j = map(self.programs.index, (first, second))
+        apart, total = int(self.n_apart[i, j]), int(self.n_swaps.sum())
+        if not apart:
+            return f"No swap of these inputs tells “{plain(first)}” from “{plain(second)}”."
+
+        def shares(scores: np.ndarray, control: np.ndarray) -> str:
+            a, b, random = scores[i, j], scores[j, i], max(control[i, j], control[j, i])
+            return f"{percent(a)} and {percent(b)} (random directions at most {percent(random)})"
+
+        text = (
+            f"Where “{plain(first)}” and “{plain(second)}” disagree ({apart} swaps), the model "
+            f"follows them in {shares(self.duels, self.duels_control)}"
+        )
+        if apart < total:
+            text += (
+                f"; where they agree ({total - apart} swaps), in "
+                f"{shares(self.common, self.common_control)}"
+            )
+        return f"{text}."
 
     def _verdict_text(self) -> str:
         v = self.verdict

@@ -90,6 +90,13 @@ def test_programs_that_answer_alike_without_a_swap_are_told_apart_by_one(keeper)
     assert keeper.duels[own, ripple] == 1.0
     assert keeper.duels[ripple, own] == 0.0
     assert keeper.n_apart[own, ripple] > 100
+    assert keeper.common[own, ripple] == keeper.common[ripple, own] == 1.0
+    assert keeper.common_control[own, ripple] < 0.8
+    text = keeper.duel_text("keeper", "ripple")
+    assert "follows them in 100% and 0%" in text
+    assert "in 100% and 100%" in text
+    with pytest.raises(InputError, match="keeper"):
+        keeper.duel_text("keepers", "ripple")
 
 
 def test_every_swap_tells_two_rivals_apart_at_a_position_with_the_same_token(maxima):
@@ -168,7 +175,7 @@ def test_a_ranking_is_saved_drawn_and_tabled(keeper, tmp_path):
     assert len(again.to_frame()) == len(RIVALS) * (N - 1)
     verdict, loops, duels = again.figures()
     assert "random" in verdict.control.lower()
-    assert len(loops.plot.data) > len(RIVALS)
+    assert {trace.name for trace in loops.plot.select_traces()} > {"ripple", "keeper"}
     assert "need not add up" in duels.caption
 
 
