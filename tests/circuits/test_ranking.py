@@ -175,7 +175,8 @@ def test_a_ranking_is_saved_drawn_and_tabled(keeper, tmp_path):
     assert len(again.to_frame()) == len(RIVALS) * (N - 1)
     verdict, loops, duels = again.figures()
     assert "random" in verdict.control.lower()
-    assert {trace.name for trace in loops.plot.select_traces()} > {"ripple", "keeper"}
+    shown = loops.plot.to_dict()["data"]
+    assert {line.get("name") for line in shown} > {"ripple", "keeper"}
     assert "need not add up" in duels.caption
 
 
