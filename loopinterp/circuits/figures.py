@@ -31,8 +31,29 @@ _MAX_NAME = 24
 
 
 def comparison_figures(result: CircuitComparison) -> list[Figure]:
-    """The verdict, where each program fails, and what swaps do against what it says."""
-    return [_verdict(result), _places(result), _flips(result)]
+    """The verdict, where each program fails, what swaps do, and the nearest program as a graph."""
+    return [_verdict(result), _places(result), _flips(result), *_graph(result)]
+
+
+def _graph(result: CircuitComparison) -> list[Figure]:
+    """The nearest program drawn, if it is one that is known by its name here."""
+    from loopinterp.rasp import draw, get_program, list_programs
+
+    name = result.verdict.nearest
+    if name not in list_programs():
+        return []
+    program = get_program(name)
+    return [
+        Figure(
+            title=f"The {plain(name)}, as a program",
+            plot=draw(program).update_layout(title=None),
+            caption=(
+                f"{program.doc} Grey: what is read; blue: what a head selects; ochre: maps at each "
+                "position; red: what comes out. The loop is run T(n) times."
+            ),
+            section=_SECTION,
+        )
+    ]
 
 
 def _verdict(result: CircuitComparison) -> Figure:

@@ -196,7 +196,11 @@ const figureLayout = (() => {
     Object.assign(layout, { width, autosize: false, showlegend: false, sliders: [] });
     if (layout.coloraxis) layout.coloraxis.showscale = false;
     const meta = layout.meta && layout.meta.loopinterp;
-    if (!meta) return layout;
+    if (!meta) {
+      // A graph of boxes has a width of its own, below which they overlap: it is scrolled.
+      layout.width = Math.max(width, spec.layout.width || 0);
+      return layout;
+    }
     const p = plan(spec, layout, meta, width);
     layout.font.size = p.size;
     planNames(p);
