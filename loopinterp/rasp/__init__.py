@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from loopinterp.rasp.disguises.noise import add_noise as add_noise
     from loopinterp.rasp.disguises.permutation import permute as permute
     from loopinterp.rasp.disguises.rotation import rotate as rotate
+    from loopinterp.rasp.disguises.superposition.narrowing import (
+        narrowest_superposition as narrowest_superposition,
+    )
     from loopinterp.rasp.disguises.superposition.superposing import superpose as superpose
     from loopinterp.rasp.drawing import draw as draw
     from loopinterp.rasp.expr import Selector as Selector
@@ -112,6 +115,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "maximum": ".library",
         "minimum": ".library",
         "mode": ".library",
+        "narrowest_superposition": ".disguises.superposition.narrowing",
         "ne": ".language",
         "num_prev": ".library",
         "permute": ".disguises.permutation",

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from loopinterp.rasp.disguises.noise import add_noise as add_noise
     from loopinterp.rasp.disguises.permutation import permute as permute
     from loopinterp.rasp.disguises.rotation import rotate as rotate
+    from loopinterp.rasp.disguises.superposition.narrowing import (
+        narrowest_superposition as narrowest_superposition,
+    )
     from loopinterp.rasp.disguises.superposition.superposing import superpose as superpose
 
 __getattr__, __dir__, __all__ = lazy_exports(
@@ -20,6 +23,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
     {
         "add_noise": ".noise",
         "distract": ".distractors",
+        "narrowest_superposition": ".superposition.narrowing",
         "permute": ".permutation",
         "rotate": ".rotation",
         "superpose": ".superposition.superposing",

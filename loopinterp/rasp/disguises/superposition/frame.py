@@ -38,7 +38,7 @@ class Frame:
         """The new stream as a function of the old one."""
         return torch.cat([self.kept, self.mixed])
 
-    def read(self, held: Held, *, ridge: float = 0.0) -> Float[Tensor, "d_model new_d_model"]:
+    def read(self, held: Held, *, smooth: bool = False) -> Float[Tensor, "d_model new_d_model"]:
         r"""How the old stream is best read from the new one, knowing what may stand in it.
 
         The least-squares solution :math:`X^+ (X W^\top)^+{}^\top`, written for what is mixed: with
@@ -47,13 +47,13 @@ class Frame:
 
         Args:
             held: What may stand in the old stream.
-            ridge: Added to the Gram matrix in place of cutting small singular values, so that
-                gradients exist.
+            smooth: Add a little to the Gram matrix in place of cutting small singular values, so
+                that there are gradients.
         """
         x = held.span - held.span @ self.kept.mT @ self.kept
         seen = x @ self.mixed.mT
-        if ridge:
-            gram = seen.mT @ seen + ridge * torch.eye(seen.shape[1], dtype=seen.dtype)
+        if smooth:
+            gram = seen.mT @ seen + RIDGE * torch.eye(seen.shape[1], dtype=seen.dtype)
             mixed = torch.linalg.solve(gram, seen.mT @ x).mT
         else:
             mixed = (torch.linalg.pinv(seen, rtol=ROUNDING) @ x).mT
@@ -64,7 +64,6 @@ def sought_frame(
     kept: Float[Tensor, "kept d_model"],
     n_mixed: int,
     loss: Callable[[Frame], Tensor],
-    *,
     steps: int,
     g: torch.Generator,
 ) -> Frame:

@@ -11,11 +11,11 @@ The bias takes the middle of the interval, and half its width is the bound. It h
 combination of values, reached or not.
 
 Errors of queries and keys, at most a and b, change a score by at most
-:math:`\sigma = \max \sum_i (|q_i| b_i + a_i |k_i| + a_i b_i) / \sqrt{d_\mathrm{head}}`. So the keys
-that a head should not look at get at most :math:`\lambda = n e^{2 \sigma - 40}` of its attention,
-and among those it should, at most :math:`\tanh(\sigma / 2)` is moved. What it writes is off by the
-bound of its values plus that share of their range, and this is added to the bound of all that
-reads it.
+:math:`\sigma = \max \sum_i (|q_i| b_i + a_i |k_i| + a_i b_i) / \sqrt{d_\mathrm{head}}`. So, of n
+keys, those that a head should not look at get at most :math:`n e^{2 \sigma - s}` of its attention,
+with s the score by which others are ahead, and among those it should, at most
+:math:`\tanh(\sigma / 2)` is moved. What it writes is off by the bound of its values plus that share
+of their range, and this is added to the bound of all that reads it.
 
 A unit clips its read to 0 … 1 and is flat for 1/2 on either side of what it is built for. If all
 bounds of units are below that, every unit writes what it wrote before, and by induction over
@@ -25,6 +25,7 @@ the bound of logits is below half of what tells them apart.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -52,6 +53,9 @@ LOGIT_MARGIN = LOGIT / 2
 READ_MARGIN = 0.5
 """Reads of 0 and 1 that are off by less than this are told apart."""
 
+STRAY = 1e-6
+"""Attention that may stray from a head's selection."""
+
 
 @dataclass(frozen=True, eq=False)
 class NewReads:
@@ -69,10 +73,10 @@ class NewReads:
 
 
 def new_reads(
-    rows: Float[Tensor, "row d_model"], held: Held, frame: Frame, *, ridge: float = 0.0
+    rows: Float[Tensor, "row d_model"], held: Held, frame: Frame, *, smooth: bool = False
 ) -> NewReads:
     """Reads of the new stream in place of reads of the old one."""
-    new = rows @ frame.read(held, ridge=ridge)
+    new = rows @ frame.read(held, smooth=smooth)
     low, high = held.extremes(new @ frame.write - rows)
     return NewReads(new, -(low + high) / 2, (high - low) / 2)
 
@@ -85,12 +89,14 @@ class Errors:
         units: Of the inputs of neurons, layer by layer; those of wipes count twice, as they are
             read twice as large if they are not exact.
         scores: Of attention scores, head by head.
+        score_margin: What a score can bear.
         logits: Of logits.
         variables: Of what reads the variables' values.
     """
 
     units: list[Float[Tensor, " neuron"]]
     scores: list[Float[Tensor, ""]]
+    score_margin: float
     logits: Float[Tensor, " d_vocab_out"]
     variables: Float[Tensor, " value"]
 
@@ -100,31 +106,33 @@ class Errors:
         return torch.cat(
             [
                 torch.cat(self.units) / UNIT_MARGIN,
+                *(score[None] / self.score_margin for score in self.scores),
                 self.logits / LOGIT_MARGIN,
                 self.variables / READ_MARGIN,
             ]
         )
 
 
-def errors(reads: ProgramReads, frame: Frame, max_length: int, *, ridge: float = 0.0) -> Errors:
+def errors(reads: ProgramReads, frame: Frame, max_length: int, *, smooth: bool = False) -> Errors:
     """Bounds of the errors of all that the program reads."""
     written: dict[str, Tensor] = {}
     scores: dict[str, Tensor] = {}
     for layer in reads.neurons:
         for head in layer.heads:
             if head.id not in written:
-                scores[head.id], written[head.id] = _of_head(head, frame, max_length, ridge)
-    units = [_of_neurons(layer, frame, written, ridge) for layer in reads.neurons]
-    logits = new_reads(reads.logits, reads.answer, frame, ridge=ridge).error
+                scores[head.id], written[head.id] = _of_head(head, frame, max_length, smooth)
+    units = [_of_neurons(layer, frame, written, smooth) for layer in reads.neurons]
+    logits = new_reads(reads.logits, reads.answer, frame, smooth=smooth).error
     # Nothing can be added to these, so the middle of the interval counts.
-    values = new_reads(reads.variables, reads.state, frame, ridge=ridge)
-    return Errors(units, list(scores.values()), logits, values.error + values.shift.abs())
+    values = new_reads(reads.variables, reads.state, frame, smooth=smooth)
+    margin = (SHARPNESS - math.log(max_length / STRAY)) / 2
+    return Errors(units, list(scores.values()), margin, logits, values.error + values.shift.abs())
 
 
 def _of_neurons(
-    layer: NeuronReads, frame: Frame, written: dict[str, Tensor], ridge: float
+    layer: NeuronReads, frame: Frame, written: dict[str, Tensor], smooth: bool
 ) -> Float[Tensor, " neuron"]:
-    error = new_reads(layer.rows, layer.held, frame, ridge=ridge).error
+    error = new_reads(layer.rows, layer.held, frame, smooth=smooth).error
     error = torch.where(layer.wipes, 2 * error, error)
     # What heads write is wiped exactly, with its errors.
     noise = [(layer.rows @ head.out).abs() @ written[head.id] for head in layer.heads]
@@ -132,18 +140,20 @@ def _of_neurons(
 
 
 def _of_head(
-    head: HeadReads, frame: Frame, max_length: int, ridge: float
+    head: HeadReads, frame: Frame, max_length: int, smooth: bool
 ) -> tuple[Float[Tensor, ""], Float[Tensor, " d_head"]]:
     """Bounds of a head's scores, and of what it writes."""
     d_head = head.rows.shape[1]
     flat = head.rows.flatten(0, 1)
     q_error, k_error, v_error = (
-        new_reads(flat, head.held, frame, ridge=ridge).error.view(3, d_head).unbind()
+        new_reads(flat, head.held, frame, smooth=smooth).error.view(3, d_head).unbind()
     )
     q_size = _largest(head.rows[0], head.bias[0], k_error, head.held)
     k_size = _largest(head.rows[1], head.bias[1], q_error, head.held)
     score = (q_size + k_size + q_error @ k_error) / d_head**0.5
-    moved = max_length * torch.exp((2 * score - SHARPNESS).clamp(max=0))
+    # In a search it is the score itself that has to become small enough.
+    astray = max_length * torch.exp((2 * score - SHARPNESS).clamp(max=0))
+    moved = torch.zeros_like(score) if smooth else astray
     if head.counts:
         moved = moved + torch.tanh(score / 2)
     low, high = head.held.extremes(head.rows[2])

@@ -51,14 +51,16 @@ class NeuronReads:
         prefix: Prefix of the layer's weights.
         held: What they read from.
         rows: What each reads.
+        bias: Their biases.
         numbers: Their numbers in the layer.
-        wipes: Those that wipe: they read a coordinate plus 1.
+        wipes: Those that wipe.
         heads: Heads whose output they may read.
     """
 
     prefix: str
     held: Held
     rows: Float[Tensor, "neuron d_model"]
+    bias: Float[Tensor, " neuron"]
     numbers: Int[Tensor, " neuron"]
     wipes: Bool[Tensor, " neuron"]
     heads: tuple[HeadReads, ...]
@@ -106,6 +108,7 @@ def program_reads(
                 prefix=prefix,
                 held=places.at(section, 2 * layer + 1),
                 rows=weights[f"{prefix}mlp.fc_in.weight"][numbers],
+                bias=weights[f"{prefix}mlp.fc_in.bias"][numbers],
                 numbers=torch.tensor(numbers, dtype=torch.int64),
                 wipes=torch.tensor(wipes, dtype=torch.bool),
                 heads=tuple(heads[name] for name in read),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -41,11 +42,33 @@ def superposed_weights(
         read(f"{prefix}mlp.fc_in", places.at(section, 2 * layer + 1))
     read("unembedding", reads.answer)
     new["recall.state.weight"], new["recall.input.weight"] = _recall(places, frame)
-    inexact = {layer.prefix: _inexact_wipes(layer, frame) for layer in reads.neurons}
-    more = max(len(numbers) for numbers in inexact.values())
-    for prefix, numbers in inexact.items():
-        _make_units(new, f"{prefix}mlp.", numbers, more)
-    return new, _with_pairs(places.circuit, inexact, config.mlp_width)
+    wipes = {layer.prefix: _inexact_wipes(layer, frame) for layer in reads.neurons}
+    more = max(w.more for w in wipes.values())
+    for prefix, inexact in wipes.items():
+        _make_units(new, f"{prefix}mlp.", inexact, more)
+    return new, _with_pairs(places.circuit, wipes, config.mlp_width)
+
+
+@dataclass(frozen=True)
+class _Wipes:
+    """Neurons of one layer that wipe what they cannot read exactly, by number.
+
+    Attributes:
+        pairs: A neuron that is not the same for 0 and 1 -> its inputs for those.
+        spare: Neurons that are.
+    """
+
+    pairs: dict[int, tuple[float, float]]
+    spare: tuple[int, ...]
+
+    @property
+    def more(self) -> int:
+        """Neurons that are needed beyond those that there are."""
+        return max(len(self.pairs) - len(self.spare), 0)
+
+    def seconds(self, d_mlp: int) -> list[int]:
+        """The second neuron of each pair, if there are ``d_mlp`` neurons already."""
+        return [*self.spare, *range(d_mlp, d_mlp + self.more)][: len(self.pairs)]
 
 
 def _recall(places: Places, frame: Frame) -> tuple[Tensor, Tensor]:
@@ -69,42 +92,61 @@ def _projector(basis: Tensor) -> Tensor:
     return basis.mT @ basis
 
 
-def _inexact_wipes(layer: NeuronReads, frame: Frame) -> list[int]:
-    """The neurons that wipe what they cannot read exactly, by number."""
-    error = new_reads(layer.rows, layer.held, frame).error
-    return layer.numbers[layer.wipes & (error > ROUNDING)].tolist()
+def _inexact_wipes(layer: NeuronReads, frame: Frame) -> _Wipes:
+    inexact = layer.wipes & (new_reads(layer.rows, layer.held, frame).error > ROUNDING)
+    low, high = (x + layer.bias for x in layer.held.extremes(layer.rows))
+    differ = inexact & (high.relu() - low.relu() > ROUNDING)
+    return _Wipes(
+        {
+            int(number): (float(least), float(greatest))
+            for number, least, greatest in zip(
+                layer.numbers[differ], low[differ], high[differ], strict=True
+            )
+        },
+        tuple(layer.numbers[inexact & ~differ].tolist()),
+    )
 
 
-def _make_units(weights: Weights, prefix: str, numbers: list[int], more: int) -> None:
-    """Make units of neurons that wipe x = 0 or 1: relu(x + 1) - 1 becomes clip(2 x - 1/2, 0, 1).
+def _make_units(weights: Weights, prefix: str, wipes: _Wipes, more: int) -> None:
+    r"""Make units of neurons that wipe.
+
+    Where the input y is :math:`y_0` or :math:`y_1`, relu(y) is the same as
+    :math:`\mathrm{relu}(y_0) + (\mathrm{relu}(y_1) - \mathrm{relu}(y_0))
+    \, \mathrm{clip}(2 (y - y_0) / (y_1 - y_0) - 1/2)`, but that is flat around both.
 
     Args:
         weights: The weights, which are changed.
         prefix: Prefix of those of the layer's MLP.
-        numbers: The neurons; each gets a second one, behind all others.
+        wipes: The neurons.
         more: Neurons that the layer gets.
     """
     w_in, b_in = weights[f"{prefix}fc_in.weight"], weights[f"{prefix}fc_in.bias"]
-    w_out, b_out = weights[f"{prefix}fc_out.weight"], weights[f"{prefix}fc_out.bias"]
+    w_out, b_out = weights[f"{prefix}fc_out.weight"], weights[f"{prefix}fc_out.bias"].clone()
     d_mlp, d_model = w_in.shape
-    second = slice(d_mlp, d_mlp + len(numbers))
     w_in = torch.cat([w_in, w_in.new_zeros(more, d_model)])
     b_in = torch.cat([b_in, b_in.new_zeros(more)])
     w_out = torch.cat([w_out, w_out.new_zeros(d_model, more)], 1)
-    b_out = b_out + w_out[:, numbers].sum(1)
-    w_in[numbers] *= 2
-    b_in[numbers] = 2 * b_in[numbers] - 2.5
-    w_in[second], b_in[second] = w_in[numbers], b_in[numbers] - 1
-    w_out[:, second] = -w_out[:, numbers]
+    for idle in wipes.spare:
+        w_in[idle], b_in[idle], w_out[:, idle] = 0, 0, 0
+    for (first, (low, high)), second in zip(wipes.pairs.items(), wipes.seconds(d_mlp), strict=True):
+        at_low, at_high = max(low, 0.0), max(high, 0.0)
+        scale = 2 / (high - low)
+        b_out += at_low * w_out[:, first]
+        w_out[:, first] *= at_high - at_low
+        w_out[:, second] = -w_out[:, first]
+        w_in[first] *= scale
+        b_in[first] = scale * (b_in[first] - low) - 0.5
+        w_in[second], b_in[second] = w_in[first], b_in[first] - 1
     new = {"fc_in.weight": w_in, "fc_in.bias": b_in, "fc_out.weight": w_out, "fc_out.bias": b_out}
     weights.update({prefix + name: w for name, w in new.items()})
 
 
-def _with_pairs(circuit: Circuit, inexact: dict[str, list[int]], d_mlp: int) -> Circuit:
+def _with_pairs(circuit: Circuit, wipes: dict[str, _Wipes], d_mlp: int) -> Circuit:
     """The circuit with the second neurons of wipes that became units."""
     groups = []
     for group in circuit.neurons:
-        numbers = inexact[f"{group.section}.{group.layer}."]
-        second = [d_mlp + k for k, n in enumerate(numbers) if n in group.neurons]
-        groups.append(dataclasses.replace(group, neurons=(*group.neurons, *second)))
+        inexact = wipes[f"{group.section}.{group.layer}."]
+        second = zip(inexact.pairs, inexact.seconds(d_mlp), strict=True)
+        new = [n for first, n in second if first in group.neurons and n not in group.neurons]
+        groups.append(dataclasses.replace(group, neurons=(*group.neurons, *new)))
     return dataclasses.replace(circuit, neurons=tuple(groups))

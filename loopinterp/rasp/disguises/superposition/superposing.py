@@ -5,40 +5,17 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-import torch
-
-from loopinterp.errors import InputError
 from loopinterp.rasp.compiler.circuit import Directions, Superposition
 from loopinterp.rasp.compiler.compiled import Compiled
 from loopinterp.rasp.disguises.draws import check_whole, generator
-from loopinterp.rasp.disguises.noise import NOISE
-from loopinterp.rasp.disguises.superposition.frame import (
-    RIDGE,
-    Frame,
-    dimensions_needed,
-    sought_frame,
-    told_apart,
-)
-from loopinterp.rasp.disguises.superposition.interference import Errors, errors
-from loopinterp.rasp.disguises.superposition.places import (
-    Places,
-    orthonormal,
-    unlisted_directions,
-)
-from loopinterp.rasp.disguises.superposition.program_reads import program_reads
+from loopinterp.rasp.disguises.superposition.frame import Frame
+from loopinterp.rasp.disguises.superposition.places import Places
 from loopinterp.rasp.disguises.superposition.rewriting import superposed_weights
-from loopinterp.rasp.disguises.weights import rebuilt, weights_of
+from loopinterp.rasp.disguises.superposition.search import FrameSearch, checked_width
+from loopinterp.rasp.disguises.weights import rebuilt
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from loopinterp.rasp.compiler.circuit import Circuit
-
-SEARCH = 150
-"""Steps of the search for the directions of an exact superposition; it settles well before."""
-
-NORM = 8
-"""The search for other directions lowers the mean of the bounds to this power: the larger ones."""
 
 
 def superpose(
@@ -88,98 +65,22 @@ def superpose(
     """
     g = generator(seed)
     check_whole("steps", steps, least=0)
-    _check_exact(compiled.circuit)
-    config, weights = compiled.model.config, weights_of(compiled)
-    places = Places(compiled.circuit)
-    apart = unlisted_directions(weights, compiled.circuit)
-    distinct = places.distinct()
-    needed = dimensions_needed(distinct, apart)
-    width = _checked_width(d_model, needed, config.d_model)
-    reads = program_reads(weights, config, places)
-    length = compiled.circuit.max_length
-    if width >= needed:
-        distinctness = told_apart(distinct, apart)
-        frame = sought_frame(apart, width - len(apart), distinctness, steps=SEARCH, g=g)
-    else:
-        kept = orthonormal(torch.cat([apart, reads.exactly]))
-        if width <= len(kept):
-            raise InputError(
-                "d_model",
-                expected=f"an integer from {len(kept) + 1} to {config.d_model - 1}, as "
-                f"{len(kept)} directions have to be kept apart",
-                given=str(width),
-                fix=f"Pass d_model={len(kept) + 1} or more.",
-            )
-
-        def interference(frame: Frame) -> Tensor:
-            shares = errors(reads, frame, length, ridge=RIDGE).shares
-            return shares.pow(NORM).mean().pow(1 / NORM).log()
-
-        frame = sought_frame(kept, width - len(kept), interference, steps=steps, g=g)
-    bounds = errors(reads, frame, length)
-    new, circuit = superposed_weights(weights, config, places, reads, frame)
-    circuit = _moved(circuit, places, frame, _record(bounds, width, needed))
-    how = "exactly" if width >= needed else f"bound {_largest(bounds.shares):.2g}"
+    search = FrameSearch(compiled)
+    old = compiled.model.config
+    width = checked_width(d_model, search, old.d_model)
+    frame = search.frame(width, steps=steps, g=g)
+    new, circuit = superposed_weights(search.weights, old, search.places, search.reads, frame)
+    record = search.record(frame)
+    how = "exactly" if record.exact else f"bound {record.error_bound:.2g}"
     return rebuilt(
         compiled,
         new,
-        circuit,
-        f"superposed in {width} of {config.d_model} dimensions, {how} (seed {seed})",
+        _moved(circuit, search.places, frame, record),
+        f"superposed in {width} of {old.d_model} dimensions, {how} (seed {seed})",
         d_model=width,
-        d_head=config.head_width,
+        d_head=old.head_width,
         d_mlp=len(new["block.0.mlp.fc_in.bias"]),
     )
-
-
-def _check_exact(circuit: Circuit) -> None:
-    inexact = circuit.superposition is not None and not circuit.superposition.exact
-    noisy = [d for d in circuit.disguises if d.startswith(NOISE)]
-    if inexact or noisy:
-        raise InputError(
-            "the model to superpose",
-            expected="one whose circuit is exact, as its bound rests on that",
-            given=f"one that is {circuit.disguises[-1] if inexact else noisy[0]}",
-            fix="Superpose it once, and before noise is added.",
-        )
-
-
-def _checked_width(d_model: int | None, needed: int, current: int) -> int:
-    if d_model is None:
-        if needed >= current:
-            raise InputError(
-                "d_model",
-                expected=f"an integer below {current}, as no fewer dimensions are exact",
-                given="None, which stands for the fewest that are",
-                fix="Pass d_model, or leave the model as it is.",
-            )
-        return needed
-    check_whole("d_model", d_model, least=1)
-    if d_model >= current:
-        raise InputError(
-            "d_model",
-            expected=f"an integer below {current}, the model's own",
-            given=str(d_model),
-            fix=f"Leave it out for the fewest that are exact, which is {needed}."
-            if needed < current
-            else "Pass a smaller one.",
-        )
-    return d_model
-
-
-def _record(bounds: Errors, width: int, needed: int) -> Superposition:
-    return Superposition(
-        d_model=width,
-        exact_d_model=needed,
-        error_bound=0.0 if width >= needed else _largest(bounds.shares),
-        unit_error=_largest(torch.cat(bounds.units)),
-        score_error=_largest(torch.stack(bounds.scores)) if bounds.scores else 0.0,
-        logit_error=_largest(bounds.logits),
-        read_error=_largest(bounds.variables),
-    )
-
-
-def _largest(bounds: Tensor) -> float:
-    return float(bounds.max()) if bounds.numel() else 0.0
 
 
 def _moved(circuit: Circuit, places: Places, frame: Frame, record: Superposition) -> Circuit:
