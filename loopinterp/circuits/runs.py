@@ -23,6 +23,9 @@ AT_THE_END = -1
 DELAYS = (0, 1, 2, AT_THE_END)
 """Loops between a swap and the reading of the output."""
 
+TIE = 1e-4
+"""Logits that differ by no more are equal."""
+
 VERDICT_DELAY = 1
 """The verdict goes by the output one loop after the swap."""
 
@@ -61,6 +64,19 @@ def device_of(model: LoopedModel | Any) -> torch.device:
     return weights[0].device if weights else torch.device("cpu")
 
 
+def answer(logits: Float[Tensor, "*shape d_vocab_out"]) -> Int[Tensor, "*shape"]:
+    """The class with the largest logit; of those that are equal to rounding, the first.
+
+    A model that has not decided yet may have all logits alike; which of them is largest by a
+    rounding error says nothing, but would change from one basis of the state to another.
+
+    Example:
+        >>> answer(torch.tensor([[0.2, 1.3], [1e-7, 2e-7]])).tolist()
+        [1, 0]
+    """
+    return (logits >= logits.amax(-1, keepdim=True) - TIE).int().argmax(-1)
+
+
 @torch.no_grad()
 def outputs(
     model: LoopedModel | Any, inputs: Int[Tensor, "batch pos"], n_loops: int
@@ -68,10 +84,10 @@ def outputs(
     """The answer that would be read after 0, 1, … ``n_loops`` loops."""
     iteration = bind(model, inputs)
     h = iteration.h0
-    read = [iteration.readout(h).argmax(-1)]
+    read = [answer(iteration.readout(h))]
     for _ in range(n_loops):
         h = iteration.step(h)
-        read.append(iteration.readout(h).argmax(-1))
+        read.append(answer(iteration.readout(h)))
     return torch.stack(read)
 
 
@@ -183,7 +199,7 @@ def read_on(
             h = iteration.step(h)
         now = steps == passed
         if bool(now.any()):
-            read = torch.where(now[..., None], iteration.readout(h).argmax(-1), read)
+            read = torch.where(now[..., None], answer(iteration.readout(h)), read)
     return read
 
 
