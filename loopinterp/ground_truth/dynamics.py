@@ -48,8 +48,9 @@ def score_dynamics(subject: Subject, *, seed: int = 0) -> dict[str, Score]:
         decided = readout_margin(logits) > LOGIT / 2
         answers = torch.where(decided, logits.argmax(-1), UNKNOWN)
         scores["answer stable"] = _shares(stable_from(answers), stable_from(trace.outputs))
-    if int(own.max()) < n_loops - 1:
-        scores["stability"] = Score(float(np.nanmax(result.spectral_radius)), 1.0)
+    radius = result.spectral_radius[~np.isnan(result.spectral_radius)]
+    if int(own.max()) < n_loops - 1 and len(radius):
+        scores["stability"] = Score(float(radius.max()), 1.0)
     return scores
 
 
