@@ -13,6 +13,7 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
+from loopinterp.errors import InputError
 from loopinterp.models.config import LoopedTransformerConfig
 from loopinterp.models.looped_transformer import LoopedTransformer
 from loopinterp.rasp.compiler.layout import LayerPlan, Layout
@@ -30,6 +31,9 @@ that finds nothing else to go by finds that.
 LOGIT = 10.0
 """Logit of the answer; those of all other classes are 0, and all are where it is undecided."""
 
+MAX_WEIGHTS = 2**28
+"""Most weights of a model: a gigabyte of them, nearly all 0."""
+
 Weights = dict[str, np.ndarray]
 
 
@@ -39,31 +43,31 @@ def assemble(layout: Layout, n_outputs: int) -> LoopedTransformer:
     Args:
         layout: What stands where.
         n_outputs: Classes of the output.
+
+    Raises:
+        InputError: it would have too many weights.
     """
     config = configure(layout, n_outputs)
+    _check_size(config, layout)
     weights = _embedding(layout, config)
     for section, stack in (("prelude", "prelude"), ("block", "block"), ("coda", "coda")):
         for number, layer in enumerate(layout.sections[section]):
             parts = {**_attention(layer, layout, section, config), **_mlp(layer, config)}
             weights.update({f"{stack}.{number}.{name}": value for name, value in parts.items()})
-    keeps = np.zeros(layout.d_model)
-    injects = np.zeros(layout.d_model)
+    keeps, injects = _zeros(2, layout.d_model)
     for feature in layout.plan.persistent:
         (keeps if feature.role == "variable" else injects)[_slots(feature)] = 1.0
     weights["recall.state.weight"] = np.diag(keeps)
     weights["recall.input.weight"] = np.diag(injects)
     weights.update(_unembedding(layout.plan.answer, config))
     model = LoopedTransformer(config)
-    model.load_state_dict({k: torch.from_numpy(v).float() for k, v in weights.items()})
+    model.load_state_dict({k: torch.from_numpy(v) for k, v in weights.items()})
     return model
 
 
 def configure(layout: Layout, n_outputs: int) -> LoopedTransformerConfig:
     """The architecture that a layout needs."""
     layers = [layer for stack in layout.sections.values() for layer in stack]
-    roles = {feature.role for feature in layout.plan.persistent}
-    by_place = [f for f in layout.plan.embedded.values() if _role(f) == "indices"]
-    placed = "indices" in roles or bool(by_place)
     widths = [_head_width(head, layer, layout) for layer in layers for head in layer.heads]
     return LoopedTransformerConfig(
         d_model=layout.d_model,
@@ -81,20 +85,39 @@ def configure(layout: Layout, n_outputs: int) -> LoopedTransformerConfig:
         injection="concat",
         initial_state="embedding",
         causal=layout.plan.source.causal,
-        positions="absolute" if placed else "none",
-        n_ctx=layout.plan.source.max_length if placed else None,
+        # Positions that nothing reads still bound the length, which all thresholds rely on.
+        positions="absolute",
+        n_ctx=layout.plan.source.max_length,
     )
+
+
+def _check_size(config: LoopedTransformerConfig, layout: Layout) -> None:
+    width = config.d_model
+    layer = 4 * width * config.n_heads * config.head_width + 2 * width * config.mlp_width
+    total = config.layers_total(1) * layer + 2 * width**2
+    if total > MAX_WEIGHTS:
+        source = layout.plan.source
+        raise InputError(
+            f"program {source.program.name} at max_length={source.max_length}",
+            expected=f"a model of at most {MAX_WEIGHTS:,} weights",
+            given=f"one of {total:,} (d_model {width:,}, d_mlp {config.mlp_width:,}, "
+            f"{config.layers_total(1)} layers)",
+            fix="Compile for a smaller max_length, or let its variables take fewer values.",
+        )
 
 
 def carried(head: HeadPlan, layout: Layout) -> list[tuple[Feature, Codes]]:
     """What a head writes that is needed."""
-    needed = {f for section in layout.plan.sections for f in section.live}
-    return [(feature, codes) for feature, codes in head.carried.items() if feature in needed]
+    return [(feature, codes) for feature, codes in head.carried.items() if feature in layout.needed]
 
 
 def _head_width(head: HeadPlan, layer: LayerPlan, layout: Layout) -> int:
     scores = sum(key.matrix.shape[1] for key, _ in head.pairs)
     return max(scores, sum(codes.matrix.shape[1] for _, codes in carried(head, layout)))
+
+
+def _zeros(*shape: int) -> np.ndarray:
+    return np.zeros(shape, dtype=np.float32)
 
 
 def _slots(feature: Feature) -> slice:
@@ -108,8 +131,8 @@ def _role(function: Function) -> str:
 def _embedding(layout: Layout, config: LoopedTransformerConfig) -> Weights:
     assert config.d_vocab is not None
     tables = {
-        "tokens": np.zeros((config.d_vocab, config.d_model)),
-        "indices": np.zeros((layout.plan.source.max_length, config.d_model)),
+        "tokens": _zeros(config.d_vocab, config.d_model),
+        "indices": _zeros(layout.plan.source.max_length, config.d_model),
     }
     for feature in layout.plan.persistent:
         if feature.role in tables:
@@ -118,18 +141,15 @@ def _embedding(layout: Layout, config: LoopedTransformerConfig) -> Weights:
         table = tables[_role(function)]
         values = np.broadcast_to(function.table, len(table))
         table[:, _slots(variable)] = values[:, None] == np.array(variable.values)
-    weights = {"embedding.weight": tables["tokens"]}
-    if config.positions == "absolute":
-        weights["position_embedding.weight"] = tables["indices"]
-    return weights
+    return {"embedding.weight": tables["tokens"], "position_embedding.weight": tables["indices"]}
 
 
 def _attention(
     layer: LayerPlan, layout: Layout, section: str, config: LoopedTransformerConfig
 ) -> Weights:
     d_model, d_head, n_heads = config.d_model, config.head_width, config.n_heads
-    qkv, bias = np.zeros((3, n_heads, d_head, d_model)), np.zeros((3, n_heads, d_head))
-    out = np.zeros((d_model, n_heads, d_head))
+    qkv, bias = _zeros(3, n_heads, d_head, d_model), _zeros(3, n_heads, d_head)
+    out = _zeros(d_model, n_heads, d_head)
     # The model divides scores by the root of d_head.
     scale = float(np.sqrt(SHARPNESS * np.sqrt(d_head)))
     for number, head in enumerate(layer.heads):
@@ -149,7 +169,7 @@ def _attention(
         "attn.qkv.weight": qkv.reshape(-1, d_model),
         "attn.qkv.bias": bias.reshape(-1),
         "attn.out.weight": out.reshape(d_model, -1),
-        "attn.out.bias": np.zeros(d_model),
+        "attn.out.bias": _zeros(d_model),
     }
 
 
@@ -173,8 +193,8 @@ def neurons(layer: LayerPlan) -> Iterable[tuple[str, Feature | None, range]]:
 
 def _mlp(layer: LayerPlan, config: LoopedTransformerConfig) -> Weights:
     d_model, d_mlp = config.d_model, config.mlp_width
-    w_in, b_in = np.zeros((d_mlp, d_model)), np.zeros(d_mlp)
-    w_out, b_out = np.zeros((d_model, d_mlp)), np.zeros(d_model)
+    w_in, w_out = _zeros(d_mlp, d_model), _zeros(d_model, d_mlp)
+    b_in, b_out = np.zeros(d_mlp), np.zeros(d_model)  # added up in 64 bits
     neuron = 0
     for feature, writes in layer.writes:
         for value, weight in writes.constants:
@@ -204,14 +224,14 @@ def _mlp(layer: LayerPlan, config: LoopedTransformerConfig) -> Weights:
                 neuron += 2
     return {
         "mlp.fc_in.weight": w_in,
-        "mlp.fc_in.bias": b_in,
+        "mlp.fc_in.bias": b_in.astype(np.float32),
         "mlp.fc_out.weight": w_out,
-        "mlp.fc_out.bias": b_out,
+        "mlp.fc_out.bias": b_out.astype(np.float32),
     }
 
 
 def _unembedding(answer: Function, config: LoopedTransformerConfig) -> Weights:
-    weight, bias = np.zeros((config.d_vocab_out, config.d_model)), np.zeros(config.d_vocab_out)
+    weight, bias = _zeros(config.d_vocab_out, config.d_model), _zeros(config.d_vocab_out)
     for value in range(config.d_vocab_out):
         if answer.features:
             chosen = (answer.table == value).astype(float)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import torch
 
@@ -30,8 +32,13 @@ class _Description:
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
-        self.names: dict[Feature, str] = {f: f.name for f in layout.plan.persistent}
-        self.features = [self._held(f, "", EMBEDDING) for f in layout.plan.persistent]
+        self.names: dict[Feature, str] = {}
+        self._taken: set[str] = set()
+        self._copies: Counter[str] = Counter()
+        # Variables go by their own names, whatever else is called so.
+        for feature in sorted(layout.plan.persistent, key=lambda f: f.role != "variable"):
+            self._call(feature, feature.name)
+        self.features = [self._held(f, EMBEDDING) for f in layout.plan.persistent]
         self.heads: list[HeadNode] = []
         self.groups: list[NeuronGroup] = []
         self.edges: dict[tuple[str, str], None] = {}
@@ -64,19 +71,25 @@ class _Description:
             if feature in section.targets:
                 self.names[feature] = self.names[section.targets[feature]]
                 continue
-            name = f"{section.name}: {feature.name}"
-            taken = set(self.names.values())
-            copies = [name, *(f"{name} ({k})" for k in range(2, len(taken) + 3))]
-            self.names[feature] = next(n for n in copies if n not in taken)
-            self.features.append(self._held(feature, section.name, self.names[feature]))
+            self._call(feature, f"{section.name}: {feature.name}")
+            self.features.append(self._held(feature, section.name))
 
-    def _held(self, feature: Feature, section: str, name: str) -> HeldFeature:
+    def _call(self, feature: Feature, name: str) -> None:
+        """Give a feature a name that no other has."""
+        own = name
+        while own in self._taken:
+            self._copies[name] += 1
+            own = f"{name} ({self._copies[name] + 1})"
+        self._taken.add(own)
+        self.names[feature] = own
+
+    def _held(self, feature: Feature, section: str) -> HeldFeature:
         inside = feature.role == "scratch"
         return HeldFeature(
-            id=name if inside else feature.name,
+            id=self.names[feature],
             name=feature.name,
             role=feature.role,
-            section=section or EMBEDDING,
+            section=section,
             layer=feature.layer,
             last_use=feature.last_use if inside else -1,
             values=feature.values,

@@ -185,8 +185,8 @@ def _of_aggregate(node: Aggregate, values: Values) -> Values:
     one_key = isinstance(selector.k, Indices) and selector.predicate == "=="
     if node.mode == "mean" and not one_key and len(values) > 1:
         # A mean of several lies between them, and is truncated.
-        most = int(values[0]) + 2 * MAX_VALUES  # too many, however many exactly
-        values = np.arange(values[0], min(int(values[-1]), most) + 1)
+        span = min(int(values[-1]) - int(values[0]), 2 * MAX_VALUES)  # too many, if that many
+        values = values[0] + np.arange(span + 1)
     return np.union1d(values, np.array([node.default]))
 
 

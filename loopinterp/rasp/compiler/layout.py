@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from loopinterp.rasp.compiler.lower.attention import HeadPlan
 from loopinterp.rasp.compiler.lower.features import Feature, Writes
@@ -45,6 +46,11 @@ class Layout:
     sections: dict[str, list[LayerPlan]]
     d_model: int
 
+    @cached_property
+    def needed(self) -> frozenset[Feature]:
+        """What the sections write."""
+        return frozenset(f for section in self.plan.sections for f in section.live)
+
 
 def lay_out(plan: Plan) -> Layout:
     """Place every feature that is needed, and put layers together."""
@@ -70,8 +76,9 @@ def _layers(section: SectionPlan) -> list[LayerPlan]:
     if layers:
         layers[-1].writes += section.at_the_end
         layers[-1].wiped += [variable for variable, _ in section.at_the_end]
+    live = set(section.live)
     for number, layer in enumerate(layers):
-        for feature in _read_by(layer, section):
+        for feature in _read_by(layer, live):
             feature.last_use = max(feature.last_use, number)
     for feature in section.live:
         # The answer is read by none of them: it is left for the unembedding.
@@ -80,11 +87,11 @@ def _layers(section: SectionPlan) -> list[LayerPlan]:
     return layers
 
 
-def _read_by(layer: LayerPlan, section: SectionPlan) -> Iterable[Feature]:
+def _read_by(layer: LayerPlan, live: set[Feature]) -> Iterable[Feature]:
     for head in layer.heads:
         yield from head.inputs
         for written, codes in head.carried.items():
-            if written in section.live and codes.feature is not None:
+            if written in live and codes.feature is not None:
                 yield codes.feature
     for _, writes in layer.writes:
         yield from writes.inputs

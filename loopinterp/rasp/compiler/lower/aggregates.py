@@ -67,16 +67,13 @@ class Aggregates:
         places = of_feature(self._indices)
         shares = self._shares(selection, places)
         length = len(self._indices.values)
+        name, widths = code(node, short=True), tuple(range(length + 1))
         units = tuple(
             at_least((read_any(shares, one),), 0.5 / length, 1 / length, ((0, 1.0),))
             for one in np.eye(length, dtype=bool)
         )
         number = self._write(
-            Feature(
-                f"{code(node, short=True)}, as a number",
-                tuple(range(length + 1)),
-                one_direction=True,
-            ),
+            Feature(f"{name}, as a number", widths, one_direction=True),
             Writes("count", (shares,), units),
         )
         levels = [(k + 0.5, 1.0) for k in range(length)]
@@ -130,12 +127,15 @@ class Aggregates:
         length = len(self._indices.values)
         values = np.array(shares.values)
         if node.mode == "mean":
-            taken = tuple(range(shares.values[0], shares.values[-1] + 1))
+            low = shares.values[0]
+            taken = tuple(range(low, shares.values[-1] + 1))
             # A mean that is not an integer is at least 1 / length away from one. Truncation is
             # towards 0: up to 0, a level is reached as soon as the one below it is left.
             away = 0.5 / length
-            levels = [(v - away if v > 0 else v - 1 + away, 2 * away) for v in taken[1:]]
-            cut = thresholds((Read(shares, values.astype(float)),), levels, taken, taken)
+            levels = [((v - low) - away if v > 0 else (v - low) - 1 + away) for v in taken[1:]]
+            # Counted from the least value, which keeps numbers small: the shares add up to 1.
+            number = Read(shares, (values - low).astype(float))
+            cut = thresholds((number,), [(level, 2 * away) for level in levels], taken, taken)
         else:
             taken = shares.values if node.mode == "max" else shares.values[::-1]
             further = np.greater_equal if node.mode == "max" else np.less_equal

@@ -53,10 +53,6 @@ class Function:
         """A read of a function of one feature: 1 for the chosen of that feature's values."""
         return read_any(self.features[0], chosen)
 
-    def number(self) -> Read:
-        """A read of a function of one feature that gives its value as a number."""
-        return Read(self.features[0], self.table.astype(float))
-
 
 def constant(value: int) -> Function:
     """A function of nothing."""

@@ -33,7 +33,11 @@ MANY_RULES = 64
 """From here on a sum is considered: it reads numbers, which have larger errors than flags."""
 
 MOST_LEVELS = 2**11
-"""Largest span of a sum, in units of the least difference that matters: 32 bits tell these apart."""
+"""Largest span of a sum, in units of the least difference that matters: with more, the roundings
+of 32 bits would show."""
+
+EXACT = 2.0**53
+"""From here on integers are not exact as numbers of 64 bits."""
 
 MOST_FUSED_RULES = 192
 """A function that would take more rules than this has its arguments held first."""
@@ -120,15 +124,19 @@ def _by_sum(function: Function, values: tuple[int, ...]) -> Writes | None:
         *function.features
     }:
         return None
-    x, y = args
-    sums = np.add.outer(x.table, _SIGNS[op] * y.table)
-    table = function.table if function.features[:1] == x.features else function.table.T
-    total, first = np.unique(sums.reshape(-1), return_index=True)
+    numbers = [arg.table.astype(float) for arg in args]
+    if max(float(np.abs(x).max()) for x in numbers) >= EXACT:
+        return None
+    x, y = (x - x.min() for x in numbers)
+    y *= _SIGNS[op]
+    table = function.table if function.features[:1] == args[0].features else function.table.T
+    total, first = np.unique(np.add.outer(x, y).reshape(-1), return_index=True)
     at = table.reshape(-1)[first]
     changes = np.flatnonzero(at[1:] != at[:-1]).tolist()
     cuts = [(float(total[k]), float(total[k + 1])) for k in changes]
-    if not cuts or cuts[-1][1] - cuts[0][0] > MOST_LEVELS * min(b - a for a, b in cuts):
+    if not cuts or total[-1] - total[0] > MOST_LEVELS * min(above - below for below, above in cuts):
         return None
     levels = [((below + above) / 2, above - below) for below, above in cuts]
     intervals = (int(at[0]), *(int(at[k + 1]) for k in changes))
+    reads = (Read(args[0].features[0], x), Read(args[1].features[0], y))
     return Writes("sum", function.features, *thresholds(reads, levels, values, intervals))
