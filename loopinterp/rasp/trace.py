@@ -231,6 +231,9 @@ class _Lazy(Mapping[str, "Tensor"]):
             raise KeyError(str(unknown_name("selector", name, self._makers)))
         return self._makers[name]()
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._makers
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._makers)
 
