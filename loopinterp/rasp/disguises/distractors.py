@@ -9,13 +9,16 @@ import torch
 from loopinterp.errors import InputError
 from loopinterp.rasp.compiler.compiled import Compiled
 from loopinterp.rasp.disguises.draws import check_whole, generator
+from loopinterp.rasp.disguises.places import Held, Places
 from loopinterp.rasp.disguises.weights import Weights, layers, moved, rebuilt, weights_of
 
 if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
-    from loopinterp.rasp.compiler.circuit import Circuit
+LIFT = 1.0
+"""What a distractor reads in the middle of all that may be held, so that few neurons are never
+above 0 for the inputs that there are."""
 
 SCORE = 3.0
 """Standard deviation of a distractor's attention scores: it looks at some keys far more than at
@@ -64,17 +67,18 @@ def distract(
             given="heads=0, neurons=0",
             fix="Pass heads=1 or neurons=1.",
         )
-    makes = _Distractors(compiled.circuit, width, generator(seed))
-    old = compiled.model.config
+    old, places = compiled.model.config, Places(compiled.circuit)
     write = torch.eye(old.d_model + width, old.d_model, dtype=torch.float64)
     weights = moved(weights_of(compiled), write, write.mT)
-    depth = {"prelude": old.n_prelude, "block": old.n_layers, "coda": old.n_coda}
-    for section, _, prefix in layers(old):
+    draws = _Draws(width, generator(seed))
+    for section, layer, prefix in layers(old):
+        depth = places.n_layers[section]
         if heads:
-            size = (heads, old.head_width, depth[section])
-            makes.add_heads(weights, f"{prefix}attn.", old.n_heads, size)
+            held = places.at(section, 2 * layer)
+            _add_heads(weights, f"{prefix}attn.", held, draws, (old.n_heads, heads, depth))
         if neurons:
-            makes.add_neurons(weights, f"{prefix}mlp.", neurons, depth[section])
+            held = places.at(section, 2 * layer + 1)
+            _add_neurons(weights, f"{prefix}mlp.", held, draws, (neurons, depth))
     return rebuilt(
         compiled,
         weights,
@@ -88,68 +92,74 @@ def distract(
     )
 
 
-class _Distractors:
-    """Draws weights that read what the circuit holds.
+class _Draws:
+    """Draws reads and writes of distractors.
 
     Args:
-        circuit: The circuit.
         width: New directions of the residual stream.
         g: Where the weights are drawn from.
     """
 
-    def __init__(self, circuit: Circuit, width: int, g: torch.Generator) -> None:
-        held = [f for f in circuit.features if f.role != "scratch"]
-        writes = [circuit.directions[f.id].write.double() for f in held]
-        means = torch.stack([w.mean(0) for w in writes])
-        spread = sum(float((w - m).square().sum(-1).mean()) for w, m in zip(writes, means))
-        self.width, self._g = width, g
-        self._middle = means.sum(0)
-        # Weights of this size read what is held with a standard deviation of 1.
-        self._size = max(spread, 1e-12) ** -0.5
+    def __init__(self, width: int, g: torch.Generator) -> None:
+        self._width, self._g = width, g
 
-    def add_heads(
-        self, weights: Weights, prefix: str, n_heads: int, size: tuple[int, int, int]
-    ) -> None:
-        """Put heads behind those that there are.
-
-        Args:
-            weights: The weights, which are changed.
-            prefix: Prefix of those of the layer's attention.
-            n_heads: Heads that there are.
-            size: (heads, width of a head, layers of the section).
-        """
-        heads, d_head, depth = size
-        read, bias = self._reads(3 * heads * d_head)
-        qk = 2 * heads * d_head
-        read[:qk] *= SCORE**0.5
-        bias[:qk] *= SCORE**0.5
-        for name, new in (("qkv.weight", read), ("qkv.bias", bias)):
-            old = weights[prefix + name]
-            rest = old.shape[1:]
-            parts = old.view(3, n_heads, d_head, *rest), new.view(3, heads, d_head, *rest)
-            weights[prefix + name] = torch.cat(parts, 1).reshape(-1, *rest)
-        out = self._writes(heads * d_head, (4 * heads * d_head * depth) ** -0.5)
-        weights[f"{prefix}out.weight"] = torch.cat([weights[f"{prefix}out.weight"], out], 1)
-
-    def add_neurons(self, weights: Weights, prefix: str, neurons: int, depth: int) -> None:
-        """Put neurons behind those that there are; the layer is one of ``depth``."""
-        read, bias = self._reads(neurons)
-        for name, new in (("fc_in.weight", read), ("fc_in.bias", bias)):
-            weights[prefix + name] = torch.cat([weights[prefix + name], new])
-        out = self._writes(neurons, (4 * neurons * depth) ** -0.5)
-        weights[f"{prefix}fc_out.weight"] = torch.cat([weights[f"{prefix}fc_out.weight"], out], 1)
-
-    def _reads(self, rows: int) -> tuple[Float[Tensor, "row new_d_model"], Float[Tensor, " row"]]:
-        """Reads of all that is held, and biases that put their middle near 0."""
-        program = self._size * self._normal(rows, len(self._middle))
-        own = OWN * self.width**-0.5 * self._normal(rows, self.width)
-        bias = 0.5 * self._normal(rows, 1)[:, 0] - program @ self._middle
+    def reads(
+        self, rows: int, held: Held
+    ) -> tuple[Float[Tensor, "row new_d_model"], Float[Tensor, " row"]]:
+        """Reads of all that is held somewhere, with biases that put their middle at ``LIFT``."""
+        spread = sum(float((p - p.mean(0)).square().sum(-1).mean()) for p in held.points)
+        # Of this size, they read what is held with a standard deviation of 1.
+        size = max(spread, 1e-12) ** -0.5
+        program = size * self._normal(rows, held.middle.shape[0])
+        own = OWN * self._width**-0.5 * self._normal(rows, self._width)
+        bias = LIFT - program @ held.middle
         return torch.cat([program, own], 1), bias
 
-    def _writes(self, columns: int, size: float) -> Float[Tensor, "new_d_model column"]:
-        """Writes along the new directions alone."""
-        none = torch.zeros(len(self._middle), columns, dtype=torch.float64)
-        return torch.cat([none, size * self._normal(self.width, columns)])
+    def writes(self, d_model: int, columns: int, depth: int) -> Float[Tensor, "new_d_model column"]:
+        """Writes along the new directions alone, by one of so many layers."""
+        none = torch.zeros(d_model - self._width, columns, dtype=torch.float64)
+        size = (8 * columns * depth) ** -0.5
+        return torch.cat([none, size * self._normal(self._width, columns)])
 
     def _normal(self, rows: int, columns: int) -> Tensor:
         return torch.randn(rows, columns, generator=self._g, dtype=torch.float64)
+
+
+def _add_heads(
+    weights: Weights, prefix: str, held: Held, draws: _Draws, sizes: tuple[int, int, int]
+) -> None:
+    """Put heads behind those of a layer.
+
+    Args:
+        weights: The weights, which are changed.
+        prefix: Prefix of those of the layer's attention.
+        held: What the heads read.
+        draws: Where their weights come from.
+        sizes: (heads that there are, new heads, layers of the section).
+    """
+    n_heads, heads, depth = sizes
+    d_model, columns = weights[f"{prefix}out.weight"].shape
+    d_head = columns // n_heads
+    read, bias = draws.reads(3 * heads * d_head, held)
+    scores = slice(2 * heads * d_head)
+    read[scores] *= SCORE**0.5
+    bias[scores] *= SCORE**0.5
+    for name, new in (("qkv.weight", read), ("qkv.bias", bias)):
+        old = weights[prefix + name]
+        rest = old.shape[1:]
+        parts = old.view(3, n_heads, d_head, *rest), new.view(3, heads, d_head, *rest)
+        weights[prefix + name] = torch.cat(parts, 1).reshape(-1, *rest)
+    out = draws.writes(d_model, heads * d_head, depth)
+    weights[f"{prefix}out.weight"] = torch.cat([weights[f"{prefix}out.weight"], out], 1)
+
+
+def _add_neurons(
+    weights: Weights, prefix: str, held: Held, draws: _Draws, sizes: tuple[int, int]
+) -> None:
+    """Put neurons behind those of a layer; sizes are (neurons, layers of the section)."""
+    neurons, depth = sizes
+    read, bias = draws.reads(neurons, held)
+    for name, new in (("fc_in.weight", read), ("fc_in.bias", bias)):
+        weights[prefix + name] = torch.cat([weights[prefix + name], new])
+    out = draws.writes(len(weights[f"{prefix}fc_out.weight"]), neurons, depth)
+    weights[f"{prefix}fc_out.weight"] = torch.cat([weights[f"{prefix}fc_out.weight"], out], 1)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from loopinterp.rasp.disguises.superposition.places import ROUNDING, Held, orthonormal
+from loopinterp.rasp.disguises.places import ROUNDING, Held, orthonormal
 
 if TYPE_CHECKING:
     from jaxtyping import Float

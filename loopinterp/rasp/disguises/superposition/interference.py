@@ -32,8 +32,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from loopinterp.rasp.compiler.assemble import LOGIT, SHARPNESS
+from loopinterp.rasp.disguises.places import Held, sum_of
 from loopinterp.rasp.disguises.superposition.frame import Frame
-from loopinterp.rasp.disguises.superposition.places import Held, sum_of
 from loopinterp.rasp.disguises.superposition.program_reads import (
     HeadReads,
     NeuronReads,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from loopinterp.rasp.disguises.superposition.places import STATE, Held, Places, orthonormal
+from loopinterp.rasp.disguises.places import STATE, Held, Places, orthonormal
 from loopinterp.rasp.disguises.weights import Weights, layers
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from loopinterp.rasp.disguises.places import ROUNDING, Places, orthonormal
 from loopinterp.rasp.disguises.superposition.frame import Frame
 from loopinterp.rasp.disguises.superposition.interference import new_reads
-from loopinterp.rasp.disguises.superposition.places import ROUNDING, Places, orthonormal
 from loopinterp.rasp.disguises.superposition.program_reads import NeuronReads, ProgramReads
 from loopinterp.rasp.disguises.weights import Weights, layers, moved
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from loopinterp.models.config import LoopedTransformerConfig
     from loopinterp.rasp.compiler.circuit import Circuit
-    from loopinterp.rasp.disguises.superposition.places import Held
+    from loopinterp.rasp.disguises.places import Held
 
 
 def superposed_weights(

@@ -11,6 +11,11 @@ from loopinterp.rasp.compiler.circuit import Superposition
 from loopinterp.rasp.compiler.compiled import Compiled
 from loopinterp.rasp.disguises.draws import check_whole
 from loopinterp.rasp.disguises.noise import NOISE
+from loopinterp.rasp.disguises.places import (
+    Places,
+    orthonormal,
+    unlisted_directions,
+)
 from loopinterp.rasp.disguises.superposition.frame import (
     Frame,
     dimensions_needed,
@@ -18,11 +23,6 @@ from loopinterp.rasp.disguises.superposition.frame import (
     told_apart,
 )
 from loopinterp.rasp.disguises.superposition.interference import errors
-from loopinterp.rasp.disguises.superposition.places import (
-    Places,
-    orthonormal,
-    unlisted_directions,
-)
 from loopinterp.rasp.disguises.superposition.program_reads import program_reads
 from loopinterp.rasp.disguises.weights import weights_of
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from loopinterp.rasp.compiler.circuit import Directions, Superposition
 from loopinterp.rasp.compiler.compiled import Compiled
 from loopinterp.rasp.disguises.draws import check_whole, generator
+from loopinterp.rasp.disguises.places import Places
 from loopinterp.rasp.disguises.superposition.frame import Frame
-from loopinterp.rasp.disguises.superposition.places import Places
 from loopinterp.rasp.disguises.superposition.rewriting import superposed_weights
 from loopinterp.rasp.disguises.superposition.search import FrameSearch, checked_width
 from loopinterp.rasp.disguises.weights import rebuilt

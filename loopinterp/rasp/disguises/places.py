@@ -40,13 +40,16 @@ class Held:
 
     points: tuple[Float[Tensor, "point d_model"], ...]
 
+    @property
+    def middle(self) -> Float[Tensor, " d_model"]:
+        """What stands here in the middle of all features' points."""
+        return sum_of([p.mean(0) for p in self.points])
+
     @cached_property
     def span(self) -> Float[Tensor, "row d_model"]:
         """Rows that span all that may stand here: each feature's points from their middle, and
-        the sum of the middles."""
-        middles = torch.stack([p.mean(0) for p in self.points])
-        apart = [p - middle for p, middle in zip(self.points, middles)]
-        return torch.cat([*apart, middles.sum(0, keepdim=True)])
+        the middle of all."""
+        return torch.cat([*(p - p.mean(0) for p in self.points), self.middle[None]])
 
     def extremes(
         self, rows: Float[Tensor, "row d_model"]

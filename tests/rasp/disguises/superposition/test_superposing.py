@@ -1,0 +1,111 @@
+"""Fewer dimensions: exact ones, too few, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from loopinterp.errors import InputError
+from loopinterp.rasp import (
+    Compiled,
+    add_noise,
+    compare_with_program,
+    distract,
+    superpose,
+)
+from tests.rasp.disguises.subjects import logits_of, subject
+
+
+@pytest.mark.parametrize(("program", "dimensions"), [("parity", 15), ("prefix_xor", 10)])
+def test_the_fewest_exact_dimensions_are_those_of_what_stands_in_one_place(program, dimensions):
+    # Values less 1 of tokens, positions, variables and scratch, and 1 for their sum.
+    plain = subject(program)
+    dense = superpose(plain.compiled, seed=0)
+    assert dense.model.config.d_model == dimensions
+    record = dense.circuit.superposition
+    assert record is not None and record.exact and record.proven
+    assert record.d_model == record.exact_d_model == dimensions
+    fewer = superpose(plain.compiled, d_model=dimensions - 1, seed=0, steps=0).circuit.superposition
+    assert fewer is not None and not fewer.exact and fewer.exact_d_model == dimensions
+    assert fewer.error_bound > 0.01
+
+
+def test_every_width_between_the_fewest_and_the_models_own_is_exact():
+    plain = subject("ripple")
+    for width in range(13, plain.compiled.model.config.d_model):
+        dense = superpose(plain.compiled, d_model=width, seed=1)
+        assert dense.model.config.d_model == width
+        assert (logits_of(dense, plain.inputs, 4) - plain.logits[:5]).abs().max() < 1e-4
+        assert dense.circuit.superposition is not None and dense.circuit.superposition.exact
+
+
+def test_what_reads_a_feature_reads_0_and_1_where_it_was_last_held():
+    plain = subject("one_shot")
+    dense = superpose(plain.compiled, seed=0).circuit
+    for feature in dense.features:
+        directions = dense.directions[feature.id]
+        if len(directions.write) > 1:
+            apart = directions.write - directions.write.mean(0)
+            expected = torch.eye(len(apart)) - 1 / len(apart)
+            assert torch.allclose(directions.read @ apart.mT, expected.mT, atol=1e-4)
+
+
+def test_distractors_keep_their_directions():
+    plain = subject("ripple")
+    busy = distract(plain.compiled, width=3, seed=0)
+    dense = superpose(busy, seed=0)
+    assert dense.model.config.d_model == 13 + 3
+    with torch.no_grad():
+        first, last = (dense.model(plain.inputs, n_loops=t, return_type="state") for t in (5, 80))
+    assert torch.allclose(first, last, atol=1e-3)
+
+
+def test_an_exact_superposition_can_be_superposed_further():
+    plain = subject("ripple")
+    once = superpose(plain.compiled, d_model=15, seed=0)
+    twice = superpose(once, seed=1)
+    assert twice.model.config.d_model == 13
+    assert (logits_of(twice, plain.inputs, plain.n_loops) - plain.logits).abs().max() < 1e-4
+    proven = superpose(once, d_model=12, seed=0).circuit.superposition
+    assert proven is not None and proven.proven and not proven.exact
+
+
+def test_too_few_dimensions_give_a_bound_that_proves_nothing():
+    plain = subject("ripple")
+    crowded = superpose(plain.compiled, d_model=5, seed=0, steps=20)
+    record = crowded.circuit.superposition
+    assert record is not None and not record.proven
+    agreement = compare_with_program(crowded, plain.inputs, n_loops=plain.n_loops)
+    assert not agreement.exact
+    assert crowded.circuit.disguises[0].startswith("superposed in 5 of ")
+
+
+@pytest.mark.parametrize("d_model", [0, -3, 2, 17, 40, True])
+def test_infeasible_widths(d_model):
+    with pytest.raises(InputError, match="d_model: expected an integer"):
+        superpose(subject("ripple").compiled, d_model=d_model, seed=0)
+
+
+def test_no_fewer_dimensions_are_exact():
+    dense = superpose(subject("ripple").compiled, seed=0)
+    with pytest.raises(InputError, match="as no fewer dimensions are exact"):
+        superpose(dense, seed=0)
+
+
+def inexact(compiled: Compiled) -> Compiled:
+    return superpose(compiled, d_model=10, seed=0, steps=0)
+
+
+def noisy(compiled: Compiled) -> Compiled:
+    return add_noise(compiled, relative=0.01, seed=0)
+
+
+@pytest.mark.parametrize("disguise", [inexact, noisy])
+def test_what_is_not_exact_is_not_superposed(disguise):
+    with pytest.raises(InputError, match="one whose circuit is exact"):
+        superpose(disguise(subject("ripple").compiled), seed=0)
+
+
+def test_bad_steps():
+    with pytest.raises(InputError, match="steps: expected an integer >= 0"):
+        superpose(subject("ripple").compiled, seed=0, steps=-1)
