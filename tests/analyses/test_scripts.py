@@ -1,4 +1,4 @@
-"""Every figure script runs on a run and writes its figure; the notebook runs from top to bottom."""
+"""Every script runs and writes its figure or its page; the notebook runs from top to bottom."""
 
 from __future__ import annotations
 
@@ -18,26 +18,62 @@ SMALL = {
     "carry_wavefront": ["--n", "12", "--pairs", "8"],
     "circuit_vs_program": ["--n", "12", "--pairs", "4"],
 }
+OWN_MODELS = {
+    "ground_truth": ["--program", "prefix_xor"],
+    "own_program": ["--n", "3", "--steps", "30", "--samples", "8"],
+}
+"""Scripts that need no run: they compile or train what they look at."""
+
 SCRIPTS = sorted(path.stem for path in (ROOT / "analyses").glob("*.py"))
 
 
 def test_no_script_is_left_out() -> None:
-    assert sorted(SMALL) == SCRIPTS
+    assert sorted([*SMALL, *OWN_MODELS]) == SCRIPTS
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", sorted(SMALL))
 def test_a_script_draws_its_figure(name: str, barely_trained: Path, tmp_path: Path) -> None:
     out = tmp_path / "figure.html"
-    script = ROOT / "analyses" / f"{name}.py"
-    command = [sys.executable, str(script), "--run", str(barely_trained), "--out", str(out)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    said = _run(name, ["--run", str(barely_trained), "--out", str(out), *SMALL[name]], tmp_path)
+    assert "Plotly.newPlot" in out.read_text()
+    assert len(said) > 1, "it says in words what it found"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(OWN_MODELS))
+def test_a_script_with_models_of_its_own_writes_a_page(name: str, tmp_path: Path) -> None:
+    said = _run(name, ["--out", str(tmp_path / "out"), *OWN_MODELS[name]], tmp_path)
+    assert "Plotly" in (tmp_path / "out" / f"{name}.html").read_text()
+    assert list((tmp_path / "out" / "results").glob("*.json"))
+    assert len(said) > 1, "it says in words what it found"
+
+
+def _run(name: str, arguments: list[str], folder: Path) -> list[str]:
+    """Run a script; the lines that it prints."""
     done = subprocess.run(
-        [*command, *SMALL[name]], capture_output=True, text=True, cwd=tmp_path, env=environment
+        [sys.executable, str(ROOT / "analyses" / f"{name}.py"), *arguments],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 0, done.stderr
-    assert "Plotly.newPlot" in out.read_text()
-    assert len(done.stdout.splitlines()) > 1, "it says in words what it found"
+    return done.stdout.splitlines()
+
+
+def test_the_guide_shows_the_task_and_the_programs_of_the_script() -> None:
+    script = (ROOT / "analyses" / "own_program.py").read_text()
+    page = (ROOT / "docs" / "write-a-program.md").read_text()
+    for first, end in (
+        ("DIGITS = 5\n", "digit = tok_map"),
+        ("digit = tok_map", "GUESS = max_program"),
+        ("GUESS = max_program", "PROGRAMS = ["),
+        ("def check(", "def ground_truth("),
+        ("def recipe(", "@torch.no_grad()"),
+    ):
+        shared = script[script.index(first) : script.index(end)].rstrip()
+        assert shared in page, f"{first} of the script is not what the page shows"
 
 
 @pytest.mark.slow
