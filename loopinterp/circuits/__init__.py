@@ -15,20 +15,20 @@ if TYPE_CHECKING:
     from loopinterp.circuits.decoding import decodability as decodability
     from loopinterp.circuits.heads import HeadMatch as HeadMatch
     from loopinterp.circuits.heads import match_heads as match_heads
-    from loopinterp.circuits.interchange import interchange_study as interchange_study
-    from loopinterp.circuits.interchange_result import SWAPS as SWAPS
-    from loopinterp.circuits.interchange_result import InterchangeResult as InterchangeResult
+    from loopinterp.circuits.interchange.result import SWAPS as SWAPS
+    from loopinterp.circuits.interchange.result import InterchangeResult as InterchangeResult
+    from loopinterp.circuits.interchange.study import interchange_study as interchange_study
     from loopinterp.circuits.model_heads import head_study as head_study
     from loopinterp.circuits.pairs import PLACES as PLACES
     from loopinterp.circuits.pairs import SwapPairs as SwapPairs
     from loopinterp.circuits.pairs import swap_pairs as swap_pairs
     from loopinterp.circuits.partial_swaps import SubspaceSwaps as SubspaceSwaps
     from loopinterp.circuits.partial_swaps import subspace_study as subspace_study
-    from loopinterp.circuits.patching import patching_sweep as patching_sweep
-    from loopinterp.circuits.patching_result import PatchingSweep as PatchingSweep
+    from loopinterp.circuits.patching.result import PatchingSweep as PatchingSweep
+    from loopinterp.circuits.patching.sweep import patching_sweep as patching_sweep
     from loopinterp.circuits.program_model import ProgramModel as ProgramModel
-    from loopinterp.circuits.ranking import rank_programs as rank_programs
-    from loopinterp.circuits.ranking_result import ProgramRanking as ProgramRanking
+    from loopinterp.circuits.ranking.result import ProgramRanking as ProgramRanking
+    from loopinterp.circuits.ranking.study import rank_programs as rank_programs
     from loopinterp.circuits.runs import AT_THE_END as AT_THE_END
     from loopinterp.circuits.runs import SwapRun as SwapRun
     from loopinterp.circuits.runs import prepare_swaps as prepare_swaps
@@ -45,14 +45,14 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "CircuitComparison": ".comparison_result",
         "Decodability": ".decoding",
         "HeadMatch": ".heads",
-        "InterchangeResult": ".interchange_result",
+        "InterchangeResult": ".interchange.result",
         "NONE": ".verdict",
         "PLACES": ".pairs",
-        "PatchingSweep": ".patching_result",
+        "PatchingSweep": ".patching.result",
         "Prediction": ".alignment",
         "ProgramModel": ".program_model",
-        "ProgramRanking": ".ranking_result",
-        "SWAPS": ".interchange_result",
+        "ProgramRanking": ".ranking.result",
+        "SWAPS": ".interchange.result",
         "SubspaceSwaps": ".partial_swaps",
         "SwapPairs": ".pairs",
         "SwapRun": ".runs",
@@ -63,12 +63,12 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "decodability": ".decoding",
         "head_name": ".sections",
         "head_study": ".model_heads",
-        "interchange_study": ".interchange",
+        "interchange_study": ".interchange.study",
         "match_heads": ".heads",
-        "patching_sweep": ".patching",
+        "patching_sweep": ".patching.sweep",
         "predict": ".alignment",
         "prepare_swaps": ".runs",
-        "rank_programs": ".ranking",
+        "rank_programs": ".ranking.study",
         "subspace_study": ".partial_swaps",
         "swap_pairs": ".pairs",
     },

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from loopinterp.circuits import interchange_study, patching_sweep
-from loopinterp.circuits.interchange_result import (
+from loopinterp.circuits.interchange.result import (
     NOTHING,
     OTHER_LOOP,
     OTHER_VARIABLE,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
-    from loopinterp.circuits.patching_result import PatchingSweep
+    from loopinterp.circuits.patching.result import PatchingSweep
     from loopinterp.ground_truth.subjects import Subject
     from loopinterp.rasp.program import LoopProgram
 

@@ -18,7 +18,7 @@ from loopinterp.plotting import (
 from loopinterp.results import Figure
 
 if TYPE_CHECKING:
-    from loopinterp.circuits.ranking_result import ProgramRanking
+    from loopinterp.circuits.ranking.result import ProgramRanking
 
 _SECTION = "program"
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loopinterp.circuits.patching_result import MEASURES, WORDS
+from loopinterp.circuits.patching.result import MEASURES, WORDS
 from loopinterp.plotting import (
     HeatPanel,
     Series,
@@ -20,7 +20,7 @@ from loopinterp.results import Figure
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from loopinterp.circuits.patching_result import PatchingSweep
+    from loopinterp.circuits.patching.result import PatchingSweep
 
 _MAX_PANELS = 3
 _RECOVERED, _EFFECT, _CONTROL, _CONTROL_EFFECT = range(len(MEASURES))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loopinterp.circuits.patching_result import WORDS
+from loopinterp.circuits.patching.result import WORDS
 from loopinterp.errors import InputError, unknown_name
 from loopinterp.models.looped_transformer import LoopedTransformer
 from loopinterp.models.sites import resolve_index

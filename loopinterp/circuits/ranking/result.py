@@ -136,7 +136,7 @@ class ProgramRanking(Result):
         return frame.sort_values("score", ascending=False, ignore_index=True)
 
     def figures(self) -> list[Figure]:
-        from loopinterp.circuits.ranking_figures import ranking_figures
+        from loopinterp.circuits.ranking.figures import ranking_figures
 
         return ranking_figures(self)
 

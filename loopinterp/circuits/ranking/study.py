@@ -11,8 +11,8 @@ import torch
 
 from loopinterp.circuits.behaviour import behaviour_scores
 from loopinterp.circuits.intervals import Intervals, scores_by_stratum
-from loopinterp.circuits.ranking_pairs import RivalSwaps, rival_swaps
-from loopinterp.circuits.ranking_result import ProgramRanking, after
+from loopinterp.circuits.ranking.pairs import RivalSwaps, rival_swaps
+from loopinterp.circuits.ranking.result import ProgramRanking, after
 from loopinterp.circuits.runs import (
     AT_THE_END,
     DELAYS,
@@ -55,7 +55,7 @@ def rank_programs(
     After some loops, the whole state at one position is taken from another input's run with the
     same token there; each rival says what the output then is, its own variables at that position
     being taken from its own run on the other input. All rivals are scored on the same swaps,
-    those on which at least two of them disagree (:mod:`loopinterp.circuits.ranking_pairs`). A
+    those on which at least two of them disagree (:mod:`loopinterp.circuits.ranking.pairs`). A
     swap *follows* a rival if the model's whole output is the one it says at once, one and two
     loops later, given what the model answers without the swap
     (:func:`~loopinterp.circuits.agreement`). A rival's score is the share of swaps that follow

@@ -110,7 +110,7 @@ class PatchingSweep(Result):
         return {section: values for section, values in both.items() if values is not None}
 
     def figures(self) -> list[Figure]:
-        from loopinterp.circuits.patching_figures import patching_figures
+        from loopinterp.circuits.patching.figures import patching_figures
 
         return patching_figures(self)
 

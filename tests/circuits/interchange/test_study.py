@@ -16,7 +16,7 @@ from loopinterp.circuits import (
     ProgramModel,
     interchange_study,
 )
-from loopinterp.circuits.interchange_result import (
+from loopinterp.circuits.interchange.result import (
     NOTHING,
     OTHER_LOOP,
     OTHER_VARIABLE,
@@ -172,7 +172,7 @@ def test_an_untrained_model_does_nothing_that_the_program_says(untrained):
 
 @pytest.mark.parametrize("rank", [None, 3])
 def test_scores_are_those_of_one_patched_run_at_a_time(rank, untrained, monkeypatch):
-    from loopinterp.circuits import interchange
+    from loopinterp.circuits.interchange import study as interchange
 
     _, program, batch = known("ripple")
     seen: list[Any] = []
@@ -212,7 +212,7 @@ def _by_hand(
 
 
 def test_a_model_is_run_a_few_pairs_at_a_time(untrained, monkeypatch):
-    from loopinterp.circuits import interchange
+    from loopinterp.circuits.interchange import study as interchange
 
     _, program, batch = known("ripple")
     whole = interchange_study(untrained, program, batch, pairs_per_cell=8)

@@ -11,8 +11,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from loopinterp.circuits import PatchingSweep, patching_sweep
-from loopinterp.circuits.patching_inputs import unrelated
-from loopinterp.circuits.patching_result import MEASURES
+from loopinterp.circuits.patching.inputs import unrelated
+from loopinterp.circuits.patching.result import MEASURES
 from loopinterp.errors import InputError
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, bind
 from loopinterp.rasp.compiler import compile_program

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from loopinterp.circuits.interchange_inputs import Plan, make_plan
-from loopinterp.circuits.interchange_pairs import NONE, Cell, CellFinder, draw_pairs
+from loopinterp.circuits.interchange.inputs import Plan, make_plan
+from loopinterp.circuits.interchange.pairs import NONE, Cell, CellFinder, draw_pairs
 from loopinterp.circuits.program_swaps import ProgramSwaps
 from loopinterp.circuits.runs import AT_THE_END
 from loopinterp.rasp import UNKNOWN, LoopProgram, counterfactual, get_program

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from loopinterp.circuits.alignment import Alignment, ProgramRuns
-from loopinterp.circuits.interchange_pairs import draw_pairs
+from loopinterp.circuits.interchange.pairs import draw_pairs
 from loopinterp.circuits.swaps import Swaps
 from loopinterp.rasp.language import UNKNOWN
 from loopinterp.tasks.task import IGNORE

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from loopinterp.circuits.patching_inputs import (
+from loopinterp.circuits.patching.inputs import (
     Comparison,
     Metric,
     check_run,
@@ -17,7 +17,7 @@ from loopinterp.circuits.patching_inputs import (
     compare,
     unrelated,
 )
-from loopinterp.circuits.patching_result import MEASURES, PatchingSweep
+from loopinterp.circuits.patching.result import MEASURES, PatchingSweep
 from loopinterp.circuits.sections import CODA, PRELUDE, surround
 from loopinterp.models.inputs import check_loops
 from loopinterp.results import study

@@ -99,7 +99,7 @@ class InterchangeResult(Result):
         return (right / n if n else float("nan")), float(low), float(high), n
 
     def figures(self) -> list[Figure]:
-        from loopinterp.circuits.interchange_figures import interchange_figures
+        from loopinterp.circuits.interchange.figures import interchange_figures
 
         return interchange_figures(self)
 

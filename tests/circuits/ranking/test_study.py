@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from loopinterp.circuits import NONE, ProgramModel, ProgramRanking, rank_programs
-from loopinterp.circuits.ranking_pairs import rival_swaps
+from loopinterp.circuits.ranking.pairs import rival_swaps
 from loopinterp.errors import InputError
 from loopinterp.probing.controls import with_random_weights
 from loopinterp.rasp import (

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Int
     from torch import Tensor
 
-    from loopinterp.circuits.interchange_inputs import Plan
+    from loopinterp.circuits.interchange.inputs import Plan
     from loopinterp.circuits.program_swaps import ProgramSwaps
 
 SEARCHED = 4

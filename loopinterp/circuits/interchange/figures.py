@@ -11,7 +11,7 @@ from loopinterp.plotting import HeatPanel, heatmap_panels
 from loopinterp.results import Figure, percent
 
 if TYPE_CHECKING:
-    from loopinterp.circuits.interchange_result import InterchangeResult
+    from loopinterp.circuits.interchange.result import InterchangeResult
 
 _COLUMNS = 3
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from loopinterp.circuits.interchange_inputs import Plan, check_subspaces, make_plan
-from loopinterp.circuits.interchange_pairs import NONE, Cell, CellFinder
-from loopinterp.circuits.interchange_result import (
+from loopinterp.circuits.interchange.inputs import Plan, check_subspaces, make_plan
+from loopinterp.circuits.interchange.pairs import NONE, Cell, CellFinder
+from loopinterp.circuits.interchange.result import (
     NOTHING,
     OTHER_LOOP,
     OTHER_VARIABLE,

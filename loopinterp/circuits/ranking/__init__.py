@@ -1,0 +1,1 @@
+"""Rival programs of any task, ranked by swaps of state on which they disagree."""
