@@ -17,8 +17,7 @@ from loopinterp.errors import InputError
 from loopinterp.models.config import LoopedTransformerConfig
 from loopinterp.models.looped_transformer import LoopedTransformer
 from loopinterp.rasp.compiler.layout import LayerPlan, Layout
-from loopinterp.rasp.compiler.lower.attention import Codes, HeadPlan
-from loopinterp.rasp.compiler.lower.features import Feature
+from loopinterp.rasp.compiler.lower.features import Codes, Feature, HeadPlan
 from loopinterp.rasp.compiler.lower.functions import Function
 
 SHARPNESS = 120.0
@@ -94,7 +93,9 @@ def configure(layout: Layout, n_outputs: int) -> LoopedTransformerConfig:
 def _check_size(config: LoopedTransformerConfig, layout: Layout) -> None:
     width = config.d_model
     layer = 4 * width * config.n_heads * config.head_width + 2 * width * config.mlp_width
-    total = config.layers_total(1) * layer + 2 * width**2
+    assert config.d_vocab is not None and config.n_ctx is not None  # set above
+    tables = width * (config.d_vocab + config.d_vocab_out + config.n_ctx)
+    total = config.layers_total(1) * layer + 2 * width**2 + tables
     if total > MAX_WEIGHTS:
         source = layout.plan.source
         raise InputError(

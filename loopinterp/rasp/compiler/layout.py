@@ -11,8 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from loopinterp.rasp.compiler.lower.attention import HeadPlan
-from loopinterp.rasp.compiler.lower.features import Feature, Writes
+from loopinterp.rasp.compiler.lower.features import Feature, HeadPlan, Writes
 from loopinterp.rasp.compiler.lower.plan import Plan, SectionPlan
 
 

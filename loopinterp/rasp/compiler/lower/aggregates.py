@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loopinterp.rasp.compiler.lower.attention import Codes, HeadPlan, Selection, causal_codes
+from loopinterp.rasp.compiler.lower.attention import Selection, causal_codes
 from loopinterp.rasp.compiler.lower.features import (
     RAW,
     WITNESS,
+    Codes,
     Feature,
+    HeadPlan,
     Read,
     Writes,
     at_least,
@@ -32,7 +34,7 @@ from loopinterp.rasp.compiler.lower.lookups import MOST_FUSED_RULES, cost, thres
 from loopinterp.rasp.show import code
 
 if TYPE_CHECKING:
-    from loopinterp.rasp.compiler.lower.section import Section
+    from loopinterp.rasp.compiler.lower.held import Held
     from loopinterp.rasp.expr import Aggregate, Select, SelWidth
 
 
@@ -40,12 +42,12 @@ class Aggregates:
     """The heads of a section.
 
     Args:
-        section: The section; what is written is added to it.
+        held: What the section writes; what heads need is added to it.
         indices: The feature of the positions.
     """
 
-    def __init__(self, section: Section, indices: Feature) -> None:
-        self._section, self._indices = section, indices
+    def __init__(self, held: Held, indices: Feature) -> None:
+        self._held, self._indices = held, indices
         self._heads: dict[tuple[Select, int], HeadPlan] = {}
         self._carried: dict[tuple[HeadPlan, Feature, bytes, int], Feature] = {}
         self._found: dict[Select, Function] = {}
@@ -72,13 +74,13 @@ class Aggregates:
             at_least((read_any(shares, one),), 0.5 / length, 1 / length, ((0, 1.0),))
             for one in np.eye(length, dtype=bool)
         )
-        number = self._write(
+        number = self._held.write(
             Feature(f"{name}, as a number", widths, one_direction=True),
             Writes("count", (shares,), units),
         )
         levels = [(k + 0.5, 1.0) for k in range(length)]
         cut = thresholds((Read(number, np.ones(1)),), levels, widths, widths)
-        count = self._write(Feature(name, widths), Writes("count", (number,), *cut))
+        count = self._held.write(Feature(name, widths), Writes("count", (number,), *cut))
         return self._where(self._found_of(selection), of_feature(count), 0)
 
     def _where(self, found: Function, here: Function, default: int) -> Function:
@@ -89,7 +91,7 @@ class Aggregates:
 
         chosen = choose(found)
         if chosen is None or cost(chosen, MOST_FUSED_RULES) > MOST_FUSED_RULES:
-            chosen = choose(of_feature(self._section.hold(found, "a key is found")))
+            chosen = choose(of_feature(self._held.hold(found, "a key is found")))
         assert chosen is not None  # of two features
         return chosen
 
@@ -110,14 +112,14 @@ class Aggregates:
             feature.layer, feature.head = layer, head
             head.carried[feature] = codes
             self._carried[key] = feature
-            self._section.written.append(feature)
+            self._held.written.append(feature)
         return self._carried[key]
 
     def _head(self, selection: Selection, layer: int) -> HeadPlan:
         key = (selection.select, layer)
         if key not in self._heads:
             pairs = [selection.codes()]
-            if selection.select.causal and not self._section.source.causal:
+            if selection.select.causal and not self._held.source.causal:
                 pairs.append(causal_codes(self._indices))
             self._heads[key] = HeadPlan(selection.select, layer, tuple(pairs))
         return self._heads[key]
@@ -152,7 +154,7 @@ class Aggregates:
             cut = units, ((shares.values.index(taken[0]), 1.0),)
             taken = shares.values
         name = f"{node.mode} of {shares.name}"
-        return self._write(Feature(name, taken), Writes(node.mode, (shares,), *cut))
+        return self._held.write(Feature(name, taken), Writes(node.mode, (shares,), *cut))
 
     def _found_of(self, selection: Selection) -> Function:
         """1 where a query selects something."""
@@ -205,9 +207,4 @@ class Aggregates:
             for k, flag in enumerate(flags)
         )
         writes = Writes("found", (*query, *flags), units, ((0, 1.0),))
-        return of_feature(self._write(Feature(f"found by {selection.name}", (0, 1)), writes))
-
-    def _write(self, feature: Feature, writes: Writes) -> Feature:
-        feature.layer, feature.writes = writes.layer, writes
-        self._section.written.append(feature)
-        return feature
+        return of_feature(self._held.write(Feature(f"found by {selection.name}", (0, 1)), writes))

@@ -10,53 +10,16 @@ means nothing: :class:`Selection` says how that is known.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from loopinterp.rasp.compiler.lower.features import Feature
+from loopinterp.rasp.compiler.lower.features import Codes, Feature
 from loopinterp.rasp.compiler.lower.functions import Function
 from loopinterp.rasp.expr import Select
 from loopinterp.rasp.ops import PREDICATES
 from loopinterp.rasp.show import code
-
-
-@dataclass(frozen=True, eq=False)
-class Codes:
-    """What the keys, or the queries, of a head say: a matrix [value of the feature, dimension].
-
-    Attributes:
-        feature: The feature that is read; None for a constant.
-        matrix: What each value says; one row for a constant.
-    """
-
-    feature: Feature | None
-    matrix: np.ndarray
-
-
-@dataclass(eq=False)
-class HeadPlan:
-    """A head: what it looks at, and what it carries.
-
-    Attributes:
-        select: The selection it computes.
-        layer: Its layer.
-        pairs: Codes of keys and queries; the score is the sum over pairs of their products.
-        carried: Feature that is written -> the function whose value is read at the keys, as
-            codes [value of the feature read, direction written].
-    """
-
-    select: Select
-    layer: int
-    pairs: tuple[tuple[Codes, Codes], ...]
-    carried: dict[Feature, Codes] = field(default_factory=dict)
-
-    @property
-    def inputs(self) -> tuple[Feature, ...]:
-        """Features that its queries and keys read."""
-        read = [codes.feature for pair in self.pairs for codes in pair]
-        return tuple(dict.fromkeys(f for f in read if f is not None))
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""What is held in the residual stream: features, with one direction for each value."""
+"""What is held in the residual stream, and what writes it: heads, and units of an MLP."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 if TYPE_CHECKING:
-    from loopinterp.rasp.compiler.lower.attention import HeadPlan
+    from loopinterp.rasp.expr import Select
 
 Role = Literal["tokens", "indices", "fixed", "variable", "scratch"]
 
@@ -64,6 +64,43 @@ class Feature:
     def for_mlp(self) -> int:
         """First layer whose MLP can read it: attention comes before it in the same layer."""
         return self.layer if self.head is not None else self.layer + 1
+
+
+@dataclass(frozen=True, eq=False)
+class Codes:
+    """What the keys, or the queries, of a head say: a matrix [value of the feature, dimension].
+
+    Attributes:
+        feature: The feature that is read; None for a constant.
+        matrix: What each value says; one row for a constant.
+    """
+
+    feature: Feature | None
+    matrix: np.ndarray
+
+
+@dataclass(eq=False)
+class HeadPlan:
+    """A head: what it looks at, and what it carries.
+
+    Attributes:
+        select: The selection it computes.
+        layer: Its layer.
+        pairs: Codes of keys and queries; the score is the sum over pairs of their products.
+        carried: Feature that is written -> the function whose value is read at the keys, as
+            codes [value of the feature read, direction written].
+    """
+
+    select: Select
+    layer: int
+    pairs: tuple[tuple[Codes, Codes], ...]
+    carried: dict[Feature, Codes] = field(default_factory=dict)
+
+    @property
+    def inputs(self) -> tuple[Feature, ...]:
+        """Features that its queries and keys read."""
+        read = [codes.feature for pair in self.pairs for codes in pair]
+        return tuple(dict.fromkeys(f for f in read if f is not None))
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from loopinterp.errors import InputError
 from loopinterp.rasp.compiler.domains import Values
 from loopinterp.rasp.compiler.lower.features import Feature, Writes
 from loopinterp.rasp.compiler.lower.functions import Function, of_feature
-from loopinterp.rasp.compiler.lower.lookups import lookup
 from loopinterp.rasp.compiler.lower.section import Section
 from loopinterp.rasp.compiler.validate import Source
 from loopinterp.rasp.expr import Aggregate, Indices, SelWidth, Seq, Tokens, Var
@@ -90,20 +88,22 @@ def plan(source: Source, domains: Mapping[Expr, Values]) -> Plan:
     for node, function in fixed.items():
         name = code(node, short=True)
         held[node] = Feature(name, function.values, "fixed")
-        targets[prelude.hold(function, name, role="fixed")] = held[node]
+        targets[prelude.held.hold(function, name, role="fixed")] = held[node]
 
     known = {**inputs, **{Var(name): of_feature(f) for name, f in variables.items()}}
     known.update({node: of_feature(feature) for node, feature in held.items()})
     block = Section("block", source, domains, known, indices)
     stepped = {name: block.function(x) for name, x in source.step.items()}
-    at_the_end = [
-        (variables[name], _rewrite(source, name, f, variables[name])) for name, f in stepped.items()
-    ]
+    at_the_end = []
+    for name, function in stepped.items():
+        what = f"step, {name} = {source.step[name]!r}"
+        writes = block.held.looked_up(function, what, variables[name].values)
+        at_the_end.append((variables[name], writes))
 
     coda = Section("coda", source, domains, known, indices)
     answer = coda.function(source.finish)
     if not answer.for_attention:
-        answer = of_feature(coda.hold(answer, f"answer: {code(source.finish, short=True)}"))
+        answer = of_feature(coda.held.hold(answer, f"answer: {code(source.finish, short=True)}"))
 
     sections = (
         _section(prelude, list(targets), targets, []),
@@ -133,7 +133,7 @@ def _prepare(
             by_embedding[variables[name]] = function
         else:
             values = variables[name].values
-            written = prelude.hold(function, name, role="variable", values=values)
+            written = prelude.held.hold(function, name, role="variable", values=values)
             by_prelude[written] = variables[name]
     return by_embedding, by_prelude
 
@@ -158,20 +158,6 @@ def _constant_nodes(source: Source) -> list[Seq]:
     return list(found)
 
 
-def _rewrite(source: Source, name: str, function: Function, variable: Feature) -> Writes:
-    """What the last layer writes into a variable."""
-    writes = lookup(function, variable.values)
-    if writes is None:
-        raise InputError(
-            f"step, {name} = {source.step[name]!r} of program {source.program.name}",
-            expected="an operation that one layer can look up",
-            given="a function of "
-            + " and ".join(f"{len(f.values)} values" for f in function.features),
-            fix="Compile for a smaller max_length, or write it in smaller steps.",
-        )
-    return writes
-
-
 def _section(
     section: Section,
     roots: list[Feature],
@@ -180,7 +166,7 @@ def _section(
 ) -> SectionPlan:
     ends = [writes.layer for _, writes in at_the_end]
     needed = live([*roots, *(f for _, writes in at_the_end for f in writes.inputs)])
-    written = [f for f in section.written if f in needed]
+    written = [f for f in section.held.written if f in needed]
     n_layers = 1 + max([-1, *ends, *(f.layer for f in written)])
     return SectionPlan(section.name, n_layers, written, targets, at_the_end)
 

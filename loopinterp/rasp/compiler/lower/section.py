@@ -14,9 +14,10 @@ from loopinterp.errors import InputError
 from loopinterp.rasp.compiler.domains import Values, applied, mapped
 from loopinterp.rasp.compiler.lower.aggregates import Aggregates
 from loopinterp.rasp.compiler.lower.attention import Selection
-from loopinterp.rasp.compiler.lower.features import Feature, Role
+from loopinterp.rasp.compiler.lower.features import Feature
 from loopinterp.rasp.compiler.lower.functions import Function, constant, fuse, of_feature
-from loopinterp.rasp.compiler.lower.lookups import MOST_FUSED_RULES, cost, lookup
+from loopinterp.rasp.compiler.lower.held import Held
+from loopinterp.rasp.compiler.lower.lookups import MOST_FUSED_RULES, cost
 from loopinterp.rasp.compiler.validate import Source
 from loopinterp.rasp.expr import Aggregate, Elementwise, Full, Select, SelWidth, Seq, TokMap
 from loopinterp.rasp.graph import postorder
@@ -45,8 +46,8 @@ class Section:
     ) -> None:
         self.name, self.source, self.domains = name, source, domains
         self.functions: dict[Expr, Function] = dict(known)
-        self.written: list[Feature] = []
-        self._heads = Aggregates(self, indices)
+        self.held = Held(source)
+        self._heads = Aggregates(self.held, indices)
 
     def function(self, expr: Seq) -> Function:
         """An expression as a function of features, with whatever that needs."""
@@ -54,28 +55,6 @@ class Section:
             if isinstance(node, Seq):
                 self.functions[node] = self._function(node).within(self.domains[node])
         return self.functions[expr]
-
-    def hold(
-        self, function: Function, name: str, *, role: Role = "scratch", values: tuple[int, ...] = ()
-    ) -> Feature:
-        """A feature that holds a function, written by the first layer that can.
-
-        Raises:
-            InputError: it would take too many units.
-        """
-        taken = values or function.values
-        writes = lookup(function, taken)
-        if writes is None:
-            raise InputError(
-                f"{name} of program {self.source.program.name}",
-                expected="an operation that one layer can look up",
-                given="a function of "
-                + " and ".join(f"{len(f.values)} values" for f in function.features),
-                fix="Compile for a smaller max_length, or write it in smaller steps.",
-            )
-        feature = Feature(name, taken, role, layer=writes.layer, writes=writes)
-        self.written.append(feature)
-        return feature
 
     def readable(self, node: Seq) -> Function:
         """An expression as a function that a head can read; held first, if need be."""
@@ -131,4 +110,4 @@ class Section:
 
     def _hold_node(self, node: Seq) -> None:
         function = self.functions[node]
-        self.functions[node] = of_feature(self.hold(function, code(node, short=True)))
+        self.functions[node] = of_feature(self.held.hold(function, code(node, short=True)))

@@ -1,0 +1,61 @@
+"""What a section has its layers write."""
+
+from __future__ import annotations
+
+from loopinterp.errors import InputError
+from loopinterp.rasp.compiler.lower.features import Feature, Role, Writes
+from loopinterp.rasp.compiler.lower.functions import Function
+from loopinterp.rasp.compiler.lower.lookups import lookup
+from loopinterp.rasp.compiler.validate import Source
+
+
+class Held:
+    """The features that a section writes, in the order in which they were asked for.
+
+    Args:
+        source: The program.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.written: list[Feature] = []
+
+    def write(self, feature: Feature, writes: Writes) -> Feature:
+        """Have the first MLP that can write a feature."""
+        feature.layer, feature.writes = writes.layer, writes
+        self.written.append(feature)
+        return feature
+
+    def hold(
+        self, function: Function, name: str, *, role: Role = "scratch", values: tuple[int, ...] = ()
+    ) -> Feature:
+        """A feature that holds a function.
+
+        Args:
+            function: The function.
+            name: What it is called.
+            role: Its role.
+            values: Values of the feature; those of the function by default.
+
+        Raises:
+            InputError: it would take too many units.
+        """
+        taken = values or function.values
+        return self.write(Feature(name, taken, role), self.looked_up(function, name, taken))
+
+    def looked_up(self, function: Function, name: str, values: tuple[int, ...]) -> Writes:
+        """What an MLP writes to hold a function.
+
+        Raises:
+            InputError: it would take too many units.
+        """
+        writes = lookup(function, values)
+        if writes is None:
+            raise InputError(
+                f"{name} of program {self.source.program.name}",
+                expected="an operation that one layer can look up",
+                given="a function of "
+                + " and ".join(f"{len(f.values)} values" for f in function.features),
+                fix="Compile for a smaller max_length, or write it in smaller steps.",
+            )
+        return writes
