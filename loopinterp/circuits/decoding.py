@@ -80,16 +80,20 @@ class Decodability(Result):
         return decodability_figures(self)
 
     def summary(self) -> list[Finding]:
-        """How many variables can be read loop for loop."""
+        """How many variables can be read loop for loop, after one loop and more.
+
+        Before the first loop there may be nothing to read: an initial state of zeros holds nothing.
+        """
         read = []
         for v, name in enumerate(self.variables):
-            same = np.diagonal(self.accuracy[v])
+            same = np.diagonal(self.accuracy[v])[1:]
             if not np.isnan(same).all() and float(np.nanmean(same)) >= _READABLE:
                 read.append(name)
         some = f" ({', '.join(read)})" if read else ""
         text = (
             f"{len(read)} of {len(self.variables)} program variables{some} can be read from the "
-            f"model loop for loop with balanced accuracy of at least {_READABLE}. That says "
+            f"model loop for loop, after one loop and more, with balanced accuracy of at least "
+            f"{_READABLE}. That says "
             "where to look, not what is used: rival programs' variables can be read alike."
         )
         return [Finding(kind="program", text=text, value=f"{len(read)} of {len(self.variables)}")]
