@@ -313,7 +313,7 @@ class Circuit:
         tensors = read_tensors(Path(folder) / DIRECTIONS_FILE)
         try:
             return cls._from_saved(saved, tensors)
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"circuit {path}",
                 expected=f"a circuit of format {FORMAT}, with its directions beside it",

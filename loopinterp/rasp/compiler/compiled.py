@@ -6,20 +6,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loopinterp.errors import InputError
+from loopinterp.errors import CheckpointError, InputError
 from loopinterp.models.looped_transformer import LoopedTransformer
+from loopinterp.rasp.checks import MAX_TABLE
 from loopinterp.rasp.compiler.assemble import assemble
 from loopinterp.rasp.compiler.circuit import Circuit
 from loopinterp.rasp.compiler.describe import describe
-from loopinterp.rasp.compiler.domains import infer_domains
+from loopinterp.rasp.compiler.domains import Values, infer_domains
 from loopinterp.rasp.compiler.layout import lay_out
 from loopinterp.rasp.compiler.lower.plan import plan
-from loopinterp.rasp.compiler.validate import validate
+from loopinterp.rasp.compiler.validate import Source, validate
+from loopinterp.rasp.language import UNKNOWN
 from loopinterp.rasp.program import LoopProgram
-from loopinterp.rasp.registry import get_program
+from loopinterp.rasp.registry import get_program, list_programs
 
 if TYPE_CHECKING:
     import torch
+
+MAX_CLASSES = MAX_TABLE
+"""Most classes of an answer, as of input tokens."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,20 +66,41 @@ class Compiled:
             device: Where to put the model.
 
         Raises:
-            CheckpointError: a file is missing or damaged.
+            CheckpointError: a file is missing or damaged, or they do not belong together.
             InputError: the program is not registered and not given, or another one.
         """
         circuit = Circuit.load(folder)
-        program = get_program(circuit.program) if program is None else program
-        if program.name != circuit.program:
+        if program is None and circuit.program in list_programs():
+            program = get_program(circuit.program)
+        if program is None or not _runs(circuit, program):
             raise InputError(
                 "program",
-                expected=f"{circuit.program!r}, which the model in {folder} runs",
-                given=repr(program.name),
-                fix="Pass the program that was compiled.",
+                expected=f"{circuit.program!r} with variables {', '.join(circuit.variables)} and "
+                f"{len(circuit.inputs)} input tokens, which the model in {folder} runs",
+                given="none, and it is not registered" if program is None else _in_short(program),
+                fix="Pass program=, the one that was compiled.",
             )
         model = LoopedTransformer.from_pretrained(folder, device=device)
+        width = {d.write.shape[-1] for d in circuit.directions.values()}
+        if width != {model.config.d_model}:
+            raise CheckpointError(
+                f"circuit in {folder}",
+                expected=f"directions of d_model = {model.config.d_model}, as the model has",
+                given=f"some of {', '.join(map(str, sorted(width))) or 'none'}",
+                fix="The files do not belong together: save the compiled model again.",
+            )
         return cls(model, circuit, program)
+
+
+def _runs(circuit: Circuit, program: LoopProgram) -> bool:
+    """Whether a circuit can be that of a program."""
+    same = circuit.program == program.name and circuit.inputs == program.inputs
+    return same and set(circuit.variables) == set(program.variables)
+
+
+def _in_short(program: LoopProgram) -> str:
+    variables = ", ".join(program.variables)
+    return f"{program.name!r} with variables {variables} and {len(program.inputs)} input tokens"
 
 
 def compile_program(
@@ -110,10 +136,23 @@ def compile_program(
     """
     source = validate(program, max_length)
     domains = infer_domains(source)
-    layout = lay_out(plan(source, domains))
+    _check_answers(source, domains[source.finish])
     classes = max(1 + int(domains[source.finish].max()), 1)
-    model = assemble(layout, _outputs(n_outputs, classes))
+    n_outputs = _outputs(n_outputs, classes)
+    layout = lay_out(plan(source, domains))
+    model = assemble(layout, n_outputs)
     return Compiled(model, describe(layout), source.program)
+
+
+def _check_answers(source: Source, answers: Values) -> None:
+    low, high = int(answers.min()), int(answers.max())
+    if low < UNKNOWN or high >= MAX_CLASSES:
+        raise InputError(
+            f"finish of program {source.program.name}, {source.finish!r}",
+            expected=f"answers that are classes from 0 to {MAX_CLASSES - 1:,}, or UNKNOWN (-1)",
+            given=f"{low if low < UNKNOWN else high} as a possible value",
+            fix="Map what is no answer to UNKNOWN: tok_map(x, {...}, default=UNKNOWN).",
+        )
 
 
 def _outputs(wanted: int | None, needed: int) -> int:

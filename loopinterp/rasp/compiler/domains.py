@@ -16,7 +16,7 @@ import torch
 
 from loopinterp.errors import InputError
 from loopinterp.rasp.compiler.lower.features import Feature
-from loopinterp.rasp.compiler.lower.functions import Function, constant, fuse, of_feature
+from loopinterp.rasp.compiler.lower.functions import Function, constant, distinct, fuse, of_feature
 from loopinterp.rasp.compiler.validate import Source
 from loopinterp.rasp.expr import (
     Aggregate,
@@ -67,11 +67,11 @@ def infer_domains(source: Source) -> dict[Expr, Values]:
     changing = [n for n in postorder(roots) if n.variables and not isinstance(n, Var)]
     _infer(source, [n for n in postorder(roots) if isinstance(n, Seq) and not n.variables], known)
     while True:
-        known.update({Var(name): _leaf(name, values) for name, values in state.items()})
+        known.update({Var(name): _leaf(values) for name, values in state.items()})
         for node in changing:
             if isinstance(node, Seq):
                 known[node] = _of_node(source, node, known)
-        grown = {n: np.union1d(state[n], _values(known[x])) for n, x in source.step.items()}
+        grown = {n: _both(state[n], _values(known[x])) for n, x in source.step.items()}
         for name, values in grown.items():
             _check_size(f"variable {name!r} of program {source.program.name}", values)
         if all(len(grown[name]) == len(state[name]) for name in state):
@@ -87,8 +87,12 @@ def _values(function: Function) -> Values:
     return np.array(function.values)
 
 
-def _leaf(name: str, values: Values) -> Function:
-    return of_feature(Feature(name, tuple(values.tolist())))
+def _both(x: Values, y: Values) -> Values:
+    return distinct(np.concatenate([x, y]))
+
+
+def _leaf(values: Values) -> Function:
+    return of_feature(Feature("", tuple(values.tolist())))
 
 
 def _infer(source: Source, roots: Iterable[Seq], known: _Known) -> None:
@@ -103,16 +107,18 @@ def _of_node(source: Source, node: Seq, known: _Known) -> Function:
     if isinstance(node, (TokMap, Elementwise)):
         function = _of_operation(source, node, known)
     elif isinstance(node, Tokens):
-        function = _leaf("tokens", np.arange(len(source.program.inputs)))
+        function = _leaf(np.arange(len(source.program.inputs)))
     elif isinstance(node, Indices):
-        function = _leaf("indices", np.arange(source.max_length))
+        function = _leaf(np.arange(source.max_length))
     elif isinstance(node, Aggregate):
-        function = _leaf(repr(node), _of_aggregate(node, _values(known[node.value])))
+        function = _leaf(_of_aggregate(node, _values(known[node.value])))
     elif isinstance(node, SelWidth):
-        function = _leaf(repr(node), np.arange(source.max_length + 1))
+        function = _leaf(np.arange(source.max_length + 1))
     else:
         raise AssertionError(f"no domain of {type(node).__name__}")
     if len(function.values) > MAX_VALUES:
+        if isinstance(node, Tokens):
+            raise _too_many_tokens(source)
         _check_size(source.where(node), _values(function))
     return function
 
@@ -133,13 +139,13 @@ def _of_operation(source: Source, node: TokMap | Elementwise, known: _Known) -> 
     if fused is not None:
         return fused
     if isinstance(node, Elementwise) and node.op == "where":
-        return _leaf(repr(node), np.union1d(_values(functions[1]), _values(functions[2])))
-    apart = [_leaf(repr(arg), _values(function)) for arg, function in zip(args, functions)]
+        return _leaf(_both(_values(functions[1]), _values(functions[2])))
+    apart = [_leaf(_values(function)) for function in functions]
     fused = fuse(apply, apart, most=MAX_COMBINATIONS)
     if fused is None:
         combinations = int(np.prod([len(function.values) for function in functions]))
         raise _too_many(source.where(node), f"{combinations:,} combinations of its arguments")
-    return _leaf(repr(node), _values(fused))
+    return _leaf(_values(fused))
 
 
 def mapped(source: Source, node: TokMap, x: np.ndarray) -> np.ndarray:
@@ -187,12 +193,21 @@ def _of_aggregate(node: Aggregate, values: Values) -> Values:
         # A mean of several lies between them, and is truncated.
         span = min(int(values[-1]) - int(values[0]), 2 * MAX_VALUES)  # too many, if that many
         values = values[0] + np.arange(span + 1)
-    return np.union1d(values, np.array([node.default]))
+    return _both(values, np.array([node.default]))
 
 
 def _check_size(what: str, values: Values) -> None:
     if len(values) > MAX_VALUES:
         raise _too_many(what, f"{len(values):,} or more, up to {int(values[-1]):,}")
+
+
+def _too_many_tokens(source: Source) -> InputError:
+    return InputError(
+        f"tokens of program {source.program.name}",
+        expected=f"at most {MAX_VALUES:,} input tokens, each of which gets a direction",
+        given=f"{len(source.program.inputs):,}",
+        fix="List fewer inputs.",
+    )
 
 
 def _too_many(what: str, given: str) -> InputError:

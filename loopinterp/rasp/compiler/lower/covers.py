@@ -7,12 +7,13 @@ value, "one of these" is a single linear read, so a rule is one unit however man
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from loopinterp.rasp.compiler.lower.functions import Function
+from loopinterp.rasp.compiler.lower.functions import Function, distinct
 
-MOST_WORK = 2**24
+MOST_WORK = 2**22
 """Numbers that a search may go through before it follows one order of the features only."""
 
 WORK_OF_A_STEP = 2**10
@@ -45,11 +46,11 @@ def rules(function: Function, most: int) -> list[Rule] | None:
         >>> [(rule.value, len(rule.conditions)) for rule in rules(larger, 10)]
         [(0, 2), (1, 2), (2, 2), (1, 2), (2, 2), (2, 1)]
     """
-    values, table = np.unique(function.table, return_inverse=True)
+    values = distinct(function.table)
     if len(values) > most:
         return None
     search = _Search([feature.order for feature in function.features])
-    numbers = table.reshape(function.table.shape).astype(np.min_scalar_type(len(values)))
+    numbers = np.searchsorted(values, function.table).astype(np.min_scalar_type(len(values)))
     found = search.rules(numbers, tuple(range(numbers.ndim)), most)
     if found is None:
         return None
@@ -65,35 +66,38 @@ class _Search:
 
     def __init__(self, orders: list[int]) -> None:
         self._orders = orders
-        self._found: dict[tuple[object, ...], list[Rule]] = {}
-        self._not_within: dict[tuple[object, ...], int] = {}
+        self._merged: dict[_Key, _Merged] = {}
+        self._found: dict[_Key, list[Rule]] = {}
+        self._not_within: dict[_Key, int] = {}
         self._work = 0
 
     def rules(self, table: np.ndarray, axes: tuple[int, ...], most: int) -> list[Rule] | None:
         """The fewest rules of a table with these axes, if ``most`` are enough."""
-        table, axes, kinds = _merged(table, axes)
-        key = (axes, table.shape, table.tobytes())
+        key = _key(table, axes)
+        if key not in self._merged:
+            self._merged[key] = _merge(table, axes)
+        merged = self._merged[key]
+        key = merged.key
         if key not in self._found and self._not_within.get(key, -1) < most:
-            found = self._merged_rules(table, axes, most)
+            found = self._rules(merged.table, merged.axes, most)
             if found is None:
                 self._not_within[key] = most
             else:
                 self._found[key] = found
         if key not in self._found or len(self._found[key]) > most:
             return None
-        return [
-            Rule(tuple((axis, chosen[kinds[axis]]) for axis, chosen in rule.conditions), rule.value)
-            for rule in self._found[key]
-        ]
+        return [merged.spread(rule) for rule in self._found[key]]
 
-    def _merged_rules(
-        self, table: np.ndarray, axes: tuple[int, ...], most: int
-    ) -> list[Rule] | None:
-        if not axes:
-            return [Rule((), int(table))] if most >= 1 else None
+    def _rules(self, table: np.ndarray, axes: tuple[int, ...], most: int) -> list[Rule] | None:
+        # Every axis is asked for somewhere, often enough to tell all its values apart.
+        least = 1 + sum((n_values - 1).bit_length() for n_values in table.shape)
         if len(axes) == 1:
-            if len(table) > most:
-                return None
+            least = len(table)
+        if least > most:
+            return None
+        if not axes:
+            return [Rule((), int(table))]
+        if len(axes) == 1:
             one = np.eye(len(table), dtype=bool)
             return [Rule(((axes[0], one[k]),), int(value)) for k, value in enumerate(table)]
         first = min(self._orders[axis] for axis in axes)
@@ -103,7 +107,9 @@ class _Search:
         self._work += len(places) * (table.size + WORK_OF_A_STEP)
         best: list[Rule] | None = None
         for place in places:
-            best = self._split(table, axes, place, len(best) - 1 if best else most) or best
+            if best is None or len(best) > least:
+                limit = most if best is None else len(best) - 1
+                best = self._split(table, axes, place, limit) or best
         return best
 
     def _split(
@@ -123,19 +129,44 @@ class _Search:
         return found
 
 
-def _merged(
-    table: np.ndarray, axes: tuple[int, ...]
-) -> tuple[np.ndarray, tuple[int, ...], dict[int, np.ndarray]]:
+_Key = tuple[tuple[int, ...], tuple[int, ...], bytes]
+"""Axes, shape and content of a table."""
+
+
+def _key(table: np.ndarray, axes: tuple[int, ...]) -> _Key:
+    return axes, table.shape, table.tobytes()
+
+
+@dataclass(frozen=True, eq=False)
+class _Merged:
     """A table with one value for all those of an axis that make no difference.
 
-    Returns:
-        The table, without axes that make no difference at all; its axes; and the value there of
-        each value here.
+    Attributes:
+        table: The table, without axes that make no difference at all.
+        axes: Its axes.
+        kinds: Axis -> the value there of each value before.
     """
+
+    table: np.ndarray
+    axes: tuple[int, ...]
+    kinds: dict[int, np.ndarray]
+
+    @cached_property
+    def key(self) -> _Key:
+        return _key(self.table, self.axes)
+
+    def spread(self, rule: Rule) -> Rule:
+        """A rule in terms of the values before."""
+        return Rule(
+            tuple((axis, one[self.kinds[axis]]) for axis, one in rule.conditions), rule.value
+        )
+
+
+def _merge(table: np.ndarray, axes: tuple[int, ...]) -> _Merged:
     kinds: dict[int, np.ndarray] = {}
     for place in reversed(range(len(axes))):
         first: dict[bytes, int] = {}
-        slices = [x.tobytes() for x in np.moveaxis(table, place, 0)]
+        slices = [x.tobytes() for x in table.swapaxes(0, place)]
         for k, x in enumerate(slices):
             first.setdefault(x, k)
         if len(first) == 1:
@@ -146,4 +177,4 @@ def _merged(
         kinds[axes[place]] = np.array([number[x] for x in slices])
         if len(first) < len(slices):
             table = table.take(list(first.values()), axis=place)
-    return table, axes, kinds
+    return _Merged(table, axes, kinds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -11,6 +12,9 @@ from loopinterp.rasp.compiler.lower.features import PLAIN, Feature, Read, read_a
 
 MAX_TABLE_ENTRIES = 2**20
 """Largest table that is written out."""
+
+CLOSE = 2**16
+"""Span of integers up to which they are counted one by one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,10 +32,10 @@ class Function:
     table: np.ndarray
     parts: tuple[str, tuple[Function, ...]] | None = None
 
-    @property
+    @cached_property
     def values(self) -> tuple[int, ...]:
         """The values it takes, in order."""
-        return tuple(np.unique(self.table).tolist())
+        return tuple(distinct(self.table).tolist())
 
     @property
     def for_attention(self) -> bool:
@@ -52,6 +56,20 @@ class Function:
     def read(self, chosen: np.ndarray) -> Read:
         """A read of a function of one feature: 1 for the chosen of that feature's values."""
         return read_any(self.features[0], chosen)
+
+
+def distinct(table: np.ndarray) -> np.ndarray:
+    """The different integers of a table, in order.
+
+    Example:
+        >>> distinct(np.array([[3, -1], [3, 7]])).tolist()
+        [-1, 3, 7]
+    """
+    low, high = int(table.min()), int(table.max())
+    if high - low > CLOSE:
+        return np.unique(table)
+    # Counting them is several times as fast as sorting.
+    return np.flatnonzero(np.bincount(table.reshape(-1) - low)) + low
 
 
 def constant(value: int) -> Function:

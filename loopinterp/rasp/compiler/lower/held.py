@@ -8,6 +8,9 @@ from loopinterp.rasp.compiler.lower.functions import Function
 from loopinterp.rasp.compiler.lower.lookups import lookup
 from loopinterp.rasp.compiler.validate import Source
 
+MAX_LAYERS = 128
+"""Most layers of a section."""
+
 
 class Held:
     """The features that a section writes, in the order in which they were asked for.
@@ -21,7 +24,18 @@ class Held:
         self.written: list[Feature] = []
 
     def write(self, feature: Feature, writes: Writes) -> Feature:
-        """Have the first MLP that can write a feature."""
+        """Have the first MLP that can write a feature.
+
+        Raises:
+            InputError: it would take too many layers until then.
+        """
+        if writes.layer >= MAX_LAYERS:
+            raise InputError(
+                f"{feature.name} of program {self.source.program.name}",
+                expected=f"what at most {MAX_LAYERS} layers can compute, one after the other",
+                given="an expression that takes more",
+                fix="Keep intermediate values in variables, and let loops do what repeats.",
+            )
         feature.layer, feature.writes = writes.layer, writes
         self.written.append(feature)
         return feature
