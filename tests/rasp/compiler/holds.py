@@ -1,0 +1,90 @@
+"""What every compiled model must hold."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from loopinterp.rasp import UNKNOWN
+from loopinterp.rasp.compiler import Agreement, Compiled, compare_with_program
+
+TOLERANCE = 1e-3
+
+
+def agrees(compiled: Compiled, tokens: Tensor, n_loops: int) -> None:
+    """Every variable, answer and selector is the program's, at every loop."""
+    found = compare_with_program(compiled, tokens, n_loops=n_loops)
+    assert exact(found), found
+
+
+def exact(found: Agreement) -> bool:
+    errors = [found.state_error, *found.attention_error.values()]
+    return found.exact and max(errors) < TOLERANCE
+
+
+def holds_nothing_else(compiled: Compiled, tokens: Tensor, n_loops: int) -> None:
+    """The state is the variables and the injected input, and undecided answers are no answers."""
+    with torch.no_grad():
+        states = compiled.model(tokens, n_loops=n_loops, return_type="states")
+        logits = torch.stack([compiled.model.readout(h) for h in states])
+    rest = states.clone()
+    for name in compiled.circuit.variables:
+        basis = compiled.circuit.subspace(name)
+        rest -= rest @ basis.T @ basis
+    assert (rest - rest[0]).abs().max() < TOLERANCE
+    outputs = compiled.program.trace(tokens, n_loops).outputs
+    assert (logits[outputs == UNKNOWN].abs() < 0.01).all()
+
+
+def all_of_it_is_described(compiled: Compiled) -> None:
+    """Nodes are disjoint and cover all that is not 0; variables have orthonormal directions."""
+    circuit, weights = compiled.circuit, compiled.model.state_dict()
+    known = {
+        node.id for nodes in (circuit.features, circuit.heads, circuit.neurons) for node in nodes
+    }
+    assert len(known) == len(circuit.features) + len(circuit.heads) + len(circuit.neurons)
+    assert {end for edge in circuit.edges for end in edge} <= known
+    held = [f for f in circuit.features if f.role != "scratch"]
+    write = torch.cat([circuit.directions[f.id].write for f in held])
+    assert torch.equal(write @ write.T, torch.eye(len(write)))
+    for f in circuit.features:
+        both = circuit.directions[f.id]
+        assert torch.equal(both.read @ both.write.T, torch.eye(len(both.write)))
+        assert len(both.write) in (1, len(f.values))
+    for section, n_layers in circuit.n_layers.items():
+        for layer in range(n_layers):
+            part = {
+                name.removeprefix(f"{section}.{layer}."): value
+                for name, value in weights.items()
+                if name.startswith(f"{section}.{layer}.")
+            }
+            _neurons_are_described(compiled, section, layer, part)
+            _heads_are_described(compiled, section, layer, part)
+
+
+def _neurons_are_described(
+    compiled: Compiled, section: str, layer: int, part: dict[str, Tensor]
+) -> None:
+    groups = [
+        g.neurons for g in compiled.circuit.neurons if (g.section, g.layer) == (section, layer)
+    ]
+    listed = [neuron for group in groups for neuron in group]
+    assert len(set(listed)) == len(listed)
+    used = part["mlp.fc_in.weight"].abs().sum(1) + part["mlp.fc_in.bias"].abs()
+    used += part["mlp.fc_out.weight"].abs().sum(0)
+    assert set(used.nonzero().flatten().tolist()) == set(listed)
+
+
+def _heads_are_described(
+    compiled: Compiled, section: str, layer: int, part: dict[str, Tensor]
+) -> None:
+    config = compiled.model.config
+    heads = [
+        head.head
+        for head in compiled.circuit.heads
+        if (head.section, head.layer) == (section, layer)
+    ]
+    out = part["attn.out.weight"].reshape(-1, config.n_heads, config.head_width)
+    writing = out.abs().sum((0, 2)).nonzero().flatten().tolist()
+    assert writing == sorted(heads)
+    assert not part["attn.out.bias"].any()
