@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from loopinterp.rasp.compiler.agreement import Agreement as Agreement
     from loopinterp.rasp.compiler.agreement import compare_with_program as compare_with_program
     from loopinterp.rasp.compiler.circuit import Circuit as Circuit
+    from loopinterp.rasp.compiler.circuit import Superposition as Superposition
     from loopinterp.rasp.compiler.compiled import Compiled as Compiled
     from loopinterp.rasp.compiler.compiled import compile_program as compile_program
     from loopinterp.rasp.counts import CeilLog2 as CeilLog2
@@ -81,6 +82,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "LoopProgram": ".program",
         "Selector": ".expr",
         "Seq": ".expr",
+        "Superposition": ".compiler.circuit",
         "Trace": ".trace",
         "UNKNOWN": ".language",
         "add_noise": ".disguises.noise",

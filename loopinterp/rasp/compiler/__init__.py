@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from loopinterp.rasp.compiler.circuit import HeadNode as HeadNode
     from loopinterp.rasp.compiler.circuit import HeldFeature as HeldFeature
     from loopinterp.rasp.compiler.circuit import NeuronGroup as NeuronGroup
+    from loopinterp.rasp.compiler.circuit import Superposition as Superposition
     from loopinterp.rasp.compiler.compiled import Compiled as Compiled
     from loopinterp.rasp.compiler.compiled import compile_program as compile_program
 
@@ -30,6 +31,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "HeadNode": ".circuit",
         "HeldFeature": ".circuit",
         "NeuronGroup": ".circuit",
+        "Superposition": ".circuit",
         "compare_with_program": ".agreement",
         "compile_program": ".compiled",
     },

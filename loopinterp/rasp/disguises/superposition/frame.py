@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from loopinterp.rasp.disguises.places import ROUNDING, Held, orthonormal
+from loopinterp.rasp.disguises.places import ROUNDING, STATE, Held, Places, orthonormal
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -19,6 +19,9 @@ RIDGE = 1e-9
 
 RATE = 0.05
 """Learning rate of the search (Adam)."""
+
+SETTLED = 150
+"""Steps of the search for an exact frame."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,65 +63,100 @@ class Frame:
         return torch.cat([self.kept.mT, mixed], 1)
 
 
-def sought_frame(
-    kept: Float[Tensor, "kept d_model"],
-    n_mixed: int,
-    loss: Callable[[Frame], Tensor],
-    steps: int,
-    g: torch.Generator,
+def exact_frame(
+    kept: Float[Tensor, "kept d_model"], places: Places, width: int, g: torch.Generator
 ) -> Frame:
-    """A frame that starts from random orthonormal directions and follows the gradient of a loss.
+    r"""A frame in which everything that stands in one place is told apart.
+
+    What stands in the state stays at right angles; all other directions become unit vectors that
+    minimise :math:`-\sum \log\det` of how each place's content is seen. That is least where all of
+    it is seen at right angles, and without bound where two things fall together.
 
     Args:
-        kept: Directions that keep dimensions of their own.
-        n_mixed: Dimensions for all others.
-        loss: What is to be small.
-        steps: Steps of the search; with 0 the directions are random.
-        g: Where they are drawn from.
+        kept: Directions that have dimensions of their own.
+        places: What may stand where.
+        width: Dimensions; at least :func:`dimensions_needed`.
+        g: Where directions are drawn from.
     """
-    d_model = kept.shape[1]
-    rest = torch.linalg.svd(kept)[2][len(kept) :] if len(kept) else torch.eye(d_model).double()
-    free = torch.randn(len(rest), n_mixed, generator=g, dtype=torch.float64)
-    free.requires_grad_()
+    state = _without(kept, places.at(*STATE).span)
+    rest = _rest(torch.cat([kept, state]))
+    upright = torch.eye(width - len(kept), len(state), dtype=torch.float64) @ state
+    bases = [_without(kept, held.span) for held in places.distinct()]
 
-    def frame() -> Frame:
-        return Frame(kept, torch.linalg.qr(free)[0].mT @ rest)
-
-    search = torch.optim.Adam([free], lr=RATE)
-    with torch.enable_grad():
-        for _ in range(steps if n_mixed < len(rest) else 0):
-            search.zero_grad()
-            loss(frame()).backward()
-            search.step()
-    return Frame(kept, frame().mixed.detach())
-
-
-def told_apart(
-    places: list[Held], kept: Float[Tensor, "kept d_model"]
-) -> Callable[[Frame], Tensor]:
-    r"""The loss of exact frames: :math:`-\sum \log\det` of how each place's content is seen.
-
-    It is least where all that stands in one place is seen at right angles, and without bound where
-    two things fall together.
-    """
-    bases = [orthonormal(held.span - held.span @ kept.mT @ kept) for held in places]
+    def frame(free: Tensor) -> Frame:
+        return Frame(kept, upright + (free / free.norm(dim=0)) @ rest)
 
     def loss(frame: Frame) -> Tensor:
-        total = frame.mixed.sum() * 0
+        total = torch.zeros((), dtype=torch.float64)
         for basis in bases:
             seen = basis @ frame.mixed.mT
             total = total - torch.logdet(seen @ seen.mT + RIDGE * torch.eye(len(seen)).double())
         return total
 
-    return loss
+    return _sought(frame, (width - len(kept), len(rest)), loss, SETTLED if len(rest) else 0, g)
 
 
-def dimensions_needed(places: list[Held], kept: Float[Tensor, "kept d_model"]) -> int:
+def dense_frame(
+    kept: Float[Tensor, "kept d_model"],
+    width: int,
+    loss: Callable[[Frame], Tensor],
+    steps: int,
+    g: torch.Generator,
+) -> Frame:
+    """A frame with fewer dimensions, in which a loss is small.
+
+    Args:
+        kept: Directions that have dimensions of their own.
+        width: Dimensions.
+        loss: What is to be small.
+        steps: Steps of the search; with 0 the directions are random.
+        g: Where directions are drawn from.
+    """
+    rest = _rest(kept)
+
+    def frame(free: Tensor) -> Frame:
+        return Frame(kept, torch.linalg.qr(free.mT)[0].mT @ rest)
+
+    return _sought(frame, (width - len(kept), len(rest)), loss, steps, g)
+
+
+def _sought(
+    frame: Callable[[Tensor], Frame],
+    shape: tuple[int, int],
+    loss: Callable[[Frame], Tensor],
+    steps: int,
+    g: torch.Generator,
+) -> Frame:
+    """A frame that starts at random and follows the gradient of a loss."""
+    free = torch.randn(shape, generator=g, dtype=torch.float64).requires_grad_()
+    search = torch.optim.Adam([free], lr=RATE)
+    with torch.enable_grad():
+        for _ in range(steps):
+            search.zero_grad()
+            loss(frame(free)).backward()
+            search.step()
+    return frame(free.detach())
+
+
+def dimensions_needed(kept: Float[Tensor, "kept d_model"], places: Places) -> int:
     """The fewest dimensions in which everything that stands in one place is told apart.
 
     Reads of it can be the same numbers as before if and only if no two things that may stand in
     one place fall together, so it is the largest dimension of the span of what stands in one.
     """
-    return len(kept) + max(
-        len(orthonormal(held.span - held.span @ kept.mT @ kept)) for held in places
-    )
+    return len(kept) + max(len(_without(kept, held.span)) for held in places.distinct())
+
+
+def _without(
+    kept: Float[Tensor, "kept d_model"], rows: Float[Tensor, "row d_model"]
+) -> Float[Tensor, "rank d_model"]:
+    """An orthonormal basis of rows without their parts along kept directions."""
+    return orthonormal(rows - rows @ kept.mT @ kept)
+
+
+def _rest(known: Float[Tensor, "known d_model"]) -> Float[Tensor, "rest d_model"]:
+    """An orthonormal basis of all that is at right angles to some orthonormal directions."""
+    d_model = known.shape[1]
+    if not len(known):
+        return torch.eye(d_model, dtype=torch.float64)
+    return torch.linalg.svd(known)[2][len(known) :]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from loopinterp.errors import InputError
 from loopinterp.rasp.compiler.circuit import Superposition
 from loopinterp.rasp.compiler.compiled import Compiled
-from loopinterp.rasp.disguises.draws import check_whole
+from loopinterp.rasp.disguises.draws import check_whole, generator
 from loopinterp.rasp.disguises.noise import NOISE
 from loopinterp.rasp.disguises.places import (
     Places,
@@ -18,9 +19,9 @@ from loopinterp.rasp.disguises.places import (
 )
 from loopinterp.rasp.disguises.superposition.frame import (
     Frame,
+    dense_frame,
     dimensions_needed,
-    sought_frame,
-    told_apart,
+    exact_frame,
 )
 from loopinterp.rasp.disguises.superposition.interference import errors
 from loopinterp.rasp.disguises.superposition.program_reads import program_reads
@@ -31,11 +32,8 @@ if TYPE_CHECKING:
 
     from loopinterp.rasp.compiler.circuit import Circuit
 
-SEARCH = 150
-"""Steps of the search for the directions of an exact superposition; it settles well before."""
-
-NORM = 8
-"""The search for other directions lowers the mean of the bounds to this power: the larger ones."""
+NORM = 16
+"""A search for inexact directions lowers the mean of the bounds to this power: the large ones."""
 
 
 class FrameSearch:
@@ -63,21 +61,37 @@ class FrameSearch:
         self.reads = program_reads(self.weights, compiled.model.config, self.places)
         self.apart = unlisted_directions(self.weights, compiled.circuit)
         self.kept = orthonormal(torch.cat([self.apart, self.reads.exactly]))
-        self._distinct = self.places.distinct()
-        self.needed = dimensions_needed(self._distinct, self.apart)
+        self.needed = dimensions_needed(self.apart, self.places)
         self._length = compiled.circuit.max_length
 
-    def frame(self, width: int, *, steps: int, g: torch.Generator) -> Frame:
-        """Directions in so many dimensions: exact if there are enough."""
+    def frame(self, width: int, seed: int, *, steps: int, tries: int) -> Frame:
+        """Directions in so many dimensions: exact ones if that is enough.
+
+        Args:
+            width: The dimensions.
+            seed: Seed of the directions to start from.
+            steps: Steps of a search for inexact ones.
+            tries: Searches for inexact ones, each from another start; the first with a proof is
+                taken, or the best.
+        """
+        g = generator(seed)
         if width >= self.needed:
-            distinctness = told_apart(self._distinct, self.apart)
-            return sought_frame(self.apart, width - len(self.apart), distinctness, SEARCH, g)
+            return exact_frame(self.apart, self.places, width, g)
 
         def interference(frame: Frame) -> Tensor:
             shares = errors(self.reads, frame, self._length, smooth=True).shares
             return shares.pow(NORM).mean().pow(1 / NORM).log()
 
-        return sought_frame(self.kept, width - len(self.kept), interference, steps, g)
+        best, least = None, math.inf
+        for _ in range(tries):
+            found = dense_frame(self.kept, width, interference, steps, g)
+            bound = self.record(found).error_bound
+            if best is None or bound < least:
+                best, least = found, bound
+            if least < 1:
+                break
+        assert best is not None
+        return best
 
     def record(self, frame: Frame) -> Superposition:
         """What a frame costs."""
@@ -104,6 +118,17 @@ def _check_exact(circuit: Circuit) -> None:
             given=f"one that is {circuit.disguises[-1] if inexact else noisy[0]}",
             fix="Superpose it once, and before noise is added.",
         )
+
+
+def check_search(seed: int, steps: int, tries: int) -> None:
+    """Check the numbers that a search is asked for.
+
+    Raises:
+        InputError: one is no integer, or too small.
+    """
+    generator(seed)
+    check_whole("steps", steps, least=0)
+    check_whole("tries", tries, least=1)
 
 
 def checked_width(d_model: int | None, search: FrameSearch, current: int) -> int:

@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING
 
 from loopinterp.rasp.compiler.circuit import Directions, Superposition
 from loopinterp.rasp.compiler.compiled import Compiled
-from loopinterp.rasp.disguises.draws import check_whole, generator
 from loopinterp.rasp.disguises.places import Places
 from loopinterp.rasp.disguises.superposition.frame import Frame
 from loopinterp.rasp.disguises.superposition.rewriting import superposed_weights
-from loopinterp.rasp.disguises.superposition.search import FrameSearch, checked_width
+from loopinterp.rasp.disguises.superposition.search import (
+    FrameSearch,
+    check_search,
+    checked_width,
+)
 from loopinterp.rasp.disguises.weights import rebuilt
 
 if TYPE_CHECKING:
@@ -19,7 +22,12 @@ if TYPE_CHECKING:
 
 
 def superpose(
-    compiled: Compiled, *, d_model: int | None = None, seed: int, steps: int = 200
+    compiled: Compiled,
+    *,
+    d_model: int | None = None,
+    seed: int,
+    steps: int = 200,
+    tries: int = 4,
 ) -> Compiled:
     r"""Hold the program in fewer dimensions than its features have directions.
 
@@ -44,7 +52,8 @@ def superpose(
         compiled: The model and its circuit; it is not changed.
         d_model: Dimensions; by default the fewest in which it is exact.
         seed: Seed of the directions.
-        steps: Steps of the search for directions below the exact number; with 0 they are random.
+        steps: Steps of a search for directions below the exact number; with 0 they are random.
+        tries: Searches, each from another start; the first with a proof is taken, or the best.
 
     Returns:
         The model; ``circuit.superposition`` says what it costs.
@@ -63,12 +72,11 @@ def superpose(
         >>> dense.circuit.superposition.exact
         True
     """
-    g = generator(seed)
-    check_whole("steps", steps, least=0)
+    check_search(seed, steps, tries)
     search = FrameSearch(compiled)
     old = compiled.model.config
     width = checked_width(d_model, search, old.d_model)
-    frame = search.frame(width, steps=steps, g=g)
+    frame = search.frame(width, seed, steps=steps, tries=tries)
     new, circuit = superposed_weights(search.weights, old, search.places, search.reads, frame)
     record = search.record(frame)
     how = "exactly" if record.exact else f"bound {record.error_bound:.2g}"
