@@ -93,7 +93,7 @@ def compare_with_program(
 
 
 def _parts(tokens: Tensor, n_loops: int, d_model: int) -> Iterator[Tensor]:
-    size = max(CHUNK // ((n_loops + 1) * max(tokens.shape[1], 1) * d_model), 1)
+    size = max(CHUNK // (max(n_loops, 1) * max(tokens.shape[1], 1) * d_model), 1)
     return iter(tokens.split(size))
 
 

@@ -9,6 +9,7 @@ and those of the variables are the least ones that hold what ``prepare`` gives a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -154,18 +155,27 @@ def mapped(source: Source, node: TokMap, x: np.ndarray) -> np.ndarray:
     Raises:
         InputError: it lacks one, and has no default.
     """
-    table = dict(node.table)
-    values, place = np.unique(x, return_inverse=True)
-    missing = [v for v in values.tolist() if v not in table]
-    if missing and node.default is None:
+    keys, new = _arrays(node)
+    place = np.searchsorted(keys, x).clip(max=max(len(keys) - 1, 0))
+    known = keys[place] == x if len(keys) else np.zeros(x.shape, dtype=bool)
+    if node.default is None and not known.all():
+        missing, number = x[~known].min(), len(distinct(x))
         raise InputError(
             f"table of {source.where(node)}",
-            expected=f"an entry for each of the {len(values)} values it is given, or a default",
-            given=f"none for {missing[0]}",
-            fix=f"Add {missing[0]} to the table, or pass default=.",
+            expected=f"an entry for each of the {number} values it is given, or a default",
+            given=f"none for {missing}",
+            fix=f"Add {missing} to the table, or pass default=.",
         )
-    new = np.array([table.get(v, node.default) for v in values.tolist()], dtype=np.int64)
-    return new[place].reshape(x.shape)
+    if not len(keys):
+        return np.full(x.shape, node.default)
+    return np.where(known, new[place], 0 if node.default is None else node.default)
+
+
+@lru_cache(maxsize=64)
+def _arrays(node: TokMap) -> tuple[np.ndarray, np.ndarray]:
+    """Keys of a table, in order, and what it gives for them."""
+    entries = np.array(sorted(node.table), dtype=np.int64).reshape(-1, 2)
+    return entries[:, 0], entries[:, 1]
 
 
 def applied(source: Source, node: Elementwise, args: list[np.ndarray]) -> np.ndarray:
