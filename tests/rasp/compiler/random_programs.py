@@ -63,7 +63,7 @@ class Grower:
             return full(self.draw(SMALL)) if leaf is None else leaf
         return self.draw(st.sampled_from(KINDS))(self, fuel - 1)
 
-    def several(self, number: int, fuel: int) -> list[Seq]:
+    def several(self, number: int, fuel: int) -> list[Any]:
         """Sequences that share the fuel."""
         return [self.seq(self.draw(st.integers(0, fuel))) for _ in range(number)]
 
@@ -74,8 +74,8 @@ class Grower:
     def selector(self, fuel: int) -> Selector:
         predicate = self.draw(st.sampled_from(list(PREDICATES)) | RELATIONS)
         name = self.draw(st.none() | st.integers(0, 10**6).map("selector_{}".format))
-        causal = self.draw(st.booleans())
-        return select(*self.several(2, fuel), predicate, causal=causal, name=name)
+        k, q = self.several(2, fuel)
+        return select(k, q, predicate, causal=self.draw(st.booleans()), name=name)
 
 
 def _two(
@@ -102,7 +102,8 @@ def _divide(g: Grower, fuel: int) -> Seq:
 
 
 def _induction(g: Grower, fuel: int) -> Seq:
-    function = g.draw(st.sampled_from([library.induct, library.induct_prev, library.induct_kqv]))
+    functions: list[Any] = [library.induct, library.induct_prev, library.induct_kqv]
+    function = g.draw(st.sampled_from(functions))
     number = 3 if function is library.induct_kqv else 2
     offset = st.integers(-2 if function is library.induct_prev else 0, 2)
     some: dict[str, Any] = {"default": g.draw(SMALL), "null_val": g.draw(NULL)}

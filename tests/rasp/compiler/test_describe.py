@@ -17,6 +17,7 @@ from loopinterp.rasp import (
     var,
 )
 from loopinterp.rasp.compiler import HeadNode, HeldFeature, NeuronGroup, compile_program
+from loopinterp.rasp.expr import Aggregate
 from tests.rasp.compiler.holds import agrees
 from tests.rasp.compiler.small_programs import every_input, program
 
@@ -80,6 +81,7 @@ def test_every_selector_that_reads_something_has_a_head_of_its_name(name):
 
 def test_a_selector_below_a_shift_goes_by_the_name_that_traces_know():
     seen = has_seen(shift_right(tokens), tokens)
+    assert isinstance(seen, Aggregate)
     compiled = compile_program(
         program({"u": seen}, {"u": has_seen(shift_right(u), u)}), max_length=3
     )

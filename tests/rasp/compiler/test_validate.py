@@ -62,6 +62,7 @@ def test_one_selection_that_looks_ahead_makes_the_whole_model_look_ahead(part):
 
 def test_selections_keep_the_names_by_which_traces_know_them():
     seen = has_seen(shift_right(tokens), tokens)
+    assert isinstance(seen, Aggregate)
     source = validate(program({"u": seen}, {"u": shift_right(u)}), 4)
     names = {select.name or repr(select) for select in source.selects.values()}
     assert names == {"shift_1", repr(seen.selector)}
