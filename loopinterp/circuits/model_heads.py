@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from loopinterp.circuits.given import need_batch, several_programs
 from loopinterp.circuits.heads import HeadMatch, match_heads
 from loopinterp.circuits.sections import BLOCK, CODA, PRELUDE, head_name, surround
 from loopinterp.models.positions import attention_mask
+from loopinterp.models.protocol import need_model
 from loopinterp.rasp.graph import selectors as selectors_of
 from loopinterp.rasp.interpreter import evaluate
-from loopinterp.rasp.registry import get_program, list_programs
+from loopinterp.rasp.registry import list_programs
 
 if TYPE_CHECKING:
     from jaxtyping import Bool
@@ -45,11 +47,15 @@ def head_study(
         programs: The programs; by default all of addition. Selectors that programs share are
             listed once.
         seed: Written to the provenance.
+
+    Raises:
+        InputError: what is no model, no batch or no list of programs.
     """
     from loopinterp.probing.states import describe_model
 
-    named = list_programs("addition") if programs is None else programs
-    chosen = [get_program(p) if isinstance(p, str) else p for p in named]
+    chosen = several_programs(list_programs("addition") if programs is None else programs)
+    need_batch(batch)
+    need_model(model)
     n_loops = int(batch.n_loops.max())
     selectors: dict[str, Tensor] = {}
     for program in chosen:

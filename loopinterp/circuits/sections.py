@@ -1,4 +1,4 @@
-"""Layers around the loop: which numbers they have in a run, and how their heads are called."""
+"""Names of places in a run: layers around the loop, heads, and states after some loops."""
 
 from __future__ import annotations
 
@@ -43,3 +43,13 @@ def head_name(section: str, layer: int, head: int, *, n_layers: int) -> str:
     if section != BLOCK:
         return f"{section} {layer}.{head}"
     return f"head {head}" if n_layers == 1 else f"head {layer}.{head}"
+
+
+def after(loop: int) -> str:
+    """When a swap is made, in words.
+
+    Example:
+        >>> after(1), after(3)
+        ('after 1 loop', 'after 3 loops')
+    """
+    return f"after {loop} loop" + ("s" if loop != 1 else "")

@@ -63,7 +63,8 @@ CHECKS = (
     Check(
         "interchange",
         "interchange interventions",
-        "IIA of the right variable at the right loop: the worst of all variables and loops.",
+        "IIA of the right variable at the right loop: the worst of all variables and loops at "
+        "which two inputs differ in a way that matters to an answer.",
         "the best of the three wrong swaps below, on the same pairs",
         1.0,
     ),

@@ -16,7 +16,6 @@ from loopinterp.circuits.interchange.result import (
     VARIABLE,
     InterchangeResult,
 )
-from loopinterp.errors import InputError
 from loopinterp.ground_truth.checks import Score
 from loopinterp.probing.linear import RidgeProbe
 from loopinterp.rasp.language import UNKNOWN
@@ -113,18 +112,18 @@ def score_patching(subject: Subject, *, seed: int = 0) -> dict[str, Score]:
     base, source = (x[rows] for x in (subject.batch.inputs[:half], subject.batch.inputs[half:]))
     scored = (subject.batch.targets[:half] >= 0)[rows]
     model, n_loops = subject.compiled.model, max(subject.n_loops, 1)
-    try:
-        states = patching_sweep(
-            model,
-            base,
-            source,
-            n_loops=n_loops,
-            component="state",
-            positions="each",
-            scored=scored,
-        )
-    except InputError:  # no answer differs
+    answers = [model(x, n_loops=n_loops).argmax(-1) for x in (base, source)]
+    if not bool((answers[0] != answers[1])[scored].any()):
         return scores
+    states = patching_sweep(
+        model,
+        base,
+        source,
+        n_loops=n_loops,
+        component="state",
+        positions="each",
+        scored=scored,
+    )
     said = _predicted(subject.compiled.program, base, source, scored, n_loops)
     scores["patched states"] = _alike(states, said)
     heads = patching_sweep(model, base, source, n_loops=n_loops, component="z", scored=scored)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import torch
 
+from loopinterp.errors import InputError
 from loopinterp.ground_truth.checks import SECTION
 from loopinterp.ground_truth.study import ground_truth_study
 from loopinterp.ground_truth.subjects import Subject, make_subjects
@@ -109,8 +110,15 @@ def robustness_study(
         seed: Seed of inputs, rotation and noise.
 
     Raises:
-        InputError: a level is negative, or a program cannot be compiled.
+        InputError: no level, a negative one, or a program cannot be compiled.
     """
+    if not levels or any(not level >= 0 for level in levels):
+        raise InputError(
+            "levels",
+            expected="at least one, none of them negative",
+            given=repr(list(levels)),
+            fix="Pass e.g. levels=(0.001, 0.01, 0.1).",
+        )
     tools = ["probes", "interchange interventions", "heads against selectors", "dynamics"]
     with study(seed, study="robustness", levels=list(levels), n=n) as watch:
         values, behaviour, names = [], [], []

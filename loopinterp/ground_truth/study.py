@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,12 +13,10 @@ from loopinterp.ground_truth.dynamics import score_dynamics
 from loopinterp.ground_truth.interventions import score_interchange, score_patching
 from loopinterp.ground_truth.probes import score_probes
 from loopinterp.ground_truth.result import GroundTruth
+from loopinterp.ground_truth.subjects import Subject
 from loopinterp.ground_truth.verdicts import score_verdict
 from loopinterp.ground_truth.wavefront import score_wavefront
 from loopinterp.results import study
-
-if TYPE_CHECKING:
-    from loopinterp.ground_truth.subjects import Subject
 
 SCORERS: dict[str, Callable[..., dict[str, Score]]] = {
     "probes": score_probes,
@@ -53,7 +50,7 @@ def ground_truth_study(
         progress: Called with the name of each model before it is scored.
 
     Raises:
-        InputError: no subject, two of one name, or an unknown tool.
+        InputError: no subject, two of one name, no tool, or an unknown one.
 
     Example:
         >>> from loopinterp.ground_truth import make_subjects
@@ -62,13 +59,27 @@ def ground_truth_study(
         >>> result.score("prefix_xor", "interchange")
         1.0
     """
+    if isinstance(subjects, Subject) or not all(isinstance(s, Subject) for s in subjects):
+        raise InputError(
+            "subjects",
+            expected="a list of subjects",
+            given=type(subjects).__name__,
+            fix="Make them with make_subjects(['ripple']).",
+        )
     names = [subject.name for subject in subjects]
     if not names or len(set(names)) < len(names):
         raise InputError(
             "subjects",
             expected="at least one, each of another name",
             given=", ".join(names) or "none",
-            fix="Give each program or disguise once.",
+            fix="Give each program once, or tell disguises apart with make_subjects(label=...).",
+        )
+    if isinstance(tools, str) or (tools is not None and not len(tools)):
+        raise InputError(
+            "tools",
+            expected=f"a list of tools: {', '.join(SCORERS)}",
+            given=repr(tools),
+            fix="Leave it out for all of them.",
         )
     chosen = list(SCORERS) if tools is None else list(tools)
     for tool in chosen:

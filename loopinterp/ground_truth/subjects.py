@@ -9,11 +9,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from loopinterp.circuits.given import check_positive, several_programs
 from loopinterp.errors import InputError
 from loopinterp.models.protocol import LoopedModel
 from loopinterp.rasp.compiler.compiled import Compiled, compile_program
 from loopinterp.rasp.program import LoopProgram
-from loopinterp.rasp.registry import get_program
 from loopinterp.tasks.registry import get_task
 from loopinterp.tasks.task import Batch
 
@@ -95,19 +95,21 @@ def make_subjects(
         seed: Seed of the inputs.
 
     Raises:
-        InputError: fewer than 8 examples, or a program that cannot be compiled.
+        InputError: no list of programs, fewer than 8 examples, or a program that cannot be
+            compiled.
 
     Example:
         >>> [subject.name for subject in make_subjects(["ripple", "copy"], n=3, examples=8)]
         ['ripple', 'copy']
     """
+    check_positive("examples", examples)
     if examples < 8:
         raise InputError(
             "examples", expected="at least 8", given=str(examples), fix="Draw more inputs."
         )
+    check_positive("n", n)
     subjects = []
-    for given in programs:
-        program = get_program(given) if isinstance(given, str) else given
+    for program in several_programs(programs):
         task = get_task(program.task, **program.task_settings)
         generator = torch.Generator().manual_seed(seed)
         batch = task.sample(torch.full((examples,), n), generator=generator)

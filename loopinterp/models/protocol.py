@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from loopinterp.errors import InputError
+
 if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
@@ -66,11 +68,29 @@ def bind(model: LoopedModel | Any, inputs: Tensor) -> Iteration:
     Models whose step depends on the tokens beyond ``e`` (abacus positions on queries and
     keys) offer ``bind`` themselves, and it is used.
     """
+    need_model(model)
     own = getattr(model, "bind", None)
     if own is not None:
         return own(inputs)
     e = model.embed(inputs)
     return _iterate(model, e, model.initial_state(e))
+
+
+def need_model(model: object) -> None:
+    """Check that a model has the protocol's methods.
+
+    Raises:
+        InputError: it has not.
+    """
+    if hasattr(model, "bind") or isinstance(model, LoopedModel):
+        return
+    wrapped = isinstance(getattr(model, "model", None), LoopedModel)
+    raise InputError(
+        "model",
+        expected="a looped model, with embed, initial_state, step and readout",
+        given=type(model).__name__,
+        fix="Pass its .model." if wrapped else "Pass a LoopedTransformer, or wrap your own model.",
+    )
 
 
 def _iterate(model: LoopedModel, e: Tensor, h0: Tensor) -> Iteration:

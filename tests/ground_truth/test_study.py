@@ -7,7 +7,13 @@ import pytest
 import torch
 
 from loopinterp.errors import InputError
-from loopinterp.ground_truth import CHECKS, GroundTruth, ground_truth_study, make_subjects
+from loopinterp.ground_truth import (
+    CHECKS,
+    GroundTruth,
+    ground_truth_study,
+    make_subjects,
+    robustness_study,
+)
 from loopinterp.ground_truth.attention import score_heads
 from loopinterp.ground_truth.dynamics import score_dynamics
 from loopinterp.ground_truth.interventions import (
@@ -137,3 +143,27 @@ def test_the_table_figures_and_summary_say_what_was_missed(result):
 def test_bad_arguments_are_named(call, words, ripple):
     with pytest.raises(InputError, match=words):
         call(ripple)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda s: ground_truth_study([s], tools=[]), "a list of tools"),
+        (lambda s: ground_truth_study([s], tools="probes"), "a list of tools"),
+        (lambda s: make_subjects("ripple"), r"Pass \['ripple'\]"),
+        (lambda s: make_subjects(["ripple"], n=0), "n: expected an integer >= 1"),
+        (lambda s: robustness_study(["ripple"], levels=[]), "levels"),
+    ],
+)
+def test_what_is_no_list_of_subjects_or_tools_is_refused(call, words, ripple):
+    with pytest.raises(InputError, match=words):
+        call(ripple)
+
+
+def test_noise_spoils_the_tools_no_sooner_than_the_behaviour():
+    result = robustness_study(["prefix_xor"], levels=(0.001, 0.5), n=4, examples=64)
+    assert result.behaviour[0] == 1 and result.value[0].min() == 1
+    assert result.behaviour[1] < 0.9 and result.value[1].min() < 0.9
+    (finding,) = result.summary()
+    assert "0.1%" in finding.text
+    assert len(result.figures()) == 1

@@ -111,6 +111,11 @@ class InterchangeResult(Result):
                 f"No two of these inputs differ in a variable of “{plain(self.program)}” that "
                 "changes its answer, so nothing was swapped."
             )
+            if any(self.whole):
+                text += (
+                    " Whole states are swapped only where both have the same token; give the "
+                    "variables' subspaces to swap elsewhere."
+                )
             return [Finding(kind="program", text=text)]
         controls = {swap: self.pooled(swap) for swap in self.swaps if swap != VARIABLE}
         shown = [f"{swap} {percent(c[0])}" for swap, c in controls.items() if c[3]]

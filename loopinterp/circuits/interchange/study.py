@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from loopinterp.circuits.given import one_program
 from loopinterp.circuits.interchange.inputs import Plan, check_subspaces, make_plan
 from loopinterp.circuits.interchange.pairs import NONE, Cell, CellFinder
 from loopinterp.circuits.interchange.result import (
@@ -38,10 +39,9 @@ from loopinterp.circuits.runs import (
     states_after,
 )
 from loopinterp.circuits.subspaces import CONTROL_ENERGY, energy_rank, project, random_subspaces
-from loopinterp.models.protocol import bind
+from loopinterp.models.protocol import bind, need_model
 from loopinterp.probing.states import describe_model
 from loopinterp.rasp.language import UNKNOWN
-from loopinterp.rasp.registry import get_program
 from loopinterp.results import study
 
 if TYPE_CHECKING:
@@ -113,7 +113,8 @@ def interchange_study(
         >>> float(np.nanmin(result.iia))
         1.0
     """
-    chosen = get_program(program) if isinstance(program, str) else program
+    chosen = one_program(program)
+    need_model(model)
     plan = make_plan(
         chosen,
         batch,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from loopinterp.circuits.sections import BLOCK, CODA, PRELUDE
+from loopinterp.circuits.sections import BLOCK, CODA, PRELUDE, after
 from loopinterp.results import Figure, Finding, Result, percent
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class PatchingSweep(Result):
     def _place(self, row: dict[Any, Any]) -> str:
         """Where a row of the table was patched, in words."""
         if self.component == "state":
-            where = f"after {row['loop']} loops"
+            where = after(row["loop"])
         elif row["section"] == BLOCK:
             where = f"in loop {row['loop']}, layer {row['layer']}"
         else:

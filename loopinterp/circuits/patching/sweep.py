@@ -49,8 +49,8 @@ def patching_sweep(
     r"""Put one activation of the source's run into the base's run, place by place.
 
     Patching as it is done for denoising: the run of ``base`` goes on with the source's activation
-    at one (loop, layer, head, position). With answers :math:`y = \mathrm{argmax}` of the logits, and P
-    the positions that are scored and that the two runs answer differently,
+    at one (loop, layer, head, position). With answers :math:`y = \mathrm{argmax}` of the logits,
+    and P the positions that are scored and that the two runs answer differently,
 
     .. math::
         \text{recovered} = \operatorname{mean}_P [y_\text{patched} = y_\text{source}], \qquad

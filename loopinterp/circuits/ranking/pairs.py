@@ -120,9 +120,11 @@ def _apart(
 
     None are told apart by swaps that take an answer away from a rival.
     """
+    if not len(swaps):
+        return torch.zeros(0, len(programs), len(programs), dtype=torch.bool)
     said, clear = [], torch.ones(len(swaps), dtype=torch.bool)
+    last = int(swaps.loop.max()) + max(watched)
     for program in programs:
-        last = int(swaps.loop.max()) + max(watched) if len(swaps) else 0
         runs = ProgramRuns(program, swaps, lag=0, n_loops=last)
         prediction = runs.predict(Alignment(), watched)
         changed = prediction.base != prediction.swapped

@@ -211,13 +211,3 @@ class ProgramRanking(Result):
             f"“{plain(v.nearest)}”: the model follows it in {share}. But {'; '.join(v.reasons)}. "
             f"It fails most {v.weakest_place} ({percent(v.weakest_score)})."
         )
-
-
-def after(loop: int) -> str:
-    """When a swap is made, in words.
-
-    Example:
-        >>> after(1), after(3)
-        ('after 1 loop', 'after 3 loops')
-    """
-    return f"after {loop} loop" + ("s" if loop != 1 else "")

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 
 from loopinterp.circuits.behaviour import behaviour_scores
+from loopinterp.circuits.given import check_positive, need_batch, several_programs
 from loopinterp.circuits.intervals import Intervals, scores_by_stratum
 from loopinterp.circuits.ranking.pairs import RivalSwaps, rival_swaps
-from loopinterp.circuits.ranking.result import ProgramRanking, after
+from loopinterp.circuits.ranking.result import ProgramRanking
 from loopinterp.circuits.runs import (
     AT_THE_END,
     DELAYS,
@@ -22,12 +23,13 @@ from loopinterp.circuits.runs import (
     prepare_swaps,
 )
 from loopinterp.circuits.scoring import agreements, lay_over
+from loopinterp.circuits.sections import after
 from loopinterp.circuits.subspaces import CONTROL_ENERGY, energy_rank, random_subspaces
 from loopinterp.circuits.verdict import THRESHOLD, decide
 from loopinterp.errors import InputError
+from loopinterp.models.protocol import need_model
 from loopinterp.probing.states import check_loops, describe_model
 from loopinterp.rasp.program import LoopProgram
-from loopinterp.rasp.registry import get_program
 from loopinterp.results import study
 from loopinterp.tasks.sampling import check_tokens
 from loopinterp.tasks.task import IGNORE
@@ -83,8 +85,9 @@ def rank_programs(
         seed: Seed of swaps, random directions and bootstrap.
 
     Raises:
-        InputError: fewer than two rivals, or two of one name; inputs that are not their tokens
-            or not of one length; loops out of range; no swap on which two rivals disagree.
+        InputError: fewer than two rivals, two of one name or of different tasks; inputs that are
+            not their tokens or not of one length; loops out of range; no swap on which two rivals
+            disagree.
 
     Example:
         >>> from loopinterp.rasp import compile_program
@@ -94,8 +97,10 @@ def rank_programs(
         >>> rank_programs(model, ["ripple", "sticky_ripple", "lookahead"], batch).verdict.winner
         'ripple'
     """
-    rivals = [get_program(p) if isinstance(p, str) else p for p in programs]
-    last, steps = _check(rivals, batch, loops)
+    rivals = several_programs(programs)
+    check_positive("swaps_per_loop", swaps_per_loop)
+    last, steps = _check(rivals, need_batch(batch), loops)
+    need_model(model)
     with study(
         seed,
         study="ranking",
@@ -257,6 +262,14 @@ def _check(
             expected="two rivals or more, each with its own name",
             given=repr(names),
             fix="Write a rival, or see interchange_study for one program alone.",
+        )
+    tasks = sorted({program.task for program in rivals})
+    if len(tasks) > 1:
+        raise InputError(
+            "programs",
+            expected="rivals of one task",
+            given=f"programs of {', '.join(tasks)}",
+            fix="Leave out those of other tasks: their tokens mean something else.",
         )
     for program in rivals:
         check_tokens(batch.inputs, len(program.inputs), f"inputs for program {program.name}")

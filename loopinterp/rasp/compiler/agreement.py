@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from loopinterp.errors import InputError
 from loopinterp.rasp import graph
+from loopinterp.rasp.compiler.compiled import Compiled, need_compiled
 from loopinterp.rasp.interpreter import evaluate
 from loopinterp.rasp.language import UNKNOWN
+from loopinterp.tasks.sampling import check_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,7 +21,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from loopinterp.rasp.compiler.circuit import Circuit, HeadNode
-    from loopinterp.rasp.compiler.compiled import Compiled
     from loopinterp.rasp.program import LoopProgram
     from loopinterp.rasp.trace import Trace
 
@@ -64,7 +66,8 @@ def compare_with_program(
         n_loops: Loops to run.
 
     Raises:
-        InputError: the tokens are not of this program, or too long.
+        InputError: no compiled model, tokens that are not of its program or too long, or a wrong
+            number of loops.
 
     Example:
         >>> from loopinterp.rasp import compile_program
@@ -72,6 +75,12 @@ def compare_with_program(
         >>> compare_with_program(compiled, torch.tensor([[4, 1, 0, 1, 2, 3]]), n_loops=3).exact
         True
     """
+    need_compiled(compiled)
+    check_tokens(tokens, len(compiled.program.inputs), f"tokens of {compiled.program.name}")
+    if isinstance(n_loops, bool) or not isinstance(n_loops, int) or n_loops < 0:
+        raise InputError(
+            "n_loops", expected="an integer >= 0", given=repr(n_loops), fix="Count loops from 0."
+        )
     wrong = dict.fromkeys(compiled.circuit.variables, 0)
     attention: dict[str, float] = {}
     values, answers, error = 0, 0, 0.0

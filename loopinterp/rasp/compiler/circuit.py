@@ -199,16 +199,20 @@ class Circuit:
         """The value of a variable in a state: the one whose direction is read most.
 
         Raises:
-            InputError: there is no such variable, or the state is of another width.
+            InputError: there is no such variable, or that is no state of the model.
         """
-        read = self.of(variable).read.to(state)
-        if state.shape[-1] != read.shape[1]:
+        read = self.of(variable).read
+        is_state = isinstance(state, torch.Tensor) and state.is_floating_point()
+        if not is_state or state.shape[-1:] != read.shape[1:]:
             raise InputError(
                 "state",
-                expected=f"a last axis of d_model = {read.shape[1]}",
-                given=str(list(state.shape)),
+                expected=f"floating-point numbers with a last axis of d_model = {read.shape[1]}",
+                given=f"{state.dtype} of shape {list(state.shape)}"
+                if isinstance(state, torch.Tensor)
+                else type(state).__name__,
                 fix="Pass states of the model that this circuit belongs to.",
             )
+        read = read.to(state)
         values = torch.tensor(self.variables[variable].values, device=state.device)
         return values[(state @ read.mT).argmax(-1)]
 

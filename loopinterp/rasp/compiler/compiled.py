@@ -103,6 +103,21 @@ def _in_short(program: LoopProgram) -> str:
     return f"{program.name!r} with variables {variables} and {len(program.inputs)} input tokens"
 
 
+def need_compiled(compiled: object) -> None:
+    """Check that something is a compiled model with its circuit.
+
+    Raises:
+        InputError: it is not.
+    """
+    if not isinstance(compiled, Compiled):
+        raise InputError(
+            "compiled",
+            expected="a Compiled: a model with its circuit",
+            given=type(compiled).__name__,
+            fix="Pass what compile_program gives, not its .model.",
+        )
+
+
 def compile_program(
     program: LoopProgram | str, *, max_length: int, n_outputs: int | None = None
 ) -> Compiled:

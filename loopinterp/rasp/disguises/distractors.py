@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from loopinterp.errors import InputError
-from loopinterp.rasp.compiler.compiled import Compiled
+from loopinterp.rasp.compiler.compiled import Compiled, need_compiled
 from loopinterp.rasp.disguises.draws import check_whole, generator
 from loopinterp.rasp.disguises.places import Held, Places
 from loopinterp.rasp.disguises.weights import Weights, layers, moved, rebuilt, weights_of
@@ -57,6 +57,7 @@ def distract(
         >>> config.n_heads, config.d_mlp - plain.model.config.d_mlp, config.d_model
         (2, 4, 21)
     """
+    need_compiled(compiled)
     check_whole("heads", heads, least=0)
     check_whole("neurons", neurons, least=0)
     check_whole("width", width, least=1)

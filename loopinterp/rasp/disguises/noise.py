@@ -7,7 +7,7 @@ import math
 import torch
 
 from loopinterp.errors import InputError
-from loopinterp.rasp.compiler.compiled import Compiled
+from loopinterp.rasp.compiler.compiled import Compiled, need_compiled
 from loopinterp.rasp.disguises.draws import generator
 from loopinterp.rasp.disguises.weights import rebuilt, weights_of
 
@@ -48,6 +48,7 @@ def add_noise(compiled: Compiled, *, relative: float, seed: int) -> Compiled:
             given=repr(relative),
             fix="Pass 0.01 for noise of a hundredth of each matrix.",
         )
+    need_compiled(compiled)
     g, weights = generator(seed), weights_of(compiled)
     for name, w in weights.items():
         if name.endswith("weight"):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from loopinterp.rasp.compiler.compiled import Compiled
+from loopinterp.rasp.compiler.compiled import Compiled, need_compiled
 from loopinterp.rasp.disguises.draws import generator, random_rotation
 from loopinterp.rasp.disguises.weights import Weights, layers, rebuilt, weights_of
 
@@ -36,6 +36,7 @@ def permute(compiled: Compiled, *, seed: int) -> Compiled:
         ['block.0.head.0']
     """
     g = generator(seed)
+    need_compiled(compiled)
     config, weights = compiled.model.config, weights_of(compiled)
     heads, neurons = {}, {}
     for section, layer, prefix in layers(config):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loopinterp.rasp.compiler.compiled import Compiled
+from loopinterp.rasp.compiler.compiled import Compiled, need_compiled
 from loopinterp.rasp.disguises.draws import generator, random_rotation
 from loopinterp.rasp.disguises.weights import moved, rebuilt, weights_of
 
@@ -33,6 +33,7 @@ def rotate(compiled: Compiled, *, seed: int) -> Compiled:
         >>> turned.circuit.disguises
         ('rotated (seed 0)',)
     """
+    need_compiled(compiled)
     q = random_rotation(compiled.model.config.d_model, generator(seed))
     weights = moved(weights_of(compiled), q, q.mT)
     return rebuilt(compiled, weights, compiled.circuit.moved(q, q.mT), f"rotated (seed {seed})")

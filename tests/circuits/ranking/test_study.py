@@ -198,9 +198,15 @@ def test_bad_arguments_are_named(maxima):
     with pytest.raises(InputError, match="numbers from 1 to"):
         rank_programs(model, RIVALS, maxima, loops=[0, 1])
     mixed = PrefixSum().sample(torch.tensor([3, 4]), generator=torch.Generator().manual_seed(0))
+    xor = get_program("prefix_xor")
     with pytest.raises(InputError, match="one length"):
-        rank_programs(model, ["prefix_xor", RIPPLE], mixed)
+        rank_programs(model, [xor, dataclasses.replace(xor, name="twin")], mixed)
     with pytest.raises(InputError, match=r"tokens in 0\.\.3"):
-        rank_programs(model, [get_program("prefix_xor"), RIPPLE], maxima)
+        rank_programs(model, [xor, dataclasses.replace(xor, name="twin")], maxima)
+    with pytest.raises(InputError, match="rivals of one task"):
+        rank_programs(model, [xor, RIPPLE], maxima)
+    same = maxima[torch.zeros(8, dtype=torch.long)]
+    with pytest.raises(InputError, match="disagree"):
+        rank_programs(model, RIVALS, same)
     with pytest.raises(InputError, match="disagree"):
         rank_programs(model, [KEEPER, dataclasses.replace(KEEPER, name="twin")], maxima)

@@ -102,8 +102,11 @@ def plan(source: Source, domains: Mapping[Expr, Values]) -> Plan:
 
     coda = Section("coda", source, domains, known, indices)
     answer = coda.function(source.finish)
+    name = f"answer: {code(source.finish, short=True)}"
     if not answer.for_attention:
-        answer = of_feature(coda.held.hold(answer, f"answer: {code(source.finish, short=True)}"))
+        answer = of_feature(coda.held.hold(answer, name))
+    if _is_rough(answer, at_the_end):
+        answer = of_feature(coda.held.hold(answer, f"{name}, restored"))
 
     sections = (
         _section(prelude, list(targets), targets, []),
@@ -116,6 +119,17 @@ def plan(source: Source, domains: Mapping[Expr, Values]) -> Plan:
         *variables.values(),
     ]
     return Plan(source, persistent, embedded, *sections, answer)
+
+
+def _is_rough(answer: Function, at_the_end: list[tuple[Feature, Writes]]) -> bool:
+    """Whether an answer is read from thresholds on a number.
+
+    Their units take large numbers from one another, so that in another basis they are exact to
+    some 1e-5 and not to 1e-7: enough for whatever reads flags, but not for logits.
+    """
+    written = {variable: writes.how for variable, writes in at_the_end}
+    ways = [written.get(f) or (f.writes.how if f.writes else "") for f in answer.features]
+    return any(how not in ("", "constant", "rules", "levels", "found") for how in ways)
 
 
 def _prepare(

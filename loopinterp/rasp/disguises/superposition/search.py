@@ -9,7 +9,7 @@ import torch
 
 from loopinterp.errors import InputError
 from loopinterp.rasp.compiler.circuit import Superposition
-from loopinterp.rasp.compiler.compiled import Compiled
+from loopinterp.rasp.compiler.compiled import Compiled, need_compiled
 from loopinterp.rasp.disguises.draws import check_whole, generator
 from loopinterp.rasp.disguises.noise import NOISE
 from loopinterp.rasp.disguises.places import (
@@ -55,6 +55,7 @@ class FrameSearch:
     """
 
     def __init__(self, compiled: Compiled) -> None:
+        need_compiled(compiled)
         _check_exact(compiled.circuit)
         self.weights = weights_of(compiled)
         self.places = Places(compiled.circuit)
