@@ -64,7 +64,8 @@ def draw(what: LoopProgram | Seq | Circuit) -> go.Figure:
             "what to draw",
             expected="a LoopProgram, a sequence expression or a Circuit",
             given=type(what).__name__,
-            fix="Pass get_program('ripple'), or an expression such as cumsum(tokens).",
+            fix="Pass get_program('ripple'), an expression such as cumsum(tokens), or "
+            "compiled.circuit.",
         )
     drawn = {name: boxes(results) for name, results in parts.items()}
     return _figure(drawn, title)

@@ -64,7 +64,7 @@ def interchange_study(
     subspaces: Mapping[str, Float[Tensor, "rank d_model"]] | None = None,
     n_loops: int | None = None,
     loops: Sequence[int] | None = None,
-    delays: tuple[int, ...] = (1, AT_THE_END),
+    delays: Sequence[int] = (1, AT_THE_END),
     pairs_per_cell: int = 64,
     seed: int = 0,
 ) -> InterchangeResult:
@@ -120,7 +120,7 @@ def interchange_study(
         batch,
         n_loops=n_loops,
         loops=loops,
-        delays=delays,
+        delays=tuple(delays),
         per_cell=pairs_per_cell,
         device=device_of(model),
     )

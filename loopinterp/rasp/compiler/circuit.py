@@ -144,7 +144,7 @@ class Superposition:
         return self.error_bound < 1
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Circuit:
     """Nodes, edges and directions of a compiled model.
 
@@ -177,6 +177,15 @@ class Circuit:
     directions: Mapping[str, Directions]
     disguises: tuple[str, ...] = ()
     superposition: Superposition | None = None
+
+    def __repr__(self) -> str:
+        parts = (
+            ("features", self.features),
+            ("heads", self.heads),
+            ("neuron groups", self.neurons),
+        )
+        sizes = ", ".join(f"{len(nodes)} {name}" for name, nodes in parts)
+        return f"<Circuit {', '.join((self.program, *self.disguises))}: {sizes}>"
 
     @property
     def variables(self) -> dict[str, HeldFeature]:

@@ -27,7 +27,7 @@ MAX_CLASSES = MAX_TABLE
 """Most classes of an answer, as of input tokens."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Compiled:
     """A looped transformer that runs a program, with its circuit.
 
@@ -40,6 +40,11 @@ class Compiled:
     model: LoopedTransformer
     circuit: Circuit
     program: LoopProgram
+
+    def __repr__(self) -> str:
+        config = self.model.config
+        layers = f"{config.n_prelude} + {config.n_layers} + {config.n_coda}"
+        return f"<Compiled {self.program.name}: d_model {config.d_model}, layers {layers}>"
 
     def save(self, folder: str | Path) -> None:
         """Write model and circuit to a folder.
@@ -55,14 +60,14 @@ class Compiled:
         cls,
         folder: str | Path,
         *,
-        program: LoopProgram | None = None,
+        program: LoopProgram | str | None = None,
         device: torch.device | str = "cpu",
     ) -> Compiled:
         """Read what :meth:`save` wrote.
 
         Args:
             folder: The folder.
-            program: The program, if it is not a registered one.
+            program: The program or its name, if it is not registered under the saved one.
             device: Where to put the model.
 
         Raises:
@@ -70,6 +75,7 @@ class Compiled:
             InputError: the program is not registered and not given, or another one.
         """
         circuit = Circuit.load(folder)
+        program = get_program(program) if isinstance(program, str) else program
         if program is None and circuit.program in list_programs():
             program = get_program(circuit.program)
         if program is None or not _runs(circuit, program):
