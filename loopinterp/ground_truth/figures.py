@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from loopinterp.ground_truth.result import GroundTruth
 
 
+ROW = 19
+"""Pixels of a row of the table: enough for its name."""
+
+
 def ground_truth_figures(result: GroundTruth) -> list[Figure]:
     """The table of all scores, and each check beside its control."""
     return [_table(result), _controls(result)]
@@ -49,7 +53,9 @@ def _table(result: GroundTruth) -> Figure:
     plot.data[0].update(
         customdata=shown, hovertemplate="%{y}<br>%{x}: %{customdata}<extra></extra>"
     )
-    plot.update_layout(height=260 + 22 * len(result.models))
+    meta = dict(plot.layout.meta["loopinterp"])
+    meta["panel_height"] = max(meta["panel_height"], ROW * len(result.models))
+    plot.update_layout(height=meta["panel_height"] + 200, meta={"loopinterp": meta})
     missed = [f"{check} on {model}" for model, check, _, _ in result.missed]
     return Figure(
         title="Every tool on every model whose circuit is known",

@@ -60,7 +60,7 @@ class Robustness(Result):
             y_title="score",
             y_range=(0, 1.02),
         )
-        plot.update_xaxes(type="log")
+        plot.update_xaxes(type="log", tickvals=self.levels, ticktext=list(map(str, self.levels)))
         return [
             Figure(
                 title="How much noise on the weights the tools stand",
