@@ -77,9 +77,12 @@ def compare_with_program(
     """
     need_compiled(compiled)
     check_tokens(tokens, len(compiled.program.inputs), f"tokens of {compiled.program.name}")
-    if isinstance(n_loops, bool) or not isinstance(n_loops, int) or n_loops < 0:
+    if isinstance(n_loops, bool) or not isinstance(n_loops, int) or n_loops < 1:
         raise InputError(
-            "n_loops", expected="an integer >= 0", given=repr(n_loops), fix="Count loops from 0."
+            "n_loops",
+            expected="an integer >= 1",
+            given=repr(n_loops),
+            fix="A model runs at least one loop.",
         )
     wrong = dict.fromkeys(compiled.circuit.variables, 0)
     attention: dict[str, float] = {}
@@ -89,8 +92,9 @@ def compare_with_program(
         states, in_loops = _patterns(compiled, part, n_loops)
         logits, in_coda = _coda_patterns(compiled, part, states)
         for name, expected in trace.variables.items():
-            wrong[name] += int((compiled.circuit.decode(name, states) != expected).sum())
-            error = max(error, _state_error(compiled.circuit, name, states, expected))
+            wrongly, apart = _differences(compiled.circuit, name, states, expected)
+            wrong[name] += wrongly
+            error = max(error, apart)
             values += expected.numel()
         decided = trace.outputs != UNKNOWN
         answers += int(((logits.argmax(-1) != trace.outputs) & decided).sum())
@@ -106,10 +110,14 @@ def _parts(tokens: Tensor, n_loops: int, d_model: int) -> Iterator[Tensor]:
     return iter(tokens.split(size))
 
 
-def _state_error(circuit: Circuit, name: str, states: Tensor, expected: Tensor) -> float:
+def _differences(
+    circuit: Circuit, name: str, states: Tensor, expected: Tensor
+) -> tuple[int, float]:
+    """How many values of a variable are decoded wrongly, and the largest error of its reads."""
     reads = states @ circuit.of(name).read.to(states).mT
     values = torch.tensor(circuit.variables[name].values, device=states.device)
-    return float((reads - (expected[..., None] == values).to(reads)).abs().max())
+    wrong = int((values[reads.argmax(-1)] != expected).sum())
+    return wrong, float((reads - (expected[..., None] == values).to(reads)).abs().max())
 
 
 Pattern = tuple["HeadNode", int, "Tensor"]

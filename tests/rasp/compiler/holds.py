@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from loopinterp.rasp import UNKNOWN
-from loopinterp.rasp.compiler import Agreement, Compiled, compare_with_program
+from loopinterp.rasp.compiler import Agreement, Circuit, Compiled, compare_with_program
 
 TOLERANCE = 1e-3
 
@@ -88,3 +88,19 @@ def _heads_are_described(
     writing = out.abs().sum((0, 2)).nonzero().flatten().tolist()
     assert writing == sorted(heads)
     assert not part["attn.out.bias"].any()
+
+
+def same(one: Circuit, other: Circuit) -> bool:
+    """Whether two circuits are equal, to the last bit of their directions."""
+    fields = ("program", "inputs", "max_length", "features", "heads", "neurons", "edges")
+    named = all(getattr(one, name) == getattr(other, name) for name in (*fields, "disguises"))
+    return (
+        named
+        and dict(one.n_layers) == dict(other.n_layers)
+        and one.directions.keys() == other.directions.keys()
+        and all(
+            torch.equal(old.write, other.directions[name].write)
+            and torch.equal(old.read, other.directions[name].read)
+            for name, old in one.directions.items()
+        )
+    )

@@ -112,8 +112,9 @@ def test_inputs_are_those_of_the_program(ripple):
             compare_with_program(ripple, wrong, n_loops=1)
     with pytest.raises(InputError, match="sequence length"):
         compare_with_program(ripple, torch.zeros(2, 4).long(), n_loops=1)
-    with pytest.raises(InputError, match="n_loops"):
-        compare_with_program(ripple, INPUTS, n_loops=-1)
+    for n_loops in (0, -1):
+        with pytest.raises(InputError, match="n_loops: expected an integer >= 1"):
+            compare_with_program(ripple, INPUTS, n_loops=n_loops)
 
 
 def test_attention_is_even_over_what_is_selected_and_anything_where_nothing_is():

@@ -12,25 +12,10 @@ from loopinterp.rasp import list_programs
 from loopinterp.rasp.compiler import Circuit, compile_program
 from loopinterp.rasp.compiler.circuit import CIRCUIT_FILE, DIRECTIONS_FILE
 from loopinterp.storage import read_tensors, write_tensors
+from tests.rasp.compiler.holds import same
 
 RIPPLE = compile_program("ripple", max_length=5)
 TOKENS = torch.tensor([[4, 3, 1, 2, 0], [4, 0, 3, 3, 1]])
-
-
-def same(one: Circuit, other: Circuit) -> bool:
-    """Whether two circuits are equal, to the last bit of their directions."""
-    fields = ("program", "inputs", "max_length", "features", "heads", "neurons", "edges")
-    named = all(getattr(one, name) == getattr(other, name) for name in (*fields, "disguises"))
-    return (
-        named
-        and dict(one.n_layers) == dict(other.n_layers)
-        and one.directions.keys() == other.directions.keys()
-        and all(
-            torch.equal(old.write, other.directions[name].write)
-            and torch.equal(old.read, other.directions[name].read)
-            for name, old in one.directions.items()
-        )
-    )
 
 
 @pytest.mark.parametrize("name", list_programs())
@@ -63,7 +48,7 @@ def test_unknown_variables_and_strange_states_are_refused():
         RIPPLE.circuit.of("sum")
     with pytest.raises(InputError, match="carry"):
         RIPPLE.circuit.subspace("sum")
-    with pytest.raises(InputError, match=r"a last axis of d_model = \d+, got \[2, 3\]"):
+    with pytest.raises(InputError, match=r"a last axis of d_model = \d+, got .* of shape \[2, 3\]"):
         RIPPLE.circuit.decode("carry", torch.zeros(2, 3))
 
 

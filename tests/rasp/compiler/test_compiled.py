@@ -12,8 +12,8 @@ from loopinterp.rasp import UNKNOWN, get_program, shift_right, tokens, var
 from loopinterp.rasp.compiler import Compiled, compile_program
 from loopinterp.rasp.compiler.compiled import MAX_CLASSES
 from loopinterp.rasp.programs.unique_set import unique_set
+from tests.rasp.compiler.holds import same
 from tests.rasp.compiler.small_programs import program
-from tests.rasp.compiler.test_circuit import same
 
 u = var("u")
 MINE = program({"u": tokens}, {"u": shift_right(u)}, u, name="mine")

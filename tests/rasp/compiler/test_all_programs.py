@@ -1,0 +1,107 @@
+"""Every program, compiled: each variable, answer and selector is the program's, at every loop."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from loopinterp.rasp import get_program, list_programs
+from loopinterp.rasp.compiler import compile_program
+from loopinterp.rasp.programs.unique_set import unique_set
+from loopinterp.tasks import UniqueSet
+from tests.rasp.compiler.holds import agrees
+from tests.rasp.programs.inputs import every_input, task_of
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+PROGRAMS = list_programs()
+MOST = {"abacus_ripple": 128, "prefix_mod_5": 16_384, "token_addition": 1_024, "unique_set": 128}
+"""Inputs of one length that are tried where models are large or inputs many; else, all are."""
+
+LONG = {
+    "abacus_ripple": 14,
+    "binary_sum": 16,
+    "multiplication": 14,
+    "token_addition": 16,
+    "unique_set": 14,
+}
+"""Lengths of long inputs of programs whose models are large; those of all others are 64."""
+
+
+def compared(name: str, inputs: Tensor, n_loops: int) -> None:
+    compiled = compile_program(get_program(name), max_length=inputs.shape[1])
+    agrees(compiled, inputs, n_loops=n_loops)
+
+
+def lengths(name: str) -> list[int]:
+    """Lengths of which all inputs are tried.
+
+    Shorter inputs of aligned tasks are how longer ones begin, and no position sees what follows.
+    """
+    aligned = get_program(name).task in ("addition", "prefix_sum")
+    return [1, 2, 3, 4, 5, 8] if aligned or name in MOST else list(range(1, 9))
+
+
+@pytest.mark.parametrize(
+    ("name", "n"),
+    [
+        pytest.param(name, n, marks=[pytest.mark.slow] if n > 5 else [])
+        for name in PROGRAMS
+        for n in lengths(name)
+    ],
+)
+def test_all_inputs_run_as_the_program_does(name, n):
+    program = get_program(name)
+    inputs = every_input(task_of(program), n).inputs
+    if len(inputs) > MOST.get(name, len(inputs)):
+        chosen = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(n))
+        inputs = inputs[chosen[: MOST[name]]]
+    compared(name, inputs, program.n_loops(n) + 1)
+
+
+@pytest.mark.parametrize("n", range(1, 6))
+def test_all_sets_of_a_small_alphabet_run_as_the_program_does(n):
+    program = unique_set(3)
+    symbols = torch.tensor(list(itertools.product(range(3), repeat=n)))
+    inputs = UniqueSet(3).from_symbols(symbols, torch.full((len(symbols),), n)).inputs
+    compiled = compile_program(program, max_length=inputs.shape[1])
+    agrees(compiled, inputs, n_loops=program.n_loops(n) + 1)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_long_inputs_of_mixed_lengths_run_as_the_program_does(name):
+    program = get_program(name)
+    task = task_of(program)
+    generator = torch.Generator().manual_seed(0)
+    longest = LONG.get(name, 64)
+    for distribution in task.distributions:
+        n = torch.cat(
+            [torch.tensor([longest]), torch.randint(1, longest, (5,), generator=generator)]
+        )
+        inputs = task.sample(n, generator=generator, distribution=distribution).inputs
+        compared(name, inputs, program.n_loops(longest) + 1)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_sequences_that_are_no_prompts_run_as_the_program_does(name):
+    n_tokens = len(get_program(name).inputs)
+    generator = torch.Generator().manual_seed(0)
+    for length in (1, 5, 9):
+        compared(name, torch.randint(n_tokens, (150, length), generator=generator), 6)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_after_500_loops_the_state_is_still_exact(name):
+    program = get_program(name)
+    n = 1 if name in LONG else 4  # their models are large
+    inputs = every_input(task_of(program), n).inputs[:8]
+    compiled = compile_program(program, max_length=inputs.shape[1])
+    agrees(compiled, inputs, n_loops=500)
+    logits = compiled.model(inputs, n_loops=500, return_type="all_logits")
+    outputs = program.trace(inputs, 500).outputs
+    settled = program.n_loops(n)
+    if bool((outputs[settled:] == outputs[-1]).all()):
+        assert (logits[settled:] - logits[-1]).abs().max() < 1e-3
