@@ -65,29 +65,52 @@ def all_of_it_is_described(compiled: Compiled) -> None:
 def _neurons_are_described(
     compiled: Compiled, section: str, layer: int, part: dict[str, Tensor]
 ) -> None:
-    groups = [
-        g.neurons for g in compiled.circuit.neurons if (g.section, g.layer) == (section, layer)
-    ]
-    listed = [neuron for group in groups for neuron in group]
+    circuit = compiled.circuit
+    groups = [g for g in circuit.neurons if (g.section, g.layer) == (section, layer)]
+    listed = [neuron for group in groups for neuron in group.neurons]
     assert len(set(listed)) == len(listed)
-    used = part["mlp.fc_in.weight"].abs().sum(1) + part["mlp.fc_in.bias"].abs()
-    used += part["mlp.fc_out.weight"].abs().sum(0)
+    w_in, w_out = part["mlp.fc_in.weight"], part["mlp.fc_out.weight"]
+    used = w_in.abs().sum(1) + part["mlp.fc_in.bias"].abs() + w_out.abs().sum(0)
     assert set(used.nonzero().flatten().tolist()) == set(listed)
+    for group in groups:
+        neurons = list(group.neurons)
+        if group.how == "wipe":
+            assert group.writes == "" and not any(group.id in edge for edge in circuit.edges)
+            continue
+        _edges_are_weights(circuit, group.id, w_in[neurons], w_out[:, neurons])
 
 
 def _heads_are_described(
     compiled: Compiled, section: str, layer: int, part: dict[str, Tensor]
 ) -> None:
-    config = compiled.model.config
-    heads = [
-        head.head
-        for head in compiled.circuit.heads
-        if (head.section, head.layer) == (section, layer)
-    ]
-    out = part["attn.out.weight"].reshape(-1, config.n_heads, config.head_width)
+    circuit, config = compiled.circuit, compiled.model.config
+    heads = [h for h in circuit.heads if (h.section, h.layer) == (section, layer)]
+    out = part["attn.out.weight"].unflatten(1, (config.n_heads, config.head_width))
+    qkv = part["attn.qkv.weight"].unflatten(0, (3, config.n_heads, config.head_width))
     writing = out.abs().sum((0, 2)).nonzero().flatten().tolist()
-    assert writing == sorted(heads)
+    assert writing == sorted(head.head for head in heads)
     assert not part["attn.out.bias"].any()
+    for head in heads:
+        _edges_are_weights(circuit, head.id, qkv[:, head.head].flatten(0, 1), out[:, head.head])
+
+
+def _edges_are_weights(circuit: Circuit, node: str, reads: Tensor, writes: Tensor) -> None:
+    """A node reads each feature that leads to it, and writes where it leads to; nothing else."""
+    before = [source for source, target in circuit.edges if target == node]
+    after = [target for source, target in circuit.edges if source == node]
+    assert after
+    read = reads.abs().sum(0)
+    for feature in before:
+        assert (circuit.directions[feature].write.abs() @ read).any(), (feature, node)
+    assert not _elsewhere(circuit, before, read).any()
+    assert not _elsewhere(circuit, after, writes.abs().sum(1)).any()
+
+
+def _elsewhere(circuit: Circuit, features: list[str], amounts: Tensor) -> Tensor:
+    """What is left of amounts along coordinates, where none of the features stands."""
+    for feature in features:
+        amounts = amounts * (circuit.directions[feature].write.abs().sum(0) == 0)
+    return amounts
 
 
 def same(one: Circuit, other: Circuit) -> bool:

@@ -107,7 +107,7 @@ def fuse(
     grids = [_spread(arg, features, shape) for arg in args]
     table = np.broadcast_to(apply(grids), shape)
     simple = op is not None and all(len(arg.features) <= 1 for arg in args)
-    return _without_idle(
+    return without_idle(
         Function(features, table, (op, tuple(args)) if simple and op is not None else None)
     )
 
@@ -120,7 +120,7 @@ def _spread(arg: Function, features: tuple[Feature, ...], shape: tuple[int, ...]
     return np.broadcast_to(table[index], shape)
 
 
-def _without_idle(function: Function) -> Function:
+def without_idle(function: Function) -> Function:
     """The same function without the features that it does not depend on."""
     table, features = function.table, list(function.features)
     for axis in reversed(range(len(features))):

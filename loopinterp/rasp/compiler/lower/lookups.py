@@ -24,7 +24,7 @@ from loopinterp.rasp.compiler.lower.features import (
     one_if_any,
     read_any,
 )
-from loopinterp.rasp.compiler.lower.functions import Function
+from loopinterp.rasp.compiler.lower.functions import Function, without_idle
 
 MAX_UNITS = 8_192
 """Most units of one function."""
@@ -51,6 +51,7 @@ def lookup(function: Function, values: tuple[int, ...]) -> Writes | None:
     Returns:
         None where it would take too many units.
     """
+    function = without_idle(function)
     if not function.features:
         return Writes("constant", (), constants=((values.index(int(function.table)), 1.0),))
     found = rules(function, MAX_UNITS)
