@@ -93,7 +93,7 @@ class SpreadPairs:
                 pair, position = pair[chosen], position[chosen]
                 loop_of = torch.full_like(pair, loop)
                 found.append(torch.stack([base[pair], source[pair], position, loop_of]))
-        other = self._pairs(torch.cat(differing, 1), batch, same, generator)
+        other = self._pairs(torch.cat(differing, 1), batch, generator)
         if not len(other):
             raise InputError(
                 "batch",
@@ -103,12 +103,12 @@ class SpreadPairs:
                 fix="Draw more or longer inputs.",
             )
         other = other[self._choose(other, programs, generator)]
-        alike_pairs = self._pairs(torch.cat(alike, 1), batch, same, generator)
+        alike_pairs = self._pairs(torch.cat(alike, 1), batch, generator)
         some = evenly_by_class(_token_classes(alike_pairs), self.same_value, generator)
         return join([other, alike_pairs[some]], KIND, (OTHER_VALUE, SAME_VALUE))
 
     def _pairs(
-        self, found: Tensor, batch: Batch, same: Tensor, generator: torch.Generator
+        self, found: Tensor, batch: Batch, generator: torch.Generator
     ) -> InterchangePairs:
         base, source, position, loop = found
         positions = position[:, None]
@@ -214,7 +214,7 @@ def _apart(
     programs: Sequence[LoopProgram], pairs: InterchangePairs
 ) -> Bool[Tensor, "pair rival rival"]:
     """Whether two programs say different things of the whole answer, at some delay."""
-    said = [Prediction(p, pairs).restricted(_unchanged(pairs)) for p in programs]
+    said = [Prediction(p, pairs).claims(_unchanged(pairs)) for p in programs]
     rows = [torch.stack([a.apart(b).any(-1) for b in said], -1) for a in said]
     return torch.stack(rows, 1)
 

@@ -104,6 +104,7 @@ class Prediction:
         alignment: How the program lies over the model.
         names: The variables that are exchanged; all by default, as one exchanges a whole state.
         runs: The program's runs, where they are at hand.
+        steps: Delays to predict; those of the pairs' longest horizon by default.
 
     Raises:
         InputError: a loop of the pairs falls before the program's first under that alignment.
@@ -117,8 +118,10 @@ class Prediction:
         *,
         names: Sequence[str] | None = None,
         runs: ProgramRuns | None = None,
+        steps: int | None = None,
     ) -> None:
         self.pairs, self.alignment = pairs, alignment or Alignment()
+        self.steps = pairs.longest if steps is None else min(steps, pairs.longest)
         shift = self.alignment.shift
         self.runs = runs or ProgramRuns(
             program, pairs.inputs, n_loops=pairs.n_loops + max(shift, 0), lag=self.alignment.lag
@@ -137,7 +140,7 @@ class Prediction:
     def base(self) -> Int[Tensor, "pair delay pos"]:
         """Without the exchange."""
         pairs = self.pairs
-        delays = torch.arange(pairs.longest + 1, device=pairs.loop.device)
+        delays = torch.arange(self.steps + 1, device=pairs.loop.device)
         loops = (pairs.loop[:, None] + delays).clamp(max=pairs.n_loops) + self.alignment.shift
         return self.runs.trace.outputs[loops, pairs.base[:, None]].to(torch.int16)
 
@@ -152,11 +155,12 @@ class Prediction:
             positions=(pairs.positions - self.alignment.offset).clamp(min=0),
             loop=pairs.loop + shift,
             source_loop=pairs.source_loop + shift,
-            steps=pairs.longest,
+            steps=self.steps,
         )
 
-    def restricted(self, natural: Int[Tensor, "pair delay pos"]) -> Claims:
+    def claims(self, natural: Int[Tensor, "pair delay pos"]) -> Claims:
         """What it says of a model that answers so without the exchange."""
+        natural = natural[:, : self.steps + 1]
         changed = self.base != self.swapped
         silent = changed & (self.swapped == UNKNOWN)
         expected = torch.where(changed, self.swapped.to(natural), natural)
