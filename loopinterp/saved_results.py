@@ -13,6 +13,7 @@ MODULES = (
     "loopinterp.circuits.comparison",
     "loopinterp.circuits.decoding",
     "loopinterp.circuits.heads",
+    "loopinterp.circuits.variable_interchange",
     "loopinterp.dynamics.attention_stabilisation",
     "loopinterp.dynamics.convergence",
     "loopinterp.dynamics.extrapolation",

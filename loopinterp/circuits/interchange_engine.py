@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loopinterp.circuits.subspaces import project
+from loopinterp.circuits.subspaces import project, random_change
 from loopinterp.models import bind, device_of, iterate, reach
 
 if TYPE_CHECKING:
@@ -129,10 +129,8 @@ class InterchangeRun:
         return self.after(self.own + change)
 
     def random_change(self, generator: torch.Generator) -> Int[Tensor, "pair delay pos"]:
-        """Answers after a change of the same norm in a random direction: a control that bites."""
-        noise = torch.randn(self.own.shape, generator=generator).to(self.own)
-        scale = self.difference.norm(dim=-1, keepdim=True) / noise.norm(dim=-1, keepdim=True)
-        return self.after(self.own + scale * noise)
+        """Answers after a change of the same norm as the whole exchange, in a random direction."""
+        return self.after(self.own + random_change(self.difference, generator))
 
     @torch.no_grad()
     def after(self, state: Float[Tensor, "pair site d_model"]) -> Int[Tensor, "pair delay pos"]:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from loopinterp.circuits import ProgramModel
+from loopinterp.circuits.program_model import ProgramModel
 from loopinterp.errors import InputError
 from loopinterp.models import LoopedModel, bind
 from loopinterp.rasp import UNKNOWN, get_program, list_programs
