@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -81,7 +81,7 @@ class VariableInterchange(Result, kind="variable-interchange"):
             exchanged, and in the program all of its variables.
     """
 
-    VARIABLES = {
+    VARIABLES: ClassVar[dict[str, str]] = {
         "agreement": f"{_COUNTED} estimate",
         "pairs": _COUNTED,
         "whole_run": "intervention variable loop estimate",
@@ -105,7 +105,7 @@ class VariableInterchange(Result, kind="variable-interchange"):
         """
         n = self.data["whole_run_pairs"].sel(intervention=intervention).values
         share = self.data["whole_run"].sel(intervention=intervention, estimate="value").values
-        value, low, high = wilson_estimate(np.nansum(share * n), n.sum())
+        value, low, high = wilson_estimate(float(np.nansum(share * n)), int(n.sum()))
         return float(value), float(low), float(high), int(n.sum())
 
 
@@ -160,7 +160,7 @@ def interchange_study(
         >>> xor = get_program("prefix_xor")
         >>> task = get_task("prefix_sum")
         >>> batch = task.sample(4, batch_size=32, generator=torch.Generator().manual_seed(0))
-        >>> model = ProgramModel(xor, batch.inputs, n_loops=6)
+        >>> model = ProgramModel(xor, max_length=5)
         >>> where = {"prefix": model.subspace("prefix")}
         >>> float(interchange_study(model, xor, batch, subspaces=where).iia.min())
         1.0
@@ -184,15 +184,16 @@ def interchange_study(
         inputs=len(batch),
         pairs_per_loop=pairs_per_loop,
     ) as watch:
-        generator = torch.Generator().manual_seed(seed)
         finder = VariablePairs(
             ProgramRuns(chosen, batch.inputs, n_loops=last),
             batch,
             n_loops=last,
             apart=bases,
             per_loop=pairs_per_loop,
-            generator=generator,
+            generator=torch.Generator().manual_seed(seed),
         )
+        # Of its own, so that models of other widths are tried on the same pairs.
+        generator = torch.Generator().manual_seed(seed)
         tally = _Tally(chosen.variables, after, last)
         for variable in chosen.variables:
             pairs = finder.of(variable, after)
@@ -275,16 +276,14 @@ class _Tally:
         self, name: str, variable: str, pairs: InterchangePairs, right: Tensor, counts: Tensor
     ) -> None:
         """Count pairs that are right, [pair, delay] each, where they count."""
-        at = (
-            self.names.index(name),
-            self.variables.index(variable),
-            np.searchsorted(self.loops, pairs.loop.numpy()),
-        )
+        cell = self.names.index(name), self.variables.index(variable)
+        loop = np.searchsorted(self.loops, pairs.loop.numpy())
         within = torch.arange(right.shape[1]) <= pairs.horizon[:, None]
-        np.add.at(self.right, at, self._with_end(right & counts, pairs))
-        np.add.at(self.n, at, self._with_end(counts, pairs))
-        np.add.at(self.run_right, at, ((right | ~within).all(1) & counts.any(1)).numpy())
-        np.add.at(self.run_n, at, counts.any(1).numpy())
+        ever = counts.any(1)
+        np.add.at(self.right[cell], loop, self._with_end(right & counts, pairs))
+        np.add.at(self.n[cell], loop, self._with_end(counts, pairs))
+        np.add.at(self.run_right[cell], loop, ((right | ~within).all(1) & ever).numpy())
+        np.add.at(self.run_n[cell], loop, ever.numpy())
 
     def _with_end(self, x: Tensor, pairs: InterchangePairs) -> np.ndarray:
         """[pair, delay] -> all delays of the run, and one more: each pair's last."""

@@ -118,6 +118,6 @@ def _figure(result: VariableInterchange, delay: str) -> Figure:
             f"variable; and nothing, which is chance (at most {percent(np.nanmax(chance))}). A "
             "donor with the same value in another context must leave the answer as it is."
         ),
-        data=table[table["delay"] == delay],
+        data=table.query("delay == @delay", local_dict={"delay": delay}),
         section=SECTION,
     )

@@ -110,7 +110,9 @@ class VariablePairs:
         made = replace(pairs, source_loop=distance.argmin(0))
         return Control(made, self._otherwise(variable, pairs, self.predict(variable, made)))
 
-    def another_variable(self, variable: str, pairs: InterchangePairs) -> tuple[str, Control] | None:
+    def another_variable(
+        self, variable: str, pairs: InterchangePairs
+    ) -> tuple[str, Control] | None:
         """The variable that differs in most of the pairs, of those exchanged by themselves."""
         others = [n for n in self.runs.program.variables if n in self.apart and n != variable]
         if variable not in self.apart or not others:
