@@ -89,7 +89,7 @@ def test_states_that_no_run_reaches_go_on_as_in_the_program(name, program_model,
 def test_a_value_beyond_the_length_it_was_built_for_is_refused(additions):
     model = ProgramModel(get_program("lookahead"), max_length=5)
     e = model.embed(additions.inputs)
-    h = model.step(model.step(model.step(model.initial_state(e), e), e), e)
+    h = model.step(model.step(model.initial_state(e), e), e)
     with pytest.raises(InputError, match="longer inputs"):
         model.step(h, e)
 
