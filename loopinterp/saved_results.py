@@ -13,7 +13,7 @@ MODULES = (
     "loopinterp.circuits.comparison",
     "loopinterp.circuits.decoding",
     "loopinterp.circuits.heads",
-    "loopinterp.dynamics.attention",
+    "loopinterp.dynamics.attention_stabilisation",
     "loopinterp.dynamics.convergence",
     "loopinterp.dynamics.extrapolation",
     "loopinterp.lenses.attention",

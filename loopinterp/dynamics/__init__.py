@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 from loopinterp._lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from loopinterp.dynamics.attention import (
+    from loopinterp.dynamics.attention_stabilisation import (
         AttentionStabilisationResult as AttentionStabilisationResult,
     )
-    from loopinterp.dynamics.attention import attention_change as attention_change
-    from loopinterp.dynamics.attention import (
+    from loopinterp.dynamics.attention_stabilisation import attention_change as attention_change
+    from loopinterp.dynamics.attention_stabilisation import (
         attention_stabilisation_study as attention_stabilisation_study,
     )
     from loopinterp.dynamics.convergence import ConvergenceResult as ConvergenceResult
@@ -44,13 +44,13 @@ if TYPE_CHECKING:
     from loopinterp.dynamics.solvers.protocol import Status as Status
     from loopinterp.dynamics.solvers.registry import get_solver as get_solver
     from loopinterp.dynamics.solvers.registry import list_solvers as list_solvers
-    from loopinterp.dynamics.trajectories import run_loops as run_loops
+    from loopinterp.dynamics.state_trajectories import run_loops as run_loops
 
 __getattr__, __dir__, __all__ = lazy_exports(
     __name__,
     {
         "Anderson": ".solvers.anderson",
-        "AttentionStabilisationResult": ".attention",
+        "AttentionStabilisationResult": ".attention_stabilisation",
         "ContractionRates": ".measures",
         "ConvergenceResult": ".convergence",
         "ExtrapolationResult": ".extrapolation",
@@ -62,8 +62,8 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "Solver": ".solvers.protocol",
         "Spectrum": ".jacobian",
         "Status": ".solvers.protocol",
-        "attention_change": ".attention",
-        "attention_stabilisation_study": ".attention",
+        "attention_change": ".attention_stabilisation",
+        "attention_stabilisation_study": ".attention_stabilisation",
         "classify_regimes": ".regimes",
         "contraction_rates": ".measures",
         "convergence_study": ".convergence",
@@ -80,7 +80,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "readout_kl": ".readouts",
         "readout_margin": ".readouts",
         "relative_residual": ".measures",
-        "run_loops": ".trajectories",
+        "run_loops": ".state_trajectories",
         "settling_time": ".measures",
         "spectral_radius": ".jacobian",
         "stable_from": ".readouts",

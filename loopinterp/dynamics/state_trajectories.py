@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from loopinterp.dynamics.checks import check_count
-from loopinterp.errors import InputError
+from loopinterp.errors import InputError, check_integer
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -37,16 +36,16 @@ def run_loops(
         InputError: If ``n_loops`` is below 1, or if the starting state has the wrong shape or
             is not finite.
     """
-    check_count("n_loops", n_loops)
-    h = iteration.h0 if start is None else start
-    if h.shape != iteration.h0.shape:
+    check_integer("n_loops", n_loops, least=1)
+    h0 = iteration.h0 if start is None else start
+    if h0.shape != iteration.h0.shape:
         raise InputError(
             "start",
             expected=f"a state of shape {tuple(iteration.h0.shape)}",
-            given=f"shape {tuple(h.shape)}",
+            given=f"shape {tuple(h0.shape)}",
             fix="Start from a state of the same batch and length.",
         )
-    if not h.isfinite().all():
+    if not h0.isfinite().all():
         raise InputError(
             "initial state",
             expected="finite values",
@@ -54,11 +53,9 @@ def run_loops(
             fix="Check the model's weights and its input.",
         )
     with torch.no_grad():
-        states = h.new_empty(n_loops + 1, *h.shape)
-        states[0] = h
-        for loop in range(n_loops):
-            h = iteration.step(h)
-            states[loop + 1] = h
+        states = h0.new_empty(n_loops + 1, *h0.shape)
+        for loop, h in iteration.run(n_loops, state=h0):
+            states[loop] = h
     return states
 
 
@@ -72,12 +69,3 @@ def chunks(n_examples: int, bytes_per_example: int, limit: int | None = None) ->
     size = max(1, (CHUNK_BYTES if limit is None else limit) // max(1, bytes_per_example))
     for first in range(0, n_examples, size):
         yield slice(first, min(first + size, n_examples))
-
-
-def describe(model: Any) -> dict[str, Any]:
-    """A JSON-ready description of a model for a result's provenance."""
-    config = getattr(model, "config", None)
-    described: dict[str, Any] = {"class": type(model).__name__}
-    if config is not None and hasattr(config, "to_dict"):
-        described |= config.to_dict()
-    return described

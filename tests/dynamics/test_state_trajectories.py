@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from loopinterp.dynamics import run_loops
-from loopinterp.dynamics.trajectories import chunks, describe
+from loopinterp.dynamics.state_trajectories import chunks
 from loopinterp.errors import InputError
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, bind
 from tests.dynamics.toys import LinearModel
@@ -35,8 +35,3 @@ def test_chunks_cover_the_batch_once_even_where_one_example_is_too_large() -> No
     for n, size, limit in [(7, 10, 25), (3, 100, 10), (4, 1, 1000)]:
         rows = [row for part in chunks(n, size, limit) for row in range(n)[part]]
         assert rows == list(range(n))
-
-
-def test_a_description_is_the_class_and_the_configuration() -> None:
-    assert describe(LoopedTransformer(CONFIG))["d_model"] == 8
-    assert describe(LinearModel(torch.eye(2))) == {"class": "LinearModel"}

@@ -3,74 +3,61 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
 import torch
 
-from loopinterp.dynamics.checks import asked_positions, check_count, check_finite
 from loopinterp.dynamics.readouts import correctness, exact_match
-from loopinterp.dynamics.trajectories import chunks, describe
-from loopinterp.errors import InputError
-from loopinterp.results import Finding, Result, study
+from loopinterp.dynamics.state_checks import asked_positions, check_finite
+from loopinterp.dynamics.state_trajectories import chunks
+from loopinterp.errors import InputError, check_integer
+from loopinterp.models.model_description import describe_model
+from loopinterp.results import Result, study
 
 if TYPE_CHECKING:
+    import xarray as xr
     from jaxtyping import Float
     from torch import Tensor
 
     from loopinterp.models.looped_transformer import LoopedTransformer
-    from loopinterp.results import Figure
     from loopinterp.tasks.task import Batch
 
 FROZEN = 0.05
 """Share of its largest change under which a head counts as frozen."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class AttentionStabilisationResult(Result):
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class AttentionStabilisationResult(Result, kind="attention-stabilisation"):
     r"""Change of each head's pattern, :math:`\|A_t - A_{t-1}\|_F`, with exact match beside it.
 
-    Attributes:
-        change: Entry ``t`` is the change of the pattern from loop ``t - 1`` to loop ``t``; NaN
-            at loop 0.
-        exact: 1 where an example is right, read after loop ``t`` is done.
-        n_loops: Loops of the run.
+    Arrays:
+        change: At loop ``t``, the change of the pattern since loop ``t - 1``; NaN at loop 0.
+        exact: Whether an example is right, read after loop ``t`` is done.
         answer_loops: T(n) of each example.
     """
 
-    AXES: ClassVar[dict[str, tuple[str, ...]]] = {
-        "change": ("loop", "layer", "batch", "head"),
-        "exact": ("loop", "batch"),
+    VARIABLES: ClassVar[Mapping[str, str]] = {
+        "change": "loop layer batch head",
+        "exact": "loop batch",
+        "answer_loops": "batch",
     }
 
-    change: np.ndarray
-    exact: np.ndarray
-    n_loops: int
-    answer_loops: list[int]
+    @property
+    def n_loops(self) -> int:
+        """Loops of the run."""
+        return self.data.sizes["loop"]
 
-    def frozen_at(self) -> np.ndarray:
+    def frozen_at(self) -> xr.DataArray:
         """First loop from which a head's mean change stays under 5% of its largest, [layer, head].
 
-        -1 where it never does.
+        To the end of the run; -1 where there is no such loop.
         """
-        mean = self.change[1:].mean(axis=2)
-        moving = ~(mean < FROZEN * np.nanmax(mean, axis=0))
-        last = (moving * np.arange(1, self.n_loops)[:, None, None]).max(axis=0)
-        return np.where(last == self.n_loops - 1, -1, last + 1)
-
-    def summary(self) -> list[Finding]:
-        """What the study found, in plain words."""
-        from loopinterp.dynamics.summaries import attention_findings
-
-        return attention_findings(self)
-
-    def figures(self) -> list[Figure]:
-        """Change of every head, with exact match below it."""
-        from loopinterp.dynamics.figures import attention_figures
-
-        return attention_figures(self)
+        mean = self.data["change"].mean("batch").sel(loop=slice(1, None))
+        moving = ~(mean < FROZEN * mean.max("loop"))
+        last = (moving * mean["loop"]).max("loop")
+        return (last + 1).where(last < self.n_loops - 1, -1)
 
 
 def attention_change(
@@ -124,21 +111,21 @@ def attention_stabilisation_study(
     asked_positions(batch, "asked")
     if n_loops is None:
         n_loops = max(2, math.ceil(1.25 * int(batch.n_loops.max())))
-    check_count("n_loops", n_loops, least=2)
+    check_integer("n_loops", n_loops, least=2)
     n_pos = batch.inputs.shape[1]
     pattern_bytes = model.config.n_heads * n_pos**2 * model.dtype.itemsize
-    with study(0, model=describe(model), n_loops=n_loops, n_examples=len(batch)) as watch:
+    with study(0, model=describe_model(model), n_loops=n_loops, n_examples=len(batch)) as watch:
         parts = [
             _follow(model, batch[rows], n_loops) for rows in chunks(len(batch), 4 * pattern_bytes)
         ]
         change, exact = torch.cat([p[0] for p in parts], dim=2), torch.cat([p[1] for p in parts], 1)
         missing = torch.full_like(change[:1], float("nan"))
-        return AttentionStabilisationResult(
-            change=torch.cat([missing, change]).numpy(),
-            exact=exact.numpy(),
-            n_loops=n_loops,
-            answer_loops=batch.n_loops.tolist(),
-            provenance=watch.provenance(),
+        return AttentionStabilisationResult.of(
+            watch,
+            coords={"loop": range(n_loops)},
+            change=torch.cat([missing, change]),
+            exact=exact,
+            answer_loops=batch.n_loops.cpu(),
         )
 
 
@@ -163,7 +150,7 @@ def _follow(model: LoopedTransformer, batch: Batch, n_loops: int) -> tuple[Tenso
 
     def score(state: Tensor, hook: object) -> None:
         right = correctness(model.readout(state).argmax(dim=-1), batch.targets)
-        exact.append(exact_match(right).to(torch.int8).cpu())
+        exact.append(exact_match(right).bool().cpu())
 
     def sites(component: str, layer: int | None = None) -> list[str]:
         names = model.site(component, loop=slice(None), layer=layer, n_loops=n_loops)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from loopinterp.dynamics import attention_change, attention_stabilisation_study
 from loopinterp.errors import InputError
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
-from loopinterp.results import load_result
+from loopinterp.saved_results import load_result
 from loopinterp.tasks import Addition, Batch
 
 CONFIG = LoopedTransformerConfig(
@@ -49,24 +50,24 @@ def test_the_study_against_patterns_and_logits_of_the_model(
 ) -> None:
     model = LoopedTransformer(CONFIG, seed=0)
     result = attention_stabilisation_study(model, batch, n_loops=6)
-    assert result.change.shape == (6, 2, 5, 2) and result.exact.shape == (6, 5)
+    change, exact = result.data["change"], result.data["exact"]
+    assert dict(change.sizes) == {"loop": 6, "layer": 2, "batch": 5, "head": 2}
     _, cache = model.run_with_cache(batch.inputs, n_loops=6)
     for layer in range(2):
         patterns = cache.stack("attn.hook_pattern", layer=layer)
         expected = (patterns[3] - patterns[2]).square().sum((-1, -2)).sqrt()
-        found = torch.from_numpy(result.change[3, layer])
-        torch.testing.assert_close(found, expected.detach())
-    assert np.isnan(result.change[0]).all()
+        found = change.sel(loop=3, layer=layer).values
+        torch.testing.assert_close(torch.from_numpy(found), expected.detach())
+    assert change.sel(loop=0).isnull().all()
     right = model(batch.inputs, n_loops=4).argmax(-1) == batch.targets
     expected = (right | (batch.targets < 0)).all(dim=1)
-    assert result.exact[3].tolist() == expected.int().tolist()
+    assert exact.sel(loop=3).values.tolist() == expected.tolist()
 
-    monkeypatch.setattr("loopinterp.dynamics.trajectories.CHUNK_BYTES", 1)
+    monkeypatch.setattr("loopinterp.dynamics.state_trajectories.CHUNK_BYTES", 1)
     parts = attention_stabilisation_study(model, batch, n_loops=6)
-    np.testing.assert_allclose(parts.change, result.change, atol=1e-6)
+    np.testing.assert_allclose(parts.data["change"], change, atol=1e-6)
     loaded = load_result(result.save(tmp_path))
-    assert isinstance(loaded, type(result))
-    np.testing.assert_array_equal(loaded.change, result.change)
+    assert isinstance(loaded, type(result)) and loaded.data.identical(result.data)
 
 
 def test_heads_freeze_when_their_change_stays_small(batch: Batch) -> None:
@@ -76,9 +77,21 @@ def test_heads_freeze_when_their_change_stays_small(batch: Batch) -> None:
     change[:, 0, :, 1] = np.array([np.nan, 1, 0.01, 0.01, 0.5])[:, None]
     change[:, 1, :, 0] = np.array([np.nan, 1, 0.01, 0.01, 0.01])[:, None]
     change[:, 1, :, 1] = 1.0
-    made = type(result)(**{**vars(result), "change": change})
-    assert made.frozen_at().tolist() == [[3, -1], [2, -1]]
-    assert "2 of 4 heads freeze by loops 2 to 3" in made.summary()[0].text
+    made = dataclasses.replace(
+        result, data=result.data.assign(change=result.data["change"].copy(data=change))
+    )
+    assert made.frozen_at().values.tolist() == [[3, -1], [2, -1]]
+    (finding,) = made.findings()
+    assert "2 of 4 heads freeze by loops 2 to 3" in finding.text and "; 2 do not" in finding.text
+    (figure,) = made.figures()
+    line = next(t for t in figure.plot.select_traces() if t.name == "head 1.0")
+    assert list(line.y) == [1, 0.01, 0.01, 0.01]
+
+
+def test_heads_that_move_to_the_end_are_not_said_to_freeze(batch: Batch) -> None:
+    result = attention_stabilisation_study(LoopedTransformer(CONFIG), batch, n_loops=2)
+    (finding,) = result.findings()
+    assert finding.value == "no head freezes" and "None of the 4 heads" in finding.text
 
 
 def test_a_single_loop_is_refused(batch: Batch) -> None:
