@@ -16,9 +16,9 @@ MODULES = (
     "loopinterp.dynamics.attention_stabilisation",
     "loopinterp.dynamics.convergence",
     "loopinterp.dynamics.extrapolation",
-    "loopinterp.lenses.attention",
-    "loopinterp.probing.carry_result",
-    "loopinterp.probing.grid_result",
+    "loopinterp.lenses.attention_by_loop",
+    "loopinterp.probing.carry_wavefront_result",
+    "loopinterp.probing.probe_grid",
     "loopinterp.training.evaluation",
 )
 """The modules that define results."""

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -84,7 +85,8 @@ def test_heads_freeze_when_their_change_stays_small(batch: Batch) -> None:
     (finding,) = made.findings()
     assert "2 of 4 heads freeze by loops 2 to 3" in finding.text and "; 2 do not" in finding.text
     (figure,) = made.figures()
-    line = next(t for t in figure.plot.select_traces() if t.name == "head 1.0")
+    traces: list[Any] = list(figure.plot.select_traces())
+    line = next(t for t in traces if t.name == "head 1.0")
     assert list(line.y) == [1, 0.01, 0.01, 0.01]
 
 

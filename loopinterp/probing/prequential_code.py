@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from loopinterp.errors import InputError
-from loopinterp.probing.linear import LogisticProbe
+from loopinterp.probing.linear_probes import LogisticProbe
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int

@@ -9,7 +9,7 @@ import torch
 from loopinterp.errors import InputError
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
 from loopinterp.probing import LogisticProbe, ProbeResult, RidgeProbe, probe_study
-from loopinterp.results import load_result
+from loopinterp.saved_results import load_result
 from loopinterp.tasks.addition import Addition
 from loopinterp.tasks.task import IGNORE
 
@@ -47,34 +47,41 @@ def result() -> ProbeResult:
 
 def test_each_cell_is_the_fit_of_a_single_probe(result: ProbeResult) -> None:
     _, cache = MODEL.run_with_cache(BATCH.inputs, n_loops=N_LOOPS)
-    assert result.accuracy.shape == (N_LOOPS, 2, 3, 2)
-    for s, site in enumerate(SITES):
+    accuracy, counts = result.data["accuracy"], result.data[["n_train", "n_test"]]
+    assert accuracy.shape == (N_LOOPS, 2, 3, 2)
+    for site in SITES:
         x = cache.stack(site).flatten(3).detach()
         for g, places in enumerate([REAL, *(torch.arange(7) == i + 1 for i in (2, 4))]):
             fit, held = (places & half[:, None] & REAL for half in (TRAIN, ~TRAIN))
-            assert (result.n_train[g], result.n_test[g]) == (int(fit.sum()), int(held.sum()))
-            for k, y in enumerate(TARGETS.values()):
+            n = counts.isel(group=g)
+            assert (n["n_train"], n["n_test"]) == (int(fit.sum()), int(held.sum()))
+            for target, y in TARGETS.items():
                 for loop in range(N_LOOPS):
                     one = RidgeProbe().fit(x[loop][fit], y[fit])
                     expected = one.score(x[loop][held], y[held])
-                    assert result.accuracy[loop, s, g, k] == pytest.approx(expected, abs=0.02)
+                    cell = accuracy.sel(loop=loop, site=site, target=target).isel(group=g)
+                    assert float(cell) == pytest.approx(expected, abs=0.02)
 
 
 def test_controls_come_with_it(result: ProbeResult) -> None:
     for name in ("control_task", "random_model"):
-        values = getattr(result, name)
-        assert values.shape == result.accuracy.shape
+        values = result.data[name]
         assert ((values >= 0) & (values <= 1)).all()
-    digit = result.targets.index("digit")
+    everywhere = result.data.sel(group="all")
     # The position's own bits are in the embedding; what the others did is not.
-    assert (result.embedding[:, 0, digit] == 1.0).all()
+    assert (everywhere["embedding"].sel(target="digit") == 1.0).all()
     held = TARGETS["carry"][~TRAIN][REAL[~TRAIN]]
     most = TARGETS["carry"][TRAIN][REAL[TRAIN]].mode().values
-    np.testing.assert_allclose(result.majority[:, 0, 1], float((held == most).double().mean()))
-    assert result.code_length is None
-    np.testing.assert_array_equal(result.selectivity, result.accuracy - result.control_task)
-    assert (result.chance >= result.majority[:, None]).all()
-    assert result.summary()[0].kind == "wavefront"
+    majority = everywhere["majority"].sel(target="carry")
+    np.testing.assert_allclose(majority, float((held == most).double().mean()))
+    assert "code_length" not in result.data
+    expected = result.data["accuracy"] - result.data["control_task"]
+    assert result.selectivity.equals(expected)
+    assert result.chance.dims == result.data["accuracy"].dims
+    rivals = [result.data[name] for name in ("random_model", "embedding", "majority")]
+    assert all((result.chance >= rival).all() for rival in rivals)
+    assert any((result.chance == rival).any() for rival in rivals)
+    assert "'carry' gains most" in result.findings()[0].text
 
 
 def test_targets_may_differ_from_loop_to_loop_and_have_gaps() -> None:
@@ -83,8 +90,9 @@ def test_targets_may_differ_from_loop_to_loop_and_have_gaps() -> None:
     result = probe_study(
         MODEL, BATCH.inputs, {"bit": by_loop, "carry": TARGETS["carry"]}, n_loops=N_LOOPS
     )
-    np.testing.assert_array_equal(result.accuracy[:, 0, 0, 0], 1.0)
-    assert result.majority[2, 0, 0] != result.majority[0, 0, 0]
+    bit = result.data.sel(target="bit", group="all")
+    np.testing.assert_array_equal(bit["accuracy"], 1.0)
+    assert bit["majority"].sel(loop=2) != bit["majority"].sel(loop=0)
 
 
 def test_code_lengths_on_demand() -> None:
@@ -97,8 +105,8 @@ def test_code_lengths_on_demand() -> None:
         probe=LogisticProbe(),
         code_lengths=True,
     )
-    assert result.code_length is not None
-    digit, carry = result.code_length[:, 0, 0].mean(0)
+    lengths = result.data["code_length"].mean(["loop", "site", "group"])
+    digit, carry = (float(lengths.sel(target=t)) for t in ("digit", "carry"))
     # A bit of two classes costs no more than 1 bit; the carry is harder than the own digit.
     assert 0.05 < digit / np.log2(3) < carry <= 1.1
 
@@ -106,9 +114,8 @@ def test_code_lengths_on_demand() -> None:
 def test_it_comes_back_from_disk(result: ProbeResult, tmp_path) -> None:
     again = load_result(result.save(tmp_path))
     assert isinstance(again, ProbeResult)
-    np.testing.assert_array_equal(again.accuracy, result.accuracy)
-    assert again.code_length is None
-    assert len(again.to_frame()) == result.accuracy.size
+    assert again.data.identical(result.data)
+    assert len(again.to_dataframe()) == result.data["accuracy"].size
 
 
 @pytest.mark.usefixtures("no_type_checks")

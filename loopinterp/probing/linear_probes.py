@@ -17,8 +17,8 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted
 
 from loopinterp.errors import InputError
-from loopinterp.probing.arrays import Problem, chunks, fit_problem, own_batch, to_tensor
-from loopinterp.probing.solve import logistic_solve, ridge_solve
+from loopinterp.probing.probe_arrays import Problem, chunks, fit_problem, own_batch, to_tensor
+from loopinterp.probing.probe_solvers import logistic_solve, ridge_solve
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int

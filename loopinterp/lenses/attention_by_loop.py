@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
 import torch
 
-from loopinterp.errors import InputError
-from loopinterp.results import Figure, Finding, Result, percent, study
+from loopinterp.errors import InputError, check_integer
+from loopinterp.intervals import ESTIMATE
+from loopinterp.results import Result, study
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -18,73 +19,45 @@ if TYPE_CHECKING:
 
     from loopinterp.models import LoopedTransformer
 
-_HEAD_AXES = ("loop", "layer", "head")
 
-
-@dataclass(frozen=True, kw_only=True)
-class AttentionResult(Result):
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class AttentionResult(Result, kind="attention"):
     """What :func:`attention_study` returns.
 
-    Attributes:
-        patterns: Attention of one example, ``[loop, layer, head, query, key]``.
-        distance_mass: Mean attention to the key ``distances[d]`` positions to the left of its
-            query, over queries that can see that far.
-        distance_low: Lower end of its 95% interval over examples.
-        distance_high: Upper end.
-        distance_even: Control: the same if each query spread its attention evenly over the keys
-            it may see.
+    Arrays:
+        patterns: Attention of one example.
+        mass: Mean attention to the key ``distance`` positions to the left of its query, over
+            queries that can see that far, with its 95% interval over examples. Distance 0 is the
+            query itself; negative distances look to the right.
+        mass_even: Control: the same if each query spread its attention evenly over the keys it
+            may see.
         entropy: Mean entropy of attention in bits.
+
+    Attributes:
         entropy_even: Control: mean entropy, in bits, of attention spread evenly.
-        distances: Distances, 0 the query itself; negative distances look to the right.
         labels: One for each position of the example.
         example: Which example of the batch is shown.
         n_examples: Examples behind the means.
     """
 
-    AXES: ClassVar[dict[str, tuple[str, ...]]] = {
-        "patterns": (*_HEAD_AXES, "query", "key"),
-        "distance_mass": (*_HEAD_AXES, "distance"),
-        "distance_low": (*_HEAD_AXES, "distance"),
-        "distance_high": (*_HEAD_AXES, "distance"),
-        "distance_even": ("distance",),
-        "entropy": _HEAD_AXES,
+    VARIABLES: ClassVar[Mapping[str, str]] = {
+        "patterns": "loop layer head query key",
+        "mass": f"loop layer head distance {ESTIMATE}",
+        "mass_even": "distance",
+        "entropy": "loop layer head",
     }
 
-    patterns: np.ndarray
-    distance_mass: np.ndarray
-    distance_low: np.ndarray
-    distance_high: np.ndarray
-    distance_even: np.ndarray
-    entropy: np.ndarray
     entropy_even: float
-    distances: list[int]
     labels: list[str]
     example: int
     n_examples: int
 
-    def figures(self) -> list[Figure]:
-        from loopinterp.lenses.figures import attention_figures
-
-        return attention_figures(self)
-
-    def summary(self) -> list[Finding]:
-        """The head with the strongest preference, and what it prefers."""
-        layer, head, distance = self.strongest()
-        mass = float(self.distance_mass[:, layer, head, distance].mean())
-        name = f"Head {head}" if self.patterns.shape[1] == 1 else f"Layer {layer}, head {head}"
-        text = (
-            f"{name} has the strongest preference: {percent(mass)} of its attention goes to "
-            f"{place(self.distances[distance])} (mean over loops), against "
-            f"{percent(self.distance_even[distance])} if it were spread evenly over what a "
-            "position may see."
-        )
-        return [Finding(kind="attention", text=text, value=percent(mass))]
-
-    def strongest(self) -> tuple[int, int, int]:
-        """Layer, head and index of the distance furthest above the even control over all loops."""
-        above = self.distance_mass.mean(axis=0) - self.distance_even
-        layer, head, distance = np.unravel_index(int(np.argmax(above)), above.shape)
-        return int(layer), int(head), int(distance)
+    def strongest(self) -> dict[str, int]:
+        """Layer, head and distance whose mass is furthest above the even control over all loops."""
+        mass = self.data["mass"].sel({ESTIMATE: "value"}).mean("loop")
+        above = mass - self.data["mass_even"]
+        best = above.argmax(["layer", "head", "distance"])
+        return {str(axis): int(above[axis][at]) for axis, at in best.items()}
 
 
 @torch.no_grad()
@@ -100,8 +73,8 @@ def attention_study(
 ) -> AttentionResult:
     r"""Attention of every head at every loop, by position and by distance.
 
-    ``distance_mass[t, l, h, d]`` is the mean of :math:`A_{q, q-d}` over examples and over queries
-    q for which q - d is a position that attention may reach.
+    The mass of distance d is the mean of :math:`A_{q, q-d}` over examples and over queries q for
+    which q - d is a position that attention may reach.
 
     Args:
         model: The model.
@@ -121,17 +94,12 @@ def attention_study(
         >>> config = LoopedTransformerConfig(d_model=16, n_heads=2, d_vocab=5, d_vocab_out=2)
         >>> tokens = torch.tensor([[0, 1, 2, 3], [3, 2, 1, 0]])
         >>> result = attention_study(LoopedTransformer(config), tokens, n_loops=3)
-        >>> result.patterns.shape, result.n_examples
-        ((3, 1, 2, 4, 4), 2)
+        >>> result
+        AttentionResult(loop: 3, layer: 1, head: 2, query: 4, key: 4, distance: 4, estimate: 3;
+                        patterns, mass, mass_even, entropy)
     """
     n_examples, n_pos = inputs.shape[:2]
-    if not 0 <= example < n_examples:
-        raise InputError(
-            "example",
-            expected=f"an index from 0 to {n_examples - 1}",
-            given=str(example),
-            fix="Choose an example of the batch.",
-        )
+    check_integer("example", example, least=0, most=n_examples - 1)
     if labels is not None and len(labels) != n_pos:
         raise InputError(
             "labels",
@@ -147,22 +115,19 @@ def attention_study(
         mass, even, distances = _by_distance(patterns, visible, max_distance)
         half = 1.96 * mass.std(1, correction=1 if n_examples > 1 else 0) / n_examples**0.5
         mean = mass.mean(1)
-        arrays = {
-            "patterns": patterns[:, example],
-            "distance_mass": mean,
-            "distance_low": (mean - half).clamp(min=0),
-            "distance_high": (mean + half).clamp(max=1),
-            "distance_even": even,
-            "entropy": _entropy(patterns).mean((1, -1)),
-        }
-        return AttentionResult(
-            **{name: value.cpu().numpy() for name, value in arrays.items()},
+        ends = mean, (mean - half).clamp(min=0), (mean + half).clamp(max=1)
+        axes = dict(zip(("loop", "layer", "head"), map(range, mean.shape)))
+        return AttentionResult.of(
+            watch,
+            coords={**axes, "distance": distances},
+            patterns=patterns[:, example].cpu(),
+            mass=torch.stack(ends, -1).cpu(),
+            mass_even=even.cpu(),
+            entropy=_entropy(patterns).mean((1, -1)).cpu(),
             entropy_even=float(visible.sum(-1).double().log2().mean()),
-            distances=distances,
             labels=[str(k) for k in labels or range(n_pos)],
             example=example,
             n_examples=n_examples,
-            provenance=watch.provenance(),
         )
 
 
@@ -207,14 +172,4 @@ def _by_distance(
 
 
 def _entropy(patterns: Tensor) -> Tensor:
-    return -torch.special.xlogy(patterns, patterns).sum(-1) / np.log(2)
-
-
-def place(distance: int) -> str:
-    """A distance in words."""
-    if distance == 0:
-        return "the position itself"
-    side = "left" if distance > 0 else "right"
-    if abs(distance) == 1:
-        return f"the {side} neighbour"
-    return f"{abs(distance)} positions to the {side}"
+    return -torch.special.xlogy(patterns, patterns).sum(-1) / math.log(2)

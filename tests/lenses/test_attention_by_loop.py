@@ -29,7 +29,9 @@ def test_patterns_are_those_of_the_cache() -> None:
     for loop in range(3):
         for layer in range(2):
             pattern = cache[f"loops.{loop}.blocks.{layer}.attn.hook_pattern"][1]
-            np.testing.assert_allclose(result.patterns[loop, layer], pattern.detach(), atol=1e-7)
+            np.testing.assert_allclose(
+                result.data["patterns"].sel(loop=loop, layer=layer), pattern.detach(), atol=1e-7
+            )
 
 
 def test_mass_by_distance_is_the_mean_along_diagonals() -> None:
@@ -37,10 +39,11 @@ def test_mass_by_distance_is_the_mean_along_diagonals() -> None:
     result = attention_study(looped, tokens(), n_loops=2, max_distance=2)
     _, cache = looped.run_with_cache(tokens(), n_loops=2)
     pattern = cache.stack("attn.hook_pattern").detach()[1, :, 0]
-    assert result.distances == [0, 1, 2]
-    for column, distance in enumerate(result.distances):
+    assert result.data["distance"].values.tolist() == [0, 1, 2]
+    for distance in range(3):
         cells = [float(p[q, q - distance]) for p in pattern for q in range(distance, 6)]
-        assert result.distance_mass[1, 0, 0, column] == pytest.approx(np.mean(cells))
+        found = result.data["mass"].sel(loop=1, layer=0, head=0, distance=distance)
+        assert float(found.sel(estimate="value")) == pytest.approx(np.mean(cells))
 
 
 def test_a_model_that_attends_evenly_equals_its_control() -> None:
@@ -48,34 +51,35 @@ def test_a_model_that_attends_evenly_equals_its_control() -> None:
     for parameter in looped.parameters():
         torch.nn.init.zeros_(parameter)
     result = attention_study(looped, tokens(), n_loops=2, max_distance=5)
-    assert result.distances == list(range(-5, 6))
-    even = np.broadcast_to(result.distance_even, result.distance_mass.shape)
-    np.testing.assert_allclose(result.distance_mass, even)
-    np.testing.assert_allclose(result.distance_mass, 1 / 6)
-    np.testing.assert_allclose(result.entropy, math.log2(6))
+    assert result.data["distance"].values.tolist() == list(range(-5, 6))
+    np.testing.assert_allclose(result.data["mass"] - result.data["mass_even"], 0, atol=1e-7)
+    np.testing.assert_allclose(result.data["mass"], 1 / 6, rtol=1e-6)
+    np.testing.assert_allclose(result.data["entropy"], math.log2(6))
+    assert result.findings()[0].value == "no preference"
     assert result.entropy_even == pytest.approx(math.log2(6))
 
 
 def test_distances_outside_the_window_are_left_out() -> None:
     looped = model(attention_window=1, positions="relative", relative_window=1)
     result = attention_study(looped, tokens(), n_loops=2)
-    assert result.distances == [0, 1]
+    assert result.data["distance"].values.tolist() == [0, 1]
     # The first of six positions sees itself alone, the others see two.
-    np.testing.assert_allclose(result.distance_even, [(1 + 5 / 2) / 6, 1 / 2])
+    np.testing.assert_allclose(result.data["mass_even"], [(1 + 5 / 2) / 6, 1 / 2])
 
 
 def test_one_example_has_no_interval_but_its_mean() -> None:
     result = attention_study(model(), tokens(1), n_loops=2)
-    np.testing.assert_allclose(result.distance_low, result.distance_mass)
+    mass = result.data["mass"]
+    np.testing.assert_allclose(mass.sel(estimate="low"), mass.sel(estimate="value"))
 
 
 def test_the_strongest_preference_is_found() -> None:
     result = attention_study(model(n_layers=2), tokens(), n_loops=2)
-    mass = result.distance_mass.copy()
-    mass[:, 1, 0, 2] = 0.99
-    changed = dataclasses.replace(result, distance_mass=mass)
-    assert changed.strongest() == (1, 0, 2)
-    text = changed.summary()[0].text
+    data = result.data.copy(deep=True)
+    data["mass"].loc[{"layer": 1, "head": 0, "distance": 2}] = 0.99
+    changed = dataclasses.replace(result, data=data)
+    assert changed.strongest() == {"layer": 1, "head": 0, "distance": 2}
+    text = changed.findings()[0].text
     assert text.startswith("Layer 1, head 0") and "99% of its attention" in text
     assert "2 positions to the left" in text
 
@@ -83,16 +87,16 @@ def test_the_strongest_preference_is_found() -> None:
 def test_the_result_comes_back_from_disk_and_draws_itself(tmp_path: Path) -> None:
     result = attention_study(model(), tokens(), n_loops=3, labels=list("abcdef"))
     back = AttentionResult.load(result.save(tmp_path))
-    np.testing.assert_array_equal(back.patterns, result.patterns)
+    assert back.data.identical(result.data)
     figures = back.figures()
     assert [f.section for f in figures] == ["attention", "attention"]
     assert all(f.caption and f.control and f.data is not None for f in figures)
     assert [frame.name for frame in figures[0].plot.frames] == ["0", "1", "2"]
-    assert "if it were spread evenly" in back.summary()[0].text
+    assert "spread evenly" in back.findings()[0].text
 
 
 def test_bad_arguments_are_explained() -> None:
-    with pytest.raises(InputError, match="index from 0 to 2"):
+    with pytest.raises(InputError, match=r"example: expected an integer in 0\.\.2"):
         attention_study(model(), tokens(), n_loops=2, example=3)
     with pytest.raises(InputError, match="6 labels"):
         attention_study(model(), tokens(), n_loops=2, labels=["a"])

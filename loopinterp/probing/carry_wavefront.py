@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loopinterp.errors import InputError
-from loopinterp.probing.carry_result import CarryStudyResult
-from loopinterp.probing.chains import VARIABLES, ChainSample, sample_chains
-from loopinterp.probing.codelength import online_code_length
-from loopinterp.probing.controls import (
+from loopinterp.errors import check_integer
+from loopinterp.models.iteration import check_increasing, states_at
+from loopinterp.models.model_description import describe_model, device_of, reach
+from loopinterp.probing.carry_chains import VARIABLES, ChainSample, sample_chains
+from loopinterp.probing.carry_wavefront_result import CarryStudyResult
+from loopinterp.probing.linear_probes import LinearProbe, RidgeProbe
+from loopinterp.probing.prequential_code import online_code_length
+from loopinterp.probing.probe_controls import (
     context_types,
     control_labels,
     majority_accuracy,
     with_random_weights,
 )
-from loopinterp.probing.linear import LinearProbe, RidgeProbe
-from loopinterp.probing.states import check_loops, describe_model, device_of, states_at
 from loopinterp.results import study
 
 if TYPE_CHECKING:
-    import numpy as np
     from jaxtyping import Float, Int
     from torch import Tensor
 
@@ -81,9 +81,8 @@ def carry_study(
         InputError: If the task is no addition, or chains or loops do not fit.
     """
     max_chain = n // 2 if max_chain is None else max_chain
-    steps = check_loops(range(max_chain + 5) if loops is None else loops)
-    if n_short < 4:
-        raise InputError("n_short", expected=">= 4", given=str(n_short), fix="Pass n_short=12.")
+    steps = check_increasing(range(max_chain + 5) if loops is None else loops)
+    check_integer("n_short", n_short, least=4)
     probe = RidgeProbe() if probe is None else probe
     options = {"n": n, "max_chain": max_chain, "loops": steps, "n_short": n_short}
     options |= {"n_train": n_train, "n_test": n_test, "probe": repr(probe), "threshold": threshold}
@@ -98,21 +97,33 @@ def carry_study(
         short = sample.short
         short_states = states_at(model, short.inputs, short.row, short.pos, loops=steps)[0]
         labels = _labels(sample, generator)
-        return CarryStudyResult(
-            loops=steps,
-            chain_lengths=list(sample.train.chain_lengths),
-            variables=list(VARIABLES),
+        per_loop, before = reach(model), _reach_before(model)
+        chains = torch.tensor(sample.train.chain_lengths)
+        in_reach = torch.ones(len(steps), len(chains), dtype=torch.bool)
+        if per_loop is not None:
+            in_reach = chains <= per_loop * torch.tensor(steps)[:, None] + before
+        return CarryStudyResult.of(
+            watch,
+            coords={"loop": steps, "chain_length": chains.tolist(), "variable": VARIABLES},
+            in_reach=in_reach,
+            majority=majority_accuracy(sample.train.carry, sample.test.carry).cpu(),
+            **_own_scores(probe, trained, random, labels),
+            **_shared_scores(probe, trained, sample, short_states),
+            **_code_lengths(trained, random, labels, generator),
             n=n,
             n_short=n_short,
             n_train_pairs=n_train,
             n_test_pairs=n_test,
             threshold=threshold,
-            majority=_numpy(majority_accuracy(sample.train.carry, sample.test.carry)),
-            **_own_scores(probe, trained, random, labels),
-            **_shared_scores(probe, trained, sample, short_states),
-            **_code_lengths(trained, random, labels, generator),
-            provenance=watch.provenance(),
+            reach=per_loop,
+            reach_before=before,
         )
+
+
+def _reach_before(model: Any) -> int:
+    """Positions to its left that a position's injected input has come from, in a windowed model."""
+    config = getattr(model, "config", None)
+    return getattr(config, "n_prelude", 0) * (getattr(config, "attention_window", None) or 0)
 
 
 @dataclass(frozen=True)
@@ -201,15 +212,15 @@ def _labels(sample: _Sample, generator: torch.Generator) -> _Labels:
 class _Scores:
     """Scores [label, loop, chain] of probes that each have one loop and one chain length."""
 
-    accuracy: np.ndarray
-    balanced: np.ndarray
+    accuracy: Tensor
+    balanced: Tensor
 
     @property
-    def carry(self) -> np.ndarray:
+    def carry(self) -> Tensor:
         return self.accuracy[VARIABLES.index("carry in")]
 
     @property
-    def control(self) -> np.ndarray:
+    def control(self) -> Tensor:
         return self.accuracy[len(VARIABLES) :].mean(0)
 
 
@@ -220,12 +231,12 @@ def _own_probes(probe: LinearProbe, states: _Readings, labels: _Labels) -> _Scor
     right = (fitted.predict(states.test) == truth).double()
     recalls = [(right * (truth == cls)).sum(-1) / (truth == cls).sum(-1) for cls in (0, 1)]
     balanced = torch.stack(recalls).mean(0)[: len(VARIABLES)]
-    return _Scores(_numpy(right.mean(-1)), _numpy(balanced))
+    return _Scores(right.mean(-1).cpu(), balanced.cpu())
 
 
 def _own_scores(
     probe: LinearProbe, trained: _Readings, random: _Readings, labels: _Labels
-) -> dict[str, np.ndarray]:
+) -> dict[str, Tensor]:
     """Probes that each have one loop and one chain length, and the same on the controls."""
     own = _own_probes(probe, trained, labels)
     on_random = _own_probes(probe, random, labels.of_variables())
@@ -246,14 +257,14 @@ def _shared_scores(
     trained: _Readings,
     sample: _Sample,
     short_states: Float[Tensor, "loop short_chain short_sample d_model"],
-) -> dict[str, np.ndarray]:
+) -> dict[str, Tensor]:
     """Probes that are shared by all chain lengths, scored on each."""
 
-    def shared(x: Tensor, y: Tensor) -> np.ndarray:
+    def shared(x: Tensor, y: Tensor) -> Tensor:
         fitted = probe.fresh().fit(x.flatten(-3, -2), y.flatten())
         predicted = fitted.predict(trained.test.flatten(-3, -2))
         right = predicted.unflatten(-1, sample.test.carry.shape) == sample.test.carry
-        return _numpy(right.double().mean(-1))
+        return right.double().mean(-1).cpu()
 
     return {
         "shared_probe": shared(trained.train, sample.train.carry),
@@ -264,22 +275,18 @@ def _shared_scores(
 
 def _code_lengths(
     trained: _Readings, random: _Readings, labels: _Labels, generator: torch.Generator
-) -> dict[str, np.ndarray]:
+) -> dict[str, Tensor]:
     """Online code lengths of the carries on a shuffled part of the training pairs."""
     carry = labels.train[VARIABLES.index("carry in")].flatten()
     control = labels.train[len(VARIABLES)].flatten()
     pairs = torch.randperm(len(carry) // 2, generator=generator)[:_CODED_PAIRS]
     order = torch.stack([2 * pairs, 2 * pairs + 1], dim=1).flatten().to(carry.device)
 
-    def bits(states: _Readings, y: Tensor) -> np.ndarray:
-        return _numpy(online_code_length(states.train.flatten(-3, -2)[:, order], y[order]))
+    def bits(states: _Readings, y: Tensor) -> Tensor:
+        return online_code_length(states.train.flatten(-3, -2)[:, order], y[order]).cpu()
 
     return {
         "code_length": bits(trained, carry),
         "code_length_control": bits(trained, control),
         "code_length_random_model": bits(random, carry),
     }
-
-
-def _numpy(value: Tensor) -> np.ndarray:
-    return value.cpu().numpy()

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from loopinterp.probing.arrays import Problem, chunks
+from loopinterp.probing.probe_arrays import Problem, chunks
 
 
 @pytest.mark.parametrize("share", [False, True])

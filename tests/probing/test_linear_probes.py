@@ -17,7 +17,7 @@ from sklearn.utils.estimator_checks import check_estimator
 
 from loopinterp.errors import InputError
 from loopinterp.probing import PROBES, LinearProbe, LogisticProbe, RidgeProbe
-from loopinterp.probing import arrays as arrays_module
+from loopinterp.probing import probe_arrays as arrays_module
 
 EVERY_PROBE = pytest.mark.parametrize("probe", [cls() for cls in PROBES.values()], ids=list(PROBES))
 ORACLES: dict[str, Any] = {

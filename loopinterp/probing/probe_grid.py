@@ -4,31 +4,72 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
+from einops import rearrange
 
-from loopinterp.errors import InputError
-from loopinterp.probing.codelength import online_code_length
-from loopinterp.probing.controls import (
+from loopinterp.errors import InputError, check_integer
+from loopinterp.models.model_description import describe_model
+from loopinterp.probing.linear_probes import LinearProbe, RidgeProbe
+from loopinterp.probing.prequential_code import online_code_length
+from loopinterp.probing.probe_controls import (
     context_types,
     control_labels,
     majority_accuracy,
     with_random_weights,
 )
-from loopinterp.probing.grid_result import ProbeResult
-from loopinterp.probing.linear import LinearProbe, RidgeProbe
-from loopinterp.probing.states import describe_model
-from loopinterp.results import study
+from loopinterp.results import Result, study
 from loopinterp.tasks.task import IGNORE
 
 if TYPE_CHECKING:
+    import xarray as xr
     from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
 _CONTROL_DRAWS = 8
 _CODED_SAMPLES = 2048
+
+
+_GRID = "loop site group target"
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class ProbeResult(Result, kind="probes"):
+    """Held-out accuracy of probes by loop, site, position group and target, with controls.
+
+    Arrays:
+        accuracy: Accuracy of the probes.
+        control_task: The same probes on random labels fixed by the local input (control).
+        random_model: The same probes on the model with random weights (control).
+        embedding: The same probes on the embedding alone (control; by loop only if the target
+            differs from loop to loop).
+        majority: Always saying the most frequent class (control).
+        code_length: Online code length in bits per label, where it was asked for.
+        n_train: Places each group was trained on.
+        n_test: Other places it was scored on.
+    """
+
+    VARIABLES: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("accuracy", "control_task", "random_model", "code_length"), _GRID),
+        **dict.fromkeys(("embedding", "majority"), "loop group target"),
+        **dict.fromkeys(("n_train", "n_test"), "group"),
+    }
+    OPTIONAL: ClassVar[frozenset[str]] = frozenset({"code_length"})
+
+    @property
+    def selectivity(self) -> xr.DataArray:
+        """Accuracy above that of the same probe on random labels, of each cell."""
+        return self.data["accuracy"] - self.data["control_task"]
+
+    @property
+    def chance(self) -> xr.DataArray:
+        """The best control of each cell but the random labels."""
+        best = self.data["random_model"]
+        for rival in ("embedding", "majority"):
+            best = best.where(best > self.data[rival], self.data[rival])
+        return best.transpose(*_GRID.split())
 
 
 def probe_study(
@@ -89,22 +130,26 @@ def probe_study(
         own = _activations(model, inputs, sites, n_loops)
         random = _activations(random_model, inputs, sites, n_loops)
         scores = np.stack([split.scores(probe, x) for x in own], axis=1)
-        n_targets, n_draws = len(labels), len(control)
-        drawn = scores[..., n_targets:].reshape(*scores.shape[:3], n_draws, n_targets)
-        return ProbeResult(
-            loops=list(range(n_loops)),
-            sites=list(sites),
-            groups=list(groups),
-            targets=list(targets),
-            n_train=split.n_train,
-            n_test=split.n_test,
+        n_targets = len(labels)
+        drawn = rearrange(
+            scores[..., n_targets:], "... (draw target) -> draw ... target", target=n_targets
+        )
+        return ProbeResult.of(
+            watch,
+            coords={
+                "loop": range(n_loops),
+                "site": sites,
+                "group": list(groups),
+                "target": list(targets),
+            },
             accuracy=scores[..., :n_targets],
-            control_task=drawn.mean(3),
+            control_task=drawn.mean(0),
             random_model=np.stack([split.scores(probe, x, targets=True) for x in random], axis=1),
             embedding=split.scores(probe, e.expand(n_loops, *e.shape), targets=True),
             majority=split.majority(),
             code_length=np.stack([split.code_lengths(x) for x in own], 1) if code_lengths else None,
-            provenance=watch.provenance(),
+            n_train=split.n_train,
+            n_test=split.n_test,
         )
 
 
@@ -216,10 +261,7 @@ class _Split:
 def _stack_targets(
     targets: Mapping[str, Tensor], n_loops: int, inputs: Tensor
 ) -> Int[Tensor, "target loop batch pos"]:
-    if n_loops < 1:
-        raise InputError(
-            "n_loops", expected="an integer >= 1", given=str(n_loops), fix="Run at least one loop."
-        )
+    check_integer("n_loops", n_loops, least=1)
     if not targets:
         raise InputError("targets", expected="at least one", given="none", fix="Name a target.")
     batch, n_pos = inputs.shape[:2]

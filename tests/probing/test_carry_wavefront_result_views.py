@@ -7,10 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
-from loopinterp.probing import CarryStudyResult, carry_study, probe_study
+from loopinterp.probing import CarryStudyResult, carry_study
 from loopinterp.results import Figure
 from loopinterp.tasks.addition import Addition
 from tests.probing.toys import CarryToy
@@ -47,13 +45,18 @@ def test_the_heat_map_shows_the_wavefront_and_its_controls(
 ) -> None:
     maps = [t for t in plot_of(figures[0]).data if t.type == "heatmap"]
     assert len(maps) == 4
-    for trace, values in zip(
-        maps, (result.accuracy, result.shared_probe, result.random_model, result.control_task)
-    ):
+    for trace, name in zip(maps, ("accuracy", "shared_probe", "random_model", "control_task")):
+        values = result.data[name]
         np.testing.assert_array_equal(np.asarray(trace.z), values.T)
-        assert list(trace.x) == result.loops and list(trace.y) == result.chain_lengths
+        assert list(trace.x) == values["loop"].values.tolist()
+        assert list(trace.y) == values["chain_length"].values.tolist()
     front = next(t for t in plot_of(figures[0]).data if t.type == "scatter")
-    assert list(front.x) == list(front.y) == result.chain_lengths
+    chains = result.data["chain_length"].values.tolist()
+    assert list(front.x) == list(front.y) == chains
+    assert front.name == "edge of the light cone"
+    assert "show nothing" in figures[0].caption and figures[0].data is not None
+    assert "in_reach" in figures[0].data
+    assert "cannot fail" in figures[1].caption
 
 
 def test_the_cut_through_the_front_has_every_control(figures: list[Figure]) -> None:
@@ -77,19 +80,3 @@ def test_a_model_without_a_front_can_be_drawn_too() -> None:
     )
     for figure in result.figures():
         json.loads(plot_of(figure).to_json())
-
-
-def test_a_grid_of_probes_is_drawn_by_loop_and_by_group() -> None:
-    model = LoopedTransformer(
-        LoopedTransformerConfig(d_model=8, n_heads=2, d_vocab=6, d_vocab_out=2)
-    )
-    batch = Addition().sample(5, batch_size=40, generator=torch.Generator().manual_seed(0))
-    position = torch.arange(6).expand(40, 6)
-    groups = {"all": position > 0, "late": position > 3}
-    targets = {"digit": batch.inputs, "carry": Addition().carry_in(batch)}
-    result = probe_study(model, batch.inputs, targets, n_loops=2, groups=groups)
-    lines, by_group = result.figures()
-    for figure in (lines, by_group):
-        assert figure.control and figure.data is not None and len(figure.data) == 8
-        json.loads(plot_of(figure).to_json())
-    assert len([t for t in plot_of(by_group).data if t.type == "heatmap"]) == 2

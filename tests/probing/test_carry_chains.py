@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from loopinterp.probing.chains import VARIABLES, sample_chains
+from loopinterp.probing.carry_chains import VARIABLES, sample_chains
 from loopinterp.tasks.addition import Addition
 
 FORMATS = pytest.mark.parametrize("task", [Addition(), Addition(format="features")])

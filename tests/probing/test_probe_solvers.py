@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy, one_hot
 
-from loopinterp.probing.solve import logistic_solve, ridge_solve
+from loopinterp.probing.probe_solvers import logistic_solve, ridge_solve
 
 
 def problem(seed: int, cells: int = 3, n: int = 40, d: int = 5, n_classes: int = 3):
