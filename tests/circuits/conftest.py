@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from loopinterp.circuits import ProgramModel
+from loopinterp.circuits.program_model import ProgramModel
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
 from loopinterp.rasp import LoopProgram, get_program
 from loopinterp.tasks import Addition
