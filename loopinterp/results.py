@@ -409,13 +409,15 @@ def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         header = json.loads(metadata.get(_HEADER, ""))
     except (json.JSONDecodeError, RecursionError):
         header = None
-    parts = {"kind", "axes", "coords", "fields", "provenance"}
-    if not isinstance(header, dict) or not parts <= set(header):
+    parts = {"kind": str, "axes": dict, "coords": dict, "fields": dict, "provenance": dict}
+    if not isinstance(header, dict) or not all(
+        isinstance(header.get(part), kind) for part, kind in parts.items()
+    ):
         raise CheckpointError(
             f"result {path}",
             expected="a file written by Result.save",
             given="a safetensors file without a result's description",
-            fix="Point to NAME.safetensors in a folder of results.",
+            fix="Run the study again, or point to another file of a folder of results.",
         )
     return arrays, header
 

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING
 from loopinterp._lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from loopinterp.report.record import RunRecord as RunRecord
-    from loopinterp.report.record import read_run as read_run
-    from loopinterp.report.write import render_report as render_report
-    from loopinterp.report.write import write_report as write_report
-    from loopinterp.report.write import write_results as write_results
+    from loopinterp.report.html_report import render_report as render_report
+    from loopinterp.report.html_report import write_report as write_report
+    from loopinterp.report.html_report import write_results as write_results
+    from loopinterp.report.run_record import RunRecord as RunRecord
+    from loopinterp.report.run_record import read_run as read_run
 
 __getattr__, __dir__, __all__ = lazy_exports(
     __name__,
     {
-        "RunRecord": ".record",
-        "read_run": ".record",
-        "render_report": ".write",
-        "write_report": ".write",
-        "write_results": ".write",
+        "RunRecord": ".run_record",
+        "read_run": ".run_record",
+        "render_report": ".html_report",
+        "write_report": ".html_report",
+        "write_results": ".html_report",
     },
 )

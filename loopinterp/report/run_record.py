@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from loopinterp.errors import InputError
-from loopinterp.results import Result, load_result
+from loopinterp.results import Result
+from loopinterp.saved_results import load_result, result_files
 from loopinterp.storage import read_json, read_json_object
 
 
@@ -39,6 +40,20 @@ class RunRecord:
         """Whether the results belong to a model that was trained."""
         return bool(self.config)
 
+    @property
+    def task(self) -> str:
+        """Name of the task, "" if it is not known."""
+        task = self.config.get("task", "")
+        return str(task.get("name", "") if isinstance(task, Mapping) else task)
+
+    @property
+    def stage_seconds(self) -> dict[str, float]:
+        """Wall time by stage: as the run wrote it, else that of each study."""
+        stages = {str(k): float(v) for k, v in self.made.get("stages", {}).items()}
+        if stages:
+            return stages
+        return {name: result.provenance.wall_time for name, result in self.results.items()}
+
 
 def read_run(folder: str | Path) -> RunRecord:
     """Read a run folder; a damaged result becomes a problem of the record, not an error.
@@ -58,7 +73,7 @@ def read_run(folder: str | Path) -> RunRecord:
         )
     problems: list[str] = []
     results: dict[str, Result] = {}
-    for path in sorted((folder / "results").glob("*.json")):
+    for path in result_files(folder / "results"):
         try:
             results[path.stem] = load_result(path)
         except InputError as error:

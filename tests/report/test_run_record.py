@@ -13,13 +13,11 @@ from tests.report import synthetic
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    with synthetic.loadable():
-        return synthetic.write_run(tmp_path / "run")
+    return synthetic.write_run(tmp_path / "run")
 
 
 def test_a_run_is_read_whole(run: Path) -> None:
-    with synthetic.loadable():
-        record = read_run(run)
+    record = read_run(run)
     assert record.name == "run"
     assert list(record.results) == sorted(record.results)
     assert set(record.results) == {
@@ -35,20 +33,20 @@ def test_a_run_is_read_whole(run: Path) -> None:
 
 
 def test_a_damaged_result_is_a_problem_and_the_others_are_read(run: Path) -> None:
-    (run / "results" / "wavefront.json").write_text("{")
-    with synthetic.loadable():
-        record = read_run(run)
+    (run / "results" / "wavefront.safetensors").write_text("{")
+    record = read_run(run)
     assert "wavefront" not in record.results and "convergence" in record.results
     (problem,) = record.problems
-    assert problem.startswith("wavefront.json cannot be read") and "Restore the file" in problem
+    assert (
+        problem.startswith("wavefront.safetensors cannot be read") and "restore it from a copy" in problem
+    )
     assert str(run) not in problem  # a report is passed on: it names no folder of this machine
 
 
 def test_a_damaged_line_of_metrics_is_a_problem(run: Path) -> None:
     lines = (run / "metrics.jsonl").read_text().splitlines()
     (run / "metrics.jsonl").write_text("\n".join([*lines, '{"step": 99']))
-    with synthetic.loadable():
-        record = read_run(run)
+    record = read_run(run)
     assert len(record.metrics) == len(lines)
     assert record.problems == [f"Line {len(lines) + 1} of metrics.jsonl is damaged and left out."]
 
@@ -69,7 +67,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path, there: bool) -> None:
 @pytest.mark.parametrize("text", ["[1]", "null", "{", "\xff"])
 def test_a_damaged_configuration_is_one_clear_error(run: Path, text: str) -> None:
     (run / "config.json").write_bytes(text.encode("latin-1"))
-    with synthetic.loadable(), pytest.raises(CheckpointError, match=r"config\.json"):
+    with pytest.raises(CheckpointError, match=r"config\.json"):
         read_run(run)
 
 
@@ -77,8 +75,7 @@ def test_a_damaged_configuration_is_one_clear_error(run: Path, text: str) -> Non
 def test_a_line_of_metrics_of_another_kind_is_a_problem(run: Path, line: bytes) -> None:
     lines = (run / "metrics.jsonl").read_bytes().splitlines()
     (run / "metrics.jsonl").write_bytes(b"\n".join([line, *lines]))
-    with synthetic.loadable():
-        record = read_run(run)
+    record = read_run(run)
     assert len(record.metrics) == len(lines)
     assert record.problems == ["Line 1 of metrics.jsonl is damaged and left out."]
 
@@ -97,31 +94,30 @@ def test_what_is_of_another_type_in_made_json_is_left_out(
     run: Path, made: object, problem: str
 ) -> None:
     (run / "made.json").write_text(json.dumps(made))
-    with synthetic.loadable():
-        record = read_run(run)
-        render_report(record)
+    record = read_run(run)
+    render_report(record)
     assert record.made == {}
     (said,) = record.problems
     assert said.startswith(problem)
 
 
-@pytest.mark.parametrize("part", ["axes", "wall_time", "provenance", "scalars"])
+@pytest.mark.parametrize("part", ["kind", "axes", "coords", "wall_time", "provenance", "fields"])
 def test_a_result_with_wrong_axes_or_fields_is_a_problem(run: Path, part: str) -> None:
-    path = run / "results" / "attention.json"
-    document = json.loads(path.read_text())
+    path = run / "results" / "attention.safetensors"
+    arrays, texts = read_arrays(path)
+    (key, text), *_ = texts.items()
+    header = json.loads(text)
     if part == "axes":
-        arrays = read_arrays(path.with_suffix(".safetensors"))
-        name = max(arrays, key=lambda one: arrays[one].ndim)
-        arrays[name] = arrays[name].reshape(-1)
-        write_arrays(path.with_suffix(".safetensors"), arrays)
-        document["arrays"][name] = list(arrays[name].shape)
+        header["axes"]["patterns"] = header["axes"]["patterns"][1:]
+    elif part == "coords":
+        header["coords"]["loop"] = [0]
     elif part == "wall_time":
-        document["provenance"]["wall_time"] = "long"
+        header["provenance"]["wall_time"] = "long"
     else:
-        document[part] = [1]
-    path.write_text(json.dumps(document))
-    with synthetic.loadable():
-        record = read_run(run)
+        header[part] = "another" if part == "kind" else [1]
+    write_arrays(path, arrays, metadata={key: json.dumps(header)})
+    record = read_run(run)
     assert "attention" not in record.results
     (problem,) = record.problems
-    assert problem.startswith("attention.json cannot be read") and "Run the study again" in problem
+    assert problem.startswith("attention.safetensors cannot be read")
+    assert "Run the study again" in problem

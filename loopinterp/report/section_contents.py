@@ -13,7 +13,7 @@ from loopinterp.results import Figure, Finding
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-    from loopinterp.report.record import RunRecord
+    from loopinterp.report.run_record import RunRecord
 
 _OF_THE_FIRST_STUDY = 2
 _OF_EVERY_OTHER = 1
@@ -38,10 +38,6 @@ class SectionView:
     figures: list[FigureView]
     more: list[FigureView]
 
-    @property
-    def is_missing(self) -> bool:
-        return not self.findings and not self.figures
-
 
 @dataclass(frozen=True)
 class _Said:
@@ -57,17 +53,14 @@ class _Said:
 
 
 def section_views(record: RunRecord) -> tuple[list[SectionView], list[str]]:
-    """All sections in reading order; one for studies of other kinds where there are such.
+    """The sections that have something to show, in reading order.
 
     Returns:
         The sections, and a sentence for each result that cannot be shown.
     """
     said, problems = _in_order_of_making(record)
-    views = [_view(section, said) for section in SECTIONS]
-    other = _view(OTHER, said)
-    # A run lacks what has not been studied; results without a run are all there is.
-    kept = [view for view in views if record.is_run or not view.is_missing]
-    return (kept if other.is_missing else [*kept, other]), problems
+    views = [_view(section, said) for section in (*SECTIONS, OTHER)]
+    return [view for view in views if view.findings or view.figures], problems
 
 
 def figure_views(figures: Iterable[Figure]) -> list[FigureView]:
@@ -96,10 +89,10 @@ def _in_order_of_making(record: RunRecord) -> tuple[list[_Said], list[str]]:
     for name in names:
         result = record.results[name]
         try:
-            said.append(_Said(name, result.summary(), result.figures()))
+            said.append(_Said(name, result.findings(), result.figures()))
         except Exception as error:  # whatever a damaged value makes of a study's own code
             problems.append(
-                f"{name}.json has values that cannot be shown ({type(error).__name__}). "
+                f"{name} has values that cannot be shown ({type(error).__name__}). "
                 "Run the study again."
             )
     return said, problems

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
+
+from loopinterp.plotting import LinePanel, Series, bars_with_intervals, line_panels
 from loopinterp.results import Figure
 
 if TYPE_CHECKING:
-    import pandas as pd
-
-    from loopinterp.plotting import LinePanel
-    from loopinterp.report.record import RunRecord
+    from loopinterp.report.run_record import RunRecord
 
 _MOST_POINTS = 600
 _CURVES = {"loss": "loss", "exact_match": "exact match", "longest_n": "longest length"}
@@ -62,14 +62,6 @@ def seconds(value: float) -> str:
     return f"{int(value // 3600)} h {int(value % 3600 // 60)} min"
 
 
-def stage_seconds(record: RunRecord) -> dict[str, float]:
-    """Wall time by stage: as the run wrote it, else that of each study."""
-    stages = {str(k): float(v) for k, v in record.made.get("stages", {}).items()}
-    if stages:
-        return stages
-    return {name: result.provenance.wall_time for name, result in record.results.items()}
-
-
 def _flat(part: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     rows: list[tuple[str, str]] = []
     for key, value in part.items():
@@ -93,10 +85,6 @@ def _shown(value: Any) -> str:
 
 
 def _training_curve(record: RunRecord) -> Figure | None:
-    import pandas as pd
-
-    from loopinterp.plotting import line_panels
-
     table = pd.DataFrame(record.metrics)
     panels = _training_panels(table)
     if not panels:
@@ -116,8 +104,6 @@ def _training_curve(record: RunRecord) -> Figure | None:
 
 
 def _training_panels(table: pd.DataFrame) -> list[LinePanel]:
-    from loopinterp.plotting import LinePanel, Series
-
     if "step" not in table:
         return []
     # A curve of some hundred points looks the same and keeps the page small.
@@ -133,11 +119,7 @@ def _training_panels(table: pd.DataFrame) -> list[LinePanel]:
 
 
 def _stage_times(record: RunRecord) -> Figure | None:
-    import pandas as pd
-
-    from loopinterp.plotting import Series, bars_with_intervals
-
-    stages = {k: v for k, v in stage_seconds(record).items() if v > 0}
+    stages = {k: v for k, v in record.stage_seconds.items() if v > 0}
     if not stages:
         return None
     bars = Series("seconds", list(stages), list(stages.values()))

@@ -9,9 +9,9 @@ import pytest
 
 from loopinterp.errors import InputError
 from loopinterp.report import RunRecord, read_run, render_report, write_report
+from loopinterp.report.section_contents import section_views
 from loopinterp.report.sections import SECTIONS
-from loopinterp.report.views import section_views
-from loopinterp.results import Figure, Finding
+from loopinterp.results import Finding, figures_of, findings_of
 from tests.report import synthetic
 
 
@@ -57,8 +57,7 @@ class Reader(HTMLParser):
 
 @pytest.fixture(scope="module")
 def record(synthetic_run: Path) -> RunRecord:
-    with synthetic.loadable():
-        return read_run(synthetic_run)
+    return read_run(synthetic_run)
 
 
 @pytest.fixture(scope="module")
@@ -86,8 +85,9 @@ def test_the_verdict_comes_before_everything_else(page: str) -> None:
 
 
 def test_every_section_is_there_in_order(page: str) -> None:
-    places = [page.index(f'<section id="{section.key}"') for section in SECTIONS]
-    assert places == sorted(places) and page.index('<section id="made"') > places[-1]
+    shown = [*synthetic.DEMO, "attention", "not-measured", "made"]
+    places = [page.index(f'<section id="{key}"') for key in shown]
+    assert places == sorted(places) and page.count("<section") == len(shown) + 1
 
 
 def test_every_figure_has_caption_and_data_and_its_control(record: RunRecord, page: str) -> None:
@@ -128,7 +128,7 @@ def test_the_own_study_of_a_section_comes_first_and_further_figures_are_folded(
 
 def test_studies_come_in_the_order_in_which_they_were_made(record: RunRecord) -> None:
     one = record.results["convergence"]
-    other = synthetic.Synthetic(provenance=one.provenance, section="second")
+    other = synthetic.made_up("second")
     order = {"stages": {"train": 1.0, "b": 1.0, "a": 1.0}}
     for made, first in ((order, "second"), ({}, "convergence")):
         changed = dataclasses.replace(record, results={"a": one, "b": other}, made=made)
@@ -136,12 +136,27 @@ def test_studies_come_in_the_order_in_which_they_were_made(record: RunRecord) ->
         assert findings[0].text.startswith("Second") == (first == "second")
 
 
-def test_a_section_without_study_says_so(record: RunRecord) -> None:
+def test_what_applies_but_was_not_measured_is_said_in_a_line(record: RunRecord) -> None:
     left = {name: r for name, r in record.results.items() if name in ("attention", "wavefront")}
-    text = Reader(render_report(dataclasses.replace(record, results=left))).text
+    page = render_report(dataclasses.replace(record, results=left))
+    text = Reader(page).text
     for section in SECTIONS:
         assert (section.missing in text) == (section.key not in left)
+        assert (f'<section id="{section.key}"' in page) == (section.key in left)
     assert "There is no verdict yet" in text
+
+
+def test_what_does_not_apply_to_the_task_is_not_mentioned(record: RunRecord) -> None:
+    text = Reader(
+        render_report(dataclasses.replace(record, config={"task": "parity"}, results={}))
+    ).text
+    assert "Convergence: no convergence study" in text and "no comparison with programs" in text
+    assert "carry" not in text.lower()
+    own = Reader(
+        render_report(dataclasses.replace(record, config={"task": "my own"}, results={}))
+    ).text
+    assert "Convergence: no convergence study" in own
+    assert "program" not in own.lower() and "verdict" not in own.lower()
 
 
 def test_a_run_that_was_only_trained_has_a_report(tmp_path: Path) -> None:
@@ -163,7 +178,7 @@ def test_a_result_that_fails_is_a_problem_and_the_others_are_shown(record: RunRe
     broken = dataclasses.replace(record.results["wavefront"], section=3)  # type: ignore[arg-type]
     page = render_report(dataclasses.replace(record, results={**record.results, "bad": broken}))
     text = Reader(page).text
-    assert "bad.json has values that cannot be shown (KeyError). Run the study again." in text
+    assert "bad has values that cannot be shown (KeyError). Run the study again." in text
     assert "Latched ripple" in text
 
 
@@ -174,14 +189,16 @@ def test_a_configuration_of_other_types_has_a_report(tmp_path: Path, config: str
 
 
 def test_a_study_of_ones_own_section_is_shown_too(record: RunRecord) -> None:
-    class Own(synthetic.Synthetic):
-        def summary(self) -> list[Finding]:
-            return [Finding(kind="own", text="Something else was found.", value="42")]
+    class Own(synthetic.Synthetic, kind="own"):
+        pass
 
-        def figures(self) -> list[Figure]:
-            return [dataclasses.replace(f, section="own") for f in super().figures()]
-
-    own = Own(provenance=record.results["program"].provenance, section="wavefront")
+    finding = Finding(kind="own", text="Something else was found.", value="42")
+    figures = figures_of(synthetic.made_up("wavefront"))
+    findings_of.register(Own, lambda result: [finding])
+    figures_of.register(
+        Own, lambda result: [dataclasses.replace(figure, section="own") for figure in figures]
+    )
+    own = Own.of(synthetic.Took(1.0), section="wavefront")
     page = render_report(dataclasses.replace(record, results={"own": own}))
     assert '<section id="other"' in page and "Something else was found." in Reader(page).text
 
@@ -193,13 +210,12 @@ def test_figures_of_one_name_have_anchors_of_their_own(record: RunRecord) -> Non
 
 
 def test_the_file_is_written_where_asked(synthetic_run: Path, tmp_path: Path) -> None:
-    with synthetic.loadable():
-        path = write_report(synthetic_run, tmp_path / "deep" / "page.html")
+    path = write_report(synthetic_run, tmp_path / "deep" / "page.html")
     assert path == tmp_path / "deep" / "page.html"
     assert re.match("<!doctype html>", path.read_text())
 
 
 def test_a_place_that_cannot_be_written_is_explained(synthetic_run: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with synthetic.loadable(), pytest.raises(InputError, match="a folder that can be written"):
+    with pytest.raises(InputError, match="a folder that can be written"):
         write_report(synthetic_run, tmp_path / "file" / "page.html")

@@ -9,9 +9,10 @@ from typing import Any
 
 from loopinterp.errors import InputError
 from loopinterp.report.assets import asset, plotly_script
-from loopinterp.report.made import made_figures, seconds, setting_groups, stage_seconds
-from loopinterp.report.record import RunRecord, read_run
-from loopinterp.report.views import figure_views, section_views, tiles
+from loopinterp.report.how_it_was_made import made_figures, seconds, setting_groups
+from loopinterp.report.run_record import RunRecord, read_run
+from loopinterp.report.section_contents import figure_views, section_views, tiles
+from loopinterp.report.sections import SECTIONS, has_programs
 from loopinterp.results import Result
 from loopinterp.storage import write_bytes
 
@@ -85,8 +86,8 @@ def tidy(text: str) -> str:
 
 def _context(record: RunRecord) -> dict[str, Any]:
     sections, unshown = section_views(record)
+    shown = {view.section.key for view in sections}
     findings = [finding for view in sections for finding in view.findings]
-    stages = stage_seconds(record)
     return {
         "record": record,
         "problems": [*record.problems, *unshown],
@@ -95,11 +96,17 @@ def _context(record: RunRecord) -> dict[str, Any]:
         "verdicts": [finding for finding in findings if finding.kind == "verdict"],
         "tiles": tiles(sections),
         "sections": sections,
+        "not_measured": [
+            section
+            for section in SECTIONS
+            if record.is_run and section.key not in shown and section.applies(record.task)
+        ],
+        "comparable": record.is_run and has_programs(record.task),
         "made_figures": figure_views(made_figures(record)),
         "settings": setting_groups(record.config),
         "command": record.made.get("command"),
         "versions": _versions(record),
-        "total_seconds": sum(stages.values()),
+        "total_seconds": sum(record.stage_seconds.values()),
         "machine": record.made.get("machine"),
         "plotly_script": plotly_script(),
     }
@@ -108,15 +115,9 @@ def _context(record: RunRecord) -> dict[str, Any]:
 def _title(record: RunRecord) -> str:
     if not record.is_run:
         return record.name
-    task = _task_name(record.config)
+    task = record.task.replace("_", " ")
     model = f"A looped transformer on {task}" if task else "A looped transformer"
     return f"{model}, opened loop by loop"
-
-
-def _task_name(config: Mapping[str, Any]) -> str:
-    task = config.get("task", "")
-    name = task.get("name", "") if isinstance(task, Mapping) else task
-    return str(name).replace("_", " ")
 
 
 def _facts(config: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from loopinterp.results import Figure, Provenance
+from loopinterp.results import Figure, study
 from loopinterp.training import EvaluationResult
 
 
@@ -12,23 +12,22 @@ def made_up(exact: list[list[float]], extra_loops: tuple[int, ...] = (0,)) -> Ev
     """Two distributions, three lengths; the same numbers for every measure."""
     scores = np.array([exact] * len(extra_loops))
     constant = np.array([[0.5, 0.01, 0.0], [1.0, 1.0, 1.0]])
-    cells = {
-        f"{measure}{end}": scores
-        for measure in ("exact_match", "bit_accuracy")
-        for end in ("", "_low", "_high")
-    }
-    return EvaluationResult(
-        provenance=Provenance(seed=0),
-        task="addition",
-        lengths=[12, 24, 96],
-        distributions=["uniform", "chain"],
-        extra_loops=list(extra_loops),
-        n_samples=300,
-        trained_up_to=12,
-        constant_exact_match=constant,
-        constant_bit_accuracy=constant,
-        **cells,
-    )
+    with study(0) as watch:
+        return EvaluationResult.of(
+            watch,
+            coords={
+                "extra_loop": extra_loops,
+                "distribution": ["uniform", "chain"],
+                "length": [12, 24, 96],
+            },
+            exact_match=np.stack([scores] * 3, -1),
+            bit_accuracy=np.stack([scores] * 3, -1),
+            constant_exact_match=constant,
+            constant_bit_accuracy=constant,
+            task="addition",
+            n_samples=300,
+            trained_up_to=12,
+        )
 
 
 def trace_names(figure: Figure) -> set[str]:
@@ -36,7 +35,7 @@ def trace_names(figure: Figure) -> set[str]:
 
 
 def test_perfect_models_reach_the_last_length() -> None:
-    findings = made_up([[1.0, 1.0, 0.99], [1.0, 1.0, 1.0]]).summary()
+    findings = made_up([[1.0, 1.0, 0.99], [1.0, 1.0, 1.0]]).findings()
     assert [f.good for f in findings] == [True, True]
     assert "random digits" in findings[0].text
     assert "up to length 96, 8 times the longest it was trained on" in findings[0].text
@@ -44,11 +43,11 @@ def test_perfect_models_reach_the_last_length() -> None:
 
 
 def test_failures_are_said_plainly() -> None:
-    findings = made_up([[1.0, 0.8, 0.995], [0.5, 0.4, 0.3]]).summary()
+    findings = made_up([[1.0, 0.8, 0.995], [0.5, 0.4, 0.3]]).findings()
     assert [f.good for f in findings] == [False, False]
     assert "up to length 12, 1 times" in findings[0].text
     assert "Its worst length is 24, with 80%" in findings[0].text
-    assert "fewer than 99% of problems wholly right already at length 12" in findings[1].text
+    assert "fewer than 99% of 300 problems wholly right already at length 12" in findings[1].text
 
 
 def test_the_figure_marks_the_training_cutoff_and_its_control() -> None:

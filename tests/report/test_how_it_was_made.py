@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from loopinterp.report.made import made_figures, setting_groups, stage_seconds
-from loopinterp.report.record import RunRecord
+from loopinterp.report.how_it_was_made import made_figures, setting_groups
+from loopinterp.report.run_record import RunRecord
 from tests.report import synthetic
 
 
@@ -35,10 +35,10 @@ def test_metrics_of_another_kind_give_no_curve() -> None:
 
 def test_stages_are_those_of_the_run_else_those_of_the_studies() -> None:
     results = {"attention": synthetic.attention()}
-    assert stage_seconds(RunRecord(name="run", results=results)) == {"attention": 0.8}
+    assert RunRecord(name="run", results=results).stage_seconds == {"attention": 0.8}
     made = {"stages": {"train": 80}}
     record = RunRecord(name="run", results=results, made=made)
-    assert stage_seconds(record) == {"train": 80.0}
+    assert record.stage_seconds == {"train": 80.0}
     (figure,) = made_figures(record)
     assert "1 min 20 s in all" in figure.caption
     assert figure.data is not None and figure.data["seconds"].tolist() == [80.0]
