@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from loopinterp.errors import ConfigError, InputError
+from loopinterp.errors import ConfigError, InputError, check_choice
 from loopinterp.tasks import carries
+from loopinterp.tasks.integers import to_digits
 from loopinterp.tasks.sampling import (
     Sampler,
     check_fits,
@@ -67,13 +68,8 @@ class Addition(Sampler):
     format: str = "pairs"
 
     def __post_init__(self) -> None:
-        if self.format not in ("pairs", "features"):
-            raise ConfigError(
-                "format of task addition",
-                expected="'pairs' or 'features'",
-                given=repr(self.format),
-                fix="Use format='pairs' for token models, 'features' for linear embeddings.",
-            )
+        formats = ("pairs", "features")
+        check_choice("format of task addition", self.format, formats, error=ConfigError)
 
     @property
     def name(self) -> str:
@@ -147,21 +143,8 @@ class Addition(Sampler):
         Raises:
             InputError: no operands, or one that does not fit in ``n`` bits.
         """
-        check_length(n)
-        for value in (x for pair in operands for x in pair):
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**n:
-                raise InputError(
-                    "operand",
-                    expected=f"an integer in 0..{2**n - 1} (n = {n} bits)",
-                    given=repr(value),
-                    fix="Pass a larger n, or a smaller number.",
-                )
-        if not operands:
-            raise InputError(
-                "operands", expected="at least one pair", given="none", fix="Pass e.g. [(3, 5)]."
-            )
-        bits = torch.tensor([[[x >> i & 1 for i in range(n)] for x in pair] for pair in operands])
-        return self.from_bits(bits[:, 0], bits[:, 1], torch.full((len(operands),), n))
+        a, b = (to_digits([pair[k] for pair in operands], n) for k in (0, 1))
+        return self.from_bits(a, b, torch.full((len(a),), n))
 
     def operands(
         self, inputs: Batch | Tensor

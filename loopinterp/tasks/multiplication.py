@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from loopinterp.errors import ConfigError
+from loopinterp.errors import ConfigError, check_integer
 from loopinterp.tasks.full_output import FullOutput, place_of
 from loopinterp.tasks.integers import carry_over, to_digits
 from loopinterp.tasks.rows import cut, same
@@ -55,13 +55,13 @@ class Multiplication(FullOutput):
     m: int = 2
 
     def __post_init__(self) -> None:
-        if isinstance(self.m, bool) or not isinstance(self.m, int) or self.m < 1:
-            raise ConfigError(
-                "m of task multiplication",
-                expected="an integer >= 1",
-                given=repr(self.m),
-                fix="m is the number of bits of the first factor; the published tests use 2.",
-            )
+        check_integer(
+            "m of task multiplication",
+            self.m,
+            least=1,
+            fix="m is the number of bits of the first factor; the published tests use 2.",
+            error=ConfigError,
+        )
 
     @property
     def name(self) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from loopinterp.errors import ConfigError
+from loopinterp.errors import ConfigError, check_integer
 from loopinterp.tasks.sampling import (
     Sampler,
     check_fits,
@@ -52,13 +52,13 @@ class PrefixSum(Sampler):
     modulus: int = 2
 
     def __post_init__(self) -> None:
-        if isinstance(self.modulus, bool) or not isinstance(self.modulus, int) or self.modulus < 2:
-            raise ConfigError(
-                "modulus of task prefix_sum",
-                expected="an integer >= 2",
-                given=repr(self.modulus),
-                fix="2 gives the running XOR of bits, 10 running sums of decimal digits.",
-            )
+        check_integer(
+            "modulus of task prefix_sum",
+            self.modulus,
+            least=2,
+            fix="2 gives the running XOR of bits, 10 running sums of decimal digits.",
+            error=ConfigError,
+        )
 
     @property
     def name(self) -> str:

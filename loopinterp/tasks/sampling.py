@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from loopinterp.errors import InputError, unknown_name
+from loopinterp.errors import InputError, check_choice, check_integer
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int
@@ -56,11 +56,7 @@ def check_length(n: int) -> int:
     Raises:
         InputError: it is not.
     """
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise InputError(
-            "n", expected="an integer >= 1", given=repr(n), fix="Pass a problem length, e.g. n=8."
-        )
-    return n
+    return check_integer("n", n, least=1, fix="Pass a problem length, e.g. n=8.")
 
 
 def lengths(
@@ -84,14 +80,13 @@ def lengths(
             fix="Pass generator=torch.Generator().manual_seed(0).",
         )
     if not isinstance(n, torch.Tensor):
-        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-            raise InputError(
-                "batch_size",
-                expected="an integer >= 1, when n is one length for all",
-                given=repr(batch_size),
-                fix="Pass batch_size=64, or a tensor with one length per example as n.",
-            )
-        return torch.full((batch_size,), check_length(n), device=generator.device)
+        size = check_integer(
+            "batch_size",
+            batch_size,
+            least=1,
+            fix="Pass batch_size=64, or a tensor with one length per example as n.",
+        )
+        return torch.full((size,), check_length(n), device=generator.device)
     if n.dtype != torch.int64 or n.ndim != 1 or n.numel() == 0:
         raise InputError(
             "n",
@@ -153,9 +148,7 @@ def pick_distribution(task: Task | Sampler, distribution: str | None) -> str:
     """
     if distribution is None:
         return task.distributions[0]
-    if distribution not in task.distributions:
-        raise unknown_name(f"distribution of task {task.name}", distribution, task.distributions)
-    return distribution
+    return check_choice(f"distribution of task {task.name}", distribution, task.distributions)
 
 
 def inside(n: Int[Tensor, " batch"], width: int) -> Bool[Tensor, "batch width"]:

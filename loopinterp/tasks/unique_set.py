@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from loopinterp.errors import ConfigError
+from loopinterp.errors import ConfigError, check_integer
 from loopinterp.tasks.full_output import FullOutput
 from loopinterp.tasks.rows import cut
 from loopinterp.tasks.sampling import check_fits, check_tokens, inside
@@ -48,17 +48,12 @@ class UniqueSet(FullOutput):
     n_symbols: int = 50
 
     def __post_init__(self) -> None:
-        if isinstance(self.n_symbols, bool) or not isinstance(self.n_symbols, int):
-            given = repr(self.n_symbols)
-        elif self.n_symbols < 1:
-            given = str(self.n_symbols)
-        else:
-            return
-        raise ConfigError(
+        check_integer(
             "n_symbols of task unique_set",
-            expected="an integer >= 1",
-            given=given,
+            self.n_symbols,
+            least=1,
             fix="The published alphabet has 50 symbols.",
+            error=ConfigError,
         )
 
     @property

@@ -124,7 +124,7 @@ def test_a_batch_can_be_sliced_and_moved():
 
 
 def test_an_unknown_format_is_refused():
-    with pytest.raises(ConfigError, match="'pairs' or 'features'"):
+    with pytest.raises(ConfigError, match=r"format of task addition: .*Did you mean 'pairs'"):
         Addition(format="pair")
 
 
