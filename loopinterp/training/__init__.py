@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from loopinterp.training.evaluation import EvaluationResult as EvaluationResult
     from loopinterp.training.evaluation import evaluate as evaluate
     from loopinterp.training.fitting import train as train
+    from loopinterp.training.overrides import apply_settings as apply_settings
     from loopinterp.training.recipes import RECIPES as RECIPES
     from loopinterp.training.run import Run as Run
-    from loopinterp.training.settings import apply_settings as apply_settings
     from loopinterp.training.trainer import Trainer as Trainer
 
 __getattr__, __dir__, __all__ = lazy_exports(
@@ -28,7 +28,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "Run": ".run",
         "Trainer": ".trainer",
         "TrainingConfig": ".config",
-        "apply_settings": ".settings",
+        "apply_settings": ".overrides",
         "evaluate": ".evaluation",
         "train": ".fitting",
     },
