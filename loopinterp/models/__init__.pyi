@@ -1,0 +1,16 @@
+from .cache import LoopedCache as LoopedCache
+from .config import LoopedTransformerConfig as LoopedTransformerConfig
+from .looped_transformer import LoopedTransformer as LoopedTransformer
+from .protocol import Iteration as Iteration
+from .protocol import LoopedModel as LoopedModel
+from .protocol import bind as bind
+from .stopping import Fixed as Fixed
+from .stopping import LoopView as LoopView
+from .stopping import MaxConfidence as MaxConfidence
+from .stopping import Oracle as Oracle
+from .stopping import ReadoutKL as ReadoutKL
+from .stopping import ResidualBelow as ResidualBelow
+from .stopping import StoppingRule as StoppingRule
+from .transformer_lens import UnrolledModel as UnrolledModel
+from .until import Stopped as Stopped
+from .until import run_until as run_until
