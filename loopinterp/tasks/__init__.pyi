@@ -5,8 +5,6 @@ from .binary_sum import BinarySum as BinarySum
 from .copy import Copy as Copy
 from .full_output import FullOutput as FullOutput
 from .multiplication import Multiplication as Multiplication
-from .pairs import CarryPairs as CarryPairs
-from .pairs import carry_pairs as carry_pairs
 from .parity import Parity as Parity
 from .prefix_sum import PrefixSum as PrefixSum
 from .registry import get_task as get_task

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from loopinterp.rasp import Intervention, get_program
-from loopinterp.tasks import Addition, carry_pairs
+from loopinterp.tasks import Addition
+from tests.rasp.programs.inputs import chains_through_bit_4
 
 TASK, PROGRAM = Addition(), get_program("sticky_ripple")
 
@@ -18,10 +19,7 @@ def test_left_alone_it_does_what_the_plain_ripple_does():
 
 
 def test_a_carry_put_in_stays_and_runs_on_and_one_taken_out_comes_back():
-    g = torch.Generator().manual_seed(0)
-    x = carry_pairs(
-        12, position=5, chain_length=1, batch_size=50, generator=g, propagate_after=7
-    ).base.inputs
+    x = chains_through_bit_4(last=10)
     clean = PROGRAM.trace(x, n_loops=13)
     mask = torch.zeros_like(x, dtype=torch.bool)
     mask[:, 5] = True
