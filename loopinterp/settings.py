@@ -124,6 +124,20 @@ class OnlyWith:
             )
 
 
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by dotted name.
+
+    Example:
+        >>> flatten({"steps": 3, "optimiser": {"lr": 0.1}})
+        {'steps': 3, 'optimiser.lr': 0.1}
+    """
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        nested = isinstance(value, Mapping)
+        flat |= flatten(value, f"{prefix}{name}.") if nested else {f"{prefix}{name}": value}
+    return flat
+
+
 @functools.cache
 def _adapter(cls: type) -> Any:
     """pydantic's ``TypeAdapter`` of a class, made once."""

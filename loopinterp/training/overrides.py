@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from loopinterp.errors import ConfigError, unknown_name
+from loopinterp.settings import flatten
 from loopinterp.training.config import TrainingConfig
 
 _OPEN = "task_settings"
@@ -34,7 +35,7 @@ def apply_settings(config: TrainingConfig, settings: Iterable[str]) -> TrainingC
         (0.0003, 7)
     """
     values = config.to_dict()
-    known = sorted(_names(values))
+    known = sorted(flatten(values))
     for setting in settings:
         key, equals, text = setting.partition("=")
         key = key.strip()
@@ -76,18 +77,8 @@ def parse_value(text: str, choices: Sequence[str] = ()) -> Any:
         return {"True": True, "False": False}.get(text, text)
 
 
-def _names(values: dict[str, Any], prefix: str = "") -> Iterable[str]:
-    for name, value in values.items():
-        if isinstance(value, dict) and name != _OPEN:
-            yield from _names(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}"
-
-
 def _check_key(key: str, known: list[str]) -> None:
-    if key in known and key != _OPEN:
-        return
-    if key.startswith(f"{_OPEN}.") and key.count(".") == 1:
+    if key in known or (key.startswith(f"{_OPEN}.") and key.count(".") == 1):
         return
     # "lr" alone is far from "optimiser.lr" as text, and yet it is what was meant.
     endings = [name for name in known if name.split(".")[-1] == key.split(".")[-1]]
