@@ -11,7 +11,7 @@ import torch
 from loopinterp.errors import CheckpointError, InputError
 from loopinterp.models import LoopedTransformer
 from loopinterp.tasks.task import IGNORE
-from loopinterp.training.curriculum import make_curriculum
+from loopinterp.training.curriculum import Curriculum
 from loopinterp.training.device import autocast, make_bind, resolve_device, with_state_noise
 from loopinterp.training.ema import Ema
 from loopinterp.training.objectives import supervise
@@ -50,7 +50,7 @@ class Trainer:
         self.task = config.make_task()
         self.model = LoopedTransformer(config.model, seed=config.seed).to(self.device)
         self.ema = Ema(self.model, config.ema)
-        self.curriculum = make_curriculum(config.curriculum)
+        self.curriculum = Curriculum(config.curriculum)
         settings = config.optimiser
         self.optimiser = torch.optim.AdamW(
             self.model.parameters(),
