@@ -120,7 +120,7 @@ class OnlyWith:
                 name,
                 expected=f"no {name} with {self.setting}={other}, where it has no effect",
                 given=repr(value),
-                fix=f"Leave {name} out.",
+                fix=f"Leave {name} out, or set it to {'none' if default is None else default}.",
             )
 
 

@@ -63,6 +63,7 @@ class Outer(Settings):
         ({"width": object()}, "width: expected an integer >= 1, got '<object object"),
         ({"width": 1, "inner": {"shape": "round"}}, "inner.radius: expected a value with shape=r"),
         ({"width": 1, "inner": {"radius": 2}}, "inner.radius: expected no radius with shape=none"),
+        ({"width": 1, "inner": {"radius": 2}}, "Leave radius out, or set it to none."),
         (
             {"width": 1, "inner": {"shape": "round", "radius": 101}},
             "inner.radius: expected a small one, got more. Shrink it.",
