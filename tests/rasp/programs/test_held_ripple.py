@@ -1,4 +1,4 @@
-"""Ripples that hold a carry: the plain ripple left alone, and each its own life of a planted one."""
+"""Ripples that hold a carry: plain ripples left alone, each with its own life of a planted one."""
 
 from __future__ import annotations
 
