@@ -8,6 +8,7 @@ from loopinterp.rasp.language import full, larger, var, where
 from loopinterp.rasp.mutations.rewriting import after_a_step, changed, fresh, substituted
 
 if TYPE_CHECKING:
+    from loopinterp.rasp.expr import Seq
     from loopinterp.rasp.mutations.conditions import Condition
     from loopinterp.rasp.program import LoopProgram
 
@@ -47,6 +48,40 @@ def every_other_loop(program: LoopProgram, when: Condition) -> LoopProgram:
         doc="Every second loop does nothing.",
         prepare={resting: full(0), **when.prepare},
         step={**paused, resting: ~var(resting), **when.step},
+    )
+
+
+def worked_out_from_before(program: LoopProgram, read: Seq, when: Condition) -> LoopProgram:
+    """What is read of other positions is worked out, a step further, from a loop ago.
+
+    Left alone it is the same at every loop; a change comes to others a loop later, and two
+    positions further.
+
+    Args:
+        program: The program.
+        read: An expression of a step that reads other positions.
+        when: When it acts.
+    """
+    begun = fresh(program, "begun")
+    reading = after_a_step(read, program)
+    before = {name: fresh(program, f"{name}_before") for name in sorted(reading.variables)}
+    old = substituted(reading, {var(name): var(was) for name, was in before.items()})
+    known = when.choose(where(var(begun), old, read), read)
+    return changed(
+        program,
+        f"{' and '.join(sorted(read.variables))} worked out from a loop ago {when.label}".rstrip(),
+        doc="What is read of other positions is worked out from their state a loop ago.",
+        prepare={
+            **{was: program.prepare[name] for name, was in before.items()},
+            begun: full(0),
+            **when.prepare,
+        },
+        step={
+            **{name: substituted(x, {read: known}) for name, x in program.step.items()},
+            **{was: var(name) for name, was in before.items()},
+            begun: full(1),
+            **when.step,
+        },
     )
 
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from loopinterp.rasp.expr import Aggregate, Select, Seq, SelWidth, ShiftRight, Var
+from loopinterp.rasp.expr import Aggregate, Select, SelWidth, Seq, ShiftRight, Var
 from loopinterp.rasp.graph import postorder
 from loopinterp.rasp.node import Expr
 

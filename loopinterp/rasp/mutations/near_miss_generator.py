@@ -36,19 +36,22 @@ from loopinterp.rasp.mutations.of_schedule import (
     answers_by_the_larger,
     every_other_loop,
     several_steps,
+    worked_out_from_before,
 )
 from loopinterp.rasp.mutations.of_storage import doubled, negated, read_from_a_copy
+from loopinterp.rasp.mutations.program_equivalence import SCREENED, Laid, told_apart
 from loopinterp.rasp.mutations.rewriting import reads_of_other_positions
+from loopinterp.rasp.mutations.task_inputs import inputs_of
 from loopinterp.rasp.registry import get_program
 from loopinterp.tasks.registry import get_task
-from loopinterp.tasks.task import IGNORE, Batch
+from loopinterp.tasks.task import IGNORE
 
 if TYPE_CHECKING:
     from jaxtyping import Int
     from torch import Tensor
 
     from loopinterp.rasp.program import LoopProgram
-    from loopinterp.tasks.task import Task
+    from loopinterp.tasks.task import Batch
 
 LENGTHS = (*range(1, 8), 16)
 """Lengths of the inputs on which a near miss must answer as the original does."""
@@ -58,6 +61,9 @@ EXAMPLES = 48
 
 COMPILED_LENGTH = 2
 """Length of the inputs for which a near miss must compile."""
+
+STORED_OTHERWISE = ("negated", "doubled")
+"""Kinds that no intervention on whole positions shows. Of others, one that none shows is idle."""
 
 Attempt = tuple[str, tuple[Callable[[], "LoopProgram"], ...]]
 """A kind of mutation, and programs of which the first near miss is taken."""
@@ -69,7 +75,8 @@ def near_misses(
     """Mutations of a program that answer as it does at T(n), and compile.
 
     A mutation acts everywhere or at some tokens; from the start where that does no harm, else once
-    natural runs have settled. What needs more loops than T(n) is no near miss.
+    natural runs have settled. What needs more loops than T(n) is no near miss, and neither is what
+    acts in no run that an intervention on a position leads to.
 
     Args:
         program: The program, or the name of a registered one, of any task.
@@ -98,21 +105,24 @@ def near_misses_by_kind(
     needed = torch.tensor([original.n_loops(n) for n in batch.n.tolist()])
     answers = _answers(original, batch, needed)
 
-    def is_near_miss(miss: LoopProgram) -> bool:
+    def is_near_miss(kind: str, miss: LoopProgram) -> bool:
         try:
             if not torch.equal(_answers(miss, batch, needed), answers):
                 return False
             compile_program(miss, max_length=task.n_positions(COMPILED_LENGTH))
         except InputError:  # it divides by 0, or takes too many values
             return False
-        return True
+        if kind in STORED_OTHERWISE:
+            return True
+        return not told_apart(original, miss, Laid(), examples=SCREENED, seed=seed).equivalent
 
     places = _conditions(original, batch, n_loops=int(needed.max()) + 1, seed=seed)
     found: dict[str, list[LoopProgram]] = {}
     for kind, broadest_first in _spread_over_kinds(_mutations(original, places), seed):
         if sum(map(len, found.values())) == most:
             break
-        miss = next(filter(is_near_miss, (mutated() for mutated in broadest_first)), None)
+        misses = (mutated() for mutated in broadest_first)
+        miss = next((miss for miss in misses if is_near_miss(kind, miss)), None)
         if miss is not None:
             found.setdefault(kind, []).append(miss)
     return found
@@ -127,15 +137,6 @@ def _spread_over_kinds(attempts: Iterable[Attempt], seed: int) -> Iterator[Attem
         random.Random(seed).shuffle(of_kind)
     rounds = zip_longest(*by_kind.values())
     return (attempt for of_each in rounds for attempt in of_each if attempt is not None)
-
-
-def inputs_of(task: Task, lengths: tuple[int, ...], examples: int, *, seed: int) -> Batch:
-    """So many inputs of each length and of each of the task's distributions, padded alike."""
-    generator = torch.Generator().manual_seed(seed)
-    n = torch.tensor(lengths).repeat_interleave(examples)
-    parts = [task.sample(n, generator=generator, distribution=d) for d in task.distributions]
-    fields = ("inputs", "targets", "n", "n_loops")
-    return Batch(*(torch.cat([getattr(part, field) for part in parts]) for field in fields))
 
 
 def _answers(
@@ -197,5 +198,7 @@ def _conditional(program: LoopProgram) -> Iterator[tuple[str, Callable[[Conditio
     for name in program.prepare:
         if name not in program.step:
             yield "recomputed", partial(recomputed, program, name)
+    for read in reads_of_other_positions(program):
+        yield "worked out from before", partial(worked_out_from_before, program, read)
     yield "faster", partial(several_steps, program, 2)
     yield "slower", partial(every_other_loop, program)
