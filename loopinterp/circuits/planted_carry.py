@@ -127,9 +127,9 @@ def _counts(
     other = (run.interchange() != run.base)[rows, : MOST + 1, at]
     life = other.int().cummin(1).values.sum(1).clamp(max=MOST).cpu()
     shape = (len(KINDS), len(TOKENS), len(TOKENS), MOST + 1)
-    return np.bincount(
-        (cell * (MOST + 1) + life).numpy(), minlength=int(np.prod(shape))
-    ).reshape(shape)
+    return np.bincount((cell * (MOST + 1) + life).numpy(), minlength=int(np.prod(shape))).reshape(
+        shape
+    )
 
 
 def _pairs(

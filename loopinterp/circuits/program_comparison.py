@@ -209,9 +209,7 @@ def compare_programs(
                 "delay": [*map(str, range(delays)), END],
             },
             verdicts=verdicts,
-            alignments={
-                label: [str(a) for a in e.alignments] for label, e in zip(labels, found)
-            },
+            alignments={label: [str(a) for a in e.alignments] for label, e in zip(labels, found)},
             solved={label: e.solved for label, e in zip(labels, found)},
             lengths=lengths,
             threshold=threshold,

@@ -134,12 +134,12 @@ def decide(counts: Counts, *, threshold: float = THRESHOLD) -> Verdict:
     rates = _rate(counts.run_right[:, 0], counts.run_active[:, 0])
     nearest = int(np.argmax(np.nan_to_num(rates, nan=-1.0)))
     tied = [
-        q for q in range(len(counts.programs)) if q != nearest and not counts.apart[nearest, q].any()
+        q
+        for q in range(len(counts.programs))
+        if q != nearest and not counts.apart[nearest, q].any()
     ]
     untested = [
-        name
-        for name, n in zip(counts.strata, counts.run_active[nearest])
-        if 0 < n < STRATUM_PAIRS
+        name for name, n in zip(counts.strata, counts.run_active[nearest]) if 0 < n < STRATUM_PAIRS
     ]
     reasons = [
         *_by_delay(counts, nearest, threshold),
