@@ -51,9 +51,7 @@ def main(
     noise.save(out / "results")
     result.table().to_csv(out / "ground_truth.csv")
     title = "The tools on looped transformers whose circuit is known"
-    write_results(
-        {"ground_truth": result, "robustness": noise}, out / "ground_truth.html", title=title
-    )
+    write_results({r.kind: r for r in (result, noise)}, out / "ground_truth.html", title=title)
     print(*(f.text for r in (result, noise) for f in r.findings()), sep="\n")
     for model, check, value, control in result.missed:
         print(f"missed: {check} on {model}: {value:.4g} (control {control:.4g})")

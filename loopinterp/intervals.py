@@ -15,8 +15,11 @@ ESTIMATE = "estimate"
 ENDS = ("value", "low", "high")
 
 
+Counts = np.ndarray | np.number | float
+
+
 def wilson_interval(
-    successes: np.ndarray | float, trials: np.ndarray | int, *, z: float = 1.959964
+    successes: Counts, trials: Counts, *, z: float = 1.959964
 ) -> tuple[np.ndarray, np.ndarray]:
     """Wilson's score interval of a share.
 
@@ -45,7 +48,7 @@ def wilson_interval(
     return np.asarray(np.clip(low, 0, share)), np.asarray(np.clip(high, share, 1))
 
 
-def wilson_estimate(successes: np.ndarray | float, trials: np.ndarray | int) -> np.ndarray:
+def wilson_estimate(successes: Counts, trials: Counts) -> np.ndarray:
     """A share with Wilson's 95% interval as an estimate [..., (value, low, high)].
 
     NaN where there are no trials.

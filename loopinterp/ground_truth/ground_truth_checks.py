@@ -182,8 +182,8 @@ CHECKS = (
     Check(
         "verdict",
         "comparison of programs",
-        "IIA over whole runs of the program that is run, if of all of its task it is the one named; "
-        "else 0.",
+        "IIA over whole runs of the program that is run, if of all of its task it is the one "
+        "named; else 0.",
         "IIA of the next program; nothing where the task has no other",
         0.95,
     ),

@@ -96,7 +96,9 @@ class GroundTruth(Result, kind="ground-truth"):
 
     def table(self) -> pd.DataFrame:
         """Scores, a row for each model and a column for each check."""
-        return self.data["value"].to_pandas()
+        import pandas as pd
+
+        return pd.DataFrame(self.data["value"].values, self.models, self.checks)
 
 
 def ground_truth_study(

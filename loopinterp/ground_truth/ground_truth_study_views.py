@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -56,7 +56,7 @@ def _asked(result: GroundTruth) -> xr.Dataset:
 
 def _table(result: GroundTruth) -> Figure:
     asked = _asked(result)
-    plot = heatmap_figure(
+    plot: Any = heatmap_figure(
         rightness(asked).values,
         x=asked["check"].values.tolist(),
         y=result.models,
@@ -70,9 +70,7 @@ def _table(result: GroundTruth) -> Figure:
     plot.update_xaxes(tickangle=-60)
     value = asked["value"].values
     shown = np.where(np.isnan(value), "", np.char.mod("%.3g", value))
-    plot.update_traces(
-        customdata=shown, hovertemplate="%{y}<br>%{x}: %{customdata}<extra></extra>"
-    )
+    plot.update_traces(customdata=shown, hovertemplate="%{y}<br>%{x}: %{customdata}<extra></extra>")
     meta = dict(plot.layout.meta["loopinterp"])
     meta["panel_height"] = max(meta["panel_height"], ROW * len(result.models))
     plot.update_layout(height=meta["panel_height"] + 200, meta={"loopinterp": meta})

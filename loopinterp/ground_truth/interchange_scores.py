@@ -31,7 +31,7 @@ _WRONG = {
 
 
 def score_interchange(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
-    """The worst cell of the right exchange, whole runs after each other one, and as a probe says."""
+    """The worst cell of the right exchange; whole runs after wrong ones, and as a probe says."""
     circuit, program = known.compiled.circuit, known.compiled.program
     found = _exchanged(known, {v: circuit.subspace(v) for v in circuit.variables}, seed)
     nothing = found.pooled(NOTHING)[0]

@@ -14,14 +14,8 @@ if TYPE_CHECKING:
 
 
 def score_verdict(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
-    """Whether the program that a model runs is the one that is named, of all of its task.
-
-    A program that keeps nothing from loop to loop cannot be told from one that computes the same
-    in another way by exchanging what it keeps; it is not asked for here.
-    """
+    """Whether the program that a model runs is the one that is named, of all of its task."""
     program = known.compiled.program
-    if not any(stepped.variables for stepped in program.step.values()):
-        return {}
     result = compare_programs(known.compiled.model, rivals_of(program), known.batch, seed=seed)
     share = result.data["whole_run"].sel(stratum="all", estimate="value").isel(model=0)
     own = float(share.sel(program=program.name))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from loopinterp.ground_truth.known_models import KnownModel
     from loopinterp.models.protocol import LoopedModel
     from loopinterp.probing import CarryStudyResult
-    
+
 TASK = "addition"
 LEAST_BITS = 12
 MAX_CHAIN = 6
@@ -28,7 +28,7 @@ def score_wavefront(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
     """Share of (loop, chain length) at which the carry is as decodable as the program has it.
 
     What is known is what the same study finds in the program itself, its variables written down
-    as a state (:class:`~loopinterp.circuits.program_model.ProgramModel`) and no transformer anywhere.
+    as a state (:class:`~loopinterp.circuits.ProgramModel`) and no transformer anywhere.
     """
     program, n = known.compiled.program, known.batch.inputs.shape[1] - 1
     if program.task != TASK or n < LEAST_BITS:
