@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -15,11 +16,8 @@ ESTIMATE = "estimate"
 ENDS = ("value", "low", "high")
 
 
-Counts = np.ndarray | np.number | float
-
-
 def wilson_interval(
-    successes: Counts, trials: Counts, *, z: float = 1.959964
+    successes: np.ndarray | float, trials: np.ndarray | int, *, z: float = 1.959964
 ) -> tuple[np.ndarray, np.ndarray]:
     """Wilson's score interval of a share.
 
@@ -48,7 +46,7 @@ def wilson_interval(
     return np.asarray(np.clip(low, 0, share)), np.asarray(np.clip(high, share, 1))
 
 
-def wilson_estimate(successes: Counts, trials: Counts) -> np.ndarray:
+def wilson_estimate(successes: ArrayLike, trials: ArrayLike) -> np.ndarray:
     """A share with Wilson's 95% interval as an estimate [..., (value, low, high)].
 
     NaN where there are no trials.
