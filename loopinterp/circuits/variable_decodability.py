@@ -53,12 +53,6 @@ class Decodability(Result, kind="decodability"):
     }
     OPTIONAL: ClassVar[frozenset[str]] = frozenset({"random_weights"})
 
-    def best_loop(self, variable: str) -> list[int]:
-        """For each program loop, the model loop at which the variable is read best (-1: none)."""
-        table = self.data["accuracy"].sel(variable=variable)
-        best = table.fillna(-1.0).idxmax("loop").where(table.notnull().any("loop"), -1)
-        return best.values.astype(int).tolist()
-
     def loop_for_loop(self, name: str) -> xr.DataArray:
         """An array where the model has made as many loops as the program, [variable, loop]."""
         loops = self.data["loop"]

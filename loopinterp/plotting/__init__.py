@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from loopinterp.plotting.axes import Reference as Reference
     from loopinterp.plotting.axes import Series as Series
     from loopinterp.plotting.heatmaps import HeatPanel as HeatPanel
-    from loopinterp.plotting.heatmaps import heatmap_figure as heatmap_figure
     from loopinterp.plotting.heatmaps import heatmap_panels as heatmap_panels
     from loopinterp.plotting.heatmaps import loop_slider_figure as loop_slider_figure
     from loopinterp.plotting.lines import LinePanel as LinePanel
@@ -49,7 +48,6 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "Series": ".axes",
         "bars_with_intervals": ".lines",
         "colour": ".look",
-        "heatmap_figure": ".heatmaps",
         "heatmap_panels": ".heatmaps",
         "line_figure": ".lines",
         "line_panels": ".lines",
