@@ -206,9 +206,8 @@ def convergence_study(
             found = (status == Status.CONVERGED).nonzero().flatten()[:left]
             left -= len(found)
             part |= _stability(iteration, limit, found, spectral_vectors, seed)
-            parts.append(
-                {name: value.cpu() for name, value in part.items()} | {"limit_status": status.cpu()}
-            )
+            part["limit_status"] = status
+            parts.append({name: value.cpu() for name, value in part.items()})
         arrays = {
             name: torch.cat([part[name] for part in parts], dim=axes.split().index("batch"))
             for name, axes in ConvergenceResult.VARIABLES.items()
@@ -218,8 +217,8 @@ def convergence_study(
             watch,
             coords={"loop": range(n_loops + 1)},
             **arrays,
-            counted=counted.cpu(),
-            answer_loops=batch.n_loops.cpu(),
+            counted=counted,
+            answer_loops=batch.n_loops,
             threshold=threshold,
         )
 
