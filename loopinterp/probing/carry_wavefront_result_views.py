@@ -66,9 +66,9 @@ def _(result: CarryStudyResult) -> list[Finding]:
     )
     text = (
         f"{said}: a linear probe reads it with an accuracy of {result.resolved:.2f} at worst from "
-        f"the loop on at which the bit that decides it comes within reach ({_per_loop(result)}), and "
-        f"{n_known} of {n_chains} chain lengths become decodable. Earlier no probe could read it, "
-        "whatever the model has learned (the window is a light cone), so that half of the "
+        f"the loop on at which the bit that decides it comes within reach ({_per_loop(result)}), "
+        f"and {n_known} of {n_chains} chain lengths become decodable. Earlier no probe could read "
+        "it, whatever the model has learned (the window is a light cone), so that half of the "
         "wavefront is not a finding."
     )
     return [Finding(kind=SECTION, text=text, value=value, good=good)]
