@@ -101,7 +101,7 @@ def check_integer(
         example = next((end for end in (least, most) if end is not None), 0)
         raise error(
             what,
-            expected="an integer" + _span(least, most),
+            expected="an integer" + spell_range(least, most),
             given=reprlib.repr(value),
             fix=fix or f"Pass e.g. {example}.",
         )
@@ -135,7 +135,7 @@ def check_number(
     """
     number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if not (number and math.isfinite(value) and _inside(value, least, most, above, below)):
-        expected = "a number" + _span(least, most, above, below)
+        expected = "a number" + spell_range(least, most, above, below)
         raise error(what, expected=expected, given=reprlib.repr(value), fix=fix)
     return float(value)
 
@@ -155,13 +155,13 @@ def _inside(
     )
 
 
-def _span(
+def spell_range(
     least: float | None,
     most: float | None,
     above: float | None = None,
     below: float | None = None,
 ) -> str:
-    """The range in words, with a space before them; nothing where there is none."""
+    """A range in words, with a space before them; nothing where there is none."""
     if least is not None and most is not None:
         return f" in {least}..{most}"
     ends = {">": above, ">=": least, "<": below, "<=": most}

@@ -225,7 +225,9 @@ def _part(
     strata[LENGTH] = (tuple(f"n = {x}" for x in n), np.zeros(int(scored.sum()), int))
     return Evidence(
         strata=strata,
-        reached=np.stack([_reached(m, run.pairs, a)[keep].cpu().numpy() for m, a in zip(made, laid)]),
+        reached=np.stack(
+            [_reached(m, run.pairs, a)[keep].cpu().numpy() for m, a in zip(made, laid)]
+        ),
         within=within[keep].cpu().numpy(),
         moves=kept(((swapped != run.base) & asked).any(-1)),
         changes=np.stack([kept(c.changes) for c in claims]),

@@ -148,6 +148,13 @@ class InterchangeRun:
                 go_on(rows, state[rows], undisturbed.states, place[self.pairs.base[rows]], read)
         return read
 
+    def states_at(
+        self, loop: Int[Tensor, "*place"], row: Int[Tensor, "*place"], pos: Int[Tensor, "*place"]
+    ) -> Float[Tensor, "*place d_model"]:
+        """Undisturbed states, for inputs few enough to be kept."""
+        (run,) = self._runs()
+        return run.states[loop, row, pos]
+
     @property
     def _loops_read(self) -> Int[Tensor, "pair delay"]:
         delays = torch.arange(self.pairs.longest + 1, device=self.pairs.loop.device)

@@ -107,9 +107,7 @@ class SpreadPairs:
         some = evenly_by_class(_token_classes(alike_pairs), self.same_value, generator)
         return join([other, alike_pairs[some]], KIND, (OTHER_VALUE, SAME_VALUE))
 
-    def _pairs(
-        self, found: Tensor, batch: Batch, generator: torch.Generator
-    ) -> InterchangePairs:
+    def _pairs(self, found: Tensor, batch: Batch, generator: torch.Generator) -> InterchangePairs:
         base, source, position, loop = found
         positions = position[:, None]
         for _ in range(self.sites - 1):

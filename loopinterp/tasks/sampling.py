@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from loopinterp.errors import InputError, check_choice, check_integer
+from loopinterp.settings import Settings
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int
@@ -21,8 +22,8 @@ BIASES = (0.05, 0.5, 0.95)
 """Probabilities of a one among which each example of the ``"biased"`` distribution draws."""
 
 
-class Sampler(ABC):
-    """The sampling half of a task: a subclass draws, once its arguments have been checked."""
+class Sampler(Settings, ABC):
+    """Base of the tasks here: declared settings, and a sampler whose arguments are checked."""
 
     @property
     @abstractmethod
@@ -31,6 +32,14 @@ class Sampler(ABC):
     @property
     @abstractmethod
     def distributions(self) -> tuple[str, ...]: ...
+
+    @property
+    def d_features(self) -> int | None:
+        return None
+
+    def config(self) -> dict[str, object]:
+        """The task's settings; ``get_task(task.name, **task.config())`` is the task again."""
+        return self.to_dict()
 
     @abstractmethod
     def _draw(self, kind: str, n: Tensor, generator: torch.Generator) -> Batch:
@@ -173,9 +182,16 @@ def random_bits(
     return coins(probability, (batch_size, width), generator).long()
 
 
+def integers(
+    low: int, high: int, shape: Sequence[int], generator: torch.Generator
+) -> Int[Tensor, "*shape"]:
+    """Integers drawn uniformly from ``low .. high - 1``."""
+    return torch.randint(low, high, tuple(shape), generator=generator, device=generator.device)
+
+
 def choice(values: Sequence[float], shape: Sequence[int], generator: torch.Generator) -> Tensor:
     """Values drawn uniformly from a list."""
-    index = torch.randint(len(values), tuple(shape), generator=generator, device=generator.device)
+    index = integers(0, len(values), shape, generator)
     return torch.tensor(values, device=generator.device)[index]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from loopinterp.errors import ConfigError
 from loopinterp.training import RECIPES, TrainingConfig, apply_settings
-from loopinterp.training.settings import parse_value
+from loopinterp.training.overrides import parse_value
 
 
 def test_nested_settings_are_set_and_typed(tiny: TrainingConfig) -> None:
@@ -40,6 +40,13 @@ def test_nothing_set_changes_nothing(tiny: TrainingConfig) -> None:
     assert apply_settings(tiny, []) == tiny
 
 
+def test_none_is_a_value_where_it_is_a_choice(tiny: TrainingConfig) -> None:
+    changes = ["model.positions=none", "model.relative_window=none", "curriculum.kind=none"]
+    config = apply_settings(tiny, [*changes, "curriculum.interval=500"])
+    assert (config.model.positions, config.curriculum.kind) == ("none", "none")
+    assert config.model.relative_window is None
+
+
 def test_settings_that_need_each_other_may_come_in_any_order(tiny: TrainingConfig) -> None:
     both = ["curriculum.max_n=9", "curriculum.start_n=7"]
     assert apply_settings(tiny, both) == apply_settings(tiny, both[::-1])
@@ -61,8 +68,9 @@ def test_the_recipe_is_left_as_it_was() -> None:
         ("stepz=5", "Did you mean 'steps'"),
         ("optimiser.lrr=5", "Did you mean 'optimiser.lr'"),
         ("optimiser=5", "setting"),
-        ("steps=five", "steps: expected an integer, got 'five'"),
-        ("steps=none", "steps: expected an integer, got None"),
+        ("steps=five", "steps: expected an integer >= 1, got 'five'"),
+        ("steps=none", "steps: expected an integer >= 1, got None"),
+        ("model.positions=null", "model.positions: expected one of none, absolute, .*, got None"),
         ("task_settings.fromat=pairs", "Did you mean 'format'"),
     ],
 )

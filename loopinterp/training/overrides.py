@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from loopinterp.errors import ConfigError, unknown_name
+from loopinterp.settings import flatten
 from loopinterp.training.config import TrainingConfig
 
 _OPEN = "task_settings"
@@ -17,9 +18,8 @@ _OPEN = "task_settings"
 def apply_settings(config: TrainingConfig, settings: Iterable[str]) -> TrainingConfig:
     """A configuration with some settings changed, by dotted name.
 
-    Values are read as JSON (``3e-4``, ``true``, ``[0.9, 0.95]``), ``none`` as None, and anything
-    else as text; the type each setting wants is checked. All changes are made together, so that
-    the order does not matter.
+    Values are read by :func:`parse_value`; the type each setting wants is checked. All changes are
+    made together, so that the order does not matter.
 
     Args:
         config: What to start from.
@@ -35,7 +35,7 @@ def apply_settings(config: TrainingConfig, settings: Iterable[str]) -> TrainingC
         (0.0003, 7)
     """
     values = config.to_dict()
-    known = sorted(_names(values))
+    known = sorted(flatten(values))
     for setting in settings:
         key, equals, text = setting.partition("=")
         key = key.strip()
@@ -47,22 +47,28 @@ def apply_settings(config: TrainingConfig, settings: Iterable[str]) -> TrainingC
                 fix="Write for instance optimiser.lr=3e-4.",
             )
         _check_key(key, known)
-        *parents, last = key.split(".")
+        *parents, last = path = key.split(".")
         place = values
         for parent in parents:
             place = place[parent]
-        place[last] = parse_value(text)
+        place[last] = parse_value(text, TrainingConfig.choices(path))
     return TrainingConfig.from_dict(values)
 
 
-def parse_value(text: str) -> Any:
-    """A value from the command line.
+def parse_value(text: str, choices: Sequence[str] = ()) -> Any:
+    """A value from the command line: one of the choices of its setting, or else JSON.
+
+    ``none`` is None, unless it is one of the choices; what is no JSON is text.
 
     Example:
         >>> [parse_value(text) for text in ("3", "3e-4", "true", "none", "[1, 2]", "pairs")]
         [3, 0.0003, True, None, [1, 2], 'pairs']
+        >>> parse_value("none", choices=("none", "rotary"))
+        'none'
     """
     text = text.strip()
+    if text in choices:
+        return text
     if text.lower() == "none":
         return None
     try:
@@ -71,18 +77,8 @@ def parse_value(text: str) -> Any:
         return {"True": True, "False": False}.get(text, text)
 
 
-def _names(values: dict[str, Any], prefix: str = "") -> Iterable[str]:
-    for name, value in values.items():
-        if isinstance(value, dict) and name != _OPEN:
-            yield from _names(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}"
-
-
 def _check_key(key: str, known: list[str]) -> None:
-    if key in known and key != _OPEN:
-        return
-    if key.startswith(f"{_OPEN}.") and key.count(".") == 1:
+    if key in known or (key.startswith(f"{_OPEN}.") and key.count(".") == 1):
         return
     # "lr" alone is far from "optimiser.lr" as text, and yet it is what was meant.
     endings = [name for name in known if name.split(".")[-1] == key.split(".")[-1]]
