@@ -67,8 +67,9 @@ class Equivalence:
         other: Name of the other.
         laid: How it lies best.
         natural_share: Share of (input, loop) at which undisturbed answers differ.
-        interventions: One entry an intervention: the strata it is in, whether it ``changes`` an
-            answer of either program, and whether the two ``differ`` at some loop after it.
+        interventions: One entry an intervention: the strata it is in, base and source (rows of the
+            inputs of that length), whether it ``changes`` an answer of either program, and whether
+            the two answers ``differ``, at some loop after it.
     """
 
     program: str
@@ -83,18 +84,18 @@ class Equivalence:
 
         Of N interventions none differs: at 95%, less than 3 / N of all do.
         """
-        return self.natural_share == 0 and not self.interventions["differs"].any()
+        return self.natural_share == 0 and not self.interventions["differ"].any()
 
     @property
     def n_interventions(self) -> int:
         """How many interventions were made."""
-        return len(self.interventions["differs"])
+        return len(self.interventions["differ"])
 
     @property
     def share(self) -> float:
         """Share of interventions that differ among those that change anything."""
-        differs, changes = self.interventions["differs"], self.interventions["changes"]
-        return float(differs.sum() / max((differs | changes).sum(), 1))
+        differ, changes = self.interventions["differ"], self.interventions["changes"]
+        return float(differ.sum() / max((differ | changes).sum(), 1))
 
     def share_by(self, *strata: str) -> pd.DataFrame:
         """:attr:`share` in each stratum, with the interventions it is of, the largest first.
@@ -108,8 +109,8 @@ class Equivalence:
             if stratum not in STRATA:
                 raise unknown_name("stratum", stratum, STRATA)
         table = pd.DataFrame(self.interventions)
-        table = table[table["changes"] | table["differs"]]
-        shares = table.groupby(list(strata))["differs"].agg(share="mean", n="size")
+        table = table[table["changes"] | table["differ"]]
+        shares = table.groupby(list(strata))["differ"].agg(share="mean", n="size")
         return shares.sort_values("share", ascending=False, kind="stable")
 
 
@@ -127,8 +128,9 @@ def equivalence(
     the run of a source input, drawn among those with the same token there; both programs go on,
     each with its own variables, until the other's T(n). They are equivalent if their answers,
     where asked for and decided by both, are equal at every loop from then on, and without any
-    intervention (at T(n), both must be decided). The program may lie over the other a loop earlier or later, a position to the
-    left, or with its answers a loop late (:data:`LAID`): the best of these counts.
+    intervention (at T(n), both must be decided). The program may lie over the other a loop earlier
+    or later, a position to the left, or with its answers a loop late (:data:`LAID`): the best of
+    these counts.
 
     Args:
         program: The program, or its name.
@@ -303,13 +305,15 @@ def _intervened(
         return (x & counts).any(-1).any(0)
 
     return {
+        "base": pairs.base,
+        "source": pairs.source,
         "position": torch.full_like(pairs.base, pairs.position),
         "loop": pairs.loop,
         "token": batch.inputs[pairs.base, pairs.position],
         "left_token": batch.inputs[pairs.base, pairs.position - 1],
         "changes": anywhere(_differ(expected, undisturbed))
         | anywhere(_differ(answers, left_alone)),
-        "differs": anywhere(_differ(expected, answers)),
+        "differ": anywhere(_differ(expected, answers)),
     }
 
 
