@@ -9,7 +9,7 @@ import pytest
 
 from loopinterp.circuits import NONE, CircuitComparison, ProgramModel, compare_programs
 from loopinterp.errors import InputError
-from loopinterp.probing.controls import with_random_weights
+from loopinterp.probing.probe_controls import with_random_weights
 from loopinterp.rasp import list_programs
 from loopinterp.results import load_result
 

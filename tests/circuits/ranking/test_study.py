@@ -11,7 +11,7 @@ import torch
 from loopinterp.circuits import NONE, ProgramModel, ProgramRanking, rank_programs
 from loopinterp.circuits.ranking.pairs import rival_swaps
 from loopinterp.errors import InputError
-from loopinterp.probing.controls import with_random_weights
+from loopinterp.probing.probe_controls import with_random_weights
 from loopinterp.rasp import (
     UNKNOWN,
     Linear,
