@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from loopinterp.errors import InputError
+from loopinterp.errors import InputError, check_integer
 from loopinterp.rasp.compiler.compiled import compile_program
 from loopinterp.rasp.mutations.conditions import (
     ALWAYS,
@@ -87,6 +87,9 @@ def near_misses(
         Programs of the same task and T(n); their names begin with that of the original. Some are
         equivalent to it: :func:`~loopinterp.rasp.mutations.equivalence` decides.
 
+    Raises:
+        InputError: there is no such program, or ``most`` is negative.
+
     Example:
         >>> for miss in near_misses("prefix_xor", most=2):
         ...     print(miss.name)
@@ -101,6 +104,8 @@ def near_misses_by_kind(
     program: LoopProgram | str, *, most: int | None = None, seed: int = 0
 ) -> dict[str, list[LoopProgram]]:
     """:func:`near_misses` by the kind of mutation; a kind that leaves none is left out."""
+    if most is not None:
+        check_integer("most", most, least=0)
     original = get_program(program) if isinstance(program, str) else program
     task = get_task(original.task, **original.task_settings)
     batch = inputs_of(task, LENGTHS, EXAMPLES, seed=seed)
@@ -111,7 +116,7 @@ def near_misses_by_kind(
         try:
             if not torch.equal(_answers(miss, batch, needed), answers):
                 return False
-            shown = told_apart(original, miss, Laid(), examples=SCREENED, seed=seed)
+            shown = told_apart(original, miss, Laid(), interventions=SCREENED, seed=seed)
             if shown.equivalent and kind not in STORED_OTHERWISE:
                 return False
             compile_program(miss, max_length=task.n_positions(COMPILED_LENGTH))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from loopinterp.errors import InputError
 from loopinterp.rasp import compile_program, get_program, list_programs
 from loopinterp.rasp.mutations import equivalence, near_misses, near_misses_by_kind
 from loopinterp.rasp.mutations.near_miss_generator import STORED_OTHERWISE
@@ -11,7 +12,9 @@ from loopinterp.tasks import IGNORE
 from tests.rasp.compiler.holds import agrees
 from tests.rasp.programs.inputs import every_input, task_of
 
-MOST = 5
+pytestmark = pytest.mark.usefixtures("quick")
+
+MOST = 4
 """Near misses of each program that are tried."""
 
 SMALL = ("ripple", "latched_ripple", "prefix_xor", "parity", "copy", "multiplication")
@@ -76,6 +79,8 @@ def test_at_most_so_many_are_spread_over_kinds():
     kinds = near_misses_by_kind("ripple", most=8)
     assert sum(map(len, kinds.values())) == len(kinds) == 8
     assert near_misses("ripple", most=0) == []
+    with pytest.raises(InputError, match="most"):
+        near_misses("ripple", most=-1)
 
 
 def test_a_mutation_that_needs_more_loops_is_none():

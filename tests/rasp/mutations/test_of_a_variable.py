@@ -23,6 +23,8 @@ from loopinterp.rasp.mutations.of_a_variable import (
 )
 from tests.rasp.programs.inputs import every_input, task_of
 
+pytestmark = pytest.mark.usefixtures("quick")
+
 RIPPLE, STICKY = get_program("ripple"), get_program("sticky_ripple")
 PROPAGATING = at_tokens(RIPPLE, [1, 2])
 

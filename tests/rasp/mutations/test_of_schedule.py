@@ -16,6 +16,8 @@ from loopinterp.rasp.mutations.of_schedule import (
 )
 from loopinterp.rasp.mutations.rewriting import reads_of_other_positions
 
+pytestmark = pytest.mark.usefixtures("quick")
+
 
 def some_inputs(program):
     g = torch.Generator().manual_seed(0)

@@ -9,6 +9,8 @@ from loopinterp.rasp import Intervention, evaluate, get_program, list_programs
 from loopinterp.rasp.mutations.of_storage import doubled, negated, read_from_a_copy
 from loopinterp.rasp.mutations.rewriting import reads_of_other_positions
 
+pytestmark = pytest.mark.usefixtures("quick")
+
 STEPS = [(name, v) for name in list_programs() for v in get_program(name).step]
 
 
