@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loopinterp.circuits.subspaces import project
+from loopinterp.models.model_description import device_of as device_of
 from loopinterp.models.protocol import bind
 
 if TYPE_CHECKING:
@@ -53,15 +54,6 @@ def steps_to(
     """
     left = n_loops - loop
     return torch.stack([left if d == AT_THE_END else torch.full_like(left, d) for d in delays])
-
-
-def device_of(model: LoopedModel | Any) -> torch.device:
-    """Where a model's weights lie; the CPU for one that has none."""
-    own = getattr(model, "device", None)
-    if isinstance(own, torch.device):
-        return own
-    weights = list(model.parameters()) if isinstance(model, torch.nn.Module) else []
-    return weights[0].device if weights else torch.device("cpu")
 
 
 def answer(logits: Float[Tensor, "*shape d_vocab_out"]) -> Int[Tensor, "*shape"]:

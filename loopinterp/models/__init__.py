@@ -7,7 +7,12 @@ from loopinterp._lazy import lazy_exports
 if TYPE_CHECKING:
     from loopinterp.models.cache import LoopedCache as LoopedCache
     from loopinterp.models.config import LoopedTransformerConfig as LoopedTransformerConfig
+    from loopinterp.models.iteration import iterate as iterate
+    from loopinterp.models.iteration import states_at as states_at
     from loopinterp.models.looped_transformer import LoopedTransformer as LoopedTransformer
+    from loopinterp.models.model_description import describe_model as describe_model
+    from loopinterp.models.model_description import device_of as device_of
+    from loopinterp.models.model_description import reach as reach
     from loopinterp.models.protocol import Iteration as Iteration
     from loopinterp.models.protocol import LoopedModel as LoopedModel
     from loopinterp.models.protocol import bind as bind
@@ -40,6 +45,11 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "Stopped": ".until",
         "StoppingRule": ".stopping",
         "bind": ".protocol",
+        "describe_model": ".model_description",
+        "device_of": ".model_description",
+        "iterate": ".iteration",
+        "reach": ".model_description",
         "run_until": ".until",
+        "states_at": ".iteration",
     },
 )
