@@ -89,28 +89,32 @@ class Attention(nn.Module):
         batch, n_pos, _ = x.shape
         qkv, out = self.qkv, self.out
         split = F.linear(x, qkv.weight, qkv.bias).view(batch, n_pos, 3, self.n_heads, self.d_head)
-        q, k, v = split.unbind(2)
+        q, k, v = split.permute(2, 0, 3, 1, 4).unbind(0)
         if context.qk_offset is not None:
             q, k = q + context.qk_offset, k + context.qk_offset
-        q, k, v = tap("attn.hook_q", q), tap("attn.hook_k", k), tap("attn.hook_v", v)
+        q, k, v = _show(tap, "hook_q", q), _show(tap, "hook_k", k), _show(tap, "hook_v", v)
         if context.rotation is not None:
-            q = tap("attn.hook_rot_q", rotate(q, context.rotation))
-            k = tap("attn.hook_rot_k", rotate(k, context.rotation))
-        if context.window is not None:
+            q = _show(tap, "hook_rot_q", rotate(q, context.rotation))
+            k = _show(tap, "hook_rot_k", rotate(k, context.rotation))
+        if tap.listens("attn.hook_attn_scores", "attn.hook_pattern"):
+            scores = tap("attn.hook_attn_scores", _scores(q, k, context))
+            z = tap("attn.hook_pattern", scores.softmax(-1)) @ v
+        elif context.window is not None:
             assert context.mask is not None
             z = windowed_attention(q, k, v, mask=context.mask, window=context.window)
         else:
-            q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-            if tap.listens("attn.hook_attn_scores", "attn.hook_pattern"):
-                scores = tap("attn.hook_attn_scores", _scores(q, k, context))
-                z = tap("attn.hook_pattern", scores.softmax(-1)) @ v
-            else:
-                z = F.scaled_dot_product_attention(
-                    q, k, v, attn_mask=context.mask, is_causal=context.is_causal
-                )
-            z = z.transpose(1, 2)
-        z = tap("attn.hook_z", z).reshape(batch, n_pos, -1)
-        return F.linear(z, out.weight, out.bias)
+            z = F.scaled_dot_product_attention(
+                q, k, v, attn_mask=context.mask, is_causal=context.is_causal
+            )
+        z = _show(tap, "hook_z", z).transpose(1, 2)
+        return F.linear(z.reshape(batch, n_pos, -1), out.weight, out.bias)
+
+
+def _show(
+    tap: Tap, name: str, x: Float[Tensor, "batch head pos d_head"]
+) -> Float[Tensor, "batch head pos d_head"]:
+    """Let hooks at it, in TransformerLens' order of axes: batch, pos, head, d_head."""
+    return x if tap is SILENT else tap(f"attn.{name}", x.transpose(1, 2)).transpose(1, 2)
 
 
 def _scores(

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
+from einops import rearrange
 from torch import nn
 
 from loopinterp.models.config import LoopedTransformerConfig
@@ -101,13 +102,14 @@ class LoopedNetwork(LoopHooks):
     # The input
 
     def _context(self, inputs: Tensor, offset: int, taps: Taps = NO_TAPS) -> AttentionContext:
-        check_inputs(inputs, self.config, self.device, offset)
+        config = self.config
+        check_inputs(inputs, config, self.device, offset)
         context = self._length_context(inputs.shape[1], taps)
-        if self.config.positions == "abacus" and self.config.abacus_target == "qk":
-            embedding = self._abacus(inputs, offset)
-            heads = embedding.view(*inputs.shape, self.config.n_heads, self.config.head_width)
-            return replace(context, qk_offset=heads)
-        return context
+        if config.positions != "abacus" or config.abacus_target != "qk":
+            return context
+        axes = "batch pos (head d_head) -> batch head pos d_head"
+        heads = rearrange(self._abacus(inputs, offset), axes, head=config.n_heads)
+        return replace(context, qk_offset=heads)
 
     def _length_context(self, n_pos: int, taps: Taps = NO_TAPS) -> AttentionContext:
         return attention_context(

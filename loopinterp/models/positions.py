@@ -32,14 +32,14 @@ class AttentionContext:
         is_causal: Whether a plain causal mask says it all (then ``mask`` is None).
         window: Where set, attention goes block by block within a causal window of so many keys.
         rotation: Cosines and sines of the rotary angles, each ``[pos, d_head]``.
-        qk_offset: Abacus embedding added to queries and keys, ``[batch, pos, head, d_head]``.
+        qk_offset: Abacus embedding added to queries and keys, ``[batch, head, pos, d_head]``.
     """
 
     mask: Float[Tensor, "#block #head query key"] | None = None
     is_causal: bool = False
     window: int | None = None
     rotation: tuple[Tensor, Tensor] | None = None
-    qk_offset: Float[Tensor, "batch pos head d_head"] | None = None
+    qk_offset: Float[Tensor, "batch head pos d_head"] | None = None
 
     def select(self, rows: Tensor | slice) -> AttentionContext:
         """The context of some examples of the batch."""
@@ -98,10 +98,10 @@ def rotary_tables(
 
 
 def rotate(
-    x: Float[Tensor, "batch pos head d_head"], rotation: tuple[Tensor, Tensor]
-) -> Float[Tensor, "batch pos head d_head"]:
+    x: Float[Tensor, "batch head pos d_head"], rotation: tuple[Tensor, Tensor]
+) -> Float[Tensor, "batch head pos d_head"]:
     """Turn each adjacent pair of features by the angle of its position."""
-    cos, sin = (table[:, None, :] for table in rotation)
+    cos, sin = rotation
     turned = torch.stack((-x[..., 1::2], x[..., 0::2]), dim=-1).flatten(-2)
     return x * cos + turned * sin
 

@@ -47,13 +47,13 @@ def block_places(
 
 
 def windowed_attention(
-    q: Float[Tensor, "batch pos head d_head"],
-    k: Float[Tensor, "batch pos head d_head"],
-    v: Float[Tensor, "batch pos head d_head"],
+    q: Float[Tensor, "batch head pos d_head"],
+    k: Float[Tensor, "batch head pos d_head"],
+    v: Float[Tensor, "batch head pos d_head"],
     *,
     mask: Float[Tensor, "#block #head query key"],
     window: int,
-) -> Float[Tensor, "batch pos head d_head"]:
+) -> Float[Tensor, "batch head pos d_head"]:
     r"""``softmax(q k^T / sqrt(d_head) + mask) v`` over the keys of each block.
 
     Args:
@@ -63,13 +63,13 @@ def windowed_attention(
         mask: Bias at :func:`block_places`, minus infinity outside the window and on padding.
         window: Keys before a query that it may see.
     """
-    n_pos, (n_blocks, _, length, _) = q.shape[1], mask.shape
+    n_pos, (n_blocks, _, length, _) = q.shape[2], mask.shape
     behind = n_blocks * length - n_pos
 
-    def blocks(x: Tensor, before: int) -> Tensor:
-        padded = F.pad(x, (0, 0, 0, 0, before, behind))
-        return padded.unfold(1, before + length, length).movedim(-1, -2)
+    def blocks(x: Tensor, before: int) -> Tensor:  # [batch, block, head, before + length, d_head]
+        padded = F.pad(x, (0, 0, before, behind))
+        return padded.unfold(2, before + length, length).permute(0, 2, 1, 4, 3)
 
     q, k, v = blocks(q * q.shape[-1] ** -0.5, 0), blocks(k, window), blocks(v, window)
     pattern = (q @ k.transpose(-2, -1) + mask).softmax(-1)
-    return (pattern @ v).transpose(2, 3).flatten(1, 2)[:, :n_pos]
+    return (pattern @ v).transpose(1, 2).flatten(2, 3)[:, :, :n_pos]
