@@ -18,11 +18,15 @@ KINDS = {
     "decodability": "loopinterp.circuits.variable_decodability",
     "evaluation": "loopinterp.training.evaluation",
     "extrapolation": "loopinterp.dynamics.extrapolation",
+    "false-names": "loopinterp.ground_truth.false_names",
+    "ground-truth": "loopinterp.ground_truth.ground_truth_study",
     "head-match": "loopinterp.circuits.head_matching",
+    "noise-robustness": "loopinterp.ground_truth.noise_robustness",
     "planted-carry": "loopinterp.circuits.planted_carry",
     "probes": "loopinterp.probing.probe_grid",
     "program-comparison": "loopinterp.circuits.program_comparison",
     "subspace-search": "loopinterp.circuits.subspace_search",
+    "variable-interchange": "loopinterp.circuits.variable_interchange",
 }
 """Each kind of result of the package -> the module that defines it."""
 

@@ -26,7 +26,7 @@ def additions() -> Batch:
 def program_model(additions: Batch) -> Callable[[str | LoopProgram], ProgramModel]:
     def build(program: str | LoopProgram) -> ProgramModel:
         chosen = get_program(program) if isinstance(program, str) else program
-        return ProgramModel(chosen, additions.inputs, n_loops=N_BITS + 2)
+        return ProgramModel(chosen, max_length=N_BITS + 1)
 
     return build
 
