@@ -13,14 +13,16 @@ if TYPE_CHECKING:
     from loopinterp.rasp.compiler.compiled import compile_program as compile_program
     from loopinterp.rasp.counts import CeilLog2 as CeilLog2
     from loopinterp.rasp.counts import Linear as Linear
+    from loopinterp.rasp.disguises.disguise_check import DisguiseCheck as DisguiseCheck
+    from loopinterp.rasp.disguises.disguise_check import check_disguise as check_disguise
     from loopinterp.rasp.disguises.distractors import distract as distract
     from loopinterp.rasp.disguises.noise import add_noise as add_noise
     from loopinterp.rasp.disguises.permutation import permute as permute
     from loopinterp.rasp.disguises.rotation import rotate as rotate
-    from loopinterp.rasp.disguises.superposition.narrowing import (
+    from loopinterp.rasp.disguises.superposition import (
         narrowest_superposition as narrowest_superposition,
     )
-    from loopinterp.rasp.disguises.superposition.superposing import superpose as superpose
+    from loopinterp.rasp.disguises.superposition import superpose as superpose
     from loopinterp.rasp.drawing import draw as draw
     from loopinterp.rasp.expr import Selector as Selector
     from loopinterp.rasp.expr import Seq as Seq
@@ -76,6 +78,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "CeilLog2": ".counts",
         "Circuit": ".compiler.circuit",
         "Compiled": ".compiler.compiled",
+        "DisguiseCheck": ".disguises.disguise_check",
         "Expr": ".node",
         "Intervention": ".trace",
         "Linear": ".counts",
@@ -91,6 +94,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "argmax": ".library",
         "argmin": ".library",
         "binary_mode": ".library",
+        "check_disguise": ".disguises.disguise_check",
         "compare_with_program": ".compiler.agreement",
         "compile_program": ".compiler.compiled",
         "counterfactual": ".trace",
@@ -117,7 +121,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "maximum": ".library",
         "minimum": ".library",
         "mode": ".library",
-        "narrowest_superposition": ".disguises.superposition.narrowing",
+        "narrowest_superposition": ".disguises.superposition",
         "ne": ".language",
         "num_prev": ".library",
         "permute": ".disguises.permutation",
@@ -128,7 +132,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "seq_map": ".language",
         "shift_right": ".language",
         "smaller": ".language",
-        "superpose": ".disguises.superposition.superposing",
+        "superpose": ".disguises.superposition",
         "tok_map": ".language",
         "tokens": ".language",
         "var": ".language",

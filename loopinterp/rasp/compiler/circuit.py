@@ -110,38 +110,20 @@ class Directions:
 
 @dataclass(frozen=True)
 class Superposition:
-    """What it costs a model to hold its features in fewer dimensions than they have directions.
-
-    Errors are bounds: no input leads to a larger one.
+    """How many dimensions hold a model's features, and how many would hold them exactly.
 
     Attributes:
         d_model: The dimensions.
-        exact_d_model: The fewest with which every read would be the same number.
-        error_bound: The largest error of a read as a share of what that read can bear: below 1,
-            outputs are proven to be the same; 0 if every read is the same number.
-        unit_error: Of the input of a neuron, which can bear 1/2.
-        score_error: Of an attention score.
-        logit_error: Of a logit.
-        read_error: Of what reads a variable's value.
+        exact_d_model: The fewest with which every read is the same number.
     """
 
     d_model: int
     exact_d_model: int
-    error_bound: float
-    unit_error: float
-    score_error: float
-    logit_error: float
-    read_error: float
 
     @property
     def exact(self) -> bool:
-        """Whether every read is the same number as before."""
-        return self.error_bound == 0
-
-    @property
-    def proven(self) -> bool:
-        """Whether the outputs are proven to be the same."""
-        return self.error_bound < 1
+        """Whether every read is the same number as before, up to rounding."""
+        return self.d_model >= self.exact_d_model
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -163,7 +145,7 @@ class Circuit:
         edges: (from, to), by id.
         directions: Feature id -> where its values stand.
         disguises: What was done to the model, in order.
-        superposition: What it costs that there are fewer dimensions than directions, if so.
+        superposition: The dimensions, if there are fewer of them than directions.
     """
 
     program: str

@@ -8,8 +8,8 @@ import torch
 
 from loopinterp.errors import InputError
 from loopinterp.rasp.compiler.compiled import Compiled, need_compiled
-from loopinterp.rasp.disguises.draws import generator
-from loopinterp.rasp.disguises.weights import rebuilt, weights_of
+from loopinterp.rasp.disguises.compiled_weights import rebuilt, weights_of
+from loopinterp.rasp.disguises.random_draws import generator
 
 NOISE = "noise"
 """What the record of this disguise begins with."""

@@ -1,8 +1,8 @@
-"""What may stand in the residual stream of a compiled model, from place to place.
+"""What may stand in the residual stream of a compiled model, site by site.
 
-A place is a section and a moment in it: attention of layer l reads the stream at moment 2 l, its
-MLP at 2 l + 1, and moment 2 n is behind the last of n layers. At every place the stream is a sum
-of features, each of which is at one of a few known points: at one of its values' directions, or,
+A site is a section and a sublayer: attention of layer l reads the stream at sublayer 2 l, its MLP
+at 2 l + 1, and sublayer 2 n is behind the last of n layers. At every site the stream is a sum of
+features, each of which is at one of a few known points: at one of its values' directions, or,
 where a head wrote it, between them.
 """
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from loopinterp.rasp.compiler.circuit import Circuit, HeldFeature
-    from loopinterp.rasp.disguises.weights import Weights
+    from loopinterp.rasp.disguises.compiled_weights import Weights
 
 ROUNDING = 1e-5
 """What is smaller than this, relative to the largest, is rounding of weights in float32."""
 
 STATE = ("block", 0)
-"""Where variables and inputs stand, and nothing else."""
+"""The site of the state, where variables and inputs stand, and nothing else."""
 
 LAST = 2**31
 
 
 @dataclass(frozen=True, eq=False)
-class Held:
-    """What may stand in the stream at one place.
+class FeaturePoints:
+    """What may stand in the stream at one site.
 
     Attributes:
         points: For each feature, the points that it is at or between.
@@ -41,26 +41,26 @@ class Held:
     points: tuple[Float[Tensor, "point d_model"], ...]
 
     @property
-    def middle(self) -> Float[Tensor, " d_model"]:
-        """What stands here in the middle of all features' points."""
-        return sum_of([p.mean(0) for p in self.points])
+    def mean(self) -> Float[Tensor, " d_model"]:
+        """The sum of the means of all features' points."""
+        return torch.stack([p.mean(0) for p in self.points]).sum(0)
 
     @cached_property
     def span(self) -> Float[Tensor, "row d_model"]:
-        """Rows that span all that may stand here: each feature's points from their middle, and
-        the middle of all."""
-        return torch.cat([*(p - p.mean(0) for p in self.points), self.middle[None]])
+        """Rows that span all that may stand here: points from their mean, and the mean of all."""
+        return torch.cat([*(p - p.mean(0) for p in self.points), self.mean[None]])
 
     def extremes(
         self, rows: Float[Tensor, "row d_model"]
     ) -> tuple[Float[Tensor, " row"], Float[Tensor, " row"]]:
         """The least and the greatest that rows can read here, whatever the features are."""
         read = [rows @ p.mT for p in self.points]
-        return sum_of([r.amin(-1) for r in read]), sum_of([r.amax(-1) for r in read])
+        low, high = (torch.stack(ends) for ends in zip(*((r.amin(-1), r.amax(-1)) for r in read)))
+        return low.sum(0), high.sum(0)
 
 
-class Places:
-    """What is held at each place of a model.
+class StreamFeatures:
+    """Which features the stream holds at each site of a model, and at which points.
 
     Args:
         circuit: Its circuit.
@@ -70,47 +70,39 @@ class Places:
         self.circuit = circuit
         self.n_layers = dict(circuit.n_layers)
         heads = {node.id for node in circuit.heads}
-        self.by_head = {target: source for source, target in circuit.edges if source in heads}
+        self.writing_head = {target: source for source, target in circuit.edges if source in heads}
         self._points = {f.id: self._points_of(f) for f in circuit.features}
-        self._lives = {f.id: self._life(f) for f in circuit.features}
+        self._lifetimes = {f.id: self._lifetime(f) for f in circuit.features}
 
-    def live(self, section: str, moment: int) -> tuple[str, ...]:
-        """The features that are held at a place, by id."""
-        return tuple(
-            name
-            for name, lives in self._lives.items()
-            if section in lives and lives[section][0] <= moment <= lives[section][1]
-        )
+    def at(self, section: str, sublayer: int) -> FeaturePoints:
+        """What may stand at a site."""
+        return self.points(self._live(section, sublayer))
 
-    def at(self, section: str, moment: int) -> Held:
-        """What may stand at a place."""
-        return self.of(self.live(section, moment))
+    def points(self, features: tuple[str, ...]) -> FeaturePoints:
+        """What may stand where some features are held, by id."""
+        return FeaturePoints(tuple(self._points[name] for name in features))
 
-    def of(self, features: tuple[str, ...]) -> Held:
-        """What may stand where some features are held."""
-        return Held(tuple(self._points[name] for name in features))
-
-    def distinct(self) -> list[Held]:
-        """What may stand at each place, once for each different set of features."""
-        held = {
-            self.live(section, moment): None
+    def distinct_sites(self) -> list[FeaturePoints]:
+        """What may stand at each site, once for each different set of features."""
+        sets = {
+            self._live(section, sublayer): None
             for section, n_layers in self.n_layers.items()
-            for moment in range(2 * n_layers + 1)
+            for sublayer in range(2 * n_layers + 1)
         }
-        return [self.of(features) for features in held if features]
+        return [self.points(features) for features in sets if features]
 
-    @property
-    def single(self) -> list[Float[Tensor, "1 d_model"]]:
-        """The directions of flags and counts, each of which stands along one."""
-        of = self.circuit.directions
-        named = [f for f in self.circuit.features if len(of[f.id].write) != len(f.values)]
-        return [of[f.id].write.double() for f in named]
-
-    def last_place(self, feature: HeldFeature) -> tuple[str, int]:
-        """The last place at which a feature is held; that of the state for what is always."""
+    def last_site(self, feature: HeldFeature) -> tuple[str, int]:
+        """The last site at which a feature is held; that of the state for what is always."""
         if feature.role != "scratch":
             return STATE
-        return feature.section, min(self._lives[feature.id][feature.section][1], LAST)
+        return feature.section, self._lifetimes[feature.id][feature.section][1]
+
+    def _live(self, section: str, sublayer: int) -> tuple[str, ...]:
+        return tuple(
+            name
+            for name, lifetime in self._lifetimes.items()
+            if section in lifetime and lifetime[section][0] <= sublayer <= lifetime[section][1]
+        )
 
     def _points_of(self, feature: HeldFeature) -> Float[Tensor, "point d_model"]:
         write = self.circuit.directions[feature.id].write.double()
@@ -119,10 +111,10 @@ class Places:
         # A flag or a count stands along one direction.
         return torch.stack([min(feature.values) * write[0], max(feature.values) * write[0]])
 
-    def _life(self, feature: HeldFeature) -> dict[str, tuple[int, int]]:
-        """Section -> first and last moment at which a feature is held."""
+    def _lifetime(self, feature: HeldFeature) -> dict[str, tuple[int, int]]:
+        """Section -> first and last sublayer that find the feature."""
         if feature.role == "scratch":
-            first = 2 * feature.layer + (1 if feature.id in self.by_head else 2)
+            first = 2 * feature.layer + (1 if feature.id in self.writing_head else 2)
             never_read = feature.last_use < feature.layer
             end = 2 * self.n_layers[feature.section]
             return {feature.section: (first, end if never_read else 2 * feature.last_use + 1)}
@@ -160,8 +152,3 @@ def orthonormal(
     if largest is None:
         largest = float(sizes.max()) if len(sizes) else 0.0
     return basis[sizes > max(ROUNDING * largest, 1e-300)]
-
-
-def sum_of(parts: list[Tensor]) -> Tensor:
-    """The sum of tensors of one shape."""
-    return torch.stack(parts).sum(0)

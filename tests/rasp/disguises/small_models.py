@@ -17,7 +17,7 @@ SMALL = {"abacus_ripple": 2, "multiplication": 2}
 
 
 @dataclass(frozen=True, eq=False)
-class Subject:
+class SmallModel:
     """A compiled model, inputs of its task, loops that settle it, and its logits at each."""
 
     compiled: Compiled
@@ -27,7 +27,7 @@ class Subject:
 
 
 @functools.cache
-def subject(name: str, n: int | None = None, *, batch_size: int = 24) -> Subject:
+def small_model(name: str, n: int | None = None, *, batch_size: int = 24) -> SmallModel:
     """The model of a program for inputs of length n."""
     program = unique_set(5) if name == "unique_set" else get_program(name)
     settings = {"n_symbols": 5} if name == "unique_set" else program.task_settings
@@ -37,7 +37,7 @@ def subject(name: str, n: int | None = None, *, batch_size: int = 24) -> Subject
     inputs = task.sample(lengths, generator=torch.Generator().manual_seed(0)).inputs
     compiled = compile_program(program, max_length=inputs.shape[1])
     n_loops = program.n_loops(n) + 2
-    return Subject(compiled, inputs, n_loops, logits_of(compiled, inputs, n_loops))
+    return SmallModel(compiled, inputs, n_loops, logits_of(compiled, inputs, n_loops))
 
 
 @torch.no_grad()
@@ -54,7 +54,7 @@ def cached(compiled: Compiled, inputs: Tensor, n_loops: int, site: str) -> dict[
     return {k: cache[f"blocks.{k}.{site}"] for k in range(config.layers_total(n_loops))}
 
 
-def place_of(compiled: Compiled, number: int, n_loops: int) -> tuple[str, int]:
+def section_of(compiled: Compiled, number: int, n_loops: int) -> tuple[str, int]:
     """(section, layer) of a layer's number in a run."""
     config = compiled.model.config
     if number < config.n_prelude:
