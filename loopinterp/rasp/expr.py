@@ -256,9 +256,10 @@ class ShiftRight(Seq):
         if isinstance(self.n, bool) or not isinstance(self.n, int) or self.n < 1:
             raise InputError(
                 "n of shift_right",
-                expected="an integer >= 1",
+                expected="an integer >= 1, or 0 for the sequence itself",
                 given=repr(self.n),
-                fix="To shift by a value of the program use select(indices, indices - n, '==').",
+                fix="To read ahead, or as far back as a sequence n says, use "
+                "kqv(indices, indices - n, x, '==', causal=False).",
             )
         super().__post_init__()
 

@@ -160,6 +160,14 @@ def kqv(
 def shift_right(x: Seq | int, n: int = 1, *, default: int = 0) -> Seq:
     """The value ``n`` positions before; ``default`` at the first ``n`` positions.
 
-    Its selector is called ``shift_{n}``.
+    Its selector is called ``shift_{n}``; a shift by 0 is ``x`` itself.
+
+    Raises:
+        InputError: ``n`` is negative or no integer.
+
+    Example:
+        >>> shift_right(tokens, 2), shift_right(tokens, 0)
+        (shift_right(tokens, 2, default=0), tokens)
     """
-    return ShiftRight(as_seq(x), n, default)
+    unmoved = type(n) is int and n == 0
+    return as_seq(x) if unmoved else ShiftRight(as_seq(x), n, default)

@@ -162,7 +162,7 @@ def induct_kqv(
             given=repr(offset),
             fix="To look before the key that was found, use induct_prev.",
         )
-    moved = shift_right(k, offset, default=null_val) if offset else k
+    moved = shift_right(k, offset, default=null_val)
     return index_select(v, firsts(moved, q, default=null_val), default=default)
 
 
