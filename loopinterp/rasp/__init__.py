@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from loopinterp.rasp.compiler.compiled import compile_program as compile_program
     from loopinterp.rasp.counts import CeilLog2 as CeilLog2
     from loopinterp.rasp.counts import Linear as Linear
+    from loopinterp.rasp.diagram import draw as draw
     from loopinterp.rasp.disguises.disguise_check import DisguiseCheck as DisguiseCheck
     from loopinterp.rasp.disguises.disguise_check import check_disguise as check_disguise
     from loopinterp.rasp.disguises.distractors import distract as distract
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
         narrowest_superposition as narrowest_superposition,
     )
     from loopinterp.rasp.disguises.superposition import superpose as superpose
-    from loopinterp.rasp.drawing import draw as draw
     from loopinterp.rasp.expr import Selector as Selector
     from loopinterp.rasp.expr import Seq as Seq
     from loopinterp.rasp.interpreter import evaluate as evaluate
@@ -100,7 +100,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "counterfactual": ".trace",
         "cumsum": ".library",
         "distract": ".disguises.distractors",
-        "draw": ".drawing",
+        "draw": ".diagram",
         "eq": ".language",
         "evaluate": ".interpreter",
         "first_true": ".library",

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
 
 from loopinterp.errors import InputError
 from loopinterp.rasp.compiler.circuit import Circuit
-from loopinterp.rasp.compiler.drawing import circuit_boxes
-from loopinterp.rasp.diagram import Box, boxes, layers
+from loopinterp.rasp.compiler.circuit_boxes import circuit_boxes
 from loopinterp.rasp.expr import Seq
+from loopinterp.rasp.expression_boxes import Box, expression_boxes
 from loopinterp.rasp.program import LoopProgram
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-CHARACTER, GAP, LINE_HEIGHT, SPACE = 7.0, 70.0, 17.0, 26.0
+CHARACTER, GAP, LINE_HEIGHT, SPACE = 6.6, 70.0, 17.0, 26.0
 """Pixels: width of a character, between columns, of a line, between boxes."""
 
 ROLES = {
@@ -67,7 +69,7 @@ def draw(what: LoopProgram | Seq | Circuit) -> go.Figure:
             fix="Pass get_program('ripple'), an expression such as cumsum(tokens), or "
             "compiled.circuit.",
         )
-    drawn = {name: boxes(results) for name, results in parts.items()}
+    drawn = {name: expression_boxes(results) for name, results in parts.items()}
     return _figure(drawn, title)
 
 
@@ -76,33 +78,30 @@ def _figure(parts: dict[str, list[Box]], title: str) -> go.Figure:
 
     from loopinterp.plotting import PALETTE, template
 
-    places: dict[Box, tuple[float, float]] = {}
     figure = go.Figure(layout={"template": template(), "title": title or None})
     top, right = 0.0, 0.0
+    lines: dict[str, list[list[Stop]]] = {role: [] for role in ROLES}
     for name, drawn in parts.items():
         if name:
             figure.add_annotation(
                 x=0, y=-top, text=f"<b>{name}</b>", showarrow=False, xanchor="left", yanchor="top"
             )
             top += 2 * LINE_HEIGHT
-        width, height = _place(drawn, top, places)
-        top, right = top + height + SPACE, max(right, width)
-    _lines(figure, places)
-    for box, (x, y) in places.items():
-        text = "<br>".join([f"<b>{box.title}</b>", *map(_escaped, box.lines)])
-        figure.add_annotation(
-            x=x,
-            y=y,
-            text=text,
-            showarrow=False,
-            align="center",
-            hovertext=_escaped(box.code),
-            borderpad=5,
-            borderwidth=1.5,
-            bordercolor=PALETTE[BORDERS[box.kind]],
-            bgcolor="rgba(250,250,252,0.97)",
-            font={"size": 12, "color": "#23262d"},
-        )
+        columns, paths = layered(drawn)
+        stops = _stops(columns, top)
+        for role, path in paths:
+            lines[role].append([stops[box] for box in path])
+        for box in drawn:
+            _add_box(figure, box, stops[box], PALETTE[BORDERS[box.kind]])
+        top = SPACE - min(stop.y - _height(box) / 2 for box, stop in stops.items())
+        right = max(right, *(stop.right for stop in stops.values()))
+    for role, (dash, colour) in ROLES.items():
+        if lines[role]:
+            xs, ys = zip(*(point for path in lines[role] for point in _curve(path)))
+            line = {"dash": dash, "color": PALETTE[colour], "width": 1.6}
+            figure.add_scatter(
+                x=xs, y=ys, mode="lines", line=line, name=role or "reads", hoverinfo="skip"
+            )
     hidden = {"visible": False}
     figure.update_layout(
         xaxis={**hidden, "range": [-10, right + 10]},
@@ -115,56 +114,101 @@ def _figure(parts: dict[str, list[Box]], title: str) -> go.Figure:
     return figure
 
 
+def layered(drawn: list[Box]) -> tuple[list[list[Box]], list[tuple[str, list[Box]]]]:
+    """Boxes in columns, from left to right, and the way of each line through them.
+
+    A box stands in the column of its topological generation, results in the last; a line that
+    passes columns has a bend in each, so that it runs between boxes. Columns are in spectral
+    order: the Fiedler vector of a graph orders its nodes so that neighbours are near.
+
+    Returns:
+        The columns, bends included; and (role, the boxes and bends that it leads through) of
+        each line.
+    """
+    import networkx as nx
+
+    reads: nx.DiGraph[Box] = nx.DiGraph()
+    reads.add_nodes_from(drawn)
+    reads.add_edges_from((child, box) for box in drawn for child, _ in box.inputs)
+    inner = reads.subgraph(box for box in drawn if box.kind != "result")
+    columns = [list(generation) for generation in nx.topological_generations(inner)]
+    columns.append([box for box in drawn if box.kind == "result"])
+    columns = [column for column in columns if column]
+    place = {box: k for k, column in enumerate(columns) for box in column}
+    graph, paths = nx.Graph(), []
+    graph.add_nodes_from(drawn)
+    bends: dict[tuple[Box, str, int], Box] = {}
+    for box in drawn:
+        for child, role in box.inputs:
+            path = [child]
+            for k in range(place[child] + 1, place[box]):
+                if (child, role, k) not in bends:
+                    bends[child, role, k] = Box("bend", "", [], "")
+                    columns[k].append(bends[child, role, k])
+                path.append(bends[child, role, k])
+            paths.append((role, [*path, box]))
+            nx.add_path(graph, paths[-1][1])
+    order = {box: k for k, box in enumerate(nx.spectral_ordering(graph, seed=0))}
+    return [sorted(column, key=order.__getitem__) for column in columns], paths
+
+
+class Stop(NamedTuple):
+    """Where a line comes to a box or bend, where it goes on, and its height."""
+
+    left: float
+    right: float
+    y: float
+
+
+def _stops(columns: list[list[Box]], top: float) -> dict[Box, Stop]:
+    """Boxes and bends in pixels: columns below ``top``, each in the middle of the highest."""
+    heights = [sum(_height(box) + SPACE for box in column) for column in columns]
+    stops, left = {}, 0.0
+    for column, height in zip(columns, heights):
+        wide = max(_width(box) for box in column)
+        down = top + (max(heights) - height) / 2
+        for box in column:
+            # Lines end inside a box, which hides them, as the width of its text is a guess.
+            half = wide / 2 if box.kind == "bend" else 0.4 * _width(box)
+            middle = left + wide / 2
+            stops[box] = Stop(middle - half, middle + half, -(down + _height(box) / 2))
+            down += _height(box) + SPACE
+        left += wide + GAP
+    return stops
+
+
+def _add_box(figure: go.Figure, box: Box, stop: Stop, border: str) -> None:
+    figure.add_annotation(
+        x=(stop.left + stop.right) / 2,
+        y=stop.y,
+        text="<br>".join([f"<b>{box.title}</b>", *map(_escaped, box.lines)]),
+        showarrow=False,
+        align="center",
+        hovertext=_escaped(box.code),
+        borderpad=5,
+        borderwidth=1.5,
+        bordercolor=border,
+        bgcolor="rgb(250,250,252)",
+        font={"size": 12, "color": "#23262d"},
+    )
+
+
+def _curve(path: list[Stop]) -> Iterator[tuple[float | None, float | None]]:
+    """The points of a line from stop to stop, and a gap."""
+    for start, end in pairwise(path):
+        for step in range(17):
+            t = step / 16
+            ease = t * t * (3 - 2 * t)
+            yield start.right + (end.left - start.right) * t, start.y + (end.y - start.y) * ease
+    yield None, None
+
+
 def _width(box: Box) -> float:
     return CHARACTER * max(map(len, (box.title, *box.lines))) + 14
 
 
 def _height(box: Box) -> float:
-    return LINE_HEIGHT * (1 + len(box.lines)) + 12
-
-
-def _place(
-    drawn: list[Box], top: float, places: dict[Box, tuple[float, float]]
-) -> tuple[float, float]:
-    """Put boxes in columns below ``top``, and return the right and the height they take."""
-    columns = layers(drawn)
-    heights = [sum(_height(box) + SPACE for box in column) for column in columns]
-    height, left = max(heights), 0.0
-    for column, tall in zip(columns, heights):
-        wide = max((_width(box) for box in column), default=0)
-        down = top + (height - tall) / 2
-        for box in column:
-            places[box] = (left + wide / 2, -(down + _height(box) / 2))
-            down += _height(box) + SPACE
-        left += wide + GAP
-    return left - GAP, height
-
-
-def _lines(figure: go.Figure, places: dict[Box, tuple[float, float]]) -> None:
-    """A curve from each box to each that reads it; one trace for each role."""
-    from loopinterp.plotting import PALETTE
-
-    for role, (dash, colour) in ROLES.items():
-        xs: list[float | None] = []
-        ys: list[float | None] = []
-        for box, (x1, y1) in places.items():
-            for child, kind in box.inputs:
-                if kind != role:
-                    continue
-                x0, y0 = places[child]
-                start, end = x0 + _width(child) / 2, x1 - _width(box) / 2
-                for step in range(17):
-                    t = step / 16
-                    ease = t * t * (3 - 2 * t)
-                    xs.append(start + (end - start) * t)
-                    ys.append(y0 + (y1 - y0) * ease)
-                xs.append(None)
-                ys.append(None)
-        if xs:
-            line = {"dash": dash, "color": PALETTE[colour], "width": 1.6}
-            figure.add_scatter(
-                x=xs, y=ys, mode="lines", line=line, name=role or "reads", hoverinfo="skip"
-            )
+    return 0 if box.kind == "bend" else LINE_HEIGHT * (1 + len(box.lines)) + 12
 
 
 def _escaped(text: str) -> str:

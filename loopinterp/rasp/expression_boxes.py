@@ -46,7 +46,6 @@ class Box:
         lines: What it does, in short lines.
         code: The whole expression.
         inputs: (box, role) of what it reads; the role is value, key, query or "".
-        layer: Longest path from a source.
     """
 
     kind: str
@@ -54,10 +53,9 @@ class Box:
     lines: list[str]
     code: str
     inputs: list[tuple[Box, str]] = field(default_factory=list)
-    layer: int = 0
 
 
-def boxes(results: Mapping[str, Seq]) -> list[Box]:
+def expression_boxes(results: Mapping[str, Seq]) -> list[Box]:
     """The boxes behind some named results, children before parents.
 
     Raises:
@@ -80,22 +78,19 @@ def boxes(results: Mapping[str, Seq]) -> list[Box]:
             given=str(len(own)),
             fix="Draw a part of it: any subexpression can be drawn.",
         )
-    made: dict[Expr, Box] = {}
+    box_of: dict[Expr, Box] = {}
     names: dict[Expr, str] = {}
     numbers: Counter[str] = Counter()
     for node in own:
-        made[node] = box = _box(node, names, numbers)
+        box_of[node] = box = _box(node, names, numbers)
         names[node] = box.title
-        for child, role in _inputs(node, made):
-            box.inputs.append((child, role))
-            box.layer = max(box.layer, child.layer + 1)
-    last = 1 + max((box.layer for box in made.values()), default=0)
+        box.inputs += _inputs(node, box_of)
     ends = []
     for name, x in results.items():
         whole = code(x, short=True)
-        line = f"= {made[x].title if x in made else whole}"
-        ends.append(Box("result", name, [line], whole, [(made[x], "")] if x in made else [], last))
-    return [*made.values(), *ends]
+        line = f"= {box_of[x].title if x in box_of else whole}"
+        ends.append(Box("result", name, [line], whole, [(box_of[x], "")] if x in box_of else []))
+    return [*box_of.values(), *ends]
 
 
 def _is_map(node: Expr) -> bool:
@@ -114,14 +109,14 @@ def _reads(node: Expr) -> list[tuple[Expr, str]]:
     return [(child, "") for child in node.children]
 
 
-def _inputs(node: Expr, made: Mapping[Expr, Box]) -> list[tuple[Box, str]]:
+def _inputs(node: Expr, box_of: Mapping[Expr, Box]) -> list[tuple[Box, str]]:
     """The boxes that a box reads: those of its node, and of the maps that it swallowed."""
     found: dict[tuple[Box, str], None] = {}
     stack = _reads(node)[::-1]
     while stack:
         child, role = stack.pop()
-        if child in made:
-            found[made[child], role] = None
+        if child in box_of:
+            found[box_of[child], role] = None
         elif not isinstance(child, Full):
             stack += [(below, role) for below, _ in _reads(child)][::-1]
     return list(found)
@@ -166,28 +161,3 @@ def wrapped(text: str) -> list[str]:
     """A text in the lines of a box, cut off after six."""
     lines = textwrap.wrap(text, LINE, break_long_words=True)
     return lines if len(lines) <= 6 else [*lines[:6], "…"]
-
-
-def layers(drawn: list[Box]) -> list[list[Box]]:
-    """The boxes by layer, each in an order that keeps lines short (barycentres, four sweeps)."""
-    rows: list[list[Box]] = [[] for _ in range(1 + max(box.layer for box in drawn))]
-    for box in drawn:
-        rows[box.layer].append(box)
-    readers: dict[Box, list[Box]] = {box: [] for box in drawn}
-    for box in drawn:
-        for child, _ in box.inputs:
-            readers[child].append(box)
-    for sweep in range(4):
-        place = {box: i - len(row) / 2 for row in rows for i, box in enumerate(row)}
-        for row in rows if sweep % 2 == 0 else rows[::-1]:
-            near = {
-                box: [child for child, _ in box.inputs] if sweep % 2 == 0 else readers[box]
-                for box in row
-            }
-            row.sort(key=lambda box: _mean([place[x] for x in near[box]], place[box]))
-            place.update({box: i - len(row) / 2 for i, box in enumerate(row)})
-    return rows
-
-
-def _mean(values: list[float], otherwise: float) -> float:
-    return sum(values) / len(values) if values else otherwise

@@ -20,7 +20,8 @@ from loopinterp.rasp import (
     tokens,
     var,
 )
-from loopinterp.rasp.diagram import boxes, layers
+from loopinterp.rasp.diagram import layered
+from loopinterp.rasp.expression_boxes import expression_boxes
 from tests.rasp.reference import SEQUENCES
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -47,11 +48,11 @@ def test_a_program_is_drawn_with_its_parts_variables_and_selectors(name):
 
 
 def test_boxes_say_what_heads_select_and_maps_compute():
-    by_title = {box.title: box for box in boxes(dict(get_program("unique_set").step))}
+    by_title = {box.title: box for box in expression_boxes(dict(get_program("unique_set").step))}
     assert by_title["next_symbol"].lines == ["mean of offered where indices", "== at, else 50"]
     roles = {(child.title, role) for child, role in by_title["next_symbol"].inputs}
     assert roles == {("indices", "key"), ("at", "query"), ("offered", "value")}
-    ripple = {box.title: box for box in boxes(dict(get_program("ripple").step))}
+    ripple = {box.title: box for box in expression_boxes(dict(get_program("ripple").step))}
     assert ripple["shift_1"].lines == ["map 1, 1 to the left"]
     assert ripple["map 1"].lines == ["generate | (propagate & carry)"]
     assert ripple["propagate"].lines == ["tokens: {1: 1, 2: 1}, else 0"]
@@ -60,16 +61,20 @@ def test_boxes_say_what_heads_select_and_maps_compute():
 @settings(max_examples=150, deadline=None)
 @given(SEQUENCES)
 def test_any_expression_has_a_layered_graph_that_reaches_its_leaves(expr):
-    drawn = boxes({"output": expr})
-    for box in drawn:
-        assert all(child in drawn and child.layer < box.layer for child, _ in box.inputs)
+    drawn = expression_boxes({"output": expr})
+    columns, paths = layered(drawn)
+    column = {box: place for place, boxes in enumerate(columns) for box in boxes}
+    assert {box for box in column if box.kind != "bend"} == set(drawn)
+    for _, path in paths:
+        assert [column[box] - column[path[0]] for box in path] == list(range(len(path)))
+    lines = [(path[0], path[-1], role) for role, path in paths]
+    assert lines == [(child, box, role) for box in drawn for child, role in box.inputs]
     reached, todo = set(), [drawn[-1]]
     while todo:
         box = todo.pop()
         reached.add(box)
         todo += [child for child, _ in box.inputs if child not in reached]
     assert reached == set(drawn)
-    assert sorted(map(id, drawn)) == sorted(id(box) for column in layers(drawn) for box in column)
 
 
 def test_heads_have_lines_for_key_query_and_value():

@@ -1,9 +1,9 @@
-"""A circuit in boxes: what is held, the heads and neurons that read it, and what they write."""
+"""A circuit in boxes: the features, the heads and neurons that read it, and what they write."""
 
 from __future__ import annotations
 
 from loopinterp.rasp.compiler.circuit import Circuit, HeadNode, NeuronGroup
-from loopinterp.rasp.diagram import Box, wrapped
+from loopinterp.rasp.expression_boxes import Box, wrapped
 
 PARTS = {"prelude": "prelude", "block": "loop", "coda": "readout"}
 
@@ -13,17 +13,17 @@ def circuit_boxes(circuit: Circuit) -> dict[str, list[Box]]:
 
     Neurons that wipe are left out; scratch features are the boxes that write them.
     """
-    found = {title: _Section(circuit, section).boxes for section, title in PARTS.items()}
+    found = {title: _SectionBoxes(circuit, section).boxes for section, title in PARTS.items()}
     return {title: boxes for title, boxes in found.items() if boxes}
 
 
-class _Section:
+class _SectionBoxes:
     """The boxes of one section, in the order in which it computes them."""
 
     def __init__(self, circuit: Circuit, section: str) -> None:
         self._features = {f.id: f for f in circuit.features}
         read = {source for source, _ in circuit.edges}
-        self._held: dict[str, Box] = {}
+        self._box_of: dict[str, Box] = {}
         self.boxes: list[Box] = []
         ends: list[tuple[str, Box]] = []
         nodes = [n for n in (*circuit.heads, *circuit.neurons) if n.section == section]
@@ -32,30 +32,26 @@ class _Section:
                 continue
             box = self._box(node)
             for source in (s for s, target in circuit.edges if target == node.id):
-                child = self._source(source)
-                box.inputs.append((child, ""))
-                box.layer = max(box.layer, child.layer + 1)
+                box.inputs.append((self._source(source), ""))
             self.boxes.append(box)
             for target in (t for source, t in circuit.edges if source == node.id):
                 if target not in read:  # but by the unembedding
                     ends.append(("output", box))
                 elif self._features[target].role == "scratch":
-                    self._held[target] = box
+                    self._box_of[target] = box
                 else:
                     ends.append((target, box))
-        last = 1 + max((box.layer for box in self.boxes), default=0)
         for name, box in ends:
             after = f"{name} after a loop" if section == "block" else name
-            self.boxes.append(Box("result", after, [], name, [(box, "")], last))
+            self.boxes.append(Box("result", after, [], name, [(box, "")]))
 
     def _source(self, feature: str) -> Box:
-        if feature not in self._held:
-            held = self._features[feature]
-            lines = [f"{len(held.values)} values"] if len(held.values) != 1 else []
-            box = Box("source", held.name, lines, held.name)
-            self._held[feature] = box
-            self.boxes.append(box)
-        return self._held[feature]
+        if feature not in self._box_of:
+            name, values = self._features[feature].name, self._features[feature].values
+            lines = [f"{len(values)} values"] if len(values) != 1 else []
+            self._box_of[feature] = Box("source", name, lines, name)
+            self.boxes.append(self._box_of[feature])
+        return self._box_of[feature]
 
     def _box(self, node: HeadNode | NeuronGroup) -> Box:
         if isinstance(node, HeadNode):
