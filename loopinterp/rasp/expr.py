@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from loopinterp.errors import InputError, unknown_name
-from loopinterp.rasp.checks import check_int, check_relation, check_table
+from loopinterp.rasp.expression_checks import check_int, check_relation, check_table
 from loopinterp.rasp.node import Expr
 from loopinterp.rasp.ops import OPS, PREDICATES
 

@@ -25,9 +25,9 @@ from loopinterp.rasp.expr import (
     TokMap,
     Var,
 )
+from loopinterp.rasp.expression_code import code
 from loopinterp.rasp.graph import postorder
 from loopinterp.rasp.node import Expr
-from loopinterp.rasp.show import code
 
 LINE = 30
 """Characters in a line of a box."""

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 
 from loopinterp.errors import InputError
-from loopinterp.rasp.checks import MAX_RELATION, check_relation, check_table
 from loopinterp.rasp.expr import (
     Aggregate,
     Elementwise,
@@ -26,6 +25,7 @@ from loopinterp.rasp.expr import (
     Var,
     as_seq,
 )
+from loopinterp.rasp.expression_checks import MAX_RELATION, check_relation, check_table
 
 UNKNOWN = -1
 """The value by which a program says that it has not decided yet."""

@@ -106,7 +106,7 @@ def run(
     interpreter = Interpreter(tokens)
     prepared = interpreter.run(program.orders["prepare"], {}, program.prepare.values())
     state = {name: prepared[x] for name, x in program.prepare.items()}
-    state.update(_given(program, tokens, variables or {}, start_at_loop))
+    state.update(_starting_values(program, tokens, variables or {}, start_at_loop))
 
     record = _Record(program, interpreter, start_at_loop, n_loops)
     for loop in range(start_at_loop, n_loops + 1):
@@ -312,7 +312,7 @@ def _plan(
     return planned
 
 
-def _given(
+def _starting_values(
     program: LoopProgram,
     tokens: Tensor,
     variables: Mapping[str, Tensor],

@@ -128,21 +128,21 @@ def _patterns(compiled: Compiled, tokens: Tensor, n_loops: int) -> tuple[Tensor,
     """The states of a run, and where the heads of prelude and block look."""
     model, config = compiled.model, compiled.model.config
     first = {"prelude": 0, "block": config.n_prelude}
-    places = [
+    sites = [
         (head, loop, f"blocks.{first[head.section] + loop * config.n_layers + head.layer}")
         for head in compiled.circuit.heads
         if head.section in first
         for loop in range(n_loops if head.section == "block" else 1)
     ]
-    if not places:
+    if not sites:
         return model(tokens, n_loops=n_loops, return_type="states"), []
-    names = {f"{block}.attn.hook_pattern" for _, _, block in places}
+    names = {f"{block}.attn.hook_pattern" for _, _, block in sites}
     states, cache = model.run_with_cache(
         tokens, n_loops=n_loops, names_filter=names, return_type="states"
     )
     return states, [
         (head, loop, cache[f"{block}.attn.hook_pattern"][:, head.head])
-        for head, loop, block in places
+        for head, loop, block in sites
     ]
 
 

@@ -24,8 +24,8 @@ FORMAT = 1
 
 
 @dataclass(frozen=True)
-class HeldFeature:
-    """Something held in the residual stream.
+class FeatureNode:
+    """A feature of the residual stream.
 
     Attributes:
         id: Its name in edges.
@@ -139,7 +139,7 @@ class Circuit:
         inputs: What each input token means.
         max_length: Positions of the longest sequence.
         n_layers: Section -> its layers.
-        features: What is held.
+        features: What the residual stream holds.
         heads: Heads that compute a selector; all others are idle.
         neurons: Groups of neurons; all others are idle.
         edges: (from, to), by id.
@@ -152,7 +152,7 @@ class Circuit:
     inputs: tuple[str, ...]
     max_length: int
     n_layers: Mapping[str, int]
-    features: tuple[HeldFeature, ...]
+    features: tuple[FeatureNode, ...]
     heads: tuple[HeadNode, ...]
     neurons: tuple[NeuronGroup, ...]
     edges: tuple[tuple[str, str], ...]
@@ -170,7 +170,7 @@ class Circuit:
         return f"<Circuit {', '.join((self.program, *self.disguises))}: {sizes}>"
 
     @property
-    def variables(self) -> dict[str, HeldFeature]:
+    def variables(self) -> dict[str, FeatureNode]:
         """The program's variables by name."""
         return {f.name: f for f in self.features if f.role == "variable"}
 
@@ -239,7 +239,7 @@ class Circuit:
         heads: Mapping[tuple[str, int], Sequence[int]],
         neurons: Mapping[tuple[str, int], Sequence[int]],
     ) -> Circuit:
-        """The same circuit with heads and neurons in other places of their layers.
+        """The same circuit with heads and neurons in another order.
 
         Args:
             heads: (section, layer) -> the new number of each head.
@@ -324,7 +324,7 @@ class Circuit:
         def tupled(node: Mapping[str, Any]) -> dict[str, Any]:
             return {k: tuple(v) if isinstance(v, list) else v for k, v in node.items()}
 
-        features = tuple(HeldFeature(**tupled(f)) for f in saved["features"])
+        features = tuple(FeatureNode(**tupled(f)) for f in saved["features"])
         dense = saved["superposition"]
         return cls(
             program=saved["program"],

@@ -25,7 +25,7 @@ MAX_LENGTH = 512
 
 
 @dataclass(frozen=True)
-class Source:
+class ValidatedProgram:
     """A program ready for the compiler: every variable has a step, and no shorthand is left.
 
     Attributes:
@@ -63,7 +63,7 @@ class Source:
         return f"{node!r} of program {self.program.name}"
 
 
-def validate(program: LoopProgram | str, max_length: int) -> Source:
+def validate(program: LoopProgram | str, max_length: int) -> ValidatedProgram:
     """Check what was given, and write the shorthands out.
 
     Raises:
@@ -94,7 +94,7 @@ def validate(program: LoopProgram | str, max_length: int) -> Source:
     kept = {name: _variable(name) for name in program.prepare if name not in program.step}
     step = {name: _seq(plain[x]) for name, x in program.step.items()}
     selects = {cast(Select, plain.get(node, node)): node for node in graph.selects(roots)[::-1]}
-    return Source(
+    return ValidatedProgram(
         program=program,
         prepare=prepare,
         step={name: {**step, **kept}[name] for name in prepare},

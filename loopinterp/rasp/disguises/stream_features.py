@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
-    from loopinterp.rasp.compiler.circuit import Circuit, HeldFeature
+    from loopinterp.rasp.compiler.circuit import Circuit, FeatureNode
     from loopinterp.rasp.disguises.compiled_weights import Weights
 
 ROUNDING = 1e-5
@@ -91,7 +91,7 @@ class StreamFeatures:
         }
         return [self.points(features) for features in sets if features]
 
-    def last_site(self, feature: HeldFeature) -> tuple[str, int]:
+    def last_site(self, feature: FeatureNode) -> tuple[str, int]:
         """The last site at which a feature is held; that of the state for what is always."""
         if feature.role != "scratch":
             return STATE
@@ -104,14 +104,14 @@ class StreamFeatures:
             if section in lifetime and lifetime[section][0] <= sublayer <= lifetime[section][1]
         )
 
-    def _points_of(self, feature: HeldFeature) -> Float[Tensor, "point d_model"]:
+    def _points_of(self, feature: FeatureNode) -> Float[Tensor, "point d_model"]:
         write = self.circuit.directions[feature.id].write.double()
         if len(write) == len(feature.values):
             return write
         # A flag or a count stands along one direction.
         return torch.stack([min(feature.values) * write[0], max(feature.values) * write[0]])
 
-    def _lifetime(self, feature: HeldFeature) -> dict[str, tuple[int, int]]:
+    def _lifetime(self, feature: FeatureNode) -> dict[str, tuple[int, int]]:
         """Section -> first and last sublayer that find the feature."""
         if feature.role == "scratch":
             first = 2 * feature.layer + (1 if feature.id in self.writing_head else 2)

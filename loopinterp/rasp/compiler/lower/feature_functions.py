@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from loopinterp.rasp.compiler.lower.features import PLAIN, Feature, Read, read_any
+from loopinterp.rasp.compiler.lower.lowered_features import PLAIN, Feature, Read, read_any
 
 MAX_TABLE_ENTRIES = 2**20
 """Largest table that is written out."""
@@ -18,7 +18,7 @@ CLOSE = 2**16
 
 
 @dataclass(frozen=True, eq=False)
-class Function:
+class FeatureFunction:
     """An integer for each combination of the values of some features.
 
     Attributes:
@@ -30,7 +30,7 @@ class Function:
 
     features: tuple[Feature, ...]
     table: np.ndarray
-    parts: tuple[str, tuple[Function, ...]] | None = None
+    parts: tuple[str, tuple[FeatureFunction, ...]] | None = None
 
     @cached_property
     def values(self) -> tuple[int, ...]:
@@ -42,7 +42,7 @@ class Function:
         """Whether a head can read it: a linear function of what is plainly there."""
         return len(self.features) <= 1 and all(f.order == PLAIN for f in self.features)
 
-    def within(self, values: np.ndarray) -> Function:
+    def within(self, values: np.ndarray) -> FeatureFunction:
         """The same function, known to have none but these values.
 
         What else the table holds belongs to combinations that never occur, of which the next
@@ -51,7 +51,7 @@ class Function:
         if bool(np.isin(self.table, values).all()):
             return self
         place = np.searchsorted(values, self.table).clip(max=len(values) - 1)
-        return Function(self.features, values[place], self.parts)
+        return FeatureFunction(self.features, values[place], self.parts)
 
     def read(self, chosen: np.ndarray) -> Read:
         """A read of a function of one feature: 1 for the chosen of that feature's values."""
@@ -72,23 +72,23 @@ def distinct(table: np.ndarray) -> np.ndarray:
     return np.flatnonzero(np.bincount(table.reshape(-1) - low)) + low
 
 
-def constant(value: int) -> Function:
+def constant(value: int) -> FeatureFunction:
     """A function of nothing."""
-    return Function((), np.array(value))
+    return FeatureFunction((), np.array(value))
 
 
-def of_feature(feature: Feature) -> Function:
+def of_feature(feature: Feature) -> FeatureFunction:
     """The feature's own value."""
-    return Function((feature,), np.array(feature.values))
+    return FeatureFunction((feature,), np.array(feature.values))
 
 
 def fuse(
     apply: Callable[[list[np.ndarray]], np.ndarray],
-    args: list[Function],
+    args: list[FeatureFunction],
     op: str | None = None,
     *,
     most: int = MAX_TABLE_ENTRIES,
-) -> Function | None:
+) -> FeatureFunction | None:
     """An operation on functions, as one function of all their features.
 
     Args:
@@ -108,11 +108,13 @@ def fuse(
     table = np.broadcast_to(apply(grids), shape)
     simple = op is not None and all(len(arg.features) <= 1 for arg in args)
     return without_idle(
-        Function(features, table, (op, tuple(args)) if simple and op is not None else None)
+        FeatureFunction(features, table, (op, tuple(args)) if simple and op is not None else None)
     )
 
 
-def _spread(arg: Function, features: tuple[Feature, ...], shape: tuple[int, ...]) -> np.ndarray:
+def _spread(
+    arg: FeatureFunction, features: tuple[Feature, ...], shape: tuple[int, ...]
+) -> np.ndarray:
     """The table of an argument along the axes of all features."""
     order = sorted(range(len(arg.features)), key=lambda k: features.index(arg.features[k]))
     table = arg.table.transpose(order)
@@ -120,7 +122,7 @@ def _spread(arg: Function, features: tuple[Feature, ...], shape: tuple[int, ...]
     return np.broadcast_to(table[index], shape)
 
 
-def without_idle(function: Function) -> Function:
+def without_idle(function: FeatureFunction) -> FeatureFunction:
     """The same function without the features that it does not depend on."""
     table, features = function.table, list(function.features)
     for axis in reversed(range(len(features))):
@@ -128,4 +130,4 @@ def without_idle(function: Function) -> Function:
         if bool((table == first).all()):
             table = first.squeeze(axis)
             del features[axis]
-    return Function(tuple(features), table, function.parts)
+    return FeatureFunction(tuple(features), table, function.parts)

@@ -10,13 +10,13 @@ import pytest
 from loopinterp.errors import InputError
 from loopinterp.rasp import aggregate, indices, select, shift_right, tok_map, tokens, var
 from loopinterp.rasp.compiler import compile_program
-from loopinterp.rasp.compiler.domains import infer_domains
-from loopinterp.rasp.compiler.lower.features import Feature
-from loopinterp.rasp.compiler.lower.functions import of_feature
-from loopinterp.rasp.compiler.lower.section import Section
+from loopinterp.rasp.compiler.lower.feature_functions import of_feature
+from loopinterp.rasp.compiler.lower.lowered_features import Feature
+from loopinterp.rasp.compiler.lower.section_lowering import SectionLowering
 from loopinterp.rasp.compiler.validate import validate
+from loopinterp.rasp.compiler.value_domains import infer_domains
 from loopinterp.rasp.expr import Indices, Tokens
-from tests.rasp.compiler.holds import agrees
+from tests.rasp.compiler.compiled_properties import agrees
 from tests.rasp.compiler.small_programs import every_input, program
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -30,27 +30,27 @@ def lowered(x, *, n_tokens=3, max_length=6):
     places = Feature("indices", tuple(range(max_length)), "indices")
     read = Feature("tokens", tuple(range(n_tokens)), "tokens")
     known = {Tokens(): of_feature(read), Indices(): of_feature(places)}
-    section = Section("prelude", source, infer_domains(source), known, places)
+    section = SectionLowering("prelude", source, infer_domains(source), known, places)
     return section, section.function(source.prepare["u"])
 
 
 def test_operations_need_no_feature_of_their_own():
     section, function = lowered((tokens * 2 + indices) % 3)
-    assert section.held.written == []
+    assert section.writer.written == []
     assert [f.name for f in function.features] == ["tokens", "indices"]
 
 
 def test_what_a_head_reads_is_held_if_it_is_no_function_of_one_feature():
     section, _ = lowered(aggregate(select(indices, tokens % 2, "=="), indices))
-    assert all(feature.head is not None for feature in section.held.written)
+    assert all(feature.head is not None for feature in section.writer.written)
     section, _ = lowered(aggregate(select(tokens + indices, indices, "=="), indices))
-    first = section.held.written[0]
+    first = section.writer.written[0]
     assert first.name == "tokens + indices" and first.writes is not None and first.layer == 0
 
 
 def test_a_head_reads_what_an_mlp_wrote_one_layer_later():
     section, _ = lowered(shift_right(shift_right(tokens)))
-    heads = [feature for feature in section.held.written if feature.head is not None]
+    heads = [feature for feature in section.writer.written if feature.head is not None]
     assert [feature.layer for feature in heads] == [0, 1]
 
 

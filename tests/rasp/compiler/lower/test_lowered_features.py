@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from loopinterp.rasp.compiler.lower.features import (
+from loopinterp.rasp.compiler.lower.lowered_features import (
     Feature,
-    HeadPlan,
+    LoweredHead,
     Read,
     Writes,
     at_least,
@@ -66,7 +66,7 @@ def test_attention_comes_before_the_mlp_of_its_layer():
     assert bit.for_attention == bit.for_mlp == 0
     by_mlp = Feature("m", (0, 1), layer=2, writes=Writes("rules", (bit,)))
     assert (by_mlp.for_attention, by_mlp.for_mlp) == (3, 3)
-    by_head = Feature("h", (0, 1), layer=2, head=HeadPlan(None, 2, ()))  # type: ignore[arg-type]
+    by_head = Feature("h", (0, 1), layer=2, head=LoweredHead(None, 2, ()))  # type: ignore[arg-type]
     assert (by_head.for_attention, by_head.for_mlp) == (3, 2)
     assert Writes("rules", (by_mlp, by_head)).layer == 3
     assert Writes("constant", ()).layer == 0

@@ -7,9 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loopinterp.rasp.compiler.lower.features import Feature
-from loopinterp.rasp.compiler.lower.functions import Function, constant, fuse, of_feature
-from loopinterp.rasp.compiler.lower.lookups import MAX_UNITS, cost, lookup
+from loopinterp.rasp.compiler.lower.feature_functions import (
+    FeatureFunction,
+    constant,
+    fuse,
+    of_feature,
+)
+from loopinterp.rasp.compiler.lower.lowered_features import Feature
+from loopinterp.rasp.compiler.lower.mlp_lookups import MAX_UNITS, cost, lookup_units
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -45,16 +50,16 @@ def written(writes, features: tuple[Feature, ...], n_values: int) -> np.ndarray:
     return out
 
 
-def is_looked_up(function: Function, how: str | None = None) -> None:
+def is_looked_up(function: FeatureFunction, how: str | None = None) -> None:
     values = function.values
-    writes = lookup(function, values)
+    writes = lookup_units(function, values)
     assert writes is not None and how in (None, writes.how)
     assert set(writes.inputs) == set(function.features)
     expected = function.table[..., None] == np.array(values)
     assert np.abs(written(writes, function.features, len(values)) - expected).max() < 1e-3
 
 
-def operation(op: str, xs, ys) -> Function:
+def operation(op: str, xs, ys) -> FeatureFunction:
     x, y = Feature("x", tuple(xs)), Feature("y", tuple(ys))
     made = fuse(lambda z: OPERATIONS[op](z[0], z[1]), [of_feature(x), of_feature(y)], op)
     assert made is not None
@@ -86,7 +91,7 @@ def test_operations_of_few_values_are_looked_up(op, xs, ys):
 def test_operations_of_many_values_take_few_units(op, how, start):
     made = operation(op, range(start, start + 40), range(start - 7, start + 33))
     is_looked_up(made, how)
-    writes = lookup(made, made.values)
+    writes = lookup_units(made, made.values)
     assert writes is not None and len(writes.units) < 90
 
 
@@ -109,13 +114,13 @@ def test_the_other_argument_may_come_first():
     assert inner is not None
     made = fuse(lambda z: z[0] - z[1], [inner, of_feature(x)], "sub")
     assert made is not None
-    swapped = Function((x, y), made.table.T, made.parts)
+    swapped = FeatureFunction((x, y), made.table.T, made.parts)
     is_looked_up(made)
     is_looked_up(swapped)
 
 
 def test_a_constant_takes_no_units():
-    writes = lookup(constant(4), (3, 4))
+    writes = lookup_units(constant(4), (3, 4))
     assert writes is not None and writes.units == ()
     assert written(writes, (), 2).tolist() == [0.0, 1.0]
 
@@ -125,7 +130,7 @@ def test_what_takes_too_many_units_is_not_looked_up():
     x, y = Feature("x", tuple(range(200))), Feature("y", tuple(range(200)))
     table = rng.integers(0, 1000, (200, 200))
     assert len(set(table.reshape(-1).tolist())) < MAX_UNITS < table.size
-    assert lookup(Function((x, y), table), tuple(range(1000))) is None
+    assert lookup_units(FeatureFunction((x, y), table), tuple(range(1000))) is None
 
 
 def test_the_cost_is_the_number_of_rules_up_to_a_limit():

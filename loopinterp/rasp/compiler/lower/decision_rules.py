@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from loopinterp.rasp.compiler.lower.functions import Function, distinct
+from loopinterp.rasp.compiler.lower.feature_functions import FeatureFunction, distinct
 
 MOST_WORK = 2**22
 """Numbers that a search may go through before it follows one order of the features only."""
@@ -21,7 +21,7 @@ WORK_OF_A_STEP = 2**10
 
 
 @dataclass(frozen=True, eq=False)
-class Rule:
+class DecisionRule:
     """If each of some features has one of some values, then the function has this value.
 
     Attributes:
@@ -33,31 +33,31 @@ class Rule:
     value: int
 
 
-def rules(function: Function, most: int) -> list[Rule] | None:
+def decision_rules(function: FeatureFunction, most: int) -> list[DecisionRule] | None:
     """The fewest rules that a search by splitting finds; None if that is more than ``most``.
 
     The function is split by one feature into its different restrictions, each of which is split
     further; every order of features is tried, plain features before what depends on them.
 
     Example:
-        >>> from loopinterp.rasp.compiler.lower.features import Feature
+        >>> from loopinterp.rasp.compiler.lower.lowered_features import Feature
         >>> a, b = Feature("a", (0, 1, 2)), Feature("b", (0, 1, 2))
-        >>> larger = Function((a, b), np.maximum.outer(np.arange(3), np.arange(3)))
-        >>> [(rule.value, len(rule.conditions)) for rule in rules(larger, 10)]
+        >>> larger = FeatureFunction((a, b), np.maximum.outer(np.arange(3), np.arange(3)))
+        >>> [(rule.value, len(rule.conditions)) for rule in decision_rules(larger, 10)]
         [(0, 2), (1, 2), (2, 2), (1, 2), (2, 2), (2, 1)]
     """
     values = distinct(function.table)
     if len(values) > most:
         return None
-    search = _Search([feature.order for feature in function.features])
+    search = _RuleSearch([feature.order for feature in function.features])
     numbers = np.searchsorted(values, function.table).astype(np.min_scalar_type(len(values)))
     found = search.rules(numbers, tuple(range(numbers.ndim)), most)
     if found is None:
         return None
-    return [Rule(rule.conditions, int(values[rule.value])) for rule in found]
+    return [DecisionRule(rule.conditions, int(values[rule.value])) for rule in found]
 
 
-class _Search:
+class _RuleSearch:
     """A search that meets the same restriction of a function only once.
 
     Args:
@@ -66,12 +66,14 @@ class _Search:
 
     def __init__(self, orders: list[int]) -> None:
         self._orders = orders
-        self._merged: dict[_Key, _Merged] = {}
-        self._found: dict[_Key, list[Rule]] = {}
+        self._merged: dict[_Key, _MergedTable] = {}
+        self._found: dict[_Key, list[DecisionRule]] = {}
         self._not_within: dict[_Key, int] = {}
         self._work = 0
 
-    def rules(self, table: np.ndarray, axes: tuple[int, ...], most: int) -> list[Rule] | None:
+    def rules(
+        self, table: np.ndarray, axes: tuple[int, ...], most: int
+    ) -> list[DecisionRule] | None:
         """The fewest rules of a table with these axes, if ``most`` are enough."""
         key = _key(table, axes)
         if key not in self._merged:
@@ -88,7 +90,9 @@ class _Search:
             return None
         return [merged.spread(rule) for rule in self._found[key]]
 
-    def _rules(self, table: np.ndarray, axes: tuple[int, ...], most: int) -> list[Rule] | None:
+    def _rules(
+        self, table: np.ndarray, axes: tuple[int, ...], most: int
+    ) -> list[DecisionRule] | None:
         # Every axis is asked for somewhere, often enough to tell all its values apart.
         least = 1 + sum((n_values - 1).bit_length() for n_values in table.shape)
         if len(axes) == 1:
@@ -96,36 +100,38 @@ class _Search:
         if least > most:
             return None
         if not axes:
-            return [Rule((), int(table))]
+            return [DecisionRule((), int(table))]
         if len(axes) == 1:
             one = np.eye(len(table), dtype=bool)
-            return [Rule(((axes[0], one[k]),), int(value)) for k, value in enumerate(table)]
+            return [DecisionRule(((axes[0], one[k]),), int(value)) for k, value in enumerate(table)]
         first = min(self._orders[axis] for axis in axes)
-        places = [place for place, axis in enumerate(axes) if self._orders[axis] == first]
+        positions = [position for position, axis in enumerate(axes) if self._orders[axis] == first]
         if self._work > MOST_WORK:
-            places = [min(places, key=lambda place: table.shape[place])]
-        self._work += len(places) * (table.size + WORK_OF_A_STEP)
-        best: list[Rule] | None = None
-        for place in places:
+            positions = [min(positions, key=lambda position: table.shape[position])]
+        self._work += len(positions) * (table.size + WORK_OF_A_STEP)
+        best: list[DecisionRule] | None = None
+        for position in positions:
             if best is None or len(best) > least:
                 limit = most if best is None else len(best) - 1
-                best = self._split(table, axes, place, limit) or best
+                best = self._split(table, axes, position, limit) or best
         return best
 
     def _split(
-        self, table: np.ndarray, axes: tuple[int, ...], place: int, most: int
-    ) -> list[Rule] | None:
+        self, table: np.ndarray, axes: tuple[int, ...], position: int, most: int
+    ) -> list[DecisionRule] | None:
         """Rules that ask for one axis first, each of whose values makes a difference."""
-        n_values = table.shape[place]
-        rest = axes[:place] + axes[place + 1 :]
-        found: list[Rule] = []
+        n_values = table.shape[position]
+        rest = axes[:position] + axes[position + 1 :]
+        found: list[DecisionRule] = []
         for k, one in enumerate(np.eye(n_values, dtype=bool)):
             still_to_come = n_values - k - 1
-            inner = self.rules(table.take(k, axis=place), rest, most - len(found) - still_to_come)
+            inner = self.rules(
+                table.take(k, axis=position), rest, most - len(found) - still_to_come
+            )
             if inner is None:
                 return None
-            condition = (axes[place], one)
-            found += [Rule((condition, *rule.conditions), rule.value) for rule in inner]
+            condition = (axes[position], one)
+            found += [DecisionRule((condition, *rule.conditions), rule.value) for rule in inner]
         return found
 
 
@@ -138,7 +144,7 @@ def _key(table: np.ndarray, axes: tuple[int, ...]) -> _Key:
 
 
 @dataclass(frozen=True, eq=False)
-class _Merged:
+class _MergedTable:
     """A table with one value for all those of an axis that make no difference.
 
     Attributes:
@@ -155,26 +161,26 @@ class _Merged:
     def key(self) -> _Key:
         return _key(self.table, self.axes)
 
-    def spread(self, rule: Rule) -> Rule:
+    def spread(self, rule: DecisionRule) -> DecisionRule:
         """A rule in terms of the values before."""
-        return Rule(
+        return DecisionRule(
             tuple((axis, one[self.kinds[axis]]) for axis, one in rule.conditions), rule.value
         )
 
 
-def _merge(table: np.ndarray, axes: tuple[int, ...]) -> _Merged:
+def _merge(table: np.ndarray, axes: tuple[int, ...]) -> _MergedTable:
     kinds: dict[int, np.ndarray] = {}
-    for place in reversed(range(len(axes))):
+    for position in reversed(range(len(axes))):
         first: dict[bytes, int] = {}
-        slices = [x.tobytes() for x in table.swapaxes(0, place)]
+        slices = [x.tobytes() for x in table.swapaxes(0, position)]
         for k, x in enumerate(slices):
             first.setdefault(x, k)
         if len(first) == 1:
-            table = np.asarray(table.take(0, axis=place))  # of one axis, take gives a number
-            axes = axes[:place] + axes[place + 1 :]
+            table = np.asarray(table.take(0, axis=position))  # of one axis, take gives a number
+            axes = axes[:position] + axes[position + 1 :]
             continue
         number = {x: k for k, x in enumerate(first)}
-        kinds[axes[place]] = np.array([number[x] for x in slices])
+        kinds[axes[position]] = np.array([number[x] for x in slices])
         if len(first) < len(slices):
-            table = table.take(list(first.values()), axis=place)
-    return _Merged(table, axes, kinds)
+            table = table.take(list(first.values()), axis=position)
+    return _MergedTable(table, axes, kinds)

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loopinterp.rasp import indices, select, tokens
-from loopinterp.rasp.compiler.lower.attention import Selection, causal_codes
-from loopinterp.rasp.compiler.lower.features import Feature
-from loopinterp.rasp.compiler.lower.functions import Function, constant, of_feature
+from loopinterp.rasp.compiler.lower.attention_relation import AttentionRelation, causal_codes
+from loopinterp.rasp.compiler.lower.feature_functions import FeatureFunction, constant, of_feature
+from loopinterp.rasp.compiler.lower.lowered_features import Feature
 from loopinterp.rasp.expr import Select
 from loopinterp.rasp.ops import PREDICATES
 from tests.rasp.reference import PREDICATES as DEFINITIONS
@@ -27,12 +27,12 @@ def pick(k, q, predicate) -> Select:
     return made
 
 
-def related(holds, key=None, query=None) -> Selection:
+def related(holds, key=None, query=None) -> AttentionRelation:
     """A selection that is this relation."""
     holds = np.array(holds, dtype=bool)
     key = of_feature(Feature("k", tuple(range(len(holds))))) if key is None else key
     query = of_feature(Feature("q", tuple(range(holds.shape[1])))) if query is None else query
-    return Selection(pick(tokens, indices, "=="), key, query, holds)
+    return AttentionRelation(pick(tokens, indices, "=="), key, query, holds)
 
 
 RELATIONS = st.builds(
@@ -46,9 +46,9 @@ RELATIONS = st.builds(
 
 @pytest.mark.parametrize("predicate", [*PREDICATES, [(0, 0), (2, 1), (5, 0), (9, 9)]])
 def test_a_predicate_becomes_a_relation_of_values(predicate):
-    key = Function((a,), np.array([5, 0, 2, 2]))
+    key = FeatureFunction((a,), np.array([5, 0, 2, 2]))
     made = pick(tokens, indices, predicate)
-    found = Selection.of(made, key, of_feature(b))
+    found = AttentionRelation.of(made, key, of_feature(b))
     for i, k in enumerate(key.table.tolist()):
         for j, q in enumerate(b.values):
             if isinstance(predicate, str):
@@ -91,30 +91,36 @@ def test_within_reach_are_the_queries_that_select_something_before_them(holds):
 
 
 def test_constant_keys_and_queries_are_told_by_no_feature():
-    key, query = Selection.of(pick(0, tokens, "<"), constant(0), of_feature(b)).codes()
+    key, query = AttentionRelation.of(pick(0, tokens, "<"), constant(0), of_feature(b)).codes()
     assert key.feature is None and query.feature is b
     assert (key.matrix @ query.matrix.T).tolist() == [[0, 1, 1]]
 
 
 def test_it_is_known_where_every_position_selects_itself():
-    assert Selection.of(pick(tokens, tokens, "<="), of_feature(a), of_feature(a)).sees_itself
-    assert not Selection.of(pick(tokens, tokens, "<"), of_feature(a), of_feature(a)).sees_itself
-    assert Selection.of(pick(tokens, 0, "true"), of_feature(a), constant(0)).sees_itself
+    assert AttentionRelation.of(
+        pick(tokens, tokens, "<="), of_feature(a), of_feature(a)
+    ).sees_itself
+    assert not AttentionRelation.of(
+        pick(tokens, tokens, "<"), of_feature(a), of_feature(a)
+    ).sees_itself
+    assert AttentionRelation.of(pick(tokens, 0, "true"), of_feature(a), constant(0)).sees_itself
     # Alike, but of different features: nothing is known.
     twin = Feature("twin", a.values)
-    assert not Selection.of(pick(tokens, tokens, "<="), of_feature(a), of_feature(twin)).sees_itself
+    assert not AttentionRelation.of(
+        pick(tokens, tokens, "<="), of_feature(a), of_feature(twin)
+    ).sees_itself
 
 
 def test_it_is_known_where_all_selected_keys_have_one_value():
-    by_place = Selection.of(pick(indices, tokens, "=="), of_feature(places), of_feature(b))
+    by_place = AttentionRelation.of(pick(indices, tokens, "=="), of_feature(places), of_feature(b))
     assert by_place.one_key and by_place.one_value(of_feature(a))
-    before = Selection.of(pick(indices, tokens, "<"), of_feature(places), of_feature(b))
+    before = AttentionRelation.of(pick(indices, tokens, "<"), of_feature(places), of_feature(b))
     assert not before.one_key and not before.one_value(of_feature(a))
-    same = Selection.of(pick(tokens, tokens, "=="), of_feature(a), of_feature(b))
+    same = AttentionRelation.of(pick(tokens, tokens, "=="), of_feature(a), of_feature(b))
     assert not same.one_key and same.one_value(of_feature(a)) and same.one_value(constant(3))
-    signs = Selection.of(pick(tokens, tokens, "<"), of_feature(a), of_feature(b))
+    signs = AttentionRelation.of(pick(tokens, tokens, "<"), of_feature(a), of_feature(b))
     assert not signs.one_value(of_feature(a))
-    assert signs.one_value(Function((a,), np.array([7, 7, 8, 9])))
+    assert signs.one_value(FeatureFunction((a,), np.array([7, 7, 8, 9])))
 
 
 @pytest.mark.parametrize("length", [1, 2, 9])

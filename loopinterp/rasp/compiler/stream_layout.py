@@ -11,15 +11,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from loopinterp.rasp.compiler.lower.features import Feature, HeadPlan, Writes
-from loopinterp.rasp.compiler.lower.plan import Plan, SectionPlan
+from loopinterp.rasp.compiler.lower.lowered_features import Feature, LoweredHead, Writes
+from loopinterp.rasp.compiler.lower.program_lowering import LoweredProgram, LoweredSection
 
 
 @dataclass(eq=False)
-class LayerPlan:
+class LayerLayout:
     """One layer: its heads, what its MLP writes, and what it wipes."""
 
-    heads: list[HeadPlan] = field(default_factory=list)
+    heads: list[LoweredHead] = field(default_factory=list)
     writes: list[tuple[Feature, Writes]] = field(default_factory=list)
     wiped: list[Feature] = field(default_factory=list)
 
@@ -32,49 +32,49 @@ class LayerPlan:
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
-    """Everything in its place.
+class StreamLayout:
+    """Where everything stands.
 
     Attributes:
-        plan: What is computed.
+        lowered: What is computed.
         sections: Section -> its layers.
         d_model: Coordinates of the residual stream.
     """
 
-    plan: Plan
-    sections: dict[str, list[LayerPlan]]
+    lowered: LoweredProgram
+    sections: dict[str, list[LayerLayout]]
     d_model: int
 
     @cached_property
     def needed(self) -> frozenset[Feature]:
         """What the sections write."""
-        return frozenset(f for section in self.plan.sections for f in section.live)
+        return frozenset(f for section in self.lowered.sections for f in section.live)
 
 
-def lay_out(plan: Plan) -> Layout:
+def lay_out(lowered: LoweredProgram) -> StreamLayout:
     """Place every feature that is needed, and put layers together."""
-    sections = {section.name: _layers(section) for section in plan.sections}
+    sections = {section.name: _layers(section) for section in lowered.sections}
     start = 0
-    for feature in plan.persistent:
+    for feature in lowered.persistent:
         feature.start = start
         start += feature.width
-    for section in plan.sections:
+    for section in lowered.sections:
         for written, target in section.targets.items():
             written.start = target.start
-    widest = max(_place_scratch(section, start) for section in plan.sections)
-    return Layout(plan, sections, max(widest, start))
+    widest = max(_place_scratch(section, start) for section in lowered.sections)
+    return StreamLayout(lowered, sections, max(widest, start))
 
 
-def _layers(section: SectionPlan) -> list[LayerPlan]:
-    layers = [LayerPlan() for _ in range(section.n_layers)]
+def _layers(section: LoweredSection) -> list[LayerLayout]:
+    layers = [LayerLayout() for _ in range(section.n_layers)]
     for feature in section.live:
         if feature.head is not None and feature.head not in layers[feature.layer].heads:
             layers[feature.layer].heads.append(feature.head)
         if feature.writes is not None:
             layers[feature.layer].writes.append((feature, feature.writes))
     if layers:
-        layers[-1].writes += section.at_the_end
-        layers[-1].wiped += [variable for variable, _ in section.at_the_end]
+        layers[-1].writes += section.variable_writes
+        layers[-1].wiped += [variable for variable, _ in section.variable_writes]
     live = set(section.live)
     for number, layer in enumerate(layers):
         for feature in _read_by(layer, live):
@@ -86,7 +86,7 @@ def _layers(section: SectionPlan) -> list[LayerPlan]:
     return layers
 
 
-def _read_by(layer: LayerPlan, live: set[Feature]) -> Iterable[Feature]:
+def _read_by(layer: LayerLayout, live: set[Feature]) -> Iterable[Feature]:
     for head in layer.heads:
         yield from head.inputs
         for written, codes in head.carried.items():
@@ -96,22 +96,22 @@ def _read_by(layer: LayerPlan, live: set[Feature]) -> Iterable[Feature]:
         yield from writes.inputs
 
 
-def _place_scratch(section: SectionPlan, start: int) -> int:
+def _place_scratch(section: LoweredSection, start: int) -> int:
     """Give scratch features the first coordinates that are free while they live; the end used."""
     busy: list[tuple[int, int, int]] = []  # from, to, free again at
     end = start
     scratch = [f for f in section.live if f.role == "scratch"]
     for feature in sorted(scratch, key=_birth):
         busy = [spell for spell in busy if spell[2] > _birth(feature)]
-        place = start
+        start_at = start
         for first, last, _ in sorted(busy):
-            if place + feature.width <= first:
+            if start_at + feature.width <= first:
                 break
-            place = max(place, last)
-        feature.start = place
+            start_at = max(start_at, last)
+        feature.start = start_at
         end_of_life = 2 * feature.last_use + 1 if feature.last_use >= 0 else 2 * section.n_layers
-        busy.append((place, place + feature.width, end_of_life))
-        end = max(end, place + feature.width)
+        busy.append((start_at, start_at + feature.width, end_of_life))
+        end = max(end, start_at + feature.width)
     return end
 
 

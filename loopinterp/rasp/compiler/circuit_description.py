@@ -11,18 +11,18 @@ from loopinterp.rasp.compiler.assemble import carried, neurons
 from loopinterp.rasp.compiler.circuit import (
     Circuit,
     Directions,
+    FeatureNode,
     HeadNode,
-    HeldFeature,
     NeuronGroup,
 )
-from loopinterp.rasp.compiler.layout import Layout
-from loopinterp.rasp.compiler.lower.features import Feature
-from loopinterp.rasp.compiler.lower.plan import SectionPlan
+from loopinterp.rasp.compiler.lower.lowered_features import Feature
+from loopinterp.rasp.compiler.lower.program_lowering import LoweredSection
+from loopinterp.rasp.compiler.stream_layout import StreamLayout
 
 EMBEDDING = "embedding"
 
 
-def describe(layout: Layout) -> Circuit:
+def describe(layout: StreamLayout) -> Circuit:
     """The circuit of a layout."""
     return _Description(layout).circuit()
 
@@ -30,29 +30,29 @@ def describe(layout: Layout) -> Circuit:
 class _Description:
     """Collects nodes and edges, section by section."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: StreamLayout) -> None:
         self.layout = layout
         self.names: dict[Feature, str] = {}
         self._taken: set[str] = set()
         self._copies: Counter[str] = Counter()
         # Variables go by their own names, whatever else is called so.
-        for feature in sorted(layout.plan.persistent, key=lambda f: f.role != "variable"):
+        for feature in sorted(layout.lowered.persistent, key=lambda f: f.role != "variable"):
             self._call(feature, feature.name)
-        self.features = [self._held(f, EMBEDDING) for f in layout.plan.persistent]
+        self.features = [self._node(f, EMBEDDING) for f in layout.lowered.persistent]
         self.heads: list[HeadNode] = []
         self.groups: list[NeuronGroup] = []
         self.edges: dict[tuple[str, str], None] = {}
 
     def circuit(self) -> Circuit:
-        plan = self.layout.plan
-        for section in plan.sections:
+        lowered = self.layout.lowered
+        for section in lowered.sections:
             self._name(section)
             self._connect(section)
-        program = plan.source.program
+        program = lowered.source.program
         return Circuit(
             program=program.name,
             inputs=program.inputs,
-            max_length=plan.source.max_length,
+            max_length=lowered.source.max_length,
             n_layers={name: len(layers) for name, layers in self.layout.sections.items()},
             features=tuple(self.features),
             heads=tuple(self.heads),
@@ -63,16 +63,16 @@ class _Description:
 
     def _unique(self) -> list[Feature]:
         """Features by id; what the prelude writes into a persistent one is that one."""
-        targets = {f for section in self.layout.plan.sections for f in section.targets}
+        targets = {f for section in self.layout.lowered.sections for f in section.targets}
         return [f for f in self.names if f not in targets]
 
-    def _name(self, section: SectionPlan) -> None:
+    def _name(self, section: LoweredSection) -> None:
         for feature in section.live:
             if feature in section.targets:
                 self.names[feature] = self.names[section.targets[feature]]
                 continue
             self._call(feature, f"{section.name}: {feature.name}")
-            self.features.append(self._held(feature, section.name))
+            self.features.append(self._node(feature, section.name))
 
     def _call(self, feature: Feature, name: str) -> None:
         """Give a feature a name that no other has."""
@@ -83,9 +83,9 @@ class _Description:
         self._taken.add(own)
         self.names[feature] = own
 
-    def _held(self, feature: Feature, section: str) -> HeldFeature:
+    def _node(self, feature: Feature, section: str) -> FeatureNode:
         inside = feature.role == "scratch"
-        return HeldFeature(
+        return FeatureNode(
             id=self.names[feature],
             name=feature.name,
             role=feature.role,
@@ -95,10 +95,10 @@ class _Description:
             values=feature.values,
         )
 
-    def _connect(self, section: SectionPlan) -> None:
+    def _connect(self, section: LoweredSection) -> None:
         for number, layer in enumerate(self.layout.sections[section.name]):
             for head_number, head in enumerate(layer.heads):
-                select = self.layout.plan.source.selects[head.select]
+                select = self.layout.lowered.source.selects[head.select]
                 node = HeadNode(
                     id=f"{section.name}.{number}.head.{head_number}",
                     section=section.name,  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What is held in the residual stream, and what writes it: heads, and units of an MLP."""
+"""Features of the residual stream, and what writes them: heads, and units of an MLP."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ it did, and only then what the head wrote.
 
 @dataclass(eq=False)
 class Feature:
-    """Something held in the residual stream, from where it is written to its last use.
+    """Something that the residual stream holds, from where it is written to its last use.
 
     Attributes:
         name: What it is, as code.
@@ -46,7 +46,7 @@ class Feature:
     order: int = PLAIN
     one_direction: bool = False
     writes: Writes | None = None
-    head: HeadPlan | None = None
+    head: LoweredHead | None = None
     last_use: int = -1
     start: int = -1
 
@@ -80,7 +80,7 @@ class Codes:
 
 
 @dataclass(eq=False)
-class HeadPlan:
+class LoweredHead:
     """A head: what it looks at, and what it carries.
 
     Attributes:

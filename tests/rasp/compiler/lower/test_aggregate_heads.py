@@ -1,4 +1,4 @@
-"""Aggregates and widths, in every case of how it is known that a key was found."""
+"""AggregateHeads and widths, in every case of how it is known that a key was found."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from loopinterp.rasp import (
     where,
 )
 from loopinterp.rasp.compiler import compile_program
-from tests.rasp.compiler.holds import agrees
+from tests.rasp.compiler.compiled_properties import agrees
 from tests.rasp.compiler.small_programs import every_input, program
 
 pytestmark = pytest.mark.usefixtures("quick")

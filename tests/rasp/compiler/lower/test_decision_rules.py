@@ -12,18 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loopinterp.rasp.compiler.lower import covers
-from loopinterp.rasp.compiler.lower.covers import rules
-from loopinterp.rasp.compiler.lower.features import PLAIN, RAW, WITNESS, Feature
-from loopinterp.rasp.compiler.lower.functions import Function
+from loopinterp.rasp.compiler.lower.decision_rules import decision_rules
+from loopinterp.rasp.compiler.lower.feature_functions import FeatureFunction
+from loopinterp.rasp.compiler.lower.lowered_features import PLAIN, RAW, WITNESS, Feature
 
 pytestmark = pytest.mark.usefixtures("quick")
 
 
-def function(table, orders=()) -> Function:
+def function(table, orders=()) -> FeatureFunction:
     table = np.array(table)
     orders = orders or [PLAIN] * table.ndim
-    return Function(
+    return FeatureFunction(
         tuple(
             Feature(f"f{k}", tuple(range(n)), order=o)
             for k, (n, o) in enumerate(zip(table.shape, orders))
@@ -32,7 +31,7 @@ def function(table, orders=()) -> Function:
     )
 
 
-def of_bits(f, n: int) -> Function:
+def of_bits(f, n: int) -> FeatureFunction:
     """A function of n bits."""
     values = [int(f(bits)) for bits in itertools.product((0, 1), repeat=n)]
     return function(np.array(values).reshape((2,) * n))
@@ -55,12 +54,12 @@ def tables(draw) -> np.ndarray:
 @settings(max_examples=150, deadline=None, derandomize=True, database=None)
 @given(tables())
 def test_of_the_rules_exactly_one_holds_and_it_is_right(table):
-    found = rules(function(table), table.size)
+    found = decision_rules(function(table), table.size)
     assert found is not None and len(found) >= len(np.unique(table))
     for place in np.ndindex(table.shape):
         assert [rule.value for rule in found if holds(rule, place)] == [table[place]]
-    assert rules(function(table), len(found)) is not None
-    assert rules(function(table), len(found) - 1) is None
+    assert decision_rules(function(table), len(found)) is not None
+    assert decision_rules(function(table), len(found) - 1) is None
 
 
 @pytest.mark.parametrize(
@@ -78,7 +77,7 @@ def test_of_the_rules_exactly_one_holds_and_it_is_right(table):
     ],
 )
 def test_the_fewest_rules_are_found(table, fewest):
-    found = rules(table, 10_000)
+    found = decision_rules(table, 10_000)
     assert found is not None and len(found) == fewest
 
 
@@ -89,7 +88,7 @@ def test_what_a_head_wrote_is_asked_for_only_where_it_found_a_key(orders):
     table = np.zeros((2, 2, 2), dtype=int)
     for place in np.ndindex(2, 2, 2):
         table[place] = 1 + place[raw] if place[plain] and place[witness] else 0
-    found = rules(function(table, orders), 100)
+    found = decision_rules(function(table, orders), 100)
     assert found is not None
     for rule in found:
         asked = {axis: chosen for axis, chosen in rule.conditions if not chosen.all()}
@@ -102,16 +101,16 @@ def test_what_a_head_wrote_is_asked_for_only_where_it_found_a_key(orders):
 )
 def test_functions_of_many_bits_are_searched_within_seconds(f):
     start = time.process_time()
-    found = rules(of_bits(f, 16), 192)
+    found = decision_rules(of_bits(f, 16), 192)
     assert found is None or len(found) in (2, 17)
     assert time.process_time() - start < 5
 
 
 def test_a_search_cut_short_still_finds_right_rules(monkeypatch):
     table = np.random.default_rng(0).integers(0, 2, (3, 2, 3, 2, 3, 2))
-    all_of_it = rules(function(table), 1_000)
-    monkeypatch.setattr(covers, "MOST_WORK", 0)
-    found = rules(function(table), 1_000)
+    all_of_it = decision_rules(function(table), 1_000)
+    monkeypatch.setattr("loopinterp.rasp.compiler.lower.decision_rules.MOST_WORK", 0)
+    found = decision_rules(function(table), 1_000)
     assert found is not None and all_of_it is not None and len(all_of_it) <= len(found)
     for place in np.ndindex(table.shape):
         assert [rule.value for rule in found if holds(rule, place)] == [table[place]]
@@ -122,5 +121,5 @@ def test_chains_of_choices_take_a_rule_for_each_choice():
     first = of_bits(
         lambda x: functools.reduce(lambda rest, k: k if x[k] else rest, range(9, -1, -1), 10), 10
     )
-    found = rules(first, 192)
+    found = decision_rules(first, 192)
     assert found is not None and len(found) == 11

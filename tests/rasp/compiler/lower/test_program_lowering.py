@@ -16,9 +16,14 @@ from loopinterp.rasp import (
     var,
     where,
 )
-from loopinterp.rasp.compiler.domains import infer_domains
-from loopinterp.rasp.compiler.lower.plan import Plan, inputs_of, live, plan
+from loopinterp.rasp.compiler.lower.program_lowering import (
+    LoweredProgram,
+    inputs_of,
+    live,
+    lower_program,
+)
 from loopinterp.rasp.compiler.validate import validate
+from loopinterp.rasp.compiler.value_domains import infer_domains
 from tests.rasp.compiler.small_programs import program
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -26,12 +31,12 @@ pytestmark = pytest.mark.usefixtures("quick")
 u, v = var("u"), var("v")
 
 
-def planned(program, max_length=6) -> Plan:
+def planned(program, max_length=6) -> LoweredProgram:
     source = validate(program, max_length)
-    return plan(source, infer_domains(source))
+    return lower_program(source, infer_domains(source))
 
 
-def held(made: Plan) -> dict[str, str]:
+def held(made: LoweredProgram) -> dict[str, str]:
     return {feature.name: feature.role for feature in made.persistent}
 
 
@@ -42,7 +47,7 @@ def test_the_ripple_takes_two_layers_a_loop_and_one_to_read_out():
     carries, shares = made.block.live
     assert carries.name == "generate | (propagate & carry)" and carries.layer == 0
     assert shares.head is not None and shares.layer == 1
-    assert [(variable.name, writes.layer) for variable, writes in made.block.at_the_end] == [
+    assert [(variable.name, writes.layer) for variable, writes in made.block.variable_writes] == [
         ("carry", 1)
     ]
     assert [f.name for f in made.answer.features] == ["answer: propagate ^ carry"]
@@ -100,6 +105,6 @@ def test_sections_write_what_is_needed_and_read_what_is_there_by_then(name):
                 in_time = read.for_mlp if feature.writes is not None else read.for_attention
                 assert read in made.persistent or in_time <= feature.layer
             there.add(feature)
-        ends = [f for _, writes in section.at_the_end for f in writes.inputs]
+        ends = [f for _, writes in section.variable_writes for f in writes.inputs]
         roots = [*section.targets, *ends, *(made.answer.features if section is made.coda else ())]
         assert set(section.live) <= live(roots)

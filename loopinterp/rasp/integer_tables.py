@@ -75,14 +75,14 @@ class Relation:
         table = torch.zeros((len(self._keys) + 1, width), dtype=torch.bool, device=device)
         table[row + 1, column + 1] = True
         self._table = table.flatten()
-        places = torch.arange(max(table.shape), device=device)
+        numbers = torch.arange(max(table.shape), device=device)
         self._bits = len(self._queries) <= MOST_BITS
         if self._bits:
-            self._columns = 2 ** places[: len(self._queries)]
+            self._columns = 2 ** numbers[: len(self._queries)]
             self._rows = (table[1:, 1:] * self._columns).sum(dim=1)
             self._dtype = smallest_integers(0, 2 ** len(self._queries) - 1)
         else:
-            self._rows, self._columns = places[1 : len(table)] * width, places[1:width]
+            self._rows, self._columns = numbers[1 : len(table)] * width, numbers[1:width]
             self._dtype = torch.int64
 
     def keys(self, k: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:

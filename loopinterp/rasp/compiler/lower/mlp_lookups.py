@@ -2,7 +2,7 @@
 
 Three ways, the cheapest of which is taken:
 
-* rules: one unit for each rule of :mod:`loopinterp.rasp.compiler.lower.covers`;
+* rules: one unit for each rule of :mod:`loopinterp.rasp.compiler.lower.decision_rules`;
 * levels, for the smaller or larger of two: [min(x, y) >= v] is [x >= v] and [y >= v];
 * a sum, for sums, differences and comparisons of many values: thresholds on x + y as a number.
 """
@@ -13,8 +13,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from loopinterp.rasp.compiler.lower.covers import Rule, rules
-from loopinterp.rasp.compiler.lower.features import (
+from loopinterp.rasp.compiler.lower.decision_rules import DecisionRule, decision_rules
+from loopinterp.rasp.compiler.lower.feature_functions import FeatureFunction, without_idle
+from loopinterp.rasp.compiler.lower.lowered_features import (
     Feature,
     Read,
     Unit,
@@ -24,7 +25,6 @@ from loopinterp.rasp.compiler.lower.features import (
     one_if_any,
     read_any,
 )
-from loopinterp.rasp.compiler.lower.functions import Function, without_idle
 
 MAX_UNITS = 8_192
 """Most units of one function."""
@@ -40,12 +40,12 @@ EXACT = 2.0**53
 """From here on integers are not exact as numbers of 64 bits."""
 
 MOST_FUSED_RULES = 192
-"""A function that would take more rules than this has its arguments held first."""
+"""A function that would take more rules than this has its arguments stored first."""
 
 _SIGNS = {"add": 1, "sub": -1, "lt": -1, "le": -1, "gt": -1, "ge": -1, "eq": -1, "ne": -1}
 
 
-def lookup(function: Function, values: tuple[int, ...]) -> Writes | None:
+def lookup_units(function: FeatureFunction, values: tuple[int, ...]) -> Writes | None:
     """Units that write a function along the directions of the values.
 
     Returns:
@@ -54,7 +54,7 @@ def lookup(function: Function, values: tuple[int, ...]) -> Writes | None:
     function = without_idle(function)
     if not function.features:
         return Writes("constant", (), constants=((values.index(int(function.table)), 1.0),))
-    found = rules(function, MAX_UNITS)
+    found = decision_rules(function, MAX_UNITS)
     units = None if found is None else [_of_rule(rule, function.features, values) for rule in found]
     best = None if units is None else Writes("rules", function.features, tuple(units))
     if units is None or len(units) > MANY_RULES:
@@ -64,9 +64,9 @@ def lookup(function: Function, values: tuple[int, ...]) -> Writes | None:
     return best
 
 
-def cost(function: Function, most: int) -> int:
+def cost(function: FeatureFunction, most: int) -> int:
     """Rules of a function, or ``most + 1`` if there are more than that."""
-    found = rules(function, most)
+    found = decision_rules(function, most)
     return most + 1 if found is None else len(found)
 
 
@@ -96,12 +96,12 @@ def _step(values: tuple[int, ...], before: int, after: int) -> tuple[tuple[int, 
     return ((values.index(before), -1.0), (values.index(after), 1.0))
 
 
-def _of_rule(rule: Rule, features: tuple[Feature, ...], values: tuple[int, ...]) -> Unit:
+def _of_rule(rule: DecisionRule, features: tuple[Feature, ...], values: tuple[int, ...]) -> Unit:
     reads = tuple(read_any(features[axis], chosen) for axis, chosen in rule.conditions)
     return one_if_all(reads, ((values.index(rule.value), 1.0),))
 
 
-def _by_levels(function: Function, values: tuple[int, ...]) -> Writes | None:
+def _by_levels(function: FeatureFunction, values: tuple[int, ...]) -> Writes | None:
     if function.parts is None or function.parts[0] not in ("smaller", "larger"):
         return None
     op, args = function.parts
@@ -117,7 +117,7 @@ def _by_levels(function: Function, values: tuple[int, ...]) -> Writes | None:
     return Writes("levels", inputs, tuple(units), ((values.index(taken[0]), 1.0),))
 
 
-def _by_sum(function: Function, values: tuple[int, ...]) -> Writes | None:
+def _by_sum(function: FeatureFunction, values: tuple[int, ...]) -> Writes | None:
     if function.parts is None or function.parts[0] not in _SIGNS:
         return None
     op, args = function.parts

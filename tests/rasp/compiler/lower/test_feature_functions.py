@@ -8,15 +8,15 @@ import operator
 import numpy as np
 import pytest
 
-from loopinterp.rasp.compiler.lower.features import RAW, Feature
-from loopinterp.rasp.compiler.lower.functions import (
+from loopinterp.rasp.compiler.lower.feature_functions import (
     CLOSE,
-    Function,
+    FeatureFunction,
     constant,
     distinct,
     fuse,
     of_feature,
 )
+from loopinterp.rasp.compiler.lower.lowered_features import RAW, Feature
 
 a, b, c = Feature("a", (-1, 0, 2)), Feature("b", (0, 5)), Feature("c", (1, 2, 3, 4))
 
@@ -67,7 +67,7 @@ def test_how_an_operation_is_made_is_remembered_where_its_parts_can_be_read():
 
 
 def test_values_that_never_occur_make_way_for_others():
-    x = Function((c,), np.array([0, 3, 7, 9]))
+    x = FeatureFunction((c,), np.array([0, 3, 7, 9]))
     assert x.within(np.array([0, 3, 7, 9])) is x
     assert x.within(np.array([0, 7])).table.tolist() == [0, 7, 7, 7]
     assert x.within(np.array([0, 7])).values == (0, 7)

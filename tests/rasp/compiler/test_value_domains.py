@@ -28,8 +28,8 @@ from loopinterp.rasp import (
     var,
     where,
 )
-from loopinterp.rasp.compiler.domains import MAX_VALUES, infer_domains
 from loopinterp.rasp.compiler.validate import validate
+from loopinterp.rasp.compiler.value_domains import MAX_VALUES, infer_domains
 from loopinterp.rasp.expr import Seq, Var
 from tests.rasp.compiler.random_programs import programs
 from tests.rasp.compiler.small_programs import every_input, program

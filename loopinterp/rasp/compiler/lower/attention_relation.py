@@ -5,7 +5,7 @@ the same row are one class; the key writes its class, the query what the relatio
 class (or the other way round, if queries have fewer classes), and the score is 1 where the relation
 holds and 0 where it does not. Scaled up, softmax looks at the selected keys alone, and at all of
 them alike. Where a query selects nothing it looks at everything alike, and what the head writes
-means nothing: :class:`Selection` says how that is known.
+means nothing: :class:`AttentionRelation` says how that is known.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from loopinterp.rasp.compiler.lower.features import Codes, Feature
-from loopinterp.rasp.compiler.lower.functions import Function
+from loopinterp.rasp.compiler.lower.feature_functions import FeatureFunction
+from loopinterp.rasp.compiler.lower.lowered_features import Codes, Feature
 from loopinterp.rasp.expr import Select
+from loopinterp.rasp.expression_code import code
 from loopinterp.rasp.ops import PREDICATES
-from loopinterp.rasp.show import code
 
 
 @dataclass(frozen=True, eq=False)
-class Selection:
+class AttentionRelation:
     """A selection with its keys and queries as functions of one feature each.
 
     Attributes:
@@ -34,12 +34,12 @@ class Selection:
     """
 
     select: Select
-    key: Function
-    query: Function
+    key: FeatureFunction
+    query: FeatureFunction
     holds: np.ndarray
 
     @classmethod
-    def of(cls, select: Select, key: Function, query: Function) -> Selection:
+    def of(cls, select: Select, key: FeatureFunction, query: FeatureFunction) -> AttentionRelation:
         """The relation as a matrix over the values of the features."""
         k, q = key.table.reshape(-1), query.table.reshape(-1)
         if isinstance(select.predicate, str):
@@ -79,7 +79,7 @@ class Selection:
         """Whether no query ever selects two keys."""
         return self.by_position and bool((self.holds.sum(axis=0) <= 1).all())
 
-    def one_value(self, value: Function) -> bool:
+    def one_value(self, value: FeatureFunction) -> bool:
         """Whether all keys that a query selects have the same value."""
         if self.one_key or not value.features:
             return True
@@ -117,8 +117,8 @@ class Selection:
 
 def causal_codes(indices: Feature) -> tuple[Codes, Codes]:
     """Codes that take 2 points for each position that a key is ahead of its query."""
-    places = np.arange(len(indices.values))
-    ahead = (places[:, None] >= places[None, 1:]).astype(float)
+    positions = np.arange(len(indices.values))
+    ahead = (positions[:, None] >= positions[None, 1:]).astype(float)
     return Codes(indices, 2 * ahead), Codes(indices, ahead - 1)
 
 

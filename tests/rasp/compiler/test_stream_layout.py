@@ -9,12 +9,12 @@ from hypothesis import given, settings
 
 from loopinterp.rasp import LoopProgram, get_program, list_programs, sel_width, select, tokens, var
 from loopinterp.rasp.compiler import compile_program
-from loopinterp.rasp.compiler.domains import infer_domains
-from loopinterp.rasp.compiler.layout import Layout, lay_out
-from loopinterp.rasp.compiler.lower.features import Feature
-from loopinterp.rasp.compiler.lower.plan import plan
+from loopinterp.rasp.compiler.lower.lowered_features import Feature
+from loopinterp.rasp.compiler.lower.program_lowering import lower_program
+from loopinterp.rasp.compiler.stream_layout import StreamLayout, lay_out
 from loopinterp.rasp.compiler.validate import validate
-from tests.rasp.compiler.holds import agrees
+from loopinterp.rasp.compiler.value_domains import infer_domains
+from tests.rasp.compiler.compiled_properties import agrees
 from tests.rasp.compiler.random_programs import programs
 from tests.rasp.compiler.small_programs import every_input, program
 
@@ -23,9 +23,9 @@ pytestmark = pytest.mark.usefixtures("quick")
 u = var("u")
 
 
-def laid_out(program: LoopProgram, max_length: int) -> Layout:
+def laid_out(program: LoopProgram, max_length: int) -> StreamLayout:
     source = validate(program, max_length)
-    return lay_out(plan(source, infer_domains(source)))
+    return lay_out(lower_program(source, infer_domains(source)))
 
 
 def slots(feature: Feature) -> set[int]:
@@ -33,10 +33,10 @@ def slots(feature: Feature) -> set[int]:
     return set(range(feature.start, feature.start + feature.width))
 
 
-def check(layout: Layout) -> None:
-    taken = [slot for feature in layout.plan.persistent for slot in slots(feature)]
+def check(layout: StreamLayout) -> None:
+    taken = [slot for feature in layout.lowered.persistent for slot in slots(feature)]
     assert len(taken) == len(set(taken)) and max(taken) < layout.d_model
-    for section in layout.plan.sections:
+    for section in layout.lowered.sections:
         layers = layout.sections[section.name]
         assert len(layers) == section.n_layers
         scratch = [f for f in section.live if f.role == "scratch"]
@@ -44,7 +44,9 @@ def check(layout: Layout) -> None:
             assert max(slots(feature)) < layout.d_model and not slots(feature) & set(taken)
             # Wiped once, by the last layer that reads it, unless it is the answer.
             wiped = [n for n, layer in enumerate(layers) for f in layer.wiped if f is feature]
-            assert wiped == ([] if feature in layout.plan.answer.features else [feature.last_use])
+            assert wiped == (
+                [] if feature in layout.lowered.answer.features else [feature.last_use]
+            )
             assert feature.last_use >= feature.layer or not wiped
         for one, other in itertools.combinations(scratch, 2):
             if slots(one) & slots(other):
@@ -54,10 +56,10 @@ def check(layout: Layout) -> None:
                 assert second.layer > first.last_use or (
                     second.layer == first.last_use and second.head is None
                 )
-        if section.at_the_end:
+        if section.variable_writes:
             last = layers[-1]
             assert {f.name for f in last.wiped if f.role == "variable"} == {
-                f.name for f in layout.plan.persistent if f.role == "variable"
+                f.name for f in layout.lowered.persistent if f.role == "variable"
             }
 
 
@@ -74,9 +76,9 @@ def test_the_features_of_random_programs_have_room(program):
 
 def test_coordinates_are_used_again():
     layout = laid_out(get_program("multiplication"), 12)
-    prelude = layout.plan.prelude
+    prelude = layout.lowered.prelude
     scratch = sum(f.width for f in prelude.live if f.role == "scratch")
-    persistent = sum(f.width for f in layout.plan.persistent)
+    persistent = sum(f.width for f in layout.lowered.persistent)
     assert layout.d_model < persistent + scratch
 
 

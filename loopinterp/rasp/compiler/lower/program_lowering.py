@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from loopinterp.rasp.compiler.domains import Values
-from loopinterp.rasp.compiler.lower.features import Feature, Writes
-from loopinterp.rasp.compiler.lower.functions import Function, of_feature
-from loopinterp.rasp.compiler.lower.section import Section
-from loopinterp.rasp.compiler.validate import Source
+from loopinterp.rasp.compiler.lower.feature_functions import FeatureFunction, of_feature
+from loopinterp.rasp.compiler.lower.lowered_features import Feature, Writes
+from loopinterp.rasp.compiler.lower.section_lowering import SectionLowering
+from loopinterp.rasp.compiler.validate import ValidatedProgram
+from loopinterp.rasp.compiler.value_domains import Values
 from loopinterp.rasp.expr import Aggregate, Indices, SelWidth, Seq, Tokens, Var
+from loopinterp.rasp.expression_code import code
 from loopinterp.rasp.graph import postorder
 from loopinterp.rasp.node import Expr
-from loopinterp.rasp.show import code
 
 
 @dataclass(eq=False)
-class SectionPlan:
+class LoweredSection:
     """What a section computes.
 
     Attributes:
@@ -29,18 +29,18 @@ class SectionPlan:
         n_layers: Its layers.
         live: Features that it writes and that are needed, in the order in which they were made.
         targets: Features that it writes in place of persistent ones -> those.
-        at_the_end: What its last layer writes into the variables.
+        variable_writes: What its last layer writes into the variables.
     """
 
     name: str
     n_layers: int
     live: list[Feature]
     targets: dict[Feature, Feature] = field(default_factory=dict)
-    at_the_end: list[tuple[Feature, Writes]] = field(default_factory=list)
+    variable_writes: list[tuple[Feature, Writes]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class LoweredProgram:
     """What is computed, and by which section.
 
     Attributes:
@@ -53,21 +53,21 @@ class Plan:
         answer: What the unembedding reads.
     """
 
-    source: Source
+    source: ValidatedProgram
     persistent: list[Feature]
-    embedded: Mapping[Feature, Function]
-    prelude: SectionPlan
-    block: SectionPlan
-    coda: SectionPlan
-    answer: Function
+    embedded: Mapping[Feature, FeatureFunction]
+    prelude: LoweredSection
+    block: LoweredSection
+    coda: LoweredSection
+    answer: FeatureFunction
 
     @property
-    def sections(self) -> tuple[SectionPlan, SectionPlan, SectionPlan]:
+    def sections(self) -> tuple[LoweredSection, LoweredSection, LoweredSection]:
         """In the order in which they run."""
         return self.prelude, self.block, self.coda
 
 
-def plan(source: Source, domains: Mapping[Expr, Values]) -> Plan:
+def lower_program(source: ValidatedProgram, domains: Mapping[Expr, Values]) -> LoweredProgram:
     """Lower a program.
 
     Raises:
@@ -75,71 +75,74 @@ def plan(source: Source, domains: Mapping[Expr, Values]) -> Plan:
     """
     tokens = Feature("tokens", tuple(range(len(source.program.inputs))), "tokens")
     indices = Feature("indices", tuple(range(source.max_length)), "indices")
-    inputs: dict[Expr, Function] = {Tokens(): of_feature(tokens), Indices(): of_feature(indices)}
+    inputs: dict[Expr, FeatureFunction] = {
+        Tokens(): of_feature(tokens),
+        Indices(): of_feature(indices),
+    }
     variables = {
         name: Feature(name, tuple(domains[Var(name)].tolist()), "variable")
         for name in source.prepare
     }
 
-    prelude = Section("prelude", source, domains, inputs, indices)
+    prelude = SectionLowering("prelude", source, domains, inputs, indices)
     embedded, targets = _prepare(source, prelude, variables, (tokens, indices))
-    fixed = {node: prelude.function(node) for node in _constant_nodes(source)}
-    held: dict[Expr, Feature] = {}
-    for node, function in fixed.items():
+    constants = {node: prelude.function(node) for node in _constant_nodes(source)}
+    fixed: dict[Expr, Feature] = {}
+    for node, function in constants.items():
         name = code(node, short=True)
-        held[node] = Feature(name, function.values, "fixed")
-        targets[prelude.held.hold(function, name, role="fixed")] = held[node]
+        fixed[node] = Feature(name, function.values, "fixed")
+        targets[prelude.writer.store(function, name, role="fixed")] = fixed[node]
 
     known = {**inputs, **{Var(name): of_feature(f) for name, f in variables.items()}}
-    known.update({node: of_feature(feature) for node, feature in held.items()})
-    block = Section("block", source, domains, known, indices)
+    known.update({node: of_feature(feature) for node, feature in fixed.items()})
+    block = SectionLowering("block", source, domains, known, indices)
     stepped = {name: block.function(x) for name, x in source.step.items()}
-    at_the_end = []
+    variable_writes = []
     for name, function in stepped.items():
         what = f"step, {name} = {source.step[name]!r}"
-        writes = block.held.looked_up(function, what, variables[name].values)
-        at_the_end.append((variables[name], writes))
+        writes = block.writer.lookup(function, what, variables[name].values)
+        variable_writes.append((variables[name], writes))
 
-    coda = Section("coda", source, domains, known, indices)
+    coda = SectionLowering("coda", source, domains, known, indices)
     answer = coda.function(source.finish)
     name = f"answer: {code(source.finish, short=True)}"
     if not answer.for_attention:
-        answer = of_feature(coda.held.hold(answer, name))
-    if _is_rough(answer, at_the_end):
-        answer = of_feature(coda.held.hold(answer, f"{name}, restored"))
+        answer = of_feature(coda.writer.store(answer, name))
+    if _is_rough(answer, variable_writes):
+        answer = of_feature(coda.writer.store(answer, f"{name}, restored"))
 
     sections = (
         _section(prelude, list(targets), targets, []),
-        _section(block, [], {}, at_the_end),
+        _section(block, [], {}, variable_writes),
         _section(coda, list(answer.features), {}, []),
     )
     used = {f for section in sections for f in _inputs_of(section)} | {*answer.features}
     persistent = [f for f in (tokens, indices) if f in used] + [
-        *held.values(),
+        *fixed.values(),
         *variables.values(),
     ]
-    return Plan(source, persistent, embedded, *sections, answer)
+    return LoweredProgram(source, persistent, embedded, *sections, answer)
 
 
-def _is_rough(answer: Function, at_the_end: list[tuple[Feature, Writes]]) -> bool:
+def _is_rough(answer: FeatureFunction, variable_writes: list[tuple[Feature, Writes]]) -> bool:
     """Whether an answer is read from thresholds on a number.
 
     Their units take large numbers from one another, so that in another basis they are exact to
     some 1e-5 and not to 1e-7: enough for whatever reads flags, but not for logits.
     """
-    written = {variable: writes.how for variable, writes in at_the_end}
+    written = {variable: writes.how for variable, writes in variable_writes}
     ways = [written.get(f) or (f.writes.how if f.writes else "") for f in answer.features]
     return any(how not in ("", "constant", "rules", "levels", "found") for how in ways)
 
 
 def _prepare(
-    source: Source,
-    prelude: Section,
+    source: ValidatedProgram,
+    prelude: SectionLowering,
     variables: Mapping[str, Feature],
     embedded: tuple[Feature, Feature],
-) -> tuple[dict[Feature, Function], dict[Feature, Feature]]:
+) -> tuple[dict[Feature, FeatureFunction], dict[Feature, Feature]]:
     """The variables' first values: by the embedding where it can, else written by the prelude."""
-    by_embedding: dict[Feature, Function] = {}
+    by_embedding: dict[Feature, FeatureFunction] = {}
     by_prelude: dict[Feature, Feature] = {}
     for name, expr in source.prepare.items():
         function = prelude.function(expr)
@@ -147,12 +150,12 @@ def _prepare(
             by_embedding[variables[name]] = function
         else:
             values = variables[name].values
-            written = prelude.held.hold(function, name, role="variable", values=values)
+            written = prelude.writer.store(function, name, role="variable", values=values)
             by_prelude[written] = variables[name]
     return by_embedding, by_prelude
 
 
-def _constant_nodes(source: Source) -> list[Seq]:
+def _constant_nodes(source: ValidatedProgram) -> list[Seq]:
     """What step and finish need of heads that read no variable: the largest such expressions."""
     roots = [*source.step.values(), source.finish]
     with_heads: set[Expr] = set()
@@ -173,16 +176,16 @@ def _constant_nodes(source: Source) -> list[Seq]:
 
 
 def _section(
-    section: Section,
+    section: SectionLowering,
     roots: list[Feature],
     targets: dict[Feature, Feature],
-    at_the_end: list[tuple[Feature, Writes]],
-) -> SectionPlan:
-    ends = [writes.layer for _, writes in at_the_end]
-    needed = live([*roots, *(f for _, writes in at_the_end for f in writes.inputs)])
-    written = [f for f in section.held.written if f in needed]
+    variable_writes: list[tuple[Feature, Writes]],
+) -> LoweredSection:
+    ends = [writes.layer for _, writes in variable_writes]
+    needed = live([*roots, *(f for _, writes in variable_writes for f in writes.inputs)])
+    written = [f for f in section.writer.written if f in needed]
     n_layers = 1 + max([-1, *ends, *(f.layer for f in written)])
-    return SectionPlan(section.name, n_layers, written, targets, at_the_end)
+    return LoweredSection(section.name, n_layers, written, targets, variable_writes)
 
 
 def live(roots: Iterable[Feature]) -> set[Feature]:
@@ -207,6 +210,6 @@ def inputs_of(feature: Feature) -> list[Feature]:
     return []
 
 
-def _inputs_of(section: SectionPlan) -> set[Feature]:
-    made = {f for feature in section.live for f in inputs_of(feature)}
-    return made | {f for _, writes in section.at_the_end for f in writes.inputs}
+def _inputs_of(section: LoweredSection) -> set[Feature]:
+    inputs = {f for feature in section.live for f in inputs_of(feature)}
+    return inputs | {f for _, writes in section.variable_writes for f in writes.inputs}

@@ -1,25 +1,25 @@
-"""What a section has its layers write."""
+"""Has layers of a section write features."""
 
 from __future__ import annotations
 
 from loopinterp.errors import InputError
-from loopinterp.rasp.compiler.lower.features import Feature, Role, Writes
-from loopinterp.rasp.compiler.lower.functions import Function
-from loopinterp.rasp.compiler.lower.lookups import lookup
-from loopinterp.rasp.compiler.validate import Source
+from loopinterp.rasp.compiler.lower.feature_functions import FeatureFunction
+from loopinterp.rasp.compiler.lower.lowered_features import Feature, Role, Writes
+from loopinterp.rasp.compiler.lower.mlp_lookups import lookup_units
+from loopinterp.rasp.compiler.validate import ValidatedProgram
 
 MAX_LAYERS = 128
 """Most layers of a section."""
 
 
-class Held:
+class FeatureWriter:
     """The features that a section writes, in the order in which they were asked for.
 
     Args:
         source: The program.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: ValidatedProgram) -> None:
         self.source = source
         self.written: list[Feature] = []
 
@@ -40,8 +40,13 @@ class Held:
         self.written.append(feature)
         return feature
 
-    def hold(
-        self, function: Function, name: str, *, role: Role = "scratch", values: tuple[int, ...] = ()
+    def store(
+        self,
+        function: FeatureFunction,
+        name: str,
+        *,
+        role: Role = "scratch",
+        values: tuple[int, ...] = (),
     ) -> Feature:
         """A feature that holds a function.
 
@@ -55,15 +60,15 @@ class Held:
             InputError: it would take too many units.
         """
         taken = values or function.values
-        return self.write(Feature(name, taken, role), self.looked_up(function, name, taken))
+        return self.write(Feature(name, taken, role), self.lookup(function, name, taken))
 
-    def looked_up(self, function: Function, name: str, values: tuple[int, ...]) -> Writes:
+    def lookup(self, function: FeatureFunction, name: str, values: tuple[int, ...]) -> Writes:
         """What an MLP writes to hold a function.
 
         Raises:
             InputError: it would take too many units.
         """
-        writes = lookup(function, values)
+        writes = lookup_units(function, values)
         if writes is None:
             raise InputError(
                 f"{name} of program {self.source.program.name}",

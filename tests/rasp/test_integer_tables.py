@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loopinterp.rasp.tables import Relation, look_up, smallest_integers
+from loopinterp.rasp.integer_tables import Relation, look_up, smallest_integers
 
 pytestmark = pytest.mark.usefixtures("quick")
 

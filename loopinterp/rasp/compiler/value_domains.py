@@ -16,9 +16,15 @@ import numpy as np
 import torch
 
 from loopinterp.errors import InputError
-from loopinterp.rasp.compiler.lower.features import Feature
-from loopinterp.rasp.compiler.lower.functions import Function, constant, distinct, fuse, of_feature
-from loopinterp.rasp.compiler.validate import Source
+from loopinterp.rasp.compiler.lower.feature_functions import (
+    FeatureFunction,
+    constant,
+    distinct,
+    fuse,
+    of_feature,
+)
+from loopinterp.rasp.compiler.lower.lowered_features import Feature
+from loopinterp.rasp.compiler.validate import ValidatedProgram
 from loopinterp.rasp.expr import (
     Aggregate,
     Elementwise,
@@ -48,7 +54,7 @@ Values = np.ndarray
 """Sorted distinct integers."""
 
 
-def infer_domains(source: Source) -> dict[Expr, Values]:
+def infer_domains(source: ValidatedProgram) -> dict[Expr, Values]:
     """The values of every sequence of a program, on inputs of up to ``max_length`` positions.
 
     Raises:
@@ -80,11 +86,11 @@ def infer_domains(source: Source) -> dict[Expr, Values]:
         state = grown
 
 
-_Known = dict[Expr, Function]
+_Known = dict[Expr, FeatureFunction]
 """What an expression is, as far as that is followed: a function of some leaves."""
 
 
-def _values(function: Function) -> Values:
+def _values(function: FeatureFunction) -> Values:
     return np.array(function.values)
 
 
@@ -92,17 +98,17 @@ def _both(x: Values, y: Values) -> Values:
     return distinct(np.concatenate([x, y]))
 
 
-def _leaf(values: Values) -> Function:
+def _leaf(values: Values) -> FeatureFunction:
     return of_feature(Feature("", tuple(values.tolist())))
 
 
-def _infer(source: Source, roots: Iterable[Seq], known: _Known) -> None:
+def _infer(source: ValidatedProgram, roots: Iterable[Seq], known: _Known) -> None:
     for node in postorder(roots, known):
         if isinstance(node, Seq):
             known[node] = _of_node(source, node, known)
 
 
-def _of_node(source: Source, node: Seq, known: _Known) -> Function:
+def _of_node(source: ValidatedProgram, node: Seq, known: _Known) -> FeatureFunction:
     if isinstance(node, Full):
         return constant(node.value)
     if isinstance(node, (TokMap, Elementwise)):
@@ -124,7 +130,9 @@ def _of_node(source: Source, node: Seq, known: _Known) -> Function:
     return function
 
 
-def _of_operation(source: Source, node: TokMap | Elementwise, known: _Known) -> Function:
+def _of_operation(
+    source: ValidatedProgram, node: TokMap | Elementwise, known: _Known
+) -> FeatureFunction:
     """An operation as a function of what its arguments are functions of.
 
     ``where(x > 0, x - 1, x)`` has no value that x has not: what an expression reads twice is the
@@ -149,7 +157,7 @@ def _of_operation(source: Source, node: TokMap | Elementwise, known: _Known) -> 
     return _leaf(_values(fused))
 
 
-def mapped(source: Source, node: TokMap, x: np.ndarray) -> np.ndarray:
+def mapped(source: ValidatedProgram, node: TokMap, x: np.ndarray) -> np.ndarray:
     """What a table gives for each value.
 
     Raises:
@@ -178,7 +186,7 @@ def _arrays(node: TokMap) -> tuple[np.ndarray, np.ndarray]:
     return entries[:, 0], entries[:, 1]
 
 
-def applied(source: Source, node: Elementwise, args: list[np.ndarray]) -> np.ndarray:
+def applied(source: ValidatedProgram, node: Elementwise, args: list[np.ndarray]) -> np.ndarray:
     """An operation on arrays of one shape.
 
     Raises:
@@ -211,7 +219,7 @@ def _check_size(what: str, values: Values) -> None:
         raise _too_many(what, f"{len(values):,} or more, up to {int(values[-1]):,}")
 
 
-def _too_many_tokens(source: Source) -> InputError:
+def _too_many_tokens(source: ValidatedProgram) -> InputError:
     return InputError(
         f"tokens of program {source.program.name}",
         expected=f"at most {MAX_VALUES:,} input tokens, each of which gets a direction",

@@ -16,112 +16,123 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loopinterp.rasp.compiler.lower.attention import Selection, causal_codes
-from loopinterp.rasp.compiler.lower.features import (
+from loopinterp.rasp.compiler.lower.attention_relation import AttentionRelation, causal_codes
+from loopinterp.rasp.compiler.lower.feature_functions import (
+    FeatureFunction,
+    constant,
+    fuse,
+    of_feature,
+)
+from loopinterp.rasp.compiler.lower.lowered_features import (
     RAW,
     WITNESS,
     Codes,
     Feature,
-    HeadPlan,
+    LoweredHead,
     Read,
     Writes,
     at_least,
     one_if_all,
     read_any,
 )
-from loopinterp.rasp.compiler.lower.functions import Function, constant, fuse, of_feature
-from loopinterp.rasp.compiler.lower.lookups import MOST_FUSED_RULES, cost, thresholds
-from loopinterp.rasp.show import code
+from loopinterp.rasp.compiler.lower.mlp_lookups import MOST_FUSED_RULES, cost, thresholds
+from loopinterp.rasp.expression_code import code
 
 if TYPE_CHECKING:
-    from loopinterp.rasp.compiler.lower.held import Held
+    from loopinterp.rasp.compiler.lower.feature_writer import FeatureWriter
     from loopinterp.rasp.expr import Aggregate, Select, SelWidth
 
 
-class Aggregates:
+class AggregateHeads:
     """The heads of a section.
 
     Args:
-        held: What the section writes; what heads need is added to it.
+        writer: Writes features of the section; what heads need is added to it.
         indices: The feature of the positions.
     """
 
-    def __init__(self, held: Held, indices: Feature) -> None:
-        self._held, self._indices = held, indices
-        self._heads: dict[tuple[Select, int], HeadPlan] = {}
-        self._carried: dict[tuple[HeadPlan, Feature, bytes, int], Feature] = {}
-        self._found: dict[Select, Function] = {}
+    def __init__(self, writer: FeatureWriter, indices: Feature) -> None:
+        self._writer, self._indices = writer, indices
+        self._heads: dict[tuple[Select, int], LoweredHead] = {}
+        self._carried: dict[tuple[LoweredHead, Feature, bytes, int], Feature] = {}
+        self._found: dict[Select, FeatureFunction] = {}
 
-    def aggregate(self, node: Aggregate, selection: Selection, value: Function) -> Function:
+    def aggregate(
+        self, node: Aggregate, relation: AttentionRelation, value: FeatureFunction
+    ) -> FeatureFunction:
         """An aggregate as a function of features: the default where no key is found."""
-        found = self._found_of(selection)
+        found = self._found_of(relation)
         if not value.features:
             here = value
         else:
-            shares = self._shares(selection, value)
+            shares = self._shares(relation, value)
             here = of_feature(shares)
-            if not selection.one_value(value):
+            if not relation.one_value(value):
                 here = of_feature(self._reduced(node, shares))
         return self._where(found, here, node.default)
 
-    def width(self, node: SelWidth, selection: Selection) -> Function:
+    def width(self, node: SelWidth, relation: AttentionRelation) -> FeatureFunction:
         """How many keys are selected, as a function of features."""
-        places = of_feature(self._indices)
-        shares = self._shares(selection, places)
+        positions = of_feature(self._indices)
+        shares = self._shares(relation, positions)
         length = len(self._indices.values)
         name, widths = code(node, short=True), tuple(range(length + 1))
         units = tuple(
             at_least((read_any(shares, one),), 0.5 / length, 1 / length, ((0, 1.0),))
             for one in np.eye(length, dtype=bool)
         )
-        number = self._held.write(
+        number = self._writer.write(
             Feature(f"{name}, as a number", widths, one_direction=True),
             Writes("count", (shares,), units),
         )
         levels = [(k + 0.5, 1.0) for k in range(length)]
         cut = thresholds((Read(number, np.ones(1)),), levels, widths, widths)
-        count = self._held.write(Feature(name, widths), Writes("count", (number,), *cut))
-        return self._where(self._found_of(selection), of_feature(count), 0)
+        count = self._writer.write(Feature(name, widths), Writes("count", (number,), *cut))
+        return self._where(self._found_of(relation), of_feature(count), 0)
 
-    def _where(self, found: Function, here: Function, default: int) -> Function:
+    def _where(
+        self, found: FeatureFunction, here: FeatureFunction, default: int
+    ) -> FeatureFunction:
         """The value where a key is found, else the default."""
 
-        def choose(found: Function) -> Function | None:
+        def choose(found: FeatureFunction) -> FeatureFunction | None:
             return fuse(lambda x: np.where(x[0] != 0, x[1], x[2]), [found, here, constant(default)])
 
         chosen = choose(found)
         if chosen is None or cost(chosen, MOST_FUSED_RULES) > MOST_FUSED_RULES:
-            chosen = choose(of_feature(self._held.hold(found, "a key is found")))
+            chosen = choose(of_feature(self._writer.store(found, "a key is found")))
         assert chosen is not None  # of two features
         return chosen
 
-    def _shares(self, selection: Selection, value: Function) -> Feature:
+    def _shares(self, relation: AttentionRelation, value: FeatureFunction) -> Feature:
         """What a head writes of a function of one feature: the share of each of its values."""
         feature = value.features[0]
-        layer = max(selection.layer, feature.for_attention)
+        layer = max(relation.layer, feature.for_attention)
         values = value.values
         codes = Codes(feature, (value.table[:, None] == np.array(values)).astype(float))
-        name = f"shares of {feature.name} by {selection.name}"
-        return self._carry(selection, layer, codes, Feature(name, values, order=RAW))
+        name = f"shares of {feature.name} by {relation.name}"
+        return self._carry(relation, layer, codes, Feature(name, values, order=RAW))
 
-    def _carry(self, selection: Selection, layer: int, codes: Codes, feature: Feature) -> Feature:
-        head = self._head(selection, layer)
+    def _carry(
+        self, relation: AttentionRelation, layer: int, codes: Codes, feature: Feature
+    ) -> Feature:
+        head = self._head(relation, layer)
         assert codes.feature is not None
         key = (head, codes.feature, codes.matrix.tobytes(), feature.order)
         if key not in self._carried:
             feature.layer, feature.head = layer, head
             head.carried[feature] = codes
             self._carried[key] = feature
-            self._held.written.append(feature)
+            self._writer.written.append(feature)
         return self._carried[key]
 
-    def _head(self, selection: Selection, layer: int) -> HeadPlan:
-        key = (selection.select, layer)
+    def _head(self, relation: AttentionRelation, layer: int) -> LoweredHead:
+        key = (relation.select, layer)
         if key not in self._heads:
-            pairs = [selection.codes()]
-            if selection.select.causal and not self._held.source.causal:
+            pairs = [relation.codes()]
+            if relation.select.causal and not self._writer.source.causal:
                 pairs.append(causal_codes(self._indices))
-            self._heads[key] = HeadPlan(selection.select, layer, tuple(pairs))
+            self._heads[key] = LoweredHead(relation.select, layer, tuple(pairs))
         return self._heads[key]
 
     def _reduced(self, node: Aggregate, shares: Feature) -> Feature:
@@ -154,50 +165,52 @@ class Aggregates:
             cut = units, ((shares.values.index(taken[0]), 1.0),)
             taken = shares.values
         name = f"{node.mode} of {shares.name}"
-        return self._held.write(Feature(name, taken), Writes(node.mode, (shares,), *cut))
+        return self._writer.write(Feature(name, taken), Writes(node.mode, (shares,), *cut))
 
-    def _found_of(self, selection: Selection) -> Function:
+    def _found_of(self, relation: AttentionRelation) -> FeatureFunction:
         """1 where a query selects something."""
-        if selection.select not in self._found:
-            self._found[selection.select] = self._find(selection)
-        return self._found[selection.select]
+        if relation.select not in self._found:
+            self._found[relation.select] = self._find(relation)
+        return self._found[relation.select]
 
-    def _find(self, selection: Selection) -> Function:
-        if selection.sees_itself:
+    def _find(self, relation: AttentionRelation) -> FeatureFunction:
+        if relation.sees_itself:
             return constant(1)
-        if not selection.holds.any():
+        if not relation.holds.any():
             return constant(0)
-        query = selection.query
-        if selection.by_position and selection.select.causal:
-            table = selection.within_reach.astype(int)
+        query = relation.query
+        if relation.by_position and relation.select.causal:
+            table = relation.within_reach.astype(int)
             if not query.features:
-                return Function((self._indices,), table[0])
+                return FeatureFunction((self._indices,), table[0])
             if query.features == (self._indices,):
-                return Function((self._indices,), table.diagonal())
-            return Function((*query.features, self._indices), table)
-        if not selection.key.features:
+                return FeatureFunction((self._indices,), table.diagonal())
+            return FeatureFunction((*query.features, self._indices), table)
+        if not relation.key.features:
             # All keys or none, by the query alone.
-            return Function(
-                query.features, selection.holds[0].astype(int).reshape(query.table.shape)
+            return FeatureFunction(
+                query.features, relation.holds[0].astype(int).reshape(query.table.shape)
             )
-        return self._witnessed(selection)
+        return self._witnessed(relation)
 
-    def _witnessed(self, selection: Selection) -> Function:
+    def _witnessed(self, relation: AttentionRelation) -> FeatureFunction:
         """1 where the keys that the head looks at are selected: where there are such keys."""
-        relation, kind = selection.classes()
-        key, query = selection.key.features[0], selection.query.features
+        classes, kind = relation.classes()
+        key, query = relation.key.features[0], relation.query.features
         flags = []
-        for k, column in enumerate(relation.T):
+        for k, column in enumerate(classes.T):
             flag = Feature(
-                f"found by {selection.name}" + (f", case {k}" if relation.shape[1] > 1 else ""),
+                f"found by {relation.name}" + (f", case {k}" if classes.shape[1] > 1 else ""),
                 (0, 1),
                 order=WITNESS,
                 one_direction=True,
             )
             codes = Codes(key, column[:, None].astype(float))
-            flags.append(self._carry(selection, selection.layer, codes, flag))
+            flags.append(self._carry(relation, relation.layer, codes, flag))
         if len(flags) == 1:
-            asks = Function(query, (kind == 0).astype(int).reshape(selection.query.table.shape))
+            asks = FeatureFunction(
+                query, (kind == 0).astype(int).reshape(relation.query.table.shape)
+            )
             found = fuse(lambda x: x[0] * x[1], [asks, of_feature(flags[0])])
             assert found is not None
             return found
@@ -207,4 +220,4 @@ class Aggregates:
             for k, flag in enumerate(flags)
         )
         writes = Writes("found", (*query, *flags), units, ((0, 1.0),))
-        return of_feature(self._held.write(Feature(f"found by {selection.name}", (0, 1)), writes))
+        return of_feature(self._writer.write(Feature(f"found by {relation.name}", (0, 1)), writes))

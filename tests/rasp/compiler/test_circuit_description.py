@@ -16,9 +16,9 @@ from loopinterp.rasp import (
     tokens,
     var,
 )
-from loopinterp.rasp.compiler import HeadNode, HeldFeature, NeuronGroup, compile_program
+from loopinterp.rasp.compiler import FeatureNode, HeadNode, NeuronGroup, compile_program
 from loopinterp.rasp.expr import Aggregate
-from tests.rasp.compiler.holds import agrees
+from tests.rasp.compiler.compiled_properties import agrees
 from tests.rasp.compiler.small_programs import every_input, program
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -36,12 +36,12 @@ def test_the_circuit_of_the_ripple():
     )
     start = {"section": "embedding", "layer": -1, "last_use": -1}
     assert circuit.features == (
-        HeldFeature("tokens", "tokens", "tokens", **start, values=tuple(range(6))),
-        HeldFeature("indices", "indices", "indices", **start, values=tuple(range(4))),
-        HeldFeature("carry", "carry", "variable", **start, values=(0, 1)),
-        HeldFeature(held, CARRY_OUT, "scratch", "block", 0, 1, (0, 1)),
-        HeldFeature(read, read.removeprefix("block: "), "scratch", "block", 1, 1, (0, 1)),
-        HeldFeature(answer, answer.removeprefix("coda: "), "scratch", "coda", 0, -1, (0, 1)),
+        FeatureNode("tokens", "tokens", "tokens", **start, values=tuple(range(6))),
+        FeatureNode("indices", "indices", "indices", **start, values=tuple(range(4))),
+        FeatureNode("carry", "carry", "variable", **start, values=(0, 1)),
+        FeatureNode(held, CARRY_OUT, "scratch", "block", 0, 1, (0, 1)),
+        FeatureNode(read, read.removeprefix("block: "), "scratch", "block", 1, 1, (0, 1)),
+        FeatureNode(answer, answer.removeprefix("coda: "), "scratch", "coda", 0, -1, (0, 1)),
     )
     select = "select(indices, indices - 1, '==', name='shift_1')"
     assert circuit.heads == (HeadNode("block.1.head.0", "block", 1, 0, "shift_1", select),)
