@@ -33,3 +33,19 @@ def wilson_interval(
     low, high = ((middle - half) / scale, (middle + half) / scale)
     # Rounding must not put the share outside its own interval.
     return np.asarray(np.clip(low, 0, share)), np.asarray(np.clip(high, share, 1))
+
+
+def wilson_estimate(successes: np.ndarray | float, trials: np.ndarray | int) -> np.ndarray:
+    """A share with Wilson's 95% interval as an estimate [..., (value, low, high)].
+
+    NaN where there are no trials.
+
+    Example:
+        >>> wilson_estimate(np.array([300, 0]), np.array([300, 0])).round(3).tolist()
+        [[1.0, 0.987, 1.0], [nan, nan, nan]]
+    """
+    n = np.asarray(trials, dtype=float)
+    n, hits = np.broadcast_arrays(n, np.asarray(successes, dtype=float))
+    n = np.where(n > 0, n, np.nan)
+    low, high = wilson_interval(hits, n)
+    return np.stack([hits / n, low, high], axis=-1)

@@ -76,6 +76,14 @@ class LoopedNetwork(LoopHooks):
         """Type of the weights."""
         return self.unembedding.weight.dtype
 
+    @property
+    def reach(self) -> int | None:
+        """Positions to the left that one loop reads, with a hard causal window; None: no bound."""
+        window = self.config.attention_window
+        if window is None or not self.config.causal or self.config.n_coda:
+            return None
+        return self.config.n_layers * window
+
     def _init_weights(self) -> None:
         std = self.config.init_std
         if self.relative_bias is not None:

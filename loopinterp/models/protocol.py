@@ -10,11 +10,12 @@ A looped transformer is a discrete dynamical system on the residual stream::
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from loopinterp.errors import InputError
+from loopinterp.models.inputs import check_count
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -52,14 +53,34 @@ class LoopedModel(Protocol):
 
 @dataclass(frozen=True)
 class Iteration:
-    """A looped model bound to one input: ``h -> step(h)``, and the state it starts from."""
+    """A looped model bound to one input: ``h -> step(h)``, and the state it starts from.
+
+    Attributes:
+        e: The injected input.
+        h0: The state before the first loop.
+        step: One loop.
+        readout: Logits read from a state.
+        select: The iteration of some examples of the batch (their ``h0`` and ``e`` selected).
+    """
 
     e: Float[Tensor, "batch pos d_model"]
     h0: Float[Tensor, "batch pos d_model"]
     step: Callable[[Tensor], Tensor]
     readout: Callable[[Tensor], Tensor]
     select: Callable[[Tensor | slice], Iteration]
-    """The iteration of some examples of the batch (their ``h0`` and ``e`` selected)."""
+
+    def run(
+        self, n_loops: int, *, state: Float[Tensor, "batch pos d_model"] | None = None
+    ) -> Iterator[tuple[int, Float[Tensor, "batch pos d_model"]]]:
+        """The states after 0, 1, … ``n_loops`` loops; see :func:`~loopinterp.models.iterate`."""
+        check_count("n_loops", n_loops, least=0)
+        return self._states(n_loops, self.h0 if state is None else state)
+
+    def _states(self, n_loops: int, h: Tensor) -> Iterator[tuple[int, Tensor]]:
+        yield 0, h
+        for loop in range(1, n_loops + 1):
+            h = self.step(h)
+            yield loop, h
 
 
 def bind(model: LoopedModel | Any, inputs: Tensor) -> Iteration:

@@ -34,7 +34,7 @@ from tests.rasp.reference import SELECTORS, SEQUENCES
 
 pytestmark = pytest.mark.usefixtures("quick")
 
-WORDS = {name: getattr(rasp, name) for name in rasp.__all__}
+WORDS = {name: getattr(rasp, name) for name in dir(rasp)}
 
 
 @settings(max_examples=300, deadline=None)

@@ -1,0 +1,9 @@
+from .checks import CHECKS as CHECKS
+from .checks import Check as Check
+from .checks import Score as Score
+from .result import GroundTruth as GroundTruth
+from .robustness import Robustness as Robustness
+from .robustness import robustness_study as robustness_study
+from .study import ground_truth_study as ground_truth_study
+from .subjects import Subject as Subject
+from .subjects import make_subjects as make_subjects

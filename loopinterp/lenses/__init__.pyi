@@ -1,0 +1,2 @@
+from .attention import AttentionResult as AttentionResult
+from .attention import attention_study as attention_study

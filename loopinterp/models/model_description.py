@@ -1,0 +1,60 @@
+"""What may be asked of any looped model without running it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from loopinterp.errors import InputError
+
+
+def device_of(model: Any) -> torch.device:
+    """Where a model's weights lie; the CPU if it has none."""
+    device = getattr(model, "device", None)
+    if isinstance(device, torch.device):
+        return device
+    parameters = getattr(model, "parameters", None)
+    first = next(iter(parameters()), None) if parameters is not None else None
+    return first.device if first is not None else torch.device("cpu")
+
+
+def describe_model(model: Any) -> dict[str, Any] | str:
+    """A model's configuration for a result's provenance, or the name of its class."""
+    to_dict = getattr(getattr(model, "config", None), "to_dict", None)
+    return to_dict() if to_dict is not None else type(model).__name__
+
+
+def reach(model: Any) -> int | None:
+    """Positions to its left that one loop can carry something from, to a position.
+
+    With reach ``r``, ``h_{t+1}[p]`` depends on ``h_t[p - r], …, h_t[p]`` alone, and ``readout(h)``
+    at ``p`` on ``h[p]``: a change of the state at ``p`` stays within ``p … p + r * k`` for ``k``
+    loops. It says nothing of the input, which may come in from farther away.
+
+    Args:
+        model: Any looped model. Its attribute ``reach`` is the answer; a model without one
+            promises nothing.
+
+    Returns:
+        The number of positions, or None where there is no such bound.
+
+    Raises:
+        InputError: If the model's attribute is neither None nor an integer from 0 on.
+
+    Example:
+        >>> from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
+        >>> config = LoopedTransformerConfig(d_model=8, n_heads=2, d_vocab=5, d_vocab_out=2)
+        >>> [reach(LoopedTransformer(config.replace(n_layers=2, attention_window=w)))
+        ...  for w in (None, 0, 3)]
+        [None, 0, 6]
+    """
+    given = getattr(model, "reach", None)
+    if given is not None and (not isinstance(given, int) or isinstance(given, bool) or given < 0):
+        raise InputError(
+            "reach of the model",
+            expected="an integer >= 0, or None for no bound",
+            given=repr(given),
+            fix="It is positions to the left that the next state depends on, in one loop.",
+        )
+    return given

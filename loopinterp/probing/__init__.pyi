@@ -1,0 +1,16 @@
+from .carry import carry_study as carry_study
+from .carry_result import CarryStudyResult as CarryStudyResult
+from .chains import ChainSample as ChainSample
+from .chains import sample_chains as sample_chains
+from .codelength import online_code_length as online_code_length
+from .controls import context_types as context_types
+from .controls import control_labels as control_labels
+from .controls import majority_accuracy as majority_accuracy
+from .controls import with_random_weights as with_random_weights
+from .grid import probe_study as probe_study
+from .grid_result import ProbeResult as ProbeResult
+from .linear import PROBES as PROBES
+from .linear import LinearProbe as LinearProbe
+from .linear import LogisticProbe as LogisticProbe
+from .linear import RidgeProbe as RidgeProbe
+from .states import states_at as states_at
