@@ -142,7 +142,10 @@ SELECTOR = select(tokens, tokens, "==")
         (lambda: words.tok_map(tokens, {0: 0.5}), "entry in the table"),
         (lambda: nodes.TokMap(tokens, ((0, True),)), "entry in the table"),
         (lambda: words.tok_map(tokens, {0: 1}, default="x"), "default of tok_map"),
-        (lambda: words.shift_right(tokens, -1), "n of shift_right: expected an integer >= 1, or 0"),
+        (
+            lambda: words.shift_right(tokens, -1),
+            "n of shift_right: expected an integer >= 1, got -1. A shift by 0 is x",
+        ),
         (lambda: words.shift_right(tokens, False), "n of shift_right: .* got False"),
         (lambda: words.shift_right(tokens, indices), "kqv\\(indices, indices - n"),
         (lambda: words.shift_right(tokens, 1, default=None), "default of shift_right"),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from loopinterp.errors import InputError
+from loopinterp.errors import check_integer
 from loopinterp.rasp import graph
 from loopinterp.rasp.compiler.compiled import Compiled, need_compiled
 from loopinterp.rasp.interpreter import evaluate
@@ -77,13 +77,7 @@ def compare_with_program(
     """
     need_compiled(compiled)
     check_tokens(tokens, len(compiled.program.inputs), f"tokens of {compiled.program.name}")
-    if isinstance(n_loops, bool) or not isinstance(n_loops, int) or n_loops < 1:
-        raise InputError(
-            "n_loops",
-            expected="an integer >= 1",
-            given=repr(n_loops),
-            fix="A model runs at least one loop.",
-        )
+    check_integer("n_loops", n_loops, least=1)
     wrong = dict.fromkeys(compiled.circuit.variables, 0)
     attention: dict[str, float] = {}
     values, answers, error = 0, 0, 0.0

@@ -279,16 +279,8 @@ class Circuit:
 
     def save(self, folder: str | Path) -> None:
         """Write the circuit beside the model: ``circuit.json`` and ``circuit.safetensors``."""
-        fields = {
-            f.name: getattr(self, f.name)
-            for f in dataclasses.fields(self)
-            if f.name not in ("directions", "features", "heads", "neurons")
-        }
-        fields["n_layers"] = dict(self.n_layers)
-        for name in ("features", "heads", "neurons"):
-            fields[name] = [dataclasses.asdict(node) for node in getattr(self, name)]
-        if self.superposition is not None:
-            fields["superposition"] = dataclasses.asdict(self.superposition)
+        fields = dataclasses.asdict(dataclasses.replace(self, directions={}))
+        del fields["directions"]
         tensors = {}
         for name, directions in self.directions.items():
             tensors[f"{name}.write"] = directions.write.contiguous()
@@ -324,21 +316,18 @@ class Circuit:
         def tupled(node: Mapping[str, Any]) -> dict[str, Any]:
             return {k: tuple(v) if isinstance(v, list) else v for k, v in node.items()}
 
-        features = tuple(FeatureNode(**tupled(f)) for f in saved["features"])
-        dense = saved["superposition"]
-        return cls(
-            program=saved["program"],
-            inputs=tuple(saved["inputs"]),
-            max_length=saved["max_length"],
-            n_layers=saved["n_layers"],
-            features=features,
-            heads=tuple(HeadNode(**h) for h in saved["heads"]),
-            neurons=tuple(NeuronGroup(**tupled(n)) for n in saved["neurons"]),
-            edges=tuple((source, target) for source, target in saved["edges"]),
-            directions={
-                f.id: Directions(tensors[f"{f.id}.write"], tensors[f"{f.id}.read"])
-                for f in features
-            },
-            disguises=tuple(saved["disguises"]),
-            superposition=None if dense is None else Superposition(**dense),
-        )
+        fields = tupled({k: v for k, v in saved.items() if k != "format"})
+        for name, kind in {
+            "features": FeatureNode,
+            "heads": HeadNode,
+            "neurons": NeuronGroup,
+        }.items():
+            fields[name] = tuple(kind(**tupled(node)) for node in saved[name])
+        fields["edges"] = tuple((source, target) for source, target in saved["edges"])
+        if saved["superposition"] is not None:
+            fields["superposition"] = Superposition(**saved["superposition"])
+        directions = {
+            f.id: Directions(tensors[f"{f.id}.write"], tensors[f"{f.id}.read"])
+            for f in fields["features"]
+        }
+        return cls(**fields, directions=directions)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loopinterp.errors import CheckpointError, InputError
+from loopinterp.errors import CheckpointError, InputError, check_integer
 from loopinterp.models.looped_transformer import LoopedTransformer
 from loopinterp.rasp.compiler.assemble import assemble
 from loopinterp.rasp.compiler.circuit import Circuit
@@ -159,7 +159,10 @@ def compile_program(
     domains = infer_domains(source)
     _check_answers(source, domains[source.finish])
     classes = max(1 + int(domains[source.finish].max()), 1)
-    n_outputs = _outputs(n_outputs, classes)
+    if n_outputs is None:
+        n_outputs = classes
+    fix = f"The answer is up to {classes - 1}: leave it out, or pass the classes of the task."
+    check_integer("n_outputs", n_outputs, least=classes, fix=fix)
     layout = lay_out(lower_program(source, domains))
     model = assemble(layout, n_outputs)
     return Compiled(model, describe(layout), source.program)
@@ -174,16 +177,3 @@ def _check_answers(source: ValidatedProgram, answers: Values) -> None:
             given=f"{low if low < UNKNOWN else high} as a possible value",
             fix="Map what is no answer to UNKNOWN: tok_map(x, {...}, default=UNKNOWN).",
         )
-
-
-def _outputs(wanted: int | None, needed: int) -> int:
-    if wanted is None:
-        return needed
-    if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < needed:
-        raise InputError(
-            "n_outputs",
-            expected=f"an integer >= {needed}, as the answer is up to {needed - 1}",
-            given=repr(wanted),
-            fix="Leave it out, or pass the classes of the task.",
-        )
-    return wanted

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import cast
 
-from loopinterp.errors import InputError
+from loopinterp.errors import InputError, check_integer
 from loopinterp.rasp import graph
 from loopinterp.rasp.expr import Aggregate, Select, Seq, ShiftRight
 from loopinterp.rasp.graph import postorder
@@ -77,17 +77,8 @@ def validate(program: LoopProgram | str, max_length: int) -> ValidatedProgram:
             given=type(program).__name__,
             fix="Build one with LoopProgram(name=..., prepare=..., step=..., finish=...).",
         )
-    if (
-        isinstance(max_length, bool)
-        or not isinstance(max_length, int)
-        or not 1 <= max_length <= MAX_LENGTH
-    ):
-        raise InputError(
-            "max_length",
-            expected=f"1 to {MAX_LENGTH} positions, those of BOS and padding included",
-            given=repr(max_length),
-            fix="Pass the longest sequence that the model shall read.",
-        )
+    fix = "Pass the longest sequence that the model shall read, BOS and padding included."
+    check_integer("max_length", max_length, least=1, most=MAX_LENGTH, fix=fix)
     roots = [*program.prepare.values(), *program.step.values(), program.finish]
     plain = written_out(roots)
     prepare = {name: _seq(plain[x]) for name, x in program.prepare.items()}

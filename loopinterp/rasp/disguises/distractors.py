@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from loopinterp.errors import InputError
+from loopinterp.errors import InputError, check_integer
 from loopinterp.rasp.compiler.compiled import Compiled, need_compiled
 from loopinterp.rasp.disguises.compiled_weights import Weights, layers, moved, rebuilt, weights_of
-from loopinterp.rasp.disguises.random_draws import check_whole, generator
+from loopinterp.rasp.disguises.random_draws import generator
 from loopinterp.rasp.disguises.stream_features import FeaturePoints, StreamFeatures
 
 if TYPE_CHECKING:
@@ -58,9 +58,9 @@ def distract(
         (2, 4, 21)
     """
     need_compiled(compiled)
-    check_whole("heads", heads, least=0)
-    check_whole("neurons", neurons, least=0)
-    check_whole("width", width, least=1)
+    check_integer("heads", heads, least=0)
+    check_integer("neurons", neurons, least=0)
+    check_integer("width", width, least=1)
     if heads + neurons == 0:
         raise InputError(
             "heads and neurons",

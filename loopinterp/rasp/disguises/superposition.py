@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from loopinterp.errors import InputError
+from loopinterp.errors import InputError, check_integer
 from loopinterp.rasp.compiler.agreement import compare_with_program
 from loopinterp.rasp.compiler.assemble import LOGIT, SHARPNESS
 from loopinterp.rasp.compiler.circuit import Directions, Superposition
 from loopinterp.rasp.compiler.compiled import Compiled, need_compiled
 from loopinterp.rasp.disguises.compiled_weights import layers, moved, rebuilt, weights_of
 from loopinterp.rasp.disguises.noise import NOISE
-from loopinterp.rasp.disguises.random_draws import check_whole, generator
+from loopinterp.rasp.disguises.random_draws import generator
 from loopinterp.rasp.disguises.stream_features import (
     ROUNDING,
     STATE,
@@ -96,7 +96,7 @@ def superpose(
         >>> dense.circuit.superposition.exact
         True
     """
-    check_whole("steps", steps, least=0)
+    check_integer("steps", steps, least=0)
     stream = _Stream(compiled)
     frame = stream.frame(stream.checked_width(d_model), steps, generator(seed))
     return stream.superposed(frame, seed)
@@ -248,7 +248,7 @@ class _Stream:
             )
         if d_model is None:
             return self.needed
-        check_whole("d_model", d_model, least=1)
+        check_integer("d_model", d_model, least=1)
         if not self.fewest <= d_model < current:
             raise InputError(
                 "d_model",

@@ -49,5 +49,5 @@ def test_a_little_noise_is_borne_and_much_is_not():
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("relative", [-0.1, math.inf, math.nan, True, "0.1", None])
 def test_bad_sizes_of_noise(relative):
-    with pytest.raises(InputError, match="relative: expected a finite number >= 0"):
+    with pytest.raises(InputError, match="relative: expected a number >= 0"):
         add_noise(small_model("ripple").compiled, relative=relative, seed=0)
