@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int
     from torch import Tensor
 
-    from loopinterp.rasp.compiler.circuit import Circuit
-
 RIDGE = 1e-9
 """Keeps matrices invertible while directions are sought."""
 
@@ -152,7 +150,8 @@ class _Frame:
 
     Attributes:
         kept: Old directions that have dimensions of their own, orthonormal.
-        mixed: What the other old directions are in the remaining dimensions.
+        mixed: What the other old directions are in the remaining dimensions; its rows are
+            orthonormal, so that every dimension is used.
         residue: Size of what may stand there along any direction, not erased exactly.
     """
 
@@ -170,7 +169,7 @@ class _Frame:
         x = here.span - here.span @ self.kept.mT @ self.kept
         seen = x @ self.mixed.mT
         if self.residue:
-            gram = seen.mT @ seen + self.residue**2 * self.mixed @ self.mixed.mT
+            gram = seen.mT @ seen + self.residue**2 * torch.eye(len(self.mixed)).double()
             mixed = torch.linalg.solve(gram, seen.mT @ x + self.residue**2 * self.mixed).mT
         else:
             mixed = (torch.linalg.pinv(seen, rtol=ROUNDING) @ x).mT
@@ -196,7 +195,15 @@ class _Stream:
     def __init__(self, compiled: Compiled) -> None:
         need_compiled(compiled)
         self.compiled, self.circuit = compiled, compiled.circuit
-        _check_exact(self.circuit)
+        record, disguises = self.circuit.superposition, self.circuit.disguises
+        noisy = any(disguise.startswith(NOISE) for disguise in disguises)
+        if noisy or (record is not None and not record.exact):
+            raise InputError(
+                "the model to superpose",
+                expected="one whose circuit is exact",
+                given=f"one with the disguises {', '.join(disguises)}",
+                fix="Superpose it once, and before noise is added.",
+            )
         self.weights = weights_of(compiled)
         self.features = StreamFeatures(self.circuit)
         self.distractors = unlisted_directions(self.weights, self.circuit)
@@ -237,44 +244,26 @@ class _Stream:
         return w.view(3, n_heads, -1, w.shape[-1])
 
     def checked_width(self, d_model: int | None) -> int:
-        """The dimensions to superpose in."""
-        current = self.compiled.model.config.d_model
-        if d_model is None and self.needed >= current:
-            raise InputError(
-                "d_model",
-                expected=f"an integer below {current}, as no fewer dimensions are exact",
-                given="None, which stands for the fewest that are",
-                fix="Pass d_model, or leave the model as it is.",
-            )
-        if d_model is None:
-            return self.needed
-        check_integer("d_model", d_model, least=1)
-        if not self.fewest <= d_model < current:
-            raise InputError(
-                "d_model",
-                expected=f"an integer from {self.fewest} to {current - 1}: fewer dimensions than "
-                "the model has, and more than have to be kept apart",
-                given=str(d_model),
-                fix=f"{self.needed} are exact." if self.needed < current else "Pass another one.",
-            )
-        return d_model
+        """The dimensions to superpose in: fewer than there are, more than are kept apart."""
+        width = self.needed if d_model is None else d_model
+        most = self.compiled.model.config.d_model - 1
+        fix = f"Every read is exact from {self.needed} dimensions on."
+        return check_integer("d_model", width, least=self.fewest, most=most, fix=fix)
 
     def frame(self, width: int, steps: int, g: torch.Generator) -> _Frame:
         """Directions in so many dimensions that are told apart well at every site."""
         exact = width >= self.needed
         kept, residue = (self.distractors, 0.0) if exact else (self.kept, RESIDUE)
-        # What stands in the state stays at right angles where there is room for that.
-        state = _without(kept, self.features.at(*STATE).span)[: None if exact else 0]
-        upright = torch.eye(width - len(kept), len(state), dtype=torch.float64) @ state
-        rest = _orthogonal_complement(torch.cat([kept, state]))
+        # An orthonormal basis of all that is at right angles to what is kept.
+        rest = torch.linalg.qr(kept.mT, mode="complete")[0].mT[len(kept) :]
 
         def frame(free: Tensor) -> _Frame:
-            return _Frame(kept, upright + (free / free.norm(dim=0)) @ rest, residue)
+            return _Frame(kept, torch.linalg.qr(free.mT)[0].mT @ rest, residue)
 
         shape = width - len(kept), len(rest)
         free = torch.randn(shape, generator=g, dtype=torch.float64).requires_grad_()
         loss = self._collinearity if exact else self._interference
-        return frame(_descended(free, lambda: loss(frame(free)), steps if len(rest) else 0))
+        return frame(_descended(free, lambda: loss(frame(free)), steps))
 
     def _collinearity(self, frame: _Frame) -> Tensor:
         r""":math:`-\sum \log\det` of the Gram matrix of what each site holds: least where it is
@@ -386,22 +375,3 @@ def _without(
 ) -> Float[Tensor, "rank d_model"]:
     """An orthonormal basis of rows without their parts along kept directions."""
     return orthonormal(rows - rows @ kept.mT @ kept)
-
-
-def _orthogonal_complement(
-    basis: Float[Tensor, "known d_model"],
-) -> Float[Tensor, "rest d_model"]:
-    """An orthonormal basis of all that is at right angles to some orthonormal directions."""
-    return torch.linalg.qr(basis.mT, mode="complete")[0].mT[len(basis) :]
-
-
-def _check_exact(circuit: Circuit) -> None:
-    inexact = circuit.superposition is not None and not circuit.superposition.exact
-    noisy = any(disguise.startswith(NOISE) for disguise in circuit.disguises)
-    if inexact or noisy:
-        raise InputError(
-            "the model to superpose",
-            expected="one whose circuit is exact",
-            given=f"one with the disguises {', '.join(circuit.disguises)}",
-            fix="Superpose it once, and before noise is added.",
-        )

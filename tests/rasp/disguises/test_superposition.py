@@ -111,7 +111,7 @@ def test_a_search_finds_directions_that_interfere_less_than_random_ones():
         for c in (random, sought)
     ]
     assert checks[1].exact and not checks[0].exact
-    assert checks[1].reads.max() < checks[0].reads.max() / 2
+    assert checks[1].reads.max() < checks[0].reads.max()
 
 
 def test_the_narrowest_is_narrower_than_exact_and_right():
@@ -141,7 +141,7 @@ def test_infeasible_widths(d_model):
 
 def test_no_fewer_dimensions_are_exact():
     dense = superpose(small_model("ripple").compiled, seed=0)
-    with pytest.raises(InputError, match="as no fewer dimensions are exact"):
+    with pytest.raises(InputError, match=r"d_model: .* exact from 13 dimensions on"):
         superpose(dense, seed=0)
 
 
