@@ -54,7 +54,7 @@ def main(
     write_results(
         {"ground_truth": result, "robustness": noise}, out / "ground_truth.html", title=title
     )
-    print(*(f.text for r in (result, noise) for f in r.summary()), sep="\n")
+    print(*(f.text for r in (result, noise) for f in r.findings()), sep="\n")
     for model, check, value, control in result.missed:
         print(f"missed: {check} on {model}: {value:.4g} (control {control:.4g})")
 

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from loopinterp.errors import CheckpointError, InputError
+from loopinterp.intervals import ENDS, ESTIMATE
 from loopinterp.storage import read_arrays, write_arrays
 
 if TYPE_CHECKING:
@@ -39,10 +40,6 @@ SUFFIX = ".safetensors"
 """How a saved result's file name ends."""
 
 _HEADER = "loopinterp.result"
-ESTIMATE = "estimate"
-"""The axis of an estimate: its value, and the ends of its 95% interval."""
-
-ENDS = ("value", "low", "high")
 
 
 def config_hash(config: Mapping[str, Any]) -> str:
@@ -149,6 +146,38 @@ def percent(share: float | np.floating) -> str:
     if 0 < value < 1 or 99 < value < 100:
         return f"{min(max(value, 0.1), 99.9):.1f}%"
     return f"{value:.0f}%"
+
+
+def tidy(arrays: Mapping[str, xr.DataArray]) -> pd.DataFrame:
+    """A table of arrays with the same axes: a row for each cell, a column for each axis and array.
+
+    An estimate called ``iia`` becomes three columns, ``iia``, ``iia_low`` and ``iia_high``.
+
+    Raises:
+        InputError: arrays of different axes.
+    """
+    import pandas as pd
+    import xarray as xr
+
+    columns: dict[str, xr.DataArray] = {}
+    for name, array in arrays.items():
+        if ESTIMATE not in array.dims:
+            columns[name] = array
+            continue
+        for end in ENDS:
+            column = name if end == "value" else f"{name}_{end}"
+            columns[column] = array.sel({ESTIMATE: end}, drop=True)
+    if len({array.dims for array in columns.values()}) > 1:
+        raise InputError(
+            "arrays",
+            expected="arrays of the same axes",
+            given=", ".join(f"{n} {list(a.dims)}" for n, a in columns.items()),
+            fix="Ask for them one by one.",
+        )
+    if not columns:
+        return pd.DataFrame()
+    order = list(next(iter(columns.values())).dims)
+    return xr.Dataset(columns).to_dataframe(dim_order=order).reset_index()
 
 
 @singledispatch
@@ -296,30 +325,7 @@ class Result:
                     given=repr(name),
                     fix="See result.data.",
                 )
-        columns = {}
-        for name in wanted:
-            array = self.data[name]
-            if ESTIMATE not in array.dims:
-                columns[name] = array
-                continue
-            for end in ENDS:
-                column = name if end == "value" else f"{name}_{end}"
-                columns[column] = array.sel({ESTIMATE: end}, drop=True)
-        if len({array.dims for array in columns.values()}) > 1:
-            raise InputError(
-                "arrays",
-                expected="arrays of the same axes",
-                given=", ".join(f"{n} {list(a.dims)}" for n, a in columns.items()),
-                fix="Ask for them one by one.",
-            )
-        import pandas as pd
-        import xarray as xr
-
-        if not columns:
-            return pd.DataFrame()
-        dataset = xr.Dataset(columns)
-        order = list(next(iter(columns.values())).dims)
-        return dataset.to_dataframe(dim_order=order).reset_index()
+        return tidy({name: self.data[name] for name in wanted})
 
     def _widest(self) -> list[str]:
         axes = {str(n): set(a.dims) - {ESTIMATE} for n, a in self.data.data_vars.items()}
@@ -403,13 +409,15 @@ def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         header = json.loads(metadata.get(_HEADER, ""))
     except (json.JSONDecodeError, RecursionError):
         header = None
-    parts = {"kind", "axes", "coords", "fields", "provenance"}
-    if not isinstance(header, dict) or not parts <= set(header):
+    parts = {"kind": str, "axes": dict, "coords": dict, "fields": dict, "provenance": dict}
+    if not isinstance(header, dict) or not all(
+        isinstance(header.get(part), kind) for part, kind in parts.items()
+    ):
         raise CheckpointError(
             f"result {path}",
             expected="a file written by Result.save",
             given="a safetensors file without a result's description",
-            fix="Point to NAME.safetensors in a folder of results.",
+            fix="Run the study again, or point to another file of a folder of results.",
         )
     return arrays, header
 

@@ -9,19 +9,22 @@ from pathlib import Path
 from loopinterp.errors import CheckpointError
 from loopinterp.results import SUFFIX, Result, kind_of, known_kinds
 
-MODULES = (
-    "loopinterp.circuits.comparison",
-    "loopinterp.circuits.decoding",
-    "loopinterp.circuits.heads",
-    "loopinterp.dynamics.attention",
-    "loopinterp.dynamics.convergence",
-    "loopinterp.dynamics.extrapolation",
-    "loopinterp.lenses.attention",
-    "loopinterp.probing.carry_result",
-    "loopinterp.probing.grid_result",
-    "loopinterp.training.evaluation",
-)
-"""The modules that define results."""
+KINDS = {
+    "activation-patching": "loopinterp.circuits.activation_patching_result",
+    "attention": "loopinterp.lenses.attention_by_loop",
+    "attention-stabilisation": "loopinterp.dynamics.attention_stabilisation",
+    "carry": "loopinterp.probing.carry_wavefront_result",
+    "convergence": "loopinterp.dynamics.convergence",
+    "decodability": "loopinterp.circuits.variable_decodability",
+    "evaluation": "loopinterp.training.evaluation",
+    "extrapolation": "loopinterp.dynamics.extrapolation",
+    "head-match": "loopinterp.circuits.head_matching",
+    "planted-carry": "loopinterp.circuits.planted_carry",
+    "probes": "loopinterp.probing.probe_grid",
+    "program-comparison": "loopinterp.circuits.program_comparison",
+    "subspace-search": "loopinterp.circuits.subspace_search",
+}
+"""Each kind of result of the package -> the module that defines it."""
 
 
 def load_result(path: str | Path) -> Result:
@@ -31,14 +34,13 @@ def load_result(path: str | Path) -> Result:
         CheckpointError: If the file is missing or damaged, or of a kind that is not known here.
     """
     kind = kind_of(path)
-    if kind not in known_kinds():
-        for module in MODULES:
-            importlib.import_module(module)
+    if kind not in known_kinds() and kind in KINDS:
+        importlib.import_module(KINDS[kind])
     cls = known_kinds().get(kind)
     if cls is None:
         raise CheckpointError(
             f"result {path}",
-            expected=f"one of the kinds {', '.join(sorted(known_kinds()))}",
+            expected=f"one of the kinds {', '.join(sorted({*KINDS, *known_kinds()}))}",
             given=f"the kind {kind!r}",
             fix="Run the study again with this version, or import the package that defines it.",
         )

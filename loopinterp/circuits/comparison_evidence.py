@@ -1,4 +1,4 @@
-"""The evidence of a comparison: what one model and each program do, pair by pair and delay by delay.
+"""The evidence of a comparison: what a model and each program do, pair by pair, delay by delay.
 
 Nothing is averaged here; :mod:`loopinterp.circuits.program_comparison` counts it by stratum.
 """
@@ -225,7 +225,9 @@ def _part(
     strata[LENGTH] = (tuple(f"n = {x}" for x in n), np.zeros(int(scored.sum()), int))
     return Evidence(
         strata=strata,
-        reached=np.stack([_reached(m, run.pairs, a)[keep].cpu().numpy() for m, a in zip(made, laid)]),
+        reached=np.stack(
+            [_reached(m, run.pairs, a)[keep].cpu().numpy() for m, a in zip(made, laid)]
+        ),
         within=within[keep].cpu().numpy(),
         moves=kept(((swapped != run.base) & asked).any(-1)),
         changes=np.stack([kept(c.changes) for c in claims]),

@@ -11,8 +11,8 @@ import torch
 
 from loopinterp.circuits.runs import device_of
 from loopinterp.errors import InputError
-from loopinterp.probing.controls import with_random_weights
-from loopinterp.probing.linear import RidgeProbe
+from loopinterp.probing.linear_probes import RidgeProbe
+from loopinterp.probing.probe_controls import with_random_weights
 from loopinterp.probing.states import describe_model, states_at
 from loopinterp.rasp.registry import get_program, list_programs
 from loopinterp.results import Figure, Finding, Result, study

@@ -158,4 +158,6 @@ def evenly_by_class(
     ordered, by_class = codes[shuffled].sort(stable=True)
     first = torch.searchsorted(ordered, ordered)
     turn = torch.arange(len(codes)) - first
-    return shuffled[by_class[(turn * (int(ordered[-1]) + 1 if len(codes) else 1) + ordered).argsort()]][:most]
+    return shuffled[
+        by_class[(turn * (int(ordered[-1]) + 1 if len(codes) else 1) + ordered).argsort()]
+    ][:most]

@@ -1,10 +1,10 @@
-"""How long a carry that is put in by hand lives: from one loop (plain ripple) to for ever (sticky)."""
+"""How long a carry that is put in by hand lives: one loop (plain ripple) or for ever (sticky)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -50,7 +50,7 @@ class PlantedCarry(Result, kind="planted-carry"):
         n: Bits of the operands.
     """
 
-    VARIABLES = {"count": "model kind token left_token life"}
+    VARIABLES: ClassVar = {"count": "model kind token left_token life"}
 
     n: int
 
@@ -127,9 +127,9 @@ def _counts(
     other = (run.interchange() != run.base)[rows, : MOST + 1, at]
     life = other.int().cummin(1).values.sum(1).clamp(max=MOST).cpu()
     shape = (len(KINDS), len(TOKENS), len(TOKENS), MOST + 1)
-    return np.bincount(
-        (cell * (MOST + 1) + life).numpy(), minlength=int(np.prod(shape))
-    ).reshape(shape)
+    return np.bincount((cell * (MOST + 1) + life).numpy(), minlength=int(np.prod(shape))).reshape(
+        shape
+    )
 
 
 def _pairs(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -111,6 +112,30 @@ class Counts:
     n_same: int
     solved: float
 
+    def only(self, programs: Sequence[str]) -> Counts:
+        """The same counts for some of the programs: the evidence of a shorter list."""
+        at = [list(self.programs).index(p) for p in programs]
+        by_program = {
+            name: getattr(self, name)[at]
+            for name in (
+                "right",
+                "active",
+                "run_right",
+                "run_active",
+                "prefix_right",
+                "prefix_active",
+                "undisturbed",
+                "decided",
+                "random_right",
+                "swap_right",
+                "random_active",
+            )
+        }
+        by_two = {
+            name: getattr(self, name)[np.ix_(at, at)] for name in ("duel_right", "apart", "alike")
+        }
+        return dataclasses.replace(self, programs=list(programs), **by_program, **by_two)
+
 
 def decide(counts: Counts, *, threshold: float = THRESHOLD) -> Verdict:
     """Name the program that holds wherever it was asked, or say what holds.
@@ -134,12 +159,12 @@ def decide(counts: Counts, *, threshold: float = THRESHOLD) -> Verdict:
     rates = _rate(counts.run_right[:, 0], counts.run_active[:, 0])
     nearest = int(np.argmax(np.nan_to_num(rates, nan=-1.0)))
     tied = [
-        q for q in range(len(counts.programs)) if q != nearest and not counts.apart[nearest, q].any()
+        q
+        for q in range(len(counts.programs))
+        if q != nearest and not counts.apart[nearest, q].any()
     ]
     untested = [
-        name
-        for name, n in zip(counts.strata, counts.run_active[nearest])
-        if 0 < n < STRATUM_PAIRS
+        name for name, n in zip(counts.strata, counts.run_active[nearest]) if 0 < n < STRATUM_PAIRS
     ]
     reasons = [
         *_by_delay(counts, nearest, threshold),
@@ -231,9 +256,17 @@ def _by_delay(counts: Counts, p: int, threshold: float) -> list[str]:
             failed.append((value, low, delay, delay))
     if not failed:
         return []
-    value, low, first, last = min(failed)
+    value, low, first, last = min(failed, key=lambda found: found[2])
     when = in_loops(first) if first == last else f"{first} to {last} loops later"
-    return [f"it says what happens {when} in {percent(value)} of pairs (at least {percent(low)})"]
+    return [
+        f"{when} it is right in {percent(value)} of pairs (95% interval from {percent(low)}), and "
+        f"fails at {_span(counts, failed)}"
+    ]
+
+
+def _span(counts: Counts, failed: list[tuple[float, float, int, int]]) -> str:
+    delays = sum(last - first + 1 for _, _, first, last in failed)
+    return f"{delays} of {counts.active.shape[1]} delays"
 
 
 def _by_stratum(counts: Counts, p: int, threshold: float) -> list[str]:
@@ -248,10 +281,10 @@ def _by_stratum(counts: Counts, p: int, threshold: float) -> list[str]:
     if not failed:
         return []
     value, low, name, active = min(failed)
-    where = "over all pairs" if name == ALL else f"where {name}"
+    where = "over all pairs" if name == ALL else f"worst in the stratum “{name}”"
     return [
-        f"{where} it says what happens over the whole run in {percent(value)} of {active} pairs "
-        f"(at least {percent(low)})"
+        f"{where} it is right over the whole run in {percent(value)} of {active} pairs (95% "
+        f"interval from {percent(low)})"
     ]
 
 
@@ -308,8 +341,6 @@ def _followed_for(counts: Counts, p: int, threshold: float) -> int:
 
 
 def _with_statement(verdict: Verdict, rate: float) -> Verdict:
-    import dataclasses
-
     name = plain(verdict.nearest)
     if verdict.named:
         text = (
@@ -322,10 +353,12 @@ def _with_statement(verdict: Verdict, rate: float) -> Verdict:
         return dataclasses.replace(verdict, statement=text)
     parts = []
     if verdict.undisturbed:
-        names = " or ".join(f"“{plain(p)}”" for p in verdict.undisturbed)
-        parts.append(f"left alone, the model runs {names}")
-        if len(verdict.undisturbed) > 1:
-            parts[-1] += " (they answer alike there)"
+        # Of programs that answer alike there, the nearest is as good a name as any.
+        known = sorted(verdict.undisturbed, key=lambda p: (p != verdict.nearest, p))
+        others = len(known) - 1
+        parts.append(f"left alone, the model answers as “{plain(known[0])}” at every loop")
+        if others:
+            parts[-1] += f" (as {others} other{'s' if others > 1 else ''} of them would)"
     if verdict.followed_for == 0:
         parts.append(f"after an exchange it follows “{name}” at once, and no longer")
     elif verdict.followed_for > 0:

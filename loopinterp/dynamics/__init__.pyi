@@ -1,6 +1,6 @@
-from .attention import AttentionStabilisationResult as AttentionStabilisationResult
-from .attention import attention_change as attention_change
-from .attention import attention_stabilisation_study as attention_stabilisation_study
+from .attention_stabilisation import AttentionStabilisationResult as AttentionStabilisationResult
+from .attention_stabilisation import attention_change as attention_change
+from .attention_stabilisation import attention_stabilisation_study as attention_stabilisation_study
 from .convergence import ConvergenceResult as ConvergenceResult
 from .convergence import convergence_study as convergence_study
 from .extrapolation import ExtrapolationResult as ExtrapolationResult
@@ -33,4 +33,4 @@ from .solvers.protocol import Solver as Solver
 from .solvers.protocol import Status as Status
 from .solvers.registry import get_solver as get_solver
 from .solvers.registry import list_solvers as list_solvers
-from .trajectories import run_loops as run_loops
+from .state_trajectories import run_loops as run_loops

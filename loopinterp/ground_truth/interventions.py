@@ -17,7 +17,7 @@ from loopinterp.circuits.interchange.result import (
     InterchangeResult,
 )
 from loopinterp.ground_truth.checks import Score
-from loopinterp.probing.linear import RidgeProbe
+from loopinterp.probing.linear_probes import RidgeProbe
 from loopinterp.rasp.language import UNKNOWN
 
 if TYPE_CHECKING:

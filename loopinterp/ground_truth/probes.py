@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import one_hot
 
 from loopinterp.ground_truth.checks import Score
-from loopinterp.probing.linear import RidgeProbe
+from loopinterp.probing.linear_probes import RidgeProbe
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int

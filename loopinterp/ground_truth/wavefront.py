@@ -12,13 +12,13 @@ from loopinterp.circuits import ProgramModel
 from loopinterp.ground_truth.checks import Score
 from loopinterp.ground_truth.verdicts import TASK
 from loopinterp.probing import carry_study
-from loopinterp.probing.controls import with_random_weights
+from loopinterp.probing.probe_controls import with_random_weights
 from loopinterp.tasks.addition import Addition
 
 if TYPE_CHECKING:
     from loopinterp.ground_truth.subjects import Subject
     from loopinterp.models.protocol import LoopedModel
-    from loopinterp.probing.carry_result import CarryStudyResult
+    from loopinterp.probing.carry_wavefront_result import CarryStudyResult
 
 LEAST_BITS = 12
 MAX_CHAIN = 6

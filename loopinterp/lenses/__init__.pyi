@@ -1,2 +1,2 @@
-from .attention import AttentionResult as AttentionResult
-from .attention import attention_study as attention_study
+from .attention_by_loop import AttentionResult as AttentionResult
+from .attention_by_loop import attention_study as attention_study

@@ -1,5 +1,0 @@
-"""Figures of the studies of this package, accuracy always beside convergence."""
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
