@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from loopinterp.errors import ConfigError, unknown_name
-from loopinterp.models.config import LoopedTransformerConfig
+from loopinterp.models.model_config import LoopedTransformerConfig
 from loopinterp.training.fields import from_plain, to_plain
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from loopinterp.circuits.patching.inputs import (
 )
 from loopinterp.circuits.patching.result import MEASURES, PatchingSweep
 from loopinterp.circuits.sections import CODA, PRELUDE, surround
-from loopinterp.models.inputs import check_loops
+from loopinterp.models.run_inputs import check_loops
 from loopinterp.results import study
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from loopinterp.errors import InputError
-from loopinterp.models.config import LoopedTransformerConfig
 from loopinterp.models.looped_transformer import LoopedTransformer
+from loopinterp.models.model_config import LoopedTransformerConfig
 from loopinterp.rasp.compiler.layout import LayerPlan, Layout
 from loopinterp.rasp.compiler.lower.features import Codes, Feature, HeadPlan
 from loopinterp.rasp.compiler.lower.functions import Function

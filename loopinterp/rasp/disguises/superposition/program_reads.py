@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
-    from loopinterp.models.config import LoopedTransformerConfig
+    from loopinterp.models.model_config import LoopedTransformerConfig
 
 UNEVEN = frozenset(("mean", "max", "min", "count"))
 """Neurons that read how much of a head's attention is where. All others read what is the same at

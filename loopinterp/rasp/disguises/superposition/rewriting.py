@@ -17,7 +17,7 @@ from loopinterp.rasp.disguises.weights import Weights, layers, moved
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from loopinterp.models.config import LoopedTransformerConfig
+    from loopinterp.models.model_config import LoopedTransformerConfig
     from loopinterp.rasp.compiler.circuit import Circuit
     from loopinterp.rasp.disguises.places import Held
 
