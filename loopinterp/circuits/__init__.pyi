@@ -14,7 +14,6 @@ from .model_heads import head_study as head_study
 from .pair_strategies import SpreadPairs as SpreadPairs
 from .planted_carry import PlantedCarry as PlantedCarry
 from .planted_carry import planted_carry_study as planted_carry_study
-from .program_alignment import Alignment as Alignment
 from .program_comparison import ProgramComparison as ProgramComparison
 from .program_comparison import compare_programs as compare_programs
 from .program_counterfactuals import Prediction as Prediction

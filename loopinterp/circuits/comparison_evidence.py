@@ -15,9 +15,9 @@ import torch
 from loopinterp.circuits.interchange_engine import InterchangeRun
 from loopinterp.circuits.interchange_pairs import KIND, OTHER_VALUE, InterchangePairs
 from loopinterp.circuits.pair_strategies import common_strata
-from loopinterp.circuits.program_alignment import Alignment, alignments
 from loopinterp.circuits.program_counterfactuals import Prediction, ProgramRuns
 from loopinterp.rasp.language import UNKNOWN
+from loopinterp.rasp.program_alignment import Alignment, alignments
 from loopinterp.tasks.task import IGNORE
 
 if TYPE_CHECKING:

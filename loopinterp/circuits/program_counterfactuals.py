@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loopinterp.circuits.program_alignment import Alignment, delayed
 from loopinterp.errors import InputError
 from loopinterp.rasp.interpreter import Interpreter
 from loopinterp.rasp.language import UNKNOWN
+from loopinterp.rasp.program_alignment import Alignment, delayed
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int

@@ -55,6 +55,7 @@ from .library import mode as mode
 from .library import num_prev as num_prev
 from .node import Expr as Expr
 from .program import LoopProgram as LoopProgram
+from .program_alignment import Alignment as Alignment
 from .registry import get_program as get_program
 from .registry import list_programs as list_programs
 from .registry import register_program as register_program

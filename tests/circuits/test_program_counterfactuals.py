@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from loopinterp.circuits import program_counterfactuals
 from loopinterp.circuits.interchange_pairs import InterchangePairs
-from loopinterp.circuits.program_alignment import Alignment
 from loopinterp.circuits.program_counterfactuals import SILENT, Prediction, ProgramRuns
 from loopinterp.errors import InputError
 from loopinterp.rasp import UNKNOWN, get_program
+from loopinterp.rasp.program_alignment import Alignment
 from loopinterp.tasks import IGNORE, get_task
 from tests.circuits.random_pairs import random_pairs
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from loopinterp.circuits.program_alignment import delayed
 from loopinterp.circuits.variable_decodability import Decodability, decodability
 from loopinterp.errors import InputError
 from loopinterp.rasp import get_program
+from loopinterp.rasp.program_alignment import delayed
 from loopinterp.saved_results import load_result
 
 LOOPS = 5

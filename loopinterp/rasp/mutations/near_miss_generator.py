@@ -39,9 +39,10 @@ from loopinterp.rasp.mutations.of_schedule import (
     worked_out_from_before,
 )
 from loopinterp.rasp.mutations.of_storage import doubled, negated, read_from_a_copy
-from loopinterp.rasp.mutations.program_equivalence import SCREENED, Laid, told_apart
+from loopinterp.rasp.mutations.program_equivalence import SCREENED, told_apart
 from loopinterp.rasp.mutations.rewriting import reads_of_other_positions
 from loopinterp.rasp.mutations.task_inputs import inputs_of
+from loopinterp.rasp.program_alignment import Alignment
 from loopinterp.rasp.registry import get_program
 from loopinterp.tasks.registry import get_task
 from loopinterp.tasks.task import IGNORE
@@ -116,7 +117,7 @@ def near_misses_by_kind(
         try:
             if not torch.equal(_answers(miss, batch, needed), answers):
                 return False
-            shown = told_apart(original, miss, Laid(), interventions=SCREENED, seed=seed)
+            shown = told_apart(original, miss, Alignment(), interventions=SCREENED, seed=seed)
             if shown.equivalent and kind not in STORED_OTHERWISE:
                 return False
             compile_program(miss, max_length=task.n_positions(COMPILED_LENGTH))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -11,9 +10,9 @@ import numpy as np
 import torch
 
 from loopinterp.errors import InputError, check_choice, check_integer
-from loopinterp.rasp.language import UNKNOWN, full, var
-from loopinterp.rasp.mutations.rewriting import changed, fresh
+from loopinterp.rasp.language import UNKNOWN
 from loopinterp.rasp.mutations.task_inputs import inputs_of
+from loopinterp.rasp.program_alignment import Alignment, alignments, delayed
 from loopinterp.rasp.registry import get_program
 from loopinterp.tasks.registry import get_task
 from loopinterp.tasks.task import IGNORE
@@ -41,27 +40,6 @@ SCREENED = 512
 STRATA = ("length", "position", "loop", "token", "left_token")
 
 
-@dataclass(frozen=True)
-class Laid:
-    """How one program lies over another.
-
-    Attributes:
-        shift: The other after t loops stands for the program after t + shift.
-        offset: The other's position p stands for the program's p - offset.
-        lag: The other answers by what the program knew so many loops before.
-    """
-
-    shift: int = 0
-    offset: int = 0
-    lag: int = 0
-
-
-LAID = tuple(
-    Laid(shift, offset, lag) for lag, offset, shift in itertools.product((0, 1), (0, 1), (0, -1, 1))
-)
-"""The ways that are tried, loop by loop and position by position first."""
-
-
 @dataclass(frozen=True, eq=False)
 class Equivalence:
     """How far two programs are told apart by interchange interventions.
@@ -78,7 +56,7 @@ class Equivalence:
 
     program: str
     other: str
-    laid: Laid
+    laid: Alignment
     natural_share: float
     interventions: dict[str, np.ndarray] = field(repr=False)
 
@@ -132,8 +110,7 @@ def equivalence(
     each with its own variables, until the other's T(n). They are equivalent if their answers,
     where asked for and decided by both, are equal at every loop from then on, and without any
     intervention (at T(n), both must be decided). The program may lie over the other a loop earlier
-    or later, a position to the left, or with its answers a loop late (:data:`LAID`): the best of
-    these counts.
+    or later, a position to the left, or with its answers a loop late: the best of these counts.
 
     Args:
         program: The program, or its name.
@@ -166,42 +143,20 @@ def equivalence(
             fix="Compare programs that read the same inputs and answer the same question.",
         )
 
-    def laid_over(laid: Laid, most: int) -> Equivalence:
+    def laid_over(laid: Alignment, most: int) -> Equivalence:
         return told_apart(first, second, laid, lengths=lengths, interventions=most, seed=seed)
 
-    screened = {laid: laid_over(laid, min(interventions, SCREENED)) for laid in LAID}
-    best = min(LAID, key=lambda laid: screened[laid].share + screened[laid].natural_share)
-    candidates = [laid for laid in LAID if screened[laid].equivalent] or [best]
+    screened = {laid: laid_over(laid, min(interventions, SCREENED)) for laid in alignments()}
+    best = min(alignments(), key=lambda laid: screened[laid].share + screened[laid].natural_share)
+    candidates = [laid for laid in alignments() if screened[laid].equivalent] or [best]
     found = [laid_over(laid, interventions) for laid in candidates]
     return min(found, key=lambda result: result.share + result.natural_share)
-
-
-def answering_late(program: LoopProgram, loops: int) -> LoopProgram:
-    """The program, answering by what it knew so many loops before.
-
-    The pending answers are variables, so that an intervention on a position takes them along.
-
-    Example:
-        >>> answering_late(get_program("ripple"), 1).variables
-        ('carry', 'answer')
-    """
-    for _ in range(loops):
-        name = fresh(program, "answer")
-        program = changed(
-            program,
-            "answering late",
-            doc=program.doc,
-            prepare={name: full(UNKNOWN)},
-            step={name: program.finish},
-            finish=var(name),
-        )
-    return program
 
 
 def told_apart(
     program: LoopProgram,
     other: LoopProgram,
-    laid: Laid,
+    laid: Alignment,
     *,
     lengths: tuple[int, ...] = LENGTHS,
     interventions: int = INTERVENTIONS,
@@ -209,7 +164,7 @@ def told_apart(
 ) -> Equivalence:
     """:func:`equivalence` with the program laid over the other in one given way."""
     task = get_task(program.task, **program.task_settings)
-    late = answering_late(program, laid.lag)
+    late = delayed(program, laid.lag)
     natural: list[Tensor] = []
     columns: dict[str, list[Tensor]] = {}
     generator = torch.Generator().manual_seed(seed)
@@ -302,7 +257,7 @@ class _Run:
 
 
 def _intervened(
-    runs: tuple[_Run, _Run], laid: Laid, batch: Batch, drawn: _Interventions, n_loops: int
+    runs: tuple[_Run, _Run], laid: Alignment, batch: Batch, drawn: _Interventions, n_loops: int
 ) -> dict[str, Tensor]:
     program, other = runs
     expected, undisturbed = program.intervened(

@@ -11,14 +11,12 @@ from loopinterp.rasp.mutations.of_storage import negated
 from loopinterp.rasp.mutations.program_equivalence import (
     EXAMPLES,
     INTERVENTIONS,
-    LAID,
     SCREENED,
-    Laid,
-    answering_late,
     told_apart,
 )
 from loopinterp.rasp.mutations.rewriting import after_a_step, at_the_start, changed
 from loopinterp.rasp.mutations.task_inputs import inputs_of
+from loopinterp.rasp.program_alignment import Alignment, alignments, delayed
 from loopinterp.rasp.programs.addition import INPUTS, generate, propagate
 from loopinterp.tasks import Addition
 from tests.rasp.planted_carries import HOLDS, simulated
@@ -31,7 +29,7 @@ RIPPLE = get_program("ripple")
 @pytest.mark.parametrize("name", list_programs())
 def test_every_program_is_itself(name):
     program = get_program(name)
-    found = told_apart(program, program, Laid(), lengths=(3,), interventions=SCREENED)
+    found = told_apart(program, program, Alignment(), lengths=(3,), interventions=SCREENED)
     assert found.equivalent
     assert found.interventions["changes"].any() or name == "unique_set"
 
@@ -41,7 +39,7 @@ def test_every_program_is_itself(name):
 )
 def test_what_tells_a_held_ripple_from_the_plain_one_is_what_plain_python_says(name):
     n, n_loops = 4, 3
-    found = told_apart(get_program("ripple"), get_program(name), Laid(), lengths=(n,))
+    found = told_apart(get_program("ripple"), get_program(name), Alignment(), lengths=(n,))
     assert found.natural_share == 0
     inputs = inputs_of(Addition(), (n,), EXAMPLES, seed=0).inputs.tolist()
     natural = [simulated("ripple", x, n_loops=n_loops) for x in inputs]
@@ -96,16 +94,16 @@ def test_a_program_is_found_a_loop_ahead_a_position_to_the_left_or_with_late_ans
     )
     assert after_a_step(var("carry"), RIPPLE) == RIPPLE.step["carry"]
     for other, laid in (
-        (ahead, Laid(shift=1)),
-        (carries_out(), Laid(offset=-1)),
-        (answering_late(RIPPLE, 1), Laid(lag=1)),
+        (ahead, Alignment(shift=1)),
+        (carries_out(), Alignment(offset=-1)),
+        (delayed(RIPPLE, 1), Alignment(lag=1)),
     ):
-        assert not told_apart(RIPPLE, other, Laid()).equivalent
-        if laid in LAID:
+        assert not told_apart(RIPPLE, other, Alignment()).equivalent
+        if laid in alignments():
             found = equivalence(RIPPLE, other)
             assert found.equivalent
             assert found.laid == laid
-    assert equivalence(carries_out(), RIPPLE).laid == Laid(offset=1)
+    assert equivalence(carries_out(), RIPPLE).laid == Alignment(offset=1)
 
 
 def test_a_negated_carry_is_equivalent_and_a_held_one_is_not_for_every_seed():
@@ -116,7 +114,9 @@ def test_a_negated_carry_is_equivalent_and_a_held_one_is_not_for_every_seed():
 
 def test_an_undecided_answer_at_the_end_is_no_equivalence():
     # With answers a loop late, one shot has decided nothing after its only loop.
-    assert not told_apart(get_program("one_shot"), get_program("one_shot"), Laid(lag=1)).equivalent
+    assert not told_apart(
+        get_program("one_shot"), get_program("one_shot"), Alignment(lag=1)
+    ).equivalent
 
 
 def test_shares_are_by_stratum_and_unknown_ones_are_refused():
