@@ -68,7 +68,8 @@ class VariableInterchange(Result, kind="variable-interchange"):
       state in the variable's subspace; a change of the same norm in a random direction; the same
       subspace of the source after another loop, at which it has another value; another variable's
       subspace; or nothing, which is the chance level. Last, a donor with the same value of the
-      variable in another context: there it is how often the answer stays what it was.
+      variable in another context: there it is how often the answer stays what it was, wherever
+      the program has one.
     - ``pairs``: on how many pairs; those on which the program gives another answer at that delay,
       and tells the control from the right exchange.
     - ``whole_run``, ``whole_run_pairs``: the same at every delay at once.
@@ -242,14 +243,13 @@ def _exchange(
     natural = run.base[: len(pairs)].cpu()  # the pairs themselves come first, and all count
     prediction = finder.predict(variable, pairs)
     claims = prediction.claims(natural)
-    asked = pairs.scored[:, None]
-    unchanged = Claims(natural.masked_fill(~asked, SILENT), claims.changes)
+    decided = pairs.scored[:, None] & (prediction.base != UNKNOWN)
+    unchanged = Claims(natural.masked_fill(~decided, SILENT), claims.changes)
     tally.add(NOTHING, variable, pairs, claims.agree(natural), told)
     for (name, control), read in zip(made.items(), answers.split([len(r) for r in rows.values()])):
         expected = unchanged if name == SAME_VALUE else claims
         right = expected[rows[name]].agree(read)
         tally.add(name, variable, pairs[rows[name]], right, control.counts[rows[name]])
-    decided = asked & (prediction.base != UNKNOWN)
     tally.add(UNDISTURBED, variable, pairs, ((natural == prediction.base) | ~decided).all(-1), told)
 
 

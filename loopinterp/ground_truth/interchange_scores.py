@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
+
+import torch
 
 from loopinterp.circuits.probed_subspaces import probe_directions
 from loopinterp.circuits.variable_interchange import (
@@ -43,9 +46,10 @@ def score_interchange(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
     if found.pooled()[3]:
         most = max(score.value for key, score in scores.items() if key in _WRONG)
         scores["interchange"] = Score(float(found.iia.min()), most)
+        # Probes see the loops of the run: of states that have settled there are many alike.
+        seen = replace(known.batch, n_loops=torch.full_like(known.batch.n_loops, known.n_loops + 1))
         probed = {
-            v: probe_directions(known.compiled.model, program, [v], known.batch)
-            for v in program.variables
+            v: probe_directions(known.compiled.model, program, [v], seen) for v in program.variables
         }
         blind = _exchanged(known, {v: rows for v, rows in probed.items() if len(rows)}, seed)
         scores["interchange by probe"] = Score(blind.pooled()[0], blind.pooled(RANDOM)[0])
