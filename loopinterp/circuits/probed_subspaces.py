@@ -9,7 +9,7 @@ import torch
 
 from loopinterp.circuits.pair_strategies import spread_loops
 from loopinterp.models import device_of, iterate
-from loopinterp.probing.linear import RidgeProbe
+from loopinterp.probing.linear_probes import RidgeProbe
 from loopinterp.tasks.task import IGNORE
 
 if TYPE_CHECKING:
