@@ -23,6 +23,7 @@ KINDS = {
     "probes": "loopinterp.probing.probe_grid",
     "program-comparison": "loopinterp.circuits.program_comparison",
     "subspace-search": "loopinterp.circuits.subspace_search",
+    "variable-interchange": "loopinterp.circuits.variable_interchange",
 }
 """Each kind of result of the package -> the module that defines it."""
 

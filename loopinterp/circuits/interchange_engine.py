@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loopinterp.circuits.subspaces import project
+from loopinterp.circuits.subspaces import project, random_change
 from loopinterp.models import bind, device_of, iterate, reach
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class InterchangeRun:
     @torch.no_grad()
     def __init__(self, model: LoopedModel | Any, pairs: InterchangePairs) -> None:
         self.model, self.pairs = model, pairs.to(device_of(model))
-        self._reach = reach(model)
+        self._reach = None if _reads_tokens(model) else reach(model)
         self._cached: _Undisturbed | None = None
         self._prepare()
 
@@ -129,10 +129,8 @@ class InterchangeRun:
         return self.after(self.own + change)
 
     def random_change(self, generator: torch.Generator) -> Int[Tensor, "pair delay pos"]:
-        """Answers after a change of the same norm in a random direction: a control that bites."""
-        noise = torch.randn(self.own.shape, generator=generator).to(self.own)
-        scale = self.difference.norm(dim=-1, keepdim=True) / noise.norm(dim=-1, keepdim=True)
-        return self.after(self.own + scale * noise)
+        """Answers after a change of the same norm as the whole exchange, in a random direction."""
+        return self.after(self.own + random_change(self.difference, generator))
 
     @torch.no_grad()
     def after(self, state: Float[Tensor, "pair site d_model"]) -> Int[Tensor, "pair delay pos"]:
@@ -142,6 +140,8 @@ class InterchangeRun:
             place = torch.full((len(self.pairs.inputs),), -1, device=read.device)
             place[undisturbed.rows] = torch.arange(len(undisturbed.rows), device=read.device)
             here = (place[self.pairs.base] >= 0).nonzero().squeeze(1)
+            if not len(here):
+                continue
             in_order = here[self.pairs.loop[here].argsort(stable=True)]
             for rows in in_order.split(_AT_A_TIME):
                 go_on = self._whole if self._reach is None else self._cone
@@ -253,3 +253,10 @@ class InterchangeRun:
             pair, column = reached.nonzero(as_tuple=True)
             answers = answer(self.model.readout(h))[pair, column].to(read)
             read[rows[pair], t - loop[pair], place[pair, column]] = answers
+
+
+def _reads_tokens(model: Any) -> bool:
+    """Whether a step needs the whole sequence's tokens, so that no part of it can go on alone."""
+    config = getattr(model, "config", None)
+    positions = (getattr(config, name, None) for name in ("positions", "abacus_target"))
+    return tuple(positions) == ("abacus", "qk")

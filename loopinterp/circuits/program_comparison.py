@@ -188,9 +188,9 @@ def compare_programs(
             gather_evidence(model, rivals, batches, strategy, strata, seed=seed)
             for model in several
         ]
-        classes = _classes(found)
+        classes = stratum_classes(found)
         delays = max(e.within.shape[1] for e in found)
-        tables = [_Table(e, classes, delays) for e in found]
+        tables = [EvidenceTable(e, classes, delays) for e in found]
         arrays = {
             name: np.stack([getattr(t, name) for t in tables])
             for name in ProgramComparison.VARIABLES
@@ -217,7 +217,7 @@ def compare_programs(
         )
 
 
-def _classes(found: Sequence[Evidence]) -> list[str]:
+def stratum_classes(found: Sequence[Evidence]) -> list[str]:
     """Names of all classes of all strata, "all" first."""
     names = {
         f"{stratum}: {label}": None
@@ -230,7 +230,7 @@ def _classes(found: Sequence[Evidence]) -> list[str]:
     return [ALL, *(f"{MANIFOLD}: {label}" for label in (REACHED, UNREACHED)), *names]
 
 
-class _Table:
+class EvidenceTable:
     """The evidence on one model, counted by program, stratum and delay."""
 
     def __init__(self, evidence: Evidence, classes: Sequence[str], delays: int) -> None:

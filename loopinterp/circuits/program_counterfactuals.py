@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -195,6 +195,10 @@ class Claims:
         self, expected: Int[Tensor, "pair delay pos"], changes: Bool[Tensor, "pair delay"]
     ) -> None:
         self.expected, self.changes = expected, changes
+
+    def __getitem__(self, rows: Any) -> Claims:
+        """Those of some of the pairs, by index or mask."""
+        return Claims(self.expected[rows], self.changes[rows])
 
     def agree(self, answers: Int[Tensor, "pair delay pos"]) -> Bool[Tensor, "pair delay"]:
         """Whether the whole answer is the one it says, at each delay."""

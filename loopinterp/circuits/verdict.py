@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -110,6 +111,30 @@ class Counts:
     unchanged: int
     n_same: int
     solved: float
+
+    def only(self, programs: Sequence[str]) -> Counts:
+        """The same counts for some of the programs: the evidence of a shorter list."""
+        at = [list(self.programs).index(p) for p in programs]
+        by_program = {
+            name: getattr(self, name)[at]
+            for name in (
+                "right",
+                "active",
+                "run_right",
+                "run_active",
+                "prefix_right",
+                "prefix_active",
+                "undisturbed",
+                "decided",
+                "random_right",
+                "swap_right",
+                "random_active",
+            )
+        }
+        by_two = {
+            name: getattr(self, name)[np.ix_(at, at)] for name in ("duel_right", "apart", "alike")
+        }
+        return dataclasses.replace(self, programs=list(programs), **by_program, **by_two)
 
 
 def decide(counts: Counts, *, threshold: float = THRESHOLD) -> Verdict:
@@ -308,8 +333,6 @@ def _followed_for(counts: Counts, p: int, threshold: float) -> int:
 
 
 def _with_statement(verdict: Verdict, rate: float) -> Verdict:
-    import dataclasses
-
     name = plain(verdict.nearest)
     if verdict.named:
         text = (

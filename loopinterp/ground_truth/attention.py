@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from loopinterp.circuits import head_study
-from loopinterp.circuits.sections import head_name
+from loopinterp.circuits.layer_sections import head_name
 from loopinterp.ground_truth.checks import Score
 
 if TYPE_CHECKING:
-    from loopinterp.circuits.heads import HeadMatch
+    from loopinterp.circuits.head_matching import HeadMatch
     from loopinterp.ground_truth.subjects import Subject
 
 EXAMPLES = 48

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
-    from loopinterp.circuits.patching.result import PatchingSweep
+    from loopinterp.circuits.activation_patching_result import PatchingSweep
     from loopinterp.ground_truth.subjects import Subject
     from loopinterp.rasp.program import LoopProgram
 

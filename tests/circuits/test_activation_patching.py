@@ -10,13 +10,13 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from loopinterp.circuits import PatchingSweep, patching_sweep
-from loopinterp.circuits.patching.inputs import unrelated
-from loopinterp.circuits.patching.result import MEASURES
+from loopinterp.circuits.activation_patching import patching_sweep
+from loopinterp.circuits.activation_patching_inputs import unrelated
+from loopinterp.circuits.activation_patching_result import MEASURES, PatchingSweep
 from loopinterp.errors import InputError
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, bind
 from loopinterp.rasp.compiler import compile_program
-from loopinterp.results import load_result
+from loopinterp.saved_results import load_result
 from loopinterp.tasks import Addition
 from tests.models.variants import VARIANTS, build, some_inputs
 
@@ -105,10 +105,9 @@ def test_every_patch_is_that_of_the_unrolled_untied_model(component, each):
     full = "attn.hook_z" if component == "z" else f"hook_{component}"
     heads = range(2) if component == "z" else [None]
     places = range(POS) if each else [None]
-    assert found.recovered.shape == (LOOPS, 2, len(heads), len(places))
-    assert found.prelude is not None and found.prelude.shape[1] == 1
-    assert found.coda is not None and found.coda.shape[1] == 1
-    block = np.stack([getattr(found, name) for name in MEASURES])
+    assert found.data["recovered"].shape == (LOOPS, 2, len(heads), len(places))
+    around = found.around()
+    assert {name: part.sizes["layer"] for name, part in around.items()} == {"prelude": 1, "coda": 1}
     for k in range(2 + LOOPS * 2):
         for h, head in enumerate(heads):
             for p, place in enumerate(places):
@@ -116,13 +115,13 @@ def test_every_patch_is_that_of_the_unrolled_untied_model(component, each):
                 for donor in (source, other):
                     run = patch_untied(deep, f"blocks.{k}.{full}", (base, donor), head, place)
                     expected += by_hand(run, *ends)
-                if k == 0:
-                    measured = found.prelude[:, 0, h, p]
-                elif k == 1 + LOOPS * 2:
-                    measured = found.coda[:, 0, h, p]
+                if k in (0, 1 + LOOPS * 2):
+                    section = around["coda" if k else "prelude"].sel(layer=0)
                 else:
                     loop, layer = divmod(k - 1, 2)
-                    measured = block[:, loop, layer, h, p]
+                    section = found.data.sel(loop=loop, layer=layer)
+                cell = section.isel(head=h, pos=p)
+                measured = [float(cell[name]) for name in MEASURES]
                 np.testing.assert_allclose(measured, expected, atol=1e-4)
 
 
@@ -143,9 +142,9 @@ def test_a_patch_of_the_state_is_that_of_the_plain_iteration(variant):
         runs.append(passed)
     it = bind(model, base)
     ends = it.readout(runs[0][-1]), bind(model, source).readout(runs[1][-1])
-    assert found.loops == [0, 1, 2, 3]
-    assert found.positions == ["chosen"] and found.layers == ["state"]
-    assert found.prelude is None and found.coda is None
+    axes = {axis: values.values.tolist() for axis, values in found.data.coords.items()}
+    assert axes == {"loop": [0, 1, 2, 3], "layer": ["state"], "head": ["all"], "pos": ["chosen"]}
+    assert found.around() == {}
     for t in range(LOOPS + 1):
         expected = []
         for donor in runs[1:]:
@@ -155,7 +154,7 @@ def test_a_patch_of_the_state_is_that_of_the_plain_iteration(variant):
             for _ in range(t, LOOPS):
                 h = it.step(h)
             expected += by_hand(it.readout(h), *ends)
-        measured = [getattr(found, name)[t, 0, 0, 0] for name in MEASURES]
+        measured = [found.data[name].sel(loop=t).item() for name in MEASURES]
         np.testing.assert_allclose(measured, expected, atol=1e-4)
 
 
@@ -174,11 +173,9 @@ def test_patching_clean_into_clean_changes_nothing(seed, component, positions, v
     found = patching_sweep(
         model, base, source, n_loops=2, component=component, positions=positions, other=base
     )
-    np.testing.assert_array_equal(found.control_recovered, 0)
-    np.testing.assert_allclose(found.control_effect, 0, atol=1e-3)
-    for values in found.around().values():
-        np.testing.assert_array_equal(values[2], 0)
-        np.testing.assert_allclose(values[3], 0, atol=1e-3)
+    for section in (found.data, *found.around().values()):
+        np.testing.assert_array_equal(section["control_recovered"], 0)
+        np.testing.assert_allclose(section["control_effect"], 0, atol=1e-3)
 
 
 @pytest.mark.parametrize("component", ["resid_pre", "state"])
@@ -186,8 +183,8 @@ def test_the_whole_stream_carries_everything_where_nothing_is_injected(component
     model = without_injection(n_layers=2)
     base, source, _ = tokens()
     found = patching_sweep(model, base, source, n_loops=LOOPS, component=component)
-    np.testing.assert_array_equal(found.recovered, 1)
-    np.testing.assert_allclose(found.effect, 1, atol=1e-5)
+    np.testing.assert_array_equal(found.data["recovered"], 1)
+    np.testing.assert_allclose(found.data["effect"], 1, atol=1e-5)
 
 
 @pytest.mark.parametrize("variant", [name for name in VARIANTS if name != "abacus on q and k"])
@@ -196,18 +193,19 @@ def test_the_last_state_carries_everything_whatever_is_injected(variant):
     model = build(variant, init_std=0.8)
     base, source = some_inputs(model, seed=1), some_inputs(model, seed=2)
     found = patching_sweep(model, base, source, n_loops=LOOPS, component="state")
-    assert found.recovered[-1, 0, 0, 0] == 1
-    assert found.effect[-1, 0, 0, 0] == pytest.approx(1, abs=1e-6)
+    cells = found.data.squeeze(["layer", "head", "pos"])
+    assert cells["recovered"].sel(loop=LOOPS) == 1
+    assert float(cells["effect"].sel(loop=LOOPS)) == pytest.approx(1, abs=1e-6)
     if model.config.initial_state != "embedding":  # the start knows nothing of the input
-        assert found.recovered[0, 0, 0, 0] == 0
-        assert found.effect[0, 0, 0, 0] == pytest.approx(0, abs=1e-5)
+        assert cells["recovered"].sel(loop=0) == 0
+        assert float(cells["effect"].sel(loop=0)) == pytest.approx(0, abs=1e-5)
 
 
 def test_a_state_before_the_last_does_not_where_the_input_is_injected():
     model = build("demo", init_std=0.8)
     base, source = some_inputs(model, seed=1), some_inputs(model, seed=2)
     found = patching_sweep(model, base, source, n_loops=LOOPS, component="state")
-    assert (np.abs(found.effect[:-1] - 1) > 1e-3).all()
+    assert (abs(found.data["effect"].isel(loop=slice(-1)) - 1) > 1e-3).all()
 
 
 def test_only_the_heads_of_a_compiled_circuit_carry_anything():
@@ -218,11 +216,13 @@ def test_only_the_heads_of_a_compiled_circuit_carry_anything():
     )
     found = patching_sweep(compiled.model, batch.inputs, other.inputs, n_loops=7, component="z")
     used = {(node.layer, node.head) for node in compiled.circuit.heads}
-    for layer, head in np.ndindex(found.effect.shape[1:3]):
-        patched = found.effect[:, layer, head, 0]
+    sizes = found.data.sizes
+    for layer, head in np.ndindex(sizes["layer"], sizes["head"]):
+        cells = found.data.sel(layer=layer, head=head, pos="all")
+        patched = cells["effect"]
         if (layer, head) in used:  # early carries are made anew: late ones decide
             assert patched[-1] > 0.1
-            assert found.control_effect[-1, layer, head, 0] < patched[-1]
+            assert cells["control_effect"][-1] < patched[-1]
         else:
             np.testing.assert_allclose(patched, 0, atol=1e-5)
 
@@ -242,7 +242,8 @@ def test_scored_positions_are_the_only_ones_that_count():
     late = patching_sweep(
         model, base, source, n_loops=2, component="mlp_out", positions="each", scored=scored
     )
-    assert late.recovered[-1, 0, 0, :-1].tolist() == [0.0] * (POS - 1)
+    early = late.data["recovered"].sel(loop=1, layer=0, head="all", pos=slice(0, POS - 2))
+    assert early.values.tolist() == [0.0] * (POS - 1)
 
 
 def test_another_metric_is_scaled_from_base_to_source():
@@ -260,7 +261,7 @@ def test_another_metric_is_scaled_from_base_to_source():
         ends = [float(model(x, n_loops=2)[:, -1, 0].mean()) for x in (base, source)]
     assert [found.metric_base, found.metric_source] == pytest.approx(ends)
     whole = patching_sweep(model, base, source, n_loops=2, metric=first_logit)
-    np.testing.assert_allclose(whole.effect, 1, atol=1e-5)
+    np.testing.assert_allclose(whole.data["effect"], 1, atol=1e-5)
 
 
 def test_side_by_side_is_one_by_one():
@@ -268,11 +269,9 @@ def test_side_by_side_is_one_by_one():
     base, source, _ = tokens()
     args = {"n_loops": 2, "component": "z", "positions": "each"}
     many, one = (patching_sweep(model, base, source, **args, max_rows=m) for m in (1024, 1))
-    for name in many.AXES:
-        values = getattr(many, name), getattr(one, name)
-        assert (values[0] is None) == (values[1] is None)
-        if values[0] is not None:
-            np.testing.assert_allclose(*values, atol=1e-5)
+    assert many.data.keys() == one.data.keys() and "coda_effect" in many.data
+    for name in many.data:
+        np.testing.assert_allclose(many.data[name], one.data[name], atol=1e-5)
 
 
 def test_some_loops_are_those_of_all():
@@ -281,8 +280,9 @@ def test_some_loops_are_those_of_all():
     args = {"n_loops": 4, "component": "attn_out"}
     every = patching_sweep(model, base, source, **args)
     some = patching_sweep(model, base, source, **args, loops=[1, -1])
-    assert some.loops == [1, 3]
-    np.testing.assert_allclose(some.effect, every.effect[[1, 3]], atol=1e-6)
+    assert some.data["loop"].values.tolist() == [1, 3]
+    expected = every.data["effect"].sel(loop=[1, 3])
+    np.testing.assert_allclose(some.data["effect"], expected, atol=1e-6)
 
 
 def test_hooks_of_the_model_stay_and_none_is_left():
@@ -309,16 +309,18 @@ def test_the_table_the_files_and_the_words(tmp_path):
     found = patching_sweep(model, base, source, n_loops=2, component="z", positions="each")
     read = load_result(found.save(tmp_path))
     assert isinstance(read, PatchingSweep)
-    frame = read.to_frame()
+    frame = read.to_dataframe()
     assert frame.columns.tolist()[:5] == ["section", "loop", "layer", "head", "pos"]
     assert frame["section"].value_counts().to_dict() == {"block": 32, "coda": 16, "prelude": 8}
     assert frame["loop"].isna().sum() == 24
     row = frame.query("section == 'block' and loop == 1 and layer == 0 and head == 1 and pos == 2")
-    assert row["effect"].tolist() == [found.effect[1, 0, 1, 2]]
-    assert found.coda is not None
+    cell = found.data["effect"].sel(loop=1, layer=0, head=1, pos=2)
+    assert row["effect"].tolist() == [cell.item()]
     row = frame.query("section == 'coda' and layer == 1 and head == 0 and pos == 3")
-    assert row["control_effect"].tolist() == [found.coda[3, 1, 0, 3]]
-    (said,) = read.summary()
+    cell = found.around()["coda"]["control_effect"].sel(layer=1, head=0, pos=3)
+    assert row["control_effect"].tolist() == [cell.item()]
+    assert len(read.to_dataframe("effect")) == 32
+    (said,) = read.findings()
     assert said.text.endswith("do.") and said.value.endswith("%") and "head" in said.text
 
 
@@ -326,10 +328,10 @@ def test_the_summary_says_where_a_patch_does_most():
     model = without_injection()
     base, source, _ = tokens()
     whole = patching_sweep(model, base, source, n_loops=2)
-    assert whole.summary()[0].value == "100%"
-    assert "in loop 0, layer 0 at all positions" in whole.summary()[0].text
+    assert whole.findings()[0].value == "100%"
+    assert "in loop 0, layer 0 at all positions" in whole.findings()[0].text
     state = patching_sweep(model, base, source, n_loops=2, component="state")
-    assert "after 0 loops" in state.summary()[0].text
+    assert "after 0 loops" in state.findings()[0].text
 
 
 @pytest.mark.usefixtures("no_type_checks")

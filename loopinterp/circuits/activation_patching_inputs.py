@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loopinterp.circuits.patching.result import WORDS
-from loopinterp.errors import InputError, unknown_name
+from loopinterp.circuits.activation_patching_result import WORDS
+from loopinterp.errors import InputError, check_choice, check_integer, unknown_name
 from loopinterp.models.looped_transformer import LoopedTransformer
 from loopinterp.models.sites import resolve_index
 
@@ -120,12 +120,8 @@ def check_run(
             given=type(model).__name__,
             fix="Use swaps of states (compare_programs) for other looped models.",
         )
-    if component not in WORDS:
-        raise unknown_name("component", component, WORDS)
-    if max_rows < 1:
-        raise InputError(
-            "max_rows", expected="an integer >= 1", given=str(max_rows), fix="Pass 1 or more."
-        )
+    check_choice("component", component, WORDS)
+    check_integer("max_rows", max_rows, least=1)
     if base.ndim < 2 or not len(base):
         raise InputError(
             "base",

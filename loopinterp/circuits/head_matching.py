@@ -10,40 +10,36 @@ import numpy as np
 import torch
 
 from loopinterp.errors import InputError
-from loopinterp.results import Figure, Finding, Result, percent, study
+from loopinterp.results import Result, study
 
 if TYPE_CHECKING:
+    import xarray as xr
     from jaxtyping import Bool, Float
     from torch import Tensor
-
-_AXES = ("loop", "head", "selector")
 
 TOLERANCE = 1e-3
 """A head computes a selector whose overlap with its attention falls short of 1 by no more."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class HeadMatch(Result):
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class HeadMatch(Result, kind="head-match"):
     """What :func:`match_heads` returns. Values are NaN where a selector selects nothing.
 
-    Attributes:
+    Arrays:
         overlap: Overlap (1 - total variation distance) of each head's attention with attention
             spread evenly over the keys that the selector selects, over examples and over queries
             that select any. 1 only for a head that looks at exactly those keys, evenly.
         overlap_even: Control: the same if each query spread its attention evenly over the keys
-            that it can see [loop, selector].
+            that it can see.
         overlap_by_position: Control: the same if the head looked in every example as it does on
             average; as high as ``overlap`` where attention does not depend on the input.
         overlap_other_input: Control: overlap with what is selected in another example.
         mass: Mean attention of each head to the keys that the selector selects. Near 1 also for
             a head that looks at some of those keys only.
-        even: The control ``overlap_even``, for ``mass``.
-        by_position: The control ``overlap_by_position``, for ``mass``.
-        other_input: The control ``overlap_other_input``, for ``mass``.
-        heads: Name of each head.
-        selectors: Name of each selector; of those that coincide on the whole sample, all names.
-        names: All names of each selector.
-        loops: Index of each loop.
+        mass_even: The control ``overlap_even``, for ``mass``; and so on for the others.
+
+    Attributes:
+        names: All names of each selector: those that coincide on the whole sample are one.
         computes: The heads that compute each selector: overlap of at least 1 - 1e-3 at every loop
             at which it selects anything.
         assigned: Head of each selector under the best one-to-one assignment over all loops (""
@@ -51,82 +47,42 @@ class HeadMatch(Result):
         assigned_by_loop: The same, loop by loop.
     """
 
-    AXES: ClassVar[dict[str, tuple[str, ...]]] = {
-        "overlap": _AXES,
-        "overlap_even": ("loop", "selector"),
-        "overlap_by_position": _AXES,
-        "overlap_other_input": _AXES,
-        "mass": _AXES,
-        "even": ("loop", "selector"),
-        "by_position": _AXES,
-        "other_input": _AXES,
+    VARIABLES: ClassVar[Mapping[str, str]] = {
+        name: "loop selector" if name.endswith("_even") else "loop head selector"
+        for measure in ("overlap", "mass")
+        for name in (measure, *(f"{measure}_{c}" for c in ("even", "by_position", "other_input")))
     }
 
-    overlap: np.ndarray
-    overlap_even: np.ndarray
-    overlap_by_position: np.ndarray
-    overlap_other_input: np.ndarray
-    mass: np.ndarray
-    even: np.ndarray
-    by_position: np.ndarray
-    other_input: np.ndarray
-    heads: list[str]
-    selectors: list[str]
     names: list[list[str]]
-    loops: list[int]
     computes: list[list[str]]
     assigned: list[str]
     assigned_by_loop: list[list[str]]
 
     @property
+    def heads(self) -> list[str]:
+        """Name of each head."""
+        return self.data["head"].values.tolist()
+
+    @property
+    def selectors(self) -> list[str]:
+        """Name of each selector; of those that coincide on the whole sample, all names."""
+        return self.data["selector"].values.tolist()
+
+    @property
     def empty(self) -> list[str]:
         """The selectors that select nothing at any query of the sample."""
-        nothing = np.isnan(self.overlap_even).all(0)
-        return [self.selectors[k] for k in np.flatnonzero(nothing)]
+        return self._where(self.data["overlap_even"].isnull().all("loop"))
 
-    def over_loops(self, name: str) -> np.ndarray:
-        """Mean of an array over the loops at which the selector selects anything."""
-        return _over_loops(getattr(self, name))
-
-    def figures(self) -> list[Figure]:
-        from loopinterp.circuits.figures import head_figures
-
-        return head_figures(self)
-
-    def summary(self) -> list[Finding]:
-        """Which selectors are computed by a head, or the best match; and which say nothing."""
-        findings = []
-        computed = [(s, h) for s, h in zip(self.selectors, self.computes) if h]
-        if computed:
-            pairs = "; ".join(f"“{name}” by {', '.join(heads)}" for name, heads in computed)
-            value = f"{len(computed)} of {len(self.selectors)}"
-            text = (
-                f"{value} selectors are computed by a head, whose attention is that of the "
-                f"selector to {TOLERANCE:g} at every loop: {pairs}."
-            )
-            findings.append(Finding(kind="program", text=text, value=value))
-        elif len(self.empty) < len(self.selectors):
-            findings.append(self._best())
-        if self.empty:
-            names = ", ".join(f"“{name}”" for name in self.empty)
-            text = (
-                f"Nothing is selected at any query of the sample, so nothing is said, by: {names}."
-            )
-            findings.append(Finding(kind="program", text=text))
-        return findings
-
-    def _best(self) -> Finding:
-        """The best match of a head and a selector, against even attention."""
-        overlap, even = self.over_loops("overlap"), self.over_loops("overlap_even")
-        gain = overlap - even
-        head, selector = np.unravel_index(int(np.nanargmax(gain)), gain.shape)
-        value = percent(overlap[head, selector])
-        text = (
-            f"Of {len(self.heads)} heads, {self.heads[head]} comes nearest to a selector: its "
-            f"attention overlaps by {value} with that of “{self.selectors[selector]}” over all "
-            f"loops, against {percent(even[selector])} if attention were spread evenly."
+    @property
+    def everything(self) -> list[str]:
+        """The selectors that select all that can be seen: what any idle head looks at."""
+        even = self.data["overlap_even"]
+        return self._where(
+            (even.fillna(1.0) >= 1 - TOLERANCE).all("loop") & even.notnull().any("loop")
         )
-        return Finding(kind="program", text=text, value=value)
+
+    def _where(self, chosen: xr.DataArray) -> list[str]:
+        return chosen["selector"].values[chosen.values].tolist()
 
 
 def match_heads(
@@ -167,7 +123,7 @@ def match_heads(
         >>> keys = torch.tensor([[0, 0, 1], [0, 1, 0]])
         >>> selector = torch.nn.functional.one_hot(keys, 3).bool()[None]
         >>> found = match_heads(selector[:, :, None].float(), {"lookup": selector})
-        >>> found.computes, float(found.overlap[0, 0, 0])
+        >>> found.computes, found.data["overlap"].sel(loop=0).item()
         ([['head 0']], 1.0)
     """
     parts = [patterns] if isinstance(patterns, torch.Tensor) else list(patterns)
@@ -188,13 +144,15 @@ def match_heads(
         exact = table["overlap"] >= 1 - TOLERANCE
         always = np.logical_or(exact, np.isnan(table["overlap"])).all(0) & exact.any(0)
         gain = table["overlap"] - table["overlap_even"][:, None]
-        return HeadMatch(
-            provenance=watch.provenance(),
+        return HeadMatch.of(
+            watch,
+            coords={
+                "loop": range(n_loops),
+                "head": names,
+                "selector": [" = ".join(group) for group, _ in groups],
+            },
             **table,
-            heads=names,
-            selectors=[" = ".join(group) for group, _ in groups],
             names=[group for group, _ in groups],
-            loops=list(range(n_loops)),
             computes=[[names[h] for h in np.flatnonzero(column)] for column in always.T],
             assigned=_assign(_over_loops(gain), np.asarray(always), names),
             assigned_by_loop=[_assign(g, e, names) for g, e in zip(gain, exact)],
@@ -237,12 +195,11 @@ def _measure(
             ("mass", _mass, chosen, shifted[0]),
             ("overlap", _overlap, uniform, shifted[1]),
         ):
-            prefix = "" if what == "mass" else f"{what}_"
             found = {
                 what: _mean(score(pattern, target), queries),
-                f"{prefix}even": _mean(score(alike, target), queries)[0],
-                f"{prefix}by_position": _mean(score(average, target), queries),
-                f"{prefix}other_input": _mean(score(pattern, other), shifted[2]),
+                f"{what}_even": _mean(score(alike, target), queries)[0],
+                f"{what}_by_position": _mean(score(average, target), queries),
+                f"{what}_other_input": _mean(score(pattern, other), shifted[2]),
             }
             for name, value in found.items():
                 columns.setdefault(name, []).append(value)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from loopinterp.circuits import PatchingSweep, patching_sweep
+from loopinterp.circuits.activation_patching import patching_sweep
+from loopinterp.circuits.activation_patching_result import PatchingSweep
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
 
 LOOPS, POS = 3, 4
@@ -62,15 +63,17 @@ def test_cells_are_those_of_the_result(tmp_path):
     result = drawn(2, 0, "z", None, tmp_path)
     panel: Any = result.figures()[0].plot.data[0]
     assert list(panel.x) == ["head 0.0", "head 0.1", "head 1.0", "head 1.1"]
-    assert panel.z[2][1] == result.recovered[2, 0, 1, 0]
-    assert panel.z[0][2] == result.recovered[0, 1, 0, 0]
+    recovered = result.data["recovered"].sel(pos="all")
+    assert panel.z[2][1] == recovered.sel(loop=2, layer=0, head=1)
+    assert panel.z[0][2] == recovered.sel(loop=0, layer=1, head=0)
 
 
 def test_positions_are_drawn_where_a_patch_does_most(tmp_path):
     result = drawn(2, 0, "z", "each", tmp_path)
     figure = result.figures()[0]
-    gain = (result.recovered - result.control_recovered).max((0, 3))
-    layer, head = divmod(int(gain.argmax()), 2)
+    recovered = result.data["recovered"]
+    gain = (recovered - result.data["control_recovered"]).max(["loop", "pos"])
+    layer, head = divmod(int(gain.values.argmax()), 2)
     assert figure.plot.layout.annotations[0].text == f"<b>head {layer}.{head}</b>"
     panel: Any = figure.plot.data[0]
-    assert panel.z.tolist() == result.recovered[:, layer, head].tolist()
+    assert panel.z.tolist() == recovered.sel(layer=layer, head=head).values.tolist()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from einops import rearrange, repeat
 
-from loopinterp.circuits.patching.inputs import (
+from loopinterp.circuits.activation_patching_inputs import (
     Comparison,
     Metric,
     check_run,
@@ -17,8 +19,8 @@ from loopinterp.circuits.patching.inputs import (
     compare,
     unrelated,
 )
-from loopinterp.circuits.patching.result import MEASURES, PatchingSweep
-from loopinterp.circuits.sections import CODA, PRELUDE, surround
+from loopinterp.circuits.activation_patching_result import MEASURES, PatchingSweep
+from loopinterp.circuits.layer_sections import CODA, PRELUDE, surround
 from loopinterp.models.inputs import check_loops
 from loopinterp.results import study
 
@@ -88,8 +90,8 @@ def patching_sweep(
         >>> config = LoopedTransformerConfig(d_model=16, n_heads=2, d_vocab=5, d_vocab_out=2)
         >>> base, source = torch.randint(5, (2, 8, 4), generator=torch.Generator().manual_seed(0))
         >>> found = patching_sweep(LoopedTransformer(config), base, source, n_loops=3)
-        >>> found.recovered.shape, float(found.recovered.min())
-        ((3, 1, 1, 1), 1.0)
+        >>> found.data["recovered"].sel(layer=0, head="all", pos="all").values.tolist()
+        [1.0, 1.0, 1.0]
     """
     check_run(model, base, source, other, component, max_rows)
     third = unrelated(source) if other is None else other
@@ -115,21 +117,25 @@ def patching_sweep(
             component=component,
             max_rows=max_rows,
         )
-        block = sweep.states_after(wanted) if of_state else sweep.block(wanted)
-        around = {} if of_state else sweep.around()
-        return PatchingSweep(
-            provenance=watch.provenance(),
-            **dict(zip(MEASURES, block)),
-            prelude=around.get(PRELUDE),
-            coda=around.get(CODA),
+        measured = sweep.states_after(wanted) if of_state else sweep.block(wanted)
+        arrays = dict(zip(MEASURES, measured))
+        coords: dict[str, Sequence[Any]] = {
+            "loop": wanted,
+            "layer": ["state"] if of_state else range(config.n_layers),
+            "head": range(config.n_heads) if component == "z" else ["all"],
+            "pos": places,
+        }
+        for section, measures in ({} if of_state else sweep.around()).items():
+            arrays |= {f"{section}_{m}": values for m, values in zip(MEASURES, measures)}
+            coords[f"{section}_layer"] = range(measures.shape[1])
+        return PatchingSweep.of(
+            watch,
+            coords=coords,
+            **arrays,
             component=component,
             metric=compared.name,
             metric_base=compared.at_base,
             metric_source=compared.at_source,
-            loops=wanted,
-            layers=["state"] if of_state else list(range(config.n_layers)),
-            heads=list(range(config.n_heads)) if component == "z" else ["all"],
-            positions=places,
             n_examples=len(base),
             n_scored=int(compared.differ.sum()),
         )
@@ -224,8 +230,12 @@ class _Sweep:
             donor = donors[part // n_patches].flatten(0, 1)
             logits = self._run(name, start, mask, donor, len(part))
             scores += [self.compared.score(one) for one in logits.chunk(len(part))]
-        table = np.array(scores).reshape(2, -1, len(self.chosen), 2)
-        return table.transpose(0, 3, 1, 2).reshape(len(MEASURES), *table.shape[1:3])
+        return rearrange(
+            np.array(scores),
+            "(donor head place) measure -> (donor measure) head place",
+            donor=2,
+            place=len(self.chosen),
+        )
 
     def _masks(self) -> Bool[Tensor, "patch batch pos ..."]:
         """What each patch replaces; heads in order, and positions of each head."""
@@ -233,15 +243,19 @@ class _Sweep:
             return self.chosen[..., None]
         n_heads = self.model.config.n_heads
         head = torch.eye(n_heads, dtype=torch.bool, device=self.chosen.device)
-        masks = self.chosen[None, ..., None] & head[:, None, None, None]
-        return masks.flatten(0, 1)[..., None]
+        return (
+            rearrange(self.chosen, "place batch pos -> 1 place batch pos 1 1")
+            & rearrange(head, "patched head -> patched 1 1 1 head 1")
+        ).flatten(0, 1)
 
     def _run(
         self, name: str | None, start: int | None, mask: Tensor, donor: Tensor, copies: int
     ) -> Float[Tensor, "row pos d_vocab_out"]:
         """Logits of as many copies of the base's run, each with its patch."""
-        inputs = self.base.repeat(copies, *[1] * (self.base.ndim - 1))
-        state = None if start is None else self.states[start].repeat(copies, 1, 1)
+        inputs = repeat(self.base, "batch ... -> (copy batch) ...", copy=copies)
+        state = None
+        if start is not None:
+            state = repeat(self.states[start], "batch ... -> (copy batch) ...", copy=copies)
         span = {"n_loops": self.n_loops, "start_at_loop": start or 0}
         if name is None:
             assert state is not None
