@@ -256,9 +256,17 @@ def _by_delay(counts: Counts, p: int, threshold: float) -> list[str]:
             failed.append((value, low, delay, delay))
     if not failed:
         return []
-    value, low, first, last = min(failed)
+    value, low, first, last = min(failed, key=lambda found: found[2])
     when = in_loops(first) if first == last else f"{first} to {last} loops later"
-    return [f"it says what happens {when} in {percent(value)} of pairs (at least {percent(low)})"]
+    return [
+        f"{when} it is right in {percent(value)} of pairs (95% interval from {percent(low)}), and "
+        f"fails at {_span(counts, failed)}"
+    ]
+
+
+def _span(counts: Counts, failed: list[tuple[float, float, int, int]]) -> str:
+    delays = sum(last - first + 1 for _, _, first, last in failed)
+    return f"{delays} of {counts.active.shape[1]} delays"
 
 
 def _by_stratum(counts: Counts, p: int, threshold: float) -> list[str]:
@@ -273,10 +281,10 @@ def _by_stratum(counts: Counts, p: int, threshold: float) -> list[str]:
     if not failed:
         return []
     value, low, name, active = min(failed)
-    where = "over all pairs" if name == ALL else f"where {name}"
+    where = "over all pairs" if name == ALL else f"worst in the stratum “{name}”"
     return [
-        f"{where} it says what happens over the whole run in {percent(value)} of {active} pairs "
-        f"(at least {percent(low)})"
+        f"{where} it is right over the whole run in {percent(value)} of {active} pairs (95% "
+        f"interval from {percent(low)})"
     ]
 
 
@@ -345,10 +353,12 @@ def _with_statement(verdict: Verdict, rate: float) -> Verdict:
         return dataclasses.replace(verdict, statement=text)
     parts = []
     if verdict.undisturbed:
-        names = " or ".join(f"“{plain(p)}”" for p in verdict.undisturbed)
-        parts.append(f"left alone, the model runs {names}")
-        if len(verdict.undisturbed) > 1:
-            parts[-1] += " (they answer alike there)"
+        # Of programs that answer alike there, the nearest is as good a name as any.
+        known = sorted(verdict.undisturbed, key=lambda p: (p != verdict.nearest, p))
+        others = len(known) - 1
+        parts.append(f"left alone, the model answers as “{plain(known[0])}” at every loop")
+        if others:
+            parts[-1] += f" (as {others} other{'s' if others > 1 else ''} of them would)"
     if verdict.followed_for == 0:
         parts.append(f"after an exchange it follows “{name}” at once, and no longer")
     elif verdict.followed_for > 0:
