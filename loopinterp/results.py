@@ -371,7 +371,7 @@ class Result:
                 f"result {path}",
                 expected=f"a result of the kind {cls.kind!r}",
                 given=f"one of the kind {header['kind']!r}",
-                fix="Load it with loopinterp.load_result.",
+                fix="Load it with loopinterp.saved_results.load_result.",
             )
         try:
             variables = {name: (header["axes"][name], array) for name, array in arrays.items()}

@@ -1,8 +1,6 @@
 from .comparison_evidence import Evidence as Evidence
-from .decoding import Decodability as Decodability
-from .decoding import decodability as decodability
-from .heads import HeadMatch as HeadMatch
-from .heads import match_heads as match_heads
+from .head_matching import HeadMatch as HeadMatch
+from .head_matching import match_heads as match_heads
 from .interchange_engine import InterchangeRun as InterchangeRun
 from .interchange_engine import answers_by_loop as answers_by_loop
 from .interchange_pairs import InterchangePairs as InterchangePairs
@@ -19,8 +17,10 @@ from .program_comparison import compare_programs as compare_programs
 from .program_counterfactuals import Prediction as Prediction
 from .program_counterfactuals import ProgramRuns as ProgramRuns
 from .program_model import ProgramModel as ProgramModel
-from .sections import head_name as head_name
+from .layer_sections import head_name as head_name
 from .subspace_search import SubspaceSearch as SubspaceSearch
 from .subspace_search import search_subspaces as search_subspaces
 from .verdict import Verdict as Verdict
 from .verdict import decide as decide
+from .variable_decodability import Decodability as Decodability
+from .variable_decodability import decodability as decodability

@@ -44,7 +44,6 @@ class HeadMatch(Result, kind="head-match"):
             at which it selects anything.
         assigned: Head of each selector under the best one-to-one assignment over all loops (""
             where there are more selectors than heads, or nothing is selected).
-        assigned_by_loop: The same, loop by loop.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
@@ -56,7 +55,6 @@ class HeadMatch(Result, kind="head-match"):
     names: list[list[str]]
     computes: list[list[str]]
     assigned: list[str]
-    assigned_by_loop: list[list[str]]
 
     @property
     def heads(self) -> list[str]:
@@ -155,7 +153,6 @@ def match_heads(
             names=[group for group, _ in groups],
             computes=[[names[h] for h in np.flatnonzero(column)] for column in always.T],
             assigned=_assign(_over_loops(gain), np.asarray(always), names),
-            assigned_by_loop=[_assign(g, e, names) for g, e in zip(gain, exact)],
         )
 
 

@@ -15,7 +15,6 @@ from loopinterp.plotting import (
     Reference,
     Series,
     bars_with_intervals,
-    heatmap_figure,
     heatmap_panels,
     line_figure,
 )
@@ -268,8 +267,8 @@ def _duels(result: ProgramComparison, data: xr.Dataset, order: list[str]) -> Fig
     apart = data["apart"].sel(program=order, rival=order)
     return Figure(
         title="Where two programs disagree",
-        plot=heatmap_figure(
-            np.where(apart.values > 0, duel.values, np.nan),
+        plot=heatmap_panels(
+            [HeatPanel(np.where(apart.values > 0, duel.values, np.nan))],
             x=names,
             y=names,
             x_title="rival",
@@ -294,8 +293,8 @@ def _by_model(result: ProgramComparison) -> Figure:
     data = result.data["whole_run"].sel(stratum=ALL, estimate="value")
     return Figure(
         title="Each model against each program",
-        plot=heatmap_figure(
-            data.values.T,
+        plot=heatmap_panels(
+            [HeatPanel(data.values.T)],
             x=[str(m) for m in data.model.values],
             y=[plain(str(p)) for p in data.program.values],
             x_title="model",

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
 import torch
 
-from loopinterp.circuits.runs import device_of
+from loopinterp.circuits.comparison_inputs import check_programs
 from loopinterp.errors import InputError
+from loopinterp.models.iteration import states_at
+from loopinterp.models.model_description import describe_model, device_of
 from loopinterp.probing.linear_probes import RidgeProbe
 from loopinterp.probing.probe_controls import with_random_weights
-from loopinterp.probing.states import describe_model, states_at
-from loopinterp.rasp.registry import get_program, list_programs
-from loopinterp.results import Figure, Finding, Result, study
+from loopinterp.results import Result, study
+from loopinterp.tasks.sampling import check_tokens
 from loopinterp.tasks.task import IGNORE
 
 if TYPE_CHECKING:
+    import xarray as xr
     from jaxtyping import Float, Int
     from torch import Tensor
 
@@ -26,83 +27,43 @@ if TYPE_CHECKING:
     from loopinterp.rasp.program import LoopProgram
     from loopinterp.tasks.task import Batch
 
-_AXES = ("variable", "loop", "program_loop")
-_READABLE = 0.95
 _FEWEST = 8
 """A class with fewer test places than this does not count towards balanced accuracy."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Decodability(Result):
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class Decodability(Result, kind="decodability"):
     """What :func:`decodability` returns.
 
     Balanced accuracy is the mean over classes of the fraction of that class that is read right;
-    a probe that knows nothing gets 1 / classes. NaN where a variable has one value only.
+    a probe that knows nothing gets 1 / classes. NaN where a variable has one value only. Loops of
+    the model count loops made, 0 the initial state; those of a program too, 0 after ``prepare``.
 
-    Attributes:
-        accuracy: Balanced accuracy of a linear probe on the model's state.
+    Arrays:
+        accuracy: Balanced accuracy of a linear probe on the model's state, of ``program.variable``.
         random_weights: Control: the same on the model with shuffled weights.
         shuffled: Control: the same probe on the labels of other examples.
-        embedding: Control: a probe on the injected input alone [variable, program_loop].
-        chance: 1 / classes [variable, program_loop].
-        variables: ``program.variable``.
-        loops: Loops of the model, 0 the initial state.
-        program_loops: Loops of the program, 0 after ``prepare``.
+        embedding: Control: a probe on the injected input alone.
+        chance: 1 / classes.
     """
 
-    AXES: ClassVar[dict[str, tuple[str, ...]]] = {
-        "accuracy": _AXES,
-        "random_weights": _AXES,
-        "shuffled": _AXES,
-        "embedding": ("variable", "program_loop"),
-        "chance": ("variable", "program_loop"),
+    VARIABLES: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("accuracy", "random_weights", "shuffled"), "variable loop program_loop"),
+        **dict.fromkeys(("embedding", "chance"), "variable program_loop"),
     }
+    OPTIONAL: ClassVar[frozenset[str]] = frozenset({"random_weights"})
 
-    accuracy: np.ndarray
-    random_weights: np.ndarray | None
-    shuffled: np.ndarray
-    embedding: np.ndarray
-    chance: np.ndarray
-    variables: list[str]
-    loops: list[int]
-    program_loops: list[int]
-
-    def best_loop(self, variable: str) -> list[int]:
-        """For each program loop, the model loop at which the variable is read best (-1: none)."""
-        table = self.accuracy[self.variables.index(variable)]
-        known = ~np.isnan(table).all(0)
-        filled = np.where(np.isnan(table), -1.0, table)
-        return [int(filled[:, k].argmax()) if known[k] else -1 for k in range(table.shape[1])]
-
-    def figures(self) -> list[Figure]:
-        from loopinterp.circuits.figures import decodability_figures
-
-        return decodability_figures(self)
-
-    def summary(self) -> list[Finding]:
-        """How many variables can be read loop for loop, after one loop and more.
-
-        Before the first loop there may be nothing to read: an initial state of zeros holds nothing.
-        """
-        read = []
-        for v, name in enumerate(self.variables):
-            same = np.diagonal(self.accuracy[v])[1:]
-            if not np.isnan(same).all() and float(np.nanmean(same)) >= _READABLE:
-                read.append(name)
-        some = f" ({', '.join(read)})" if read else ""
-        text = (
-            f"{len(read)} of {len(self.variables)} program variables{some} can be read from the "
-            f"model loop for loop, after one loop and more, with balanced accuracy of at least "
-            f"{_READABLE}. That says "
-            "where to look, not what is used: rival programs' variables can be read alike."
-        )
-        return [Finding(kind="program", text=text, value=f"{len(read)} of {len(self.variables)}")]
+    def loop_for_loop(self, name: str) -> xr.DataArray:
+        """An array where the model has made as many loops as the program, [variable, loop]."""
+        loops = self.data["loop"]
+        axes = {"loop", "program_loop"} & set(self.data[name].dims)
+        return self.data[name].sel(dict.fromkeys(axes, loops)).drop_vars("program_loop")
 
 
 def decodability(
     model: LoopedModel | Any,
     batch: Batch,
-    programs: Sequence[str | LoopProgram] | None = None,
+    programs: Sequence[str | LoopProgram],
     *,
     n_loops: int | None = None,
     random_model: LoopedModel | Any = None,
@@ -118,21 +79,22 @@ def decodability(
     Args:
         model: The model.
         batch: Examples in the programs' token format, on the model's device.
-        programs: The programs; by default all of addition.
+        programs: The programs, such as ``list_programs(task.name)``.
         n_loops: Loops of model and programs; by default the largest T(n) of the batch.
         random_model: The random-weights control; by default the model with shuffled weights, and
             none for a model that has no weights to shuffle.
         seed: Seed of the controls.
 
     Raises:
-        InputError: fewer than four examples.
+        InputError: fewer than four examples, no program, or tokens that a program does not know.
     """
     if len(batch) < 4:
         raise InputError(
             "batch", expected="at least 4 examples", given=str(len(batch)), fix="Draw more."
         )
-    named = list_programs("addition") if programs is None else programs
-    chosen = [get_program(p) if isinstance(p, str) else p for p in named]
+    chosen = check_programs(programs)
+    for program in chosen:
+        check_tokens(batch.inputs, len(program.inputs), f"inputs for program {program.name}")
     last = int(batch.n_loops.max()) if n_loops is None else n_loops
     with study(
         seed,
@@ -147,26 +109,27 @@ def decodability(
         labels = _labels(chosen, batch.inputs, row, pos, last)
         train = row % 2 == 0
         score = _Scorer(torch.stack(list(labels.values())), train)
-        states, e = states_at(model, batch.inputs, row, pos, loops=range(last + 1))
+
+        def states_of(some_model: Any) -> tuple[Tensor, Tensor]:
+            return states_at(some_model, batch.inputs, row, pos, loops=range(last + 1))
+
+        states, e = states_of(model)
         if random_model is None and isinstance(model, torch.nn.Module):
             random_model = with_random_weights(model, seed=seed)
-        random = None
-        if random_model is not None:
-            random = score(
-                states_at(random_model, batch.inputs, row, pos, loops=range(last + 1))[0]
-            )
         generator = torch.Generator().manual_seed(seed)
         other = _other_examples(row, pos, len(batch), generator)
-        return Decodability(
-            provenance=watch.provenance(),
+        return Decodability.of(
+            watch,
+            coords={
+                "variable": list(labels),
+                "loop": range(last + 1),
+                "program_loop": range(last + 1),
+            },
             accuracy=score(states),
-            random_weights=random,
+            random_weights=None if random_model is None else score(states_of(random_model)[0]),
             shuffled=_Scorer(score.labels[..., other], train)(states),
             embedding=score(e[None])[:, 0],
             chance=score.chance(),
-            variables=list(labels),
-            loops=list(range(last + 1)),
-            program_loops=list(range(last + 1)),
         )
 
 
@@ -203,18 +166,18 @@ class _Scorer:
         self.labels, self._train = labels, train
         self._test = labels[..., ~train]
 
-    def __call__(self, states: Float[Tensor, "loop place d_model"]) -> np.ndarray:
+    def __call__(self, states: Float[Tensor, "loop place d_model"]) -> Tensor:
         """Balanced accuracy [variable, loop, program_loop]."""
         tables = []
         for labels, test in zip(self.labels, self._test):
             probe = RidgeProbe().fit(states[:, None, self._train], labels[None, :, self._train])
             tables.append(_balanced(probe.predict(states[:, None, ~self._train]), test))
-        return torch.stack(tables).cpu().numpy()
+        return torch.stack(tables).cpu()
 
-    def chance(self) -> np.ndarray:
+    def chance(self) -> Tensor:
         """1 / classes [variable, program_loop]; NaN where there is one class."""
         counts = torch.stack([_counts(test).ge(_FEWEST).sum(-1) for test in self._test])
-        return torch.where(counts > 1, 1.0 / counts, torch.nan).cpu().numpy()
+        return torch.where(counts > 1, 1.0 / counts, torch.nan).cpu()
 
 
 def _counts(labels: Int[Tensor, "program_loop place"]) -> Tensor:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from loopinterp.ground_truth.checks import BY_KEY, SECTION
-from loopinterp.plotting import Series, bars_with_intervals, heatmap_figure
+from loopinterp.plotting import HeatPanel, Series, bars_with_intervals, heatmap_panels
 from loopinterp.results import Figure
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ def rightness(result: GroundTruth) -> np.ndarray:
 def _table(result: GroundTruth) -> Figure:
     asked = [k for k, key in enumerate(result.checks) if not np.isnan(result.value[:, k]).all()]
     names = [result.checks[k] for k in asked]
-    plot = heatmap_figure(
-        rightness(result)[:, asked],
+    plot = heatmap_panels(
+        [HeatPanel(rightness(result)[:, asked])],
         x=names,
         y=result.models,
         x_title="",

@@ -16,7 +16,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin, clone
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted
 
-from loopinterp.errors import InputError
+from loopinterp.errors import InputError, check_number
 from loopinterp.probing.probe_arrays import Problem, chunks, fit_problem, own_batch, to_tensor
 from loopinterp.probing.probe_solvers import logistic_solve, ridge_solve
 
@@ -58,10 +58,7 @@ class LinearProbe(ClassifierMixin, BaseEstimator):
             InputError: If shapes, devices or dtypes do not fit, a value is not finite, a weight
                 is negative, a cell has no samples, or there is only one class.
         """
-        if not (isinstance(self.alpha, (int, float)) and self.alpha >= 0):
-            raise InputError(
-                "alpha", expected="a number >= 0", given=repr(self.alpha), fix="Set alpha=1.0."
-            )
+        check_number("alpha", self.alpha, least=0)
         problem = fit_problem(self, X, y, sample_weight)
         coef, intercept = self._fit_grid(problem)
         self.classes_ = problem.classes

@@ -36,7 +36,6 @@ def test_heads_are_matched_to_what_they_select(parts):
     patterns, selectors = parts
     found = match_heads(patterns, selectors)
     assert found.assigned == ["head 2", "head 1"]
-    assert found.assigned_by_loop == [["head 2", "head 1"]] * LOOPS
     assert found.data["mass"][:, 2, 0].values.tolist() == [1.0] * LOOPS
     assert found.data["mass"][:, 1, 1].values.tolist() == [1.0] * LOOPS
     assert found.computes == [["head 2"], ["head 1"]]
@@ -121,7 +120,7 @@ def test_a_selector_that_selects_nothing_says_nothing(parts):
     assert "“never”" in found.findings()[-1].text
     none = match_heads(patterns, {"never": never})
     assert [finding.value for finding in none.findings()] == [""]
-    assert none.assigned == [""] and none.assigned_by_loop == [[""]] * LOOPS
+    assert none.assigned == [""]
     assert none.figures()[0].plot.data
 
 

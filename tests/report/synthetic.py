@@ -18,7 +18,6 @@ from loopinterp.plotting import (
     Reference,
     Series,
     bars_with_intervals,
-    heatmap_figure,
     heatmap_panels,
     line_figure,
     line_panels,
@@ -127,8 +126,8 @@ def _convergence() -> list[Figure]:
     )
     positions = np.arange(49)
     distance = np.exp(-np.maximum(loops[None, :] - 0.4 * positions[:, None], 0) / 5)
-    heat = heatmap_figure(
-        distance,
+    heat = heatmap_panels(
+        [HeatPanel(distance)],
         x=loops,
         y=positions,
         x_title="loop",
@@ -170,15 +169,14 @@ def _wavefront() -> list[Figure]:
     loops, chains = np.arange(13), np.arange(1, 13)
     accuracy = np.where(chains[:, None] <= loops[None, :], 0.995, 0.52)
     front = Series("one position a loop", [1, 12], [1, 12], colour="red", markers=False)
-    heat = heatmap_figure(
-        accuracy,
+    heat = heatmap_panels(
+        [HeatPanel(accuracy, overlay=[front])],
         x=loops,
         y=chains,
         x_title="loop",
         y_title="chain length",
         value_title="probe accuracy",
         value_range=(0.5, 1),
-        overlay=[front],
     )
     at_six = accuracy[5]
     lines = [
