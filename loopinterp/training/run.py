@@ -117,6 +117,11 @@ class Run:
         return cls(folder, config)
 
     @property
+    def is_trained(self) -> bool:
+        """Whether the model is trained here."""
+        return isinstance(self.config, TrainingConfig)
+
+    @property
     def cutoff(self) -> int:
         """Greatest problem length that the model was trained on, or made for."""
         if isinstance(self.config, GivenModelConfig):
