@@ -135,8 +135,8 @@ def _subspaces(model: StudiedModel) -> Result:
         model.sample(model.length(2 * max(model.cutoff, SHORT)), 256),
         comparison.verdict.nearest,
         ranks=(1, 2, 3),
-        pairs=SpreadPairs(pairs=256, same_value=0),
-        steps=60,
+        pairs=SpreadPairs(pairs=192, same_value=0),
+        steps=40,
         seed=model.seed,
     )
 
