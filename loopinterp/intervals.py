@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -45,7 +46,7 @@ def wilson_interval(
     return np.asarray(np.clip(low, 0, share)), np.asarray(np.clip(high, share, 1))
 
 
-def wilson_estimate(successes: np.ndarray | float, trials: np.ndarray | int) -> np.ndarray:
+def wilson_estimate(successes: ArrayLike, trials: ArrayLike) -> np.ndarray:
     """A share with Wilson's 95% interval as an estimate [..., (value, low, high)].
 
     NaN where there are no trials.

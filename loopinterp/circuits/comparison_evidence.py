@@ -1,4 +1,4 @@
-"""The evidence of a comparison: what one model and each program do, pair by pair and delay by delay.
+"""The evidence of a comparison: what a model and each program do, pair by pair, delay by delay.
 
 Nothing is averaged here; :mod:`loopinterp.circuits.program_comparison` counts it by stratum.
 """

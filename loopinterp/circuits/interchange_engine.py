@@ -149,8 +149,11 @@ class InterchangeRun:
         return read
 
     def states_at(
-        self, loop: Int[Tensor, "*place"], row: Int[Tensor, "*place"], pos: Int[Tensor, "*place"]
-    ) -> Float[Tensor, "*place d_model"]:
+        self,
+        loop: Int[Tensor, "pair #pos"],
+        row: Int[Tensor, "pair #pos"],
+        pos: Int[Tensor, "pair pos"],
+    ) -> Float[Tensor, "pair pos d_model"]:
         """Undisturbed states, for inputs few enough to be kept."""
         (run,) = self._runs()
         return run.states[loop, row, pos]

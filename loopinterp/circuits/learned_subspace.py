@@ -116,8 +116,8 @@ class _Crop:
         self,
         rows: Int[Tensor, " pair"],
         state: Tensor,
-        answers: Int[Tensor, "pair delay pos"],
-        changed: Int[Tensor, "pair delay pos"],
+        answers: Int[Tensor, "all_pairs delay pos"],
+        changed: Int[Tensor, "all_pairs delay pos"],
     ) -> Tensor:
         """Mean cross entropy with the answers at each delay and asked position.
 

@@ -81,19 +81,22 @@ class SpreadPairs:
         traces = [p.trace(batch.inputs, n_loops=last).variables for p in programs]
         differing, alike = [], []
         for loop in loops:
-            drawn = draw_pairs(len(batch), _TRIED * self.pairs // len(loops) + 1, generator)
-            base, source = drawn
+            most = _TRIED * self.pairs // len(loops) + 1
+            base, source = draw_pairs(len(batch), most, generator)
             same = batch.inputs[base] == batch.inputs[source]
             same[:, 0] = False  # a program's variables may lie one position to the left
             differs = _differ(traces, base, source, loop)
-            for found, where in ((differing, same & differs), (alike, same & ~differs)):
+            for found, where, more in (
+                (differing, same & differs, same),
+                (alike, same & ~differs, same & ~differs),
+            ):
                 pair, position = where.nonzero(as_tuple=True)
-                most = _TRIED * self.pairs // len(loops) + 1
                 chosen = torch.randperm(len(pair), generator=generator)[: 2 * most]
                 pair, position = pair[chosen], position[chosen]
+                others = self._other_sites(more[pair], position, generator)
                 loop_of = torch.full_like(pair, loop)
-                found.append(torch.stack([base[pair], source[pair], position, loop_of]))
-        other = self._pairs(torch.cat(differing, 1), batch, generator)
+                found.append(torch.stack([base[pair], source[pair], loop_of, position, *others]))
+        other = _pairs(torch.cat(differing, 1), batch)
         if not len(other):
             raise InputError(
                 "batch",
@@ -103,28 +106,22 @@ class SpreadPairs:
                 fix="Draw more or longer inputs.",
             )
         other = other[self._choose(other, programs, generator)]
-        alike_pairs = self._pairs(torch.cat(alike, 1), batch, generator)
+        alike_pairs = _pairs(torch.cat(alike, 1), batch)
         some = evenly_by_class(_token_classes(alike_pairs), self.same_value, generator)
         return join([other, alike_pairs[some]], KIND, (OTHER_VALUE, SAME_VALUE))
 
-    def _pairs(self, found: Tensor, batch: Batch, generator: torch.Generator) -> InterchangePairs:
-        base, source, position, loop = found
-        positions = position[:, None]
+    def _other_sites(
+        self, free: Bool[Tensor, "pair pos"], first: Tensor, generator: torch.Generator
+    ) -> list[Int[Tensor, " pair"]]:
+        """More positions of each pair, among those that are free; the first again if none is."""
+        free = free.scatter(1, first[:, None], False)
+        sites = []
         for _ in range(self.sites - 1):
-            free = batch.inputs[base] == batch.inputs[source]
-            free[:, 0] = False
             draw = torch.rand(free.shape, generator=generator).masked_fill(~free, -1)
-            positions = torch.cat([positions, draw.argmax(-1, keepdim=True)], 1)
-        return InterchangePairs(
-            inputs=batch.inputs,
-            asked=batch.targets != IGNORE,
-            n_loops=int(batch.n_loops.max()),
-            base=base,
-            source=source,
-            positions=positions,
-            loop=loop,
-            source_loop=loop,
-        )
+            site = torch.where(free.any(1), draw.argmax(1), first)
+            free = free.scatter(1, site[:, None], False)
+            sites.append(site)
+        return sites
 
     def _choose(
         self, found: InterchangePairs, programs: Sequence[LoopProgram], generator: torch.Generator
@@ -140,6 +137,21 @@ class SpreadPairs:
         chosen = torch.cat([spread, rest[telling]])
         left = looked[~torch.isin(looked, chosen)]
         return torch.cat([chosen, left[: self.pairs - len(chosen)]])
+
+
+def _pairs(found: Int[Tensor, "row pair"], batch: Batch) -> InterchangePairs:
+    """Pairs out of rows: base, source, loop, and the positions."""
+    base, source, loop, *positions = found
+    return InterchangePairs(
+        inputs=batch.inputs,
+        asked=batch.targets != IGNORE,
+        n_loops=int(batch.n_loops.max()),
+        base=base,
+        source=source,
+        positions=torch.stack(positions, 1),
+        loop=loop,
+        source_loop=loop,
+    )
 
 
 def spread_loops(n_loops: int, most: int) -> list[int]:

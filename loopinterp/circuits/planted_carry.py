@@ -1,10 +1,10 @@
-"""How long a carry that is put in by hand lives: from one loop (plain ripple) to for ever (sticky)."""
+"""How long a carry that is put in by hand lives: one loop (plain ripple) or for ever (sticky)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -50,7 +50,7 @@ class PlantedCarry(Result, kind="planted-carry"):
         n: Bits of the operands.
     """
 
-    VARIABLES = {"count": "model kind token left_token life"}
+    VARIABLES: ClassVar = {"count": "model kind token left_token life"}
 
     n: int
 

@@ -1,10 +1,10 @@
-"""Which program a looped model runs: rivals compared by interchange interventions, with a verdict."""
+"""Which program a looped model runs: rivals compared by interchange interventions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -49,7 +49,8 @@ class ProgramComparison(Result, kind="program-comparison"):
     - ``no_interchange``: how often no exchange at all would be right on the same pairs;
     - ``whole_run``: how often it is right at every delay; ``whole_run_active``: of how many;
     - ``followed``: how often it is right at every delay up to this one;
-    - ``pairs``: pairs of each stratum, whether something happens or not;
+    - ``pairs``: pairs of each stratum, whether something happens or not (which states a run
+      reaches depends on the program);
     - ``undisturbed``: share of the loops of runs without an exchange at which the whole answer is
       the program's (interval over runs); ``decided``: share of those answers of which it says
       something;
@@ -68,14 +69,14 @@ class ProgramComparison(Result, kind="program-comparison"):
         threshold: Least lower end of the accuracy of a named program.
     """
 
-    VARIABLES = {
+    VARIABLES: ClassVar = {
         "iia": "model program stratum delay estimate",
         "active": "model program stratum delay",
         "no_interchange": "model program stratum delay",
         "whole_run": "model program stratum estimate",
         "whole_run_active": "model program stratum",
         "followed": "model program delay estimate",
-        "pairs": "model stratum",
+        "pairs": "model program stratum",
         "undisturbed": "model program estimate",
         "decided": "model program",
         "duel": "model program rival estimate",
@@ -268,7 +269,7 @@ class EvidenceTable:
         self.prefix_active = with_end(so_far).sum(1)
         self.prefix_right = with_end(so_far & kept).sum(1)
         self.followed = wilson_estimate(self.prefix_right, self.prefix_active)
-        self.pairs = masks[0].sum(-1)
+        self.pairs = masks.sum(-1)
 
         n_runs = e.undisturbed.shape[1]
         # A run's loops are alike, so that intervals count runs.

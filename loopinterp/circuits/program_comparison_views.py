@@ -1,4 +1,4 @@
-"""What a comparison of programs shows: the verdict, accuracy by delay, and what the nearest misses."""
+"""What a comparison of programs shows: verdict, accuracy by delay, what the nearest misses."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _by_manifold(data: xr.Dataset, program: str) -> str:
     for label in (REACHED, UNREACHED):
         at = {"program": program, "stratum": f"{MANIFOLD}: {label}"}
         n = int(data["whole_run_active"].sel(at))
-        share = data["whole_run"].sel(at | {"estimate": "value"})
+        share = float(data["whole_run"].sel(at | {"estimate": "value"}))
         said = percent(share) if n >= STRATUM_PAIRS else "too few to say"
         parts.append(f"{said} of {n} that make a state {label}")
     return (
@@ -77,8 +77,8 @@ def _controls(data: xr.Dataset, program: str) -> str:
     at = {"program": program, "estimate": "value"}
     text = (
         f"Where “{plain(program)}” says that an exchange changes an answer, the whole run follows "
-        f"it in {percent(data['specific'].sel(at))}; after a random change of the same norm, in "
-        f"{percent(data['random_change'].sel(at))}."
+        f"it in {percent(float(data['specific'].sel(at)))}; after a random change of the same norm, "
+        f"in {percent(float(data['random_change'].sel(at)))}."
     )
     same = float(data["same_value"].sel(estimate="value"))
     if not np.isnan(same):

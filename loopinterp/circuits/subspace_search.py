@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -68,14 +68,14 @@ class SubspaceSearch(Result, kind="subspace-search"):
         scored_on: Pairs that they were scored on.
     """
 
-    VARIABLES = {
+    VARIABLES: ClassVar = {
         "carried": "subspace delay estimate",
         "complement": "subspace delay estimate",
         "active": "delay",
         "iia": "subspace delay estimate",
         "carried_by_token": "subspace token estimate",
     }
-    OPTIONAL = frozenset({"iia"})
+    OPTIONAL: ClassVar = frozenset({"iia"})
 
     ranks: list[int]
     methods: list[str]
@@ -220,8 +220,7 @@ def _result(
     table = _Tally(len(found) + 1, delays, len(tokens))
     for run in held_out:
         everything = run.interchange()
-        pairs = run.pairs if not whole else run.pairs
-        claims = Prediction(program, pairs, names=names).claims(run.base)
+        claims = Prediction(program, run.pairs, names=names).claims(run.base)
         asked = run.pairs.scored[:, None]
         moves = ((everything != run.base) & asked).any(-1) & run.within
         own = run.pairs.inputs[run.pairs.base, run.pairs.positions[:, 0]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -53,7 +53,7 @@ class FalseNames(Result, kind="false-names"):
             tell the two apart.
     """
 
-    VARIABLES = {"lists": "model", "wrong": "model", "equivalent": "model", "named": "model"}
+    VARIABLES: ClassVar = {"lists": "model", "wrong": "model", "equivalent": "model", "named": "model"}
 
     programs: list[str]
     originals: list[str]
@@ -66,8 +66,11 @@ class FalseNames(Result, kind="false-names"):
         table = {}
         for task in dict.fromkeys(self.tasks):
             of = np.array([t == task for t in self.tasks])
-            misses = {p for p, o, t in zip(self.programs, self.originals, self.tasks)
-                      if t == task and p != o}
+            misses = {
+                p
+                for p, o, t in zip(self.programs, self.originals, self.tasks)
+                if t == task and p != o
+            }
             data = {name: self.data[name].values[of] for name in self.VARIABLES}
             table[task] = {
                 "near misses": len(misses),
