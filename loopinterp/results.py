@@ -265,7 +265,7 @@ class Result:
         Args:
             watch: What timed the study.
             coords: Axis -> its coordinates; axes left out are counted from 0.
-            values: Arrays and fields by name.
+            values: Arrays (NumPy's, or tensors on any device) and fields, by name.
         """
         import xarray as xr
 
@@ -275,7 +275,7 @@ class Result:
         if any(ESTIMATE in a for a in axes.values()):
             coordinates[ESTIMATE] = list(ENDS)
         given = {
-            name: (axes[name], np.asarray(array))
+            name: (axes[name], np.asarray(array.cpu() if hasattr(array, "cpu") else array))
             for name, array in arrays.items()
             if array is not None
         }

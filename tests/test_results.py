@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import torch
 
 import loopinterp
 from loopinterp import results
@@ -98,6 +99,11 @@ def test_the_name_on_disk_is_the_kind_by_default(tmp_path: Path) -> None:
     assert path.name == "a-sample.safetensors" and kind_of(path) == "a-sample"
     sample().save(tmp_path, "another")
     assert [p.stem for p in result_files(tmp_path)] == ["a-sample", "another"]
+
+
+def test_tensors_are_taken_as_arrays() -> None:
+    made = sample(control=torch.ones(2, 3, requires_grad=False), right=torch.tensor([1, 0]))
+    assert made.data["control"].values.tolist() == [[1.0] * 3] * 2
 
 
 def test_a_cell_is_asked_for_by_name() -> None:

@@ -1,3 +1,5 @@
+from .activation_patching import patching_sweep as patching_sweep
+from .activation_patching_result import PatchingSweep as PatchingSweep
 from .comparison_evidence import Evidence as Evidence
 from .head_matching import HeadMatch as HeadMatch
 from .head_matching import match_heads as match_heads
@@ -6,6 +8,7 @@ from .interchange_engine import answers_by_loop as answers_by_loop
 from .interchange_pairs import InterchangePairs as InterchangePairs
 from .interchange_pairs import PairStrategy as PairStrategy
 from .interchange_pairs import Stratum as Stratum
+from .layer_sections import head_name as head_name
 from .learned_subspace import learn_subspace as learn_subspace
 from .model_heads import head_study as head_study
 from .pair_strategies import SpreadPairs as SpreadPairs
@@ -17,10 +20,9 @@ from .program_comparison import compare_programs as compare_programs
 from .program_counterfactuals import Prediction as Prediction
 from .program_counterfactuals import ProgramRuns as ProgramRuns
 from .program_model import ProgramModel as ProgramModel
-from .layer_sections import head_name as head_name
 from .subspace_search import SubspaceSearch as SubspaceSearch
 from .subspace_search import search_subspaces as search_subspaces
-from .verdict import Verdict as Verdict
-from .verdict import decide as decide
 from .variable_decodability import Decodability as Decodability
 from .variable_decodability import decodability as decodability
+from .verdict import Verdict as Verdict
+from .verdict import decide as decide

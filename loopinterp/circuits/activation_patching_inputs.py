@@ -118,7 +118,7 @@ def check_run(
             "model",
             expected="a LoopedTransformer, whose activations have addresses",
             given=type(model).__name__,
-            fix="Use swaps of states (compare_programs) for other looped models.",
+            fix="Use interchange interventions on states (compare_programs).",
         )
     check_choice("component", component, WORDS)
     check_integer("max_rows", max_rows, least=1)

@@ -172,12 +172,12 @@ class _Scorer:
         for labels, test in zip(self.labels, self._test):
             probe = RidgeProbe().fit(states[:, None, self._train], labels[None, :, self._train])
             tables.append(_balanced(probe.predict(states[:, None, ~self._train]), test))
-        return torch.stack(tables).cpu()
+        return torch.stack(tables)
 
     def chance(self) -> Tensor:
         """1 / classes [variable, program_loop]; NaN where there is one class."""
         counts = torch.stack([_counts(test).ge(_FEWEST).sum(-1) for test in self._test])
-        return torch.where(counts > 1, 1.0 / counts, torch.nan).cpu()
+        return torch.where(counts > 1, 1.0 / counts, torch.nan)
 
 
 def _counts(labels: Int[Tensor, "program_loop place"]) -> Tensor:

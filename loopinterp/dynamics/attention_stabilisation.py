@@ -125,7 +125,7 @@ def attention_stabilisation_study(
             coords={"loop": range(n_loops)},
             change=torch.cat([missing, change]),
             exact=exact,
-            answer_loops=batch.n_loops.cpu(),
+            answer_loops=batch.n_loops,
         )
 
 

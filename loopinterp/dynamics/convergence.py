@@ -49,7 +49,7 @@ PHASE = 16
 """Steps of the first phase of the search for a limit."""
 
 RITZ_TOLERANCE = 0.01
-"""Relative residual of a Ritz pair up to which the spectral radius counts as known."""
+"""Residual of the leading Ritz pair up to which the spectral radius counts as known."""
 
 _TOKEN = ("batch", "pos")
 _TOKEN_LOOPS = "loop batch pos"
@@ -83,8 +83,8 @@ class ConvergenceResult(Result, kind="convergence"):
             converge there is no limit, and "distance" is the distance to the last state reached.
         spectral_radius: Of the Jacobian at the limit; NaN where no limit was found, and for
             examples beyond ``n_spectral``.
-        spectral_residual: Relative residual of its Ritz pair; the radius is known where it is
-            under :data:`RITZ_TOLERANCE`.
+        spectral_residual: Relative residual of its Ritz pair; the radius counts as known where
+            residual times radius is at most :data:`RITZ_TOLERANCE`.
         answer_loops: T(n) of each example.
 
     Attributes:
@@ -206,9 +206,8 @@ def convergence_study(
             found = (status == Status.CONVERGED).nonzero().flatten()[:left]
             left -= len(found)
             part |= _stability(iteration, limit, found, spectral_vectors, seed)
-            parts.append(
-                {name: value.cpu() for name, value in part.items()} | {"limit_status": status.cpu()}
-            )
+            part["limit_status"] = status
+            parts.append({name: value.cpu() for name, value in part.items()})
         arrays = {
             name: torch.cat([part[name] for part in parts], dim=axes.split().index("batch"))
             for name, axes in ConvergenceResult.VARIABLES.items()
@@ -218,8 +217,8 @@ def convergence_study(
             watch,
             coords={"loop": range(n_loops + 1)},
             **arrays,
-            counted=counted.cpu(),
-            answer_loops=batch.n_loops.cpu(),
+            counted=counted,
+            answer_loops=batch.n_loops,
             threshold=threshold,
         )
 

@@ -95,7 +95,9 @@ def _limits(result: ConvergenceResult) -> Finding:
 
 def _known_radii(result: ConvergenceResult) -> xr.DataArray:
     """The spectral radii that were found to the tolerance."""
-    known = result.data["spectral_residual"] <= RITZ_TOLERANCE
+    # Against the bound of 1, what counts is the residual itself, not its share of a small radius.
+    residual = result.data["spectral_residual"] * result.data["spectral_radius"]
+    known = residual <= RITZ_TOLERANCE
     return result.data["spectral_radius"].where(known).dropna("batch")
 
 

@@ -113,15 +113,15 @@ def extrapolation_study(
             _follow(model, batch[rows], asked[rows], n_loops)
             for rows in torch.arange(len(batch), device=batch.targets.device).split(at_once)
         ]
-        exact, accuracy, residual = (torch.cat(p, dim=1).cpu() for p in zip(*parts))
+        exact, accuracy, residual = (torch.cat(p, dim=1) for p in zip(*parts))
         return ExtrapolationResult.of(
             watch,
             coords={"loop": range(n_loops + 1)},
             exact=exact,
             accuracy=accuracy,
             residual=residual,
-            length=batch.n.cpu(),
-            answer_loops=batch.n_loops.cpu(),
+            length=batch.n,
+            answer_loops=batch.n_loops,
             trained_loops=trained_loops,
         )
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from loopinterp.circuits import head_study
 from loopinterp.circuits.layer_sections import head_name
 from loopinterp.ground_truth.checks import Score
@@ -45,7 +43,7 @@ def score_heads(subject: Subject, *, seed: int = 0) -> dict[str, Score]:
     wrong = sum(bool(said[name] & partial) for name in outside)
     scores = {"no other head": Score(float(wrong), float(len(outside)))}
     if right:
-        even = float(np.nanmean(match.overlap_even))
+        even = float(match.data["overlap_even"].mean())
         scores["heads found"] = Score(sum(right) / len(right), even)
     return scores
 
@@ -63,5 +61,6 @@ def _unasked(match: HeadMatch) -> set[str]:
 
 def _partial(match: HeadMatch) -> list[list[str]]:
     """Selectors that are not simply everything: an idle head looks at everything evenly."""
-    everything = np.nan_to_num(match.overlap_even, nan=1.0).min(axis=0) > 1 - 1e-6
+    even = match.data["overlap_even"].fillna(1.0).min("loop")
+    everything = (even > 1 - 1e-6).values
     return [names for names, all_keys in zip(match.names, everything) if not all_keys]

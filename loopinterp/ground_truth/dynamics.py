@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from loopinterp.dynamics import convergence_study, readout_margin, stable_from
@@ -41,15 +40,15 @@ def score_dynamics(subject: Subject, *, seed: int = 0) -> dict[str, Score]:
     )
     own = _settled(trace)
     # The study counts the first loop that moves nothing; the program, the last that does.
-    found = torch.from_numpy(np.array(result.settled_at)) - 1
+    found = torch.from_numpy(result.data["settled_at"].values) - 1
     scores = {"settling loop": _shares(found, own)}
     logits = model(batch.inputs, n_loops=n_loops, return_type="all_logits")
     if logits.shape[-1] > 1:
         decided = readout_margin(logits) > LOGIT / 2
         answers = torch.where(decided, logits.argmax(-1), UNKNOWN)
         scores["answer stable"] = _shares(stable_from(answers), stable_from(trace.outputs))
-    radius = result.spectral_radius[~np.isnan(result.spectral_radius)]
-    if int(own.max()) < n_loops - 1 and len(radius):
+    radius = result.data["spectral_radius"].dropna("batch")
+    if int(own.max()) < n_loops - 1 and radius.size:
         scores["stability"] = Score(float(radius.max()), 1.0)
     return scores
 

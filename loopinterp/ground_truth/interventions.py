@@ -162,7 +162,7 @@ def _predicted(
 
 
 def _alike(states: PatchingSweep, said: Tensor) -> Score:
-    measured = torch.from_numpy(states.recovered[:, 0, 0]).to(said)
+    measured = torch.from_numpy(states.data["recovered"].squeeze(["layer", "head"]).values).to(said)
 
     def share(first: Tensor, second: Tensor) -> float:
         known = ~(first.isnan() | second.isnan())
@@ -178,7 +178,7 @@ def _heads(subject: Subject, sweep: PatchingSweep) -> Score:
     for head in circuit.heads:
         if head.section == "block":
             inside[head.layer, head.head] = True
-    effect = np.abs(sweep.effect[..., 0]).max(axis=0)
+    effect = abs(sweep.data["effect"].isel(pos=0)).max("loop").values
     outside = effect[~inside]
     return Score(
         float(outside.max()) if outside.size else 0.0,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
 from loopinterp.circuits import ProgramModel
@@ -44,8 +43,8 @@ def score_wavefront(subject: Subject, *, seed: int = 0) -> dict[str, Score]:
         own, found = (
             _study(model, shuffled, n, seed) for model in (itself, subject.without_distractors)
         )
-    shares = [np.abs(own.accuracy - x) <= NEAR for x in (found.accuracy, found.random_model)]
-    return {"wavefront": Score(*(float(share.mean()) for share in shares))}
+    apart = (abs(own.data["accuracy"] - found.data[x]) for x in ("accuracy", "random_model"))
+    return {"wavefront": Score(*(float((gap <= NEAR).mean()) for gap in apart))}
 
 
 def _study(model: LoopedModel, shuffled: Any, n: int, seed: int) -> CarryStudyResult:

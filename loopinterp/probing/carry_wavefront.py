@@ -106,7 +106,7 @@ def carry_study(
             watch,
             coords={"loop": steps, "chain_length": chains.tolist(), "variable": VARIABLES},
             in_reach=in_reach,
-            majority=majority_accuracy(sample.train.carry, sample.test.carry).cpu(),
+            majority=majority_accuracy(sample.train.carry, sample.test.carry),
             **_own_scores(probe, trained, random, labels),
             **_shared_scores(probe, trained, sample, short_states),
             **_code_lengths(trained, random, labels, generator),
@@ -231,7 +231,7 @@ def _own_probes(probe: LinearProbe, states: _Readings, labels: _Labels) -> _Scor
     right = (fitted.predict(states.test) == truth).double()
     recalls = [(right * (truth == cls)).sum(-1) / (truth == cls).sum(-1) for cls in (0, 1)]
     balanced = torch.stack(recalls).mean(0)[: len(VARIABLES)]
-    return _Scores(right.mean(-1).cpu(), balanced.cpu())
+    return _Scores(right.mean(-1), balanced)
 
 
 def _own_scores(
@@ -264,7 +264,7 @@ def _shared_scores(
         fitted = probe.fresh().fit(x.flatten(-3, -2), y.flatten())
         predicted = fitted.predict(trained.test.flatten(-3, -2))
         right = predicted.unflatten(-1, sample.test.carry.shape) == sample.test.carry
-        return right.double().mean(-1).cpu()
+        return right.double().mean(-1)
 
     return {
         "shared_probe": shared(trained.train, sample.train.carry),
@@ -283,7 +283,7 @@ def _code_lengths(
     order = torch.stack([2 * pairs, 2 * pairs + 1], dim=1).flatten().to(carry.device)
 
     def bits(states: _Readings, y: Tensor) -> Tensor:
-        return online_code_length(states.train.flatten(-3, -2)[:, order], y[order]).cpu()
+        return online_code_length(states.train.flatten(-3, -2)[:, order], y[order])
 
     return {
         "code_length": bits(trained, carry),

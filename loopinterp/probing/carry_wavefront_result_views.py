@@ -44,8 +44,8 @@ def _(result: CarryStudyResult) -> list[Finding]:
     if not np.isfinite(result.speed):
         text = (
             f"No wavefront of the carry: a linear probe reads {n_known} of {n_chains} chain "
-            f"lengths (best accuracy {float(result.data['accuracy'].max()):.2f}), and not one "
-            "after the other."
+            f"lengths (best accuracy {float(result.data['accuracy'].max()):.2f}), too few to say "
+            "how fast a carry travels."
         )
         return [Finding(kind=SECTION, text=text, value="no wavefront", good=False)]
     value = f"{result.speed:.2f} positions / loop"
@@ -58,7 +58,6 @@ def _(result: CarryStudyResult) -> list[Finding]:
         )
         good = result.resolved >= READS and result.unresolved <= CHANCE_AT_MOST
         return [Finding(kind=SECTION, text=text, value=value, good=good)]
-    limit = f"{result.reach} position{'s' if result.reach != 1 else ''} a loop"
     good = result.resolved >= READS
     said = (
         "The carry can be read as soon as it can arrive"
@@ -67,12 +66,16 @@ def _(result: CarryStudyResult) -> list[Finding]:
     )
     text = (
         f"{said}: a linear probe reads it with an accuracy of {result.resolved:.2f} at worst from "
-        f"the loop on at which the bit that decides it comes within reach ({limit}), and "
-        f"{n_known} of {n_chains} chain lengths become decodable. Earlier no probe could read it, "
-        "whatever the model has learned (the window is a light cone), so that half of the "
+        f"the loop on at which the bit that decides it comes within reach ({_per_loop(result)}), "
+        f"and {n_known} of {n_chains} chain lengths become decodable. Earlier no probe could read "
+        "it, whatever the model has learned (the window is a light cone), so that half of the "
         "wavefront is not a finding."
     )
     return [Finding(kind=SECTION, text=text, value=value, good=good)]
+
+
+def _per_loop(result: CarryStudyResult) -> str:
+    return f"{result.reach} position{'s' if result.reach != 1 else ''} a loop"
 
 
 @figures_of.register
@@ -113,7 +116,7 @@ def _wavefront(result: CarryStudyResult) -> Figure:
         "On the red line and right of it, information that moves one position a loop has arrived."
         if result.reach is None
         else "The red line is the edge of a light cone: left of it no position can depend on the "
-        f"bit that decides the carry (the window reaches {result.reach} a loop), so those cells "
+        f"bit that decides the carry (the window reaches {_per_loop(result)}), so those cells "
         "are dark whatever the model has learned, and show nothing. What is found is how soon "
         "cells right of it are bright."
     )

@@ -53,8 +53,9 @@ def test_all_kinds_are_drawn_and_explained(n_layers, n_prelude, component, posit
         assert figure.plot.data and figure.plot.to_json()
         assert len(figure.caption) > 80 and "unrelated" in figure.control
         assert figure.data is not None and len(figure.data)
-        annotations: Any = figure.plot.layout.annotations
-        traces: Any = figure.plot.data
+        plot: Any = figure.plot
+        annotations = plot.layout.annotations
+        traces = plot.data
         shown = [a.text for a in annotations] + [trace.name for trace in traces]
         assert any("unrelated" in str(text) for text in shown)
 
@@ -74,6 +75,7 @@ def test_positions_are_drawn_where_a_patch_does_most(tmp_path):
     recovered = result.data["recovered"]
     gain = (recovered - result.data["control_recovered"]).max(["loop", "pos"])
     layer, head = divmod(int(gain.values.argmax()), 2)
-    assert figure.plot.layout.annotations[0].text == f"<b>head {layer}.{head}</b>"
-    panel: Any = figure.plot.data[0]
+    plot: Any = figure.plot
+    assert plot.layout.annotations[0].text == f"<b>head {layer}.{head}</b>"
+    panel = plot.data[0]
     assert panel.z.tolist() == recovered.sel(layer=layer, head=head).values.tolist()
