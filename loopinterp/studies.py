@@ -207,12 +207,12 @@ def _ground_truth(model: StudiedModel) -> Result:
     """The tools on the programs that the model is compared with, compiled and disguised."""
     from functools import partial
 
-    from loopinterp.ground_truth import ground_truth_study, make_subjects
+    from loopinterp.ground_truth import ground_truth_study, known_models
     from loopinterp.rasp import distract, permute, rotate
 
     hide = [partial(disguise, seed=model.seed) for disguise in (distract, permute, rotate)]
     fits = (n for n in range(KNOWN_LENGTH, 1, -1) if model.task.n_positions(n) <= KNOWN_POSITIONS)
-    subjects = make_subjects(
+    models = known_models(
         model.programs(),
         n=next(fits, 2),
         examples=128,
@@ -220,7 +220,7 @@ def _ground_truth(model: StudiedModel) -> Result:
         label="disguised",
         seed=model.seed,
     )
-    return ground_truth_study(subjects, seed=model.seed)
+    return ground_truth_study(models, seed=model.seed)
 
 
 # In the order in which they are run.

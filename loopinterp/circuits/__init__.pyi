@@ -24,5 +24,7 @@ from .subspace_search import SubspaceSearch as SubspaceSearch
 from .subspace_search import search_subspaces as search_subspaces
 from .variable_decodability import Decodability as Decodability
 from .variable_decodability import decodability as decodability
+from .variable_interchange import VariableInterchange as VariableInterchange
+from .variable_interchange import interchange_study as interchange_study
 from .verdict import Verdict as Verdict
 from .verdict import decide as decide

@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from loopinterp.circuits.given import check_positive, several_programs
-from loopinterp.errors import InputError
+from loopinterp.circuits.comparison_inputs import check_program_list
+from loopinterp.errors import check_integer
 from loopinterp.models.protocol import LoopedModel
 from loopinterp.rasp.compiler.compiled import Compiled, compile_program
 from loopinterp.rasp.program import LoopProgram
@@ -21,8 +21,8 @@ Disguise = Callable[[Compiled], Compiled]
 
 
 @dataclass(frozen=True, eq=False)
-class Subject:
-    """A compiled model to try a tool on.
+class KnownModel:
+    """A compiled model to try a tool on: its circuit is known.
 
     Attributes:
         compiled: The model, its circuit, its program.
@@ -61,8 +61,8 @@ class Subject:
 
 
 class _WithoutDistractors:
-    def __init__(self, subject: Subject) -> None:
-        self._subject, self._model = subject, subject.compiled.model
+    def __init__(self, known: KnownModel) -> None:
+        self._known, self._model = known, known.compiled.model
         self.embed, self.readout = self._model.embed, self._model.readout
 
     def initial_state(self, e: Tensor) -> Tensor:
@@ -72,10 +72,10 @@ class _WithoutDistractors:
         return self._wiped(self._model.step(h, e))
 
     def _wiped(self, h: Tensor) -> Tensor:
-        return h - self._subject.of_distractors(h)
+        return h - self._known.of_distractors(h)
 
 
-def make_subjects(
+def known_models(
     programs: Sequence[str | LoopProgram],
     *,
     n: int = 6,
@@ -83,7 +83,7 @@ def make_subjects(
     disguises: Sequence[Disguise] = (),
     label: str | None = None,
     seed: int = 0,
-) -> list[Subject]:
+) -> list[KnownModel]:
     """Compile programs, and put each through the same disguises, one after the other.
 
     Args:
@@ -99,17 +99,13 @@ def make_subjects(
             compiled.
 
     Example:
-        >>> [subject.name for subject in make_subjects(["ripple", "copy"], n=3, examples=8)]
+        >>> [known.name for known in known_models(["ripple", "copy"], n=3, examples=8)]
         ['ripple', 'copy']
     """
-    check_positive("examples", examples)
-    if examples < 8:
-        raise InputError(
-            "examples", expected="at least 8", given=str(examples), fix="Draw more inputs."
-        )
-    check_positive("n", n)
-    subjects = []
-    for program in several_programs(programs):
+    check_integer("examples", examples, least=8)
+    check_integer("n", n, least=1)
+    made = []
+    for program in check_program_list(programs):
         task = get_task(program.task, **program.task_settings)
         generator = torch.Generator().manual_seed(seed)
         batch = task.sample(torch.full((examples,), n), generator=generator)
@@ -118,5 +114,5 @@ def make_subjects(
             compiled = disguise(compiled)
         done = " ".join(words.split()[0] for words in compiled.circuit.disguises)
         called = done if label is None else label
-        subjects.append(Subject(compiled, batch, program.n_loops(n), called))
-    return subjects
+        made.append(KnownModel(compiled, batch, program.n_loops(n), called))
+    return made

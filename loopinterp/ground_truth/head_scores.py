@@ -5,24 +5,24 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from loopinterp.circuits import head_study
 from loopinterp.circuits.layer_sections import head_name
-from loopinterp.ground_truth.checks import Score
+from loopinterp.circuits.model_heads import head_study
+from loopinterp.ground_truth.ground_truth_checks import Score
 
 if TYPE_CHECKING:
     from loopinterp.circuits.head_matching import HeadMatch
-    from loopinterp.ground_truth.subjects import Subject
+    from loopinterp.ground_truth.known_models import KnownModel
 
 EXAMPLES = 48
 
 
-def score_heads(subject: Subject, *, seed: int = 0) -> dict[str, Score]:
+def score_heads(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
     """Whether each head of the circuit is matched with its own selector, and no other head is."""
-    compiled = subject.compiled
+    compiled = known.compiled
     if not compiled.circuit.heads:
         return {}
-    batch = subject.batch[slice(0, EXAMPLES)]
-    if subject.n_loops == 0:
+    batch = known.batch[slice(0, EXAMPLES)]
+    if known.n_loops == 0:
         batch = replace(batch, n_loops=batch.n_loops.clamp(min=1))
     match = head_study(compiled.model, batch, [compiled.program], seed=seed)
     n_layers = compiled.model.config.n_layers
@@ -36,10 +36,12 @@ def score_heads(subject: Subject, *, seed: int = 0) -> dict[str, Score]:
         }
         for name in match.heads
     }
-    asked = {head: selector for head, selector in own.items() if selector not in _unasked(match)}
+    unasked = _names(match, match.empty)
+    asked = {head: selector for head, selector in own.items() if selector not in unasked}
     right = [_among(selector, said[head]) for head, selector in asked.items()]
     outside = [name for name in match.heads if name not in own]
-    partial = {s for names in _partial(match) for s in names}
+    # An idle head looks at everything evenly.
+    partial = _names(match, [s for s in match.selectors if s not in match.everything])
     wrong = sum(bool(said[name] & partial) for name in outside)
     scores = {"no other head": Score(float(wrong), float(len(outside)))}
     if right:
@@ -53,14 +55,8 @@ def _among(selector: str, names: set[str]) -> bool:
     return any(name == selector or name.endswith(f".{selector}") for name in names)
 
 
-def _unasked(match: HeadMatch) -> set[str]:
-    """Selectors that select nothing in any example."""
-    empty = [names for s, names in zip(match.selectors, match.names) if s in match.empty]
-    return {name for names in empty for name in names}
-
-
-def _partial(match: HeadMatch) -> list[list[str]]:
-    """Selectors that are not simply everything: an idle head looks at everything evenly."""
-    even = match.data["overlap_even"].fillna(1.0).min("loop")
-    everything = (even > 1 - 1e-6).values
-    return [names for names, all_keys in zip(match.names, everything) if not all_keys]
+def _names(match: HeadMatch, selectors: list[str]) -> set[str]:
+    """All names of some selectors."""
+    return {
+        name for s, names in zip(match.selectors, match.names) if s in selectors for name in names
+    }

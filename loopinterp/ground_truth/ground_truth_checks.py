@@ -65,45 +65,55 @@ CHECKS = (
         "interchange interventions",
         "IIA of the right variable at the right loop: the worst of all variables and loops at "
         "which two inputs differ in a way that matters to an answer.",
-        "the best of the three wrong swaps below, on the same pairs",
+        "the best of the three wrong exchanges below, over whole runs",
         1.0,
     ),
     Check(
         "interchange by probe",
         "interchange interventions",
-        "IIA of the subspace in which a probe finds the variable, over all variables and loops: "
-        "what one would do without knowing the circuit.",
-        "as many random directions",
+        "IIA over whole runs of the subspace in which a probe finds the variable, over all "
+        "variables and loops: what one would do without knowing the circuit.",
+        "a change of equal norm in a random direction",
         0.95,
     ),
     Check(
         "wrong variable",
         "interchange interventions",
-        "Agreement when another variable is swapped, where the program tells the two apart.",
-        "no swap at all",
+        "Agreement over whole runs when another variable is exchanged, where the program tells "
+        "the two apart.",
+        "no exchange at all",
         0.0,
         highest=True,
     ),
     Check(
         "wrong loop",
         "interchange interventions",
-        "Agreement when the variable is taken from another loop, where that has another value.",
-        "no swap at all",
+        "Agreement over whole runs when the variable is taken from another loop, where that has "
+        "another value.",
+        "no exchange at all",
         0.0,
         highest=True,
     ),
     Check(
-        "random directions",
+        "random change",
         "interchange interventions",
-        "Agreement when as many random directions are swapped.",
-        "no swap at all",
+        "Agreement over whole runs after a change of equal norm in a random direction.",
+        "no exchange at all",
         0.5,
         highest=True,
     ),
     Check(
+        "same value",
+        "interchange interventions",
+        "Share of whole runs that stay as they are when the donor has the same value of the "
+        "variable, in another context.",
+        "agreement after a random change",
+        1.0,
+    ),
+    Check(
         "decodable, not used",
         "interchange interventions",
-        "Share of answers that change when the directions of distractors are swapped.",
+        "Share of answers that change when the directions of distractors are exchanged.",
         "accuracy of a probe for the variables in those directions, mean",
         0.0,
         highest=True,
@@ -172,8 +182,9 @@ CHECKS = (
     Check(
         "verdict",
         "comparison of programs",
-        "IIA of the program that is run, if it is the one named; else 0.",
-        "IIA of the next program",
+        "IIA over whole runs of the program that is run, if of all of its task it is the one "
+        "named; else 0.",
+        "IIA of the next program; nothing where the task has no other",
         0.95,
     ),
 )

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
 
 from loopinterp.dynamics import convergence_study, readout_margin, stable_from
-from loopinterp.ground_truth.checks import Score
+from loopinterp.ground_truth.ground_truth_checks import Score
 from loopinterp.rasp.compiler.assemble import LOGIT
 from loopinterp.rasp.language import UNKNOWN
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from loopinterp.ground_truth.subjects import Subject
+    from loopinterp.ground_truth.known_models import KnownModel
     from loopinterp.rasp.trace import Trace
 
 EXAMPLES = 32
@@ -23,15 +24,15 @@ AFTER = 4
 
 
 @torch.no_grad()
-def score_dynamics(subject: Subject, *, seed: int = 0) -> dict[str, Score]:
+def score_dynamics(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
     """When each token settles, when each answer does, and how stable the end is."""
-    model, program = subject.compiled.model, subject.compiled.program
-    batch = subject.batch[slice(0, EXAMPLES)]
+    model, program = known.compiled.model, known.compiled.program
+    batch = known.batch[slice(0, EXAMPLES)]
     # What is shifted through a sequence has left it after as many loops as it has positions.
-    n_loops = max(subject.n_loops, batch.inputs.shape[1], 12) + AFTER
+    n_loops = max(known.n_loops, batch.inputs.shape[1], 12) + AFTER
     trace = program.trace(batch.inputs, n_loops=n_loops)
     result = convergence_study(
-        subject.without_distractors,
+        known.without_distractors,
         batch,
         n_loops=n_loops,
         n_spectral=2,
@@ -47,9 +48,9 @@ def score_dynamics(subject: Subject, *, seed: int = 0) -> dict[str, Score]:
         decided = readout_margin(logits) > LOGIT / 2
         answers = torch.where(decided, logits.argmax(-1), UNKNOWN)
         scores["answer stable"] = _shares(stable_from(answers), stable_from(trace.outputs))
-    radius = result.data["spectral_radius"].dropna("batch")
-    if int(own.max()) < n_loops - 1 and radius.size:
-        scores["stability"] = Score(float(radius.max()), 1.0)
+    radius = float(result.data["spectral_radius"].max())
+    if int(own.max()) < n_loops - 1 and not math.isnan(radius):
+        scores["stability"] = Score(radius, 1.0)
     return scores
 
 

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.functional import one_hot
 
-from loopinterp.ground_truth.checks import Score
+from loopinterp.ground_truth.ground_truth_checks import Score
 from loopinterp.probing.linear_probes import RidgeProbe
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
-    from loopinterp.ground_truth.subjects import Subject
+    from loopinterp.ground_truth.known_models import KnownModel
 
 
 @torch.no_grad()
-def score_probes(subject: Subject, *, seed: int = 0) -> dict[str, Score]:
+def score_probes(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
     """Accuracy on held-out examples, of a probe for each variable after each loop.
 
     Each probe reads three things: the state after the loop, the state without the directions that
@@ -29,18 +29,18 @@ def score_probes(subject: Subject, *, seed: int = 0) -> dict[str, Score]:
     whatever they read, so they are no part of the second; what a probe finds in them is the
     control of the swaps that show it is not used.
     """
-    compiled, tokens = subject.compiled, subject.batch.inputs
-    states = compiled.model(tokens, n_loops=subject.n_loops, return_type="states")
-    distracting = subject.of_distractors(states)
-    known = states - distracting
+    compiled, tokens = known.compiled, known.batch.inputs
+    states = compiled.model(tokens, n_loops=known.n_loops, return_type="states")
+    distracting = known.of_distractors(states)
+    undistracted = states - distracting
     e = compiled.model.embed(tokens).expand_as(states)
-    trace = compiled.program.trace(tokens, n_loops=subject.n_loops)
+    trace = compiled.program.trace(tokens, n_loops=known.n_loops)
     generator = torch.Generator().manual_seed(seed)
     train = torch.randperm(len(tokens), generator=generator) < len(tokens) // 2
     found, left, removed, from_input, distracted = [], [], [], [], []
     for name, values in trace.variables.items():
         basis = compiled.circuit.subspace(name)
-        without = known - (known @ basis.mT) @ basis
+        without = undistracted - (undistracted @ basis.mT) @ basis
         others = [v for other, v in trace.variables.items() if other != name]
         rest = _contents(tokens, others, len(states))
         for loop, labels in enumerate(values):
@@ -60,21 +60,21 @@ def score_probes(subject: Subject, *, seed: int = 0) -> dict[str, Score]:
         "probe finds nothing else": Score(max(left), max(removed)),
     }
     if distracted:
-        changed = _changed_by_distractors(subject, states, distracting)
+        changed = _changed_by_distractors(known, states, distracting)
         scores["decodable, not used"] = Score(changed, sum(distracted) / len(distracted))
     return scores
 
 
 def _changed_by_distractors(
-    subject: Subject,
+    known: KnownModel,
     states: Float[Tensor, "loop batch pos d"],
     distracting: Float[Tensor, "loop batch pos d"],
 ) -> float:
     """Share of final answers that change when distractors are taken from another input."""
-    model, tokens = subject.compiled.model, subject.batch.inputs
-    run = partial(model, tokens, n_loops=subject.n_loops)
+    model, tokens = known.compiled.model, known.batch.inputs
+    run = partial(model, tokens, n_loops=known.n_loops)
     own = run().argmax(-1)
-    asked = subject.batch.targets >= 0
+    asked = known.batch.targets >= 0
     shares = []
     for loop, h in enumerate(states):
         swapped = h - distracting[loop] + distracting[loop].roll(1, 0)
