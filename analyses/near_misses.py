@@ -1,6 +1,6 @@
 """How often is a wrong program named? Near misses of every stock program, bare and disguised.
 
-    python analyses/near_misses.py --out runs/near-misses
+python analyses/near_misses.py --out runs/near-misses
 """
 
 from __future__ import annotations

@@ -150,8 +150,18 @@ class InterchangeRun:
 
     def states_at(
         self,
-        loop: Int[Tensor, "pair #pos"],
-        row: Int[Tensor, "pair #pos"],
+        loop: Int[
+            Tensor,
+            (
+                pair  # pos
+            ),
+        ],
+        row: Int[
+            Tensor,
+            (
+                pair  # pos
+            ),
+        ],
         pos: Int[Tensor, "pair pos"],
     ) -> Float[Tensor, "pair pos d_model"]:
         """Undisturbed states, for inputs few enough to be kept."""

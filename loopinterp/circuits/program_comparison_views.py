@@ -77,8 +77,8 @@ def _controls(data: xr.Dataset, program: str) -> str:
     at = {"program": program, "estimate": "value"}
     text = (
         f"Where “{plain(program)}” says that an exchange changes an answer, the whole run follows "
-        f"it in {percent(float(data['specific'].sel(at)))}; after a random change of the same norm, "
-        f"in {percent(float(data['random_change'].sel(at)))}."
+        f"it in {percent(float(data['specific'].sel(at)))}; after a random change of the same "
+        f"norm, in {percent(float(data['random_change'].sel(at)))}."
     )
     same = float(data["same_value"].sel(estimate="value"))
     if not np.isnan(same):

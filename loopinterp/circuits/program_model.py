@@ -9,8 +9,8 @@ import torch
 from torch.nn.functional import one_hot
 
 from loopinterp.errors import InputError, unknown_name
-from loopinterp.rasp.compiler.domains import infer_domains
 from loopinterp.rasp.compiler.validate import validate
+from loopinterp.rasp.compiler.value_domains import infer_domains
 from loopinterp.rasp.expr import Tokens
 from loopinterp.rasp.language import UNKNOWN
 

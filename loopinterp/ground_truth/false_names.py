@@ -53,7 +53,12 @@ class FalseNames(Result, kind="false-names"):
             tell the two apart.
     """
 
-    VARIABLES: ClassVar = {"lists": "model", "wrong": "model", "equivalent": "model", "named": "model"}
+    VARIABLES: ClassVar = {
+        "lists": "model",
+        "wrong": "model",
+        "equivalent": "model",
+        "named": "model",
+    }
 
     programs: list[str]
     originals: list[str]

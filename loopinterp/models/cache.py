@@ -77,11 +77,11 @@ class LoopedCache(ActivationCache):
         return self.model.book
 
     def __getitem__(self, key: Any) -> Tensor:
-        """By full name, ``loops.{t}.blocks.{l}.…`` alias, or TransformerLens' short form."""
+        """By full name, alias (``loops.{t}.blocks.{l}.…``), or TransformerLens' short form."""
         if isinstance(key, str):
             if key in self.cache_dict:
                 return self.cache_dict[key]
-            if key.startswith("loops."):
+            if key.startswith(("loops.", "prelude.", "coda.")):
                 return self._kept(self._book.resolve(key))
         try:
             return super().__getitem__(key)

@@ -13,10 +13,14 @@ if TYPE_CHECKING:
     from loopinterp.models.config import LoopedTransformerConfig
 
 
+_Key = tuple[str, int | None, int | None, str]
+"""Section, loop, layer, component: what a hook point keeps when the number of loops changes."""
+
+
 class _WatchedHookPoint(HookPoint):
     """A hook point that tells its pool when a function is put on it."""
 
-    def __init__(self, key: tuple[str, int | None, int | None, str], hooked: set[Any]) -> None:
+    def __init__(self, key: _Key, hooked: set[Any]) -> None:
         super().__init__()
         self.key, self._hooked = key, hooked
 
@@ -46,7 +50,7 @@ class HookPool:
 
     def __init__(self, config: LoopedTransformerConfig) -> None:
         self._config = config
-        self._points: dict[tuple[str, int | None, int | None, str], _WatchedHookPoint] = {}
+        self._points: dict[_Key, _WatchedHookPoint] = {}
         self._maybe_hooked: set[_WatchedHookPoint] = set()
         self._books: dict[int, AddressBook] = {}
         self._dicts: dict[int, dict[str, HookPoint]] = {}
@@ -60,11 +64,9 @@ class HookPool:
     def points(self, n_loops: int) -> dict[str, HookPoint]:
         """Hook points by name for a run of ``n_loops`` loops."""
         if n_loops not in self._dicts:
-            self._dicts[n_loops] = {
-                name: self._point(address) for name, address in self.book(n_loops).addresses.items()
-            }
-        for point in self.hooked():
-            point.name = self._name(point, n_loops)
+            addresses = self.book(n_loops).addresses
+            self._dicts[n_loops] = {name: self._point(a) for name, a in addresses.items()}
+        self.active(n_loops)  # which names them for this run
         return self._dicts[n_loops]
 
     def point(self, name: str, n_loops: int) -> HookPoint:
@@ -81,34 +83,22 @@ class HookPool:
         self._maybe_hooked -= gone
         return list(self._maybe_hooked)
 
-    def active(self, n_loops: int) -> dict[str, HookPoint]:
-        """The points that carry functions and lie within a run of ``n_loops`` loops, by name."""
+    def active(self, n_loops: int) -> list[tuple[Address, HookPoint]]:
+        """The points that carry functions and lie within a run of ``n_loops`` loops."""
         if not self._maybe_hooked:
-            return {}
-        active: dict[str, HookPoint] = {}
+            return []
+        book, active = self.book(n_loops), []
         for point in self.hooked():
-            loop = point.key[1]
             # Beyond the run, a loop's name may be that of a coda layer of this shorter run.
-            if loop is None or loop < n_loops:
-                point.name = self._name(point, n_loops)
-                active[point.name] = point
+            address = book.at.get(point.key)
+            if address is not None:
+                point.name = address.name
+                active.append((address, point))
         return active
 
-    def _name(self, point: _WatchedHookPoint, n_loops: int) -> str:
-        part, _, layer, component = point.key
-        if part != "coda" or layer is None:
-            return str(point.name)
-        first = self._config.n_prelude + n_loops * self._config.n_layers
-        return f"blocks.{first + layer}.{component}"
-
     def _point(self, address: Address) -> HookPoint:
-        part = address.name.split(".")[0] if address.loop is None else "loop"
-        if part == "blocks":
-            in_prelude = int(address.name.split(".")[1]) < self._config.n_prelude
-            part = "prelude" if in_prelude else "coda"
-        key = (part, address.loop, address.layer, address.component)
+        key = (*address.place, address.component)
         if key not in self._points:
-            point = _WatchedHookPoint(key, self._maybe_hooked)
+            self._points[key] = point = _WatchedHookPoint(key, self._maybe_hooked)
             point.name = address.name
-            self._points[key] = point
         return self._points[key]

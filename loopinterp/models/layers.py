@@ -1,4 +1,4 @@
-"""One layer of the block: its weights, and its fast path without hooks."""
+"""One layer of the block: norms, attention and MLP around the residual stream."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from loopinterp.models.positions import AttentionContext, rotate
+from loopinterp.models.multihead_attention import Attention
+from loopinterp.models.positions import AttentionContext
+from loopinterp.models.taps import SILENT, Tap
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -23,8 +25,6 @@ ACTIVATIONS: dict[str, Callable[..., torch.Tensor]] = {
     "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
     "silu": F.silu,
 }
-
-LayerFunction = Callable[["Tensor", "Tensor | None", AttentionContext], "Tensor"]
 
 
 class Norm(nn.Module):
@@ -47,106 +47,30 @@ class Norm(nn.Module):
         """The bias under TransformerLens' name."""
         return self.bias
 
-    def forward(self, x: Float[Tensor, "... d_model"]) -> Float[Tensor, "... d_model"]:
-        if self.bias is None:
-            return F.rms_norm(x, x.shape[-1:], self.weight, self.eps)
-        return F.layer_norm(x, x.shape[-1:], self.weight, self.bias, self.eps)
+    def forward(
+        self, x: Float[Tensor, "*shape d_model"], tap: Tap = SILENT, name: str = ""
+    ) -> Float[Tensor, "*shape d_model"]:
+        """The normed vector; the tap sees the scale and what is left before weight and bias.
 
-    def function(self) -> Callable[[Tensor], Tensor]:
-        """The same map with the weights looked up once."""
-        weight, bias, eps, shape = self.weight, self.bias, self.eps, self.weight.shape
-        if bias is None:
-            return lambda x: F.rms_norm(x, shape, weight, eps)
-        layer_norm = torch.layer_norm
-        return lambda x: layer_norm(x, shape, weight, bias, eps)
-
-
-class Attention(nn.Module):
-    """Multi-head attention. Queries, keys and values are one matrix product."""
-
-    def __init__(self, config: LoopedTransformerConfig) -> None:
-        super().__init__()
-        self.n_heads, self.d_head = config.n_heads, config.head_width
-        width = self.n_heads * self.d_head
-        self.qkv = nn.Linear(config.d_model, 3 * width)
-        self.out = nn.Linear(width, config.d_model)
-
-    def _input(self, which: int) -> Float[Tensor, "head d_model d_head"]:
-        weight = self.qkv.weight.view(3, self.n_heads, self.d_head, -1)[which]
-        return weight.transpose(1, 2)
-
-    @property
-    def W_Q(self) -> Float[Tensor, "head d_model d_head"]:
-        """Query weights of each head."""
-        return self._input(0)
-
-    @property
-    def W_K(self) -> Float[Tensor, "head d_model d_head"]:
-        """Key weights of each head."""
-        return self._input(1)
-
-    @property
-    def W_V(self) -> Float[Tensor, "head d_model d_head"]:
-        """Value weights of each head."""
-        return self._input(2)
-
-    @property
-    def W_O(self) -> Float[Tensor, "head d_head d_model"]:
-        """Output weights of each head."""
-        return self.out.weight.T.reshape(self.n_heads, self.d_head, -1)
-
-    @property
-    def b_Q(self) -> Float[Tensor, "head d_head"]:
-        """Query biases of each head."""
-        return self.qkv.bias.view(3, self.n_heads, self.d_head)[0]
-
-    @property
-    def b_K(self) -> Float[Tensor, "head d_head"]:
-        """Key biases of each head."""
-        return self.qkv.bias.view(3, self.n_heads, self.d_head)[1]
-
-    @property
-    def b_V(self) -> Float[Tensor, "head d_head"]:
-        """Value biases of each head."""
-        return self.qkv.bias.view(3, self.n_heads, self.d_head)[2]
-
-    @property
-    def b_O(self) -> Float[Tensor, " d_model"]:
-        """Output bias."""
-        return self.out.bias
-
-    def function(self) -> Callable[[Tensor, AttentionContext], Tensor]:
-        """Fused attention with the weights looked up once."""
-        qkv_weight, qkv_bias = self.qkv.weight, self.qkv.bias
-        out_weight, out_bias = self.out.weight, self.out.bias
-        n_heads, d_head = self.n_heads, self.d_head
-        width = n_heads * d_head
-        attend = F.scaled_dot_product_attention
-
-        def run(x: Tensor, context: AttentionContext) -> Tensor:
-            batch, n_pos, _ = x.shape
-            split = F.linear(x, qkv_weight, qkv_bias).view(batch, n_pos, 3, n_heads, d_head)
-            if context.qk_offset is not None or context.rotation is not None:
-                q, k, v = split.unbind(2)
-                q, k, v = place(q, k, v, context)
-                q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-            else:
-                q, k, v = split.permute(2, 0, 3, 1, 4).unbind(0)
-            z = attend(q, k, v, attn_mask=context.mask, is_causal=context.is_causal)
-            return F.linear(z.transpose(1, 2).reshape(batch, n_pos, width), out_weight, out_bias)
-
-        return run
-
-
-def place(
-    q: Tensor, k: Tensor, v: Tensor, context: AttentionContext
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Give queries and keys ``[batch, pos, head, d_head]`` their positions."""
-    if context.qk_offset is not None:
-        q, k = q + context.qk_offset, k + context.qk_offset
-    if context.rotation is not None:
-        q, k = rotate(q, context.rotation), rotate(k, context.rotation)
-    return q, k, v
+        ``scale = sqrt(var(x) + eps)`` (or the root mean square) and ``normalized = centred /
+        scale``, as in TransformerLens.
+        """
+        weight, bias = self.weight, self.bias
+        scale_name, normalized_name = f"{name}.hook_scale", f"{name}.hook_normalized"
+        if tap is SILENT or not tap.listens(scale_name, normalized_name):
+            if bias is None:
+                return F.rms_norm(x, weight.shape, weight, self.eps)
+            return F.layer_norm(x, weight.shape, weight, bias, self.eps)
+        if bias is not None and not tap.edits(scale_name):
+            # One fused operation gives both, as long as nobody may change the scale.
+            normalized, _, inverse = torch.native_layer_norm(x, weight.shape, None, None, self.eps)
+            tap(scale_name, inverse.reciprocal())
+        else:
+            centred = x if bias is None else x - x.mean(-1, keepdim=True)
+            scale = (centred.pow(2).mean(-1, keepdim=True) + self.eps).sqrt()
+            normalized = centred / tap(scale_name, scale)
+        normalized = tap(normalized_name, normalized)
+        return normalized * weight if bias is None else torch.addcmul(bias, normalized, weight)
 
 
 class MLP(nn.Module):
@@ -178,12 +102,13 @@ class MLP(nn.Module):
         """Output bias."""
         return self.fc_out.bias
 
-    def function(self) -> Callable[[Tensor], Tensor]:
-        """The same map with the weights looked up once."""
-        in_weight, in_bias = self.fc_in.weight, self.fc_in.bias
-        out_weight, out_bias = self.fc_out.weight, self.fc_out.bias
-        act_fn, linear = self.act_fn, F.linear
-        return lambda x: linear(act_fn(linear(x, in_weight, in_bias)), out_weight, out_bias)
+    def forward(
+        self, x: Float[Tensor, "batch pos d_model"], tap: Tap = SILENT
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """``act(x W_in + b_in) W_out + b_out``."""
+        up, down = self.fc_in, self.fc_out
+        x = tap("mlp.hook_pre", F.linear(x, up.weight, up.bias))
+        return F.linear(tap("mlp.hook_post", self.act_fn(x)), down.weight, down.bias)
 
 
 class Recall(nn.Module):
@@ -207,52 +132,55 @@ class Layer(nn.Module):
 
     def __init__(self, config: LoopedTransformerConfig, *, tied: bool) -> None:
         super().__init__()
-        self.norm = config.norm
+        self.norms_sum = config.norm == "post"
         # Only layers inside the loop see the injected input; the surround runs once.
-        self.injection = config.injection if tied else "none"
+        self.injects = tied and config.injection in ("sublayer", "internal")
         self.ln1 = Norm(config) if config.norm != "none" else None
         self.attn = Attention(config)
         self.ln1_post = Norm(config) if config.norm == "sandwich" else None
         self.ln2 = Norm(config) if config.norm != "none" else None
         self.mlp = MLP(config)
         self.ln2_post = Norm(config) if config.norm == "sandwich" else None
-        internal = self.injection == "internal"
+        internal = self.injects and config.injection == "internal"
         self.recall1 = Recall(config.d_model) if internal else None
         self.recall2 = Recall(config.d_model) if internal else None
 
-    def function(self) -> LayerFunction:
-        """The layer's fast path: one plain function, weights and branches resolved once."""
-        attn, mlp = self.attn.function(), self.mlp.function()
-        ln1, ln2 = (None if n is None else n.function() for n in (self.ln1, self.ln2))
-        if self.norm == "pre" and self.injection not in ("sublayer", "internal"):
-            assert ln1 is not None and ln2 is not None
+    def forward(
+        self,
+        h: Float[Tensor, "batch pos d_model"],
+        e: Float[Tensor, "batch pos d_model"] | None,
+        context: AttentionContext,
+        tap: Tap = SILENT,
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """The stream after the layer.
 
-            def pre_norm(h: Tensor, e: Tensor | None, context: AttentionContext) -> Tensor:
-                h = h + attn(ln1(h), context)
-                return h + mlp(ln2(h))
+        Args:
+            h: The stream before it.
+            e: The injected input; None outside the block.
+            context: What the attention of every loop shares.
+            tap: Who listens inside the layer.
+        """
+        ln1, ln2 = self.ln1, self.ln2
+        h = tap("hook_resid_pre", h)
+        x = h if ln1 is None or self.norms_sum else ln1(h, tap, "ln1")
+        x = self.attn(self._inject(x, e, self.recall1), context, tap)
+        if self.ln1_post is not None:
+            x = self.ln1_post(x, tap, "ln1_post")
+        h = h + tap("hook_attn_out", x)
+        if ln1 is not None and self.norms_sum:
+            h = ln1(h, tap, "ln1")
+        h = tap("hook_resid_mid", h)
+        x = h if ln2 is None or self.norms_sum else ln2(h, tap, "ln2")
+        x = self.mlp(self._inject(x, e, self.recall2), tap)
+        if self.ln2_post is not None:
+            x = self.ln2_post(x, tap, "ln2_post")
+        h = h + tap("hook_mlp_out", x)
+        if ln2 is not None and self.norms_sum:
+            h = ln2(h, tap, "ln2")
+        return tap("hook_resid_post", h)
 
-            return pre_norm
-
-        def general(h: Tensor, e: Tensor | None, context: AttentionContext) -> Tensor:
-            x = self.sublayer_input(h if ln1 is None or self.norm == "post" else ln1(h), e, 1)
-            out = attn(x, context)
-            h = h + (out if self.ln1_post is None else self.ln1_post(out))
-            h = ln1(h) if ln1 is not None and self.norm == "post" else h
-            x = self.sublayer_input(h if ln2 is None or self.norm == "post" else ln2(h), e, 2)
-            out = mlp(x)
-            h = h + (out if self.ln2_post is None else self.ln2_post(out))
-            return ln2(h) if ln2 is not None and self.norm == "post" else h
-
-        return general
-
-    def sublayer_input(self, x: Tensor, e: Tensor | None, which: int) -> Tensor:
-        """What sublayer 1 (attention) or 2 (MLP) reads, once the input is injected into it."""
-        if e is None or self.injection not in ("sublayer", "internal"):
+    def _inject(self, x: Tensor, e: Tensor | None, recall: Recall | None) -> Tensor:
+        """What a sublayer reads, once the input is injected into it."""
+        if e is None or not self.injects:
             return x
-        recall = self.recall1 if which == 1 else self.recall2
         return x + e if recall is None else recall(x, e)
-
-
-def layer_functions(layers: nn.ModuleList) -> list[LayerFunction]:
-    """The fast paths of some layers, in order."""
-    return [layer.function() for layer in layers if isinstance(layer, Layer)]

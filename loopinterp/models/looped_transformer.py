@@ -9,15 +9,14 @@ import torch
 
 from loopinterp.errors import HookError, InputError, unknown_name
 from loopinterp.models.cache import LoopedCache
-from loopinterp.models.hooked import Taps
 from loopinterp.models.inputs import check_state, loop_span
-from loopinterp.models.layers import layer_functions
 from loopinterp.models.network import LoopedNetwork
 from loopinterp.models.positions import AttentionContext
 from loopinterp.models.pretrained import PretrainedMixin
 from loopinterp.models.protocol import Iteration
 from loopinterp.models.recorder import Recorder
 from loopinterp.models.sites import Address, Index
+from loopinterp.models.taps import Taps
 from loopinterp.models.transformer_lens import TransformerLensMixin
 
 if TYPE_CHECKING:
@@ -39,8 +38,8 @@ class LoopedTransformer(TransformerLensMixin, PretrainedMixin, LoopedNetwork):
         y_t     = readout(h_t)
 
     A run of T loops over a block of L layers shows T * L hooked views over one set of weights,
-    under TransformerLens' names (see :mod:`loopinterp.models.sites`). Without hooks a run takes a
-    fast path with fused attention; the two agree to rounding.
+    under TransformerLens' names (see :mod:`loopinterp.models.sites`). Attention is fused where
+    nobody looks at scores or pattern; the two agree to rounding.
 
     Args:
         config: The architecture.
@@ -71,7 +70,7 @@ class LoopedTransformer(TransformerLensMixin, PretrainedMixin, LoopedNetwork):
             InputError: If shape, type or range of the input is wrong, or it is too long.
         """
         context = self._context(inputs, position_offset)
-        return self._embed(inputs, context, position_offset, None)
+        return self._embed(inputs, context, position_offset)
 
     def initial_state(
         self, e: Float[Tensor, "batch pos d_model"]
@@ -101,26 +100,21 @@ class LoopedTransformer(TransformerLensMixin, PretrainedMixin, LoopedNetwork):
                     fix="Use model.bind(inputs).step(h).",
                 )
             context = self._length_context(h.shape[1])
-        return self._loop_function()(h, e, context)
+        return self._loop(h, e, context)
 
     def readout(
         self, h: Float[Tensor, "*loop batch pos d_model"]
     ) -> Float[Tensor, "*loop batch pos d_vocab_out"]:
         """Logits of a state: coda, final norm, unembedding."""
         if self.coda and h.dim() == 4:
-            return torch.stack([self.readout(state) for state in h])
-        if self.coda:
-            context = self._length_context(h.shape[1])
-            for layer in layer_functions(self.coda):
-                h = layer(h, None, context)
-        h = h if self.ln_final is None else self.ln_final(h)
-        return self.unembedding(h)
+            return torch.stack([self._readout(state) for state in h])
+        return self._readout(h)
 
     def bind(self, inputs: Tensor, *, position_offset: int = 0) -> Iteration:
         """The iteration over one input, with its attention context computed once."""
         context = self._context(inputs, position_offset)
-        e = self._embed(inputs, context, position_offset, None)
-        return self._iterate(e, self.initial_state(e), context, self._loop_function())
+        e = self._embed(inputs, context, position_offset)
+        return self._bound(e, self.initial_state(e), context)
 
     # Runs
 
@@ -207,9 +201,9 @@ class LoopedTransformer(TransformerLensMixin, PretrainedMixin, LoopedNetwork):
             has_state = state is not None
             span = loop_span(start_at_loop, stop_at_loop, self._n_loops, has_state=has_state)
             wanted = [
-                name
-                for name in book.select(names_filter, loops)
-                if self._fires(book.addresses[name], span, return_type)
+                address
+                for address in map(book.addresses.__getitem__, book.select(names_filter, loops))
+                if self._fires(address, span, return_type)
             ]
             if not wanted:
                 raise HookError(
@@ -219,9 +213,7 @@ class LoopedTransformer(TransformerLensMixin, PretrainedMixin, LoopedNetwork):
                     given=f"{names_filter!r} with loops={loops!r}, return_type={return_type!r}",
                     fix="Widen the filter, run more loops, or return logits.",
                 )
-            recorder = Recorder(
-                wanted, pos_slice=pos_slice, device=device, dtype=dtype, gradients=incl_bwd
-            )
+            recorder = Recorder(pos_slice=pos_slice, device=device, dtype=dtype, gradients=incl_bwd)
             taps = Taps(self._pool.active(self._n_loops), wanted, recorder, gradients=incl_bwd)
             out = self._run(inputs, span, state, position_offset, return_type, taps)
             if incl_bwd:
@@ -244,53 +236,33 @@ class LoopedTransformer(TransformerLensMixin, PretrainedMixin, LoopedNetwork):
     ) -> Tensor:
         if return_type not in _RETURN_TYPES:
             raise unknown_name("return_type", str(return_type), _RETURN_TYPES)
-        context = self._context(inputs, position_offset)
-        e = self._embed(inputs, context, position_offset, taps or None)
+        context = self._context(inputs, position_offset, taps)
+        e = self._embed(inputs, context, position_offset, taps)
         h = self.initial_state(e) if state is None else check_state(state, e)
-        keep = return_type in ("states", "all_logits")
         states = [h]
-        functions = layer_functions(self.block)
-        run_loop = self._loop_function(functions)
         for loop in span:
-            if taps and self._listens(loop, taps):
-                h = self._tapped_loop(loop, h, e, context, taps, functions)
-            else:
-                h = run_loop(h, e, context)
-            if keep:
+            h = self._loop(h, e, context, taps, loop)
+            if return_type in ("states", "all_logits"):
                 states.append(h)
         if return_type == "state":
             return h
         if return_type == "states":
             return torch.stack(states)
         if return_type == "all_logits":
-            return torch.stack([self.readout(s) for s in states[:-1]] + [self._read(h, taps)])
-        return self._read(h, taps)
+            return torch.stack([*map(self._readout, states[:-1]), self._readout(h, taps)])
+        return self._readout(h, taps)
 
-    def _fires(self, address: Address, span: range, return_type: str) -> bool:
+    @staticmethod
+    def _fires(address: Address, span: range, return_type: str) -> bool:
         if address.loop is not None:
             return address.loop in span
-        return return_type in ("logits", "all_logits") or not self._is_readout(address)
+        return return_type in ("logits", "all_logits") or not address.in_readout
 
-    def _is_readout(self, address: Address) -> bool:
-        number = address.name.split(".")[1] if address.layer is not None else ""
-        coda = number.isdigit() and int(number) >= self.config.n_prelude
-        return coda or address.name.startswith("ln_final.")
-
-    def _listens(self, loop: int, taps: Taps) -> bool:
-        """Whether anybody listens within a loop; if not it takes the fast path."""
-        prefixes = [f"loops.{loop}.", *(f"blocks.{k}." for k in self._block_numbers(loop))]
-        return any(taps.at(prefix) is not None for prefix in prefixes)
-
-    def _read(self, h: Tensor, taps: Taps) -> Tensor:
-        return self._tapped_readout(h, taps) if taps else self.readout(h)
-
-    def _iterate(
-        self, e: Tensor, h0: Tensor, context: AttentionContext, loop: Callable[..., Tensor]
-    ) -> Iteration:
+    def _bound(self, e: Tensor, h0: Tensor, context: AttentionContext) -> Iteration:
         return Iteration(
             e=e,
             h0=h0,
-            step=lambda h: loop(h, e, context),
+            step=lambda h: self._loop(h, e, context),
             readout=self.readout,
-            select=lambda rows: self._iterate(e[rows], h0[rows], context.select(rows), loop),
+            select=lambda rows: self._bound(e[rows], h0[rows], context.select(rows)),
         )

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
+from einops import rearrange
 from torch import nn
 
 from loopinterp.models.config import LoopedTransformerConfig
-from loopinterp.models.hooked import Tap, Taps, run_layer, tapped_norm
 from loopinterp.models.inputs import check_inputs
-from loopinterp.models.layers import Layer, LayerFunction, Norm, Recall, layer_functions
+from loopinterp.models.layers import Layer, Norm, Recall
 from loopinterp.models.positions import (
     AttentionContext,
     RelativeBias,
@@ -20,13 +20,14 @@ from loopinterp.models.positions import (
     check_length,
 )
 from loopinterp.models.strict_hooks import LoopHooks
+from loopinterp.models.taps import NO_TAPS, Taps
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 class LoopedNetwork(LoopHooks):
-    """The weights, the embedding of an input, one loop, and the readout: plain, and with hooks.
+    """The weights, the embedding of an input, one loop, and the readout, each with its hooks.
 
     Args:
         config: The architecture.
@@ -100,31 +101,36 @@ class LoopedNetwork(LoopHooks):
 
     # The input
 
-    def _context(self, inputs: Tensor, offset: int) -> AttentionContext:
-        check_inputs(inputs, self.config, self.device, offset)
-        context = self._length_context(inputs.shape[1])
-        if self.config.positions == "abacus" and self.config.abacus_target == "qk":
-            embedding = self._abacus(inputs, offset)
-            heads = embedding.view(*inputs.shape, self.config.n_heads, self.config.head_width)
-            return AttentionContext(context.mask, context.is_causal, context.rotation, heads)
-        return context
+    def _context(self, inputs: Tensor, offset: int, taps: Taps = NO_TAPS) -> AttentionContext:
+        config = self.config
+        check_inputs(inputs, config, self.device, offset)
+        context = self._length_context(inputs.shape[1], taps)
+        if config.positions != "abacus" or config.abacus_target != "qk":
+            return context
+        axes = "batch pos (head d_head) -> batch head pos d_head"
+        heads = rearrange(self._abacus(inputs, offset), axes, head=config.n_heads)
+        return replace(context, qk_offset=heads)
 
-    def _length_context(self, n_pos: int) -> AttentionContext:
+    def _length_context(self, n_pos: int, taps: Taps = NO_TAPS) -> AttentionContext:
         return attention_context(
-            self.config, n_pos, bias=self.relative_bias, device=self.device, dtype=self.dtype
+            self.config,
+            n_pos,
+            bias=self.relative_bias,
+            device=self.device,
+            dtype=self.dtype,
+            whole=taps.listen("attn.hook_attn_scores", "attn.hook_pattern"),
         )
 
     def _embed(
-        self, inputs: Tensor, context: AttentionContext, offset: int, taps: Taps | None
+        self, inputs: Tensor, context: AttentionContext, offset: int, taps: Taps = NO_TAPS
     ) -> Tensor:
-        top = taps.at("") if taps else None
-        e = self.embedding(inputs)
-        e = e if top is None else top("hook_embed", e)
+        top = taps.at("top")
+        e = top("hook_embed", self.embedding(inputs))
         positions = self._added_positions(inputs, offset)
         if positions is not None:
-            e = e + (positions if top is None else top("hook_pos_embed", positions))
-        for number, layer in enumerate(self.prelude):
-            e = run_layer(layer, None, number, e, None, context, taps)
+            e = e + top("hook_pos_embed", positions)
+        for k, layer in enumerate(self.prelude):
+            e = layer(e, None, context, taps.at("prelude", None, k))
         return e
 
     def _added_positions(self, inputs: Tensor, offset: int) -> Tensor | None:
@@ -145,68 +151,32 @@ class LoopedNetwork(LoopHooks):
 
     # The loop
 
-    def _loop_function(
-        self, functions: list[LayerFunction] | None = None
-    ) -> Callable[[Tensor, Tensor, AttentionContext], Tensor]:
-        """One loop as a plain function, weights and branches resolved once per run."""
-        layers = functions or layer_functions(self.block)
-        injection, recall, gate = self.config.injection, self.recall, self.gate
-        norm = None if self.ln_loop is None else self.ln_loop.function()
-
-        def loop(h: Tensor, e: Tensor, context: AttentionContext) -> Tensor:
-            if injection == "input":
-                h = h + e
-            elif recall is not None:
-                h = recall(h, e)
-            for layer in layers:
-                h = layer(h, e, context)
-            if gate is not None:
-                h = h + gate * e
-            return h if norm is None else norm(h)
-
-        return loop
-
-    def _block_numbers(self, loop: int) -> range:
-        first = self._pool.book(self._n_loops).block(loop, 0)
-        return range(first, first + self.config.n_layers)
-
-    def _tapped_loop(
-        self,
-        loop: int,
-        h: Tensor,
-        e: Tensor,
-        context: AttentionContext,
-        taps: Taps,
-        functions: list[LayerFunction],
+    def _loop(
+        self, h: Tensor, e: Tensor, context: AttentionContext, taps: Taps = NO_TAPS, loop: int = 0
     ) -> Tensor:
-        """One loop with hooks."""
-        numbers = self._block_numbers(loop)
-        tap = taps.at(f"loops.{loop}.") or Tap("", taps)
+        tap, injection = taps.at("block", loop), self.config.injection
         h = tap("hook_state_pre", h)
-        injection = self.config.injection
         if injection == "input":
             h = h + tap("hook_injection", e)
         elif self.recall is not None:
             h = self.recall.state(h) + tap("hook_injection", self.recall.input(e))
         elif injection in ("sublayer", "internal"):
             e = tap("hook_injection", e)
-        for number, layer, function in zip(numbers, self.block, functions):
-            h = run_layer(layer, function, number, h, e, context, taps)
+        for k, layer in enumerate(self.block):
+            h = layer(h, e, context, taps.at("block", loop, k))
         if self.gate is not None:
             h = h + tap("hook_injection", self.gate * e)
         if self.ln_loop is not None:
-            h = tapped_norm(self.ln_loop, h, tap, "ln_loop")
+            h = self.ln_loop(h, tap, "ln_loop")
         return tap("hook_state_post", h)
 
     # The readout
 
-    def _tapped_readout(self, h: Tensor, taps: Taps) -> Tensor:
-        """The readout with hooks."""
-        first = self.config.n_prelude + self._n_loops * self.config.n_layers
+    def _readout(self, h: Tensor, taps: Taps = NO_TAPS) -> Tensor:
         if self.coda:
-            context = self._length_context(h.shape[1])
-            for number, layer in enumerate(self.coda, start=first):
-                h = run_layer(layer, None, number, h, None, context, taps)
+            context = self._length_context(h.shape[1], taps)
+            for k, layer in enumerate(self.coda):
+                h = layer(h, None, context, taps.at("coda", None, k))
         if self.ln_final is not None:
-            h = tapped_norm(self.ln_final, h, taps.at(""), "ln_final")
+            h = self.ln_final(h, taps.at("top"), "ln_final")
         return self.unembedding(h)

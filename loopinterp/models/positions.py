@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from loopinterp.errors import InputError
+from loopinterp.models.windowed_attention import block_places, pays
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -27,15 +28,18 @@ class AttentionContext:
 
     Attributes:
         mask: Added to the scores: relative bias, and minus infinity where attention is barred.
+            One block of all positions, or the blocks of a window.
         is_causal: Whether a plain causal mask says it all (then ``mask`` is None).
+        window: Where set, attention goes block by block within a causal window of so many keys.
         rotation: Cosines and sines of the rotary angles, each ``[pos, d_head]``.
-        qk_offset: Abacus embedding added to queries and keys, ``[batch, pos, head, d_head]``.
+        qk_offset: Abacus embedding added to queries and keys, ``[batch, head, pos, d_head]``.
     """
 
-    mask: Float[Tensor, "#head query key"] | None = None
+    mask: Float[Tensor, "#block #head query key"] | None = None
     is_causal: bool = False
+    window: int | None = None
     rotation: tuple[Tensor, Tensor] | None = None
-    qk_offset: Float[Tensor, "batch pos head d_head"] | None = None
+    qk_offset: Float[Tensor, "batch head pos d_head"] | None = None
 
     def select(self, rows: Tensor | slice) -> AttentionContext:
         """The context of some examples of the batch."""
@@ -57,11 +61,12 @@ class RelativeBias(nn.Module):
         self.window = window
         self.table = nn.Parameter(torch.empty(n_heads, 2 * window + 1))
 
-    def forward(self, n_pos: int) -> Float[Tensor, "head query key"]:
-        place = torch.arange(n_pos, device=self.table.device)
-        distance = place[None, :] - place[:, None]
+    def forward(
+        self, distance: Int[Tensor, "block query key"]
+    ) -> Float[Tensor, "block head query key"]:
+        """The bias of each head at each distance ``k - q``."""
         index = distance.clamp(-self.window, self.window) + self.window
-        return self.table[:, index]
+        return self.table[:, index].transpose(0, 1)
 
 
 def attention_mask(
@@ -74,8 +79,11 @@ def attention_mask(
         [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
     """
     place = torch.arange(n_pos, device=device)
-    distance = place[:, None] - place[None, :]
-    allowed = distance >= 0 if causal else torch.ones_like(distance, dtype=torch.bool)
+    return _allowed(place - place[:, None], causal=causal, window=window)
+
+
+def _allowed(distance: Tensor, *, causal: bool, window: int | None) -> Tensor:
+    allowed = distance <= 0 if causal else torch.ones_like(distance, dtype=torch.bool)
     return allowed if window is None else allowed & (distance.abs() <= window)
 
 
@@ -90,10 +98,10 @@ def rotary_tables(
 
 
 def rotate(
-    x: Float[Tensor, "batch pos head d_head"], rotation: tuple[Tensor, Tensor]
-) -> Float[Tensor, "batch pos head d_head"]:
+    x: Float[Tensor, "batch head pos d_head"], rotation: tuple[Tensor, Tensor]
+) -> Float[Tensor, "batch head pos d_head"]:
     """Turn each adjacent pair of features by the angle of its position."""
-    cos, sin = (table[:, None, :] for table in rotation)
+    cos, sin = rotation
     turned = torch.stack((-x[..., 1::2], x[..., 0::2]), dim=-1).flatten(-2)
     return x * cos + turned * sin
 
@@ -133,17 +141,32 @@ def attention_context(
     bias: RelativeBias | None,
     device: torch.device,
     dtype: torch.dtype,
+    whole: bool = False,
 ) -> AttentionContext:
-    """The context that a sequence length alone decides."""
-    rotation = None
+    """The context that a sequence length alone decides.
+
+    Args:
+        config: The architecture.
+        n_pos: Length of the sequence.
+        bias: The model's relative bias, if it has one.
+        device: Where the mask is to lie.
+        dtype: Its type.
+        whole: Whether somebody wants to see the scores of all pairs of positions, so that they
+            have to be computed even where a window makes that needless.
+    """
+    rotation, window = None, config.attention_window
     if config.positions == "rotary":
         rotation = rotary_tables(n_pos, config.head_width, config.rotary_base, device, dtype)
-    if bias is None and config.attention_window is None:
+    if bias is None and window is None:
         return AttentionContext(is_causal=config.causal, rotation=rotation)
-    allowed = attention_mask(
-        n_pos, causal=config.causal, window=config.attention_window, device=device
-    )
-    scores = (
-        torch.zeros(1, n_pos, n_pos, device=device, dtype=dtype) if bias is None else bias(n_pos)
-    )
-    return AttentionContext(mask=scores.masked_fill(~allowed, float("-inf")), rotation=rotation)
+    if whole or not config.causal or window is None or not pays(n_pos, window):
+        # One block. Its axis counts: under a mask of three axes PyTorch does not fuse.
+        place, window = torch.arange(n_pos, device=device), None
+        query, key = place[None, :, None], place[None, None, :]
+    else:
+        query, key = block_places(n_pos, window, device=device)
+    distance = key - query
+    allowed = _allowed(distance, causal=config.causal, window=config.attention_window) & (key >= 0)
+    scores = torch.zeros_like(distance, dtype=dtype)[:, None] if bias is None else bias(distance)
+    mask = scores.masked_fill(~allowed[:, None], float("-inf"))
+    return AttentionContext(mask=mask, window=window, rotation=rotation)

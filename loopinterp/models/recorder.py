@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +17,6 @@ class Recorder:
     """Keeps activations during a run, sliced, cast and moved as asked.
 
     Args:
-        names: What will be recorded.
         pos_slice: Positions to keep.
         device: Where to keep them; None leaves them where they are.
         dtype: Type to keep floats in; None leaves it.
@@ -27,7 +25,6 @@ class Recorder:
 
     def __init__(
         self,
-        names: Iterable[str],
         *,
         pos_slice: Any = None,
         device: torch.device | str | None = None,
@@ -35,7 +32,6 @@ class Recorder:
         gradients: bool = False,
     ) -> None:
         self.kept: dict[str, Tensor] = {}
-        self._names = list(names)
         self._slice = None if pos_slice is None else Slice.unwrap(pos_slice)
         self._device, self._dtype = device, dtype
         self._live: dict[str, Tensor] | None = {} if gradients else None

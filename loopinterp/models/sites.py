@@ -3,8 +3,10 @@
 A run of T loops over a block of L layers is numbered as TransformerLens numbers layers:
 ``n_prelude`` layers first, then ``loop * L + layer``, then the coda. So
 ``blocks.{n_prelude + loop * L + layer}.attn.hook_pattern`` is the pattern of one layer at one
-loop, and ``loops.{loop}.blocks.{layer}.attn.hook_pattern`` is the same place said plainly.
-What happens once per loop is ``loops.{loop}.hook_state_pre`` and so on.
+loop, and ``loops.{loop}.blocks.{layer}.attn.hook_pattern`` is the same place said plainly, as are
+``prelude.{layer}.attn.hook_pattern`` and ``coda.{layer}.attn.hook_pattern`` for layers that run
+once. What happens once per loop is ``loops.{loop}.hook_state_pre`` and so on. The sums are done
+here and nowhere else.
 """
 
 from __future__ import annotations
@@ -21,7 +23,10 @@ if TYPE_CHECKING:
 
 Index = int | slice | Sequence[int] | None
 
-_ALIAS = re.compile(r"^loops\.(-?\d+)\.(?:blocks\.(-?\d+)\.)?(.+)$")
+Place = tuple[str, int | None, int | None]
+"""Section ("top" for what belongs to none), loop, layer: where several hooks stand together."""
+
+_ALIAS = re.compile(r"^(?:(loops)\.(-?\d+)\.(?:blocks\.(-?\d+)\.)?|(prelude|coda)\.(-?\d+)\.)(.+)$")
 _SHORT = {
     "pattern": "attn.hook_pattern",
     "attn_scores": "attn.hook_attn_scores",
@@ -93,15 +98,27 @@ class Address:
         name: The hook's full name.
         component: Name within its layer or loop ("attn.hook_pattern").
         kind: residual, scale, head, pattern or neuron: which axes its tensor has.
-        loop: Index of the loop; None in the surround.
-        layer: Index inside the tied block (or inside the prelude or coda); None per loop.
+        section: prelude, block or coda; top for embedding and final norm.
+        loop: Index of the loop; None outside the block.
+        layer: Index inside the section; None for what is in no layer.
     """
 
     name: str
     component: str
     kind: str
-    loop: int | None
-    layer: int | None
+    section: str
+    loop: int | None = None
+    layer: int | None = None
+
+    @property
+    def place(self) -> Place:
+        """What it shares with the other hooks of its layer, or of its loop."""
+        return self.section, self.loop, self.layer
+
+    @property
+    def in_readout(self) -> bool:
+        """Whether it fires only where logits are read."""
+        return self.section == "coda" or self.name.startswith("ln_final.")
 
     def shape(
         self, config: LoopedTransformerConfig, batch: int, n_pos: int, n_kept: int | None = None
@@ -117,57 +134,46 @@ class Address:
 
 
 class AddressBook:
-    """All addresses of a run of ``n_loops`` loops, and the ways to name them."""
+    """All addresses of a run of ``n_loops`` loops, in the order they fire, by any name."""
 
     def __init__(self, config: LoopedTransformerConfig, n_loops: int) -> None:
         self.config, self.n_loops = config, n_loops
         layers, loops, top = layer_sites(config), loop_sites(config), top_sites(config)
-        entries: list[Address] = []
-        entries += [self._top(n, k) for n, k in top.items() if not n.startswith("ln_final")]
+        enters = {"hook_embed", "hook_pos_embed", "hook_state_pre"}
+        if config.injection != "gated_output":
+            enters.add("hook_injection")
+
+        def layer(section: str, loop: int | None, k: int, first: int) -> Iterator[Address]:
+            for name, kind in layers.items():
+                yield Address(f"blocks.{first + k}.{name}", name, kind, section, loop, k)
+
+        def around(sites: dict[str, str], loop: int | None, *, before: bool) -> Iterator[Address]:
+            section, prefix = ("top", "") if loop is None else ("block", f"loops.{loop}.")
+            for name, kind in sites.items():
+                if (name in enters) == before:
+                    yield Address(prefix + name, name, kind, section, loop)
+
+        entries = list(around(top, None, before=True))
         for k in range(config.n_prelude):
-            entries += self._layer(k, layers, None, k)
+            entries += layer("prelude", None, k, 0)
         for loop in range(n_loops):
-            entering, leaving = self._loop(loop, loops)
-            entries += entering
-            for layer in range(config.n_layers):
-                entries += self._layer(self.block(loop, layer), layers, loop, layer)
-            entries += leaving
+            entries += around(loops, loop, before=True)
+            for k in range(config.n_layers):
+                entries += layer("block", loop, k, config.n_prelude + loop * config.n_layers)
+            entries += around(loops, loop, before=False)
         for k in range(config.n_coda):
-            number = config.n_prelude + n_loops * config.n_layers + k
-            entries += self._layer(number, layers, None, k)
-        entries += [self._top(n, k) for n, k in top.items() if n.startswith("ln_final")]
+            entries += layer("coda", None, k, config.n_prelude + n_loops * config.n_layers)
+        entries += around(top, None, before=False)
         self.addresses = {entry.name: entry for entry in entries}
+        self.at = {(*entry.place, entry.component): entry for entry in entries}
         self.components = [*layers, *loops]
         self._per_loop = set(loops)
+        self._sizes = {
+            "prelude": config.n_prelude,
+            "block": config.n_layers,
+            "coda": config.n_coda,
+        }
         self._selected: dict[tuple[str, int | None], list[str]] = {}
-
-    @staticmethod
-    def _layer(
-        number: int, sites: dict[str, str], loop: int | None, layer: int
-    ) -> Iterator[Address]:
-        for name, kind in sites.items():
-            yield Address(f"blocks.{number}.{name}", name, kind, loop, layer)
-
-    @staticmethod
-    def _top(name: str, kind: str) -> Address:
-        return Address(name, name, kind, None, None)
-
-    def _loop(self, loop: int, sites: dict[str, str]) -> tuple[list[Address], list[Address]]:
-        """What fires before the layers of a loop, and what fires after them."""
-        first = {"hook_state_pre"}
-        if self.config.injection != "gated_output":
-            first.add("hook_injection")
-        both = [
-            Address(f"loops.{loop}.{name}", name, kind, loop, None) for name, kind in sites.items()
-        ]
-        return (
-            [a for a in both if a.component in first],
-            [a for a in both if a.component not in first],
-        )
-
-    def block(self, loop: int, layer: int) -> int:
-        """TransformerLens' number of a layer at a loop."""
-        return self.config.n_prelude + loop * self.config.n_layers + layer
 
     def component(self, name: str) -> str:
         """The full component name for a TransformerLens short name ("pattern", "resid_post").
@@ -180,32 +186,57 @@ class AddressBook:
                 return candidate
         raise unknown_name("component", name, self.components, HookError)
 
-    def site(self, component: str, *, loop: Index = None, layer: Index = None) -> str | list[str]:
+    def site(
+        self,
+        component: str,
+        *,
+        loop: Index = None,
+        layer: Index = None,
+        section: str = "block",
+    ) -> str | list[str]:
         """The hook name at one address, or the list of names where an index is a slice or list.
 
+        Args:
+            component: "pattern", "attn.hook_pattern", "hook_state_pre", …
+            loop: Index of the loop; without meaning outside the block.
+            layer: Index inside the section; may be left out where it has one layer.
+            section: The tied block, or the prelude or coda around it.
+
         Raises:
-            HookError: If the component is unknown or an index is out of range.
+            HookError: If the component or section is unknown, or an index is out of range.
         """
         component = self.component(component)
-        loops, one_loop = resolve_index(loop, self.n_loops, "loop")
+        if section not in self._sizes:
+            raise unknown_name("section", section, self._sizes, HookError)
+        loops, layers = [None], [None]
+        one_loop = one_layer = True
+        if section == "block":
+            loops, one_loop = resolve_index(loop, self.n_loops, "loop")
+        else:
+            self._refuse(component, "it happens once per run", loop=loop)
         if component in self._per_loop:
-            if layer is not None:
-                raise HookError(
-                    f"site {component!r}",
-                    expected="no layer: it happens once per loop",
-                    given=f"layer={layer}",
-                    fix="Leave layer out.",
-                )
-            names = [f"loops.{t}.{component}" for t in loops]
-            return names[0] if one_loop else names
-        if layer is None and self.config.n_layers == 1:
-            layer = 0
-        layers, one_layer = resolve_index(layer, self.config.n_layers, "layer")
-        names = [f"blocks.{self.block(t, n)}.{component}" for t in loops for n in layers]
+            around = None if section == "block" else section
+            self._refuse(component, "it happens once per loop", layer=layer, section=around)
+        else:
+            size = self._sizes[section]
+            layer = 0 if layer is None and size == 1 else layer
+            layers, one_layer = resolve_index(layer, size, f"layer of the {section}")
+        names = [self.at[section, t, k, component].name for t in loops for k in layers]
         return names[0] if one_loop and one_layer else names
 
+    @staticmethod
+    def _refuse(component: str, reason: str, **given: Index | str) -> None:
+        for name, value in given.items():
+            if value is not None:
+                raise HookError(
+                    f"site {component!r}",
+                    expected=f"no {name}: {reason}",
+                    given=f"{name}={value!r}",
+                    fix=f"Leave {name} out.",
+                )
+
     def resolve(self, name: str) -> str:
-        """The full name for a hook name or its ``loops.{t}.blocks.{l}.…`` alias.
+        """The full name for a hook name or an alias (``loops.{t}.blocks.{l}.…``, ``coda.{l}.…``).
 
         Raises:
             HookError: If the name does not exist in a run of this many loops.
@@ -214,10 +245,11 @@ class AddressBook:
             return name
         alias = _ALIAS.match(name)
         if alias:
-            loop, component = int(alias[1]), alias[3]
-            layer = None if alias[2] is None else int(alias[2])
+            looped, component = alias[1] is not None, alias[6]
+            loop, layer = (None if i is None else int(i) for i in (alias[2], alias[3] or alias[5]))
             if (layer is None) == (component in self._per_loop):
-                return self.site(component, loop=loop, layer=layer)  # type: ignore[return-value]
+                section = "block" if looped else alias[4]
+                return self.site(component, loop=loop, layer=layer, section=section)  # type: ignore[return-value]
         number = re.match(r"^(blocks|loops)\.(\d+)\.", name)
         if number:
             total = (

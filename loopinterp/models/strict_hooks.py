@@ -111,9 +111,17 @@ class LoopHooks(HookedRootModule):
         )
 
     def site(
-        self, component: str, *, loop: Index = None, layer: Index = None, n_loops: int | None = None
+        self,
+        component: str,
+        *,
+        loop: Index = None,
+        layer: Index = None,
+        section: str = "block",
+        n_loops: int | None = None,
     ) -> str | list[str]:
         """Hook name of one address, or names where an index is a slice, a list or None.
+
+        See :meth:`loopinterp.models.sites.AddressBook.site`.
 
         Example:
             >>> from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
@@ -123,8 +131,10 @@ class LoopHooks(HookedRootModule):
             >>> model = LoopedTransformer(config)
             >>> model.site("attn.hook_pattern", loop=-1, layer=0)
             'blocks.6.attn.hook_pattern'
+            >>> model.site("hook_resid_post", section="prelude")
+            []
         """
-        return self.addresses(n_loops).site(component, loop=loop, layer=layer)
+        return self.addresses(n_loops).site(component, loop=loop, layer=layer, section=section)
 
     def addresses(self, n_loops: int | None = None) -> AddressBook:
         """All addresses of a run, and the ways to name them."""

@@ -29,7 +29,7 @@ def test_attention_equals_torch_multihead_attention() -> None:
     x = _x()
     mask = torch.full((5, 5), float("-inf")).triu(1)
     expected = theirs(x, x, x, attn_mask=mask, need_weights=False)[0]
-    got = ours.function()(x, AttentionContext(is_causal=True))
+    got = ours(x, AttentionContext(is_causal=True))
     torch.testing.assert_close(got, expected, atol=1e-6, rtol=0)
 
 
@@ -42,10 +42,10 @@ def test_weights_under_transformer_lens_names_compute_the_same() -> None:
     pattern = (torch.einsum("bqhe,bkhe->bhqk", q, k) / 8**0.5).softmax(-1)
     z = torch.einsum("bhqk,bkhe->bqhe", pattern, v)
     out = torch.einsum("bqhe,hed->bqd", z, attn.W_O) + attn.b_O
-    torch.testing.assert_close(attn.function()(x, AttentionContext()), out, atol=1e-6, rtol=0)
+    torch.testing.assert_close(attn(x, AttentionContext()), out, atol=1e-6, rtol=0)
     mlp = MLP(build("plain").config)
     hidden = torch.nn.functional.gelu(x @ mlp.W_in + mlp.b_in)
-    torch.testing.assert_close(mlp.function()(x), hidden @ mlp.W_out + mlp.b_out, atol=1e-6, rtol=0)
+    torch.testing.assert_close(mlp(x), hidden @ mlp.W_out + mlp.b_out, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("kind", ["layernorm", "rmsnorm"])
@@ -59,7 +59,7 @@ def test_norm_equals_its_formula(kind: str) -> None:
         nn.init.normal_(norm.bias)
         expected = expected + norm.bias
     torch.testing.assert_close(norm(x), expected, atol=1e-5, rtol=0)
-    torch.testing.assert_close(norm.function()(x), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(norm(x), expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("norm_first", [True, False])
@@ -90,5 +90,5 @@ def test_layer_equals_torch_encoder_layer(norm_first: bool) -> None:
     x = _x()
     # In training mode PyTorch does not take its own fused path; there is no dropout.
     expected = theirs.train()(x)
-    got = layer.function()(x, None, AttentionContext())
+    got = layer(x, None, AttentionContext())
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=0)

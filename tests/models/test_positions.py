@@ -37,7 +37,8 @@ def test_mask_is_causality_and_window(n_pos: int, causal: bool, window: int | No
 def test_relative_bias_is_clamped() -> None:
     bias = RelativeBias(2, 2)
     torch.nn.init.normal_(bias.table)
-    full = bias(6)
+    place = torch.arange(6)
+    full = bias((place - place[:, None])[None])[0]
     for query in range(6):
         for key in range(6):
             index = max(-2, min(2, key - query)) + 2
@@ -45,13 +46,13 @@ def test_relative_bias_is_clamped() -> None:
 
 
 def test_rotation_turns_pairs_like_complex_numbers() -> None:
-    x = torch.randn(1, 5, 1, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x = torch.randn(1, 1, 5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     rotated = rotate(x, rotary_tables(5, 4, 100.0, CPU, torch.float64))
     for pos in range(5):
         for pair, frequency in enumerate([1.0, 100.0**-0.5]):
-            z = complex(*x[0, pos, 0, 2 * pair : 2 * pair + 2].tolist())
+            z = complex(*x[0, 0, pos, 2 * pair : 2 * pair + 2].tolist())
             expected = z * cmath.exp(1j * pos * frequency)
-            got = rotated[0, pos, 0, 2 * pair : 2 * pair + 2]
+            got = rotated[0, 0, pos, 2 * pair : 2 * pair + 2]
             assert got.tolist() == pytest.approx([expected.real, expected.imag], abs=1e-6)
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+import torch
 
 from loopinterp.errors import HookError
 from loopinterp.models.sites import AddressBook, resolve_index
@@ -44,9 +47,49 @@ def test_the_alias_names_the_same_place() -> None:
     assert book.resolve("loops.-1.hook_state_post") == "loops.2.hook_state_post"
 
 
+def test_the_surround_has_addresses_of_its_own() -> None:
+    book = _book()
+    assert book.site("pattern", section="prelude") == "blocks.0.attn.hook_pattern"
+    assert book.site("pattern", section="coda", layer=-1) == "blocks.8.attn.hook_pattern"
+    assert book.site("z", section="coda") == ["blocks.7.attn.hook_z", "blocks.8.attn.hook_z"]
+    assert book.resolve("prelude.0.attn.hook_z") == "blocks.0.attn.hook_z"
+    assert book.resolve("coda.-2.hook_resid_post") == "blocks.7.hook_resid_post"
+    assert _book("plain").site("z", section="coda") == []
+
+
+def test_the_surround_is_hooked_and_cached_by_its_alias() -> None:
+    model = build("surround")
+    inputs, names = some_inputs(model), ["prelude.0.hook_resid_post", "coda.1.attn.hook_pattern"]
+    _, cache = model.run_with_cache(inputs, n_loops=3, names_filter=names)
+    assert list(cache) == ["blocks.0.hook_resid_post", "blocks.8.attn.hook_pattern"]
+    torch.testing.assert_close(cache[names[0]], model.embed(inputs))
+    changed = model.run_with_hooks(
+        inputs, n_loops=3, fwd_hooks=[("coda.1.hook_resid_post", lambda h, hook: h * 0)]
+    )
+    torch.testing.assert_close(changed[0, 0], changed[1, 1])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"section": "coda", "loop": 0}, "no loop: it happens once per run"),
+        ({"section": "coda", "layer": 2}, "layer of the coda: expected an index from -2 to 1"),
+        ({"section": "middle"}, "one of block, coda, prelude"),
+        (
+            {"component": "hook_state_pre", "section": "coda"},
+            "no section: it happens once per loop",
+        ),
+    ],
+)
+def test_wrong_addresses_in_the_surround(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(HookError, match=message):
+        AddressBook.site(_book(), **{"component": "pattern", **given})
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
+        ("coda.2.attn.hook_pattern", "an index from -2 to 1"),
         ("loops.3.blocks.0.attn.hook_pattern", "an index from -3 to 2"),
         ("loops.0.blocks.2.attn.hook_pattern", "an index from -2 to 1"),
         ("loops.0.blocks.0.attn.hook_patern", "Did you mean 'attn.hook_pattern'"),

@@ -1,8 +1,8 @@
 """The compiler: from a loop program to a looped transformer whose circuit is known.
 
-Its stages are files and a folder: ``validate``, ``domains`` (infer domains), ``lower`` (expressions
-as features, heads and MLPs), ``layout`` (lay out), and ``assemble`` with ``describe`` (weights and
-circuit). ``compiled`` runs them.
+Its stages are files and a folder: ``validate``, ``value_domains``, ``lower`` (expressions as
+features, heads and MLPs), ``stream_layout``, and ``assemble`` with ``circuit_description`` (weights
+and circuit). ``compiled`` runs them.
 """
 
 import lazy_loader

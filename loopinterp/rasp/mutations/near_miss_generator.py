@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from loopinterp.errors import InputError
+from loopinterp.errors import InputError, check_integer
 from loopinterp.rasp.compiler.compiled import compile_program
 from loopinterp.rasp.mutations.conditions import (
     ALWAYS,
@@ -81,15 +81,20 @@ def near_misses(
     Args:
         program: The program, or the name of a registered one, of any task.
         most: Return at most so many, of as many kinds as there are; all of them by default.
-        seed: Seed of the tokens at which some mutations act, of the inputs tried, and of the choice.
+        seed: Seed of the tokens at which some mutations act, of the inputs, and of the choice.
 
     Returns:
         Programs of the same task and T(n); their names begin with that of the original. Some are
         equivalent to it: :func:`~loopinterp.rasp.mutations.equivalence` decides.
 
+    Raises:
+        InputError: there is no such program, or ``most`` is negative.
+
     Example:
-        >>> [p.name for p in near_misses("prefix_xor", most=2)]
-        ['prefix_xor, prefix held 3 loops once settled', 'prefix_xor, prefix held for ever at 1 ...']
+        >>> for miss in near_misses("prefix_xor", most=2):
+        ...     print(miss.name)
+        prefix_xor, prefix held 3 loops once settled
+        prefix_xor, prefix held for ever once settled
     """
     kinds = near_misses_by_kind(program, most=most, seed=seed)
     return [miss for misses in kinds.values() for miss in misses]
@@ -99,6 +104,8 @@ def near_misses_by_kind(
     program: LoopProgram | str, *, most: int | None = None, seed: int = 0
 ) -> dict[str, list[LoopProgram]]:
     """:func:`near_misses` by the kind of mutation; a kind that leaves none is left out."""
+    if most is not None:
+        check_integer("most", most, least=0)
     original = get_program(program) if isinstance(program, str) else program
     task = get_task(original.task, **original.task_settings)
     batch = inputs_of(task, LENGTHS, EXAMPLES, seed=seed)
@@ -109,12 +116,13 @@ def near_misses_by_kind(
         try:
             if not torch.equal(_answers(miss, batch, needed), answers):
                 return False
+            shown = told_apart(original, miss, Laid(), interventions=SCREENED, seed=seed)
+            if shown.equivalent and kind not in STORED_OTHERWISE:
+                return False
             compile_program(miss, max_length=task.n_positions(COMPILED_LENGTH))
         except InputError:  # it divides by 0, or takes too many values
             return False
-        if kind in STORED_OTHERWISE:
-            return True
-        return not told_apart(original, miss, Laid(), examples=SCREENED, seed=seed).equivalent
+        return True
 
     places = _conditions(original, batch, n_loops=int(needed.max()) + 1, seed=seed)
     found: dict[str, list[LoopProgram]] = {}

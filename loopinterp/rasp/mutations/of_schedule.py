@@ -21,8 +21,13 @@ def several_steps(program: LoopProgram, steps: int, when: Condition) -> LoopProg
     Example:
         >>> from loopinterp.rasp import get_program
         >>> from loopinterp.rasp.mutations.conditions import ALWAYS
-        >>> several_steps(get_program("prefix_xor"), 2, ALWAYS).step["prefix"]
-        bit_of ^ shift_right(bit_of ^ shift_right(prefix, 1, default=0), 1, default=0)
+        >>> import torch
+        >>> tokens = torch.tensor([[2, 1, 0, 1, 1]])
+        >>> for steps in (1, 2):
+        ...     twice = several_steps(get_program("prefix_xor"), steps, ALWAYS)
+        ...     print(twice.trace(tokens, 2).outputs[:, 0, 1:].tolist())
+        [[0, 0, 0, 0], [1, 0, 1, 1], [1, 1, 1, 0]]
+        [[0, 0, 0, 0], [1, 1, 1, 0], [1, 1, 0, 1]]
     """
     step = dict(program.step)
     for _ in range(steps - 1):
@@ -32,7 +37,10 @@ def several_steps(program: LoopProgram, steps: int, when: Condition) -> LoopProg
         f"{NUMBERS[steps]} steps a loop {when.label}".rstrip(),
         doc=f"Each loop makes {NUMBERS[steps]} steps.",
         prepare=when.prepare,
-        step={name: when.choose(x, program.step[name]) for name, x in step.items()} | when.step,
+        step={
+            **{name: when.choose(x, program.step[name]) for name, x in step.items()},
+            **when.step,
+        },
     )
 
 

@@ -29,7 +29,7 @@ def negated(program: LoopProgram, name: str) -> LoopProgram:
     Example:
         >>> from loopinterp.rasp import get_program
         >>> negated(get_program("ripple"), "carry").finish
-        propagate ^ (1 - carry)
+        tok_map(tokens, {1: 1, 2: 1}, default=0, name='propagate') ^ (full(1) - var('carry'))
     """
     read = {var(name): 1 - var(name)}
     step = {v: substituted(x, read) for v, x in program.step.items()}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from loopinterp.errors import InputError, unknown_name
+from loopinterp.errors import InputError, check_choice, check_integer
 from loopinterp.rasp.language import UNKNOWN, full, var
 from loopinterp.rasp.mutations.rewriting import changed, fresh
 from loopinterp.rasp.mutations.task_inputs import inputs_of
@@ -31,8 +32,11 @@ LENGTHS = (2, 4, 6)
 EXAMPLES = 64
 """Inputs of each length and distribution."""
 
-SCREENED = 16
-"""The same, for a first look at every alignment."""
+INTERVENTIONS = 4096
+"""Interventions of each length, at most."""
+
+SCREENED = 512
+"""The same, for a first look at every way of laying one program over the other."""
 
 STRATA = ("length", "position", "loop", "token", "left_token")
 
@@ -67,8 +71,9 @@ class Equivalence:
         other: Name of the other.
         laid: How it lies best.
         natural_share: Share of (input, loop) at which undisturbed answers differ.
-        interventions: One entry an intervention: the strata it is in, whether it ``changes`` an
-            answer of either program, and whether the two ``differ`` at some loop after it.
+        interventions: One entry an intervention: the strata it is in, base and source (rows of the
+            inputs of that length), whether it ``changes`` an answer of either program, and whether
+            the two answers ``differ``, at some loop after it.
     """
 
     program: str
@@ -83,18 +88,18 @@ class Equivalence:
 
         Of N interventions none differs: at 95%, less than 3 / N of all do.
         """
-        return self.natural_share == 0 and not self.interventions["differs"].any()
+        return self.natural_share == 0 and not self.interventions["differ"].any()
 
     @property
     def n_interventions(self) -> int:
         """How many interventions were made."""
-        return len(self.interventions["differs"])
+        return len(self.interventions["differ"])
 
     @property
     def share(self) -> float:
         """Share of interventions that differ among those that change anything."""
-        differs, changes = self.interventions["differs"], self.interventions["changes"]
-        return float(differs.sum() / max((differs | changes).sum(), 1))
+        differ, changes = self.interventions["differ"], self.interventions["changes"]
+        return float(differ.sum() / max((differ | changes).sum(), 1))
 
     def share_by(self, *strata: str) -> pd.DataFrame:
         """:attr:`share` in each stratum, with the interventions it is of, the largest first.
@@ -105,11 +110,10 @@ class Equivalence:
         import pandas as pd
 
         for stratum in strata:
-            if stratum not in STRATA:
-                raise unknown_name("stratum", stratum, STRATA)
+            check_choice("stratum", stratum, STRATA)
         table = pd.DataFrame(self.interventions)
-        table = table[table["changes"] | table["differs"]]
-        shares = table.groupby(list(strata))["differs"].agg(share="mean", n="size")
+        table = table[table["changes"] | table["differ"]]
+        shares = table.groupby(list(strata))["differ"].agg(share="mean", n="size")
         return shares.sort_values("share", ascending=False, kind="stable")
 
 
@@ -118,27 +122,28 @@ def equivalence(
     other: LoopProgram | str,
     *,
     lengths: tuple[int, ...] = LENGTHS,
-    examples: int = EXAMPLES,
+    interventions: int = INTERVENTIONS,
     seed: int = 0,
 ) -> Equivalence:
     """Look for an interchange intervention that tells two programs apart.
 
-    At every position and loop of every base input, all variables of that position are taken from
-    the run of a source input, drawn among those with the same token there; both programs go on,
+    At some position and loop of a base input, all variables of that position are taken from the
+    run of a source input, drawn among those with the same token there; both programs go on,
     each with its own variables, until the other's T(n). They are equivalent if their answers,
     where asked for and decided by both, are equal at every loop from then on, and without any
-    intervention (at T(n), both must be decided). The program may lie over the other a loop earlier or later, a position to the
-    left, or with its answers a loop late (:data:`LAID`): the best of these counts.
+    intervention (at T(n), both must be decided). The program may lie over the other a loop earlier
+    or later, a position to the left, or with its answers a loop late (:data:`LAID`): the best of
+    these counts.
 
     Args:
         program: The program, or its name.
         other: Another of the same task, in the place of a model.
         lengths: Lengths of the inputs.
-        examples: Inputs of each length and distribution of the task.
-        seed: Seed of inputs and sources.
+        interventions: How many are made at inputs of each length, at most.
+        seed: Seed of inputs and interventions.
 
     Raises:
-        InputError: programs of different tasks.
+        InputError: programs of different tasks, or no interventions.
 
     Source: interchange interventions, Geiger et al., arXiv 2106.02997.
 
@@ -151,6 +156,7 @@ def equivalence(
         >>> found.equivalent, found.natural_share, found.share > 0.1
         (False, 0.0, True)
     """
+    check_integer("interventions", interventions, least=1)
     first, second = (get_program(p) if isinstance(p, str) else p for p in (program, other))
     if (first.task, first.task_settings) != (second.task, second.task_settings):
         raise InputError(
@@ -159,18 +165,14 @@ def equivalence(
             given=f"{second.name}, of {second.task} with {dict(second.task_settings)}",
             fix="Compare programs that read the same inputs and answer the same question.",
         )
-    screened = {
-        laid: told_apart(
-            first, second, laid, lengths=lengths, examples=min(examples, SCREENED), seed=seed
-        )
-        for laid in LAID
-    }
+
+    def laid_over(laid: Laid, most: int) -> Equivalence:
+        return told_apart(first, second, laid, lengths=lengths, interventions=most, seed=seed)
+
+    screened = {laid: laid_over(laid, min(interventions, SCREENED)) for laid in LAID}
     best = min(LAID, key=lambda laid: screened[laid].share + screened[laid].natural_share)
     candidates = [laid for laid in LAID if screened[laid].equivalent] or [best]
-    found = [
-        told_apart(first, second, laid, lengths=lengths, examples=examples, seed=seed)
-        for laid in candidates
-    ]
+    found = [laid_over(laid, interventions) for laid in candidates]
     return min(found, key=lambda result: result.share + result.natural_share)
 
 
@@ -202,7 +204,7 @@ def told_apart(
     laid: Laid,
     *,
     lengths: tuple[int, ...] = LENGTHS,
-    examples: int = EXAMPLES,
+    interventions: int = INTERVENTIONS,
     seed: int = 0,
 ) -> Equivalence:
     """:func:`equivalence` with the program laid over the other in one given way."""
@@ -210,24 +212,28 @@ def told_apart(
     late = answering_late(program, laid.lag)
     natural: list[Tensor] = []
     columns: dict[str, list[Tensor]] = {}
+    generator = torch.Generator().manual_seed(seed)
     for n in lengths:
-        batch, n_loops = inputs_of(task, (n,), examples, seed=seed), other.n_loops(n)
+        batch, n_loops = inputs_of(task, (n,), EXAMPLES, seed=seed), other.n_loops(n)
         first = max(-laid.shift, 0)
         if first > n_loops:
             continue  # the program has not begun when the other is done
         runs = _Run(late, batch.inputs, n_loops + 1), _Run(other, batch.inputs, n_loops + 1)
-        asked = batch.targets != IGNORE
         answers = runs[1].outputs[first : n_loops + 1]
         expected = runs[0].outputs[first + laid.shift :][: len(answers)]
         differ = _differ(expected, answers)
         differ[-1:] = expected[-1:] != answers[-1:]  # at T(n), undecided is no answer
-        natural.append((differ & asked).any(-1).flatten())
-        generator = torch.Generator().manual_seed(seed)
-        for position in range(max(laid.offset, 1), batch.inputs.shape[1]):
-            pairs = _pairs(batch, position, torch.arange(first, n_loops + 1), generator)
-            for name, column in _intervened(runs, laid, batch, pairs, n_loops).items():
-                columns.setdefault(name, []).append(column)
-            columns.setdefault("length", []).append(torch.full_like(pairs.base, n))
+        natural.append((differ & (batch.targets != IGNORE)).any(-1).flatten())
+        drawn = _drawn(
+            batch,
+            positions=range(max(laid.offset, 1), batch.inputs.shape[1]),
+            loops=range(first, n_loops + 1),
+            most=interventions,
+            generator=generator,
+        )
+        for name, column in _intervened(runs, laid, batch, drawn, n_loops).items():
+            columns.setdefault(name, []).append(column)
+        columns.setdefault("length", []).append(torch.full_like(drawn.base, n))
     return Equivalence(
         program=program.name,
         other=other.name,
@@ -238,26 +244,37 @@ def told_apart(
 
 
 @dataclass(frozen=True, eq=False)
-class _Pairs:
-    """Interventions at one position: which input's run, which other's, after which loop."""
+class _Interventions:
+    """Whose run is changed, whose values it is given, where, and after how many loops."""
 
-    position: int
-    base: Int[Tensor, " pair"]
-    source: Int[Tensor, " pair"]
-    loop: Int[Tensor, " pair"]
+    base: Int[Tensor, " row"]
+    source: Int[Tensor, " row"]
+    position: Int[Tensor, " row"]
+    loop: Int[Tensor, " row"]
 
 
-def _pairs(batch: Batch, position: int, loops: Tensor, generator: torch.Generator) -> _Pairs:
-    """Every input with another one of the same token there, at every loop."""
-    token = batch.inputs[:, position]
-    shuffled = torch.randperm(len(batch), generator=generator)
-    by_token = shuffled[token[shuffled].argsort(stable=True)]
-    # The next one of the same token, in a circle.
-    source = torch.empty_like(by_token)
-    for same in by_token.split(token.unique(return_counts=True)[1].tolist()):
-        source[same] = same.roll(1)
-    base, loop = torch.meshgrid(torch.arange(len(batch)), loops, indexing="ij")
-    return _Pairs(position, base.flatten(), source[base.flatten()], loop.flatten())
+def _drawn(
+    batch: Batch, *, positions: range, loops: range, most: int, generator: torch.Generator
+) -> _Interventions:
+    """Inputs, positions and loops, all different, each with another input of the same token."""
+    source = torch.stack([_other_of_token(column, generator) for column in batch.inputs.T], dim=1)
+    sizes = (len(batch), len(positions), len(loops))
+    chosen = torch.randperm(math.prod(sizes), generator=generator)[:most]
+    base, place, time = torch.unravel_index(chosen, sizes)
+    position, loop = place + positions.start, time + loops.start
+    return _Interventions(base, source[base, position], position, loop)
+
+
+def _other_of_token(
+    tokens: Int[Tensor, " input"], generator: torch.Generator
+) -> Int[Tensor, " input"]:
+    """For each input another one with the same token: the next of a circle in random order."""
+    shuffled = torch.randperm(len(tokens), generator=generator)
+    by_token = shuffled[tokens[shuffled].argsort(stable=True)]
+    other = torch.empty_like(by_token)
+    for same in by_token.split(tokens.unique(return_counts=True)[1].tolist()):
+        other[same] = same.roll(1)
+    return other
 
 
 class _Run:
@@ -269,47 +286,45 @@ class _Run:
         self.outputs = self.trace.outputs
 
     def intervened(
-        self, pairs: _Pairs, *, position: int, loop: Tensor, n_loops: int
-    ) -> tuple[Int[Tensor, "delay pair pos"], Int[Tensor, "delay pair pos"]]:
-        """What is answered after the position's variables come from the source; and without."""
-        state = {name: x[loop, pairs.base] for name, x in self.trace.variables.items()}
+        self, drawn: _Interventions, *, offset: int, shift: int, n_loops: int
+    ) -> tuple[Int[Tensor, "delay row pos"], Int[Tensor, "delay row pos"]]:
+        """What is answered with the source's variables at the position; and without."""
+        loop, position = drawn.loop + shift, drawn.position - offset
+        rows = torch.arange(len(loop))
+        state = {name: x[loop, drawn.base] for name, x in self.trace.variables.items()}
         for name, x in self.trace.variables.items():
-            state[name][:, position] = x[loop, pairs.source, position]
+            state[name][rows, position] = x[loop, drawn.source, position]
         # A step knows no loop number, so interventions at different loops go on together.
-        run = self.program.run(self.inputs[pairs.base], n_loops=n_loops, variables=state)
+        run = self.program.run(self.inputs[drawn.base], n_loops=n_loops, variables=state)
         delays = torch.arange(n_loops + 1)[:, None]
         reads = (loop + delays).clamp(max=len(self.outputs) - 1)
-        return run.outputs, self.outputs[reads, pairs.base]
+        return run.outputs, self.outputs[reads, drawn.base]
 
 
 def _intervened(
-    runs: tuple[_Run, _Run], laid: Laid, batch: Batch, pairs: _Pairs, n_loops: int
+    runs: tuple[_Run, _Run], laid: Laid, batch: Batch, drawn: _Interventions, n_loops: int
 ) -> dict[str, Tensor]:
     program, other = runs
     expected, undisturbed = program.intervened(
-        pairs,
-        position=pairs.position - laid.offset,
-        loop=pairs.loop + laid.shift,
-        n_loops=n_loops,
+        drawn, offset=laid.offset, shift=laid.shift, n_loops=n_loops
     )
-    answers, left_alone = other.intervened(
-        pairs, position=pairs.position, loop=pairs.loop, n_loops=n_loops
-    )
-    counts = (batch.targets != IGNORE)[pairs.base] & (
-        pairs.loop + torch.arange(n_loops + 1)[:, None] <= n_loops
-    )[..., None]
+    answers, left_alone = other.intervened(drawn, offset=0, shift=0, n_loops=n_loops)
+    within = drawn.loop + torch.arange(n_loops + 1)[:, None] <= n_loops
+    counts = (batch.targets != IGNORE)[drawn.base] & within[..., None]
 
     def anywhere(x: Tensor) -> Tensor:
         return (x & counts).any(-1).any(0)
 
+    changes = _differ(expected, undisturbed), _differ(answers, left_alone)
     return {
-        "position": torch.full_like(pairs.base, pairs.position),
-        "loop": pairs.loop,
-        "token": batch.inputs[pairs.base, pairs.position],
-        "left_token": batch.inputs[pairs.base, pairs.position - 1],
-        "changes": anywhere(_differ(expected, undisturbed))
-        | anywhere(_differ(answers, left_alone)),
-        "differs": anywhere(_differ(expected, answers)),
+        "base": drawn.base,
+        "source": drawn.source,
+        "position": drawn.position,
+        "loop": drawn.loop,
+        "token": batch.inputs[drawn.base, drawn.position],
+        "left_token": batch.inputs[drawn.base, drawn.position - 1],
+        "changes": anywhere(changes[0]) | anywhere(changes[1]),
+        "differ": anywhere(_differ(expected, answers)),
     }
 
 

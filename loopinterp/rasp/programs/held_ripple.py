@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from loopinterp.errors import InputError
+from loopinterp.errors import check_integer
 from loopinterp.rasp.counts import Linear
 from loopinterp.rasp.expr import Seq
 from loopinterp.rasp.language import full, shift_right, tok_map, tokens, var, where
@@ -55,13 +55,8 @@ def held_ripple(
     """
     by_token = hold if isinstance(hold, Mapping) else dict.fromkeys(range(len(INPUTS)), hold)
     for loops in by_token.values():
-        if loops is not None and (isinstance(loops, bool) or loops < 1):
-            raise InputError(
-                f"hold of {name}",
-                expected="at least 1 loop, or FOR_EVER",
-                given=repr(loops),
-                fix="A hold of 1 is the plain ripple.",
-            )
+        if loops is not FOR_EVER:
+            check_integer(f"hold of {name}", loops, least=1, fix="A hold of 1 is a plain ripple.")
     counted = {token: loops for token, loops in by_token.items() if loops is not None and loops > 1}
     endless = {token: 1 for token, loops in by_token.items() if loops is None}
     present = carry if reset is None else carry & ~reset

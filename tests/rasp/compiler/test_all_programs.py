@@ -12,7 +12,7 @@ from loopinterp.rasp import get_program, list_programs
 from loopinterp.rasp.compiler import compile_program
 from loopinterp.rasp.programs.unique_set import unique_set
 from loopinterp.tasks import UniqueSet
-from tests.rasp.compiler.holds import agrees
+from tests.rasp.compiler.compiled_properties import agrees
 from tests.rasp.programs.inputs import every_input, task_of
 
 pytestmark = pytest.mark.usefixtures("quick")

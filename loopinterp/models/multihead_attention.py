@@ -1,0 +1,132 @@
+"""Multi-head attention: its weights under TransformerLens' names, and what it computes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import nn
+
+from loopinterp.models.positions import AttentionContext, rotate
+from loopinterp.models.taps import SILENT, Tap
+from loopinterp.models.windowed_attention import windowed_attention
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
+
+    from loopinterp.models.config import LoopedTransformerConfig
+
+
+class Attention(nn.Module):
+    """Multi-head attention. Queries, keys and values are one matrix product."""
+
+    def __init__(self, config: LoopedTransformerConfig) -> None:
+        super().__init__()
+        self.n_heads, self.d_head = config.n_heads, config.head_width
+        width = self.n_heads * self.d_head
+        self.qkv = nn.Linear(config.d_model, 3 * width)
+        self.out = nn.Linear(width, config.d_model)
+
+    def _weight(self, which: int) -> Float[Tensor, "head d_model d_head"]:
+        axes = "(qkv head d_head) d_model -> qkv head d_model d_head"
+        return rearrange(self.qkv.weight, axes, qkv=3, head=self.n_heads)[which]
+
+    def _bias(self, which: int) -> Float[Tensor, "head d_head"]:
+        axes = "(qkv head d_head) -> qkv head d_head"
+        return rearrange(self.qkv.bias, axes, qkv=3, head=self.n_heads)[which]
+
+    @property
+    def W_Q(self) -> Float[Tensor, "head d_model d_head"]:
+        """Query weights of each head."""
+        return self._weight(0)
+
+    @property
+    def W_K(self) -> Float[Tensor, "head d_model d_head"]:
+        """Key weights of each head."""
+        return self._weight(1)
+
+    @property
+    def W_V(self) -> Float[Tensor, "head d_model d_head"]:
+        """Value weights of each head."""
+        return self._weight(2)
+
+    @property
+    def W_O(self) -> Float[Tensor, "head d_head d_model"]:
+        """Output weights of each head."""
+        axes = "d_model (head d_head) -> head d_head d_model"
+        return rearrange(self.out.weight, axes, head=self.n_heads)
+
+    @property
+    def b_Q(self) -> Float[Tensor, "head d_head"]:
+        """Query biases of each head."""
+        return self._bias(0)
+
+    @property
+    def b_K(self) -> Float[Tensor, "head d_head"]:
+        """Key biases of each head."""
+        return self._bias(1)
+
+    @property
+    def b_V(self) -> Float[Tensor, "head d_head"]:
+        """Value biases of each head."""
+        return self._bias(2)
+
+    @property
+    def b_O(self) -> Float[Tensor, " d_model"]:
+        """Output bias."""
+        return self.out.bias
+
+    def forward(
+        self, x: Float[Tensor, "batch pos d_model"], context: AttentionContext, tap: Tap = SILENT
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """``sum_h softmax(q_h k_h^T / sqrt(d_head) + mask) v_h W_O[h] + b_O``.
+
+        Fused, or block by block within a window, unless somebody listens to scores or pattern.
+        """
+        batch, n_pos, _ = x.shape
+        qkv, out = self.qkv, self.out
+        split = F.linear(x, qkv.weight, qkv.bias).view(batch, n_pos, 3, self.n_heads, self.d_head)
+        q, k, v = split.permute(2, 0, 3, 1, 4).unbind(0)
+        if context.qk_offset is not None:
+            q, k = q + context.qk_offset, k + context.qk_offset
+        q, k, v = _show(tap, "hook_q", q), _show(tap, "hook_k", k), _show(tap, "hook_v", v)
+        if context.rotation is not None:
+            q = _show(tap, "hook_rot_q", rotate(q, context.rotation))
+            k = _show(tap, "hook_rot_k", rotate(k, context.rotation))
+        if tap.listens("attn.hook_attn_scores", "attn.hook_pattern"):
+            scores = tap("attn.hook_attn_scores", _scores(q, k, context))
+            z = tap("attn.hook_pattern", scores.softmax(-1)) @ v
+        elif context.window is not None:
+            assert context.mask is not None
+            z = windowed_attention(q, k, v, mask=context.mask, window=context.window)
+        else:
+            z = F.scaled_dot_product_attention(
+                q, k, v, attn_mask=context.mask, is_causal=context.is_causal
+            )
+        z = _show(tap, "hook_z", z).transpose(1, 2)
+        return F.linear(z.reshape(batch, n_pos, -1), out.weight, out.bias)
+
+
+def _show(
+    tap: Tap, name: str, x: Float[Tensor, "batch head pos d_head"]
+) -> Float[Tensor, "batch head pos d_head"]:
+    """Let hooks at it, in TransformerLens' order of axes: batch, pos, head, d_head."""
+    return x if tap is SILENT else tap(f"attn.{name}", x.transpose(1, 2)).transpose(1, 2)
+
+
+def _scores(
+    q: Float[Tensor, "batch head query d_head"],
+    k: Float[Tensor, "batch head key d_head"],
+    context: AttentionContext,
+) -> Float[Tensor, "batch head query key"]:
+    r"""``q k^T / sqrt(d_head)`` plus bias, minus infinity where attention is barred."""
+    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
+    if context.mask is not None:
+        return scores + context.mask
+    if context.is_causal:
+        ahead = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).triu(1)
+        return scores.masked_fill(ahead, float("-inf"))
+    return scores

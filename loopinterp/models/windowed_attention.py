@@ -1,0 +1,75 @@
+"""Attention within a hard causal window, block by block: a window of w costs w keys, not n.
+
+The positions are cut into blocks of ``c = max(16, w)``. The queries of a block see the keys of
+their own block and the w before it, so that scores are ``[n / c, c, c + w]`` instead of ``[n, n]``,
+and still products of matrices. Equal to attention under the whole mask, to rounding.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+    from torch import Tensor
+
+# Of 8, 16 and 32 the quickest on a CPU for windows from 1 to 16, heads of 16 and of 64.
+_LEAST_BLOCK = 16
+
+
+def _block_length(window: int) -> int:
+    return max(_LEAST_BLOCK, window)
+
+
+def pays(n_pos: int, window: int) -> bool:
+    """Whether going block by block is quicker than one fused operation over all pairs."""
+    return n_pos > 4 * (_block_length(window) + window)
+
+
+def block_places(
+    n_pos: int, window: int, *, device: torch.device
+) -> tuple[Int[Tensor, "block query 1"], Int[Tensor, "block 1 key"]]:
+    """Positions of the queries and keys of each block; negative ones are padding.
+
+    Example:
+        >>> query, key = block_places(20, 1, device=torch.device("cpu"))
+        >>> query[1, :3, 0].tolist(), key[0, 0, :3].tolist(), key[1, 0, :3].tolist()
+        ([16, 17, 18], [-1, 0, 1], [15, 16, 17])
+    """
+    length = _block_length(window)
+    first = torch.arange(0, n_pos, length, device=device)[:, None]
+    query = first + torch.arange(length, device=device)
+    key = first + torch.arange(-window, length, device=device)
+    return query[:, :, None], key[:, None, :]
+
+
+def windowed_attention(
+    q: Float[Tensor, "batch head pos d_head"],
+    k: Float[Tensor, "batch head pos d_head"],
+    v: Float[Tensor, "batch head pos d_head"],
+    *,
+    mask: Float[Tensor, "#block #head query key"],
+    window: int,
+) -> Float[Tensor, "batch head pos d_head"]:
+    r"""``softmax(q k^T / sqrt(d_head) + mask) v`` over the keys of each block.
+
+    Args:
+        q: Queries.
+        k: Keys.
+        v: Values.
+        mask: Bias at :func:`block_places`, minus infinity outside the window and on padding.
+        window: Keys before a query that it may see.
+    """
+    n_pos, (n_blocks, _, length, _) = q.shape[2], mask.shape
+    behind = n_blocks * length - n_pos
+
+    def blocks(x: Tensor, before: int) -> Tensor:  # [batch, block, head, before + length, d_head]
+        padded = F.pad(x, (0, 0, before, behind))
+        return padded.unfold(2, before + length, length).permute(0, 2, 1, 4, 3)
+
+    q, k, v = blocks(q * q.shape[-1] ** -0.5, 0), blocks(k, window), blocks(v, window)
+    pattern = (q @ k.transpose(-2, -1) + mask).softmax(-1)
+    return (pattern @ v).transpose(1, 2).flatten(2, 3)[:, :, :n_pos]
