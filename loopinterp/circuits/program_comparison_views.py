@@ -32,7 +32,8 @@ _MOST_DELAYS = 24
 @findings_of.register
 def _findings(result: ProgramComparison) -> list[Finding]:
     verdict, several = result.verdict, len(result.verdicts) > 1
-    value = plain(verdict.winner) if verdict.winner else NONE
+    missed = NONE if result.data.sizes["program"] > 1 else f"not {plain(verdict.nearest)}"
+    value = plain(verdict.winner) if verdict.winner else missed
     text = verdict.statement
     if several:
         text = f"{len(result.verdicts)} models, each with its verdict. {text}"

@@ -29,9 +29,9 @@ def _findings(result: SubspaceSearch) -> list[Finding]:
             f"worst delay, on inputs they were not fitted on; everything but these directions "
             f"does so in at most {percent(rest)}."
         )
-        found.append(
-            Finding(kind=SECTION, text=text, value=f"{enough[method]} of {width}", good=True)
-        )
+        value = f"{enough[method]} of {width}"
+        label = "Directions that carry an exchange"
+        found.append(Finding(kind=SECTION, text=text, value=value, good=True, label=label))
     else:
         best = max((s for s in worst if s != WHOLE), key=lambda s: worst[s])
         text = (

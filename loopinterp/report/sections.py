@@ -16,6 +16,7 @@ class Section:
         question: What the section answers.
         intro: The words one needs to read its figures.
         missing: What is said of a run that it applies to, if no saved study belongs to it.
+        study: The study that it is about.
         tasks: Tasks that it applies to; all if empty.
         of_programs: Whether it applies only to tasks that a stock program solves.
     """
@@ -26,6 +27,7 @@ class Section:
     question: str
     intro: str
     missing: str
+    study: str
     tasks: tuple[str, ...] = ()
     of_programs: bool = False
 
@@ -55,6 +57,7 @@ SECTIONS = (
             "loops of the same block, as many as the task asks for at that length."
         ),
         missing="no length study, so nothing is known about longer inputs",
+        study="generalisation",
     ),
     Section(
         key="convergence",
@@ -67,6 +70,7 @@ SECTIONS = (
             "on a wrong answer, or leave a right one, so accuracy stands beside every measure."
         ),
         missing="no convergence study, so it is not known whether its loops settle",
+        study="convergence",
     ),
     Section(
         key="wavefront",
@@ -82,6 +86,7 @@ SECTIONS = (
             "soon it is read from then on."
         ),
         missing="no carry study, so it is not known how fast the carry travels",
+        study="wavefront",
         tasks=("addition",),
     ),
     Section(
@@ -97,6 +102,7 @@ SECTIONS = (
             "accuracy (IIA)."
         ),
         missing="no comparison with programs, so there is no verdict",
+        study="programs",
         of_programs=True,
     ),
     Section(
@@ -109,6 +115,7 @@ SECTIONS = (
             "state has changed."
         ),
         missing="no attention study",
+        study="attention",
     ),
     Section(
         key="ground-truth",
@@ -122,6 +129,7 @@ SECTIONS = (
             "honest test of every tool used above."
         ),
         missing="no scores of the tools on models whose circuit is known",
+        study="ground-truth",
         of_programs=True,
     ),
 )
@@ -134,5 +142,6 @@ OTHER = Section(
     question="What else was measured?",
     intro="",
     missing="",
+    study="",
 )
 """What belongs to no section of ours, a study of someone else's, is shown all the same."""
