@@ -6,13 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
+from loopinterp.results import SUFFIX
 from loopinterp.studied_model import StudiedModel
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from loopinterp.circuits import PairStrategy
     from loopinterp.results import Result
-    from loopinterp.tasks import Addition
+    from loopinterp.tasks import Addition, Batch
 
 KNOWN_LENGTH, KNOWN_POSITIONS = 5, 14
 """Inputs on which the tools themselves are tried: long enough to see every loop."""
@@ -127,34 +129,52 @@ def _programs(model: StudiedModel) -> Result:
 
 
 def _subspaces(model: StudiedModel) -> Result:
-    from loopinterp.circuits import ProgramComparison, SpreadPairs, search_subspaces
+    from loopinterp.circuits import search_subspaces
 
-    comparison = ProgramComparison.load(model.results / "programs.safetensors")
     return search_subspaces(
         model.model,
-        model.sample(model.length(2 * max(model.cutoff, SHORT)), 256),
-        comparison.verdict.nearest,
+        _subspace_inputs(model),
+        _nearest(model),
         ranks=(1, 2, 3),
-        pairs=SpreadPairs(pairs=192, same_value=0),
+        pairs=_subspace_pairs(),
         steps=40,
         seed=model.seed,
     )
 
 
-def _nothing_followed(model: StudiedModel) -> str:
-    """Where no exchange does what a program says, there is nothing to be looked for."""
+def _subspace_inputs(model: StudiedModel) -> Batch:
+    return model.sample(model.length(2 * max(model.cutoff, SHORT)), 256)
+
+
+def _subspace_pairs() -> PairStrategy:
+    from loopinterp.circuits import SpreadPairs
+
+    return SpreadPairs(pairs=192, same_value=0)
+
+
+def _nearest(model: StudiedModel) -> str:
     from loopinterp.circuits import ProgramComparison
 
-    path = model.results / "programs.safetensors"
+    return ProgramComparison.load(model.results / f"programs{SUFFIX}").verdict.nearest
+
+
+def _nothing_moves(model: StudiedModel) -> str:
+    """Where no exchange changes an answer, there is nothing to be looked for."""
+    import torch
+
+    from loopinterp.circuits import InterchangeRun
+    from loopinterp.rasp import get_program
+
     if why := _no_program(model):
         return why
-    if not path.is_file():
-        return ""
-    comparison = ProgramComparison.load(path)
-    iia = comparison.data["iia"].sel(program=comparison.verdict.nearest, estimate="value")
-    if float(iia.max()) > 0:
-        return ""
-    return "no exchange of a state does what the nearest program says"
+    if not (model.results / f"programs{SUFFIX}").is_file():
+        return ""  # said once the comparison is made
+    generator = torch.Generator().manual_seed(model.seed)
+    held_out = _subspace_inputs(model)[1::2].to("cpu")
+    pairs = _subspace_pairs()(model.model, [get_program(_nearest(model))], held_out, generator)
+    run = InterchangeRun(model.model, pairs)
+    changed = ((run.interchange() != run.base) & run.pairs.scored[:, None]).any(-1) & run.within
+    return "" if bool(changed.any()) else "no exchange of a state changes an answer of the model"
 
 
 def _hold_time(model: StudiedModel) -> Result:
@@ -252,7 +272,7 @@ STUDIES = (
         name="subspaces",
         about="in how few directions does an exchange live? (after programs)",
         run=_subspaces,
-        why_not=_nothing_followed,
+        why_not=_nothing_moves,
         needs="programs",
     ),
     Study(

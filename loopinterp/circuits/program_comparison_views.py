@@ -37,7 +37,7 @@ def _findings(result: ProgramComparison) -> list[Finding]:
     text = verdict.statement
     if several:
         text = f"{len(result.verdicts)} models, each with its verdict. {text}"
-    found = [Finding(kind="verdict", text=text, value=value, good=verdict.named)]
+    found = [Finding(kind="verdict", text=text, value=value, good=verdict.named or None)]
     for name, own in result.verdicts.items():
         of = f" ({name})" if several else ""
         data = result.data.sel(model=name)
@@ -145,8 +145,8 @@ def _by_delay(result: ProgramComparison, data: xr.Dataset, order: list[str]) -> 
             "The state of one position is taken from another input's run, and the run goes on. A "
             "line says how often the model's whole answer, so many loops later, is the one that "
             "the program says; only pairs count on which the program or the model changes an "
-            f"answer ({int(pairs.sel(delay=delays[0]))} pairs at once, "
-            f"{int(pairs.sel(delay=delays[-1]))} {in_loops(int(delays[-1]))} for the first). "
+            f"answer (for the first, {int(pairs.sel(delay=delays[0]))} pairs at once and "
+            f"{int(pairs.sel(delay=delays[-1]))} pairs {in_loops(int(delays[-1]))}). "
             "Bands: 95% intervals."
         ),
         control=(

@@ -23,8 +23,8 @@ class RunRecord:
         config: ``config.json``; empty for results that belong to no run.
         metrics: The lines of ``metrics.jsonl``.
         results: Saved results by file name, in alphabetical order.
-        made: ``made.json``: ``command``, ``stages`` (seconds by name), ``unsaid`` (reasons by name),
-            ``versions``, ``machine``; all optional.
+        made: ``made.json``: ``command``, ``stages`` (seconds by name), ``unsaid`` (reasons by
+            name), ``versions``, ``machine``; all optional.
         problems: What could not be read, one sentence each; the report says so.
     """
 

@@ -50,7 +50,7 @@ SECTIONS = (
         key="generalisation",
         title="Length generalisation",
         short="Length generalisation",
-        question="Does it still get longer inputs right than any it was trained on?",
+        question="Does it get inputs right that are longer than any it was trained on?",
         intro=(
             "An answer counts only if every symbol of it is right (exact match). Accuracy bit by "
             "bit hides failure: half of all bits are right by chance. A longer input is given more "
@@ -93,7 +93,7 @@ SECTIONS = (
         key="program",
         title="Program against model",
         short="Program and model",
-        question="Which program does the learned circuit run?",
+        question="Which program does the model run?",
         intro=(
             "Rival programs compute the same answers by different steps. To tell them apart, a "
             "piece of the model's state is exchanged for that of another input's run, and what the "
