@@ -1,4 +1,4 @@
-"""Rival programs ranked by interchange interventions on a model: one figure.
+"""Rival programs held against the models of one or more runs by interchange interventions.
 
 python analyses/circuit_vs_program.py --run runs/demo --run runs/seed-1 --out programs.html
 """
@@ -8,21 +8,26 @@ from typing import Annotated
 
 import typer
 
-from loopinterp.circuits import compare_programs
-from loopinterp.training import Run
+from loopinterp.circuits import SpreadPairs, compare_programs
+from loopinterp.studied_model import open_run
 
 
 def main(
-    run: Annotated[list[Path] | None, typer.Option(help="A run; several are pooled.")] = None,
+    run: Annotated[list[Path] | None, typer.Option(help="A run; several may be given.")] = None,
     out: Path = Path("programs.html"),
-    n: int = 24,
-    pairs: int = 64,
+    n: Annotated[list[int] | None, typer.Option(help="Lengths of the inputs.")] = None,
+    pairs: int = 768,
+    samples: int = 128,
 ) -> None:
-    """Compare the models of one or more runs with every program of addition."""
-    runs = run or [Path("runs/demo")]
-    models = [Run.load(folder).model() for folder in runs]
-    names = [folder.name for folder in runs]
-    result = compare_programs(models, names=names, n=n, per_place=pairs)
+    """Compare the models of runs of one task with every stock program of that task."""
+    runs = [open_run(folder) for folder in run or [Path("runs/demo")]]
+    result = compare_programs(
+        [studied.model for studied in runs],
+        runs[0].programs(),
+        [runs[0].sample(length, samples) for length in n or [24, 48]],
+        names=[studied.run.folder.name for studied in runs],
+        pairs=SpreadPairs(pairs=pairs),
+    )
     result.figures()[0].plot.write_html(out, include_plotlyjs=True)
     print(out, *(finding.text for finding in result.findings()), sep="\n")
 

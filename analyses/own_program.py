@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from itertools import combinations, product
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import torch
 import typer
 
 from loopinterp.circuits import (
     Decodability,
+    ProgramComparison,
+    compare_programs,
     decodability,
     head_study,
     interchange_study,
-    rank_programs,
 )
 from loopinterp.rasp import (
     UNKNOWN,
@@ -161,17 +161,16 @@ def check(n: int) -> None:
 
 
 def ground_truth(batch: Batch) -> None:
-    """Each program compiled, compared with itself, and ranked against the others."""
+    """Each program compiled, compared with itself, and held against all of them."""
     n_loops, n_pos = int(batch.n_loops.max()), batch.inputs.shape[1]
     for program in PROGRAMS:
         compiled = compile_program(program, max_length=n_pos)
         agreement = compare_with_program(compiled, batch.inputs, n_loops=n_loops)
-        ranking = rank_programs(compiled.model, PROGRAMS, batch)
+        verdict = compare_programs(compiled.model, PROGRAMS, batch).verdict
         config = compiled.model.config
         print(
             f"{program.name}: {config.n_prelude} + {config.n_layers} layers of width "
-            f"{config.d_model}; exact: {agreement.exact}; ranked first on it: "
-            f"{ranking.verdict.winner} ({ranking.score.max():.2f})"
+            f"{config.d_model}; exact: {agreement.exact}; named on it: {verdict.winner or 'none'}"
         )
 
 
@@ -219,14 +218,28 @@ def conflicts(model, batch: Batch, seed: int) -> pd.DataFrame:
 
 def read_loop_for_loop(result: Decodability) -> pd.DataFrame:
     """Balanced accuracy of the probes, mean over loops, with the controls beside it."""
-    tables = {
-        "model": result.accuracy,
-        "shuffled weights": result.random_weights,
-        "shuffled labels": result.shuffled,
+    columns = {
+        "model": "accuracy",
+        "shuffled weights": "random_weights",
+        "shuffled labels": "shuffled",
+        "input alone": "embedding",
     }
-    means = {k: np.diagonal(x, axis1=1, axis2=2)[:, 1:].mean(1) for k, x in tables.items()}
-    means["input alone"] = result.embedding[:, 1:].mean(1)
-    return pd.DataFrame(means, index=result.variables).round(2)
+    means = {
+        title: result.loop_for_loop(name).sel(loop=slice(1, None)).mean("loop").to_series()
+        for title, name in columns.items()
+    }
+    return pd.DataFrame(means).round(2)
+
+
+def duel(result: ProgramComparison, first: str, second: str) -> str:
+    """Which of two programs the model follows where they say different things."""
+    data = result.data.isel(model=0)
+    shares = [
+        float(data["duel"].sel(program=p, rival=q, estimate="value"))
+        for p, q in ((first, second), (second, first))
+    ]
+    pairs = int(data["apart"].sel(program=first, rival=second))
+    return f"{first} {shares[0]:.2f}, {second} {shares[1]:.2f} of {pairs} pairs that differ"
 
 
 def main(
@@ -245,13 +258,14 @@ def main(
 
     model = train(recipe(n, steps, seed), out / "run").model()
     judged, tested = ["uniform", "first"], [n, 2 * n, 4 * n]
-    ranking = rank_programs(model, PROGRAMS, batch, seed=seed)
+    data = [batch, task.sample(2 * n, batch_size=128, generator=generator)]
+    comparison = compare_programs(model, PROGRAMS, data, seed=seed)
     decoded = decodability(model, batch, PROGRAMS, seed=seed)
     results = {
         "evaluation": evaluate(
             model, task, tested, distributions=judged, n_samples=samples, trained_up_to=n
         ),
-        "ranking": ranking,
+        "comparison": comparison,
         "decodability": decoded,
         "heads": head_study(model, batch, PROGRAMS, seed=seed),
         "ripple": interchange_study(model, RIPPLE, batch, seed=seed),
@@ -261,7 +275,7 @@ def main(
         result.save(out / "results", name)
         print(f"\n{name}:", *(finding.text for finding in result.findings()), sep="\n  ")
     for first, second in combinations((RIPPLE, KEEPER, GUESS), 2):
-        print(f"\n{ranking.duel_text(first.name, second.name)}")
+        print(f"\n{duel(comparison, first.name, second.name)}")
     write_results(results, out / "own_program.html", title="Which program does the model run?")
 
     print("\nbest, read from the state loop for loop (after 1 loop and more):")
