@@ -22,7 +22,7 @@ def main(
         raise typer.BadParameter(f"a run of the task addition is needed, not {task.name}")
     result = carry_study(trained.model(), task, n=n, n_train=pairs)
     result.figures()[0].plot.write_html(out, include_plotlyjs=True)
-    print(out, *(finding.text for finding in result.summary()), sep="\n")
+    print(out, *(finding.text for finding in result.findings()), sep="\n")
 
 
 if __name__ == "__main__":

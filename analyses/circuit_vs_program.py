@@ -24,7 +24,7 @@ def main(
     names = [folder.name for folder in runs]
     result = compare_programs(models, names=names, n=n, per_place=pairs)
     result.figures()[0].plot.write_html(out, include_plotlyjs=True)
-    print(out, *(finding.text for finding in result.summary()), sep="\n")
+    print(out, *(finding.text for finding in result.findings()), sep="\n")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ def main(
     batch = trained.task().sample(n, batch_size=samples, generator=generator)
     result = convergence_study(trained.model(), batch)
     result.figures()[0].plot.write_html(out, include_plotlyjs=True)
-    print(out, *(finding.text for finding in result.summary()), sep="\n")
+    print(out, *(finding.text for finding in result.findings()), sep="\n")
 
 
 if __name__ == "__main__":

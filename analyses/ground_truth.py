@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 
 from loopinterp.ground_truth import (
-    Subject,
+    KnownModel,
     ground_truth_study,
-    make_subjects,
+    known_models,
     robustness_study,
 )
 from loopinterp.rasp import distract, list_programs, permute, rotate, superpose
@@ -25,13 +25,13 @@ USUAL = 6
 NOISY = ("ripple", "parity", "prefix_mod_5")
 
 
-def subjects(programs: list[str], disguises: list, label: str, seed: int) -> list[Subject]:
+def models(programs: list[str], disguises: list, label: str, seed: int) -> list[KnownModel]:
     """Every program, at a length at which all of its loops are seen, behind the same disguises."""
     made = []
     for name in programs:
         bits = ADDITION if name in list_programs("addition") else LENGTHS.get(name, USUAL)
         program = unique_set(5) if name == "unique_set" else name
-        made += make_subjects([program], n=bits, disguises=disguises, label=label, seed=seed)
+        made += known_models([program], n=bits, disguises=disguises, label=label, seed=seed)
     return made
 
 
@@ -44,17 +44,15 @@ def main(
     chosen = program or list_programs()
     hide = [partial(disguise, seed=seed) for disguise in (distract, permute, superpose, rotate)]
     kinds = {"": [], "rotated": hide[-1:], "disguised": hide}
-    models = [s for label, done in kinds.items() for s in subjects(chosen, done, label, seed)]
-    result = ground_truth_study(models, seed=seed, progress=print)
+    known = [m for label, done in kinds.items() for m in models(chosen, done, label, seed)]
+    result = ground_truth_study(known, seed=seed, progress=print)
     noise = robustness_study([name for name in chosen if name in NOISY] or chosen[:1], seed=seed)
-    result.save(out / "results", "ground_truth")
-    noise.save(out / "results", "robustness")
+    result.save(out / "results")
+    noise.save(out / "results")
     result.table().to_csv(out / "ground_truth.csv")
     title = "The tools on looped transformers whose circuit is known"
-    write_results(
-        {"ground_truth": result, "robustness": noise}, out / "ground_truth.html", title=title
-    )
-    print(*(f.text for r in (result, noise) for f in r.summary()), sep="\n")
+    write_results({r.kind: r for r in (result, noise)}, out / "ground_truth.html", title=title)
+    print(*(f.text for r in (result, noise) for f in r.findings()), sep="\n")
     for model, check, value, control in result.missed:
         print(f"missed: {check} on {model}: {value:.4g} (control {control:.4g})")
 

@@ -21,7 +21,7 @@ def main(
         trained.model(), trained.task(), lengths, n_samples=samples, trained_up_to=cutoff
     )
     result.figures()[0].plot.write_html(out, include_plotlyjs=True)
-    print(out, *(finding.text for finding in result.summary()), sep="\n")
+    print(out, *(finding.text for finding in result.findings()), sep="\n")
 
 
 if __name__ == "__main__":

@@ -259,7 +259,7 @@ def main(
     }
     for name, result in results.items():
         result.save(out / "results", name)
-        print(f"\n{name}:", *(finding.text for finding in result.summary()), sep="\n  ")
+        print(f"\n{name}:", *(finding.text for finding in result.findings()), sep="\n  ")
     for first, second in combinations((RIPPLE, KEEPER, GUESS), 2):
         print(f"\n{ranking.duel_text(first.name, second.name)}")
     write_results(results, out / "own_program.html", title="Which program does the model run?")

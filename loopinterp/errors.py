@@ -1,9 +1,13 @@
-"""Errors that say what was expected, what was given, and how to mend it."""
+"""Errors that say what was expected, what was given, and how to mend it; checks that raise them."""
 
 from __future__ import annotations
 
 import difflib
+import math
+import numbers
+import reprlib
 from collections.abc import Iterable
+from typing import Any
 
 
 class InputError(ValueError):
@@ -51,3 +55,115 @@ def unknown_name(
     shown = ", ".join(names[:12]) + (f", … ({len(names)} in all)" if len(names) > 12 else "")
     fix = f"Did you mean {near[0]!r}?" if near else "Use one of the names listed."
     return error(what, expected=f"one of {shown or '(none)'}", given=repr(name), fix=fix)
+
+
+def check_choice(
+    what: str, value: Any, choices: Iterable[str], *, error: type[InputError] = InputError
+) -> str:
+    """The value, if it is one of the choices.
+
+    Raises:
+        InputError: If it is not; the nearest choice is suggested.
+
+    Example:
+        >>> check_choice("device", "cpu", ("cpu", "cuda"))
+        'cpu'
+    """
+    known = tuple(choices)
+    if not isinstance(value, str) or value not in known:
+        raise unknown_name(what, str(value), known, error)
+    return value
+
+
+def check_integer(
+    what: str,
+    value: Any,
+    *,
+    least: int | None = None,
+    most: int | None = None,
+    fix: str | None = None,
+    error: type[InputError] = InputError,
+) -> int:
+    """The value as an ``int``, if it is an integer (NumPy's too, no bool) in ``least .. most``.
+
+    Raises:
+        InputError: If it is not.
+
+    Example:
+        >>> check_integer("n_loops", 3, least=1)
+        3
+        >>> check_integer("n_loops", True, least=1)
+        Traceback (most recent call last):
+        loopinterp.errors.InputError: n_loops: expected an integer >= 1, got True. Pass e.g. 1.
+    """
+    integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not (integer and _inside(value, least, most)):
+        example = next((end for end in (least, most) if end is not None), 0)
+        raise error(
+            what,
+            expected="an integer" + spell_range(least, most),
+            given=reprlib.repr(value),
+            fix=fix or f"Pass e.g. {example}.",
+        )
+    return int(value)
+
+
+def check_number(
+    what: str,
+    value: Any,
+    *,
+    least: float | None = None,
+    most: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    fix: str = "Pass a finite number in that range.",
+    error: type[InputError] = InputError,
+) -> float:
+    """The value as a ``float``, if it is a finite number (NumPy's too, no bool) in a range.
+
+    The range is ``least .. most`` with its ends, ``above .. below`` without them.
+
+    Raises:
+        InputError: If it is not.
+
+    Example:
+        >>> check_number("share", 1, above=0, most=1)
+        1.0
+        >>> check_number("share", 0, above=0, most=1, fix="Take some.")
+        Traceback (most recent call last):
+        loopinterp.errors.InputError: share: expected a number > 0 and <= 1, got 0. Take some.
+    """
+    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not (number and math.isfinite(value) and _inside(value, least, most, above, below)):
+        expected = "a number" + spell_range(least, most, above, below)
+        raise error(what, expected=expected, given=reprlib.repr(value), fix=fix)
+    return float(value)
+
+
+def _inside(
+    value: Any,
+    least: float | None,
+    most: float | None,
+    above: float | None = None,
+    below: float | None = None,
+) -> bool:
+    return (
+        (least is None or value >= least)
+        and (most is None or value <= most)
+        and (above is None or value > above)
+        and (below is None or value < below)
+    )
+
+
+def spell_range(
+    least: float | None,
+    most: float | None,
+    above: float | None = None,
+    below: float | None = None,
+) -> str:
+    """A range in words, with a space before them; nothing where there is none."""
+    if least is not None and most is not None:
+        return f" in {least}..{most}"
+    ends = {">": above, ">=": least, "<": below, "<=": most}
+    words = " and ".join(f"{sign} {end}" for sign, end in ends.items() if end is not None)
+    return words and f" {words}"

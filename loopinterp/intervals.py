@@ -1,8 +1,19 @@
-"""Confidence intervals that every study and figure share."""
+"""Estimates with their intervals, and bands of values, that every study and figure share."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
+from numpy.typing import ArrayLike
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+ESTIMATE = "estimate"
+"""The axis of an estimate: its value, and the ends of its 95% interval."""
+
+ENDS = ("value", "low", "high")
 
 
 def wilson_interval(
@@ -33,3 +44,57 @@ def wilson_interval(
     low, high = ((middle - half) / scale, (middle + half) / scale)
     # Rounding must not put the share outside its own interval.
     return np.asarray(np.clip(low, 0, share)), np.asarray(np.clip(high, share, 1))
+
+
+def wilson_estimate(successes: ArrayLike, trials: ArrayLike) -> np.ndarray:
+    """A share with Wilson's 95% interval as an estimate [..., (value, low, high)].
+
+    NaN where there are no trials.
+
+    Example:
+        >>> wilson_estimate(np.array([300, 0]), np.array([300, 0])).round(3).tolist()
+        [[1.0, 0.987, 1.0], [nan, nan, nan]]
+    """
+    n = np.asarray(trials, dtype=float)
+    n, hits = np.broadcast_arrays(n, np.asarray(successes, dtype=float))
+    n = np.where(n > 0, n, np.nan)
+    low, high = wilson_interval(hits, n)
+    return np.stack([hits / n, low, high], axis=-1)
+
+
+def share_of(hits: xr.DataArray, *over: str) -> xr.DataArray:
+    """The share of hits over some axes, as an estimate with Wilson's 95% interval.
+
+    Args:
+        hits: Booleans, or ones and zeros.
+        over: The axes whose cells are the trials.
+
+    Example:
+        >>> import xarray as xr
+        >>> exact = xr.DataArray(np.ones((2, 300)), dims=("loop", "batch"))
+        >>> share_of(exact, "batch").sel(loop=1, estimate="low").round(3).item()
+        0.987
+    """
+    trials = int(np.prod([hits.sizes[axis] for axis in over]))
+    return _with_ends(hits, over, wilson_estimate(hits.sum(over).values, trials))
+
+
+def band_of(values: xr.DataArray, *over: str) -> xr.DataArray:
+    """The median over some axes, with the 10% and 90% quantiles in the place of an interval.
+
+    NaN is left out; infinity counts as larger than any number.
+    """
+    rows = values.stack(cell=over, create_index=False)
+    rows = rows.transpose(..., "cell").values
+    empty = np.asarray(np.isnan(rows).all(axis=-1))
+    filled = np.where(empty[..., None], 0, rows)
+    found = np.nanquantile(filled, (0.5, 0.1, 0.9), axis=-1, method="lower")
+    return _with_ends(values, over, np.moveaxis(np.where(empty, np.nan, found), 0, -1))
+
+
+def _with_ends(values: xr.DataArray, over: tuple[str, ...], found: np.ndarray) -> xr.DataArray:
+    import xarray as xr
+
+    axes = [axis for axis in values.dims if axis not in over]
+    coords = {axis: values.coords[axis] for axis in axes if axis in values.coords}
+    return xr.DataArray(found, dims=[*axes, ESTIMATE], coords={**coords, ESTIMATE: list(ENDS)})

@@ -1,8 +1,10 @@
-"""Results: frozen dataclasses with named axes, which go to disk, to tables and to figures.
+"""Results of studies: named axes, estimates with their intervals, provenance; one file each.
 
-A study is a function that returns a :class:`Result`. A saved result is two files,
-``NAME.json`` (scalars, axes, provenance) and ``NAME.safetensors`` (arrays), so that a figure
-can be redrawn without the model. Every probing or causal number has its control in the result.
+A study is a function that returns a :class:`Result`. Its numbers are one ``xarray.Dataset``, so
+that a cell is asked for by name (``result.data["iia"].sel(program="ripple", delay="end")``).
+What a result shows is kept out of it: figures and findings are registered for its type in a
+module of their own, beside the study's (``convergence.py`` has ``convergence_views.py``), which is
+imported when they are first asked for.
 """
 
 from __future__ import annotations
@@ -12,21 +14,32 @@ import hashlib
 import importlib
 import json
 import time
+import typing
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import singledispatch
+from html import escape
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from loopinterp.errors import CheckpointError, InputError
-from loopinterp.storage import read_arrays, read_json, write_arrays, write_json
+from loopinterp.intervals import ENDS, ESTIMATE
+from loopinterp.storage import read_arrays, write_arrays
 
 if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
+    import xarray as xr
     from typing_extensions import Self
+
+SUFFIX = ".safetensors"
+"""How a saved result's file name ends."""
+
+_HEADER = "loopinterp.result"
 
 
 def config_hash(config: Mapping[str, Any]) -> str:
@@ -135,177 +148,322 @@ def percent(share: float | np.floating) -> str:
     return f"{value:.0f}%"
 
 
-@dataclass(frozen=True, kw_only=True)
+def tidy(arrays: Mapping[str, xr.DataArray]) -> pd.DataFrame:
+    """A table of arrays with the same axes: a row for each cell, a column for each axis and array.
+
+    An estimate called ``iia`` becomes three columns, ``iia``, ``iia_low`` and ``iia_high``.
+
+    Raises:
+        InputError: arrays of different axes.
+    """
+    import pandas as pd
+    import xarray as xr
+
+    columns: dict[str, xr.DataArray] = {}
+    for name, array in arrays.items():
+        if ESTIMATE not in array.dims:
+            columns[name] = array
+            continue
+        for end in ENDS:
+            column = name if end == "value" else f"{name}_{end}"
+            columns[column] = array.sel({ESTIMATE: end}, drop=True)
+    if len({array.dims for array in columns.values()}) > 1:
+        raise InputError(
+            "arrays",
+            expected="arrays of the same axes",
+            given=", ".join(f"{n} {list(a.dims)}" for n, a in columns.items()),
+            fix="Ask for them one by one.",
+        )
+    if not columns:
+        return pd.DataFrame()
+    order = list(next(iter(columns.values())).dims)
+    return xr.Dataset(columns).to_dataframe(dim_order=order).reset_index()
+
+
+@singledispatch
+def figures_of(result: Result) -> list[Figure]:
+    """The figures of a result; implementations are registered for its type."""
+    return []
+
+
+@singledispatch
+def findings_of(result: Result) -> list[Finding]:
+    """What a result says in plain words, most telling first; registered for its type."""
+    return []
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Result:
     """Base of every study's result.
 
-    Subclasses are frozen, keyword-only dataclasses. Fields holding NumPy arrays are named in
-    ``AXES`` with their axes, in the fixed order loop, layer, batch, head, pos, feature; every
-    other field is JSON-ready (numbers, strings, lists, dicts).
+    A subclass is a frozen, keyword-only dataclass with a stable ``kind``, under which it is
+    saved. Its arrays are declared once, in ``VARIABLES``, with their axes in the fixed order
+    loop, layer, batch, head, pos, feature; an axis called ``estimate`` holds a value and the ends
+    of its interval. Every other field is JSON-ready (numbers, strings, lists, dicts, dataclasses
+    of these).
+
+    Example:
+        >>> @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+        ... class Growth(Result, kind="growth"):
+        ...     VARIABLES = {"norm": "loop batch"}
+        ...     d_model: int
+        >>> with study(0) as watch:
+        ...     result = Growth.of(
+        ...         watch, norm=np.ones((3, 2)), coords={"loop": [0, 1, 2]}, d_model=8
+        ...     )
+        >>> result
+        Growth(loop: 3, batch: 2; norm)
+        >>> float(result.data["norm"].sel(loop=2).mean())
+        1.0
     """
 
-    AXES: ClassVar[dict[str, tuple[str, ...]]] = {}
+    VARIABLES: ClassVar[Mapping[str, str]] = {}
+    """Array -> its axes, separated by spaces."""
 
+    OPTIONAL: ClassVar[frozenset[str]] = frozenset()
+    """Arrays that may be absent."""
+
+    kind: ClassVar[str] = ""
+
+    data: xr.Dataset
     provenance: Provenance
 
+    _kinds: ClassVar[dict[str, type[Result]]] = {}
+
+    def __init_subclass__(cls, *, kind: str = "", **rest: Any) -> None:
+        super().__init_subclass__(**rest)
+        if kind:
+            cls.kind = kind
+            Result._kinds[kind] = cls
+
     def __post_init__(self) -> None:
-        for name, axes in self.AXES.items():
-            value = getattr(self, name)
-            if value is None:
+        for name, axes in self.VARIABLES.items():
+            if name in self.data:
+                given, expected = self.data[name].dims, tuple(axes.split())
+            elif name in self.OPTIONAL:
                 continue
-            array = np.asarray(value)
-            if array.ndim != len(axes):
+            else:
+                given, expected = "no such array", tuple(axes.split())
+            if given != expected:
                 raise InputError(
-                    f"{type(self).__name__}.{name}",
-                    expected=f"axes {axes}",
-                    given=f"an array of shape {array.shape}",
-                    fix="Give one dimension for each named axis.",
+                    f"{type(self).__name__}, array {name!r}",
+                    expected=f"axes {expected}",
+                    given=f"{given}",
+                    fix="Give one dimension for each named axis, in that order.",
                 )
-            object.__setattr__(self, name, array)
+
+    @classmethod
+    def of(
+        cls,
+        watch: Stopwatch,
+        *,
+        coords: Mapping[str, Any] | None = None,
+        **values: Any,
+    ) -> Self:
+        """Build a result from arrays (those of ``VARIABLES``; None where absent) and fields.
+
+        Args:
+            watch: What timed the study.
+            coords: Axis -> its coordinates; axes left out are counted from 0.
+            values: Arrays (NumPy's, or tensors on any device) and fields, by name.
+        """
+        import xarray as xr
+
+        arrays = {name: values.pop(name) for name in cls.VARIABLES if name in values}
+        coordinates = {axis: list(c) for axis, c in (coords or {}).items()}
+        axes = {name: tuple(cls.VARIABLES[name].split()) for name in arrays}
+        if any(ESTIMATE in a for a in axes.values()):
+            coordinates[ESTIMATE] = list(ENDS)
+        given = {
+            name: (axes[name], np.asarray(array.cpu() if hasattr(array, "cpu") else array))
+            for name, array in arrays.items()
+            if array is not None
+        }
+        try:
+            data = xr.Dataset(given, coords=coordinates)
+        except ValueError as error:
+            raise InputError(
+                f"arrays of {cls.__name__}",
+                expected=f"the axes {dict(cls.VARIABLES)} with one size each",
+                given=f"others ({error})",
+                fix="Check the shapes and coordinates.",
+            ) from error
+        return cls(data=data, provenance=watch.provenance(), **values)
+
+    def figures(self) -> list[Figure]:
+        """The figures of this result."""
+        _import_views(type(self))
+        return figures_of(self)
+
+    def findings(self) -> list[Finding]:
+        """What this result says in plain words, most telling first."""
+        _import_views(type(self))
+        return findings_of(self)
+
+    def show(self) -> None:
+        """Print what the result says, and show its figures (in a notebook, or in a browser)."""
+        print("\n".join(finding.text for finding in self.findings()))  # noqa: T201
+        for figure in self.figures():
+            figure.plot.show()
+
+    def to_dataframe(self, *names: str) -> pd.DataFrame:
+        """A tidy table: a row for each cell, a column for each axis and each array.
+
+        Args:
+            names: The arrays wanted; by default all that have the axes of the widest one. An
+                estimate becomes three columns (``iia``, ``iia_low``, ``iia_high``).
+
+        Raises:
+            InputError: an array that is not there, or arrays of different axes.
+        """
+        wanted = list(names) or self._widest()
+        for name in wanted:
+            if name not in self.data.data_vars:
+                raise InputError(
+                    "array",
+                    expected=f"one of {', '.join(map(str, self.data.data_vars))}",
+                    given=repr(name),
+                    fix="See result.data.",
+                )
+        return tidy({name: self.data[name] for name in wanted})
+
+    def _widest(self) -> list[str]:
+        axes = {str(n): set(a.dims) - {ESTIMATE} for n, a in self.data.data_vars.items()}
+        widest = max(axes.values(), key=len, default=set())
+        return [name for name, own in axes.items() if own == widest]
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{axis}: {size}" for axis, size in self.data.sizes.items())
+        return f"{type(self).__name__}({sizes}; {', '.join(map(str, self.data.data_vars))})"
+
+    def _repr_html_(self) -> str:
+        said = "".join(f"<li>{escape(finding.text)}</li>" for finding in self.findings())
+        return f"<p><code>{escape(repr(self))}</code></p><ul>{said}</ul>"
 
     def save(self, folder: str | Path, name: str | None = None) -> Path:
-        """Write ``NAME.json`` and ``NAME.safetensors`` (the class name by default)."""
-        folder = Path(folder)
-        name = name or type(self).__name__
-        arrays = {k: getattr(self, k) for k in self.AXES if getattr(self, k) is not None}
-        scalars = {
-            f.name: getattr(self, f.name)
-            for f in dataclasses.fields(self)
-            if f.name not in self.AXES and f.name != "provenance"
+        """Write one file, ``NAME.safetensors`` (the kind by default), complete or not at all."""
+        own = [f.name for f in dataclasses.fields(self) if f.name not in ("data", "provenance")]
+        header = {
+            "kind": self.kind,
+            "axes": {name: list(array.dims) for name, array in self.data.data_vars.items()},
+            "coords": {axis: _plain(c.values) for axis, c in self.data.coords.items()},
+            "fields": {n: _jsonable(getattr(self, n)) for n in own},
+            "provenance": dataclasses.asdict(self.provenance),
         }
-        write_arrays(folder / f"{name}.safetensors", arrays)
-        write_json(
-            folder / f"{name}.json",
-            {
-                "class": f"{type(self).__module__}:{type(self).__qualname__}",
-                "axes": {k: list(v) for k, v in self.AXES.items()},
-                "arrays": _shapes(arrays),
-                "scalars": scalars,
-                "provenance": dataclasses.asdict(self.provenance),
-            },
-        )
-        return folder / f"{name}.json"
+        path = Path(folder) / f"{name or self.kind}{SUFFIX}"
+        arrays = {str(name): array.values for name, array in self.data.data_vars.items()}
+        write_arrays(path, arrays, metadata={_HEADER: json.dumps(header)})
+        return path
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read a result back from its JSON file (its arrays lie beside it)."""
-        result = load_result(path)
-        if not isinstance(result, cls):
+        """Read a result back.
+
+        Raises:
+            CheckpointError: If the file is missing, damaged, or holds a result of another kind.
+        """
+        import xarray as xr
+
+        path = Path(path)
+        arrays, header = _read(path)
+        if header["kind"] != cls.kind:
             raise CheckpointError(
                 f"result {path}",
-                expected=f"a {cls.__name__}",
-                given=f"a {type(result).__name__}",
-                fix=f"Load it with {type(result).__name__}.load.",
+                expected=f"a result of the kind {cls.kind!r}",
+                given=f"one of the kind {header['kind']!r}",
+                fix="Load it with loopinterp.saved_results.load_result.",
             )
-        return result
-
-    def to_frame(self) -> pd.DataFrame:
-        """A tidy table: one row per cell, one column per axis, one per array of that shape."""
-        import pandas as pd
-
-        frames: dict[tuple[str, ...], pd.DataFrame] = {}
-        for name, axes in self.AXES.items():
-            array = getattr(self, name)
-            if array is None:
-                continue
-            index = pd.MultiIndex.from_product(
-                [self.axis_values(axis, size) for axis, size in zip(axes, array.shape)], names=axes
+        try:
+            variables = {name: (header["axes"][name], array) for name, array in arrays.items()}
+            return cls(
+                data=xr.Dataset(variables, coords=header["coords"]),
+                provenance=_validated(Provenance, header["provenance"]),
+                **_fields(cls, header["fields"]),
             )
-            column = pd.Series(array.reshape(-1), index=index, name=name)
-            frames[axes] = frames[axes].join(column) if axes in frames else column.to_frame()
-        if not frames:
-            return pd.DataFrame()
-        widest = max(frames, key=len)
-        return frames[widest].reset_index()
-
-    def axis_values(self, axis: str, size: int) -> list[Any]:
-        """Coordinates along an axis: a field ``{axis}s`` of that length, or 0..size-1."""
-        values = getattr(self, f"{axis}s", None)
-        if values is not None and len(values) == size:
-            return list(values)
-        return list(range(size))
-
-    def figures(self) -> list[Figure]:
-        """The figures this result can draw of itself."""
-        return []
-
-    def summary(self) -> list[Finding]:
-        """What this result says in plain words, most telling first."""
-        return []
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise CheckpointError(
+                f"result {path}",
+                expected=f"the arrays and fields of {cls.__name__} in this version",
+                given=f"others ({error})",
+                fix="Run the study again with this version.",
+            ) from error
 
 
-def load_result(path: str | Path) -> Result:
-    """Read any saved result; only results of loopinterp are loaded, and nothing is unpickled.
+def kind_of(path: str | Path) -> str:
+    """The kind of a saved result.
 
     Raises:
-        CheckpointError: If either file is missing or damaged, if the two do not belong together,
-            or if they are of a class or a version that cannot be read here.
+        CheckpointError: If the file is missing, damaged, or no result.
     """
-    path = Path(path)
-    document = read_json(path)
-    if not isinstance(document, dict) or not {"class", "scalars", "provenance"} <= set(document):
+    return _read(Path(path))[1]["kind"]
+
+
+def known_kinds() -> Mapping[str, type[Result]]:
+    """The kinds of result that are defined in modules imported so far."""
+    return dict(Result._kinds)
+
+
+def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    arrays, metadata = read_arrays(path)
+    try:
+        header = json.loads(metadata.get(_HEADER, ""))
+    except (json.JSONDecodeError, RecursionError):
+        header = None
+    parts = {"kind": str, "axes": dict, "coords": dict, "fields": dict, "provenance": dict}
+    if not isinstance(header, dict) or not all(
+        isinstance(header.get(part), kind) for part, kind in parts.items()
+    ):
         raise CheckpointError(
             f"result {path}",
             expected="a file written by Result.save",
-            given="JSON without the entries 'class', 'scalars' and 'provenance'",
-            fix="Point to NAME.json in a folder of results.",
+            given="a safetensors file without a result's description",
+            fix="Run the study again, or point to another file of a folder of results.",
         )
-    cls = _result_class(path, str(document["class"]))
-    arrays = read_arrays(path.with_suffix(".safetensors"))
-    unknown = sorted(set(arrays) - set(cls.AXES))
-    if unknown or document.get("arrays") != _shapes(arrays):
-        raise CheckpointError(
-            f"result {path}",
-            expected=f"the arrays {document.get('arrays')} beside it",
-            given=f"{_shapes(arrays)}",
-            fix="The two files of the result do not belong together; run the study again.",
-        )
-    absent = {k: None for k in cls.AXES if k not in arrays}
+    return arrays, header
+
+
+def _fields(cls: type[Result], values: Mapping[str, Any]) -> dict[str, Any]:
+    hints = typing.get_type_hints(cls, localns={"xr": typing.cast("Any", _AnyDataset)})
+    return {name: _validated(hints.get(name, Any), value) for name, value in values.items()}
+
+
+class _AnyDataset:
+    """Stands in for xarray when the types of a result's other fields are looked up."""
+
+    Dataset = Any
+
+
+def _validated(kind: Any, value: Any) -> Any:
+    """A value read from JSON, as the type that a field declares."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind).validate_json(json.dumps(value))
+
+
+def _jsonable(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    if isinstance(value, (list, tuple)):
+        return [_jsonable(v) for v in value]
+    if isinstance(value, Mapping):
+        return {str(k): _jsonable(v) for k, v in value.items()}
+    return _plain(value)
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
+
+
+def _import_views(cls: type[Result]) -> None:
+    """Import the modules that register figures and findings of a result's class."""
+    for base in cls.__mro__:
+        name = f"{base.__module__}_views"
+        if base is not Result and issubclass(base, Result) and _exists(name):
+            importlib.import_module(name)
+
+
+def _exists(name: str) -> bool:
     try:
-        return cls(
-            provenance=_provenance(document["provenance"]),
-            **document["scalars"],
-            **arrays,
-            **absent,
-        )
-    except (TypeError, ValueError) as error:  # InputError, of wrong axes, is a ValueError
-        raise CheckpointError(
-            f"result {path}",
-            expected=f"the fields of {cls.__name__} in this version",
-            given=f"others ({error})",
-            fix="Run the study again with this version.",
-        ) from error
-
-
-def _provenance(values: dict[str, Any]) -> Provenance:
-    read = Provenance(**values)
-    if not (isinstance(read.wall_time, (int, float)) and isinstance(read.version, str)):
-        raise TypeError("the provenance has a wall time or a version of another type")
-    return read
-
-
-def _shapes(arrays: Mapping[str, np.ndarray]) -> dict[str, list[int]]:
-    return {name: list(arrays[name].shape) for name in sorted(arrays)}
-
-
-def _result_class(path: Path, address: str) -> type[Result]:
-    module, _, name = address.partition(":")
-    if module.split(".")[0] != "loopinterp":
-        raise CheckpointError(
-            f"result {path}",
-            expected="a result class of loopinterp",
-            given=repr(address),
-            fix="Load results of other packages with their own code.",
-        )
-    try:
-        cls = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError):
-        cls = None
-    if not (isinstance(cls, type) and issubclass(cls, Result)):
-        raise CheckpointError(
-            f"result {path}",
-            expected="a result class of this version of loopinterp",
-            given=repr(address),
-            fix="Run the study again with this version.",
-        )
-    return cls
+        return find_spec(name) is not None
+    except ModuleNotFoundError:  # a class defined in a script, or by hand
+        return False

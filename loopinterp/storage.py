@@ -90,16 +90,27 @@ def read_json_object(path: str | Path) -> dict[str, Any]:
     return document
 
 
-def write_arrays(path: str | Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write NumPy arrays as one safetensors file, in one step."""
+def write_arrays(
+    path: str | Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write NumPy arrays, and texts that go with them, as one safetensors file, in one step."""
     from safetensors.numpy import save
 
-    write_bytes(path, save({k: np.ascontiguousarray(v) for k, v in arrays.items()}))
+    contiguous = {k: np.ascontiguousarray(v) for k, v in arrays.items()}
+    write_bytes(path, save(contiguous, dict(metadata) if metadata else None))
 
 
-def read_arrays(path: str | Path) -> dict[str, np.ndarray]:
-    """Read the arrays of a safetensors file; see :func:`read_tensors` for the errors."""
-    return {k: v.numpy() for k, v in read_tensors(path).items()}
+def read_arrays(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """Read the arrays of a safetensors file, and its texts.
+
+    Raises:
+        CheckpointError: as :func:`read_tensors` does.
+    """
+    path = Path(path)
+    data = _read(path)
+    arrays = {k: v.numpy() for k, v in _parse_tensors(path, data).items()}
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    return arrays, header.get("__metadata__", {})
 
 
 def write_tensors(
@@ -118,11 +129,14 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
     Raises:
         CheckpointError: If it is missing, truncated or damaged, or is a pickle.
     """
+    path = Path(path)
+    return _parse_tensors(path, _read(path))
+
+
+def _parse_tensors(path: Path, data: bytes) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load
 
-    path = Path(path)
-    data = _read(path)
     refuse_pickle(path, data[:9])
     try:
         return load(data)

@@ -173,16 +173,16 @@ def _ground_truth(subject: Subject) -> Result:
     """The tools on the programs that the model is compared with, compiled and disguised."""
     from functools import partial
 
-    from loopinterp.ground_truth import ground_truth_study, make_subjects
+    from loopinterp.ground_truth import ground_truth_study, known_models
     from loopinterp.rasp import distract, list_programs, permute, rotate
 
     seed = subject.seed
     hide = [partial(disguise, seed=seed) for disguise in (distract, permute, rotate)]
     programs = list_programs(subject.task.name)
-    subjects = make_subjects(
+    models = known_models(
         programs, n=KNOWN_BITS, examples=128, disguises=hide, label="disguised", seed=seed
     )
-    return ground_truth_study(subjects, seed=seed)
+    return ground_truth_study(models, seed=seed)
 
 
 def _labels(task: Task, tokens: Tensor) -> list[str] | None:

@@ -186,7 +186,7 @@ def assert_refused(answer: Answer, *words: str) -> None:
         (["--task", "addition", "--set", "steps=many"], ["steps", "an integer"]),
         (["--task", "addition", "--set", "model.positions=polar"], ["positions", "polar"]),
         (["--task", "addition", "--set", "model.d_vocab=9"], ["model.d_vocab", "6"]),
-        (["--task", "addition", "--set", "task_settings.format=pears"], ["'pairs' or 'features'"]),
+        (["--task", "addition", "--set", "task_settings.format=pears"], ["Did you mean 'pairs'?"]),
         (["--task", "addition", "--set", "distribution=chains"], ["Did you mean 'chain'?"]),
         (["--task", "addition", "--steps", "0"], ["steps", "an integer >= 1"]),
         (["--task", "addition", "--steps", "x"], ["--steps"]),

@@ -1,78 +1,121 @@
 from __future__ import annotations
 
+import importlib
 import json
-from dataclasses import FrozenInstanceError, dataclass
+from collections.abc import Mapping
+from dataclasses import FrozenInstanceError, dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import torch
 
 import loopinterp
 from loopinterp import results
 from loopinterp.errors import CheckpointError, InputError
-from loopinterp.results import Provenance, Result, config_hash, load_result, percent, study
+from loopinterp.results import (
+    Figure,
+    Finding,
+    Result,
+    config_hash,
+    figures_of,
+    findings_of,
+    kind_of,
+    known_kinds,
+    percent,
+    study,
+    tidy,
+)
+from loopinterp.saved_results import KINDS, load_result, result_files
+from loopinterp.storage import read_arrays, write_arrays
+
+CORE = {
+    "convergence",
+    "extrapolation",
+    "attention-stabilisation",
+    "attention",
+    "carry",
+    "probes",
+    "evaluation",
+    "decodability",
+    "head-match",
+    "activation-patching",
+}
+"""Kinds that no other package needs to be there for."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sample(Result):
-    AXES: ClassVar[dict[str, tuple[str, ...]]] = {
-        "accuracy": ("loop", "length"),
-        "control": ("loop", "length"),
-        "residual": ("loop",),
+@dataclass(frozen=True)
+class Part:
+    name: str
+    sizes: list[int]
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class Sample(Result, kind="a-sample"):
+    VARIABLES: ClassVar[Mapping[str, str]] = {
+        "accuracy": "loop length estimate",
+        "control": "loop length",
+        "right": "loop",
     }
+    OPTIONAL: ClassVar[frozenset[str]] = frozenset({"control"})
 
-    accuracy: np.ndarray
-    control: np.ndarray | None
-    residual: np.ndarray
-    lengths: list[int]
     note: str = ""
+    parts: list[Part] = field(default_factory=list)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Other(Result):
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class Bare(Result, kind="bare"):
     pass
 
 
-@pytest.fixture(autouse=True)
-def _samples_pass_for_results_of_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    for cls in (Sample, Other):
-        monkeypatch.setattr(cls, "__module__", "loopinterp.results")
-        monkeypatch.setattr(results, cls.__name__, cls, raising=False)
-
-
-def sample(**changes: object) -> Sample:
+def sample(**changes: Any) -> Sample:
+    value = np.arange(6.0).reshape(2, 3)
+    given = {
+        "accuracy": np.stack([value, value - 1, value + 1], -1),
+        "control": np.zeros((2, 3)),
+        "right": np.array([True, False]),
+        "note": "×",
+        "parts": [Part("a", [1, 2])],
+        "coords": {"loop": [0, 4], "length": [8, 16, 32]},
+    }
     with study(3, model={"d_model": 8}) as watch:
-        fields: dict[str, object] = {
-            "accuracy": np.arange(6.0).reshape(2, 3),
-            "control": np.zeros((2, 3)),
-            "residual": np.array([0.5, 0.25]),
-            "lengths": [8, 16, 32],
-            "note": "×",
-        } | changes
-        return Sample(provenance=watch.provenance(), **fields)  # pyright: ignore
+        return Sample.of(watch, **(given | changes))
 
 
 def test_a_result_comes_back_from_disk_whole(tmp_path: Path) -> None:
     saved = sample()
     path = saved.save(tmp_path, "first")
-    assert path == tmp_path / "first.json"
+    assert path == tmp_path / "first.safetensors" and [*tmp_path.iterdir()] == [path]
     back = load_result(path)
     assert isinstance(back, Sample)
-    assert back.provenance == saved.provenance
-    assert (back.lengths, back.note) == (saved.lengths, saved.note)
-    for name in Sample.AXES:
-        np.testing.assert_array_equal(getattr(back, name), getattr(saved, name))
+    assert back.data.identical(saved.data)
+    assert (back.provenance, back.note, back.parts) == (saved.provenance, saved.note, saved.parts)
 
 
-def test_the_name_on_disk_is_the_class_name_by_default(tmp_path: Path) -> None:
-    assert sample().save(tmp_path).name == "Sample.json"
+def test_the_name_on_disk_is_the_kind_by_default(tmp_path: Path) -> None:
+    path = sample().save(tmp_path)
+    assert path.name == "a-sample.safetensors" and kind_of(path) == "a-sample"
+    sample().save(tmp_path, "another")
+    assert [p.stem for p in result_files(tmp_path)] == ["a-sample", "another"]
+
+
+def test_tensors_are_taken_as_arrays() -> None:
+    made = sample(control=torch.ones(2, 3, requires_grad=False), right=torch.tensor([1, 0]))
+    assert made.data["control"].values.tolist() == [[1.0] * 3] * 2
+
+
+def test_a_cell_is_asked_for_by_name() -> None:
+    cell = sample().data["accuracy"].sel(loop=4, length=32)
+    assert cell.sel(estimate=["value", "low", "high"]).values.tolist() == [5, 4, 6]
 
 
 def test_an_optional_array_may_be_absent(tmp_path: Path) -> None:
     back = Sample.load(sample(control=None).save(tmp_path))
-    assert back.control is None
-    assert "control" not in back.to_frame()
+    assert "control" not in back.data
+    with pytest.raises(InputError, match=r"array 'right'.*no such array"):
+        sample(right=None)
 
 
 def test_provenance_says_seed_config_version_and_time() -> None:
@@ -96,80 +139,157 @@ def test_results_are_frozen() -> None:
         sample().note = "changed"  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_an_array_with_a_dimension_too_few_is_refused() -> None:
-    with pytest.raises(InputError, match=r"Sample.accuracy: expected axes .*shape \(6,\)"):
-        sample(accuracy=np.arange(6.0))
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"control": np.zeros(6)},
+        {"right": np.zeros(3)},
+        {"coords": {"loop": [0], "length": [8, 16, 32]}},
+        {"accuracy": np.zeros((2, 3, 2))},
+    ],
+)
+def test_arrays_that_do_not_fit_their_axes_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="arrays of Sample: expected the axes"):
+        sample(**changes)
+
+
+def test_axes_in_another_order_are_refused() -> None:
+    made = sample()
+    data = made.data.transpose("length", ...)
+    with pytest.raises(InputError, match=r"array 'accuracy': expected axes \('loop', 'length'"):
+        Sample(data=data, provenance=made.provenance)
 
 
 def test_the_table_has_a_row_for_each_cell_and_a_column_for_each_axis() -> None:
-    frame = sample().to_frame()
-    assert list(frame.columns) == ["loop", "length", "accuracy", "control"]
-    assert len(frame) == 6
-    row = frame[(frame.loop == 1) & (frame.length == 32)].iloc[0]
-    assert (row.accuracy, row.control) == (5.0, 0.0)
+    frame = sample().to_dataframe()
+    columns = ["loop", "length", "accuracy", "accuracy_low", "accuracy_high", "control"]
+    assert list(frame.columns) == columns and len(frame) == 6
+    row = frame[(frame.loop == 4) & (frame.length == 32)].iloc[0]
+    assert (row.accuracy, row.accuracy_low, row.control) == (5.0, 4.0, 0.0)
+    assert list(sample().to_dataframe("right")["loop"]) == [0, 4]
+
+
+def test_tables_of_what_does_not_fit_are_refused() -> None:
+    with pytest.raises(InputError, match=r"one of accuracy, .* got 'accurcy'"):
+        sample().to_dataframe("accurcy")
+    with pytest.raises(InputError, match="arrays of the same axes"):
+        sample().to_dataframe("accuracy", "right")
+    assert tidy({}).empty
 
 
 def test_a_result_without_arrays_has_an_empty_table(tmp_path: Path) -> None:
-    other = Other(provenance=Provenance(seed=0))
-    assert other.to_frame().empty
-    assert (other.figures(), other.summary()) == ([], [])
-    assert isinstance(load_result(other.save(tmp_path)), Other)
+    with study(0) as watch:
+        bare = Bare.of(watch)
+    assert bare.to_dataframe().empty
+    assert (bare.figures(), bare.findings()) == ([], [])
+    assert isinstance(load_result(bare.save(tmp_path)), Bare)
 
 
-def test_loading_through_the_wrong_class_names_the_right_one(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"Load it with Sample\.load"):
-        Other.load(sample().save(tmp_path))
+def test_what_a_result_says_is_registered_from_outside(capsys: pytest.CaptureFixture[str]) -> None:
+    class Loud(Sample, kind="loud"):
+        pass
+
+    shown: list[str] = []
+
+    class Plot:
+        def show(self) -> None:
+            shown.append("plot")
+
+    figure = Figure(title="t", plot=Plot(), caption="c")  # pyright: ignore[reportArgumentType]
+    findings_of.register(Loud, lambda result: [Finding(kind="x", text=f"a < b{result.note}")])
+    figures_of.register(Loud, lambda result: [figure])
+    made = sample()
+    loud = Loud(data=made.data, provenance=made.provenance, note="!")
+    loud.show()
+    assert capsys.readouterr().out == "a < b!\n" and shown == ["plot"]
+    assert repr(loud) == "Loud(loop: 2, length: 3, estimate: 3; accuracy, control, right)"
+    assert "<li>a &lt; b!</li>" in loud._repr_html_()
+    assert made.findings() == [] and made.figures() == []
+
+
+def test_views_are_imported_when_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    imported: list[str] = []
+    monkeypatch.setattr(results, "_exists", lambda name: name.endswith("test_results_views"))
+    monkeypatch.setattr(importlib, "import_module", imported.append)
+    sample().findings()
+    assert imported == ["tests.test_results_views"]
+
+
+def test_loading_through_the_wrong_class_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="expected a result of the kind 'bare'"):
+        Bare.load(sample().save(tmp_path))
+
+
+def _changed(path: Path, **parts: Any) -> Path:
+    """A saved result with parts of its description replaced."""
+    arrays, texts = read_arrays(path)
+    ((key, text),) = texts.items()
+    write_arrays(path, arrays, metadata={key: json.dumps(json.loads(text) | parts)})
+    return path
+
+
+@pytest.mark.parametrize("kind", ["os:system", "gone", "loopinterp.results:Result"])
+def test_only_known_kinds_are_loaded_and_nothing_named_in_a_file_is_imported(
+    tmp_path: Path, kind: str
+) -> None:
+    path = _changed(sample().save(tmp_path), kind=kind)
+    with pytest.raises(CheckpointError, match=r"one of the kinds .*a-sample.*got the kind"):
+        load_result(path)
 
 
 @pytest.mark.parametrize(
-    ("address", "message"),
+    "parts",
     [
-        ("os:system", "a result class of loopinterp"),
-        ("loopinterp.results:Gone", "of this version"),
-        ("loopinterp.gone:Sample", "of this version"),
-        ("loopinterp.errors:InputError", "of this version"),
-        ("loopinterp.results:load_result", "of this version"),
+        {"fields": {"new_field": 1}},
+        {"fields": {"note": 3}},
+        {"fields": {"parts": [{"name": "a"}]}},
+        {"axes": {"accuracy": ["loop", "length", "estimate"]}},
+        {"axes": {"accuracy": ["loop"], "control": ["loop", "length"], "right": ["loop"]}},
+        {"coords": {"loop": [0, 1, 2]}},
+        {"provenance": {"seed": "many"}},
     ],
 )
-def test_only_result_classes_of_the_package_are_loaded(
-    tmp_path: Path, address: str, message: str
-) -> None:
-    path = sample().save(tmp_path)
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"class": address}))
-    with pytest.raises(CheckpointError, match=message):
+def test_a_result_of_another_version_is_refused(tmp_path: Path, parts: dict[str, Any]) -> None:
+    path = _changed(sample().save(tmp_path), **parts)
+    with pytest.raises(CheckpointError, match="the arrays and fields of Sample in this version"):
         load_result(path)
 
 
-@pytest.mark.parametrize("content", ["[]", "3", '{"class": "loopinterp.results:Sample"}'])
-def test_json_that_is_no_result_is_refused(tmp_path: Path, content: str) -> None:
-    (tmp_path / "x.json").write_text(content)
+@pytest.mark.parametrize("texts", [{}, {"loopinterp.result": "{"}, {"loopinterp.result": "[3]"}])
+def test_a_file_that_is_no_result_is_refused(tmp_path: Path, texts: dict[str, str]) -> None:
+    path = tmp_path / "x.safetensors"
+    write_arrays(path, {"a": np.zeros(2)}, metadata=texts)
     with pytest.raises(CheckpointError, match=r"a file written by Result\.save"):
-        load_result(tmp_path / "x.json")
+        load_result(path)
 
 
-def test_fields_of_another_version_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", ["kind", "axes", "coords", "fields", "provenance"])
+def test_a_description_of_another_type_is_refused(tmp_path: Path, part: str) -> None:
+    with pytest.raises(CheckpointError, match=r"a file written by Result\.save"):
+        load_result(_changed(sample().save(tmp_path), **{part: [1]}))
+
+
+def test_a_truncated_or_missing_file_is_named(tmp_path: Path) -> None:
     path = sample().save(tmp_path)
-    document = json.loads(path.read_text())
-    document["scalars"]["new_field"] = 1
-    path.write_text(json.dumps(document))
-    with pytest.raises(CheckpointError, match="the fields of Sample in this version"):
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(CheckpointError, match="truncated or damaged"):
         load_result(path)
+    with pytest.raises(CheckpointError, match="No such file"):
+        load_result(tmp_path / "absent.safetensors")
 
 
-def test_arrays_of_another_result_are_refused(tmp_path: Path) -> None:
-    path = sample().save(tmp_path, "a")
-    wider = {"accuracy": np.zeros((2, 4)), "control": None, "lengths": [1, 2, 3, 4]}
-    sample(**wider).save(tmp_path, "b")
-    (tmp_path / "b.safetensors").rename(tmp_path / "a.safetensors")
-    with pytest.raises(CheckpointError, match="do not belong together"):
-        load_result(path)
-
-
-def test_a_missing_arrays_file_is_named(tmp_path: Path) -> None:
-    path = sample().save(tmp_path)
-    (tmp_path / "Sample.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"Sample\.safetensors.*No such file"):
-        load_result(path)
+@pytest.mark.parametrize("kind", sorted(CORE))
+def test_each_kind_is_defined_where_it_is_looked_up_and_knows_no_views(kind: str) -> None:
+    module = KINDS[kind]
+    importlib.import_module(module)
+    cls = known_kinds()[kind]
+    assert cls.__module__ == module
+    views = find_spec(f"{module}_views")
+    assert views is not None and views.origin is not None
+    assert f"{module}_views" not in Path(str(find_spec(module).origin)).read_text()  # type: ignore[union-attr]
+    importlib.import_module(views.name)
+    for registry in (findings_of, figures_of):
+        assert registry.dispatch(cls) is not registry.dispatch(Result)
 
 
 def test_no_share_below_all_is_said_to_be_all() -> None:

@@ -53,8 +53,9 @@ def test_tensors_come_back_with_dtype_shape_and_metadata(tmp_path: Path) -> None
 
 def test_arrays_come_back(tmp_path: Path) -> None:
     arrays = {"a": np.arange(6.0).reshape(2, 3).T, "flag": np.array([True, False])}
-    storage.write_arrays(tmp_path / "x.safetensors", arrays)
-    back = storage.read_arrays(tmp_path / "x.safetensors")
+    storage.write_arrays(tmp_path / "x.safetensors", arrays, {"about": "×"})
+    back, texts = storage.read_arrays(tmp_path / "x.safetensors")
+    assert texts == {"about": "×"}
     for name, array in arrays.items():
         np.testing.assert_array_equal(back[name], array)
         assert back[name].dtype == array.dtype
@@ -164,7 +165,8 @@ def test_pickles_are_refused_and_never_run(tmp_path: Path) -> None:
 def test_no_header_length_is_mistaken_for_a_pickle(tmp_path: Path, name_length: int) -> None:
     path = tmp_path / "x.safetensors"
     storage.write_arrays(path, {"x" * name_length: np.zeros(1)})
-    assert list(storage.read_arrays(path)) == ["x" * name_length]
+    arrays, texts = storage.read_arrays(path)
+    assert list(arrays) == ["x" * name_length] and texts == {}
 
 
 def test_json_of_infinities_can_be_read_back(tmp_path: Path) -> None:

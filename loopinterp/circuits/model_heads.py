@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from loopinterp.circuits.given import need_batch, several_programs
-from loopinterp.circuits.heads import HeadMatch, match_heads
-from loopinterp.circuits.sections import BLOCK, CODA, PRELUDE, head_name, surround
+from loopinterp.circuits.comparison_inputs import check_batch, check_programs
+from loopinterp.circuits.head_matching import HeadMatch, match_heads
+from loopinterp.circuits.layer_sections import BLOCK, CODA, PRELUDE, head_name, surround
+from loopinterp.models.model_description import describe_model
 from loopinterp.models.positions import attention_mask
 from loopinterp.models.protocol import need_model
 from loopinterp.rasp.graph import selectors as selectors_of
 from loopinterp.rasp.interpreter import evaluate
-from loopinterp.rasp.registry import list_programs
 
 if TYPE_CHECKING:
     from jaxtyping import Bool
@@ -30,7 +30,7 @@ _PATTERN = "attn.hook_pattern"
 def head_study(
     model: LoopedTransformer,
     batch: Batch,
-    programs: Sequence[str | LoopProgram] | None = None,
+    programs: Sequence[str | LoopProgram],
     *,
     seed: int = 0,
 ) -> HeadMatch:
@@ -44,17 +44,16 @@ def head_study(
     Args:
         model: The model.
         batch: Examples of one length in the programs' token format, on the model's device.
-        programs: The programs; by default all of addition. Selectors that programs share are
-            listed once.
+        programs: The programs, such as ``list_programs(task.name)``. Selectors that programs
+            share are listed once.
         seed: Written to the provenance.
 
     Raises:
-        InputError: what is no model, no batch or no list of programs.
+        InputError: what is no model, no batch or no list of programs, or tokens that a program
+            does not know.
     """
-    from loopinterp.probing.states import describe_model
-
-    chosen = several_programs(list_programs("addition") if programs is None else programs)
-    need_batch(batch)
+    chosen = check_programs(programs)
+    check_batch(batch, chosen)
     need_model(model)
     n_loops = int(batch.n_loops.max())
     selectors: dict[str, Tensor] = {}

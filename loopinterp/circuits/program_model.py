@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch.nn.functional import one_hot
 
 from loopinterp.errors import InputError, unknown_name
+from loopinterp.rasp.compiler.validate import validate
+from loopinterp.rasp.compiler.value_domains import infer_domains
 from loopinterp.rasp.expr import Tokens
 from loopinterp.rasp.language import UNKNOWN
 
@@ -30,20 +33,20 @@ class ProgramModel:
     is undecided. So every probe, patch and verdict has a known right result on it.
 
     Args:
-        program: The program.
-        examples: Tokens [batch, pos] from which the values that each variable takes are learnt.
-        n_loops: Loops of that trace.
+        program: A program that can be compiled: its variables have few values.
+        max_length: Positions of the longest input.
         seed: Seed of the rotation.
         hold_tokens: Whether the state holds the token too; without it, only a program whose
             answer does not read its tokens can be run.
 
     Raises:
-        InputError: the answer reads tokens that the state does not hold.
+        InputError: the answer reads tokens that the state does not hold, or a variable has too
+            many values.
 
     Example:
         >>> from loopinterp.rasp import get_program
         >>> tokens = torch.tensor([[4, 3, 1, 2, 0]])
-        >>> model = ProgramModel(get_program("ripple"), tokens, n_loops=5)
+        >>> model = ProgramModel(get_program("ripple"), max_length=5)
         >>> e = model.embed(tokens)
         >>> h = model.initial_state(e)
         >>> for _ in range(4):
@@ -53,13 +56,7 @@ class ProgramModel:
     """
 
     def __init__(
-        self,
-        program: LoopProgram,
-        examples: Int[Tensor, "batch pos"],
-        *,
-        n_loops: int,
-        seed: int = 0,
-        hold_tokens: bool = True,
+        self, program: LoopProgram, *, max_length: int, seed: int = 0, hold_tokens: bool = True
     ) -> None:
         if not hold_tokens and Tokens() in program.orders["finish"]:
             raise InputError(
@@ -69,12 +66,15 @@ class ProgramModel:
                 fix="Leave it out.",
             )
         self.program, self.hold_tokens = program, hold_tokens
-        trace = program.trace(examples, n_loops=n_loops)
-        self._lowest = {name: int(x.min()) for name, x in trace.variables.items()}
-        sizes = [int(x.max()) - self._lowest[name] + 1 for name, x in trace.variables.items()]
-        self._sizes = [len(program.inputs), *sizes]
+        source = validate(program, max_length=max_length)
+        domains = infer_domains(source)
+        self._values = {
+            name: torch.from_numpy(np.union1d(domains[source.prepare[name]], domains[stepped]))
+            for name, stepped in source.step.items()
+        }
+        self._sizes = [len(program.inputs), *map(len, self._values.values())]
         self.d_model = sum(self._sizes)
-        self.d_vocab_out = int(trace.outputs.max()) + 1
+        self.d_vocab_out = int(domains[source.finish].max()) + 1
         generator = torch.Generator().manual_seed(seed)
         gauss = torch.randn(self.d_model, self.d_model, generator=generator)
         self._rotation = torch.linalg.qr(gauss).Q
@@ -114,17 +114,16 @@ class ProgramModel:
         Raises:
             InputError: the program has no such variable, or it never takes that value.
         """
-        names = list(self._lowest)
-        at = names.index(variable) if variable in names else -1
-        index = value - self._lowest.get(variable, 0)
-        if at < 0 or not 0 <= index < self._sizes[at + 1]:
+        values = self._values.get(variable, torch.empty(0)).tolist()
+        if value not in values:
             raise InputError(
                 f"direction of {variable!r} = {value}",
-                expected=f"one of the variables {names}, and a value that it takes",
+                expected="a variable and one of its values: "
+                + "; ".join(f"{name} {known.tolist()}" for name, known in self._values.items()),
                 given=f"{variable!r} = {value}",
-                fix="See program.variables, and the trace of the examples.",
+                fix="See program.variables.",
             )
-        return self._rotation[sum(self._sizes[: at + 1]) + index]
+        return self.subspace(variable)[values.index(value)]
 
     def subspace(self, variable: str) -> Float[Tensor, "value d_model"]:
         """The directions of all values of a variable, one a row.
@@ -132,29 +131,29 @@ class ProgramModel:
         Raises:
             InputError: the program has no such variable.
         """
-        if variable not in self._lowest:
-            raise unknown_name(f"variable of program {self.program.name}", variable, self._lowest)
-        block = list(self._lowest).index(variable) + 1
+        if variable not in self._values:
+            raise unknown_name(f"variable of program {self.program.name}", variable, self._values)
+        block = list(self._values).index(variable) + 1
         return self._rotation.split(self._sizes)[block]
 
     def _read(self, h: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         token, *blocks = (h @ self._rotation.mT).split(self._sizes, dim=-1)
-        values = {
-            name: block.argmax(-1) + self._lowest[name] for name, block in zip(self._lowest, blocks)
+        return token.argmax(-1), {
+            name: values[block.argmax(-1)]
+            for (name, values), block in zip(self._values.items(), blocks)
         }
-        return token.argmax(-1), values
 
     def _write(self, tokens: Tensor, variables: dict[str, Tensor]) -> Tensor:
         token = one_hot(tokens, self._sizes[0])
         blocks = [token if self.hold_tokens else torch.zeros_like(token)]
-        for (name, lowest), size in zip(self._lowest.items(), self._sizes[1:]):
-            index = variables[name] - lowest
-            if bool(((index < 0) | (index >= size)).any()):
+        for name, values in self._values.items():
+            index = torch.searchsorted(values, variables[name]).clamp(max=len(values) - 1)
+            if bool((values[index] != variables[name]).any()):
                 raise InputError(
                     f"variable {name!r} of program {self.program.name}",
-                    expected=f"values {lowest}..{lowest + size - 1}, as in the examples",
+                    expected=f"one of its values on up to max_length positions: {values.tolist()}",
                     given="another value",
-                    fix="Build the model with longer examples and more loops.",
+                    fix="Build the model for longer inputs.",
                 )
-            blocks.append(one_hot(index, size))
+            blocks.append(one_hot(index, len(values)))
         return torch.cat(blocks, -1).float() @ self._rotation

@@ -1,4 +1,4 @@
-"""Subspaces of the state: random ones, those that swaps move in, those that probes read."""
+"""Subspaces of the state, the parts of a change that lie in them, and changes at random."""
 
 from __future__ import annotations
 
@@ -11,34 +11,6 @@ from loopinterp.errors import InputError
 if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
-
-CONTROL_ENERGY = 0.9
-"""A random control of the whole state has as many dimensions as hold this share of its change."""
-
-
-def random_subspaces(
-    count: int, rank: int, d_model: int, generator: torch.Generator
-) -> Float[Tensor, "count rank d_model"]:
-    """Orthonormal rows of uniformly random subspaces.
-
-    Raises:
-        InputError: a rank outside 1..d_model.
-    """
-    _check_rank(rank, d_model)
-    gauss = torch.randn(count, d_model, rank, generator=generator)
-    return torch.linalg.qr(gauss).Q.mT
-
-
-def energy_rank(difference: Float[Tensor, "pair d_model"], share: float) -> int:
-    """How many principal directions hold a share of the squared length of the differences.
-
-    Example:
-        >>> energy_rank(torch.tensor([[3.0, 0.0, 0.0], [0.0, 1.0, 0.0]]), 0.9)
-        1
-    """
-    energy = torch.linalg.svdvals(difference.double()).square()
-    held = energy.cumsum(0) / energy.sum().clamp(min=torch.finfo(energy.dtype).tiny)
-    return min(int((held < share).sum()) + 1, len(energy))
 
 
 def principal_subspace(
@@ -54,14 +26,13 @@ def principal_subspace(
 
 
 def project(
-    change: Float[Tensor, "pair d_model"], subspace: Float[Tensor, "... rank d_model"]
-) -> Float[Tensor, "pair d_model"]:
+    change: Float[Tensor, "... site d_model"], subspace: Float[Tensor, "... rank d_model"]
+) -> Float[Tensor, "... site d_model"]:
     """The part of each change that lies in a subspace.
 
     Args:
-        change: What a swap of the whole state adds.
-        subspace: Orthonormal rows. One for all pairs [rank, d_model] or one each
-            [pair, rank, d_model].
+        change: What an exchange of the whole state adds.
+        subspace: Orthonormal rows: one subspace for all pairs [rank, d_model], or one each.
 
     Raises:
         InputError: rows that are not orthonormal.
@@ -72,7 +43,19 @@ def project(
     """
     check_orthonormal(subspace)
     basis = subspace.to(change)
-    return (basis.mT @ (basis @ change[..., None])).squeeze(-1)
+    return change @ basis.mT @ basis
+
+
+def random_change(
+    change: Float[Tensor, "... d_model"], generator: torch.Generator
+) -> Float[Tensor, "... d_model"]:
+    """A change of the same norm at each place, in a random direction: a control that can bite.
+
+    Random directions of the rank of a subspace cannot where one direction holds nearly all of
+    what an exchange adds: its part along them is next to nothing.
+    """
+    noise = torch.randn(change.shape, generator=generator).to(change)
+    return noise * (change.norm(dim=-1, keepdim=True) / noise.norm(dim=-1, keepdim=True))
 
 
 def check_orthonormal(rows: Float[Tensor, "... rank d_model"], what: str = "subspace") -> None:

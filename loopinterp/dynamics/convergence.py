@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
 
-from loopinterp.dynamics.checks import asked_positions, check_count, check_positive
 from loopinterp.dynamics.fixed_point import find_fixed_point
 from loopinterp.dynamics.jacobian import spectral_radius
 from loopinterp.dynamics.measures import (
@@ -30,124 +30,113 @@ from loopinterp.dynamics.readouts import (
 from loopinterp.dynamics.regimes import LEAST_LOOPS, Regime, classify_regimes
 from loopinterp.dynamics.solvers.protocol import Solver, Status
 from loopinterp.dynamics.solvers.registry import get_solver
-from loopinterp.dynamics.trajectories import chunks, describe, run_loops
+from loopinterp.dynamics.state_checks import asked_positions
+from loopinterp.dynamics.state_trajectories import chunks, run_loops
+from loopinterp.errors import check_integer, check_number
+from loopinterp.intervals import share_of
+from loopinterp.models.model_description import describe_model
 from loopinterp.models.protocol import bind
-from loopinterp.results import Finding, Result, study
+from loopinterp.results import Result, study
 
 if TYPE_CHECKING:
+    import xarray as xr
     from torch import Tensor
 
     from loopinterp.models.protocol import Iteration, LoopedModel
-    from loopinterp.results import Figure
     from loopinterp.tasks.task import Batch
 
 PHASE = 16
 """Steps of the first phase of the search for a limit."""
 
+RITZ_TOLERANCE = 0.01
+"""Residual of the leading Ritz pair up to which the spectral radius counts as known."""
 
-@dataclass(frozen=True, kw_only=True)
-class ConvergenceResult(Result):
+_TOKEN = ("batch", "pos")
+_TOKEN_LOOPS = "loop batch pos"
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class ConvergenceResult(Result, kind="convergence"):
     """How a looped model settles, token by token, with its accuracy beside it.
 
-    The loop axis counts loops made: entry 0 is the initial state, and what belongs to an update
+    The loop axis counts loops made: loop 0 is the initial state, and what belongs to an update
     (residual, contraction, cosine, KL) is NaN there.
 
-    Attributes:
+    Arrays:
         residual: Relative residual of each token, 2-norm.
         residual_max: The same in the maximum norm over a whole sequence.
         distance: Distance to the limit over the limit's norm.
         contraction: Norm of the update over that of the update before.
         cosine: Cosine between the update and the one before.
-        settled_at: Settling time; -1 where a token never settles.
-        asymptotic_rate: Contraction rate of the whole sequence over the last loops above rounding.
-        regime: :class:`Regime` code of each token.
-        period: Loops per turn of tokens on an orbit.
-        limit_status: How the search for the limit ended (:class:`Status`); where it did not
-            converge, "distance" is the distance to the last state reached.
-        spectral_radius: Of the Jacobian at the limit; NaN for examples beyond ``n_spectral``.
-        spectral_residual: Relative residual of its Ritz pair.
         right: 1 where the answer is right, 0 where wrong, -1 where nothing is asked.
-        stable_at: First loop whose answer is kept to the end.
         kl: KL divergence between the readout and that of the loop before, mean over positions.
         entropy: Entropy of the readout in nats, mean over positions.
         margin: Logit of the answer minus the runner-up's, mean over positions.
+        settled_at: First loop from which the residual stays under ``threshold`` to the end of the
+            run; -1 where there is none.
+        stable_at: First loop whose answer is kept to the end of the run.
+        regime: :class:`Regime` code of each token.
+        period: Loops per turn of tokens on an orbit.
         counted: Positions that means, quantiles and figures count.
-        n_loops: Loops of the run.
-        threshold: Residual that counts as settled.
+        asymptotic_rate: Contraction rate of the whole sequence over the last loops above rounding.
+        limit_status: How the search for the limit ended (:class:`Status`). Where it did not
+            converge there is no limit, and "distance" is the distance to the last state reached.
+        spectral_radius: Of the Jacobian at the limit; NaN where no limit was found, and for
+            examples beyond ``n_spectral``.
+        spectral_residual: Relative residual of its Ritz pair; the radius counts as known where
+            residual times radius is at most :data:`RITZ_TOLERANCE`.
         answer_loops: T(n) of each example.
+
+    Attributes:
+        threshold: Residual that counts as settled.
     """
 
-    AXES: ClassVar[dict[str, tuple[str, ...]]] = {
-        "residual": ("loop", "batch", "pos"),
-        "distance": ("loop", "batch", "pos"),
-        "contraction": ("loop", "batch", "pos"),
-        "cosine": ("loop", "batch", "pos"),
-        "right": ("loop", "batch", "pos"),
-        "residual_max": ("loop", "batch"),
-        "kl": ("loop", "batch"),
-        "entropy": ("loop", "batch"),
-        "margin": ("loop", "batch"),
-        "settled_at": ("batch", "pos"),
-        "stable_at": ("batch", "pos"),
-        "regime": ("batch", "pos"),
-        "period": ("batch", "pos"),
-        "counted": ("batch", "pos"),
-        "asymptotic_rate": ("batch",),
-        "limit_status": ("batch",),
-        "spectral_radius": ("batch",),
-        "spectral_residual": ("batch",),
+    VARIABLES: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("residual", "distance", "contraction", "cosine", "right"), _TOKEN_LOOPS),
+        **dict.fromkeys(("residual_max", "kl", "entropy", "margin"), "loop batch"),
+        **dict.fromkeys(("settled_at", "stable_at", "regime", "period", "counted"), "batch pos"),
+        **dict.fromkeys(("asymptotic_rate", "limit_status", "answer_loops"), "batch"),
+        **dict.fromkeys(("spectral_radius", "spectral_residual"), "batch"),
     }
 
-    residual: np.ndarray
-    distance: np.ndarray
-    contraction: np.ndarray
-    cosine: np.ndarray
-    right: np.ndarray
-    residual_max: np.ndarray
-    kl: np.ndarray
-    entropy: np.ndarray
-    margin: np.ndarray
-    settled_at: np.ndarray
-    stable_at: np.ndarray
-    regime: np.ndarray
-    period: np.ndarray
-    counted: np.ndarray
-    asymptotic_rate: np.ndarray
-    limit_status: np.ndarray
-    spectral_radius: np.ndarray
-    spectral_residual: np.ndarray
-    n_loops: int
     threshold: float
-    answer_loops: list[int]
 
-    def mean_residual(self) -> np.ndarray:
+    @property
+    def n_loops(self) -> int:
+        """Loops of the run."""
+        return self.data.sizes["loop"] - 1
+
+    def of_counted(self, name: str) -> xr.DataArray:
+        """An array of tokens, NaN where a position does not count."""
+        return self.data[name].where(self.data["counted"])
+
+    def mean_residual(self) -> xr.DataArray:
         """Mean relative residual of the counted tokens after each loop; NaN before the first."""
-        return self.residual[:, self.counted == 1].mean(axis=1)
+        total = self.data["residual"].where(self.data["counted"], 0).sum(_TOKEN, skipna=False)
+        return total / self.data["counted"].sum()
 
-    def exact_match(self) -> np.ndarray:
-        """Share of examples that are right in every asked position, after each loop."""
-        return (self.right != 0).all(axis=2).mean(axis=1)
+    def exact_match(self) -> xr.DataArray:
+        """Share of examples that are right in every asked position, [loop, estimate]."""
+        return share_of((self.data["right"] != 0).all("pos"), "batch")
+
+    def right_from(self) -> xr.DataArray:
+        """First loop from which a token is right to the end, [batch, pos].
+
+        Infinity where it ends wrong, NaN where nothing is asked.
+        """
+        right = self.data["right"]
+        last_wrong = ((right == 0) * (right["loop"] + 1)).max("loop").astype(float)
+        final = right.isel(loop=-1)
+        return last_wrong.where(final != 0, np.inf).where(final >= 0)
 
     def settled_share(self) -> float:
         """Share of the counted tokens that settle within the run."""
-        return float((self.settled_at[self.counted == 1] >= 0).mean())
+        return float((self.data["settled_at"] >= 0).where(self.data["counted"]).mean())
 
     def regime_counts(self) -> dict[str, int]:
         """Counted tokens of each regime, by its name in plain words."""
-        codes = self.regime[self.counted == 1]
+        codes = self.of_counted("regime")
         return {regime.label: int((codes == regime).sum()) for regime in Regime}
-
-    def summary(self) -> list[Finding]:
-        """What the study found, in plain words."""
-        from loopinterp.dynamics.summaries import convergence_findings
-
-        return convergence_findings(self)
-
-    def figures(self) -> list[Figure]:
-        """Residuals, distance by position, rates, regimes, stability, readout."""
-        from loopinterp.dynamics.figures import convergence_figures
-
-        return convergence_figures(self)
 
 
 def convergence_study(
@@ -177,7 +166,7 @@ def convergence_study(
         solver: Solver for the limit.
         limit_tol: Its relative tolerance.
         limit_steps: Its largest number of steps beyond the run.
-        n_spectral: Examples whose spectral radius is computed (0 for none).
+        n_spectral: Examples with a limit whose spectral radius is computed (0 for none).
         spectral_vectors: Largest Krylov space for it.
         threshold: Relative residual that counts as settled.
         positions: Count the positions where an answer is asked, or all (padding included).
@@ -190,10 +179,10 @@ def convergence_study(
     counted = asked_positions(batch, positions)
     if n_loops is None:
         n_loops = max(24, math.ceil(1.25 * int(batch.n_loops.max())))
-    check_count("n_loops", n_loops, least=LEAST_LOOPS)
-    check_count("limit_steps", limit_steps)
-    check_count("n_spectral", n_spectral, least=0)
-    check_positive("threshold", threshold)
+    check_integer("n_loops", n_loops, least=LEAST_LOOPS)
+    check_integer("limit_steps", limit_steps, least=1)
+    check_integer("n_spectral", n_spectral, least=0)
+    check_number("threshold", threshold, above=0)
     solver = get_solver(solver)
     settings = {
         "n_loops": n_loops,
@@ -204,30 +193,33 @@ def convergence_study(
         "positions": positions,
         "n_examples": len(batch),
     }
-    with study(seed, model=describe(model), **settings) as watch, torch.no_grad():
+    with study(seed, model=describe_model(model), **settings) as watch, torch.no_grad():
         state_bytes = _state_bytes(model, batch)
         parts = []
+        left = n_spectral
         for rows in chunks(len(batch), (n_loops + 1) * state_bytes):
             iteration = bind(model, batch.inputs[rows])
             states = run_loops(iteration, n_loops)
             limit, status = _limit(iteration, states, solver, limit_tol, limit_steps)
             part = _measure(states, limit, threshold)
             part |= _readouts(iteration, states, batch.targets[rows], counted[rows])
-            take = min(max(n_spectral - rows.start, 0), len(limit))
-            part |= _stability(iteration, limit, status, take, spectral_vectors, seed)
+            found = (status == Status.CONVERGED).nonzero().flatten()[:left]
+            left -= len(found)
+            part |= _stability(iteration, limit, found, spectral_vectors, seed)
+            part["limit_status"] = status
             parts.append({name: value.cpu() for name, value in part.items()})
         arrays = {
-            name: torch.cat([p[name] for p in parts], dim=axes.index("batch")).numpy()
-            for name, axes in ConvergenceResult.AXES.items()
-            if name != "counted"
+            name: torch.cat([part[name] for part in parts], dim=axes.split().index("batch"))
+            for name, axes in ConvergenceResult.VARIABLES.items()
+            if name in parts[0]
         }
-        return ConvergenceResult(
+        return ConvergenceResult.of(
+            watch,
+            coords={"loop": range(n_loops + 1)},
             **arrays,
-            counted=counted.to(torch.int8).cpu().numpy(),
-            n_loops=n_loops,
+            counted=counted,
+            answer_loops=batch.n_loops,
             threshold=threshold,
-            answer_loops=batch.n_loops.tolist(),
-            provenance=watch.provenance(),
         )
 
 
@@ -301,18 +293,17 @@ def _readouts(
 
 
 def _stability(
-    iteration: Iteration, limit: Tensor, status: Tensor, take: int, vectors: int, seed: int
+    iteration: Iteration, limit: Tensor, rows: Tensor, vectors: int, seed: int
 ) -> dict[str, Tensor]:
-    """Spectral radius at the limits of the first ``take`` examples that do not diverge."""
+    """Spectral radius at the limits of some examples."""
     radius = torch.full((len(limit),), float("nan"))
     residual = radius.clone()
-    rows = (status[:take] != Status.DIVERGED).nonzero().flatten()
     if len(rows):
         some = iteration.select(rows)
         spectrum = spectral_radius(some.step, limit[rows], max_vectors=vectors, seed=seed)
         radius[rows.cpu()] = spectrum.radius.float().cpu()
         residual[rows.cpu()] = spectrum.residual.float().cpu()
-    return {"spectral_radius": radius, "spectral_residual": residual, "limit_status": status}
+    return {"spectral_radius": radius, "spectral_residual": residual}
 
 
 def _from_loop(values: Tensor, first: int) -> Tensor:

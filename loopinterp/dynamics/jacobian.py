@@ -18,8 +18,7 @@ import torch
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from loopinterp.dynamics.checks import check_count, check_positive
-from loopinterp.errors import InputError
+from loopinterp.errors import InputError, check_integer, check_number
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Complex, Float
@@ -125,8 +124,8 @@ def spectral_radius(
         >>> spectral_radius(lambda h: h @ matrix.T, torch.zeros(1, 2)).radius
         tensor([0.9000])
     """
-    check_positive("tol", tol)
-    check_count("max_vectors", max_vectors)
+    check_number("tol", tol, above=0)
+    check_integer("max_vectors", max_vectors, least=1)
     if h.numel() == 0 or not h.isfinite().all():
         raise InputError(
             "state",

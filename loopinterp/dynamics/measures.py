@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from loopinterp.dynamics.checks import check_count, check_positive, check_states
-from loopinterp.errors import InputError, unknown_name
+from loopinterp.dynamics.state_checks import check_states
+from loopinterp.errors import InputError, check_integer, check_number, unknown_name
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -155,7 +155,7 @@ def contraction_rates(
         tensor(0.5000)
     """
     check_states(states, at_least=3, allow_nonfinite=allow_nonfinite)
-    check_count("last", last)
+    check_integer("last", last, least=1)
     update = (states[1:] - states[:-1]).norm(dim=-1)
     real = _above_noise(states)
     valid = real[1:] & real[:-1]
@@ -193,7 +193,7 @@ def settling_time(
         >>> settling_time(torch.tensor([0.5, 0.01, 0.2, 0.02, 0.01]))
         tensor(4)
     """
-    check_positive("threshold", threshold)
+    check_number("threshold", threshold, above=0)
     if residual.ndim == 0 or len(residual) == 0:
         raise InputError(
             "residual",

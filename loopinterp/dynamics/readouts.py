@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from loopinterp.dynamics.checks import check_count, check_states
-from loopinterp.errors import InputError
+from loopinterp.dynamics.state_checks import check_states
+from loopinterp.errors import InputError, check_integer
 from loopinterp.tasks.task import IGNORE
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def stable_from(
         loops = torch.arange(1, n_loops + 1, device=answers.device)
         changed = answers[1:] != answers[:-1]
         return (changed * loops.reshape(-1, *[1] * (answers.ndim - 1))).amax(dim=0)
-    check_count("hold", hold, most=n_loops)
+    check_integer("hold", hold, most=n_loops, least=1)
     same = answers[1:] == answers[:-1]
     held = same.unfold(0, hold, 1).all(dim=-1)
     first = held.int().argmax(dim=0)

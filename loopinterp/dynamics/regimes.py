@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from loopinterp.dynamics.checks import check_count, check_positive, check_states
-from loopinterp.errors import InputError
+from loopinterp.dynamics.state_checks import check_states
+from loopinterp.errors import InputError, check_integer, check_number
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -89,9 +89,9 @@ class RegimeCriteria:
 
     def __post_init__(self) -> None:
         for name in ("at_rest", "to_go", "recurrence", "straight", "rotation", "divergence"):
-            check_positive(name, getattr(self, name))
+            check_number(name, getattr(self, name), above=0)
         if self.window is not None:
-            check_count("window", self.window, least=LEAST_LOOPS // 2)
+            check_integer("window", self.window, least=LEAST_LOOPS // 2)
 
 
 def classify_regimes(

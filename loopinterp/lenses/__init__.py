@@ -1,15 +1,5 @@
 """Lenses: what a looped model attends to and reads out, loop by loop."""
 
-from __future__ import annotations
+import lazy_loader
 
-from typing import TYPE_CHECKING
-
-from loopinterp._lazy import lazy_exports
-
-if TYPE_CHECKING:
-    from loopinterp.lenses.attention import AttentionResult as AttentionResult
-    from loopinterp.lenses.attention import attention_study as attention_study
-
-__getattr__, __dir__, __all__ = lazy_exports(
-    __name__, {"AttentionResult": ".attention", "attention_study": ".attention"}
-)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Annotated, Literal
 
-from loopinterp.errors import ConfigError, unknown_name
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from loopinterp.errors import ConfigError
+from loopinterp.settings import OnlyWith, Settings, settings
 
 Positions = Literal["none", "absolute", "relative", "abacus", "rotary"]
 Norm = Literal["none", "pre", "post", "sandwich"]
@@ -17,19 +17,9 @@ InitialState = Literal["embedding", "zeros", "noise"]
 Activation = Literal["relu", "gelu", "gelu_new", "silu"]
 AbacusTarget = Literal["input", "qk"]
 
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "positions": get_args(Positions),
-    "norm": get_args(Norm),
-    "norm_type": get_args(NormType),
-    "injection": get_args(Injection),
-    "initial_state": get_args(InitialState),
-    "act_fn": get_args(Activation),
-    "abacus_target": get_args(AbacusTarget),
-}
 
-
-@dataclass(frozen=True, kw_only=True)
-class LoopedTransformerConfig:
+@settings
+class LoopedTransformerConfig(Settings):
     """Configuration of a :class:`~loopinterp.models.LoopedTransformer`.
 
     ``n_loops=1`` with ``n_layers=4`` and absolute positions is an ordinary transformer:
@@ -87,61 +77,92 @@ class LoopedTransformerConfig:
         (16, 256)
     """
 
-    d_model: int
-    n_heads: int
-    d_vocab_out: int
-    d_vocab: int | None = None
-    d_features: int | None = None
-    n_loops: int = 1
-    n_layers: int = 1
-    n_prelude: int = 0
-    n_coda: int = 0
-    d_head: int | None = None
-    d_mlp: int | None = None
+    d_model: PositiveInt
+    n_heads: PositiveInt
+    d_vocab_out: PositiveInt
+    d_vocab: PositiveInt | None = None
+    d_features: PositiveInt | None = None
+    n_loops: PositiveInt = 1
+    n_layers: PositiveInt = 1
+    n_prelude: NonNegativeInt = 0
+    n_coda: NonNegativeInt = 0
+    d_head: PositiveInt | None = None
+    d_mlp: PositiveInt | None = None
     act_fn: Activation = "gelu"
     causal: bool = True
-    attention_window: int | None = None
+    attention_window: NonNegativeInt | None = None
     positions: Positions = "none"
-    n_ctx: int | None = None
-    relative_window: int | None = None
-    abacus_target: AbacusTarget = "input"
-    abacus_max_offset: int = 99
-    digit_tokens: tuple[int, ...] = ()
-    rotary_base: float = 10_000.0
+    n_ctx: Annotated[
+        PositiveInt | None, OnlyWith("positions", "absolute", "abacus", needed=True)
+    ] = None
+    relative_window: Annotated[
+        NonNegativeInt | None, OnlyWith("positions", "relative", needed=True)
+    ] = None
+    abacus_target: Annotated[AbacusTarget, OnlyWith("positions", "abacus")] = "input"
+    abacus_max_offset: Annotated[NonNegativeInt, OnlyWith("positions", "abacus")] = 99
+    digit_tokens: Annotated[
+        tuple[NonNegativeInt, ...], OnlyWith("positions", "abacus", needed=True)
+    ] = ()
+    rotary_base: Annotated[PositiveFloat, OnlyWith("positions", "rotary")] = 10_000.0
     norm: Norm = "pre"
     norm_type: NormType = "layernorm"
-    norm_eps: float = 1e-5
+    norm_eps: PositiveFloat = 1e-5
     loop_norm: bool = False
     injection: Injection = "none"
-    injection_gate: float = 0.1
+    injection_gate: Annotated[float, OnlyWith("injection", "gated_output")] = 0.1
     initial_state: InitialState = "embedding"
-    noise_std: float = 1.0
-    noise_seed: int = 0
+    noise_std: Annotated[PositiveFloat, OnlyWith("initial_state", "noise")] = 1.0
+    noise_seed: Annotated[int, OnlyWith("initial_state", "noise")] = 0
     final_norm: bool = True
     tie_unembed: bool = False
     unembed_bias: bool = True
-    init_std: float | None = None
+    init_std: NonNegativeFloat | None = None
 
     def __post_init__(self) -> None:
-        self._check_types()
-        for name, choices in _CHOICES.items():
-            value = getattr(self, name)
-            if value not in choices:
-                raise unknown_name(name, str(value), choices, ConfigError)
-        object.__setattr__(self, "digit_tokens", tuple(self.digit_tokens))
-        for name in ("d_model", "n_heads", "d_vocab_out", "n_loops", "n_layers"):
-            self._at_least(name, 1)
-        for name in ("n_prelude", "n_coda", "abacus_max_offset"):
-            self._at_least(name, 0)
-        for name in ("d_vocab", "d_features", "d_head", "d_mlp", "n_ctx"):
-            if getattr(self, name) is not None:
-                self._at_least(name, 1)
-        for name in ("norm_eps", "noise_std", "rotary_base"):
-            if not getattr(self, name) > 0:
-                raise self._error(name, "a number > 0", f"Set {name} above 0.")
-        self._check_input()
-        self._check_attention()
-        self._check_effects()
+        super().__post_init__()
+        self._require(
+            (self.d_vocab is None) != (self.d_features is None),
+            "d_vocab",
+            "exactly one of d_vocab (tokens) and d_features (feature vectors)",
+            "Set one of them and leave the other None.",
+        )
+        self._require(
+            not self.tie_unembed or (self.d_vocab == self.d_vocab_out and not self.unembed_bias),
+            "tie_unembed",
+            "false, unless d_vocab = d_vocab_out and unembed_bias=False",
+            "A tied unembedding is the transposed token embedding, without bias.",
+        )
+        self._require(
+            self.d_head is not None or self.d_model % self.n_heads == 0,
+            "n_heads",
+            f"a divisor of d_model={self.d_model}",
+            "Change n_heads, or set d_head explicitly.",
+        )
+        self._require(
+            self.positions != "rotary" or self.head_width % 2 == 0,
+            "d_head",
+            "an even number for rotary positions",
+            "Change d_head.",
+        )
+        self._require(
+            self.positions != "abacus" or self.token_input,
+            "positions",
+            "token input for positions='abacus'",
+            "Set d_vocab in place of d_features.",
+        )
+        self._require(
+            self.abacus_target != "qk" or self.n_heads * self.head_width == self.d_model,
+            "abacus_target",
+            "n_heads * d_head = d_model for 'qk'",
+            "Change d_head, or use abacus_target='input'.",
+        )
+        self._require(
+            self.injection != "none" or self.initial_state == "embedding",
+            "injection",
+            f"an injection with initial_state={self.initial_state!r}",
+            "Without injection the input only enters through the initial state: "
+            "use initial_state='embedding'.",
+        )
 
     @property
     def head_width(self) -> int:
@@ -162,131 +183,6 @@ class LoopedTransformerConfig:
         """Layers of a run unrolled over its loops: ``n_prelude + n_loops * n_layers + n_coda``."""
         return self.n_prelude + n_loops * self.n_layers + self.n_coda
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready form; :meth:`from_dict` reads it back."""
-        return {**dataclasses.asdict(self), "digit_tokens": list(self.digit_tokens)}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> LoopedTransformerConfig:
-        """Build from a mapping, refusing names that do not exist.
-
-        Raises:
-            ConfigError: If a name is unknown, a needed one is missing, or a value is wrong.
-        """
-        fields = {f.name: f for f in dataclasses.fields(cls)}
-        for name in values:
-            if name not in fields:
-                raise unknown_name("model setting", str(name), fields, ConfigError)
-        needed = [n for n, f in fields.items() if f.default is dataclasses.MISSING]
-        missing = [n for n in needed if n not in values]
-        if missing:
-            raise ConfigError(
-                "model settings",
-                expected=f"at least {', '.join(needed)}",
-                given=f"none for {', '.join(missing)}",
-                fix=f"Set {missing[0]}.",
-            )
-        return cls(**values)
-
-    def replace(self, **changes: Any) -> LoopedTransformerConfig:
-        """A copy with some fields changed, validated again."""
-        return dataclasses.replace(self, **changes)
-
-    def _check_types(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.type == "bool" and not isinstance(value, bool):
-                raise self._error(field.name, "true or false", f"Set {field.name} to one of them.")
-            number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if field.type in ("float", "float | None") and not number and value is not None:
-                raise self._error(field.name, "a number", f"Set {field.name} to a number.")
-
-    def _check_input(self) -> None:
-        if (self.d_vocab is None) == (self.d_features is None):
-            raise ConfigError(
-                "model input",
-                expected="exactly one of d_vocab (tokens) and d_features (feature vectors)",
-                given=f"d_vocab={self.d_vocab}, d_features={self.d_features}",
-                fix="Set one of them and leave the other None.",
-            )
-        if self.tie_unembed and (
-            self.d_vocab is None or self.d_vocab != self.d_vocab_out or self.unembed_bias
-        ):
-            raise ConfigError(
-                "tie_unembed",
-                expected="d_vocab equal to d_vocab_out, and unembed_bias=False",
-                given=f"d_vocab={self.d_vocab}, d_vocab_out={self.d_vocab_out}, "
-                f"unembed_bias={self.unembed_bias}",
-                fix="A tied unembedding is the transposed token embedding, without bias.",
-            )
-
-    def _check_attention(self) -> None:
-        if self.d_head is None and self.d_model % self.n_heads:
-            raise self._error(
-                "n_heads",
-                f"a divisor of d_model={self.d_model}",
-                "Change n_heads, or set d_head explicitly.",
-            )
-        if self.attention_window is not None:
-            self._at_least("attention_window", 0)
-        if self.positions in ("absolute", "abacus") and self.n_ctx is None:
-            raise self._error(
-                "n_ctx", f"a table length for positions={self.positions!r}", "Set n_ctx."
-            )
-        if self.positions == "relative":
-            if self.relative_window is None:
-                raise self._error(
-                    "relative_window", "a window for positions='relative'", "Set relative_window."
-                )
-            self._at_least("relative_window", 0)
-        if self.positions == "rotary" and self.head_width % 2:
-            raise self._error("d_head", "an even number for rotary positions", "Change d_head.")
-        if self.positions == "abacus":
-            if not (self.digit_tokens and self.token_input):
-                raise self._error(
-                    "digit_tokens",
-                    "the tokens that are digits, and token input, for positions='abacus'",
-                    "Set digit_tokens and d_vocab.",
-                )
-            if self.abacus_target == "qk" and self.n_heads * self.head_width != self.d_model:
-                raise self._error(
-                    "abacus_target",
-                    "n_heads * d_head = d_model for 'qk'",
-                    "Change d_head, or use abacus_target='input'.",
-                )
-
-    def _check_effects(self) -> None:
-        """An option that has no effect here is an error, not a silent surprise."""
-        without_effect = [
-            ("n_ctx", self.positions not in ("absolute", "abacus"), None),
-            ("relative_window", self.positions != "relative", None),
-            ("digit_tokens", self.positions != "abacus", ()),
-            ("abacus_target", self.positions != "abacus", "input"),
-            ("injection_gate", self.injection != "gated_output", 0.1),
-            ("noise_std", self.initial_state != "noise", 1.0),
-            ("noise_seed", self.initial_state != "noise", 0),
-            ("rotary_base", self.positions != "rotary", 10_000.0),
-        ]
-        for name, idle, default in without_effect:
-            if idle and getattr(self, name) != default:
-                raise self._error(
-                    name,
-                    f"{default!r}, because it has no effect with positions={self.positions!r}, "
-                    f"injection={self.injection!r}, initial_state={self.initial_state!r}",
-                    f"Leave {name} out.",
-                )
-        if self.injection == "none" and self.initial_state != "embedding":
-            raise self._error(
-                "injection",
-                f"an injection with initial_state={self.initial_state!r}",
-                "Without injection the input only enters through the initial state: "
-                "use initial_state='embedding'.",
-            )
-
-    def _at_least(self, name: str, least: int) -> None:
-        value = getattr(self, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise self._error(name, f"an integer >= {least}", f"Set {name} to {least} or more.")
-
-    def _error(self, name: str, expected: str, fix: str) -> ConfigError:
-        return ConfigError(name, expected=expected, given=repr(getattr(self, name)), fix=fix)
+    def _require(self, holds: bool, name: str, expected: str, fix: str) -> None:
+        if not holds:
+            raise ConfigError(name, expected=expected, given=repr(getattr(self, name)), fix=fix)

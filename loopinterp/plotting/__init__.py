@@ -13,48 +13,6 @@ protanopia, deuteranopia and tritanopia. Controls are grey and dashed everywhere
     ['model', 'model']
 """
 
-from __future__ import annotations
+import lazy_loader
 
-from typing import TYPE_CHECKING
-
-from loopinterp._lazy import lazy_exports
-
-if TYPE_CHECKING:
-    from loopinterp.plotting.axes import Reference as Reference
-    from loopinterp.plotting.axes import Series as Series
-    from loopinterp.plotting.heatmaps import HeatPanel as HeatPanel
-    from loopinterp.plotting.heatmaps import heatmap_figure as heatmap_figure
-    from loopinterp.plotting.heatmaps import heatmap_panels as heatmap_panels
-    from loopinterp.plotting.heatmaps import loop_slider_figure as loop_slider_figure
-    from loopinterp.plotting.lines import LinePanel as LinePanel
-    from loopinterp.plotting.lines import bars_with_intervals as bars_with_intervals
-    from loopinterp.plotting.lines import line_figure as line_figure
-    from loopinterp.plotting.lines import line_panels as line_panels
-    from loopinterp.plotting.look import FONT as FONT
-    from loopinterp.plotting.look import PALETTE as PALETTE
-    from loopinterp.plotting.look import SCALES as SCALES
-    from loopinterp.plotting.look import colour as colour
-    from loopinterp.plotting.look import ramp as ramp
-    from loopinterp.plotting.look import template as template
-
-__getattr__, __dir__, __all__ = lazy_exports(
-    __name__,
-    {
-        "FONT": ".look",
-        "HeatPanel": ".heatmaps",
-        "LinePanel": ".lines",
-        "PALETTE": ".look",
-        "Reference": ".axes",
-        "SCALES": ".look",
-        "Series": ".axes",
-        "bars_with_intervals": ".lines",
-        "colour": ".look",
-        "heatmap_figure": ".heatmaps",
-        "heatmap_panels": ".heatmaps",
-        "line_figure": ".lines",
-        "line_panels": ".lines",
-        "loop_slider_figure": ".heatmaps",
-        "ramp": ".look",
-        "template": ".look",
-    },
-)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -5,12 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import plotly.graph_objects as go
 
+from loopinterp.intervals import ENDS, ESTIMATE
 from loopinterp.plotting.look import PALETTE, SYMBOLS, alpha, colour, template
+
+if TYPE_CHECKING:
+    import xarray as xr
+    from typing_extensions import Self
 
 _CONTROL_DASHES = ["dash", "dot", "dashdot", "longdash"]
 
@@ -41,6 +46,22 @@ class Series:
     control: bool = False
     colour: str | None = None
     markers: bool | None = None
+
+    @classmethod
+    def of(cls, name: str, values: xr.DataArray, **look: Any) -> Self:
+        """A line along the one axis of some values; an estimate brings its interval.
+
+        Args:
+            name: As the legend shows it.
+            values: Values along one axis, whose coordinates are the line's ``x``.
+            look: ``control``, ``colour``, ``markers``.
+        """
+        (axis,) = (a for a in values.dims if a != ESTIMATE)
+        x = values[axis].values
+        if ESTIMATE not in values.dims:
+            return cls(name, x, values.values, **look)
+        value, low, high = (values.sel({ESTIMATE: end}).values for end in ENDS)
+        return cls(name, x, value, low=low, high=high, **look)
 
 
 @dataclass(frozen=True)

@@ -23,47 +23,6 @@ class HeatPanel:
     overlay: Sequence[Series] = ()
 
 
-def heatmap_figure(
-    values: Sequence[Sequence[float]] | np.ndarray,
-    *,
-    x: Collection[Any],
-    y: Collection[Any],
-    x_title: str,
-    y_title: str,
-    value_title: str,
-    scale: str = "sequential",
-    value_range: tuple[float, float] | None = None,
-    overlay: Sequence[Series] = (),
-    y_down: bool = False,
-) -> go.Figure:
-    """One heat map, ``values[row, column]`` at ``y[row]``, ``x[column]``.
-
-    Args:
-        values: [row, column]; NaN stays empty.
-        x: Coordinates or names of the columns.
-        y: Coordinates or names of the rows.
-        x_title: Title of the x-axis.
-        y_title: Title of the y-axis.
-        value_title: What the colour means, as the colour bar says it.
-        scale: ``sequential``, ``mass`` (from nothing to all) or ``diverging`` (give a symmetric
-            ``value_range``).
-        value_range: Values of the ends of the scale; those of the data by default.
-        overlay: Lines drawn over it, such as a predicted wavefront.
-        y_down: Whether the first row is at the top, as in an attention pattern.
-    """
-    return heatmap_panels(
-        [HeatPanel(values, overlay=overlay)],
-        x=x,
-        y=y,
-        x_title=x_title,
-        y_title=y_title,
-        value_title=value_title,
-        scale=scale,
-        value_range=value_range,
-        y_down=y_down,
-    )
-
-
 def heatmap_panels(
     panels: Sequence[HeatPanel],
     *,
@@ -78,12 +37,21 @@ def heatmap_panels(
     square: bool = False,
     y_down: bool = False,
 ) -> go.Figure:
-    """Heat maps side by side on one colour scale; arguments as in :func:`heatmap_figure`.
+    """Heat maps side by side on one colour scale.
 
     Args:
-        panels: The heat maps, all with the same coordinates.
+        panels: The heat maps, all with the same coordinates; NaN stays empty.
+        x: Coordinates or names of the columns.
+        y: Coordinates or names of the rows.
+        x_title: Title of the x-axis.
+        y_title: Title of the y-axis.
+        value_title: What the colour means, as the colour bar says it.
+        scale: ``sequential``, ``mass`` (from nothing to all) or ``diverging`` (give a symmetric
+            ``value_range``).
+        value_range: Values of the ends of the scale; those of the data by default.
         columns: Panels in a row (all, up to four, by default); the report uses fewer on a phone.
         square: Whether cells are square.
+        y_down: Whether the first row is at the top, as in an attention pattern.
     """
     if scale not in SCALES:
         raise unknown_name("scale", scale, SCALES)
@@ -164,7 +132,7 @@ def loop_slider_figure(
         y_title: Title of the y-axis.
         value_title: What the colour means.
         value_range: Values of the ends of the scale, the same at every loop.
-        scale: As in :func:`heatmap_figure`.
+        scale: As in :func:`heatmap_panels`.
         columns: Panels in a row.
     """
     values = np.asarray(values, dtype=np.float32)

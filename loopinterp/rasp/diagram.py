@@ -1,193 +1,215 @@
-"""An expression graph in boxes: what is read, the heads that select, and the maps between them.
-
-A box is what one part of a transformer would do. Sources are the tokens, the positions and the
-variables; a head is one selection with what it reads; a map is a whole elementwise formula.
-"""
+"""Programs and expressions as graphs to look at."""
 
 from __future__ import annotations
 
-import textwrap
-from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
 
 from loopinterp.errors import InputError
-from loopinterp.rasp.expr import (
-    Aggregate,
-    Elementwise,
-    Full,
-    Indices,
-    Select,
-    SelWidth,
-    Seq,
-    ShiftRight,
-    Tokens,
-    TokMap,
-    Var,
-)
-from loopinterp.rasp.graph import postorder
-from loopinterp.rasp.node import Expr
-from loopinterp.rasp.show import code
+from loopinterp.rasp.compiler.circuit import Circuit
+from loopinterp.rasp.compiler.circuit_boxes import circuit_boxes
+from loopinterp.rasp.expr import Seq
+from loopinterp.rasp.expression_boxes import Box, expression_boxes
+from loopinterp.rasp.program import LoopProgram
 
-LINE = 30
-"""Characters in a line of a box."""
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
-MOST_BOXES = 400
-"""Boxes of the largest graph that is drawn."""
+CHARACTER, GAP, LINE_HEIGHT, SPACE = 6.6, 70.0, 17.0, 26.0
+"""Pixels: width of a character, between columns, of a line, between boxes."""
+
+ROLES = {
+    "": ("solid", "grey"),
+    "value": ("solid", "blue"),
+    "key": ("dash", "green"),
+    "query": ("dot", "magenta"),
+}
+BORDERS = {"source": "grey", "head": "blue", "map": "ochre", "result": "red"}
 
 
-@dataclass(eq=False)
-class Box:
-    """One box.
+def draw(what: LoopProgram | Seq | Circuit) -> go.Figure:
+    """A layered graph of a program, an expression or a circuit, from left to right.
 
-    Attributes:
-        kind: ``"source"``, ``"head"``, ``"map"`` or ``"result"``.
-        title: Its name.
-        lines: What it does, in short lines.
-        code: The whole expression.
-        inputs: (box, role) of what it reads; the role is value, key, query or "".
-        layer: Longest path from a source.
-    """
+    Boxes are what is read (grey), heads with their selectors (blue), maps (ochre) and results
+    (red); lines into a head say what it reads as value, key and query. A program is drawn in its
+    three parts, prepare, loop and finish, one below the other; a circuit in its prelude, its loop
+    and its readout, with the heads and neurons that do the work.
 
-    kind: str
-    title: str
-    lines: list[str]
-    code: str
-    inputs: list[tuple[Box, str]] = field(default_factory=list)
-    layer: int = 0
-
-
-def boxes(results: Mapping[str, Seq]) -> list[Box]:
-    """The boxes behind some named results, children before parents.
+    Args:
+        what: A program, a sequence expression, or the circuit of a compiled model.
 
     Raises:
-        InputError: there are too many to be looked at.
+        InputError: it is none of them, or too large to be looked at.
+
+    Example:
+        >>> from loopinterp.rasp import get_program
+        >>> figure = draw(get_program("ripple"))
+        >>> sorted({trace.name for trace in figure.data})
+        ['reads', 'value']
     """
-    nodes = [n for n in postorder(results.values()) if not isinstance(n, Full | Select)]
-    parents = Counter(child for node in nodes for child, _ in _reads(node))
-    parents.update(results.values())
-    in_a_formula = {child for node in nodes if _is_map(node) for child in node.children}
-    named = {node for node in nodes if getattr(node, "name", None)} | set(results.values())
-    own = [
-        node
-        for node in nodes
-        if not _is_map(node) or node in named or parents[node] != 1 or node not in in_a_formula
-    ]
-    if len(own) > MOST_BOXES:
+    if isinstance(what, LoopProgram):
+        after = {f"{name} after a loop": x for name, x in what.step.items()}
+        parts: dict[str, dict[str, Seq]] = {
+            "prepare": dict(what.prepare),
+            "loop": after,
+            "finish": {"output": what.finish},
+        }
+        title = f"{what.name}: T(n) = {what.n_loops}"
+    elif isinstance(what, Seq):
+        parts, title = {"": {"output": what}}, ""
+    elif isinstance(what, Circuit):
+        title = ", ".join((what.program, *what.disguises))
+        return _figure(circuit_boxes(what), title)
+    else:
         raise InputError(
             "what to draw",
-            expected=f"at most {MOST_BOXES} boxes",
-            given=str(len(own)),
-            fix="Draw a part of it: any subexpression can be drawn.",
+            expected="a LoopProgram, a sequence expression or a Circuit",
+            given=type(what).__name__,
+            fix="Pass get_program('ripple'), an expression such as cumsum(tokens), or "
+            "compiled.circuit.",
         )
-    made: dict[Expr, Box] = {}
-    names: dict[Expr, str] = {}
-    numbers: Counter[str] = Counter()
-    for node in own:
-        made[node] = box = _box(node, names, numbers)
-        names[node] = box.title
-        for child, role in _inputs(node, made):
-            box.inputs.append((child, role))
-            box.layer = max(box.layer, child.layer + 1)
-    last = 1 + max((box.layer for box in made.values()), default=0)
-    ends = []
-    for name, x in results.items():
-        whole = code(x, short=True)
-        line = f"= {made[x].title if x in made else whole}"
-        ends.append(Box("result", name, [line], whole, [(made[x], "")] if x in made else [], last))
-    return [*made.values(), *ends]
+    drawn = {name: expression_boxes(results) for name, results in parts.items()}
+    return _figure(drawn, title)
 
 
-def _is_map(node: Expr) -> bool:
-    return isinstance(node, Elementwise | TokMap)
+def _figure(parts: dict[str, list[Box]], title: str) -> go.Figure:
+    import plotly.graph_objects as go
+
+    from loopinterp.plotting import PALETTE, template
+
+    figure = go.Figure(layout={"template": template(), "title": title or None})
+    top, right = 0.0, 0.0
+    lines: dict[str, list[list[Stop]]] = {role: [] for role in ROLES}
+    for name, drawn in parts.items():
+        if name:
+            figure.add_annotation(
+                x=0, y=-top, text=f"<b>{name}</b>", showarrow=False, xanchor="left", yanchor="top"
+            )
+            top += 2 * LINE_HEIGHT
+        columns, paths = layered(drawn)
+        stops = _stops(columns, top)
+        for role, path in paths:
+            lines[role].append([stops[box] for box in path])
+        for box in drawn:
+            _add_box(figure, box, stops[box], PALETTE[BORDERS[box.kind]])
+        top = SPACE - min(stop.y - _height(box) / 2 for box, stop in stops.items())
+        right = max(right, *(stop.right for stop in stops.values()))
+    for role, (dash, colour) in ROLES.items():
+        if lines[role]:
+            xs, ys = zip(*(point for path in lines[role] for point in _curve(path)))
+            line = {"dash": dash, "color": PALETTE[colour], "width": 1.6}
+            figure.add_scatter(
+                x=xs, y=ys, mode="lines", line=line, name=role or "reads", hoverinfo="skip"
+            )
+    hidden = {"visible": False}
+    figure.update_layout(
+        xaxis={**hidden, "range": [-10, right + 10]},
+        yaxis={**hidden, "range": [-top, 10]},
+        width=right + 60,
+        height=top + 110,
+        margin={"l": 20, "r": 20, "t": 50, "b": 20},
+        legend={"orientation": "h", "y": 0, "yanchor": "top"},
+    )
+    return figure
 
 
-def _reads(node: Expr) -> list[tuple[Expr, str]]:
-    """What a node reads, and as what."""
-    if isinstance(node, ShiftRight):
-        return [(node.x, "value")]
-    if isinstance(node, Aggregate | SelWidth):
-        select = node.selector
-        assert isinstance(select, Select)  # there is no other selector
-        value = [(node.value, "value")] if isinstance(node, Aggregate) else []
-        return [(select.k, "key"), (select.q, "query"), *value]
-    return [(child, "") for child in node.children]
+def layered(drawn: list[Box]) -> tuple[list[list[Box]], list[tuple[str, list[Box]]]]:
+    """Boxes in columns, from left to right, and the way of each line through them.
 
+    A box stands in the column of its topological generation, results in the last; a line that
+    passes columns has a bend in each, so that it runs between boxes. Columns are in spectral
+    order: the Fiedler vector of a graph orders its nodes so that neighbours are near.
 
-def _inputs(node: Expr, made: Mapping[Expr, Box]) -> list[tuple[Box, str]]:
-    """The boxes that a box reads: those of its node, and of the maps that it swallowed."""
-    found: dict[tuple[Box, str], None] = {}
-    stack = _reads(node)[::-1]
-    while stack:
-        child, role = stack.pop()
-        if child in made:
-            found[made[child], role] = None
-        elif not isinstance(child, Full):
-            stack += [(below, role) for below, _ in _reads(child)][::-1]
-    return list(found)
+    Returns:
+        The columns, bends included; and (role, the boxes and bends that it leads through) of
+        each line.
+    """
+    import networkx as nx
 
-
-def _box(node: Expr, names: Mapping[Expr, str], numbers: Counter[str]) -> Box:
-    whole = code(node, short=True)
-    if isinstance(node, Tokens | Indices | Var):
-        return Box("source", whole, [], whole)
-
-    def text(x: Expr) -> str:
-        return str(x.value) if isinstance(x, Full) else code(x, short=True, names=names)
-
-    if isinstance(node, TokMap) and node.name:
-        otherwise = "" if node.default is None else f", else {node.default}"
-        what = f"{text(node.x)}: {dict(node.table)}{otherwise}"
-        return Box("map", node.name, wrapped(what), whole)
-    if _is_map(node):
-        return Box("map", _numbered("map", numbers), wrapped(text(node)), whole)
-    if isinstance(node, ShiftRight):
-        what = f"{text(node.x)}, {node.n} to the left"
-        return Box("head", node.selector.name or "shift", wrapped(what), whole)
-    assert isinstance(node, Aggregate | SelWidth) and isinstance(node.selector, Select)
-    select = node.selector
-    holds = select.predicate if isinstance(select.predicate, str) else "in pairs with"
-    where = f"where {text(select.k)} {holds} {text(select.q)}"
-    if holds == "true":
-        where = "of all before"
-    if isinstance(node, SelWidth):
-        what = f"number of keys {where}"
-    else:
-        what = f"{node.mode} of {text(node.value)} {where}, else {node.default}"
-    return Box("head", select.name or _numbered("head", numbers), wrapped(what), whole)
-
-
-def _numbered(kind: str, numbers: Counter[str]) -> str:
-    numbers[kind] += 1
-    return f"{kind} {numbers[kind]}"
-
-
-def wrapped(text: str) -> list[str]:
-    """A text in the lines of a box, cut off after six."""
-    lines = textwrap.wrap(text, LINE, break_long_words=True)
-    return lines if len(lines) <= 6 else [*lines[:6], "…"]
-
-
-def layers(drawn: list[Box]) -> list[list[Box]]:
-    """The boxes by layer, each in an order that keeps lines short (barycentres, four sweeps)."""
-    rows: list[list[Box]] = [[] for _ in range(1 + max(box.layer for box in drawn))]
+    reads: nx.DiGraph[Box] = nx.DiGraph()
+    reads.add_nodes_from(drawn)
+    reads.add_edges_from((child, box) for box in drawn for child, _ in box.inputs)
+    inner = reads.subgraph(box for box in drawn if box.kind != "result")
+    columns = [list(generation) for generation in nx.topological_generations(inner)]
+    columns.append([box for box in drawn if box.kind == "result"])
+    columns = [column for column in columns if column]
+    place = {box: k for k, column in enumerate(columns) for box in column}
+    graph, paths = nx.Graph(), []
+    graph.add_nodes_from(drawn)
+    bends: dict[tuple[Box, str, int], Box] = {}
     for box in drawn:
-        rows[box.layer].append(box)
-    readers: dict[Box, list[Box]] = {box: [] for box in drawn}
-    for box in drawn:
-        for child, _ in box.inputs:
-            readers[child].append(box)
-    for sweep in range(4):
-        place = {box: i - len(row) / 2 for row in rows for i, box in enumerate(row)}
-        for row in rows if sweep % 2 == 0 else rows[::-1]:
-            near = {
-                box: [child for child, _ in box.inputs] if sweep % 2 == 0 else readers[box]
-                for box in row
-            }
-            row.sort(key=lambda box: _mean([place[x] for x in near[box]], place[box]))
-            place.update({box: i - len(row) / 2 for i, box in enumerate(row)})
-    return rows
+        for child, role in box.inputs:
+            path = [child]
+            for k in range(place[child] + 1, place[box]):
+                if (child, role, k) not in bends:
+                    bends[child, role, k] = Box("bend", "", [], "")
+                    columns[k].append(bends[child, role, k])
+                path.append(bends[child, role, k])
+            paths.append((role, [*path, box]))
+            nx.add_path(graph, paths[-1][1])
+    order = {box: k for k, box in enumerate(nx.spectral_ordering(graph, seed=0))}
+    return [sorted(column, key=order.__getitem__) for column in columns], paths
 
 
-def _mean(values: list[float], otherwise: float) -> float:
-    return sum(values) / len(values) if values else otherwise
+class Stop(NamedTuple):
+    """Where a line comes to a box or bend, where it goes on, and its height."""
+
+    left: float
+    right: float
+    y: float
+
+
+def _stops(columns: list[list[Box]], top: float) -> dict[Box, Stop]:
+    """Boxes and bends in pixels: columns below ``top``, each in the middle of the highest."""
+    heights = [sum(_height(box) + SPACE for box in column) for column in columns]
+    stops, left = {}, 0.0
+    for column, height in zip(columns, heights):
+        wide = max(_width(box) for box in column)
+        down = top + (max(heights) - height) / 2
+        for box in column:
+            # Lines end inside a box, which hides them, as the width of its text is a guess.
+            half = wide / 2 if box.kind == "bend" else 0.4 * _width(box)
+            middle = left + wide / 2
+            stops[box] = Stop(middle - half, middle + half, -(down + _height(box) / 2))
+            down += _height(box) + SPACE
+        left += wide + GAP
+    return stops
+
+
+def _add_box(figure: go.Figure, box: Box, stop: Stop, border: str) -> None:
+    figure.add_annotation(
+        x=(stop.left + stop.right) / 2,
+        y=stop.y,
+        text="<br>".join([f"<b>{box.title}</b>", *map(_escaped, box.lines)]),
+        showarrow=False,
+        align="center",
+        hovertext=_escaped(box.code),
+        borderpad=5,
+        borderwidth=1.5,
+        bordercolor=border,
+        bgcolor="rgb(250,250,252)",
+        font={"size": 12, "color": "#23262d"},
+    )
+
+
+def _curve(path: list[Stop]) -> Iterator[tuple[float | None, float | None]]:
+    """The points of a line from stop to stop, and a gap."""
+    for start, end in pairwise(path):
+        for step in range(17):
+            t = step / 16
+            ease = t * t * (3 - 2 * t)
+            yield start.right + (end.left - start.right) * t, start.y + (end.y - start.y) * ease
+    yield None, None
+
+
+def _width(box: Box) -> float:
+    return CHARACTER * max(map(len, (box.title, *box.lines))) + 14
+
+
+def _height(box: Box) -> float:
+    return 0 if box.kind == "bend" else LINE_HEIGHT * (1 + len(box.lines)) + 12
+
+
+def _escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from loopinterp.errors import InputError, unknown_name
-from loopinterp.rasp.checks import check_int, check_relation, check_table
+from loopinterp.errors import InputError, check_integer, unknown_name
+from loopinterp.rasp.expression_checks import check_int, check_relation, check_table
 from loopinterp.rasp.node import Expr
 from loopinterp.rasp.ops import OPS, PREDICATES
 
@@ -253,13 +253,11 @@ class ShiftRight(Seq):
     def __post_init__(self) -> None:
         need_seq(self.x, "x of shift_right")
         check_int(self.default, "default of shift_right")
-        if isinstance(self.n, bool) or not isinstance(self.n, int) or self.n < 1:
-            raise InputError(
-                "n of shift_right",
-                expected="an integer >= 1",
-                given=repr(self.n),
-                fix="To shift by a value of the program use select(indices, indices - n, '==').",
-            )
+        fix = (
+            "A shift by 0 is x itself; to read ahead, or as far back as a sequence n says, use "
+            "kqv(indices, indices - n, x, '==', causal=False)."
+        )
+        check_integer("n of shift_right", self.n, least=1, fix=fix)
         super().__post_init__()
 
     @property

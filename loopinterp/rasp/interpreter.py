@@ -28,12 +28,12 @@ from loopinterp.rasp.expr import (
     TokMap,
     Var,
 )
+from loopinterp.rasp.expression_code import code
 from loopinterp.rasp.graph import postorder
+from loopinterp.rasp.integer_tables import look_up
 from loopinterp.rasp.node import Expr
 from loopinterp.rasp.ops import OPS
 from loopinterp.rasp.selection import Selection
-from loopinterp.rasp.show import code
-from loopinterp.rasp.tables import look_up
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int

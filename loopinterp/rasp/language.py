@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 
 from loopinterp.errors import InputError
-from loopinterp.rasp.checks import MAX_RELATION, check_relation, check_table
 from loopinterp.rasp.expr import (
     Aggregate,
     Elementwise,
@@ -26,6 +25,7 @@ from loopinterp.rasp.expr import (
     Var,
     as_seq,
 )
+from loopinterp.rasp.expression_checks import MAX_RELATION, check_relation, check_table
 
 UNKNOWN = -1
 """The value by which a program says that it has not decided yet."""
@@ -160,6 +160,14 @@ def kqv(
 def shift_right(x: Seq | int, n: int = 1, *, default: int = 0) -> Seq:
     """The value ``n`` positions before; ``default`` at the first ``n`` positions.
 
-    Its selector is called ``shift_{n}``.
+    Its selector is called ``shift_{n}``; a shift by 0 is ``x`` itself.
+
+    Raises:
+        InputError: ``n`` is negative or no integer.
+
+    Example:
+        >>> shift_right(tokens, 2), shift_right(tokens, 0)
+        (shift_right(tokens, 2, default=0), tokens)
     """
-    return ShiftRight(as_seq(x), n, default)
+    unmoved = type(n) is int and n == 0
+    return as_seq(x) if unmoved else ShiftRight(as_seq(x), n, default)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from loopinterp.errors import InputError
+from loopinterp.errors import check_integer
 from loopinterp.rasp.language import (
     aggregate,
     indices,
@@ -155,14 +155,9 @@ def induct_kqv(
         >>> evaluate(induct(tokens, tokens, 1), torch.tensor([[5, 6, 7, 5, 6]])).tolist()
         [[0, 0, 0, 6, 7]]
     """
-    if isinstance(offset, bool) or not isinstance(offset, int) or offset < 0:
-        raise InputError(
-            "offset of induct",
-            expected="an integer >= 0",
-            given=repr(offset),
-            fix="To look before the key that was found, use induct_prev.",
-        )
-    moved = shift_right(k, offset, default=null_val) if offset else k
+    fix = "To look before the key that was found, use induct_prev."
+    check_integer("offset of induct", offset, least=0, fix=fix)
+    moved = shift_right(k, offset, default=null_val)
     return index_select(v, firsts(moved, q, default=null_val), default=default)
 
 

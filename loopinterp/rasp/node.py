@@ -64,7 +64,7 @@ class Expr(metaclass=_Interned):
         object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
-        from loopinterp.rasp.show import code
+        from loopinterp.rasp.expression_code import code
 
         return code(self)
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from loopinterp.errors import InputError, unknown_name
 from loopinterp.rasp import graph
-from loopinterp.rasp.checks import MAX_TABLE
 from loopinterp.rasp.expr import Select, Seq, need_seq
+from loopinterp.rasp.expression_checks import MAX_TABLE
 from loopinterp.rasp.node import Expr
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class LoopProgram:
         return hash((self.name, self.task, self.inputs, steps, self.n_loops))
 
     def __str__(self) -> str:
-        from loopinterp.rasp.show import program_code
+        from loopinterp.rasp.expression_code import program_code
 
         return program_code(self)
 

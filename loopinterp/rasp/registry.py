@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
 
 from loopinterp.errors import InputError, unknown_name
 from loopinterp.rasp.program import LoopProgram
@@ -11,7 +12,8 @@ _BUILT_IN = (
     "ripple",
     "latched_ripple",
     "latched_chain",
-    "sticky_ripple",
+    "held_ripple",
+    "late_ripple",
     "carry_save",
     "lookahead",
     "one_shot",
@@ -25,13 +27,16 @@ _BUILT_IN = (
     "multiplication",
     "abacus_ripple",
 )
-_PROGRAMS: dict[str, LoopProgram] = {
-    program.name: program
-    for program in (
-        importlib.import_module(f"loopinterp.rasp.programs.{module}").program
-        for module in _BUILT_IN
-    )
-}
+"""Modules that hold one program each, ``program``, or a family of them, ``programs``."""
+
+
+def _built_in() -> Iterator[LoopProgram]:
+    for name in _BUILT_IN:
+        module = importlib.import_module(f"loopinterp.rasp.programs.{name}")
+        yield from getattr(module, "programs", None) or [module.program]
+
+
+_PROGRAMS: dict[str, LoopProgram] = {program.name: program for program in _built_in()}
 
 
 def list_programs(task: str | None = None) -> list[str]:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from loopinterp.errors import InputError
+from loopinterp.rasp.integer_tables import Relation, smallest_integers
 from loopinterp.rasp.ops import PREDICATES
-from loopinterp.rasp.tables import Relation, smallest_integers
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int
@@ -77,14 +77,14 @@ class Selection:
         """The whole selection, with a batch axis of 1 if it is the same for all examples."""
         out = self.k.new_empty((self.batch, self.pos, self.pos), dtype=torch.bool)
         k, q = (x.expand(self.batch, -1) for x in (self.k, self.q))
-        places = torch.arange(self.pos, device=out.device)
+        positions = torch.arange(self.pos, device=out.device)
         for rows in _split(self.batch, self._chunk // self.pos**2):
             for queries in _split(self.pos, self._chunk // (self.pos * _length(rows))):
                 # Written out, queries are compared several times as fast as in a broadcast.
                 written = q[rows, queries, None].expand(-1, -1, self.pos).contiguous()
                 selected = self._holds(k[rows, None, :], written)
                 if self.causal:
-                    selected &= places[queries, None] >= places
+                    selected &= positions[queries, None] >= positions
                 out[rows, queries] = selected
         return out
 
@@ -134,14 +134,14 @@ class Selection:
     def _steps(self, batch: int) -> Iterator[tuple[slice, slice, slice, Tensor]]:
         """Keys, queries, examples, and 1 where they are selected, as int8 [key, query, batch]."""
         k, q = (_columns(x, self.batch) for x in (self.k, self.q))
-        places = torch.arange(self.pos, device=k.device)
+        positions = torch.arange(self.pos, device=k.device)
         for rows in _split(batch, self._chunk // self.pos):
             mine = rows if self.batch == batch else slice(None)
             for keys in _split(self.pos, self._step // (self.pos * _length(rows))):
                 queries = slice(keys.start if self.causal else 0, self.pos)
                 selected = self._holds(k[keys, None, mine], q[queries, mine])
                 if self.causal and _length(keys) > 1:
-                    selected &= (places[queries] >= places[keys, None])[..., None]
+                    selected &= (positions[queries] >= positions[keys, None])[..., None]
                 yield keys, queries, rows, selected.view(torch.int8)
 
     def _zeros(self, batch: int, low: int, high: int) -> Tensor:

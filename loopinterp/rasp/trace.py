@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from loopinterp.errors import InputError, unknown_name
+from loopinterp.errors import InputError, check_integer, unknown_name
 from loopinterp.rasp.expr import Select
 from loopinterp.rasp.graph import postorder, selectors
 from loopinterp.rasp.interpreter import Interpreter
@@ -106,7 +106,7 @@ def run(
     interpreter = Interpreter(tokens)
     prepared = interpreter.run(program.orders["prepare"], {}, program.prepare.values())
     state = {name: prepared[x] for name, x in program.prepare.items()}
-    state.update(_given(program, tokens, variables or {}, start_at_loop))
+    state.update(_starting_values(program, tokens, variables or {}, start_at_loop))
 
     record = _Record(program, interpreter, start_at_loop, n_loops)
     for loop in range(start_at_loop, n_loops + 1):
@@ -242,18 +242,9 @@ class _Lazy(Mapping[str, "Tensor"]):
 
 
 def _check_loops(n_loops: int, start_at_loop: int) -> None:
-    for what, value in (("n_loops", n_loops), ("start_at_loop", start_at_loop)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise InputError(
-                what, expected="an integer >= 0", given=repr(value), fix="Count loops from 0."
-            )
-    if start_at_loop > n_loops:
-        raise InputError(
-            "start_at_loop",
-            expected=f"at most n_loops = {n_loops}",
-            given=str(start_at_loop),
-            fix="n_loops counts from prepare: pass start_at_loop + the loops to run.",
-        )
+    check_integer("n_loops", n_loops, least=0)
+    fix = "n_loops counts from prepare: pass start_at_loop + the loops to run."
+    check_integer("start_at_loop", start_at_loop, least=0, most=n_loops, fix=fix)
 
 
 def _check_size(program: LoopProgram, tokens: Tensor, n_steps: int) -> None:
@@ -268,13 +259,8 @@ def _check_size(program: LoopProgram, tokens: Tensor, n_steps: int) -> None:
 
 
 def _check_within(what: str, loop: int, first: int, last: int) -> None:
-    if isinstance(loop, bool) or not isinstance(loop, int) or not first <= loop <= last:
-        raise InputError(
-            what,
-            expected=f"{first}..{last}, the loops of this run",
-            given=repr(loop),
-            fix="t means after t loops; run more loops, or choose an earlier one.",
-        )
+    fix = "t means after t loops; run more loops, or choose an earlier one."
+    check_integer(what, loop, least=first, most=last, fix=fix)
 
 
 def _check_values(what: str, values: Tensor, tokens: Tensor, dtype: torch.dtype) -> None:
@@ -312,7 +298,7 @@ def _plan(
     return planned
 
 
-def _given(
+def _starting_values(
     program: LoopProgram,
     tokens: Tensor,
     variables: Mapping[str, Tensor],

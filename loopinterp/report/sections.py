@@ -15,7 +15,9 @@ class Section:
         short: As the table of contents has it.
         question: What the section answers.
         intro: The words one needs to read its figures.
-        missing: What is said if no saved study belongs to it.
+        missing: What is said of a run that it applies to, if no saved study belongs to it.
+        tasks: Tasks that it applies to; all if empty.
+        of_programs: Whether it applies only to tasks that a stock program solves.
     """
 
     key: str
@@ -24,6 +26,21 @@ class Section:
     question: str
     intro: str
     missing: str
+    tasks: tuple[str, ...] = ()
+    of_programs: bool = False
+
+    def applies(self, task: str) -> bool:
+        """Whether there is anything to be said of a model of that task."""
+        return (not self.tasks or task in self.tasks) and (
+            not self.of_programs or has_programs(task)
+        )
+
+
+def has_programs(task: str) -> bool:
+    """Whether a stock program solves the task."""
+    from loopinterp.rasp import get_program, list_programs
+
+    return any(get_program(name).task == task for name in list_programs())
 
 
 SECTIONS = (
@@ -37,7 +54,7 @@ SECTIONS = (
             "bit hides failure: half of all bits are right by chance. A longer input is given more "
             "loops of the same block, as many as the task asks for at that length."
         ),
-        missing="This run has no length study, so nothing is known about longer inputs.",
+        missing="no length study, so nothing is known about longer inputs",
     ),
     Section(
         key="convergence",
@@ -49,7 +66,7 @@ SECTIONS = (
             "far the last loop moved the state, compared with the state's size. A state can settle "
             "on a wrong answer, or leave a right one, so accuracy stands beside every measure."
         ),
-        missing="This run has no convergence study, so it is not known whether its loops settle.",
+        missing="no convergence study, so it is not known whether its loops settle",
     ),
     Section(
         key="wavefront",
@@ -60,9 +77,12 @@ SECTIONS = (
             "Where both bits are 1, a position generates a carry; where exactly one is 1, it "
             "passes on the carry that comes in. A chain of k such positions makes the carry travel "
             "k places. A probe reads the carry from the state by a linear rule: at chance, the "
-            "carry is not there yet; near 1, it has arrived."
+            "carry is not there yet; near 1, it has arrived. Where attention has a hard window, a "
+            "carry cannot be read before it can arrive, whatever was learned: what counts is how "
+            "soon it is read from then on."
         ),
-        missing="This run has no carry study. It needs a model trained on binary addition.",
+        missing="no carry study, so it is not known how fast the carry travels",
+        tasks=("addition",),
     ),
     Section(
         key="program",
@@ -71,11 +91,13 @@ SECTIONS = (
         question="Which program does the learned circuit run?",
         intro=(
             "Rival programs compute the same answers by different steps. To tell them apart, a "
-            "piece of the model's state is swapped with that of another input, and the answer is "
-            "compared with what each program would say if its variable were swapped in the same "
-            "way. The share of agreement is the interchange intervention accuracy (IIA)."
+            "piece of the model's state is exchanged for that of another input's run, and what the "
+            "model then answers is compared with what each program says if its variables are "
+            "exchanged in the same way. The share of agreement is the interchange intervention "
+            "accuracy (IIA)."
         ),
-        missing="This run has no comparison with programs, so there is no verdict.",
+        missing="no comparison with programs, so there is no verdict",
+        of_programs=True,
     ),
     Section(
         key="attention",
@@ -86,7 +108,7 @@ SECTIONS = (
             "Weights are the same at every loop; what a head looks at changes only because the "
             "state has changed."
         ),
-        missing="This run has no attention study.",
+        missing="no attention study",
     ),
     Section(
         key="ground-truth",
@@ -99,7 +121,8 @@ SECTIONS = (
             "settles. Hidden behind a rotation, distractors and permutations, such a model is an "
             "honest test of every tool used above."
         ),
-        missing="This run has no scores of the tools on models whose circuit is known.",
+        missing="no scores of the tools on models whose circuit is known",
+        of_programs=True,
     ),
 )
 """All sections with studies, in reading order; "How it was made" follows them."""

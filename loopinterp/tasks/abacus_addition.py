@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
 from loopinterp.errors import InputError
+from loopinterp.settings import settings
 from loopinterp.tasks.full_output import place_of
 from loopinterp.tasks.integers import carry_over, to_digits
 from loopinterp.tasks.rows import cut, join, same
@@ -18,6 +18,7 @@ from loopinterp.tasks.sampling import (
     check_length,
     check_tokens,
     inside,
+    integers,
 )
 from loopinterp.tasks.task import IGNORE, Batch
 
@@ -29,7 +30,7 @@ ALPHABET = "0123456789-+*=$"
 PLUS, EQUALS, END = (ALPHABET.index(symbol) for symbol in "+=$")
 
 
-@dataclass(frozen=True)
+@settings
 class AbacusAddition(Sampler):
     """a + b in decimal, next token by next token: ``a + b = sum $``, least significant first.
 
@@ -64,10 +65,6 @@ class AbacusAddition(Sampler):
         return len(ALPHABET)
 
     @property
-    def d_features(self) -> int | None:
-        return None
-
-    @property
     def d_vocab_out(self) -> int:
         return len(ALPHABET)
 
@@ -82,9 +79,6 @@ class AbacusAddition(Sampler):
     def n_positions(self, n: int) -> int:
         """Two operands, ``+``, ``=``, and n + 1 digits of the sum."""
         return 3 * check_length(n) + 3
-
-    def config(self) -> dict[str, object]:
-        return {}
 
     def describe(self) -> str:
         return "Decimal addition, a+b=sum$ with the least significant digit first, token by token."
@@ -156,25 +150,23 @@ class AbacusAddition(Sampler):
         return answer.masked_fill((place < 0) | (place > length[:, None]), IGNORE)
 
     def _draw(self, kind: str, n: Tensor, generator: torch.Generator) -> Batch:
-        shape, where = (len(n), int(n.max())), generator.device
-
-        def draw(low: int, high: int, shape: tuple[int, ...]) -> Tensor:
-            return torch.randint(low, high, shape, generator=generator, device=where)
-
-        a, b = draw(0, 10, shape), draw(0, 10, shape)
+        rows, shape = (len(n),), (len(n), int(n.max()))
+        a, b = integers(0, 10, shape, generator), integers(0, 10, shape, generator)
         if kind == "chain":
             b = 9 - a
-            a[:, 0] = draw(1, 10, shape[:1])
-            b[:, 0] = 10 - a[:, 0] + draw(0, 9, shape[:1]) % a[:, 0]
+            a[:, 0] = integers(1, 10, rows, generator)
+            b[:, 0] = 10 - a[:, 0] + integers(0, 9, rows, generator) % a[:, 0]
             return self.from_digits(a, b, n, n)
         n_a, n_b = n, n
         if kind == "mixed":
-            other = (torch.rand(shape[0], generator=generator, device=where) * n).long() + 1
-            swap = draw(0, 2, shape[:1]).bool()
+            share = torch.rand(rows, generator=generator, device=generator.device)
+            other = (share * n).long() + 1
+            swap = integers(0, 2, rows, generator).bool()
             n_a, n_b = torch.where(swap, other, n), torch.where(swap, n, other)
         for digits, length in ((a, n_a), (b, n_b)):
             leading = (length - 1)[:, None]
-            fresh = torch.where(leading > 0, draw(1, 10, (shape[0], 1)), digits.gather(1, leading))
+            drawn = integers(1, 10, (*rows, 1), generator)
+            fresh = torch.where(leading > 0, drawn, digits.gather(1, leading))
             digits.scatter_(1, leading, fresh)
         return self.from_digits(a, b, n_a, n_b)
 

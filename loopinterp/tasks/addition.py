@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from loopinterp.errors import ConfigError, InputError
+from loopinterp.errors import InputError
+from loopinterp.settings import settings
 from loopinterp.tasks import carries
+from loopinterp.tasks.integers import to_digits
+from loopinterp.tasks.rows import join, same
 from loopinterp.tasks.sampling import (
     Sampler,
     check_fits,
@@ -30,7 +32,7 @@ PAD = 5
 PROPAGATE_PROBABILITIES = (0.5, 0.8, 0.95)
 
 
-@dataclass(frozen=True)
+@settings
 class Addition(Sampler):
     """a + b mod 2^n on aligned bit pairs, least significant first; the answer is the n sum bits.
 
@@ -64,16 +66,7 @@ class Addition(Sampler):
         [[0, 1, 1, 1, 0]]
     """
 
-    format: str = "pairs"
-
-    def __post_init__(self) -> None:
-        if self.format not in ("pairs", "features"):
-            raise ConfigError(
-                "format of task addition",
-                expected="'pairs' or 'features'",
-                given=repr(self.format),
-                fix="Use format='pairs' for token models, 'features' for linear embeddings.",
-            )
+    format: Literal["pairs", "features"] = "pairs"
 
     @property
     def name(self) -> str:
@@ -107,9 +100,6 @@ class Addition(Sampler):
     def n_positions(self, n: int) -> int:
         return check_length(n) + self.offset
 
-    def config(self) -> dict[str, object]:
-        return {"format": self.format}
-
     def describe(self) -> str:
         where = "tokens a + 2b after BOS" if self.format == "pairs" else "float vectors (a, b)"
         return f"Binary addition mod 2^n on aligned bits, least significant first ({where})."
@@ -130,16 +120,14 @@ class Addition(Sampler):
         Raises:
             InputError: the shapes or dtypes do not match, or a value is not a bit.
         """
-        _check_bits(a, b, n)
-        real = inside(n, a.shape[-1])
+        check_operands(a, b, n)
+        if self.format == "pairs":
+            tokens = join([same(BOS, n), (a + 2 * b, n)], width=a.shape[1] + 1, fill=PAD)
+            return Batch(tokens, self.targets(tokens), n, n + 1)
+        real = inside(n, a.shape[1])
         a, b = a * real, b * real
         answer = carries.total(a, b).masked_fill(~real, IGNORE)
-        if self.format == "features":
-            return Batch(torch.stack([a, b], dim=-1).float(), answer, n, n + 1)
-        tokens = (a + 2 * b).masked_fill(~real, PAD)
-        first = tokens.new_full((len(n), 1), BOS)
-        answer = torch.cat([torch.full_like(first, IGNORE), answer], dim=1)
-        return Batch(torch.cat([first, tokens], dim=1), answer, n, n + 1)
+        return Batch(torch.stack([a, b], dim=-1).float(), answer, n, n + 1)
 
     def encode(self, operands: Sequence[tuple[int, int]], n: int) -> Batch:
         """The batch of given integers, each in 0..2^n - 1.
@@ -147,21 +135,8 @@ class Addition(Sampler):
         Raises:
             InputError: no operands, or one that does not fit in ``n`` bits.
         """
-        check_length(n)
-        for value in (x for pair in operands for x in pair):
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**n:
-                raise InputError(
-                    "operand",
-                    expected=f"an integer in 0..{2**n - 1} (n = {n} bits)",
-                    given=repr(value),
-                    fix="Pass a larger n, or a smaller number.",
-                )
-        if not operands:
-            raise InputError(
-                "operands", expected="at least one pair", given="none", fix="Pass e.g. [(3, 5)]."
-            )
-        bits = torch.tensor([[[x >> i & 1 for i in range(n)] for x in pair] for pair in operands])
-        return self.from_bits(bits[:, 0], bits[:, 1], torch.full((len(operands),), n))
+        a, b = (to_digits([pair[k] for pair in operands], n) for k in (0, 1))
+        return self.from_bits(a, b, torch.full((len(a),), n))
 
     def operands(
         self, inputs: Batch | Tensor
@@ -254,7 +229,12 @@ def draw_bits(
     return a.long(), b.long()
 
 
-def _check_bits(a: Tensor, b: Tensor, n: Tensor) -> None:
+def check_operands(a: Tensor, b: Tensor, n: Tensor) -> None:
+    """Check that two operands are bits [batch, width] of which the first ``n`` of a row count.
+
+    Raises:
+        InputError: they are not.
+    """
     check_tokens(a, 2, "bits a")
     check_tokens(b, 2, "bits b")
     if a.shape != b.shape:

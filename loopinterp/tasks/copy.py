@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from loopinterp.settings import settings
 from loopinterp.tasks.bit_prompts import BitPrompt
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-@dataclass(frozen=True)
+@settings
 class Copy(BitPrompt):
     """n bits again, in the full-output format: ``BOS b_1 … b_n = EOS …``. T(n) = n.
 

@@ -70,10 +70,6 @@ class FullOutput(Sampler):
         return len(self.symbols) + 3
 
     @property
-    def d_features(self) -> int | None:
-        return None
-
-    @property
     def d_vocab_out(self) -> int:
         return self.n_answer_symbols + 1
 
@@ -84,9 +80,6 @@ class FullOutput(Sampler):
     def n_positions(self, n: int) -> int:
         """BOS, the prompt, ``=``, and room for the answer and one EOS."""
         return self.prompt_length(check_length(n)) + self.answer_length(n) + 2
-
-    def config(self) -> dict[str, object]:
-        return {}
 
     def targets(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
         """The exact answer to given inputs: from ``=`` on, then EOS; ``IGNORE`` before ``=``.

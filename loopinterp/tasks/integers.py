@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from loopinterp.errors import InputError
+from loopinterp.errors import InputError, check_integer
 from loopinterp.tasks.sampling import check_length
 
 if TYPE_CHECKING:
@@ -30,16 +30,10 @@ def to_digits(numbers: Sequence[int], n: int, base: int = 2) -> Int[Tensor, "num
         raise InputError(
             "operands", expected="at least one pair", given="none", fix="Pass e.g. [(3, 5)]."
         )
-    most = base**n
-    for x in numbers:
-        if isinstance(x, bool) or not isinstance(x, int) or not 0 <= x < most:
-            raise InputError(
-                "operand",
-                expected=f"an integer in 0..{base}**{n} - 1 ({n} digits to base {base})",
-                given=repr(x),
-                fix="Pass a larger n, or a smaller number.",
-            )
-    return torch.tensor([_digits(x, n, base) for x in numbers])
+    most = base**n - 1
+    fix = f"It must fit in {n} digits to base {base}: pass a larger n, or a smaller number."
+    integers = [check_integer("operand", x, least=0, most=most, fix=fix) for x in numbers]
+    return torch.tensor([_digits(x, n, base) for x in integers])
 
 
 def _digits(x: int, n: int, base: int) -> list[int]:

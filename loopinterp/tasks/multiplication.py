@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from pydantic import PositiveInt
 
-from loopinterp.errors import ConfigError
+from loopinterp.settings import settings
 from loopinterp.tasks.full_output import FullOutput, place_of
 from loopinterp.tasks.integers import carry_over, to_digits
 from loopinterp.tasks.rows import cut, same
-from loopinterp.tasks.sampling import check_fits, check_length, check_tokens, random_bits
+from loopinterp.tasks.sampling import check_fits, check_length, check_tokens, integers, random_bits
 from loopinterp.tasks.task import Batch
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 TIMES = 2
 
 
-@dataclass(frozen=True)
+@settings
 class Multiplication(FullOutput):
     """a * b, m bits times n bits, in the full-output format: ``BOS a_1 … a_m * b_1 … b_n = EOS …``.
 
@@ -52,16 +52,7 @@ class Multiplication(FullOutput):
         [0, 1, 0, 0, 1, 2]
     """
 
-    m: int = 2
-
-    def __post_init__(self) -> None:
-        if isinstance(self.m, bool) or not isinstance(self.m, int) or self.m < 1:
-            raise ConfigError(
-                "m of task multiplication",
-                expected="an integer >= 1",
-                given=repr(self.m),
-                fix="m is the number of bits of the first factor; the published tests use 2.",
-            )
+    m: PositiveInt = 2
 
     @property
     def name(self) -> str:
@@ -84,9 +75,6 @@ class Multiplication(FullOutput):
 
     def answer_length(self, n: int) -> int:
         return n + self.m
-
-    def config(self) -> dict[str, object]:
-        return {"m": self.m}
 
     def describe(self) -> str:
         return f"Binary multiplication, {self.m} bits * n bits =, least significant bit first."
@@ -131,8 +119,7 @@ class Multiplication(FullOutput):
         b = random_bits(bits, len(n), int(n.max()), generator)
         m = torch.full_like(n, self.m)
         if kind == "mixed":
-            drawn = (len(n),)
-            m = torch.randint(1, self.m + 1, drawn, generator=generator, device=n.device)
+            m = integers(1, self.m + 1, (len(n),), generator)
         return self.from_bits(a, b, m, n)
 
     def _solve(self, tokens: Tensor, equals: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
+from loopinterp.settings import settings
 from loopinterp.tasks.bit_prompts import BitPrompt
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-@dataclass(frozen=True)
+@settings
 class Parity(BitPrompt):
     """The parity of n bits, in the full-output format: ``BOS b_1 … b_n = EOS …``. T(n) = n.
 

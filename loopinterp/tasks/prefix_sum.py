@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-import torch
+from pydantic import Field
 
-from loopinterp.errors import ConfigError
+from loopinterp.settings import settings
+from loopinterp.tasks.rows import join, same
 from loopinterp.tasks.sampling import (
     Sampler,
     check_fits,
     check_length,
     check_tokens,
-    inside,
+    integers,
     random_bits,
 )
 from loopinterp.tasks.task import IGNORE, Batch
 
 if TYPE_CHECKING:
+    import torch
     from jaxtyping import Int
     from torch import Tensor
 
 
-@dataclass(frozen=True)
+@settings
 class PrefixSum(Sampler):
     """Running sum mod m of n digits after a BOS token; mod 2, the parity of all bits so far.
 
@@ -42,23 +43,15 @@ class PrefixSum(Sampler):
     Source: the prefix-sum task of arXiv 2604.15259.
 
     Example:
+        >>> import torch
         >>> batch = PrefixSum().from_bits(torch.tensor([[1, 0, 1, 1]]), torch.tensor([4]))
         >>> batch.inputs.tolist(), batch.targets.tolist()
         ([[2, 1, 0, 1, 1]], [[-100, 1, 1, 0, 1]])
-        >>> PrefixSum(10).targets(torch.tensor([[10, 7, 7, 7]])).tolist()
+        >>> PrefixSum(modulus=10).targets(torch.tensor([[10, 7, 7, 7]])).tolist()
         [[-100, 7, 4, 1]]
     """
 
-    modulus: int = 2
-
-    def __post_init__(self) -> None:
-        if isinstance(self.modulus, bool) or not isinstance(self.modulus, int) or self.modulus < 2:
-            raise ConfigError(
-                "modulus of task prefix_sum",
-                expected="an integer >= 2",
-                given=repr(self.modulus),
-                fix="2 gives the running XOR of bits, 10 running sums of decimal digits.",
-            )
+    modulus: Annotated[int, Field(ge=2)] = 2
 
     @property
     def name(self) -> str:
@@ -67,10 +60,6 @@ class PrefixSum(Sampler):
     @property
     def d_vocab(self) -> int | None:
         return self.modulus + 2
-
-    @property
-    def d_features(self) -> int | None:
-        return None
 
     @property
     def d_vocab_out(self) -> int:
@@ -88,9 +77,6 @@ class PrefixSum(Sampler):
         """BOS and n digits."""
         return check_length(n) + 1
 
-    def config(self) -> dict[str, object]:
-        return {"modulus": self.modulus}
-
     def describe(self) -> str:
         what = "XOR of n bits" if self.modulus == 2 else f"sum of n digits mod {self.modulus}"
         return f"Running {what}, answered at every one."
@@ -103,8 +89,8 @@ class PrefixSum(Sampler):
         """
         check_tokens(bits, self.modulus, "bits")
         check_fits(n, bits)
-        tokens = bits.masked_fill(~inside(n, bits.shape[1]), self.modulus + 1)
-        tokens = torch.cat([tokens.new_full((len(n), 1), self.modulus), tokens], dim=1)
+        parts = [same(self.modulus, n), (bits, n)]
+        tokens = join(parts, width=bits.shape[1] + 1, fill=self.modulus + 1)
         return Batch(tokens, self.targets(tokens), n, n + 1)
 
     def targets(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
@@ -123,10 +109,7 @@ class PrefixSum(Sampler):
         shape = (len(n), int(n.max()))
         if self.modulus == 2:
             return self.from_bits(random_bits(kind, *shape, generator), n)
-        low = 0 if kind == "uniform" else 1
-        digits = torch.randint(
-            low, self.modulus, shape, generator=generator, device=generator.device
-        )
+        digits = integers(0 if kind == "uniform" else 1, self.modulus, shape, generator)
         if kind == "biased":
             digits = digits * random_bits(kind, *shape, generator)
         return self.from_bits(digits, n)

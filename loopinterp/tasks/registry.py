@@ -17,17 +17,18 @@ from loopinterp.tasks.task import Task
 from loopinterp.tasks.token_addition import TokenAddition
 from loopinterp.tasks.unique_set import UniqueSet
 
-_FACTORIES: dict[str, Callable[..., Task]] = {
-    "abacus_addition": AbacusAddition,
-    "addition": Addition,
-    "binary_sum": BinarySum,
-    "copy": Copy,
-    "multiplication": Multiplication,
-    "parity": Parity,
-    "prefix_sum": PrefixSum,
-    "token_addition": TokenAddition,
-    "unique_set": UniqueSet,
-}
+_BUILT_IN = (
+    AbacusAddition,
+    Addition,
+    BinarySum,
+    Copy,
+    Multiplication,
+    Parity,
+    PrefixSum,
+    TokenAddition,
+    UniqueSet,
+)
+_FACTORIES: dict[str, Callable[..., Task]] = {task().name: task for task in _BUILT_IN}
 
 
 def list_tasks() -> list[str]:

@@ -42,13 +42,9 @@ def join(
 
 
 def cut(
-    rows: Int[Tensor, "batch width"],
-    start: Int[Tensor, " batch"],
-    length: Int[Tensor, " batch"],
-    *,
-    fill: int = 0,
+    rows: Int[Tensor, "batch width"], start: Int[Tensor, " batch"], length: Int[Tensor, " batch"]
 ) -> Int[Tensor, "batch longest"]:
-    """``length`` columns of each row from ``start`` on, then ``fill``.
+    """``length`` columns of each row from ``start`` on, then zeros.
 
     Example:
         >>> rows = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
@@ -58,7 +54,7 @@ def cut(
     longest = int(length.max())
     column = torch.arange(longest, device=rows.device)
     values = rows.gather(1, (start[:, None] + column).clamp(max=rows.shape[1] - 1))
-    return values.masked_fill(~inside(length, longest), fill)
+    return values.masked_fill(~inside(length, longest), 0)
 
 
 def same(symbol: int, like: Int[Tensor, " batch"]) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from loopinterp.errors import InputError, unknown_name
+from loopinterp.errors import InputError, check_choice, check_integer
+from loopinterp.settings import Settings
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int
@@ -21,8 +22,8 @@ BIASES = (0.05, 0.5, 0.95)
 """Probabilities of a one among which each example of the ``"biased"`` distribution draws."""
 
 
-class Sampler(ABC):
-    """The sampling half of a task: a subclass draws, once its arguments have been checked."""
+class Sampler(Settings, ABC):
+    """Base of the tasks here: declared settings, and a sampler whose arguments are checked."""
 
     @property
     @abstractmethod
@@ -31,6 +32,14 @@ class Sampler(ABC):
     @property
     @abstractmethod
     def distributions(self) -> tuple[str, ...]: ...
+
+    @property
+    def d_features(self) -> int | None:
+        return None
+
+    def config(self) -> dict[str, object]:
+        """The task's settings; ``get_task(task.name, **task.config())`` is the task again."""
+        return self.to_dict()
 
     @abstractmethod
     def _draw(self, kind: str, n: Tensor, generator: torch.Generator) -> Batch:
@@ -56,11 +65,7 @@ def check_length(n: int) -> int:
     Raises:
         InputError: it is not.
     """
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise InputError(
-            "n", expected="an integer >= 1", given=repr(n), fix="Pass a problem length, e.g. n=8."
-        )
-    return n
+    return check_integer("n", n, least=1, fix="Pass a problem length, e.g. n=8.")
 
 
 def lengths(
@@ -84,14 +89,13 @@ def lengths(
             fix="Pass generator=torch.Generator().manual_seed(0).",
         )
     if not isinstance(n, torch.Tensor):
-        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-            raise InputError(
-                "batch_size",
-                expected="an integer >= 1, when n is one length for all",
-                given=repr(batch_size),
-                fix="Pass batch_size=64, or a tensor with one length per example as n.",
-            )
-        return torch.full((batch_size,), check_length(n), device=generator.device)
+        size = check_integer(
+            "batch_size",
+            batch_size,
+            least=1,
+            fix="Pass batch_size=64, or a tensor with one length per example as n.",
+        )
+        return torch.full((size,), check_length(n), device=generator.device)
     if n.dtype != torch.int64 or n.ndim != 1 or n.numel() == 0:
         raise InputError(
             "n",
@@ -153,9 +157,7 @@ def pick_distribution(task: Task | Sampler, distribution: str | None) -> str:
     """
     if distribution is None:
         return task.distributions[0]
-    if distribution not in task.distributions:
-        raise unknown_name(f"distribution of task {task.name}", distribution, task.distributions)
-    return distribution
+    return check_choice(f"distribution of task {task.name}", distribution, task.distributions)
 
 
 def inside(n: Int[Tensor, " batch"], width: int) -> Bool[Tensor, "batch width"]:
@@ -180,9 +182,16 @@ def random_bits(
     return coins(probability, (batch_size, width), generator).long()
 
 
+def integers(
+    low: int, high: int, shape: Sequence[int], generator: torch.Generator
+) -> Int[Tensor, "*shape"]:
+    """Integers drawn uniformly from ``low .. high - 1``."""
+    return torch.randint(low, high, tuple(shape), generator=generator, device=generator.device)
+
+
 def choice(values: Sequence[float], shape: Sequence[int], generator: torch.Generator) -> Tensor:
     """Values drawn uniformly from a list."""
-    index = torch.randint(len(values), tuple(shape), generator=generator, device=generator.device)
+    index = integers(0, len(values), shape, generator)
     return torch.tensor(values, device=generator.device)[index]
 
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
+from loopinterp.settings import settings
 from loopinterp.tasks import carries
-from loopinterp.tasks.addition import draw_bits
+from loopinterp.tasks.addition import check_operands, draw_bits
 from loopinterp.tasks.full_output import FullOutput, place_of
 from loopinterp.tasks.integers import to_digits
 from loopinterp.tasks.rows import cut, same
-from loopinterp.tasks.sampling import check_fits, check_tokens
 from loopinterp.tasks.task import Batch
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 PLUS = 2
 
 
-@dataclass(frozen=True)
+@settings
 class TokenAddition(FullOutput):
     """a + b of n bits each, in the full-output format: ``BOS a_1 … a_n + b_1 … b_n = EOS …``.
 
@@ -78,9 +77,7 @@ class TokenAddition(FullOutput):
         Raises:
             InputError: they are no bits, or a length does not fit.
         """
-        for bits, what in ((a, "bits a"), (b, "bits b")):
-            check_tokens(bits, 2, what)
-            check_fits(n, bits)
+        check_operands(a, b, n)
         return self._batch([(a, n), same(PLUS, n), (b, n)], n, n.clone())
 
     def encode(self, operands: Sequence[tuple[int, int]], n: int) -> Batch:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from pydantic import PositiveInt
 
-from loopinterp.errors import ConfigError
+from loopinterp.settings import settings
 from loopinterp.tasks.full_output import FullOutput
 from loopinterp.tasks.rows import cut
-from loopinterp.tasks.sampling import check_fits, check_tokens, inside
+from loopinterp.tasks.sampling import check_fits, check_tokens, inside, integers
 from loopinterp.tasks.task import Batch
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@dataclass(frozen=True)
+@settings
 class UniqueSet(FullOutput):
     """The distinct ones of n symbols, by first appearance: ``BOS s_1 … s_n = EOS …``. T(n) = n.
 
@@ -38,28 +38,15 @@ class UniqueSet(FullOutput):
     Source: arXiv 2409.15647.
 
     Example:
-        >>> batch = UniqueSet(9).from_symbols(torch.tensor([[7, 2, 7, 5]]), torch.tensor([4]))
+        >>> task = UniqueSet(n_symbols=9)
+        >>> batch = task.from_symbols(torch.tensor([[7, 2, 7, 5]]), torch.tensor([4]))
         >>> batch.inputs.tolist()
         [[11, 7, 2, 7, 5, 9, 10, 10, 10, 10]]
         >>> batch.targets[0, 5:].tolist()
         [7, 2, 5, 9, 9]
     """
 
-    n_symbols: int = 50
-
-    def __post_init__(self) -> None:
-        if isinstance(self.n_symbols, bool) or not isinstance(self.n_symbols, int):
-            given = repr(self.n_symbols)
-        elif self.n_symbols < 1:
-            given = str(self.n_symbols)
-        else:
-            return
-        raise ConfigError(
-            "n_symbols of task unique_set",
-            expected="an integer >= 1",
-            given=given,
-            fix="The published alphabet has 50 symbols.",
-        )
+    n_symbols: PositiveInt = 50
 
     @property
     def name(self) -> str:
@@ -83,9 +70,6 @@ class UniqueSet(FullOutput):
     def answer_length(self, n: int) -> int:
         return n
 
-    def config(self) -> dict[str, object]:
-        return {"n_symbols": self.n_symbols}
-
     def describe(self) -> str:
         return f"The distinct ones of n symbols (of {self.n_symbols}), by first appearance."
 
@@ -100,13 +84,13 @@ class UniqueSet(FullOutput):
         return self._batch([(symbols, n)], n, n.clone())
 
     def _draw(self, kind: str, n: Tensor, generator: torch.Generator) -> Batch:
-        shape, where = (len(n), int(n.max())), generator.device
-        drawn = torch.randint(self.n_symbols, shape, generator=generator, device=where)
-        order = torch.rand((len(n), self.n_symbols), generator=generator, device=where).argsort(1)
+        rows, width, where = len(n), int(n.max()), generator.device
+        drawn = integers(0, self.n_symbols, (rows, width), generator)
+        order = torch.rand((rows, self.n_symbols), generator=generator, device=where).argsort(1)
         if kind == "few":
             drawn = order.gather(1, drawn % min(4, self.n_symbols))
         elif kind == "distinct":
-            column = torch.arange(shape[1], device=where) % self.n_symbols
+            column = torch.arange(width, device=where) % self.n_symbols
             drawn = order[:, column]
         return self.from_symbols(drawn, n)
 

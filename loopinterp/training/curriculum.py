@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,30 +15,17 @@ if TYPE_CHECKING:
 _MOMENTUM = 0.9
 
 
-@runtime_checkable
-class Curriculum(Protocol):
-    """Draws one length per example, and hears how well each step went."""
+class Curriculum:
+    """Draws one length per example, uniform in ``min_n .. M``, and hears how well each step went.
 
-    longest: int
-    """M: the greatest length drawn now."""
-    done_at: int | None
-    """Step at which M reached its greatest value, or None."""
+    By its kind, M grows by one when the running accuracy passes ``threshold`` (after
+    ``min_steps`` at least), or every ``interval`` steps however well it goes (arXiv 2409.15647),
+    or is ``max_n`` from the first step on.
 
-    def lengths(self, batch_size: int, generator: torch.Generator) -> Int[Tensor, " batch"]: ...
-
-    def update(self, exact_match: float) -> None:
-        """Take in the share of examples that the last step got wholly right."""
-        ...
-
-    def state(self) -> dict[str, float | int | None]:
-        """JSON-ready; :meth:`load` takes it back."""
-        ...
-
-    def load(self, state: dict[str, float | int | None]) -> None: ...
-
-
-class _Growing:
-    """Lengths uniform in ``shortest .. M``; subclasses say when M grows by one."""
+    Attributes:
+        longest: M: the greatest length drawn now.
+        done_at: Step at which M reached its greatest value, or None.
+    """
 
     def __init__(self, config: CurriculumConfig) -> None:
         self.config = config
@@ -54,6 +41,7 @@ class _Growing:
         )
 
     def update(self, exact_match: float) -> None:
+        """Take in the share of examples that the last step got wholly right."""
         self.running_accuracy += (1 - _MOMENTUM) * (exact_match - self.running_accuracy)
         self.n_steps += 1
         if self.done_at is None and self._ready():
@@ -63,37 +51,17 @@ class _Growing:
                 self.done_at = self.n_steps
 
     def _ready(self) -> bool:
-        return False
+        config, steps_at_this_length = self.config, self.n_steps - self.grown_at
+        if config.kind == "interval":
+            return steps_at_this_length >= config.interval
+        accurate = self.running_accuracy > config.threshold
+        return accurate and steps_at_this_length >= config.min_steps
 
     def state(self) -> dict[str, float | int | None]:
+        """JSON-ready; :meth:`load` takes it back."""
         names = ("longest", "running_accuracy", "n_steps", "grown_at", "done_at")
         return {name: getattr(self, name) for name in names}
 
     def load(self, state: dict[str, float | int | None]) -> None:
         for name, value in state.items():
             setattr(self, name, value)
-
-
-class AccuracyCurriculum(_Growing):
-    """M grows when the running accuracy passes ``threshold``, after ``min_steps`` at least."""
-
-    def _ready(self) -> bool:
-        enough = self.n_steps - self.grown_at >= self.config.min_steps
-        return enough and self.running_accuracy > self.config.threshold
-
-
-class IntervalCurriculum(_Growing):
-    """M grows by one every ``interval`` steps (arXiv 2409.15647), however well it goes."""
-
-    def _ready(self) -> bool:
-        return self.n_steps - self.grown_at >= self.config.interval
-
-
-class NoCurriculum(_Growing):
-    """Lengths uniform in ``min_n .. max_n`` from the first step on."""
-
-
-def make_curriculum(config: CurriculumConfig) -> Curriculum:
-    """The curriculum that a configuration asks for."""
-    kinds = {"accuracy": AccuracyCurriculum, "interval": IntervalCurriculum, "none": NoCurriculum}
-    return kinds[config.kind](config)

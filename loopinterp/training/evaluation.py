@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 
-from loopinterp.errors import InputError
-from loopinterp.intervals import wilson_interval
+from loopinterp.errors import InputError, check_integer
+from loopinterp.intervals import ESTIMATE, wilson_estimate
+from loopinterp.models.model_description import describe_model, device_of
 from loopinterp.models.protocol import bind
-from loopinterp.results import Figure, Finding, Result, study
+from loopinterp.models.stopped_run import run_until
+from loopinterp.models.stopping_rules import MaxConfidence, Oracle, ReadoutKL, ResidualBelow
+from loopinterp.results import Result, study
 from loopinterp.tasks.task import IGNORE
 from loopinterp.training.seeding import stream
 
@@ -21,92 +24,64 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from loopinterp.models.protocol import LoopedModel
+    from loopinterp.models.stopping_rules import StoppingRule
     from loopinterp.tasks.task import Batch, Task
 
 _EXAMPLES_AT_ONCE = 32
 """Few enough that the activations stay in a CPU's cache."""
 
-_CELL = ("extra_loop", "distribution", "length")
+STOPPING: Mapping[str, StoppingRule] = {
+    "max confidence": MaxConfidence(),
+    "residual < 0.03": ResidualBelow(0.03),
+    "readout KL < 5e-4": ReadoutKL(5e-4),
+}
+"""Rules that are not told T(n), with the thresholds of their papers."""
+
+ORACLE = "oracle T(n)"
+"""The rule that is: what the others are compared with."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class EvaluationResult(Result):
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class EvaluationResult(Result, kind="evaluation"):
     """How often a model is right, by length and distribution.
 
-    Attributes:
-        task: Name of the task.
-        lengths: Problem lengths n.
-        distributions: Input distributions.
-        extra_loops: Loops beyond T(n): 0 is the task's own T(n).
-        n_samples: Examples in each cell.
-        trained_up_to: Greatest length seen in training, or None if not known.
-        exact_match: Share of examples that are right at every position that is asked for.
-        exact_match_low: Lower end of its 95% Wilson interval.
-        exact_match_high: Upper end.
-        bit_accuracy: Share of positions that are right, each example counting the same.
-        bit_accuracy_low: Lower end of its 95% Wilson interval, with the number of examples as
-            sample size: bits of one example are not independent, so this is on the safe side.
-        bit_accuracy_high: Upper end.
+    Arrays:
+        exact_match: Share of examples that are right at every position that is asked for, with
+            its 95% Wilson interval. ``extra_loop`` counts loops beyond T(n).
+        bit_accuracy: Share of positions that are right, each example counting the same. Its
+            interval has the number of examples as sample size: bits of one example are not
+            independent, so this is on the safe side.
         constant_exact_match: Control: the best answer that is the same at every position.
         constant_bit_accuracy: Control: the same answer, by position. High bit accuracy beside a
             low exact match is what an answer without the hard part looks like.
+        stopped_exact_match: Exact match where each stopping rule stops, if any were asked for;
+            the rule :data:`ORACLE` is among them.
+        stopped_at: Mean number of loops at which it stops.
+
+    Attributes:
+        task: Name of the task.
+        n_samples: Examples in each cell.
+        trained_up_to: Greatest length seen in training, or None if not known.
     """
 
-    AXES: ClassVar[dict[str, tuple[str, ...]]] = {
-        "exact_match": _CELL,
-        "exact_match_low": _CELL,
-        "exact_match_high": _CELL,
-        "bit_accuracy": _CELL,
-        "bit_accuracy_low": _CELL,
-        "bit_accuracy_high": _CELL,
-        "constant_exact_match": _CELL[1:],
-        "constant_bit_accuracy": _CELL[1:],
+    VARIABLES: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(
+            ("exact_match", "bit_accuracy"), f"extra_loop distribution length {ESTIMATE}"
+        ),
+        **dict.fromkeys(("constant_exact_match", "constant_bit_accuracy"), "distribution length"),
+        "stopped_exact_match": f"rule distribution length {ESTIMATE}",
+        "stopped_at": "rule distribution length",
     }
+    OPTIONAL: ClassVar[frozenset[str]] = frozenset({"stopped_exact_match", "stopped_at"})
 
     task: str
-    lengths: list[int]
-    distributions: list[str]
-    extra_loops: list[int]
     n_samples: int
     trained_up_to: int | None
-    exact_match: np.ndarray
-    exact_match_low: np.ndarray
-    exact_match_high: np.ndarray
-    bit_accuracy: np.ndarray
-    bit_accuracy_low: np.ndarray
-    bit_accuracy_high: np.ndarray
-    constant_exact_match: np.ndarray
-    constant_bit_accuracy: np.ndarray
 
-    def cell(self, length: int, distribution: str, *, extra_loop: int = 0) -> dict[str, float]:
-        """The numbers of one cell, by name.
-
-        Raises:
-            InputError: If the length, distribution or number of loops was not evaluated.
-        """
-        place: list[int] = []
-        for axis, value in zip(_CELL, (extra_loop, distribution, length)):
-            known = getattr(self, f"{axis}s")
-            if value not in known:
-                raise InputError(
-                    axis,
-                    expected=f"one of {', '.join(map(str, known))}",
-                    given=repr(value),
-                    fix="Evaluate it, or ask for what was evaluated.",
-                )
-            place.append(known.index(value))
-        at = {name: tuple(place[-len(axes) :]) for name, axes in self.AXES.items()}
-        return {name: float(getattr(self, name)[index]) for name, index in at.items()}
-
-    def figures(self) -> list[Figure]:
-        from loopinterp.training.figures import evaluation_figures
-
-        return evaluation_figures(self)
-
-    def summary(self) -> list[Finding]:
-        from loopinterp.training.figures import evaluation_summary
-
-        return evaluation_summary(self)
+    @property
+    def nearest_extra_loop(self) -> int:
+        """The number of extra loops that is nearest to none: 0 where T(n) itself was run."""
+        return min(self.data["extra_loop"].values.tolist(), key=abs)
 
 
 @torch.no_grad()
@@ -117,6 +92,8 @@ def evaluate(
     *,
     distributions: Sequence[str] | None = None,
     extra_loops: Sequence[int] = (0,),
+    stopping: Mapping[str, StoppingRule] | None = None,
+    stopping_margin: int = 25,
     n_samples: int = 300,
     trained_up_to: int | None = None,
     seed: int = 0,
@@ -132,6 +109,9 @@ def evaluate(
         distributions: Input distributions; all but the one made for training if None
             (see :func:`judged_distributions`).
         extra_loops: Loops more than T(n), or fewer where negative.
+        stopping: Stopping rules by name (:data:`STOPPING` has some), to be compared with reading
+            the answer at T(n); none by default.
+        stopping_margin: Loops past T(n) after which an example is stopped in any case.
         n_samples: Examples for each length and distribution.
         trained_up_to: Greatest length seen in training, to be marked in the figures.
         seed: Seed of the examples.
@@ -142,39 +122,44 @@ def evaluate(
     names = list(judged_distributions(task) if distributions is None else distributions)
     extra, cells = sorted(set(extra_loops)), sorted(set(lengths))
     _check(task, cells, names, extra, n_samples)
+    rules = {ORACLE: Oracle(), **stopping} if stopping else {}
     shape = (len(names), len(cells))
     exact, bits = (np.zeros((len(extra), *shape)) for _ in range(2))
     constant_exact, constant_bits = np.zeros(shape), np.zeros(shape)
-    described = {"task": {"name": task.name, **task.config()}, "model": _describe(model)}
-    with study(seed, **described, n_samples=n_samples) as watch:
+    stopped, stopped_at = (np.zeros((len(rules), *shape)) for _ in range(2))
+    described = {"task": {"name": task.name, **task.config()}, "model": describe_model(model)}
+    settings = {"n_samples": n_samples, "stopping": [repr(rule) for rule in rules.values()]}
+    with study(seed, **described, **settings) as watch:
         for d, distribution in enumerate(names):
             for k, length in enumerate(cells):
                 generator = stream(seed, f"evaluation {distribution} {length}")
                 batch = task.sample(
                     length, batch_size=n_samples, generator=generator, distribution=distribution
                 )
-                batch = batch.to(_device(model))
+                batch = batch.to(device_of(model))
                 constant_exact[d, k], constant_bits[d, k] = _constant(batch, task.d_vocab_out)
                 exact[:, d, k], bits[:, d, k] = _score(model, batch, extra)
-        (exact_low, exact_high), (bits_low, bits_high) = (
-            wilson_interval(share * n_samples, n_samples) for share in (exact, bits)
-        )
-        return EvaluationResult(
-            provenance=watch.provenance(),
-            task=task.name,
-            lengths=cells,
-            distributions=names,
-            extra_loops=extra,
-            n_samples=n_samples,
-            trained_up_to=trained_up_to,
-            exact_match=exact,
-            exact_match_low=exact_low,
-            exact_match_high=exact_high,
-            bit_accuracy=bits,
-            bit_accuracy_low=bits_low,
-            bit_accuracy_high=bits_high,
+                for r, rule in enumerate(rules.values()):
+                    stopped[r, d, k], stopped_at[r, d, k] = _stop(
+                        model, batch, rule, stopping_margin
+                    )
+        return EvaluationResult.of(
+            watch,
+            coords={
+                "extra_loop": extra,
+                "distribution": names,
+                "length": cells,
+                **({"rule": list(rules)} if rules else {}),
+            },
+            exact_match=wilson_estimate(exact * n_samples, n_samples),
+            bit_accuracy=wilson_estimate(bits * n_samples, n_samples),
             constant_exact_match=constant_exact,
             constant_bit_accuracy=constant_bits,
+            stopped_exact_match=wilson_estimate(stopped * n_samples, n_samples) if rules else None,
+            stopped_at=stopped_at if rules else None,
+            task=task.name,
+            n_samples=n_samples,
+            trained_up_to=trained_up_to,
         )
 
 
@@ -202,13 +187,29 @@ def _score(
 
 def _answers(model: LoopedModel | Any, inputs: Tensor, loops: list[int]) -> list[Tensor]:
     """The most probable class at each position, after each of the numbers of loops."""
-    iteration = bind(model, inputs)
-    state, answers = iteration.h0, {}
-    for loop in range(max(loops) + 1):
-        state = iteration.step(state) if loop else state
-        if loop in loops:
-            answers[loop] = iteration.readout(state).argmax(-1)
+    bound = bind(model, inputs)
+    answers = {
+        loop: bound.readout(state).argmax(-1)
+        for loop, state in bound.run(max(loops))
+        if loop in loops
+    }
     return [answers[loop] for loop in loops]
+
+
+def _stop(
+    model: LoopedModel | Any, batch: Batch, rule: StoppingRule, margin: int
+) -> tuple[float, float]:
+    """Exact match, and mean number of loops, where a rule stops."""
+    found = run_until(
+        model,
+        batch.inputs,
+        rule,
+        max_loops=int(batch.n_loops.max()) + margin,
+        mask=batch.targets != IGNORE,
+        n_loops=batch.n_loops,
+    )
+    exact, _ = shares_right(found.logits.argmax(-1), batch.targets)
+    return exact, float(found.loop.double().mean())
 
 
 def shares_right(
@@ -229,15 +230,6 @@ def _constant(batch: Batch, d_vocab_out: int) -> tuple[float, float]:
     return max(exact for exact, _ in scores), max(bits for _, bits in scores)
 
 
-def _device(model: LoopedModel | Any) -> torch.device:
-    return getattr(model, "device", torch.device("cpu"))
-
-
-def _describe(model: LoopedModel | Any) -> dict[str, Any]:
-    config = getattr(model, "config", None)
-    return config.to_dict() if config is not None else {"class": type(model).__name__}
-
-
 def _check(
     task: Task, lengths: list[int], distributions: list[str], extra: list[int], n_samples: int
 ) -> None:
@@ -250,10 +242,7 @@ def _check(
             raise InputError(
                 name, expected="at least one value", given="none", fix=f"Pass {name}=[…]."
             )
-    if n_samples < 1:
-        raise InputError(
-            "n_samples", expected="an integer >= 1", given=str(n_samples), fix="Pass more."
-        )
+    check_integer("n_samples", n_samples, least=1)
     fewest = min(task.n_loops(n) for n in lengths) + extra[0]
     if fewest < 0:
         raise InputError(

@@ -13,6 +13,7 @@ from typing import Any
 
 from loopinterp.errors import CheckpointError, ConfigError, InputError
 from loopinterp.results import config_hash
+from loopinterp.settings import flatten
 from loopinterp.storage import read_tensors, write_bytes, write_json, write_tensors
 from loopinterp.training.config import TrainingConfig
 from loopinterp.training.device import cpu_threads, resolve_device
@@ -119,7 +120,7 @@ def _sweep(folder: Path) -> None:
 
 def _check_same(saved: TrainingConfig, asked: TrainingConfig, folder: Path) -> None:
     """Resuming with another configuration would give numbers that no configuration gives."""
-    old, new = _flat(saved.to_dict()), _flat(asked.to_dict())
+    old, new = flatten(saved.to_dict()), flatten(asked.to_dict())
     for key in sorted(old.keys() | new.keys()):
         if old.get(key) != new.get(key):
             raise ConfigError(
@@ -128,14 +129,6 @@ def _check_same(saved: TrainingConfig, asked: TrainingConfig, folder: Path) -> N
                 given=repr(new.get(key)),
                 fix=f"Leave {key} as it was, or train into a new folder.",
             )
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        nested = isinstance(value, dict)
-        flat |= _flat(value, f"{prefix}{name}.") if nested else {f"{prefix}{name}": value}
-    return flat
 
 
 def _save(run: Run, trainer: Trainer, seconds: float) -> None:

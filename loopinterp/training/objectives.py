@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -38,44 +38,35 @@ class Supervised:
     logits: Float[Tensor, "batch pos d_vocab_out"]
 
 
-@runtime_checkable
-class Objective(Protocol):
-    """Runs the loops of a bound model and takes the loss."""
-
-    def __call__(
-        self, iteration: Iteration, batch: Batch, *, generator: torch.Generator
-    ) -> Supervised:
-        """Loss and answers.
-
-        Args:
-            iteration: The model bound to ``batch.inputs``.
-            batch: The examples, on the model's device.
-            generator: On the CPU, for objectives that draw a loop.
-        """
-        ...
-
-
-@dataclass(frozen=True)
-class LastLoop:
-    """Loss after the last loop: ``CE(y_T)``, the same T for all examples of a batch.
+def supervise(
+    config: ObjectiveConfig, iteration: Iteration, batch: Batch, *, generator: torch.Generator
+) -> Supervised:
+    """Run the loops of a bound model, and take the loss where the configuration says.
 
     Args:
-        n_loops: T; the largest T(n) of the batch if None.
+        config: The objective.
+        iteration: The model bound to ``batch.inputs``.
+        batch: The examples, on the model's device.
+        generator: On the CPU, for objectives that draw a loop.
+
+    Raises:
+        InputError: If no number of loops is given and T(n) is 0 throughout.
     """
-
-    n_loops: int | None = None
-
-    def __call__(
-        self, iteration: Iteration, batch: Batch, *, generator: torch.Generator
-    ) -> Supervised:
-        for state in _states(iteration, _n_loops(self.n_loops, batch)):
-            last = state
-        logits = iteration.readout(last)
-        return Supervised(cross_entropy(logits, batch.targets), logits)
+    return _OBJECTIVES[config.kind](config, iteration, batch, generator)
 
 
-@dataclass(frozen=True)
-class StepDependent:
+def _last(
+    config: ObjectiveConfig, iteration: Iteration, batch: Batch, generator: torch.Generator
+) -> Supervised:
+    """Loss after the last loop: ``CE(y_T)``, the same T for all examples of a batch."""
+    *_, state = _states(iteration, _n_loops(config, batch))
+    logits = iteration.readout(state)
+    return Supervised(cross_entropy(logits, batch.targets), logits)
+
+
+def _step_dependent(
+    config: ObjectiveConfig, iteration: Iteration, batch: Batch, generator: torch.Generator
+) -> Supervised:
     """Loss of each example at its own loop T(n), and nowhere else: ``CE(y_{T(n)})``.
 
     Examples leave the batch as they finish, so that a short one costs no more than its own
@@ -86,98 +77,56 @@ class StepDependent:
     answer counts the same.
 
     Source: arXiv 2409.15647, step-dependent supervision (``hold_loops = 0``).
-
-    Args:
-        hold_loops: Greatest k; 0 asks at T(n) only.
-        hold_share: Probability that an example is asked a second time.
     """
-
-    hold_loops: int = 0
-    hold_share: float = 0.25
-
-    def __call__(
-        self, iteration: Iteration, batch: Batch, *, generator: torch.Generator
-    ) -> Supervised:
-        if not self.hold_loops:
-            logits = answers_at(iteration, batch.n_loops[None])[0]
-            return Supervised(cross_entropy(logits, batch.targets), logits)
-        device, shape = batch.n_loops.device, batch.n_loops.shape
-        later = torch.randint(1, self.hold_loops + 1, shape, generator=generator)
-        again = torch.rand(shape, generator=generator) < self.hold_share
-        asked = torch.stack([batch.n_loops, batch.n_loops + (later * again).to(device)])
-        logits = answers_at(iteration, asked)
-        held = batch.targets.masked_fill(~again.to(device)[:, None], IGNORE)
-        targets = torch.cat([batch.targets, held])
-        return Supervised(cross_entropy(logits.flatten(0, 1), targets), logits[0])
+    if not config.hold_loops:
+        logits = answers_at(iteration, batch.n_loops[None])[0]
+        return Supervised(cross_entropy(logits, batch.targets), logits)
+    device, shape = batch.n_loops.device, batch.n_loops.shape
+    later = torch.randint(1, config.hold_loops + 1, shape, generator=generator)
+    again = torch.rand(shape, generator=generator) < config.hold_share
+    asked = torch.stack([batch.n_loops, batch.n_loops + (later * again).to(device)])
+    logits = answers_at(iteration, asked)
+    held = batch.targets.masked_fill(~again.to(device)[:, None], IGNORE)
+    targets = torch.cat([batch.targets, held])
+    return Supervised(cross_entropy(logits.flatten(0, 1), targets), logits[0])
 
 
-@dataclass(frozen=True)
-class Progressive:
+def _progressive(
+    config: ObjectiveConfig, iteration: Iteration, batch: Batch, generator: torch.Generator
+) -> Supervised:
     """``(1 - alpha) CE(y_T) + alpha CE(y_r)`` with r uniform in 1..T, drawn once per batch.
 
     Source: arXiv 2405.17399, progressive loss.
-
-    Args:
-        alpha: Weight of the random loop.
-        n_loops: T; the largest T(n) of the batch if None.
     """
-
-    alpha: float = 0.5
-    n_loops: int | None = None
-
-    def __call__(
-        self, iteration: Iteration, batch: Batch, *, generator: torch.Generator
-    ) -> Supervised:
-        last = _n_loops(self.n_loops, batch)
-        drawn = int(torch.randint(1, last + 1, (), generator=generator))
-        kept = [h for t, h in enumerate(_states(iteration, last), 1) if t in (drawn, last)]
-        logits = iteration.readout(kept[-1])
-        at_last = cross_entropy(logits, batch.targets)
-        if drawn == last:
-            return Supervised(at_last, logits)
-        at_drawn = cross_entropy(iteration.readout(kept[0]), batch.targets)
-        return Supervised((1 - self.alpha) * at_last + self.alpha * at_drawn, logits)
+    last = _n_loops(config, batch)
+    drawn = int(torch.randint(1, last + 1, (), generator=generator))
+    kept = [h for t, h in enumerate(_states(iteration, last), 1) if t in (drawn, last)]
+    logits = iteration.readout(kept[-1])
+    at_last = cross_entropy(logits, batch.targets)
+    if drawn == last:
+        return Supervised(at_last, logits)
+    at_drawn = cross_entropy(iteration.readout(kept[0]), batch.targets)
+    return Supervised((1 - config.alpha) * at_last + config.alpha * at_drawn, logits)
 
 
-@dataclass(frozen=True)
-class EveryLoop:
-    """Weighted mean of the loss over loops: ``sum_t w_t CE(y_t) / sum_t w_t``, t = 1..T.
-
-    Args:
-        weights: One for each loop; all equal if None.
-        n_loops: T; the largest T(n) of the batch if None.
-    """
-
-    weights: tuple[float, ...] | None = None
-    n_loops: int | None = None
-
-    def __call__(
-        self, iteration: Iteration, batch: Batch, *, generator: torch.Generator
-    ) -> Supervised:
-        states = _states(iteration, _n_loops(self.n_loops, batch))
-        logits = [iteration.readout(h) for h in states]
-        losses = torch.stack([cross_entropy(y, batch.targets) for y in logits])
-        if self.weights is None:
-            return Supervised(losses.mean(), logits[-1])
-        weights = torch.tensor(self.weights, device=losses.device, dtype=losses.dtype)
-        return Supervised((weights * losses).sum() / weights.sum(), logits[-1])
+def _every(
+    config: ObjectiveConfig, iteration: Iteration, batch: Batch, generator: torch.Generator
+) -> Supervised:
+    """Weighted mean of the loss over loops: ``sum_t w_t CE(y_t) / sum_t w_t``, t = 1..T."""
+    logits = [iteration.readout(h) for h in _states(iteration, _n_loops(config, batch))]
+    losses = torch.stack([cross_entropy(y, batch.targets) for y in logits])
+    if config.weights is None:
+        return Supervised(losses.mean(), logits[-1])
+    weights = torch.tensor(config.weights, device=losses.device, dtype=losses.dtype)
+    return Supervised((weights * losses).sum() / weights.sum(), logits[-1])
 
 
-def make_objective(config: ObjectiveConfig) -> Objective:
-    """The objective that a configuration asks for.
-
-    Example:
-        >>> from loopinterp.training.config import ObjectiveConfig
-        >>> make_objective(ObjectiveConfig(kind="progressive", alpha=1.0))
-        Progressive(alpha=1.0, n_loops=None)
-    """
-    if config.kind == "last":
-        return LastLoop(config.n_loops)
-    if config.kind == "step_dependent":
-        return StepDependent(config.hold_loops, config.hold_share)
-    if config.kind == "progressive":
-        return Progressive(config.alpha, config.n_loops)
-    return EveryLoop(config.weights, config.n_loops)
+_OBJECTIVES = {
+    "last": _last,
+    "step_dependent": _step_dependent,
+    "progressive": _progressive,
+    "every": _every,
+}
 
 
 def answers_at(
@@ -234,9 +183,10 @@ def _states(iteration: Iteration, n_loops: int) -> Iterator[Tensor]:
         yield state
 
 
-def _n_loops(n_loops: int | None, batch: Batch) -> int:
-    if n_loops is not None:
-        return n_loops
+def _n_loops(config: ObjectiveConfig, batch: Batch) -> int:
+    """T: what is configured, or the largest T(n) of the batch."""
+    if config.n_loops is not None:
+        return config.n_loops
     longest = int(batch.n_loops.max())
     if longest < 1:
         raise InputError(

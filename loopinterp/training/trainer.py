@@ -11,10 +11,10 @@ import torch
 from loopinterp.errors import CheckpointError, InputError
 from loopinterp.models import LoopedTransformer
 from loopinterp.tasks.task import IGNORE
-from loopinterp.training.curriculum import make_curriculum
+from loopinterp.training.curriculum import Curriculum
 from loopinterp.training.device import autocast, make_bind, resolve_device, with_state_noise
 from loopinterp.training.ema import Ema
-from loopinterp.training.objectives import make_objective
+from loopinterp.training.objectives import supervise
 from loopinterp.training.schedule import learning_rate_factor
 from loopinterp.training.seeding import stream
 
@@ -50,8 +50,7 @@ class Trainer:
         self.task = config.make_task()
         self.model = LoopedTransformer(config.model, seed=config.seed).to(self.device)
         self.ema = Ema(self.model, config.ema)
-        self.objective = make_objective(config.objective)
-        self.curriculum = make_curriculum(config.curriculum)
+        self.curriculum = Curriculum(config.curriculum)
         settings = config.optimiser
         self.optimiser = torch.optim.AdamW(
             self.model.parameters(),
@@ -186,7 +185,8 @@ class Trainer:
                 iteration = with_state_noise(
                     iteration, self.config.state_noise, self.generators["noise"]
                 )
-            return self.objective(iteration, batch, generator=self.generators["objective"])
+            generator = self.generators["objective"]
+            return supervise(self.config.objective, iteration, batch, generator=generator)
 
     def _position_offset(self) -> int:
         """Abacus positions start anywhere in training, so that all of the table is trained."""

@@ -39,8 +39,7 @@ class OpenPage:
 
 @pytest.fixture(scope="session")
 def report_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    with synthetic.loadable():
-        return write_report(synthetic.write_run(tmp_path_factory.mktemp("browser") / "demo"))
+    return write_report(synthetic.write_run(tmp_path_factory.mktemp("browser") / "demo"))
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from loopinterp.circuits import ProgramModel
+from loopinterp.circuits.program_model import ProgramModel
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
 from loopinterp.rasp import LoopProgram, get_program
 from loopinterp.tasks import Addition
@@ -26,7 +26,7 @@ def additions() -> Batch:
 def program_model(additions: Batch) -> Callable[[str | LoopProgram], ProgramModel]:
     def build(program: str | LoopProgram) -> ProgramModel:
         chosen = get_program(program) if isinstance(program, str) else program
-        return ProgramModel(chosen, additions.inputs, n_loops=N_BITS + 2)
+        return ProgramModel(chosen, max_length=N_BITS + 1)
 
     return build
 

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from loopinterp.circuits import HeadMatch, head_name, head_study
+from loopinterp.circuits.head_matching import HeadMatch
+from loopinterp.circuits.layer_sections import head_name
+from loopinterp.circuits.model_heads import head_study
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
 from loopinterp.rasp import Linear, LoopProgram, full, get_program, kqv, tokens, var
 from loopinterp.rasp.compiler import compile_program
-from loopinterp.results import load_result
+from loopinterp.saved_results import load_result
 from loopinterp.tasks import get_task
 from loopinterp.tasks.task import Batch
 
@@ -86,7 +88,7 @@ def test_selectors_of_finish_are_those_after_the_last_loop(program, batch):
         if 1 in row[: q + 1]
     ]
     k = found.selectors.index("ones that are left")
-    np.testing.assert_allclose(found.even[:, k], np.mean(shares), atol=1e-6)
+    np.testing.assert_allclose(found.data["mass_even"][:, k], np.mean(shares), atol=1e-6)
 
 
 def test_a_selection_of_finish_that_step_makes_too_has_its_own_name(batch):
@@ -113,9 +115,11 @@ def test_heads_of_a_model_are_matched_to_all_programs(untrained, additions, tmp_
         "shift_1",
     ]
     assert found.heads == ["head 0", "head 1"]
-    assert found.mass.shape == (int(short.n_loops.max()), 2, 2)
+    assert found.data["mass"].shape == (int(short.n_loops.max()), 2, 2)
     shift = found.selectors.index("shift_1")
-    np.testing.assert_allclose(found.even[:, shift], 0.5, atol=1e-6)  # a window of two keys
+    np.testing.assert_allclose(
+        found.data["mass_even"][:, shift], 0.5, atol=1e-6
+    )  # a window of two keys
     read = load_result(found.save(tmp_path))
     assert isinstance(read, HeadMatch)
     assert read.assigned == found.assigned

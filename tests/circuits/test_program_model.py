@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from loopinterp.circuits import ProgramModel
+from loopinterp.circuits.program_model import ProgramModel
 from loopinterp.errors import InputError
 from loopinterp.models import LoopedModel, bind
 from loopinterp.rasp import UNKNOWN, get_program, list_programs
@@ -67,11 +67,30 @@ def test_the_subspace_of_a_variable_holds_the_direction_of_each_value(program_mo
         model.subspace("cary")
 
 
-def test_values_it_was_not_built_for_are_refused(additions):
-    model = ProgramModel(get_program("lookahead"), additions.inputs[:, :5], n_loops=1)
+@pytest.mark.parametrize("name", ["ripple_held_2", "ripple_held_by_token", "sticky_ripple"])
+def test_states_that_no_run_reaches_go_on_as_in_the_program(name, program_model, additions):
+    model, program = program_model(name), get_program(name)
+    iteration = bind(model, additions.inputs)
+    states = [iteration.h0]
+    for _ in range(8):
+        states.append(iteration.step(states[-1]))
+    h = states[4].clone()
+    h[:, 5:9] = states[8].roll(1, 0)[:, 5:9]
+    trace = program.run(additions.inputs, n_loops=8)
+    planted = {v: x[4].clone() for v, x in trace.variables.items()}
+    for variable, x in trace.variables.items():
+        planted[variable][:, 5:9] = x[8].roll(1, 0)[:, 5:9]
+    run = program.run(additions.inputs, n_loops=8, start_at_loop=4, variables=planted)
+    for loop in range(1, 5):
+        h = iteration.step(h)
+        assert torch.equal(iteration.readout(h).argmax(-1), run.outputs[loop])
+
+
+def test_a_value_beyond_the_length_it_was_built_for_is_refused(additions):
+    model = ProgramModel(get_program("lookahead"), max_length=5)
     e = model.embed(additions.inputs)
-    h = model.step(model.initial_state(e), e)
-    with pytest.raises(InputError, match="longer examples"):
+    h = model.step(model.step(model.initial_state(e), e), e)
+    with pytest.raises(InputError, match="longer inputs"):
         model.step(h, e)
 
 

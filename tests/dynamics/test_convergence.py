@@ -11,7 +11,7 @@ import torch
 from loopinterp.dynamics import ConvergenceResult, Regime, Status, convergence_study
 from loopinterp.errors import InputError
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
-from loopinterp.results import load_result
+from loopinterp.saved_results import load_result
 from loopinterp.tasks import IGNORE, Addition, Batch
 from tests.dynamics.toys import LinearModel, MapModel, batch_of_ones, rotation
 
@@ -28,58 +28,64 @@ def test_a_contraction_is_measured_exactly(halving: ConvergenceResult) -> None:
     state = 2 - 2.0 ** (1 - loops)
     expected = np.r_[np.nan, (state[1:] - state[:-1]) / state[1:]]
     np.testing.assert_allclose(halving.mean_residual(), expected, rtol=1e-4)
-    np.testing.assert_allclose(halving.residual[:, 0, 1], expected, rtol=1e-4)
-    np.testing.assert_allclose(halving.residual_max[:, 0], expected, rtol=1e-4)
-    np.testing.assert_allclose(halving.distance[:, 0, 0], 0.5**loops, atol=3e-5)
-    np.testing.assert_allclose(halving.contraction[2:10], 0.5, rtol=1e-3)
-    np.testing.assert_allclose(halving.cosine[2:10], 1, rtol=1e-3)
-    assert np.isnan(halving.contraction[:2]).all()
-    np.testing.assert_allclose(halving.asymptotic_rate, 0.5, rtol=0.02)
-    np.testing.assert_allclose(halving.spectral_radius, 0.5, rtol=1e-3)
+    np.testing.assert_allclose(halving.data["residual"][:, 0, 1], expected, rtol=1e-4)
+    np.testing.assert_allclose(halving.data["residual_max"][:, 0], expected, rtol=1e-4)
+    np.testing.assert_allclose(halving.data["distance"][:, 0, 0], 0.5**loops, atol=3e-5)
+    np.testing.assert_allclose(halving.data["contraction"][2:10], 0.5, rtol=1e-3)
+    np.testing.assert_allclose(halving.data["cosine"][2:10], 1, rtol=1e-3)
+    assert halving.data["contraction"][:2].isnull().all()
+    np.testing.assert_allclose(halving.data["asymptotic_rate"], 0.5, rtol=0.02)
+    np.testing.assert_allclose(halving.data["spectral_radius"], 0.5, rtol=1e-3)
     first = next(t for t in loops[1:] if expected[t] < 0.03)
-    assert (halving.settled_at == first).all()
+    assert (halving.data["settled_at"] == first).all()
     assert halving.settled_share() == 1
-    assert (halving.limit_status == Status.CONVERGED).all()
+    assert (halving.data["limit_status"] == Status.CONVERGED).all()
     assert halving.regime_counts()["fixed point"] == 4
 
 
 def test_accuracy_stands_beside_convergence(halving: ConvergenceResult) -> None:
-    assert halving.exact_match().tolist() == [0.0] * 4 + [1.0] * 17
-    assert (halving.right[:, :, 0] == -1).all()
-    assert (halving.stable_at == 4).all()
-    assert halving.counted.tolist() == [[0, 1, 1]] * 2
+    assert halving.exact_match().sel(estimate="value").values.tolist() == [0.0] * 4 + [1.0] * 17
+    assert (halving.data["right"][:, :, 0] == -1).all()
+    assert (halving.data["stable_at"] == 4).all()
+    assert halving.data["counted"].values.tolist() == [[False, True, True]] * 2
+
+
+def test_right_from_counts_to_the_end(halving: ConvergenceResult) -> None:
+    # Positions: not asked, right from 2 on, right and then lost.
+    right = np.tile([[-1, 0, 1], [-1, 0, 1], [-1, 1, 0]], (2, 1, 1)).swapaxes(0, 1)
+    data = halving.data.isel(loop=slice(3)).assign(right=(("loop", "batch", "pos"), right))
+    first = dataclasses.replace(halving, data=data).right_from()
+    np.testing.assert_array_equal(first, [[np.nan, 2, np.inf]] * 2)
 
 
 def test_readouts_are_those_of_the_states(halving: ConvergenceResult) -> None:
     lead = (2 - 2.0 ** (1 - np.arange(21))) - 1.8
-    np.testing.assert_allclose(halving.margin[:, 0], np.abs(lead), atol=1e-5)
+    np.testing.assert_allclose(halving.data["margin"][:, 0], np.abs(lead), atol=1e-5)
     share = 1 / (1 + np.exp(-lead))
     entropy = -share * np.log(share) - (1 - share) * np.log(1 - share)
-    np.testing.assert_allclose(halving.entropy[:, 1], entropy, atol=1e-5)
+    np.testing.assert_allclose(halving.data["entropy"][:, 1], entropy, atol=1e-5)
     kl = share[1:] * np.log(share[1:] / share[:-1])
     kl += (1 - share[1:]) * np.log((1 - share[1:]) / (1 - share[:-1]))
-    np.testing.assert_allclose(halving.kl[1:, 0], kl, atol=1e-6)
+    np.testing.assert_allclose(halving.data["kl"][1:, 0], kl, atol=1e-6)
 
 
 def test_a_rotation_is_an_orbit_without_a_limit() -> None:
     result = convergence_study(LinearModel(rotation(math.pi / 3)), batch_of_ones(), n_loops=40)
     assert result.regime_counts()["orbit"] == 4
-    assert (result.period == 6).all()
-    assert (result.limit_status == Status.MAX_STEPS).all()
+    assert (result.data["period"] == 6).all()
+    assert (result.data["limit_status"] == Status.MAX_STEPS).all()
     assert result.settled_share() == 0
-    np.testing.assert_allclose(result.cosine[2:], 0.5, atol=1e-4)
-    np.testing.assert_allclose(result.spectral_radius, 1, rtol=1e-4)
-    assert any("orbit" in finding.text for finding in result.summary())
+    np.testing.assert_allclose(result.data["cosine"][2:], 0.5, atol=1e-4)
+    assert result.data["spectral_radius"].isnull().all()
 
 
 def test_divergence_is_a_result_and_not_an_error() -> None:
     growing = LinearModel(3.0 * torch.eye(2))
     result = convergence_study(growing, batch_of_ones(), n_loops=100)
-    assert not np.isfinite(result.residual[-1]).all()
+    assert not np.isfinite(result.data["residual"][-1]).all()
     assert result.regime_counts()["divergence"] == 4
-    assert (result.limit_status == Status.DIVERGED).all()
-    assert np.isnan(result.spectral_radius).all()
-    assert len(result.summary()) >= 1
+    assert (result.data["limit_status"] == Status.DIVERGED).all()
+    assert result.data["spectral_radius"].isnull().all()
 
 
 def test_one_diverging_example_leaves_the_others_alone() -> None:
@@ -90,9 +96,13 @@ def test_one_diverging_example_leaves_the_others_alone() -> None:
     inputs[1] = 9
     batch = dataclasses.replace(batch, inputs=inputs)
     result = convergence_study(model, batch, n_loops=30)
-    assert result.limit_status.tolist() == [Status.CONVERGED, Status.DIVERGED, Status.CONVERGED]
-    assert (result.regime[[0, 2]] == Regime.FIXED_POINT).all()
-    np.testing.assert_allclose(result.spectral_radius[[0, 2]], 0.5, rtol=1e-3)
+    assert result.data["limit_status"].values.tolist() == [
+        Status.CONVERGED,
+        Status.DIVERGED,
+        Status.CONVERGED,
+    ]
+    assert (result.data["regime"][[0, 2]] == Regime.FIXED_POINT).all()
+    np.testing.assert_allclose(result.data["spectral_radius"][[0, 2]], 0.5, rtol=1e-3)
 
 
 def test_solvers_agree_on_the_limit_of_a_contraction() -> None:
@@ -101,7 +111,7 @@ def test_solvers_agree_on_the_limit_of_a_contraction() -> None:
         convergence_study(model, batch_of_ones(), n_loops=12, solver=solver)
         for solver in ("picard", "anderson")
     )
-    np.testing.assert_allclose(plain.distance, fast.distance, atol=1e-3)
+    np.testing.assert_allclose(plain.data["distance"], fast.data["distance"], atol=1e-3)
 
 
 def _transformer_batch() -> tuple[LoopedTransformer, Batch]:
@@ -121,13 +131,17 @@ def _transformer_batch() -> tuple[LoopedTransformer, Batch]:
 def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch = _transformer_batch()
     whole = convergence_study(model, batch, n_loops=15, n_spectral=4)
-    monkeypatch.setattr("loopinterp.dynamics.trajectories.CHUNK_BYTES", 3 * 16 * 6 * 64)
+    monkeypatch.setattr("loopinterp.dynamics.state_trajectories.CHUNK_BYTES", 3 * 16 * 6 * 64)
     parts = convergence_study(model, batch, n_loops=15, n_spectral=4)
-    for name in ConvergenceResult.AXES:
+    for name in ConvergenceResult.VARIABLES:
         np.testing.assert_allclose(
-            getattr(parts, name), getattr(whole, name), atol=2e-3, rtol=2e-3, err_msg=name
+            parts.data[name], whole.data[name], atol=2e-3, rtol=2e-3, err_msg=name
         )
-    assert np.isfinite(whole.spectral_radius).tolist() == [True] * 4 + [False] * 2
+    found = (whole.data["limit_status"] == Status.CONVERGED).values.nonzero()[0][:4]
+    assert (
+        len(found)
+        and whole.data["spectral_radius"].notnull().values.nonzero()[0].tolist() == found.tolist()
+    )
 
 
 def test_exact_match_is_that_of_the_model_at_every_loop() -> None:
@@ -135,8 +149,9 @@ def test_exact_match_is_that_of_the_model_at_every_loop() -> None:
     result = convergence_study(model, batch, n_loops=12, n_spectral=0)
     answers = model(batch.inputs, n_loops=12, return_type="all_logits").argmax(dim=-1)
     right = ((answers == batch.targets) | (batch.targets == IGNORE)).all(dim=-1)
-    np.testing.assert_allclose(result.exact_match(), right.float().mean(dim=1).numpy())
-    assert np.isnan(result.spectral_radius).all()
+    value = result.exact_match().sel(estimate="value")
+    np.testing.assert_allclose(value, right.float().mean(dim=1).numpy())
+    assert result.data["spectral_radius"].isnull().all()
 
 
 def test_the_default_run_is_longer_than_the_answer_takes() -> None:
@@ -148,17 +163,15 @@ def test_the_default_run_is_longer_than_the_answer_takes() -> None:
 def test_all_positions_can_be_counted() -> None:
     model = LinearModel(torch.zeros(2, 2))
     result = convergence_study(model, batch_of_ones(), n_loops=12, positions="all")
-    assert (result.counted == 1).all()
+    assert result.data["counted"].all()
     assert sum(result.regime_counts().values()) == 6
 
 
 def test_a_saved_result_is_read_back(halving: ConvergenceResult, tmp_path: Path) -> None:
     loaded = load_result(halving.save(tmp_path))
     assert isinstance(loaded, ConvergenceResult)
-    for name in ConvergenceResult.AXES:
-        np.testing.assert_array_equal(getattr(loaded, name), getattr(halving, name))
-    assert loaded.answer_loops == [4, 4] and loaded.summary() == halving.summary()
-    frame = loaded.to_frame()
+    assert loaded.data.identical(halving.data) and loaded.findings() == halving.findings()
+    frame = loaded.to_dataframe()
     assert len(frame) == 21 * 2 * 3 and {"loop", "batch", "pos", "residual"} <= set(frame.columns)
 
 
@@ -194,5 +207,5 @@ def test_the_study_on_the_gpu_is_that_on_the_cpu() -> None:
     there = convergence_study(model.cuda(), batch.to("cuda"), n_loops=15, n_spectral=2)
     for name in ("residual", "distance", "right", "regime", "settled_at", "spectral_radius"):
         np.testing.assert_allclose(
-            getattr(there, name), getattr(here, name), atol=1e-2, rtol=1e-2, err_msg=name
+            there.data[name], here.data[name], atol=1e-2, rtol=1e-2, err_msg=name
         )

@@ -10,7 +10,7 @@ import torch
 from loopinterp.dynamics import extrapolation_study, relative_residual, run_loops
 from loopinterp.errors import InputError
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, bind
-from loopinterp.results import load_result
+from loopinterp.saved_results import load_result
 from loopinterp.tasks import IGNORE, Addition
 from tests.dynamics.toys import LinearModel, MapModel, batch_of_ones
 
@@ -21,11 +21,36 @@ def test_an_answer_that_is_right_for_some_loops_only() -> None:
     model.readout = lambda h: torch.stack([(h[..., 0] - 5).abs() - 1.5, 0 * h[..., 0]], dim=-1)
     result = extrapolation_study(model, batch_of_ones(), factor=3)
     assert result.n_loops == 12
-    assert result.exact[:, 0].tolist() == [0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0, 0]
-    assert result.at_answer().tolist() == [1, 1]
+    assert result.data["exact"].isel(batch=0).values.tolist() == [
+        0,
+        0,
+        0,
+        0,
+        1,
+        1,
+        1,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+    ]
+    assert result.at_answer().values.tolist() == [True, True]
     assert result.fates()["right, then lost"] == 2
-    assert "2 of 2 are lost on the way" in result.summary()[0].text
-    assert result.summary()[0].good is False
+    (finding,) = result.findings()
+    assert "of 2, 2 right ones end wrong" in finding.text and finding.good is False
+
+
+def test_an_answer_that_is_lost_and_comes_back_has_not_stayed() -> None:
+    # h_t = t, and the answer is 1 at loops 4 and 12 (h / 4 is an odd number, or far along).
+    model = MapModel(lambda h, e: h + e)
+    model.readout = lambda h: torch.stack([((h[..., 0] - 4) % 8) - 0.5, 0 * h[..., 0]], dim=-1)
+    result = extrapolation_study(model, batch_of_ones(), factor=3)
+    assert result.data["exact"].isel(batch=0).values.nonzero()[0].tolist() == [4, 12]
+    assert result.fates()["right at both, lost in between"] == 2
+    (finding,) = result.findings()
+    assert "2 right at both are lost in between" in finding.text and finding.good is False
 
 
 def test_each_example_is_scored_at_its_own_loop() -> None:
@@ -34,9 +59,10 @@ def test_each_example_is_scored_at_its_own_loop() -> None:
     model.threshold = 2.5
     batch = dataclasses.replace(batch_of_ones(), n_loops=torch.tensor([2, 5]))
     result = extrapolation_study(model, batch, n_loops=8)
-    assert result.at_answer().tolist() == [0, 1]
+    assert result.at_answer().values.tolist() == [False, True]
     assert result.fates() == {
         "right and stays right": 1,
+        "right at both, lost in between": 0,
         "right, then lost": 0,
         "wrong, then found": 1,
         "wrong at both": 0,
@@ -50,17 +76,17 @@ def test_against_the_models_own_run() -> None:
     batch = Addition().sample(lengths, generator=torch.Generator().manual_seed(0))
     result = extrapolation_study(model, batch, factor=2, trained_loops=3)
     assert result.n_loops == 2 * int(batch.n_loops.max())
-    assert result.lengths == [1, 2, 4, 4]
+    assert result.data["length"].values.tolist() == [1, 2, 4, 4]
     answers = model(batch.inputs, n_loops=result.n_loops, return_type="all_logits").argmax(-1)
     asked = batch.targets != IGNORE
     right = (answers == batch.targets) & asked
-    np.testing.assert_array_equal(result.exact, (right | ~asked).all(-1).int().numpy())
+    np.testing.assert_array_equal(result.data["exact"], (right | ~asked).all(-1))
     expected = right.sum(-1) / asked.sum(-1)
-    np.testing.assert_allclose(result.accuracy, expected.numpy(), atol=1e-6)
+    np.testing.assert_allclose(result.data["accuracy"], expected.numpy(), atol=1e-6)
     residual = relative_residual(run_loops(bind(model, batch.inputs), result.n_loops))
     mean = (residual * asked).sum(-1) / asked.sum(-1)
-    np.testing.assert_allclose(result.residual[1:], mean.numpy(), atol=1e-5)
-    assert np.isnan(result.residual[0]).all()
+    np.testing.assert_allclose(result.data["residual"][1:], mean.numpy(), atol=1e-5)
+    assert result.data["residual"][0].isnull().all()
 
 
 def test_parts_of_the_batch_change_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -68,16 +94,15 @@ def test_parts_of_the_batch_change_nothing(monkeypatch: pytest.MonkeyPatch, tmp_
     whole = extrapolation_study(model, batch_of_ones(n_examples=5))
     monkeypatch.setattr("loopinterp.dynamics.extrapolation.AT_ONCE", 2 * 3 * 2)
     parts = extrapolation_study(model, batch_of_ones(n_examples=5))
-    for name in type(whole).AXES:
-        np.testing.assert_array_equal(getattr(whole, name), getattr(parts, name))
+    assert parts.data.equals(whole.data)
     loaded = load_result(whole.save(tmp_path))
     assert isinstance(loaded, type(whole)) and loaded.fates() == whole.fates()
 
 
 def test_a_run_that_diverges_is_scored_all_the_same() -> None:
     result = extrapolation_study(LinearModel(4.0 * torch.eye(2)), batch_of_ones(), n_loops=100)
-    assert result.exact.shape == (101, 2)
-    assert result.exact[10].tolist() == [1, 1]
+    assert result.data["exact"].shape == (101, 2)
+    assert result.data["exact"].sel(loop=10).all()
 
 
 def test_bad_loops_are_refused() -> None:

@@ -53,7 +53,7 @@ def test_every_variant_survives_a_round_trip_through_its_dict(name: str) -> None
         ({"rotary_base": 5.0}, "no effect"),
         ({"digit_tokens": (1, 2)}, "no effect"),
         ({"initial_state": "zeros"}, "Without injection"),
-        ({"tie_unembed": True}, "d_vocab equal to d_vocab_out"),
+        ({"tie_unembed": True}, "d_vocab = d_vocab_out"),
         ({"attention_window": -1}, "an integer >= 0"),
         ({"causal": "yes"}, "true or false"),
         ({"norm_eps": "small"}, "a number"),
@@ -68,7 +68,7 @@ def test_bad_values_are_refused(changes: dict[str, Any], message: str) -> None:
 def test_unknown_and_missing_settings_are_named() -> None:
     with pytest.raises(ConfigError, match="Did you mean 'n_heads'"):
         LoopedTransformerConfig.from_dict({**BASE, "n_head": 2})
-    with pytest.raises(ConfigError, match="none for d_vocab_out"):
+    with pytest.raises(ConfigError, match=r"d_vocab_out: expected .* Set d_vocab_out\."):
         LoopedTransformerConfig.from_dict({"d_model": 16, "n_heads": 2, "d_vocab": 6})
 
 

@@ -16,7 +16,6 @@ from loopinterp.plotting import (
     Reference,
     Series,
     bars_with_intervals,
-    heatmap_figure,
     heatmap_panels,
     line_figure,
     line_panels,
@@ -223,8 +222,8 @@ def test_the_slider_has_one_frame_for_each_loop() -> None:
 
 
 def test_figures_hold_no_colour_of_text_or_page() -> None:
-    figure = heatmap_figure(
-        [[0.0]], x=[0], y=[0], x_title="x", y_title="y", value_title="v", scale="mass"
+    figure = heatmap_panels(
+        [HeatPanel([[0.0]])], x=[0], y=[0], x_title="x", y_title="y", value_title="v", scale="mass"
     )
     layout = json.loads(str(figure.to_json()))["layout"]["template"]["layout"]
     assert "color" not in layout["font"]
@@ -232,12 +231,12 @@ def test_figures_hold_no_colour_of_text_or_page() -> None:
 
 
 def test_a_heat_map_of_the_wrong_shape_is_explained() -> None:
+    titles: dict[str, Any] = {"x_title": "x", "y_title": "y", "value_title": "v"}
+    panels = [HeatPanel([[1.0]])]
     with pytest.raises(InputError, match="2 rows and 1 columns"):
-        heatmap_figure([[1.0]], x=[0], y=[0, 1], x_title="x", y_title="y", value_title="v")
+        heatmap_panels(panels, x=[0], y=[0, 1], **titles)
     with pytest.raises(InputError, match="Did you mean 'diverging'"):
-        heatmap_figure(
-            [[1.0]], x=[0], y=[0], x_title="x", y_title="y", value_title="v", scale="divergin"
-        )
+        heatmap_panels(panels, x=[0], y=[0], scale="divergin", **titles)
 
 
 def test_a_ramp_starts_blue_and_ends_ochre() -> None:

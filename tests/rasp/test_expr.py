@@ -9,15 +9,18 @@ import pickle
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loopinterp import rasp
 from loopinterp.errors import InputError
 from loopinterp.rasp import (
+    evaluate,
     expr,
     full,
     indices,
+    kqv,
     node,
     select,
     shift_right,
@@ -31,7 +34,7 @@ from tests.rasp.reference import SELECTORS, SEQUENCES
 
 pytestmark = pytest.mark.usefixtures("quick")
 
-WORDS = {name: getattr(rasp, name) for name in rasp.__all__}
+WORDS = {name: getattr(rasp, name) for name in dir(rasp)}
 
 
 @settings(max_examples=300, deadline=None)
@@ -139,8 +142,12 @@ SELECTOR = select(tokens, tokens, "==")
         (lambda: words.tok_map(tokens, {0: 0.5}), "entry in the table"),
         (lambda: nodes.TokMap(tokens, ((0, True),)), "entry in the table"),
         (lambda: words.tok_map(tokens, {0: 1}, default="x"), "default of tok_map"),
-        (lambda: words.shift_right(tokens, 0), "n of shift_right"),
-        (lambda: words.shift_right(tokens, indices), "select\\(indices, indices - n"),
+        (
+            lambda: words.shift_right(tokens, -1),
+            "n of shift_right: expected an integer >= 1, got -1. A shift by 0 is x",
+        ),
+        (lambda: words.shift_right(tokens, False), "n of shift_right: .* got False"),
+        (lambda: words.shift_right(tokens, indices), "kqv\\(indices, indices - n"),
         (lambda: words.shift_right(tokens, 1, default=None), "default of shift_right"),
         (lambda: words.full("1"), "value of full"),
         (lambda: words.full(True), "value of full"),
@@ -159,3 +166,10 @@ def test_wrong_kinds_and_arguments_are_refused_when_built(build, message):
 @given(st.integers(-100, 100))
 def test_integers_become_constant_sequences(value):
     assert (tokens + value) is (tokens + full(value))
+
+
+def test_a_shift_by_0_is_the_sequence_itself_and_what_the_error_advises_reads_ahead():
+    assert shift_right(tokens, 0, default=3) is tokens
+    assert shift_right(2, 0) is full(2)
+    ahead = kqv(indices, indices - (-1), tokens, "==", causal=False)
+    assert evaluate(ahead, torch.tensor([[5, 6, 7]])).tolist() == [[6, 7, 0]]

@@ -24,7 +24,7 @@ from loopinterp.rasp import (
     tokens,
     var,
 )
-from loopinterp.rasp.checks import MAX_RELATION, MAX_TABLE
+from loopinterp.rasp.expression_checks import MAX_RELATION, MAX_TABLE
 
 pytestmark = pytest.mark.usefixtures("quick")
 

@@ -10,5 +10,4 @@ from tests.report import synthetic
 @pytest.fixture(scope="session")
 def synthetic_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run folder with results of every section; not to be changed."""
-    with synthetic.loadable():
-        return synthetic.write_run(tmp_path_factory.mktemp("runs") / "demo")
+    return synthetic.write_run(tmp_path_factory.mktemp("runs") / "demo")

@@ -5,16 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
-from unittest import mock
 
 import numpy as np
 import pandas as pd
 
-from loopinterp import results
 from loopinterp.lenses import AttentionResult
 from loopinterp.plotting import (
     HeatPanel,
@@ -22,29 +18,55 @@ from loopinterp.plotting import (
     Reference,
     Series,
     bars_with_intervals,
-    heatmap_figure,
     heatmap_panels,
     line_figure,
     line_panels,
 )
-from loopinterp.results import Figure, Finding, Provenance, Result
+from loopinterp.results import (
+    Figure,
+    Finding,
+    Provenance,
+    Result,
+    Stopwatch,
+    figures_of,
+    findings_of,
+)
 
 DEMO = ("generalisation", "convergence", "wavefront", "program")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Synthetic(Result):
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class Synthetic(Result, kind="synthetic"):
     """One made-up study; ``section`` says which."""
-
-    AXES: ClassVar[dict[str, tuple[str, ...]]] = {}
 
     section: str
 
-    def figures(self) -> list[Figure]:
-        return _FIGURES[self.section]()
 
-    def summary(self) -> list[Finding]:
-        return _FINDINGS[self.section]
+@figures_of.register
+def _(result: Synthetic) -> list[Figure]:
+    return _FIGURES[result.section]()
+
+
+@findings_of.register
+def _(result: Synthetic) -> list[Finding]:
+    return _FINDINGS[result.section]
+
+
+def made_up(section: str) -> Synthetic:
+    """A made-up study of a section."""
+    return Synthetic.of(Took(12.3), section=section)
+
+
+class Took(Stopwatch):
+    """A study that took so many seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(0, {})
+        self._seconds = seconds
+
+    def provenance(self) -> Provenance:
+        made = {"config_hash": "3f9a01c2b4d5", "version": "0.1.0", "wall_time": self._seconds}
+        return replace(super().provenance(), **made)
 
 
 def _generalisation() -> list[Figure]:
@@ -104,8 +126,8 @@ def _convergence() -> list[Figure]:
     )
     positions = np.arange(49)
     distance = np.exp(-np.maximum(loops[None, :] - 0.4 * positions[:, None], 0) / 5)
-    heat = heatmap_figure(
-        distance,
+    heat = heatmap_panels(
+        [HeatPanel(distance)],
         x=loops,
         y=positions,
         x_title="loop",
@@ -147,15 +169,14 @@ def _wavefront() -> list[Figure]:
     loops, chains = np.arange(13), np.arange(1, 13)
     accuracy = np.where(chains[:, None] <= loops[None, :], 0.995, 0.52)
     front = Series("one position a loop", [1, 12], [1, 12], colour="red", markers=False)
-    heat = heatmap_figure(
-        accuracy,
+    heat = heatmap_panels(
+        [HeatPanel(accuracy, overlay=[front])],
         x=loops,
         y=chains,
         x_title="loop",
         y_title="chain length",
         value_title="probe accuracy",
         value_range=(0.5, 1),
-        overlay=[front],
     )
     at_six = accuracy[5]
     lines = [
@@ -294,38 +315,23 @@ def attention(n_loops: int = 14, n_heads: int = 4, n_pos: int = 13) -> Attention
     mass = np.stack([1 - left, left], -1)[:, None]
     entropy = -(left * np.log2(left) + (1 - left) * np.log2(1 - left))[:, None]
     labels = ["BOS", *("kill" if k % 4 == 1 else "pass" if k % 3 else "make" for k in range(12))]
-    return AttentionResult(
-        provenance=_provenance(0.8),
+    axes = {"loop": range(n_loops), "layer": [0], "head": range(n_heads), "distance": [0, 1]}
+    return AttentionResult.of(
+        Took(0.8),
+        coords=axes,
         patterns=patterns,
-        distance_mass=mass,
-        distance_low=np.clip(mass - 0.03, 0, 1),
-        distance_high=np.clip(mass + 0.03, 0, 1),
-        distance_even=np.array([0.54, 0.5]),
+        mass=np.stack([mass, np.clip(mass - 0.03, 0, 1), np.clip(mass + 0.03, 0, 1)], -1),
+        mass_even=np.array([0.54, 0.5]),
         entropy=entropy,
         entropy_even=0.92,
-        distances=[0, 1],
         labels=labels,
         example=0,
         n_examples=64,
     )
 
 
-def _provenance(seconds: float) -> Provenance:
-    return Provenance(seed=0, config_hash="3f9a01c2b4d5", version="0.1.0", wall_time=seconds)
-
-
-@contextmanager
-def loadable() -> Iterator[None]:
-    """Only classes of the package are loaded from disk: let the synthetic one pass for such."""
-    with (
-        mock.patch.object(Synthetic, "__module__", "loopinterp.results"),
-        mock.patch.object(results, "Synthetic", Synthetic, create=True),
-    ):
-        yield
-
-
 def write_run(folder: Path, *, sections: tuple[str, ...] = DEMO) -> Path:
-    """Write a run folder; call inside :func:`loadable`."""
+    """Write a run folder."""
     folder.mkdir(parents=True, exist_ok=True)
     config = {
         "task": "addition",
@@ -359,7 +365,7 @@ def write_run(folder: Path, *, sections: tuple[str, ...] = DEMO) -> Path:
     }
     (folder / "made.json").write_text(json.dumps(made))
     for section in sections:
-        Synthetic(provenance=_provenance(12.3), section=section).save(folder / "results", section)
+        made_up(section).save(folder / "results", section)
     attention().save(folder / "results", "attention")
     return folder
 

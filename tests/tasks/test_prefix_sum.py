@@ -41,7 +41,7 @@ def test_mixed_lengths_are_padded_on_the_right(rows):
 
 @pytest.mark.parametrize(("modulus", "n"), [(3, 6), (5, 4), (10, 3)])
 def test_all_short_sequences_of_digits(modulus, n):
-    task = PrefixSum(modulus)
+    task = PrefixSum(modulus=modulus)
     every = [list(digits) for digits in itertools.product(range(modulus), repeat=n)]
     batch = task.from_bits(torch.tensor(every), torch.full((len(every),), n))
     for row, digits in enumerate(every):
@@ -52,7 +52,7 @@ def test_all_short_sequences_of_digits(modulus, n):
 
 @pytest.mark.parametrize("distribution", ["uniform", "biased"])
 def test_sampled_digits_take_every_value(distribution):
-    batch = PrefixSum(6).sample(
+    batch = PrefixSum(modulus=6).sample(
         50, batch_size=60, generator=torch.Generator().manual_seed(0), distribution=distribution
     )
     counts = torch.bincount(batch.inputs[:, 1:].flatten(), minlength=6)
@@ -63,8 +63,8 @@ def test_sampled_digits_take_every_value(distribution):
 
 @pytest.mark.parametrize("modulus", [1, 0, 2.5, "2", True])
 def test_a_bad_modulus_is_refused(modulus):
-    with pytest.raises(ConfigError, match="modulus of task prefix_sum"):
-        PrefixSum(modulus)
+    with pytest.raises(ConfigError, match=r"^modulus: expected an integer >= 2"):
+        PrefixSum(modulus=modulus)
 
 
 def test_bad_bits_and_tokens_are_refused():

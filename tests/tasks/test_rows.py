@@ -26,5 +26,5 @@ def test_what_was_joined_can_be_cut_out_again(rows, more):
     for got, (a, b) in zip(whole.tolist(), rows):
         assert got == [*a, 99, *b, *[-1] * (width - len(a) - len(b) - 1)]
     start = columns[0][1] + 1
-    for got, (_, b) in zip(cut(whole, start, columns[1][1], fill=-2).tolist(), rows):
-        assert got == [*b, *[-2] * (max(len(b) for _, b in rows) - len(b))]
+    for got, (_, b) in zip(cut(whole, start, columns[1][1]).tolist(), rows):
+        assert got == [*b, *[0] * (max(len(b) for _, b in rows) - len(b))]

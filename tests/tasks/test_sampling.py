@@ -25,7 +25,7 @@ TASKS = [
     Addition(format="features"),
     Parity(),
     PrefixSum(),
-    PrefixSum(7),
+    PrefixSum(modulus=7),
     Copy(),
     BinarySum(),
     UniqueSet(),

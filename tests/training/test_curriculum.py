@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from loopinterp.training.config import CurriculumConfig
-from loopinterp.training.curriculum import Curriculum, make_curriculum
+from loopinterp.training.curriculum import Curriculum
 
 
 def feed(curriculum: Curriculum, exact_match: float, n_steps: int) -> list[int]:
@@ -18,7 +18,7 @@ def feed(curriculum: Curriculum, exact_match: float, n_steps: int) -> list[int]:
 
 
 def test_perfect_steps_grow_it_every_min_steps_once_the_average_has_risen() -> None:
-    curriculum = make_curriculum(CurriculumConfig(max_n=4, threshold=0.97, min_steps=40))
+    curriculum = Curriculum(CurriculumConfig(max_n=4, threshold=0.97, min_steps=40))
     seen = feed(curriculum, 1.0, 200)
     # 1 - 0.9^k > 0.97 from k = 34 on, so 40 steps are enough at every length.
     assert seen == [1] * 40 + [2] * 40 + [3] * 40 + [4] * 80
@@ -26,7 +26,7 @@ def test_perfect_steps_grow_it_every_min_steps_once_the_average_has_risen() -> N
 
 
 def test_it_waits_for_the_running_accuracy() -> None:
-    curriculum = make_curriculum(CurriculumConfig(max_n=4, threshold=0.97, min_steps=2))
+    curriculum = Curriculum(CurriculumConfig(max_n=4, threshold=0.97, min_steps=2))
     seen = feed(curriculum, 1.0, 60)
     # 1 - 0.9^33 = 0.9691, 1 - 0.9^34 = 0.9722
     assert seen.index(2) == 34
@@ -34,26 +34,26 @@ def test_it_waits_for_the_running_accuracy() -> None:
 
 
 def test_it_never_grows_below_the_threshold() -> None:
-    curriculum = make_curriculum(CurriculumConfig(max_n=4, min_steps=1))
+    curriculum = Curriculum(CurriculumConfig(max_n=4, min_steps=1))
     assert set(feed(curriculum, 0.96, 300)) == {1}
     assert curriculum.done_at is None
 
 
 def test_interval_grows_however_badly_it_goes() -> None:
-    curriculum = make_curriculum(CurriculumConfig(kind="interval", max_n=3, interval=7))
+    curriculum = Curriculum(CurriculumConfig(kind="interval", max_n=3, interval=7))
     assert feed(curriculum, 0.0, 21) == [1] * 7 + [2] * 7 + [3] * 7
     assert curriculum.done_at == 14
 
 
 def test_no_curriculum_draws_every_length_from_the_start() -> None:
-    curriculum = make_curriculum(CurriculumConfig(kind="none", min_n=2, max_n=5))
+    curriculum = Curriculum(CurriculumConfig(kind="none", min_n=2, max_n=5))
     drawn = curriculum.lengths(500, torch.Generator().manual_seed(0))
     assert sorted(set(drawn.tolist())) == [2, 3, 4, 5]
     assert curriculum.done_at == 0
 
 
 def test_lengths_are_uniform_up_to_the_present_greatest() -> None:
-    curriculum = make_curriculum(CurriculumConfig(max_n=9, start_n=3))
+    curriculum = Curriculum(CurriculumConfig(max_n=9, start_n=3))
     drawn = curriculum.lengths(6000, torch.Generator().manual_seed(0))
     counts = torch.bincount(drawn)
     assert counts[0] == 0
@@ -65,7 +65,7 @@ def test_state_goes_through_json_and_back() -> None:
     import json
 
     config = CurriculumConfig(max_n=6, min_steps=2)
-    one, other = make_curriculum(config), make_curriculum(config)
+    one, other = Curriculum(config), Curriculum(config)
     feed(one, 0.99, 77)
     other.load(json.loads(json.dumps(one.state())))
     assert feed(one, 0.983, 50) == feed(other, 0.983, 50)

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from loopinterp.errors import InputError
-from loopinterp.models import LoopedTransformer
-from loopinterp.results import load_result
+from loopinterp.models import Fixed, LoopedTransformer, ResidualBelow
+from loopinterp.saved_results import load_result
 from loopinterp.tasks import IGNORE, Addition, Parity
 from loopinterp.training import EvaluationResult, TrainingConfig, evaluate
-from loopinterp.training.evaluation import judged_distributions, shares_right
+from loopinterp.training.evaluation import (
+    ORACLE,
+    STOPPING,
+    judged_distributions,
+    shares_right,
+)
 
 
 class Ripple:
@@ -52,28 +56,28 @@ class Constant(Ripple):
 
 def test_a_right_program_is_right_everywhere() -> None:
     result = evaluate(Ripple(), Addition(), [3, 9, 17], n_samples=40, trained_up_to=3)
-    assert result.distributions == ["uniform", "chain"]
-    assert (result.exact_match == 1).all()
-    assert (result.bit_accuracy == 1).all()
-    assert (result.exact_match_high == 1).all()
-    assert (result.exact_match_low < 1).all()
+    assert result.data["distribution"].values.tolist() == ["uniform", "chain"]
+    for name in ("exact_match", "bit_accuracy"):
+        assert (result.data[name].sel(estimate=["value", "high"]) == 1).all()
+        assert (result.data[name].sel(estimate="low") < 1).all()
 
 
 def test_too_few_loops_leave_chains_unfinished() -> None:
     result = evaluate(Ripple(), Addition(), [8], n_samples=20, extra_loops=[-9, -4, 0, 6])
-    chain = result.distributions.index("chain")
-    assert result.extra_loops == [-9, -4, 0, 6]
+    assert result.data["extra_loop"].values.tolist() == [-9, -4, 0, 6]
+    chain = result.data.sel(distribution="chain", length=8, estimate="value")
     # n - 1 loops carry through the chain; T(n) = n + 1, so 4 fewer leave bits 6 and 7 open.
-    assert result.exact_match[:, chain, 0].tolist() == [0.0, 0.0, 1.0, 1.0]
-    assert result.bit_accuracy[:, chain, 0].tolist() == [1 / 8, 6 / 8, 1.0, 1.0]
+    assert chain["exact_match"].values.tolist() == [0.0, 0.0, 1.0, 1.0]
+    assert chain["bit_accuracy"].values.tolist() == [1 / 8, 6 / 8, 1.0, 1.0]
 
 
 def test_the_constant_answer_is_the_control() -> None:
     result = evaluate(Constant(), Addition(), [6], n_samples=300)
     # All sum bits of a full chain are 0: a constant is right there, and nowhere else.
-    chain = result.cell(6, "chain")
+    cells = result.data.sel(length=6, extra_loop=0, estimate="value")
+    chain = cells.sel(distribution="chain")
     assert chain["exact_match"] == chain["constant_exact_match"] == 1.0
-    uniform = result.cell(6, "uniform")
+    uniform = cells.sel(distribution="uniform")
     assert uniform["constant_exact_match"] < 0.1
     assert uniform["exact_match"] <= uniform["constant_exact_match"]
     assert 0.4 < uniform["bit_accuracy"] <= uniform["constant_bit_accuracy"] < 0.6
@@ -83,7 +87,7 @@ def test_scores_are_those_of_the_plain_model(tiny: TrainingConfig) -> None:
     model, task = LoopedTransformer(tiny.model), Addition()
     result = evaluate(model, task, [4], n_samples=50, distributions=["uniform"], seed=3)
     again = evaluate(model, task, [4], n_samples=50, distributions=["uniform"], seed=3)
-    assert np.array_equal(result.bit_accuracy, again.bit_accuracy)
+    assert result.data.identical(again.data)
     from loopinterp.training.seeding import stream
 
     batch = task.sample(
@@ -91,8 +95,9 @@ def test_scores_are_those_of_the_plain_model(tiny: TrainingConfig) -> None:
     )
     answer = model(batch.inputs, n_loops=5).argmax(-1)[:, 1:]
     right = answer == batch.targets[:, 1:]
-    assert result.exact_match[0, 0, 0] == pytest.approx(right.all(1).double().mean().item())
-    assert result.bit_accuracy[0, 0, 0] == pytest.approx(right.double().mean().item())
+    found = result.data.sel(length=4, distribution="uniform", extra_loop=0, estimate="value")
+    assert float(found["exact_match"]) == pytest.approx(right.all(1).double().mean().item())
+    assert float(found["bit_accuracy"]) == pytest.approx(right.double().mean().item())
 
 
 def test_ignored_positions_are_not_scored() -> None:
@@ -110,10 +115,8 @@ def test_a_result_goes_to_disk_and_back(tmp_path: Path) -> None:
     result = evaluate(Ripple(), Addition(), [2, 5], n_samples=10, extra_loops=[0, 1])
     loaded = load_result(result.save(tmp_path))
     assert isinstance(loaded, EvaluationResult)
-    for name in EvaluationResult.AXES:
-        assert np.array_equal(getattr(loaded, name), getattr(result, name))
-    assert loaded.lengths == [2, 5]
-    frame = result.to_frame()
+    assert loaded.data.identical(result.data)
+    frame = result.to_dataframe("exact_match")
     assert len(frame) == 2 * 2 * 2
     assert {"extra_loop", "distribution", "length", "exact_match"} <= set(frame.columns)
 
@@ -142,9 +145,29 @@ def test_wrong_arguments_are_explained(changes: dict[str, object], message: str)
         evaluate(Ripple(), Addition(), **arguments)  # type: ignore[arg-type]
 
 
-def test_cells_that_were_not_evaluated_are_named() -> None:
-    result = evaluate(Ripple(), Addition(), [3], n_samples=4)
-    with pytest.raises(InputError, match="length: expected one of 3, got 4"):
-        result.cell(4, "uniform")
-    with pytest.raises(InputError, match="extra_loop: expected one of 0"):
-        result.cell(3, "uniform", extra_loop=2)
+def test_stopping_rules_stand_beside_the_oracle() -> None:
+    rules = {"one loop": Fixed(1), "settled": ResidualBelow(1e-3)}
+    options = {"distributions": ["chain"], "stopping": rules, "stopping_margin": 3}
+    result = evaluate(Ripple(), Addition(), [4, 8], n_samples=10, **options)  # type: ignore[arg-type]
+    cells = result.data.sel(distribution="chain")
+    exact = cells["stopped_exact_match"].sel(estimate="value")
+    assert exact.sel(rule=ORACLE).values.tolist() == [1.0, 1.0]
+    assert exact.sel(rule="one loop").values.tolist() == [0.0, 0.0]
+    assert exact.sel(rule="settled").values.tolist() == [1.0, 1.0]
+    assert cells["stopped_at"].sel(rule=ORACLE).values.tolist() == [5, 9]
+    assert cells["stopped_at"].sel(rule="one loop").values.tolist() == [1, 1]
+    # The last carry is made in loop n; one loop later nothing moves, and the rule stops.
+    assert cells["stopped_at"].sel(rule="settled").values.tolist() == [5, 9]
+    told = result.findings()[-1]
+    assert "one loop: 0%; settled: 100%; read at T(n): 100%" in told.text
+    figure = result.figures()[-1]
+    assert figure.title == "When to stop" and figure.data is not None and len(figure.data) == 6
+
+
+def test_the_rules_of_the_papers_are_at_hand() -> None:
+    result = evaluate(
+        Ripple(), Addition(), [6], distributions=["uniform"], n_samples=8, stopping=STOPPING
+    )
+    exact = result.data["stopped_exact_match"].sel(estimate="value")
+    assert exact["rule"].values.tolist() == [ORACLE, *STOPPING]
+    assert (exact.sel(rule=ORACLE) == 1).all()

@@ -13,7 +13,7 @@ from loopinterp.errors import InputError
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, bind
 from loopinterp.tasks import IGNORE, Addition, Batch
 from loopinterp.training.config import ObjectiveConfig
-from loopinterp.training.objectives import Supervised, make_objective
+from loopinterp.training.objectives import Supervised, supervise
 
 
 def small_model(**changes: object) -> LoopedTransformer:
@@ -36,7 +36,7 @@ def mixed_batch(lengths: tuple[int, ...] = (3, 1, 5, 3, 2)) -> Batch:
 
 def apply(config: ObjectiveConfig, model: LoopedTransformer, batch: Batch) -> Supervised:
     generator = torch.Generator().manual_seed(0)
-    return make_objective(config)(bind(model, batch.inputs), batch, generator=generator)
+    return supervise(config, bind(model, batch.inputs), batch, generator=generator)
 
 
 def plain_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -109,8 +109,8 @@ def test_finished_examples_cost_no_further_loops() -> None:
 
     bare = Bare()
     bare.step = counting  # type: ignore[attr-defined]
-    objective = make_objective(ObjectiveConfig(kind="step_dependent"))
-    objective(bind(bare, batch.inputs), batch, generator=torch.Generator())
+    config = ObjectiveConfig(kind="step_dependent")
+    supervise(config, bind(bare, batch.inputs), batch, generator=torch.Generator())
     # T(n) = n + 1: 2, 5 and 3 loops
     assert sizes == [3, 3, 2, 1, 1]
 
@@ -125,7 +125,7 @@ def test_step_dependent_reads_the_initial_state_where_no_loop_is_asked_for() -> 
 
 def test_holding_asks_a_share_of_the_examples_a_second_time() -> None:
     model, batch = small_model(), mixed_batch((2, 3, 1))
-    objective = make_objective(ObjectiveConfig(hold_loops=2, hold_share=0.5))
+    config = ObjectiveConfig(hold_loops=2, hold_share=0.5)
     by_loop = all_logits(model, batch, 6)
     # Every way to draw: not asked again, or asked again 1 or 2 loops later.
     expected: dict[tuple[int, ...], Tensor] = {}
@@ -138,7 +138,7 @@ def test_holding_asks_a_share_of_the_examples_a_second_time() -> None:
         expected[drawn] = plain_loss(torch.stack(logits), torch.stack(targets))
     generator, seen = torch.Generator().manual_seed(0), []
     for _ in range(60):
-        supervised = objective(bind(model, batch.inputs), batch, generator=generator)
+        supervised = supervise(config, bind(model, batch.inputs), batch, generator=generator)
         matches = [d for d, loss in expected.items() if torch.isclose(supervised.loss, loss)]
         assert len(matches) == 1
         seen += matches[0]
@@ -160,10 +160,10 @@ def test_last_loop_asks_all_examples_at_once(n_loops: int | None, ran: int) -> N
 def test_progressive_mixes_the_last_loop_with_a_drawn_one() -> None:
     model, batch = small_model(), mixed_batch()
     losses = [plain_loss(y, batch.targets) for y in all_logits(model, batch, 4)]
-    objective = make_objective(ObjectiveConfig(kind="progressive", n_loops=4, alpha=0.3))
+    config = ObjectiveConfig(kind="progressive", n_loops=4, alpha=0.3)
     generator, seen = torch.Generator().manual_seed(0), set()
     for _ in range(40):
-        loss = objective(bind(model, batch.inputs), batch, generator=generator).loss
+        loss = supervise(config, bind(model, batch.inputs), batch, generator=generator).loss
         matches = [
             r for r in (1, 2, 3, 4) if torch.isclose(loss, 0.7 * losses[4] + 0.3 * losses[r])
         ]

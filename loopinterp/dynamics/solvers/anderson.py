@@ -12,10 +12,9 @@ from loopinterp.dynamics.solvers.protocol import (
     Solver,
     SolverState,
     advance,
-    check_fraction,
     start,
 )
-from loopinterp.errors import InputError
+from loopinterp.errors import check_integer, check_number
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -60,17 +59,10 @@ class Anderson(Solver):
     restart: float = 100.0
 
     def __post_init__(self) -> None:
-        check_fraction("mixing", self.mixing)
-        limits = {"window": (self.window, 1), "restart": (self.restart, 1)}
-        limits["regularisation"] = (self.regularisation, 0)
-        for name, (value, least) in limits.items():
-            if not least <= value < float("inf"):
-                raise InputError(
-                    name,
-                    expected=f"a finite number >= {least}",
-                    given=repr(value),
-                    fix=f"Leave {name} out to use the default.",
-                )
+        check_number("mixing", self.mixing, above=0, most=1)
+        check_integer("window", self.window, least=1)
+        check_number("restart", self.restart, least=1)
+        check_number("regularisation", self.regularisation, least=0)
 
     def init(self, f: Map, x0: Float[Tensor, "batch size"]) -> SolverState:
         empty = x0.new_zeros(x0.shape[0], self.window, x0.shape[1])

@@ -10,9 +10,9 @@ from loopinterp.dynamics.solvers.protocol import (
     Solver,
     SolverState,
     advance,
-    check_fraction,
     start,
 )
+from loopinterp.errors import check_number
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -33,7 +33,7 @@ class Picard(Solver):
     damping: float = 1.0
 
     def __post_init__(self) -> None:
-        check_fraction("damping", self.damping)
+        check_number("damping", self.damping, above=0, most=1)
 
     def init(self, f: Map, x0: Float[Tensor, "batch size"]) -> SolverState:
         return start(f, x0)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loopinterp.errors import InputError
+from loopinterp.errors import check_integer, check_number
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -55,18 +55,11 @@ class Termination:
     patience: int | None = 100
 
     def __post_init__(self) -> None:
-        positive = {"tol": self.tol, "atol": self.atol, "divergence": self.divergence}
-        for name, value in positive.items():
-            if not 0 < value < float("inf"):
-                raise InputError(
-                    name, expected="a number above 0", given=repr(value), fix=f"Raise {name}."
-                )
-        counts = {"max_steps": self.max_steps, "patience": self.patience}
-        for name, value in counts.items():
-            if value is not None and value < 1:
-                raise InputError(
-                    name, expected="an integer >= 1", given=repr(value), fix=f"Pass {name}=1."
-                )
+        for name in ("tol", "atol", "divergence"):
+            check_number(name, getattr(self, name), above=0)
+        check_integer("max_steps", self.max_steps, least=1)
+        if self.patience is not None:
+            check_integer("patience", self.patience, least=1)
 
     def __call__(self, state: SolverState) -> Int[Tensor, " batch"]:
         """Status code of every example."""
@@ -169,11 +162,3 @@ def advance(
         n_steps=state.n_steps + 1,
         memory=memory,
     )
-
-
-def check_fraction(name: str, value: float) -> None:
-    """Raise unless ``0 < value <= 1``."""
-    if not 0 < value <= 1:
-        raise InputError(
-            name, expected="a number in (0, 1]", given=repr(value), fix=f"Pass {name}=1.0."
-        )

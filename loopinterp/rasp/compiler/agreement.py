@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from loopinterp.errors import InputError
+from loopinterp.errors import check_integer
 from loopinterp.rasp import graph
 from loopinterp.rasp.compiler.compiled import Compiled, need_compiled
 from loopinterp.rasp.interpreter import evaluate
@@ -77,13 +77,7 @@ def compare_with_program(
     """
     need_compiled(compiled)
     check_tokens(tokens, len(compiled.program.inputs), f"tokens of {compiled.program.name}")
-    if isinstance(n_loops, bool) or not isinstance(n_loops, int) or n_loops < 1:
-        raise InputError(
-            "n_loops",
-            expected="an integer >= 1",
-            given=repr(n_loops),
-            fix="A model runs at least one loop.",
-        )
+    check_integer("n_loops", n_loops, least=1)
     wrong = dict.fromkeys(compiled.circuit.variables, 0)
     attention: dict[str, float] = {}
     values, answers, error = 0, 0, 0.0
@@ -128,21 +122,21 @@ def _patterns(compiled: Compiled, tokens: Tensor, n_loops: int) -> tuple[Tensor,
     """The states of a run, and where the heads of prelude and block look."""
     model, config = compiled.model, compiled.model.config
     first = {"prelude": 0, "block": config.n_prelude}
-    places = [
+    sites = [
         (head, loop, f"blocks.{first[head.section] + loop * config.n_layers + head.layer}")
         for head in compiled.circuit.heads
         if head.section in first
         for loop in range(n_loops if head.section == "block" else 1)
     ]
-    if not places:
+    if not sites:
         return model(tokens, n_loops=n_loops, return_type="states"), []
-    names = {f"{block}.attn.hook_pattern" for _, _, block in places}
+    names = {f"{block}.attn.hook_pattern" for _, _, block in sites}
     states, cache = model.run_with_cache(
         tokens, n_loops=n_loops, names_filter=names, return_type="states"
     )
     return states, [
         (head, loop, cache[f"{block}.attn.hook_pattern"][:, head.head])
-        for head, loop, block in places
+        for head, loop, block in sites
     ]
 
 

@@ -16,9 +16,9 @@ import torch
 from loopinterp.errors import InputError
 from loopinterp.models.looped_transformer import LoopedTransformer
 from loopinterp.models.model_config import LoopedTransformerConfig
-from loopinterp.rasp.compiler.layout import LayerPlan, Layout
-from loopinterp.rasp.compiler.lower.features import Codes, Feature, HeadPlan
-from loopinterp.rasp.compiler.lower.functions import Function
+from loopinterp.rasp.compiler.lower.feature_functions import FeatureFunction
+from loopinterp.rasp.compiler.lower.lowered_features import Codes, Feature, LoweredHead
+from loopinterp.rasp.compiler.stream_layout import LayerLayout, StreamLayout
 
 SHARPNESS = 120.0
 """Score by which a selected key is ahead: exp(-120) is 0 in 32 bits.
@@ -36,7 +36,7 @@ MAX_WEIGHTS = 2**28
 Weights = dict[str, np.ndarray]
 
 
-def assemble(layout: Layout, n_outputs: int) -> LoopedTransformer:
+def assemble(layout: StreamLayout, n_outputs: int) -> LoopedTransformer:
     """The model.
 
     Args:
@@ -54,23 +54,23 @@ def assemble(layout: Layout, n_outputs: int) -> LoopedTransformer:
             parts = {**_attention(layer, layout, section, config), **_mlp(layer, config)}
             weights.update({f"{stack}.{number}.{name}": value for name, value in parts.items()})
     keeps, injects = _zeros(2, layout.d_model)
-    for feature in layout.plan.persistent:
+    for feature in layout.lowered.persistent:
         (keeps if feature.role == "variable" else injects)[_slots(feature)] = 1.0
     weights["recall.state.weight"] = np.diag(keeps)
     weights["recall.input.weight"] = np.diag(injects)
-    weights.update(_unembedding(layout.plan.answer, config))
+    weights.update(_unembedding(layout.lowered.answer, config))
     model = LoopedTransformer(config)
     model.load_state_dict({k: torch.from_numpy(v) for k, v in weights.items()})
     return model
 
 
-def configure(layout: Layout, n_outputs: int) -> LoopedTransformerConfig:
+def configure(layout: StreamLayout, n_outputs: int) -> LoopedTransformerConfig:
     """The architecture that a layout needs."""
     layers = [layer for stack in layout.sections.values() for layer in stack]
     widths = [_head_width(head, layer, layout) for layer in layers for head in layer.heads]
     return LoopedTransformerConfig(
         d_model=layout.d_model,
-        d_vocab=len(layout.plan.source.program.inputs),
+        d_vocab=len(layout.lowered.source.program.inputs),
         d_vocab_out=n_outputs,
         n_layers=len(layout.sections["block"]),
         n_prelude=len(layout.sections["prelude"]),
@@ -83,21 +83,21 @@ def configure(layout: Layout, n_outputs: int) -> LoopedTransformerConfig:
         final_norm=False,
         injection="concat",
         initial_state="embedding",
-        causal=layout.plan.source.causal,
+        causal=layout.lowered.source.causal,
         # Positions that nothing reads still bound the length, which all thresholds rely on.
         positions="absolute",
-        n_ctx=layout.plan.source.max_length,
+        n_ctx=layout.lowered.source.max_length,
     )
 
 
-def _check_size(config: LoopedTransformerConfig, layout: Layout) -> None:
+def _check_size(config: LoopedTransformerConfig, layout: StreamLayout) -> None:
     width = config.d_model
     layer = 4 * width * config.n_heads * config.head_width + 2 * width * config.mlp_width
     assert config.d_vocab is not None and config.n_ctx is not None  # set above
     tables = width * (config.d_vocab + config.d_vocab_out + config.n_ctx)
     total = config.layers_total(1) * layer + 2 * width**2 + tables
     if total > MAX_WEIGHTS:
-        source = layout.plan.source
+        source = layout.lowered.source
         raise InputError(
             f"program {source.program.name} at max_length={source.max_length}",
             expected=f"a model of at most {MAX_WEIGHTS:,} weights",
@@ -107,12 +107,12 @@ def _check_size(config: LoopedTransformerConfig, layout: Layout) -> None:
         )
 
 
-def carried(head: HeadPlan, layout: Layout) -> list[tuple[Feature, Codes]]:
+def carried(head: LoweredHead, layout: StreamLayout) -> list[tuple[Feature, Codes]]:
     """What a head writes that is needed."""
     return [(feature, codes) for feature, codes in head.carried.items() if feature in layout.needed]
 
 
-def _head_width(head: HeadPlan, layer: LayerPlan, layout: Layout) -> int:
+def _head_width(head: LoweredHead, layer: LayerLayout, layout: StreamLayout) -> int:
     scores = sum(key.matrix.shape[1] for key, _ in head.pairs)
     return max(scores, sum(codes.matrix.shape[1] for _, codes in carried(head, layout)))
 
@@ -125,20 +125,20 @@ def _slots(feature: Feature) -> slice:
     return slice(feature.start, feature.start + feature.width)
 
 
-def _role(function: Function) -> str:
+def _role(function: FeatureFunction) -> str:
     return function.features[0].role if function.features else "tokens"
 
 
-def _embedding(layout: Layout, config: LoopedTransformerConfig) -> Weights:
+def _embedding(layout: StreamLayout, config: LoopedTransformerConfig) -> Weights:
     assert config.d_vocab is not None
     tables = {
         "tokens": _zeros(config.d_vocab, config.d_model),
-        "indices": _zeros(layout.plan.source.max_length, config.d_model),
+        "indices": _zeros(layout.lowered.source.max_length, config.d_model),
     }
-    for feature in layout.plan.persistent:
+    for feature in layout.lowered.persistent:
         if feature.role in tables:
             tables[feature.role][:, _slots(feature)] = np.eye(feature.width)
-    for variable, function in layout.plan.embedded.items():
+    for variable, function in layout.lowered.embedded.items():
         table = tables[_role(function)]
         values = np.broadcast_to(function.table, len(table))
         table[:, _slots(variable)] = values[:, None] == np.array(variable.values)
@@ -146,7 +146,7 @@ def _embedding(layout: Layout, config: LoopedTransformerConfig) -> Weights:
 
 
 def _attention(
-    layer: LayerPlan, layout: Layout, section: str, config: LoopedTransformerConfig
+    layer: LayerLayout, layout: StreamLayout, section: str, config: LoopedTransformerConfig
 ) -> Weights:
     d_model, d_head, n_heads = config.d_model, config.head_width, config.n_heads
     qkv, bias = _zeros(3, n_heads, d_head, d_model), _zeros(3, n_heads, d_head)
@@ -182,7 +182,7 @@ def _say(weight: np.ndarray, bias: np.ndarray, codes: Codes, scale: float) -> No
         weight[:, _slots(codes.feature)] += scale * codes.matrix.T
 
 
-def neurons(layer: LayerPlan) -> Iterable[tuple[str, Feature | None, range]]:
+def neurons(layer: LayerLayout) -> Iterable[tuple[str, Feature | None, range]]:
     """The neurons of each feature that an MLP writes, in order; those that wipe come last."""
     first = 0
     for feature, writes in layer.writes:
@@ -192,7 +192,7 @@ def neurons(layer: LayerPlan) -> Iterable[tuple[str, Feature | None, range]]:
     yield "wipe", None, range(first, layer.n_neurons)
 
 
-def _mlp(layer: LayerPlan, config: LoopedTransformerConfig) -> Weights:
+def _mlp(layer: LayerLayout, config: LoopedTransformerConfig) -> Weights:
     d_model, d_mlp = config.d_model, config.mlp_width
     w_in, w_out = _zeros(d_mlp, d_model), _zeros(d_model, d_mlp)
     b_in, b_out = np.zeros(d_mlp), np.zeros(d_model)  # added up in 64 bits
@@ -231,7 +231,7 @@ def _mlp(layer: LayerPlan, config: LoopedTransformerConfig) -> Weights:
     }
 
 
-def _unembedding(answer: Function, config: LoopedTransformerConfig) -> Weights:
+def _unembedding(answer: FeatureFunction, config: LoopedTransformerConfig) -> Weights:
     weight, bias = _zeros(config.d_vocab_out, config.d_model), _zeros(config.d_vocab_out)
     for value in range(config.d_vocab_out):
         if answer.features:

@@ -24,8 +24,8 @@ FORMAT = 1
 
 
 @dataclass(frozen=True)
-class HeldFeature:
-    """Something held in the residual stream.
+class FeatureNode:
+    """A feature of the residual stream.
 
     Attributes:
         id: Its name in edges.
@@ -110,38 +110,20 @@ class Directions:
 
 @dataclass(frozen=True)
 class Superposition:
-    """What it costs a model to hold its features in fewer dimensions than they have directions.
-
-    Errors are bounds: no input leads to a larger one.
+    """How many dimensions hold a model's features, and how many would hold them exactly.
 
     Attributes:
         d_model: The dimensions.
-        exact_d_model: The fewest with which every read would be the same number.
-        error_bound: The largest error of a read as a share of what that read can bear: below 1,
-            outputs are proven to be the same; 0 if every read is the same number.
-        unit_error: Of the input of a neuron, which can bear 1/2.
-        score_error: Of an attention score.
-        logit_error: Of a logit.
-        read_error: Of what reads a variable's value.
+        exact_d_model: The fewest with which every read is the same number.
     """
 
     d_model: int
     exact_d_model: int
-    error_bound: float
-    unit_error: float
-    score_error: float
-    logit_error: float
-    read_error: float
 
     @property
     def exact(self) -> bool:
-        """Whether every read is the same number as before."""
-        return self.error_bound == 0
-
-    @property
-    def proven(self) -> bool:
-        """Whether the outputs are proven to be the same."""
-        return self.error_bound < 1
+        """Whether every read is the same number as before, up to rounding."""
+        return self.d_model >= self.exact_d_model
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -157,20 +139,20 @@ class Circuit:
         inputs: What each input token means.
         max_length: Positions of the longest sequence.
         n_layers: Section -> its layers.
-        features: What is held.
+        features: What the residual stream holds.
         heads: Heads that compute a selector; all others are idle.
         neurons: Groups of neurons; all others are idle.
         edges: (from, to), by id.
         directions: Feature id -> where its values stand.
         disguises: What was done to the model, in order.
-        superposition: What it costs that there are fewer dimensions than directions, if so.
+        superposition: The dimensions, if there are fewer of them than directions.
     """
 
     program: str
     inputs: tuple[str, ...]
     max_length: int
     n_layers: Mapping[str, int]
-    features: tuple[HeldFeature, ...]
+    features: tuple[FeatureNode, ...]
     heads: tuple[HeadNode, ...]
     neurons: tuple[NeuronGroup, ...]
     edges: tuple[tuple[str, str], ...]
@@ -188,7 +170,7 @@ class Circuit:
         return f"<Circuit {', '.join((self.program, *self.disguises))}: {sizes}>"
 
     @property
-    def variables(self) -> dict[str, HeldFeature]:
+    def variables(self) -> dict[str, FeatureNode]:
         """The program's variables by name."""
         return {f.name: f for f in self.features if f.role == "variable"}
 
@@ -257,7 +239,7 @@ class Circuit:
         heads: Mapping[tuple[str, int], Sequence[int]],
         neurons: Mapping[tuple[str, int], Sequence[int]],
     ) -> Circuit:
-        """The same circuit with heads and neurons in other places of their layers.
+        """The same circuit with heads and neurons in another order.
 
         Args:
             heads: (section, layer) -> the new number of each head.
@@ -297,16 +279,8 @@ class Circuit:
 
     def save(self, folder: str | Path) -> None:
         """Write the circuit beside the model: ``circuit.json`` and ``circuit.safetensors``."""
-        fields = {
-            f.name: getattr(self, f.name)
-            for f in dataclasses.fields(self)
-            if f.name not in ("directions", "features", "heads", "neurons")
-        }
-        fields["n_layers"] = dict(self.n_layers)
-        for name in ("features", "heads", "neurons"):
-            fields[name] = [dataclasses.asdict(node) for node in getattr(self, name)]
-        if self.superposition is not None:
-            fields["superposition"] = dataclasses.asdict(self.superposition)
+        fields = dataclasses.asdict(dataclasses.replace(self, directions={}))
+        del fields["directions"]
         tensors = {}
         for name, directions in self.directions.items():
             tensors[f"{name}.write"] = directions.write.contiguous()
@@ -342,21 +316,18 @@ class Circuit:
         def tupled(node: Mapping[str, Any]) -> dict[str, Any]:
             return {k: tuple(v) if isinstance(v, list) else v for k, v in node.items()}
 
-        features = tuple(HeldFeature(**tupled(f)) for f in saved["features"])
-        dense = saved["superposition"]
-        return cls(
-            program=saved["program"],
-            inputs=tuple(saved["inputs"]),
-            max_length=saved["max_length"],
-            n_layers=saved["n_layers"],
-            features=features,
-            heads=tuple(HeadNode(**h) for h in saved["heads"]),
-            neurons=tuple(NeuronGroup(**tupled(n)) for n in saved["neurons"]),
-            edges=tuple((source, target) for source, target in saved["edges"]),
-            directions={
-                f.id: Directions(tensors[f"{f.id}.write"], tensors[f"{f.id}.read"])
-                for f in features
-            },
-            disguises=tuple(saved["disguises"]),
-            superposition=None if dense is None else Superposition(**dense),
-        )
+        fields = tupled({k: v for k, v in saved.items() if k != "format"})
+        for name, kind in {
+            "features": FeatureNode,
+            "heads": HeadNode,
+            "neurons": NeuronGroup,
+        }.items():
+            fields[name] = tuple(kind(**tupled(node)) for node in saved[name])
+        fields["edges"] = tuple((source, target) for source, target in saved["edges"])
+        if saved["superposition"] is not None:
+            fields["superposition"] = Superposition(**saved["superposition"])
+        directions = {
+            f.id: Directions(tensors[f"{f.id}.write"], tensors[f"{f.id}.read"])
+            for f in fields["features"]
+        }
+        return cls(**fields, directions=directions)

@@ -1,4 +1,4 @@
-"""A compiled model with its circuit: made, checked, saved, and read back."""
+"""A compiled model with its circuit: compiled, saved, and read back."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loopinterp.errors import CheckpointError, InputError
+from loopinterp.errors import CheckpointError, InputError, check_integer
 from loopinterp.models.looped_transformer import LoopedTransformer
-from loopinterp.rasp.checks import MAX_TABLE
 from loopinterp.rasp.compiler.assemble import assemble
 from loopinterp.rasp.compiler.circuit import Circuit
-from loopinterp.rasp.compiler.describe import describe
-from loopinterp.rasp.compiler.domains import Values, infer_domains
-from loopinterp.rasp.compiler.layout import lay_out
-from loopinterp.rasp.compiler.lower.plan import plan
-from loopinterp.rasp.compiler.validate import Source, validate
+from loopinterp.rasp.compiler.circuit_description import describe
+from loopinterp.rasp.compiler.lower.program_lowering import lower_program
+from loopinterp.rasp.compiler.stream_layout import lay_out
+from loopinterp.rasp.compiler.validate import ValidatedProgram, validate
+from loopinterp.rasp.compiler.value_domains import Values, infer_domains
+from loopinterp.rasp.expression_checks import MAX_TABLE
 from loopinterp.rasp.language import UNKNOWN
 from loopinterp.rasp.program import LoopProgram
 from loopinterp.rasp.registry import get_program, list_programs
@@ -78,7 +78,7 @@ class Compiled:
         program = get_program(program) if isinstance(program, str) else program
         if program is None and circuit.program in list_programs():
             program = get_program(circuit.program)
-        if program is None or not _runs(circuit, program):
+        if program is None or not _belongs_to(circuit, program):
             raise InputError(
                 "program",
                 expected=f"{circuit.program!r} with variables {', '.join(circuit.variables)} and "
@@ -98,7 +98,7 @@ class Compiled:
         return cls(model, circuit, program)
 
 
-def _runs(circuit: Circuit, program: LoopProgram) -> bool:
+def _belongs_to(circuit: Circuit, program: LoopProgram) -> bool:
     """Whether a circuit can be that of a program."""
     same = circuit.program == program.name and circuit.inputs == program.inputs
     return same and set(circuit.variables) == set(program.variables)
@@ -159,13 +159,16 @@ def compile_program(
     domains = infer_domains(source)
     _check_answers(source, domains[source.finish])
     classes = max(1 + int(domains[source.finish].max()), 1)
-    n_outputs = _outputs(n_outputs, classes)
-    layout = lay_out(plan(source, domains))
+    if n_outputs is None:
+        n_outputs = classes
+    fix = f"The answer is up to {classes - 1}: leave it out, or pass the classes of the task."
+    check_integer("n_outputs", n_outputs, least=classes, fix=fix)
+    layout = lay_out(lower_program(source, domains))
     model = assemble(layout, n_outputs)
     return Compiled(model, describe(layout), source.program)
 
 
-def _check_answers(source: Source, answers: Values) -> None:
+def _check_answers(source: ValidatedProgram, answers: Values) -> None:
     low, high = int(answers.min()), int(answers.max())
     if low < UNKNOWN or high >= MAX_CLASSES:
         raise InputError(
@@ -174,16 +177,3 @@ def _check_answers(source: Source, answers: Values) -> None:
             given=f"{low if low < UNKNOWN else high} as a possible value",
             fix="Map what is no answer to UNKNOWN: tok_map(x, {...}, default=UNKNOWN).",
         )
-
-
-def _outputs(wanted: int | None, needed: int) -> int:
-    if wanted is None:
-        return needed
-    if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < needed:
-        raise InputError(
-            "n_outputs",
-            expected=f"an integer >= {needed}, as the answer is up to {needed - 1}",
-            given=repr(wanted),
-            fix="Leave it out, or pass the classes of the task.",
-        )
-    return wanted

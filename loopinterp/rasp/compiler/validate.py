@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import cast
 
-from loopinterp.errors import InputError
+from loopinterp.errors import InputError, check_integer
 from loopinterp.rasp import graph
 from loopinterp.rasp.expr import Aggregate, Select, Seq, ShiftRight
 from loopinterp.rasp.graph import postorder
@@ -25,7 +25,7 @@ MAX_LENGTH = 512
 
 
 @dataclass(frozen=True)
-class Source:
+class ValidatedProgram:
     """A program ready for the compiler: every variable has a step, and no shorthand is left.
 
     Attributes:
@@ -63,7 +63,7 @@ class Source:
         return f"{node!r} of program {self.program.name}"
 
 
-def validate(program: LoopProgram | str, max_length: int) -> Source:
+def validate(program: LoopProgram | str, max_length: int) -> ValidatedProgram:
     """Check what was given, and write the shorthands out.
 
     Raises:
@@ -77,24 +77,15 @@ def validate(program: LoopProgram | str, max_length: int) -> Source:
             given=type(program).__name__,
             fix="Build one with LoopProgram(name=..., prepare=..., step=..., finish=...).",
         )
-    if (
-        isinstance(max_length, bool)
-        or not isinstance(max_length, int)
-        or not 1 <= max_length <= MAX_LENGTH
-    ):
-        raise InputError(
-            "max_length",
-            expected=f"1 to {MAX_LENGTH} positions, those of BOS and padding included",
-            given=repr(max_length),
-            fix="Pass the longest sequence that the model shall read.",
-        )
+    fix = "Pass the longest sequence that the model shall read, BOS and padding included."
+    check_integer("max_length", max_length, least=1, most=MAX_LENGTH, fix=fix)
     roots = [*program.prepare.values(), *program.step.values(), program.finish]
     plain = written_out(roots)
     prepare = {name: _seq(plain[x]) for name, x in program.prepare.items()}
     kept = {name: _variable(name) for name in program.prepare if name not in program.step}
     step = {name: _seq(plain[x]) for name, x in program.step.items()}
     selects = {cast(Select, plain.get(node, node)): node for node in graph.selects(roots)[::-1]}
-    return Source(
+    return ValidatedProgram(
         program=program,
         prepare=prepare,
         step={name: {**step, **kept}[name] for name in prepare},

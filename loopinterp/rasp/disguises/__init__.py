@@ -4,28 +4,6 @@ Each takes a compiled model and returns another, whose circuit says where everyt
 what was done. They can be put on in any order, one over the other; ``add_noise`` comes last.
 """
 
-from typing import TYPE_CHECKING
+import lazy_loader
 
-from loopinterp._lazy import lazy_exports
-
-if TYPE_CHECKING:
-    from loopinterp.rasp.disguises.distractors import distract as distract
-    from loopinterp.rasp.disguises.noise import add_noise as add_noise
-    from loopinterp.rasp.disguises.permutation import permute as permute
-    from loopinterp.rasp.disguises.rotation import rotate as rotate
-    from loopinterp.rasp.disguises.superposition.narrowing import (
-        narrowest_superposition as narrowest_superposition,
-    )
-    from loopinterp.rasp.disguises.superposition.superposing import superpose as superpose
-
-__getattr__, __dir__, __all__ = lazy_exports(
-    __name__,
-    {
-        "add_noise": ".noise",
-        "distract": ".distractors",
-        "narrowest_superposition": ".superposition.narrowing",
-        "permute": ".permutation",
-        "rotate": ".rotation",
-        "superpose": ".superposition.superposing",
-    },
-)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

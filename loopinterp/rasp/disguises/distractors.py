@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from loopinterp.errors import InputError
+from loopinterp.errors import InputError, check_integer
 from loopinterp.rasp.compiler.compiled import Compiled, need_compiled
-from loopinterp.rasp.disguises.draws import check_whole, generator
-from loopinterp.rasp.disguises.places import Held, Places
-from loopinterp.rasp.disguises.weights import Weights, layers, moved, rebuilt, weights_of
+from loopinterp.rasp.disguises.compiled_weights import Weights, layers, moved, rebuilt, weights_of
+from loopinterp.rasp.disguises.random_draws import generator
+from loopinterp.rasp.disguises.stream_features import FeaturePoints, StreamFeatures
 
 if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
 LIFT = 1.0
-"""What a distractor reads in the middle of all that may be held, so that few neurons are never
+"""What a distractor reads of the mean of all that may be held, so that few neurons are never
 above 0 for the inputs that there are."""
 
 SCORE = 3.0
@@ -58,9 +58,9 @@ def distract(
         (2, 4, 21)
     """
     need_compiled(compiled)
-    check_whole("heads", heads, least=0)
-    check_whole("neurons", neurons, least=0)
-    check_whole("width", width, least=1)
+    check_integer("heads", heads, least=0)
+    check_integer("neurons", neurons, least=0)
+    check_integer("width", width, least=1)
     if heads + neurons == 0:
         raise InputError(
             "heads and neurons",
@@ -68,18 +68,18 @@ def distract(
             given="heads=0, neurons=0",
             fix="Pass heads=1 or neurons=1.",
         )
-    old, places = compiled.model.config, Places(compiled.circuit)
+    old, features = compiled.model.config, StreamFeatures(compiled.circuit)
     write = torch.eye(old.d_model + width, old.d_model, dtype=torch.float64)
     weights = moved(weights_of(compiled), write, write.mT)
     draws = _Draws(width, generator(seed))
     for section, layer, prefix in layers(old):
-        depth = places.n_layers[section]
+        depth = compiled.circuit.n_layers[section]
         if heads:
-            held = places.at(section, 2 * layer)
-            _add_heads(weights, f"{prefix}attn.", held, draws, (old.n_heads, heads, depth))
+            here = features.at(section, 2 * layer)
+            _add_heads(weights, f"{prefix}attn.", here, draws, (old.n_heads, heads, depth))
         if neurons:
-            held = places.at(section, 2 * layer + 1)
-            _add_neurons(weights, f"{prefix}mlp.", held, draws, (neurons, depth))
+            here = features.at(section, 2 * layer + 1)
+            _add_neurons(weights, f"{prefix}mlp.", here, draws, (neurons, depth))
     return rebuilt(
         compiled,
         weights,
@@ -105,15 +105,15 @@ class _Draws:
         self._width, self._g = width, g
 
     def reads(
-        self, rows: int, held: Held
+        self, rows: int, here: FeaturePoints
     ) -> tuple[Float[Tensor, "row new_d_model"], Float[Tensor, " row"]]:
-        """Reads of all that is held somewhere, with biases that put their middle at ``LIFT``."""
-        spread = sum(float((p - p.mean(0)).square().sum(-1).mean()) for p in held.points)
+        """Reads of all that is held somewhere, with biases that put their mean at ``LIFT``."""
+        spread = sum(float((p - p.mean(0)).square().sum(-1).mean()) for p in here.points)
         # Of this size, they read what is held with a standard deviation of 1.
         size = max(spread, 1e-12) ** -0.5
-        program = size * self._normal(rows, held.middle.shape[0])
+        program = size * self._normal(rows, here.mean.shape[0])
         own = OWN * self._width**-0.5 * self._normal(rows, self._width)
-        bias = LIFT - program @ held.middle
+        bias = LIFT - program @ here.mean
         return torch.cat([program, own], 1), bias
 
     def writes(self, d_model: int, columns: int, depth: int) -> Float[Tensor, "new_d_model column"]:
@@ -127,21 +127,21 @@ class _Draws:
 
 
 def _add_heads(
-    weights: Weights, prefix: str, held: Held, draws: _Draws, sizes: tuple[int, int, int]
+    weights: Weights, prefix: str, here: FeaturePoints, draws: _Draws, sizes: tuple[int, int, int]
 ) -> None:
     """Put heads behind those of a layer.
 
     Args:
         weights: The weights, which are changed.
         prefix: Prefix of those of the layer's attention.
-        held: What the heads read.
+        here: What the heads read.
         draws: Where their weights come from.
         sizes: (heads that there are, new heads, layers of the section).
     """
     n_heads, heads, depth = sizes
     d_model, columns = weights[f"{prefix}out.weight"].shape
     d_head = columns // n_heads
-    read, bias = draws.reads(3 * heads * d_head, held)
+    read, bias = draws.reads(3 * heads * d_head, here)
     scores = slice(2 * heads * d_head)
     read[scores] *= SCORE**0.5
     bias[scores] *= SCORE**0.5
@@ -155,11 +155,11 @@ def _add_heads(
 
 
 def _add_neurons(
-    weights: Weights, prefix: str, held: Held, draws: _Draws, sizes: tuple[int, int]
+    weights: Weights, prefix: str, here: FeaturePoints, draws: _Draws, sizes: tuple[int, int]
 ) -> None:
     """Put neurons behind those of a layer; sizes are (neurons, layers of the section)."""
     neurons, depth = sizes
-    read, bias = draws.reads(neurons, held)
+    read, bias = draws.reads(neurons, here)
     for name, new in (("fc_in.weight", read), ("fc_in.bias", bias)):
         weights[prefix + name] = torch.cat([weights[prefix + name], new])
     out = draws.writes(len(weights[f"{prefix}fc_out.weight"]), neurons, depth)

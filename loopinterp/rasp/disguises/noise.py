@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
-from loopinterp.errors import InputError
+from loopinterp.errors import check_number
 from loopinterp.rasp.compiler.compiled import Compiled, need_compiled
-from loopinterp.rasp.disguises.draws import generator
-from loopinterp.rasp.disguises.weights import rebuilt, weights_of
+from loopinterp.rasp.disguises.compiled_weights import rebuilt, weights_of
+from loopinterp.rasp.disguises.random_draws import generator
 
 NOISE = "noise"
 """What the record of this disguise begins with."""
@@ -40,14 +38,8 @@ def add_noise(compiled: Compiled, *, relative: float, seed: int) -> Compiled:
         >>> noisy.circuit.disguises
         ('noise of 0.01 on the weights (seed 0)',)
     """
-    number = isinstance(relative, (int, float)) and not isinstance(relative, bool)
-    if not number or not math.isfinite(relative) or relative < 0:
-        raise InputError(
-            "relative",
-            expected="a finite number >= 0",
-            given=repr(relative),
-            fix="Pass 0.01 for noise of a hundredth of each matrix.",
-        )
+    fix = "Pass 0.01 for noise of a hundredth of each matrix."
+    check_number("relative", relative, least=0, fix=fix)
     need_compiled(compiled)
     g, weights = generator(seed), weights_of(compiled)
     for name, w in weights.items():

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from loopinterp.rasp.compiler.compiled import Compiled, need_compiled
-from loopinterp.rasp.disguises.draws import generator, random_rotation
-from loopinterp.rasp.disguises.weights import Weights, layers, rebuilt, weights_of
+from loopinterp.rasp.disguises.compiled_weights import Weights, layers, rebuilt, weights_of
+from loopinterp.rasp.disguises.random_draws import generator, random_rotation
 
 if TYPE_CHECKING:
     from jaxtyping import Int

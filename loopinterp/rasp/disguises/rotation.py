@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from loopinterp.rasp.compiler.compiled import Compiled, need_compiled
-from loopinterp.rasp.disguises.draws import generator, random_rotation
-from loopinterp.rasp.disguises.weights import moved, rebuilt, weights_of
+from loopinterp.rasp.disguises.compiled_weights import moved, rebuilt, weights_of
+from loopinterp.rasp.disguises.random_draws import generator, random_rotation
 
 
 def rotate(compiled: Compiled, *, seed: int) -> Compiled:

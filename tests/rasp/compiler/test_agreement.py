@@ -18,7 +18,7 @@ from loopinterp.rasp import (
 )
 from loopinterp.rasp.compiler import Compiled, agreement, compare_with_program, compile_program
 from loopinterp.rasp.compiler.agreement import uneven
-from tests.rasp.compiler.holds import exact
+from tests.rasp.compiler.compiled_properties import exact
 from tests.rasp.compiler.small_programs import every_input, program
 
 u = var("u")

@@ -12,7 +12,7 @@ from loopinterp.rasp import get_program, list_programs
 from loopinterp.rasp.compiler import compile_program
 from loopinterp.rasp.programs.unique_set import unique_set
 from loopinterp.tasks import UniqueSet
-from tests.rasp.compiler.holds import agrees
+from tests.rasp.compiler.compiled_properties import agrees
 from tests.rasp.programs.inputs import every_input, task_of
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -66,7 +66,7 @@ def test_all_inputs_run_as_the_program_does(name, n):
 def test_all_sets_of_a_small_alphabet_run_as_the_program_does(n):
     program = unique_set(3)
     symbols = torch.tensor(list(itertools.product(range(3), repeat=n)))
-    inputs = UniqueSet(3).from_symbols(symbols, torch.full((len(symbols),), n)).inputs
+    inputs = UniqueSet(n_symbols=3).from_symbols(symbols, torch.full((len(symbols),), n)).inputs
     compiled = compile_program(program, max_length=inputs.shape[1])
     agrees(compiled, inputs, n_loops=program.n_loops(n) + 1)
 

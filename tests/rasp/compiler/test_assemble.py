@@ -20,7 +20,7 @@ from loopinterp.rasp import (
 )
 from loopinterp.rasp.compiler import compile_program
 from loopinterp.rasp.compiler.assemble import LOGIT
-from tests.rasp.compiler.holds import all_of_it_is_described, holds_nothing_else
+from tests.rasp.compiler.compiled_properties import all_of_it_is_described, holds_nothing_else
 from tests.rasp.compiler.small_programs import every_input, program
 
 pytestmark = pytest.mark.usefixtures("quick")

@@ -12,7 +12,7 @@ from loopinterp.rasp import list_programs
 from loopinterp.rasp.compiler import Circuit, compile_program
 from loopinterp.rasp.compiler.circuit import CIRCUIT_FILE, DIRECTIONS_FILE
 from loopinterp.storage import read_tensors, write_tensors
-from tests.rasp.compiler.holds import same
+from tests.rasp.compiler.compiled_properties import same
 
 RIPPLE = compile_program("ripple", max_length=5)
 TOKENS = torch.tensor([[4, 3, 1, 2, 0], [4, 0, 3, 3, 1]])

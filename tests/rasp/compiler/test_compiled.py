@@ -12,7 +12,7 @@ from loopinterp.rasp import UNKNOWN, get_program, shift_right, tokens, var
 from loopinterp.rasp.compiler import Compiled, compile_program
 from loopinterp.rasp.compiler.compiled import MAX_CLASSES
 from loopinterp.rasp.programs.unique_set import unique_set
-from tests.rasp.compiler.holds import same
+from tests.rasp.compiler.compiled_properties import same
 from tests.rasp.compiler.small_programs import program
 
 u = var("u")

@@ -22,10 +22,10 @@ from loopinterp.rasp import (
     var,
     where,
 )
-from loopinterp.rasp.checks import MAX_RELATION
 from loopinterp.rasp.compiler import compile_program
+from loopinterp.rasp.expression_checks import MAX_RELATION
 from loopinterp.rasp.node import MAX_DEPTH
-from tests.rasp.compiler.holds import agrees
+from tests.rasp.compiler.compiled_properties import agrees
 from tests.rasp.compiler.small_programs import every_input, program
 
 pytestmark = pytest.mark.usefixtures("quick")

@@ -8,7 +8,11 @@ from hypothesis import strategies as st
 
 from loopinterp.rasp import LoopProgram
 from loopinterp.rasp.compiler import compile_program
-from tests.rasp.compiler.holds import agrees, all_of_it_is_described, holds_nothing_else
+from tests.rasp.compiler.compiled_properties import (
+    agrees,
+    all_of_it_is_described,
+    holds_nothing_else,
+)
 from tests.rasp.compiler.random_programs import programs
 from tests.rasp.compiler.small_programs import every_input
 

@@ -81,7 +81,7 @@ def test_an_error_can_say_in_which_part_an_expression_stands():
 @pytest.mark.usefixtures("no_type_checks")
 @pytest.mark.parametrize("length", [0, -1, MAX_LENGTH + 1, 10**9, True, 2.0, "8", None])
 def test_a_length_out_of_range_is_refused(length):
-    with pytest.raises(InputError, match="max_length: expected 1 to 512 positions"):
+    with pytest.raises(InputError, match="max_length: expected an integer in 1\\.\\.512"):
         validate("ripple", length)
 
 

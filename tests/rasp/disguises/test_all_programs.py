@@ -16,7 +16,7 @@ from loopinterp.rasp import (
     rotate,
     superpose,
 )
-from tests.rasp.disguises.subjects import logits_of, subject
+from tests.rasp.disguises.small_models import logits_of, small_model
 
 
 def everything(compiled: Compiled) -> Compiled:
@@ -35,7 +35,7 @@ DISGUISES: dict[str, Callable[[Compiled], Compiled]] = {
 @pytest.mark.parametrize("disguise", DISGUISES)
 @pytest.mark.parametrize("program", list_programs())
 def test_a_disguised_model_does_the_same_and_its_circuit_says_where(program, disguise):
-    plain = subject(program)
+    plain = small_model(program)
     hidden = DISGUISES[disguise](plain.compiled)
     logits = logits_of(hidden, plain.inputs, plain.n_loops)
     assert (logits - plain.logits).abs().max() < 1e-4

@@ -19,7 +19,7 @@ from loopinterp.rasp import (
     rotate,
     superpose,
 )
-from tests.rasp.disguises.subjects import logits_of, subject
+from tests.rasp.disguises.small_models import logits_of, small_model
 
 EXACT = {
     "rotate": rotate,
@@ -46,7 +46,7 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     seed=st.integers(0, 2**63 - 1),
 )
 def test_disguises_compose_in_any_order(program, before, after, seed):
-    plain = subject(program)
+    plain = small_model(program)
     hidden = plain.compiled
     for name in [*before, "superpose", *after]:
         hidden = EXACT[name](hidden, seed=seed)
@@ -60,7 +60,7 @@ def test_disguises_compose_in_any_order(program, before, after, seed):
 
 @pytest.mark.parametrize("program", ["parity", "ripple", "one_shot"])
 def test_nothing_drifts_in_500_loops(program):
-    plain = subject(program)
+    plain = small_model(program)
     inputs = plain.inputs[:4]
     hidden = plain.compiled
     for seed, disguise in enumerate(EXACT.values()):
@@ -74,7 +74,7 @@ def test_nothing_drifts_in_500_loops(program):
 
 @pytest.mark.parametrize("disguise", ALL)
 def test_the_input_stays_as_it_was_and_a_seed_gives_one_model(disguise):
-    plain = subject("one_shot").compiled
+    plain = small_model("one_shot").compiled
     before = weights(plain)
     first, again, other = (ALL[disguise](plain, seed=seed) for seed in (5, 5, 6))
     assert same(weights(plain), before)
@@ -85,7 +85,7 @@ def test_the_input_stays_as_it_was_and_a_seed_gives_one_model(disguise):
 
 
 def test_a_disguised_model_is_saved_with_its_circuit(tmp_path):
-    hidden = subject("one_shot").compiled
+    hidden = small_model("one_shot").compiled
     for seed, disguise in enumerate(ALL.values()):
         hidden = disguise(hidden, seed=seed)
     hidden.save(tmp_path)
@@ -99,7 +99,7 @@ def test_a_disguised_model_is_saved_with_its_circuit(tmp_path):
 
 
 def test_a_model_keeps_its_precision():
-    plain = subject("ripple").compiled
+    plain = small_model("ripple").compiled
     double = Compiled(type(plain.model)(plain.model.config).double(), plain.circuit, plain.program)
     double.model.load_state_dict(plain.model.state_dict())
     for disguise in ALL.values():
@@ -111,4 +111,4 @@ def test_a_model_keeps_its_precision():
 @pytest.mark.parametrize("disguise", ALL)
 def test_bad_seeds(disguise, seed):
     with pytest.raises(InputError, match="seed: expected an integer"):
-        ALL[disguise](subject("ripple").compiled, seed=seed)
+        ALL[disguise](small_model("ripple").compiled, seed=seed)

@@ -7,12 +7,12 @@ import torch
 
 from loopinterp.errors import InputError
 from loopinterp.rasp import distract, permute, rotate
-from tests.rasp.disguises.subjects import cached, subject
+from tests.rasp.disguises.small_models import cached, small_model
 
 
 @pytest.mark.parametrize("program", ["one_shot", "unique_set", "parity"])
 def test_distractors_are_active_in_every_layer(program):
-    plain = subject(program)
+    plain = small_model(program)
     old = plain.compiled.model.config
     busy = distract(plain.compiled, heads=3, neurons=5, width=4, seed=1)
     config = busy.model.config
@@ -37,7 +37,7 @@ def test_distractors_are_active_in_every_layer(program):
 
 
 def test_what_they_write_does_not_pile_up():
-    plain = subject("ripple")
+    plain = small_model("ripple")
     busy = distract(plain.compiled, seed=0)
     with torch.no_grad():
         states = busy.model(plain.inputs, n_loops=60, return_type="states")
@@ -47,7 +47,7 @@ def test_what_they_write_does_not_pile_up():
 
 
 def test_zeros_do_not_give_them_away_behind_a_rotation_and_a_permutation():
-    hidden = permute(rotate(distract(subject("unique_set").compiled, seed=0), seed=1), seed=2)
+    hidden = permute(rotate(distract(small_model("unique_set").compiled, seed=0), seed=1), seed=2)
     weights = hidden.model.state_dict()
     circuit = hidden.circuit
     for prefix in ("prelude.0", "block.0", "block.2"):
@@ -77,12 +77,12 @@ def test_zeros_do_not_give_them_away_behind_a_rotation_and_a_permutation():
 )
 def test_bad_sizes(sizes, message):
     with pytest.raises(InputError, match=message):
-        distract(subject("ripple").compiled, seed=0, **sizes)
+        distract(small_model("ripple").compiled, seed=0, **sizes)
 
 
 @pytest.mark.parametrize("sizes", [{"heads": 0}, {"neurons": 0}])
 def test_either_kind_can_be_left_out(sizes):
-    plain = subject("ripple")
+    plain = small_model("ripple")
     busy = distract(plain.compiled, seed=0, **sizes)
     logits = busy.model(plain.inputs, n_loops=plain.n_loops, return_type="all_logits")
     assert torch.allclose(logits, plain.logits, atol=1e-4)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 
 from loopinterp.rasp import distract, permute
-from tests.rasp.disguises.subjects import cached, place_of, subject
+from tests.rasp.disguises.small_models import cached, section_of, small_model
 
 LOOPS = 2
 
 
 def test_the_circuit_names_the_same_heads_and_neurons_where_they_are_now():
-    plain = subject("unique_set")
+    plain = small_model("unique_set")
     base = distract(plain.compiled, heads=3, neurons=5, width=2, seed=0)
     shuffled = permute(base, seed=1)
     patterns, neurons = (
@@ -20,7 +20,7 @@ def test_the_circuit_names_the_same_heads_and_neurons_where_they_are_now():
     )
     moved = 0
     for number in patterns[0]:
-        place = place_of(base, number, LOOPS)
+        place = section_of(base, number, LOOPS)
         heads, groups = (
             [[n for n in nodes if (n.section, n.layer) == place] for nodes in both]
             for both in (
@@ -43,14 +43,14 @@ def test_the_circuit_names_the_same_heads_and_neurons_where_they_are_now():
 
 
 def test_every_edge_leads_from_and_to_something():
-    circuit = permute(subject("unique_set").compiled, seed=2).circuit
+    circuit = permute(small_model("unique_set").compiled, seed=2).circuit
     known = {n.id for n in (*circuit.heads, *circuit.neurons, *circuit.features)}
     assert {end for edge in circuit.edges for end in edge} <= known
     assert {n.id for n in circuit.heads} <= {end for edge in circuit.edges for end in edge}
 
 
 def test_every_head_is_turned_inside():
-    plain = subject("unique_set").compiled
+    plain = small_model("unique_set").compiled
     shuffled = permute(plain, seed=0)
     before, after = (c.model.state_dict()["prelude.0.attn.qkv.weight"] for c in (plain, shuffled))
     assert torch.isclose(before.norm(), after.norm())

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from loopinterp.rasp import rotate
-from tests.rasp.disguises.subjects import subject
+from tests.rasp.disguises.small_models import small_model
 
 
 def test_states_are_turned_and_nothing_stands_along_a_coordinate():
-    plain = subject("one_shot")
+    plain = small_model("one_shot")
     turned = rotate(plain.compiled, seed=3)
     states, before = (
         c.model(plain.inputs, n_loops=3, return_type="states").detach().flatten(0, 2)
@@ -28,7 +28,7 @@ def test_states_are_turned_and_nothing_stands_along_a_coordinate():
 
 
 def test_a_recall_reads_and_writes_the_turned_stream():
-    plain = subject("ripple").compiled
+    plain = small_model("ripple").compiled
     turned = rotate(plain, seed=0)
     for name in ("recall.state.weight", "recall.input.weight"):
         old, new = (c.model.state_dict()[name].double() for c in (plain, turned))

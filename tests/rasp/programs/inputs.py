@@ -6,6 +6,8 @@ import functools
 import itertools
 
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from loopinterp.rasp import LoopProgram
 from loopinterp.tasks import (
@@ -25,10 +27,24 @@ from loopinterp.tasks import (
     get_task,
 )
 from loopinterp.tasks.abacus_addition import ALPHABET
+from loopinterp.tasks.addition import draw_bits
+from loopinterp.tasks.sampling import coins
 from tests.tasks.answers import ANSWERS, spelled
 
 MOST = 65_536
 """Inputs of one length that are tried; where there are more, as many random ones."""
+
+
+def chains_through_bit_4(last: int) -> Int[Tensor, "batch pos"]:
+    """Additions of 12 bits whose bit 2 generates or kills, and whose bits 3 .. last propagate.
+
+    So the carry into bit 4, at position 5, has come through one bit and runs on.
+    """
+    generator = torch.Generator().manual_seed(0)
+    a, b = draw_bits("uniform", 50, 12, generator)
+    b[:, 3 : last + 1] = 1 - a[:, 3 : last + 1]
+    a[:, 2] = b[:, 2] = coins(0.5, (50,), generator).long()
+    return Addition().from_bits(a, b, torch.full((50,), 12)).inputs
 
 
 def task_of(program: LoopProgram) -> Task:

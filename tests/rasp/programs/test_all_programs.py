@@ -32,7 +32,8 @@ def test_all_inputs_are_answered_at_t_of_n_and_some_not_a_loop_before(name, n):
     needed = program.n_loops(n)
     assert exact(program, batch, needed).all()
     assert exact(program, batch, needed + 3).all()
-    if needed > 0:
+    no_carry = n == 1 and program.task == "addition"  # then a late ripple is right from the start
+    if needed > 0 and not (name == "late_ripple" and no_carry):
         assert not exact(program, batch, needed - 1).all()
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from loopinterp.rasp import UNKNOWN, Intervention, get_program
-from loopinterp.tasks import Addition, carry_pairs
+from loopinterp.tasks import Addition
+from tests.rasp.programs.inputs import chains_through_bit_4
 
 TASK, PROGRAM = Addition(), get_program("latched_chain")
 
@@ -24,10 +25,7 @@ def test_a_carry_fed_by_a_chain_of_k_is_known_after_k_plus_1_loops_and_right_fro
 
 
 def test_what_is_known_is_held_and_only_the_front_passes_a_change_on():
-    g = torch.Generator().manual_seed(0)
-    x = carry_pairs(
-        12, position=5, chain_length=1, batch_size=50, generator=g, propagate_after=8
-    ).base.inputs
+    x = chains_through_bit_4(last=11)
     clean = PROGRAM.trace(x, n_loops=13)
     mask = torch.zeros_like(x, dtype=torch.bool)
     mask[:, 5] = True

@@ -5,17 +5,15 @@ from __future__ import annotations
 import torch
 
 from loopinterp.rasp import UNKNOWN, Intervention, get_program
-from loopinterp.tasks import Addition, carry_pairs
+from loopinterp.tasks import Addition
+from tests.rasp.programs.inputs import chains_through_bit_4
 
 TASK, PROGRAM = Addition(), get_program("latched_ripple")
 
 
 def changed_outputs(loop: int) -> torch.Tensor:
     """Which outputs change [loop, pos] when the carry into position 5 is flipped at a loop."""
-    g = torch.Generator().manual_seed(0)
-    x = carry_pairs(
-        12, position=5, chain_length=1, batch_size=50, generator=g, propagate_after=8
-    ).base.inputs
+    x = chains_through_bit_4(last=11)
     clean = PROGRAM.trace(x, n_loops=13)
     mask = torch.zeros_like(x, dtype=torch.bool)
     mask[:, 5] = True

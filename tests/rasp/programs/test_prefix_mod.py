@@ -11,7 +11,7 @@ from loopinterp.tasks import PrefixSum
 
 @pytest.mark.parametrize("modulus", [2, 3, 10])
 def test_after_t_loops_a_position_holds_the_sum_of_the_last_t_digits(modulus):
-    task = PrefixSum(modulus)
+    task = PrefixSum(modulus=modulus)
     batch = task.sample(10, batch_size=30, generator=torch.Generator().manual_seed(0))
     trace = prefix_mod(modulus).trace(batch.inputs, n_loops=12)
     for row, tokens in enumerate(batch.inputs.tolist()):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from loopinterp.rasp import Intervention, get_program
-from loopinterp.tasks import Addition, carry_pairs
+from loopinterp.tasks import Addition
+from tests.rasp.programs.inputs import chains_through_bit_4
 
 TASK, PROGRAM = Addition(), get_program("ripple")
 
@@ -26,15 +27,12 @@ def test_a_carry_counts_the_bits_that_a_loop_has_let_it_see():
 
 
 def test_a_changed_carry_is_mended_and_the_change_runs_on():
-    g = torch.Generator().manual_seed(0)
-    pairs = carry_pairs(
-        12, position=5, chain_length=1, batch_size=50, generator=g, propagate_after=7
-    )
-    clean = PROGRAM.trace(pairs.base.inputs, n_loops=12)
-    mask = torch.zeros_like(pairs.base.inputs, dtype=torch.bool)
+    x = chains_through_bit_4(last=10)
+    clean = PROGRAM.trace(x, n_loops=12)
+    mask = torch.zeros_like(x, dtype=torch.bool)
     mask[:, 5] = True
     change = Intervention("carry", 6, 1 - clean.variables["carry"][6], mask)
-    patched = PROGRAM.run(pairs.base.inputs, n_loops=12, interventions=[change])
+    patched = PROGRAM.run(x, n_loops=12, interventions=[change])
     differs = patched.outputs != clean.outputs
     for t in range(6, 13):
         wrong = differs[t].any(dim=0).nonzero().flatten().tolist()

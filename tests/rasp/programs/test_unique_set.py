@@ -23,6 +23,8 @@ def test_after_t_loops_the_distinct_ones_of_the_first_t_symbols_are_in_place():
 
 
 def test_another_alphabet_has_a_program_of_its_own():
-    batch = UniqueSet(3).sample(6, batch_size=20, generator=torch.Generator().manual_seed(0))
+    batch = UniqueSet(n_symbols=3).sample(
+        6, batch_size=20, generator=torch.Generator().manual_seed(0)
+    )
     outputs = unique_set(3).trace(batch.inputs, n_loops=6).outputs[-1]
     assert torch.equal(outputs[:, 7:], batch.targets[:, 7:])

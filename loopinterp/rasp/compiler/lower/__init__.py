@@ -1,6 +1,7 @@
 """Stage 3, lower: expressions as features of the residual stream, and what writes them.
 
-``plan`` cuts the program into sections, ``section`` goes through a section's graph. ``attention``
-and ``aggregates`` make heads, ``functions``, ``covers`` and ``lookups`` make MLPs; ``held``
-collects what they write, and ``features`` are what is held in between.
+``program_lowering`` cuts the program into sections, ``section_lowering`` goes through a section's
+graph. ``attention_relation`` and ``aggregate_heads`` make heads, ``feature_functions``,
+``decision_rules`` and ``mlp_lookups`` make MLPs; ``feature_writer`` has layers write
+``lowered_features``.
 """

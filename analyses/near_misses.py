@@ -1,0 +1,43 @@
+"""How often is a wrong program named? Near misses of every stock program, bare and disguised.
+
+python analyses/near_misses.py --out runs/near-misses
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from functools import partial
+from pathlib import Path
+
+import pandas as pd
+
+from loopinterp.ground_truth.false_names import false_names_study
+from loopinterp.rasp import distract, permute, rotate
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("runs/near-misses"))
+    parser.add_argument("--misses", type=int, default=10, help="most near misses of each program")
+    parser.add_argument("--program", action="append", help="a stock program (default: all)")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    hide = [partial(disguise, seed=args.seed) for disguise in (distract, permute, rotate)]
+    result = false_names_study(
+        args.program,
+        misses_of_each=args.misses,
+        disguises=[("bare", []), ("disguised", hide)],
+        seed=args.seed,
+        progress=lambda name: print(name, file=sys.stderr, flush=True),
+    )
+    print(pd.DataFrame(result.totals()).T.to_string())
+    for name, winner, share in result.wrong_names:
+        print(f"wrong: {name} named {winner} (told apart by {share:.1%} of interventions)")
+    unnamed = [str(m) for m in result.data.model.values if not result.data["named"].sel(model=m)]
+    print("not named when listed:", ", ".join(unnamed) or "none")
+    print(result.save(args.out))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,267 @@
+"""Activation patching over the loop axis: which activation carries the answer, at which loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from einops import rearrange, repeat
+
+from loopinterp.circuits.activation_patching_inputs import (
+    Comparison,
+    Metric,
+    check_run,
+    chosen_loops,
+    chosen_positions,
+    compare,
+    unrelated,
+)
+from loopinterp.circuits.activation_patching_result import MEASURES, PatchingSweep
+from loopinterp.circuits.layer_sections import CODA, PRELUDE, surround
+from loopinterp.errors import check_integer
+from loopinterp.results import study
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+    from torch import Tensor
+
+    from loopinterp.models import LoopedTransformer
+    from loopinterp.models.sites import Index
+
+
+@torch.no_grad()
+def patching_sweep(
+    model: LoopedTransformer,
+    base: Tensor,
+    source: Tensor,
+    *,
+    n_loops: int,
+    component: str = "resid_pre",
+    positions: str | Int[Tensor, " _"] | None = None,
+    scored: Bool[Tensor, "_ _"] | None = None,
+    metric: Metric | None = None,
+    other: Tensor | None = None,
+    loops: Index = None,
+    max_rows: int = 1024,
+    seed: int = 0,
+) -> PatchingSweep:
+    r"""Put one activation of the source's run into the base's run, place by place.
+
+    Patching as it is done for denoising: the run of ``base`` goes on with the source's activation
+    at one (loop, layer, head, position). With answers :math:`y = \mathrm{argmax}` of the logits,
+    and P the positions that are scored and that the two runs answer differently,
+
+    .. math::
+        \text{recovered} = \operatorname{mean}_P [y_\text{patched} = y_\text{source}], \qquad
+        \text{effect} = \frac{M_\text{patched} - M_\text{base}}{M_\text{source} - M_\text{base}}
+
+    where M is the metric: by default the logit of the source's answer less that of the base's,
+    mean over P. The control is the same patch out of the run of a third input: how much of this
+    any disturbance does. Loops before the patch are not run again.
+
+    Args:
+        model: The model.
+        base: Tokens ``[batch, pos]``, or features ``[batch, pos, d_features]``.
+        source: As many inputs of the same length, pair by pair.
+        n_loops: Loops of the whole run.
+        component: ``resid_pre``, ``attn_out``, ``mlp_out``, ``z`` (head by head), or ``state``:
+            the state after t loops, t = 0 .. n_loops, which has no layer.
+        positions: None patches all positions at once, ``"each"`` one at a time, a tensor
+            ``[batch]`` one position of each example.
+        scored: Positions ``[batch, pos]`` whose answers count; all by default.
+        metric: Another metric, from the logits of all positions to a number or ``[batch]``.
+        other: The third inputs; by default the sources moved by one example (or by more, if one
+            of them would meet itself).
+        loops: Loops to patch; all by default. Layers around the loop are patched in any case.
+        max_rows: Examples in one run of the model, over which patches are run side by side.
+        seed: Written to the provenance; nothing is drawn.
+
+    Raises:
+        InputError: inputs that do not fit each other, an unknown component, a loop or a position
+            out of range, or pairs that the model does not tell apart.
+
+    Source: the normalised metric is that of arXiv 2211.00593 and of TransformerLens' patching.
+
+    Example:
+        >>> from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
+        >>> config = LoopedTransformerConfig(d_model=16, n_heads=2, d_vocab=5, d_vocab_out=2)
+        >>> base, source = torch.randint(5, (2, 8, 4), generator=torch.Generator().manual_seed(0))
+        >>> found = patching_sweep(LoopedTransformer(config), base, source, n_loops=3)
+        >>> found.data["recovered"].sel(layer=0, head="all", pos="all").values.tolist()
+        [1.0, 1.0, 1.0]
+    """
+    check_run(model, base, source, other, component, max_rows)
+    third = unrelated(source) if other is None else other
+    chosen, places = chosen_positions(positions, base)
+    of_state, config = component == "state", model.config
+    wanted = chosen_loops(loops, check_integer("n_loops", n_loops, least=1) + of_state)
+    about = {"study": "patching", "component": component, "n_loops": n_loops}
+    with study(seed, **about, model=config.to_dict(), n_examples=len(base)) as watch:
+        states, *others = [
+            model(inputs, n_loops=n_loops, return_type="states") for inputs in (base, source, third)
+        ]
+        ends = model.readout(states[-1]), model.readout(others[0][-1])
+        compared = compare(*ends, scored, metric)
+        sweep = _Sweep(
+            model=model,
+            base=base,
+            states=states,
+            donors=(source, third),
+            donor_states=torch.stack(others),
+            compared=compared,
+            chosen=chosen,
+            n_loops=n_loops,
+            component=component,
+            max_rows=max_rows,
+        )
+        measured = sweep.states_after(wanted) if of_state else sweep.block(wanted)
+        arrays = dict(zip(MEASURES, measured))
+        coords: dict[str, Sequence[Any]] = {
+            "loop": wanted,
+            "layer": ["state"] if of_state else range(config.n_layers),
+            "head": range(config.n_heads) if component == "z" else ["all"],
+            "pos": places,
+        }
+        for section, measures in ({} if of_state else sweep.around()).items():
+            arrays |= {f"{section}_{m}": values for m, values in zip(MEASURES, measures)}
+            coords[f"{section}_layer"] = range(measures.shape[1])
+        return PatchingSweep.of(
+            watch,
+            coords=coords,
+            **arrays,
+            component=component,
+            metric=compared.name,
+            metric_base=compared.at_base,
+            metric_source=compared.at_source,
+            n_examples=len(base),
+            n_scored=int(compared.differ.sum()),
+        )
+
+
+@dataclass(frozen=True)
+class _Sweep:
+    """Everything that the patches of one sweep share.
+
+    Attributes:
+        states: States of the base's run.
+        donors: The source, and the third input of the control.
+        donor_states: States of their runs.
+        chosen: Where each patch is made [place, batch, pos].
+    """
+
+    model: LoopedTransformer
+    base: Tensor
+    states: Float[Tensor, "loop batch pos d_model"]
+    donors: tuple[Tensor, Tensor]
+    donor_states: Float[Tensor, "donor loop batch pos d_model"]
+    compared: Comparison
+    chosen: Bool[Tensor, "place batch pos"]
+    n_loops: int
+    component: str
+    max_rows: int
+
+    def states_after(self, wanted: list[int]) -> np.ndarray:
+        """Patches of the state [measure, loop, 1, 1, place]."""
+        found = [self._patch(None, t, self.donor_states[:, t]) for t in wanted]
+        return np.stack(found, axis=1)[:, :, None]
+
+    def block(self, wanted: list[int]) -> np.ndarray:
+        """Patches inside the loop [measure, loop, layer, head, place]."""
+        layers = range(self.model.config.n_layers)
+        found = []
+        for loop in wanted:
+            names = [
+                str(self.model.site(self.component, loop=loop, layer=k, n_loops=self.n_loops))
+                for k in layers
+            ]
+            found.append(self._patches(names, loop, loop + 1))
+        return np.stack(found, axis=1)
+
+    def around(self) -> dict[str, np.ndarray]:
+        """Patches before and after the loop [measure, layer, head, place], where there are any."""
+        component = self.model.addresses(self.n_loops).component(self.component)
+        spans = {PRELUDE: (None, 0), CODA: (self.n_loops, None)}
+        return {
+            section: self._patches([f"blocks.{n}.{component}" for n in numbers], *spans[section])
+            for section, numbers in surround(self.model.config, self.n_loops).items()
+            if len(numbers)
+        }
+
+    def _patches(self, names: list[str], start: int | None, stop: int | None) -> np.ndarray:
+        """Every patch at some hooks [measure, hook, head, place].
+
+        Args:
+            names: The hooks.
+            start: First loop that has to be run for them; None to start from the input.
+            stop: The loop before which all of them have fired; None for the readout.
+        """
+        caches = [
+            self.model.run_with_cache(
+                inputs,
+                n_loops=self.n_loops,
+                names_filter=names,
+                start_at_loop=start or 0,
+                stop_at_loop=stop,
+                state=None if start is None else states[start],
+                return_type="logits" if stop is None else "state",
+            )[1]
+            for inputs, states in zip(self.donors, self.donor_states)
+        ]
+        donors = [torch.stack([cache[name] for cache in caches]) for name in names]
+        return np.stack([self._patch(n, start, d) for n, d in zip(names, donors)], axis=1)
+
+    def _patch(self, name: str | None, start: int | None, donors: Tensor) -> np.ndarray:
+        """Every patch at one site [measure, head, place].
+
+        Args:
+            name: The hook; None for the state that the run starts from.
+            start: First loop that has to be run again; None to start from the input.
+            donors: Activations of the two donors [donor, batch, ...].
+        """
+        masks = self._masks()
+        n_patches = len(masks)
+        rows = torch.arange(2 * n_patches)
+        scores: list[tuple[float, float]] = []
+        for part in rows.split(max(1, self.max_rows // len(self.base))):
+            mask = masks[part % n_patches].flatten(0, 1)
+            donor = donors[part // n_patches].flatten(0, 1)
+            logits = self._run(name, start, mask, donor, len(part))
+            scores += [self.compared.score(one) for one in logits.chunk(len(part))]
+        return rearrange(
+            np.array(scores),
+            "(donor head place) measure -> (donor measure) head place",
+            donor=2,
+            place=len(self.chosen),
+        )
+
+    def _masks(self) -> Bool[Tensor, "patch batch pos ..."]:
+        """What each patch replaces; heads in order, and positions of each head."""
+        if self.component != "z":
+            return self.chosen[..., None]
+        n_heads = self.model.config.n_heads
+        head = torch.eye(n_heads, dtype=torch.bool, device=self.chosen.device)
+        return (
+            rearrange(self.chosen, "place batch pos -> 1 place batch pos 1 1")
+            & rearrange(head, "patched head -> patched 1 1 1 head 1")
+        ).flatten(0, 1)
+
+    def _run(
+        self, name: str | None, start: int | None, mask: Tensor, donor: Tensor, copies: int
+    ) -> Float[Tensor, "row pos d_vocab_out"]:
+        """Logits of as many copies of the base's run, each with its patch."""
+        inputs = repeat(self.base, "batch ... -> (copy batch) ...", copy=copies)
+        state = None
+        if start is not None:
+            state = repeat(self.states[start], "batch ... -> (copy batch) ...", copy=copies)
+        span = {"n_loops": self.n_loops, "start_at_loop": start or 0}
+        if name is None:
+            assert state is not None
+            return self.model(inputs, state=torch.where(mask, donor, state), **span)
+
+        def put(activation: Tensor, hook: object) -> Tensor:
+            return torch.where(mask, donor, activation)
+
+        return self.model.run_with_hooks(inputs, state=state, fwd_hooks=[(name, put)], **span)

@@ -1,0 +1,207 @@
+"""What a patching sweep is given, checked, and the two runs between which it patches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from loopinterp.circuits.activation_patching_result import WORDS
+from loopinterp.errors import InputError, check_choice, check_integer, unknown_name
+from loopinterp.models.looped_transformer import LoopedTransformer
+from loopinterp.models.sites import resolve_index
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+    from torch import Tensor
+
+    from loopinterp.models.sites import Index
+
+EACH = "each"
+"""Patch one position at a time."""
+
+Metric = Callable[["Tensor"], "Tensor"]
+"""From logits [batch, pos, d_vocab_out] to one number, or one for each example [batch]."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The runs of base and source, and how a patched run lies between them.
+
+    Attributes:
+        base: Answers of the base's run.
+        source: Answers of the source's run.
+        differ: Positions that count: scored, and answered differently.
+        metric: From logits to a number; the logit difference if None.
+        at_base: The metric of the base's run.
+        at_source: The metric of the source's run.
+    """
+
+    base: Int[Tensor, "batch pos"]
+    source: Int[Tensor, "batch pos"]
+    differ: Bool[Tensor, "batch pos"]
+    metric: Metric | None
+    at_base: float = 0.0
+    at_source: float = 1.0
+
+    @property
+    def name(self) -> str:
+        """Of the metric."""
+        if self.metric is None:
+            return "logit difference"
+        return getattr(self.metric, "__name__", type(self.metric).__name__)
+
+    def measure(self, logits: Float[Tensor, "batch pos d_vocab_out"]) -> float:
+        """The metric of a run."""
+        if self.metric is not None:
+            return float(torch.as_tensor(self.metric(logits)).double().mean())
+        both = torch.stack([self.source, self.base], -1)[self.differ]
+        pair = logits[self.differ].gather(-1, both).double()
+        return float((pair[:, 0] - pair[:, 1]).mean())
+
+    def score(self, logits: Float[Tensor, "batch pos d_vocab_out"]) -> tuple[float, float]:
+        """Share of answers that are the source's, and the metric between base and source."""
+        taken = (logits.argmax(-1) == self.source)[self.differ]
+        effect = (self.measure(logits) - self.at_base) / (self.at_source - self.at_base)
+        return float(taken.double().mean()), effect
+
+
+def compare(
+    base: Float[Tensor, "batch pos d_vocab_out"],
+    source: Float[Tensor, "batch pos d_vocab_out"],
+    scored: Bool[Tensor, "batch pos"] | None,
+    metric: Metric | None,
+) -> Comparison:
+    """Compare the logits of the two runs.
+
+    Raises:
+        InputError: ``scored`` does not fit, or nothing tells the two runs apart.
+    """
+    answers = base.argmax(-1), source.argmax(-1)
+    differ = answers[0] != answers[1]
+    if scored is not None:
+        if scored.shape != differ.shape or scored.dtype != torch.bool:
+            raise InputError(
+                "scored",
+                expected=f"booleans of shape {list(differ.shape)}",
+                given=f"{scored.dtype} of shape {list(scored.shape)}",
+                fix="Pass one boolean for each example and position.",
+            )
+        differ = differ & scored.to(differ.device)
+    if not differ.any():
+        raise InputError(
+            "base and source",
+            expected="inputs that the model answers differently at a scored position",
+            given="the same answers throughout",
+            fix="Pass other pairs, more of them, or more scored positions.",
+        )
+    found = Comparison(*answers, differ, metric)
+    ends = found.measure(base), found.measure(source)
+    if ends[0] == ends[1]:
+        raise InputError(
+            "metric",
+            expected="another value for the source's run than for the base's",
+            given=f"{ends[0]} for both",
+            fix="Pass pairs that it tells apart, or another metric.",
+        )
+    return Comparison(*answers, differ, metric, *ends)
+
+
+def check_run(
+    model: Any, base: Tensor, source: Tensor, other: Tensor | None, component: str, max_rows: int
+) -> None:
+    """Raise unless there are pairs to patch between, and a component to patch."""
+    if not isinstance(model, LoopedTransformer):
+        raise InputError(
+            "model",
+            expected="a LoopedTransformer, whose activations have addresses",
+            given=type(model).__name__,
+            fix="Use interchange interventions on states (compare_programs).",
+        )
+    check_choice("component", component, WORDS)
+    check_integer("max_rows", max_rows, least=1)
+    if base.ndim < 2 or not len(base):
+        raise InputError(
+            "base",
+            expected="at least one example, [batch, pos]",
+            given=f"shape {list(base.shape)}",
+            fix="Add a batch axis with base[None].",
+        )
+    for name, inputs in (("source", source), ("other", other)):
+        if inputs is not None and (inputs.shape != base.shape or inputs.dtype != base.dtype):
+            raise InputError(
+                name,
+                expected=f"{base.dtype} of shape {list(base.shape)}, as base has",
+                given=f"{inputs.dtype} of shape {list(inputs.shape)}",
+                fix="Pass pairs of inputs of equal length.",
+            )
+
+
+def chosen_loops(loops: Index, n_loops: int) -> list[int]:
+    """The loops to patch, counted from the start.
+
+    Raises:
+        InputError: one of them is out of range, or there is none.
+    """
+    wanted = resolve_index(loops, n_loops, "loop")[0]
+    if not wanted:
+        raise InputError(
+            "loops",
+            expected=f"at least one of the loops 0 to {n_loops - 1}",
+            given=f"{loops!r}, which holds none",
+            fix="Leave loops out to patch all of them.",
+        )
+    return wanted
+
+
+def chosen_positions(
+    positions: str | Tensor | None, base: Tensor
+) -> tuple[Bool[Tensor, "place batch pos"], list[int | str]]:
+    """Where each patch is made, and what the places are called.
+
+    Raises:
+        InputError: another word than "each", or positions of a wrong shape or out of range.
+    """
+    batch, n_pos = base.shape[:2]
+    if positions is None:
+        return torch.ones(1, batch, n_pos, dtype=torch.bool, device=base.device), ["all"]
+    if isinstance(positions, str):
+        if positions != EACH:
+            raise unknown_name("positions", positions, [EACH])
+        eye = torch.eye(n_pos, dtype=torch.bool, device=base.device)
+        return eye[:, None].expand(n_pos, batch, n_pos), list(range(n_pos))
+    fits = positions.shape == (batch,) and positions.dtype == torch.int64
+    if not fits or not bool(((positions >= 0) & (positions < n_pos)).all()):
+        raise InputError(
+            "positions",
+            expected=f"None, {EACH!r}, or {batch} integers from 0 to {n_pos - 1} (int64)",
+            given=f"{positions.dtype} of shape {list(positions.shape)}"
+            + (f", {int(positions.min())} to {int(positions.max())}" if fits else ""),
+            fix="Pass one position for each example.",
+        )
+    place = torch.arange(n_pos, device=base.device) == positions.to(base.device)[:, None]
+    return place[None], ["chosen"]
+
+
+def unrelated(source: Tensor) -> Tensor:
+    """A third input for each pair: the sources, moved on until none meets itself.
+
+    Raises:
+        InputError: there is no such move.
+
+    Example:
+        >>> unrelated(torch.tensor([[1, 2], [1, 2], [3, 4], [5, 6]])).tolist()
+        [[3, 4], [5, 6], [1, 2], [1, 2]]
+    """
+    for distance in range(1, len(source)):
+        moved = source.roll(distance, 0)
+        if not (moved == source).flatten(1).all(1).any():
+            return moved
+    raise InputError(
+        "other",
+        expected="a third input for each pair, as there are none among the sources",
+        given="sources that are too few or too much alike",
+        fix="Pass other=, inputs that have nothing to do with base and source.",
+    )

@@ -1,0 +1,126 @@
+"""What the studies of circuits are given, checked where it enters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from loopinterp.errors import InputError
+from loopinterp.rasp.program import LoopProgram
+from loopinterp.rasp.registry import get_program
+from loopinterp.tasks.sampling import check_tokens
+from loopinterp.tasks.task import Batch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+def check_program(program: str | LoopProgram) -> LoopProgram:
+    """A program, or the one of that name.
+
+    Raises:
+        InputError: it is neither.
+    """
+    if isinstance(program, str):
+        return get_program(program)
+    if not isinstance(program, LoopProgram):
+        raise InputError(
+            "program",
+            expected="a LoopProgram, or the name of a registered one",
+            given=type(program).__name__,
+            fix="Pass get_program('ripple'), or one of your own.",
+        )
+    return program
+
+
+def check_program_list(programs: Sequence[str | LoopProgram]) -> list[LoopProgram]:
+    """Programs out of a list of programs and names.
+
+    Raises:
+        InputError: a single name in place of a list, or what is no program.
+
+    Example:
+        >>> [program.name for program in check_program_list(["ripple", "copy"])]
+        ['ripple', 'copy']
+    """
+    if isinstance(programs, (str, LoopProgram)) or not isinstance(programs, Sequence):
+        raise InputError(
+            "programs",
+            expected="a list of programs or of their names",
+            given=repr(programs) if isinstance(programs, str) else type(programs).__name__,
+            fix=f"Pass [{programs!r}]." if isinstance(programs, str) else "Put it into a list.",
+        )
+    return [check_program(program) for program in programs]
+
+
+def check_programs(programs: Sequence[str | LoopProgram]) -> list[LoopProgram]:
+    """Rival programs of one task, each with its own name.
+
+    Raises:
+        InputError: none, two of one name, or of several tasks.
+    """
+    rivals = check_program_list(programs)
+    names = [p.name for p in rivals]
+    tasks = sorted({p.task for p in rivals})
+    if not names or len(set(names)) < len(names) or len(tasks) > 1:
+        raise InputError(
+            "programs",
+            expected="one program or more, all of one task, each with its own name",
+            given=", ".join(f"{p.name} ({p.task})" for p in rivals) or "none",
+            fix="Leave out the others: tokens of other tasks mean something else.",
+        )
+    return rivals
+
+
+def check_batches(data: Batch | Sequence[Batch], programs: Iterable[LoopProgram]) -> list[Batch]:
+    """Batches of inputs, each of one length.
+
+    Raises:
+        InputError: none, an empty or a mixed one, or tokens that a program does not know.
+    """
+    batches = [data] if isinstance(data, Batch) else data
+    if not isinstance(batches, Sequence) or not batches:
+        raise InputError(
+            "data",
+            expected="a Batch, or a list of them",
+            given=f"a {type(data).__name__}" if batches else "an empty list",
+            fix="Draw one with task.sample(n, batch_size=..., generator=...).",
+        )
+    return [check_batch(batch, programs) for batch in batches]
+
+
+def check_batch(batch: object, programs: Iterable[LoopProgram]) -> Batch:
+    """A batch of at least two examples of one length, whose tokens all programs know.
+
+    Raises:
+        InputError: it is none.
+    """
+    if not isinstance(batch, Batch) or len(batch) < 2 or len(batch.n_loops.unique()) > 1:
+        raise InputError(
+            "data",
+            expected="batches of at least two examples, all of one length",
+            given=f"{len(batch)} examples with T(n) of {batch.n_loops.unique().tolist()}"
+            if isinstance(batch, Batch)
+            else f"a {type(batch).__name__}",
+            fix="Draw them with task.sample(n, batch_size=..., generator=...), n an integer.",
+        )
+    for program in programs:
+        check_tokens(batch.inputs, len(program.inputs), f"inputs for program {program.name}")
+    return batch.to("cpu")
+
+
+def name_models(names: Sequence[str] | None, count: int) -> list[str]:
+    """A name for each model.
+
+    Raises:
+        InputError: no model, or names that do not fit.
+    """
+    given = [f"model {k}" for k in range(count)] if names is None else list(names)
+    if count < 1 or len(given) != count or len(set(given)) < count:
+        raise InputError(
+            "names",
+            expected=f"one name for each of {count} models (at least one model)",
+            given=repr(given),
+            fix="Pass as many different names as models.",
+        )
+    return given

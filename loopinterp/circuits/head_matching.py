@@ -1,0 +1,273 @@
+"""Which head computes which selector of a program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+
+from loopinterp.errors import InputError
+from loopinterp.results import Result, study
+
+if TYPE_CHECKING:
+    import xarray as xr
+    from jaxtyping import Bool, Float
+    from torch import Tensor
+
+TOLERANCE = 1e-3
+"""A head computes a selector whose overlap with its attention falls short of 1 by no more."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class HeadMatch(Result, kind="head-match"):
+    """What :func:`match_heads` returns. Values are NaN where a selector selects nothing.
+
+    Arrays:
+        overlap: Overlap (1 - total variation distance) of each head's attention with attention
+            spread evenly over the keys that the selector selects, over examples and over queries
+            that select any. 1 only for a head that looks at exactly those keys, evenly.
+        overlap_even: Control: the same if each query spread its attention evenly over the keys
+            that it can see.
+        overlap_by_position: Control: the same if the head looked in every example as it does on
+            average; as high as ``overlap`` where attention does not depend on the input.
+        overlap_other_input: Control: overlap with what is selected in another example.
+        mass: Mean attention of each head to the keys that the selector selects. Near 1 also for
+            a head that looks at some of those keys only.
+        mass_even: The control ``overlap_even``, for ``mass``; and so on for the others.
+
+    Attributes:
+        names: All names of each selector: those that coincide on the whole sample are one.
+        computes: The heads that compute each selector: overlap of at least 1 - 1e-3 at every loop
+            at which it selects anything.
+        assigned: Head of each selector under the best one-to-one assignment over all loops (""
+            where there are more selectors than heads, or nothing is selected).
+    """
+
+    VARIABLES: ClassVar[Mapping[str, str]] = {
+        name: "loop selector" if name.endswith("_even") else "loop head selector"
+        for measure in ("overlap", "mass")
+        for name in (measure, *(f"{measure}_{c}" for c in ("even", "by_position", "other_input")))
+    }
+
+    names: list[list[str]]
+    computes: list[list[str]]
+    assigned: list[str]
+
+    @property
+    def heads(self) -> list[str]:
+        """Name of each head."""
+        return self.data["head"].values.tolist()
+
+    @property
+    def selectors(self) -> list[str]:
+        """Name of each selector; of those that coincide on the whole sample, all names."""
+        return self.data["selector"].values.tolist()
+
+    @property
+    def empty(self) -> list[str]:
+        """The selectors that select nothing at any query of the sample."""
+        return self._where(self.data["overlap_even"].isnull().all("loop"))
+
+    @property
+    def everything(self) -> list[str]:
+        """The selectors that select all that can be seen: what any idle head looks at."""
+        even = self.data["overlap_even"]
+        return self._where(
+            (even.fillna(1.0) >= 1 - TOLERANCE).all("loop") & even.notnull().any("loop")
+        )
+
+    def _where(self, chosen: xr.DataArray) -> list[str]:
+        return chosen["selector"].values[chosen.values].tolist()
+
+
+def match_heads(
+    patterns: Float[Tensor, "loop batch head query key"]
+    | Sequence[Float[Tensor, "#loop batch _ query key"]],
+    selectors: Mapping[str, Bool[Tensor, "loop batch query key"]],
+    *,
+    heads: Sequence[str] | None = None,
+    visible: Bool[Tensor, "query key"] | None = None,
+    seed: int = 0,
+    config: Mapping[str, Any] | None = None,
+) -> HeadMatch:
+    r"""Overlap of attention with what each selector selects, and the best assignment of heads.
+
+    .. math::
+        U_{t,b,q,k} = \frac{S_{t,b,q,k}}{\sum_j S_{t,b,q,j}}, \qquad
+        o_{t,h,s} = \operatorname{mean}_{b,q}
+            \Bigl(1 - \tfrac12 \sum_k |A_{t,b,h,q,k} - U_{t,b,q,k}|\Bigr), \qquad
+        m_{t,h,s} = \operatorname{mean}_{b,q} \sum_k A_{t,b,h,q,k} S_{t,b,q,k}
+
+    over queries q that select at least one key. Heads are assigned to selectors one to one so
+    that the most selectors get a head that computes them, and the total of overlap above that of
+    even attention is largest (Hungarian algorithm).
+
+    Args:
+        patterns: Attention patterns; or those of several sections, heads one after another. A
+            section of one loop (prelude or coda) counts at every loop.
+        selectors: Name -> selector at the same loops, examples and positions.
+        heads: Name of each head.
+        visible: Keys that each query may see; by default those that any head ever looks at.
+        seed: Written to the provenance; nothing is drawn.
+        config: Written to the provenance.
+
+    Raises:
+        InputError: no selector, fewer than two examples, or shapes that do not fit.
+
+    Example:
+        >>> keys = torch.tensor([[0, 0, 1], [0, 1, 0]])
+        >>> selector = torch.nn.functional.one_hot(keys, 3).bool()[None]
+        >>> found = match_heads(selector[:, :, None].float(), {"lookup": selector})
+        >>> found.computes, found.data["overlap"].sel(loop=0).item()
+        ([['head 0']], 1.0)
+    """
+    parts = [patterns] if isinstance(patterns, torch.Tensor) else list(patterns)
+    _check(parts, selectors)
+    groups = _merge(selectors)
+    n_loops = max(len(part) for part in parts)
+    n_heads = sum(part.shape[2] for part in parts)
+    names = [f"head {h}" for h in range(n_heads)] if heads is None else list(heads)
+    with study(seed, **{"study": "heads", **(config or {})}) as watch:
+        if visible is None:
+            visible = torch.stack([part.amax((0, 1, 2)) > 0 for part in parts]).any(0)
+        even = visible / visible.sum(-1, keepdim=True).clamp(min=1)
+        chosen = [values for _, values in groups]
+        measured = [_measure(_at(parts, t), even, [s[t] for s in chosen]) for t in range(n_loops)]
+        table = {
+            name: torch.stack([one[name] for one in measured]).cpu().numpy() for name in measured[0]
+        }
+        exact = table["overlap"] >= 1 - TOLERANCE
+        always = np.logical_or(exact, np.isnan(table["overlap"])).all(0) & exact.any(0)
+        gain = table["overlap"] - table["overlap_even"][:, None]
+        return HeadMatch.of(
+            watch,
+            coords={
+                "loop": range(n_loops),
+                "head": names,
+                "selector": [" = ".join(group) for group, _ in groups],
+            },
+            **table,
+            names=[group for group, _ in groups],
+            computes=[[names[h] for h in np.flatnonzero(column)] for column in always.T],
+            assigned=_assign(_over_loops(gain), np.asarray(always), names),
+        )
+
+
+def _merge(selectors: Mapping[str, Tensor]) -> list[tuple[list[str], Tensor]]:
+    """Selectors with all their names: those that coincide are one."""
+    groups: list[tuple[list[str], Tensor]] = []
+    for name, values in selectors.items():
+        same = next((group for group, known in groups if torch.equal(known, values)), None)
+        if same is None:
+            groups.append(([name], values))
+        else:
+            same.append(name)
+    return groups
+
+
+def _at(parts: Sequence[Tensor], loop: int) -> Float[Tensor, "batch head query key"]:
+    """All patterns of one loop; what runs once is there at every loop."""
+    return torch.cat([part[loop if len(part) > 1 else 0] for part in parts], dim=1)
+
+
+def _measure(
+    pattern: Float[Tensor, "batch head query key"],
+    even: Float[Tensor, "query key"],
+    selectors: Sequence[Bool[Tensor, "batch query key"]],
+) -> dict[str, Tensor]:
+    """Every array of the result, at one loop: [head, selector], or [selector] of even attention."""
+    average = pattern.mean(0, keepdim=True)
+    columns: dict[str, list[Tensor]] = {}
+    for selector in selectors:
+        chosen = selector.to(pattern)
+        count = chosen.sum(-1, keepdim=True)
+        queries = count[..., 0] > 0
+        uniform = chosen / count.clamp(min=1)
+        shifted = [x.roll(1, 0) for x in (chosen, uniform, queries)]
+        alike = even.to(pattern)[None, None]
+        for what, score, target, other in (
+            ("mass", _mass, chosen, shifted[0]),
+            ("overlap", _overlap, uniform, shifted[1]),
+        ):
+            found = {
+                what: _mean(score(pattern, target), queries),
+                f"{what}_even": _mean(score(alike, target), queries)[0],
+                f"{what}_by_position": _mean(score(average, target), queries),
+                f"{what}_other_input": _mean(score(pattern, other), shifted[2]),
+            }
+            for name, value in found.items():
+                columns.setdefault(name, []).append(value)
+    return {name: torch.stack(values, -1) for name, values in columns.items()}
+
+
+def _mass(pattern: Tensor, chosen: Tensor) -> Float[Tensor, "batch head query"]:
+    return (pattern * chosen[:, None]).sum(-1)
+
+
+def _overlap(pattern: Tensor, uniform: Tensor) -> Float[Tensor, "batch head query"]:
+    return 1 - (pattern - uniform[:, None]).abs().sum(-1) / 2
+
+
+def _mean(
+    values: Float[Tensor, "batch head query"], queries: Bool[Tensor, "batch query"]
+) -> Float[Tensor, " head"]:
+    """Mean over examples and counted queries; NaN where none counts."""
+    total = torch.where(queries[:, None], values, 0).sum((0, 2))
+    return total / queries.sum().to(total)
+
+
+def _over_loops(values: np.ndarray) -> np.ndarray:
+    """Mean over loops, of those that say something; NaN where none does."""
+    said = ~np.isnan(values)
+    count = said.sum(0)
+    total = np.where(said, values, 0).sum(0)
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+
+
+def _assign(gain: np.ndarray, exact: np.ndarray, heads: list[str]) -> list[str]:
+    """The head of each selector, one to one, for the largest total gain [head, selector].
+
+    A head that computes a selector goes before any gain that could be had instead: selectors that
+    ask at different queries would else draw heads away from one another.
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    known = np.flatnonzero(~np.isnan(gain).any(0))
+    before_all = 2 * min(gain.shape) + 1  # a gain lies between -1 and 1
+    worth = (gain + before_all * exact)[:, known]
+    rows, columns = linear_sum_assignment(worth, maximize=True)
+    found = dict(zip(known[columns].tolist(), rows.tolist()))
+    return [heads[found[s]] if s in found else "" for s in range(gain.shape[1])]
+
+
+def _check(parts: Sequence[Tensor], selectors: Mapping[str, Tensor]) -> None:
+    batch = min((part.shape[1] for part in parts), default=0)
+    if not selectors or batch < 2:
+        raise InputError(
+            "selectors and patterns",
+            expected="at least one selector and two examples",
+            given=f"{len(selectors)} selectors and {batch} examples",
+            fix="Pass trace.selectors of a program, and more examples.",
+        )
+    loops = max(len(part) for part in parts)
+    _, _, _, query, key = parts[0].shape
+    for part in parts:
+        rest = (part.shape[1], *part.shape[3:])
+        if len(part) not in (1, loops) or rest != (batch, query, key):
+            raise InputError(
+                "patterns",
+                expected=f"shape [{loops} or 1, {batch}, head, {query}, {key}] of every section",
+                given=str(list(part.shape)),
+                fix="Take all of them from one run.",
+            )
+    for name, selector in selectors.items():
+        if selector.shape != (loops, batch, query, key):
+            raise InputError(
+                f"selector {name!r}",
+                expected=f"shape {[loops, batch, query, key]}, as the patterns have",
+                given=str(list(selector.shape)),
+                fix="Trace the program on the same inputs for the same number of loops.",
+            )

@@ -1,1 +1,0 @@
-"""Interchange interventions on the variables of any loop program, in any looped model."""

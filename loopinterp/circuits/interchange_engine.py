@@ -1,0 +1,275 @@
+"""The one place where a looped model goes on from a changed state.
+
+On the four methods of the protocol alone. Only what an exchange can reach is run again: the loops
+after it, and where the next state of a position depends on a window of w positions to its left
+(:func:`loopinterp.models.reach`), the cone of w more positions a loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from loopinterp.circuits.subspaces import project, random_change
+from loopinterp.models import bind, device_of, iterate, reach
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+    from torch import Tensor
+
+    from loopinterp.circuits.interchange_pairs import InterchangePairs
+    from loopinterp.models import LoopedModel
+
+TIE = 1e-4
+"""Logits that differ by no more are equal."""
+
+_AT_A_TIME = 128
+"""Pairs that go on together."""
+
+_KEPT = 2**26
+"""Numbers of undisturbed states that are kept at a time: 256 MiB."""
+
+
+def answer(logits: Float[Tensor, "*shape d_vocab_out"]) -> Int[Tensor, "*shape"]:
+    """The class with the largest logit; of those that are equal to rounding, the first.
+
+    A model that has not decided yet may have all logits alike; which of them is largest by a
+    rounding error says nothing, but would change from one basis of the state to another.
+
+    Example:
+        >>> answer(torch.tensor([[0.2, 1.3], [1e-7, 2e-7]])).tolist()
+        [1, 0]
+    """
+    return (logits >= logits.amax(-1, keepdim=True) - TIE).int().argmax(-1)
+
+
+@torch.no_grad()
+def answers_by_loop(
+    model: LoopedModel | Any, inputs: Int[Tensor, "batch pos"], n_loops: int
+) -> Int[Tensor, "loops batch pos"]:
+    """The answer that would be read after 0, 1, … ``n_loops`` loops."""
+    readout = bind(model, inputs).readout
+    return torch.stack([answer(readout(h)) for _, h in iterate(model, inputs, n_loops)])
+
+
+@dataclass(frozen=True)
+class _Undisturbed:
+    """The runs of some inputs, without an intervention.
+
+    Attributes:
+        rows: Which inputs they are.
+        states: h_0 .. h_T.
+    """
+
+    rows: Int[Tensor, " input"]
+    states: Float[Tensor, "loops input pos d_model"]
+
+
+class InterchangeRun:
+    """Pairs of runs of a model, ready for any number of interventions.
+
+    Args:
+        model: Any looped model.
+        pairs: What is exchanged.
+
+    Attributes:
+        own: State of the base at the positions of the exchange, at its loop.
+        donor: State of the source there.
+        natural: Answers of all inputs after 0 .. T loops, undisturbed.
+    """
+
+    own: Float[Tensor, "pair site d_model"]
+    donor: Float[Tensor, "pair site d_model"]
+    natural: Int[Tensor, "loops input pos"]
+
+    @torch.no_grad()
+    def __init__(self, model: LoopedModel | Any, pairs: InterchangePairs) -> None:
+        self.model, self.pairs = model, pairs.to(device_of(model))
+        self._reach = None if _reads_tokens(model) else reach(model)
+        self._cached: _Undisturbed | None = None
+        self._prepare()
+
+    @cached_property
+    def base(self) -> Int[Tensor, "pair delay pos"]:
+        """Answers of the base, undisturbed, at each delay; past the end those of the end."""
+        return self.natural[self._loops_read, self.pairs.base[:, None]]
+
+    @cached_property
+    def within(self) -> Bool[Tensor, "pair delay"]:
+        """Whether a delay comes before the end of the run."""
+        delays = torch.arange(self.pairs.longest + 1, device=self.pairs.loop.device)
+        return delays <= self.pairs.horizon[:, None]
+
+    @property
+    def difference(self) -> Float[Tensor, "pair site d_model"]:
+        """What an exchange of the whole state adds."""
+        return self.donor - self.own
+
+    def interchange(
+        self, subspace: Float[Tensor, "... rank d_model"] | None = None, *, complement: bool = False
+    ) -> Int[Tensor, "pair delay pos"]:
+        """Answers after the donor's state, or its part in a subspace, was put in.
+
+        Args:
+            subspace: Orthonormal rows; one for all pairs [rank, d_model], or one each
+                [pair, rank, d_model]. The whole state if omitted.
+            complement: Put in everything but that part.
+
+        Raises:
+            InputError: rows that are not orthonormal.
+        """
+        change = self.difference
+        if subspace is not None:
+            inside = project(change, subspace)
+            change = change - inside if complement else inside
+        return self.after(self.own + change)
+
+    def random_change(self, generator: torch.Generator) -> Int[Tensor, "pair delay pos"]:
+        """Answers after a change of the same norm as the whole exchange, in a random direction."""
+        return self.after(self.own + random_change(self.difference, generator))
+
+    @torch.no_grad()
+    def after(self, state: Float[Tensor, "pair site d_model"]) -> Int[Tensor, "pair delay pos"]:
+        """Answers at each delay after ``state`` was put in at the positions of the exchange."""
+        read = self.base.clone()
+        for undisturbed in self._runs():
+            place = torch.full((len(self.pairs.inputs),), -1, device=read.device)
+            place[undisturbed.rows] = torch.arange(len(undisturbed.rows), device=read.device)
+            here = (place[self.pairs.base] >= 0).nonzero().squeeze(1)
+            if not len(here):
+                continue
+            in_order = here[self.pairs.loop[here].argsort(stable=True)]
+            for rows in in_order.split(_AT_A_TIME):
+                go_on = self._whole if self._reach is None else self._cone
+                go_on(rows, state[rows], undisturbed.states, place[self.pairs.base[rows]], read)
+        return read
+
+    def states_at(
+        self,
+        loop: Int[
+            Tensor,
+            (
+                pair  # pos
+            ),
+        ],
+        row: Int[
+            Tensor,
+            (
+                pair  # pos
+            ),
+        ],
+        pos: Int[Tensor, "pair pos"],
+    ) -> Float[Tensor, "pair pos d_model"]:
+        """Undisturbed states, for inputs few enough to be kept."""
+        (run,) = self._runs()
+        return run.states[loop, row, pos]
+
+    @property
+    def _loops_read(self) -> Int[Tensor, "pair delay"]:
+        delays = torch.arange(self.pairs.longest + 1, device=self.pairs.loop.device)
+        return (self.pairs.loop[:, None] + delays).clamp(max=self.pairs.n_loops)
+
+    def _prepare(self) -> None:
+        pairs = self.pairs
+        found: dict[str, Tensor] = {}
+        natural = []
+        for run in self._runs():
+            h = run.states
+            last = int(run.rows[-1])
+            for name, row, loop in (
+                ("own", pairs.base, pairs.loop),
+                ("donor", pairs.source, pairs.source_loop),
+            ):
+                if name not in found:
+                    found[name] = h.new_empty(*pairs.positions.shape, h.shape[-1])
+                here = (row >= run.rows[0]) & (row <= last)
+                at = pairs.positions[here]
+                found[name][here] = h[loop[here, None], (row[here] - run.rows[0])[:, None], at]
+            readout = bind(self.model, pairs.inputs[run.rows]).readout
+            natural.append(torch.stack([answer(readout(state)) for state in h]))
+        self.own, self.donor = found["own"], found["donor"]
+        self.natural = torch.cat(natural, dim=1)
+
+    def _runs(self) -> Iterator[_Undisturbed]:
+        """The undisturbed runs of all inputs, some at a time; kept if they are few."""
+        if self._cached is not None:
+            yield self._cached
+            return
+        inputs, n_loops = self.pairs.inputs, self.pairs.n_loops
+        width = bind(self.model, inputs[:1]).h0.shape[-1]
+        at_a_time = max(_KEPT // ((n_loops + 1) * inputs.shape[1] * width), 1)
+        for rows in torch.arange(len(inputs), device=inputs.device).split(at_a_time):
+            states = torch.stack([h for _, h in iterate(self.model, inputs[rows], n_loops)])
+            run = _Undisturbed(rows, states)
+            if len(rows) == len(inputs):
+                self._cached = run
+            yield run
+
+    def _whole(
+        self, rows: Tensor, state: Tensor, states: Tensor, base: Tensor, read: Tensor
+    ) -> None:
+        """Go on with all positions; pairs come in the order of their loops."""
+        pairs = self.pairs
+        loop, each = pairs.loop[rows], torch.arange(len(rows), device=rows.device)
+        h = states[loop, base]
+        h[each[:, None], pairs.positions[rows]] = state
+        iteration = bind(self.model, pairs.inputs[pairs.base[rows]])
+        begun = 0
+        for t in range(int(loop[0]), pairs.n_loops + 1):
+            if begun:  # those whose exchange lies before t have been running
+                h[:begun] = iteration.select(slice(0, begun)).step(h[:begun])
+            begun = int((loop <= t).sum())
+            read[rows[:begun], t - loop[:begun]] = answer(iteration.readout(h[:begun])).to(read)
+
+    def _cone(
+        self, rows: Tensor, state: Tensor, states: Tensor, base: Tensor, read: Tensor
+    ) -> None:
+        """Go on with the positions that the exchange can have reached.
+
+        ``h`` holds positions ``start .. start + width`` of each pair; those left of the first
+        exchanged position are undisturbed, and so are all that lie ``window`` a loop beyond it.
+        """
+        pairs, window, n_pos = self.pairs, self._reach, self.pairs.inputs.shape[1]
+        assert window is not None
+        loop, positions = pairs.loop[rows], pairs.positions[rows]
+        each = torch.arange(len(rows), device=rows.device)[:, None]
+        first = positions.amin(1, keepdim=True)
+        start = (first - window).clamp(min=0)
+        spread = int((positions.amax(1, keepdim=True) - start).max()) + 1
+        e = bind(self.model, pairs.inputs[pairs.base[rows]]).e
+        h = states.new_empty(len(rows), 0, states.shape[-1])
+        begun, earliest = 0, int(loop[0])
+        for t in range(earliest, pairs.n_loops + 1):
+            width = min(spread + window * (t - earliest), n_pos)
+            place = start + torch.arange(width, device=rows.device)
+            inside = place.clamp(max=n_pos - 1)
+            if begun:
+                # One step from the undisturbed states around the cone and the changed ones in it.
+                reached = place[:begun] >= first[:begun]
+                reached[:, h.shape[1] :] = False
+                around = states[t - 1, base[:begun, None], inside[:begun]]
+                grown = torch.nn.functional.pad(h[:begun], (0, 0, 0, width - h.shape[1]))
+                mixed = torch.where(reached[..., None], grown, around)
+                stepped = self.model.step(mixed, e[each[:begun], inside[:begun]])
+            else:
+                stepped = h.new_empty(0, width, h.shape[-1])
+            before, begun = begun, int((loop <= t).sum())
+            fresh = states[t, base[before:begun, None], inside[before:begun]]
+            new = each[: begun - before]
+            fresh[new, positions[before:begun] - start[before:begun]] = state[before:begun]
+            h = torch.cat([stepped, fresh])
+            reached = (place[:begun] >= first[:begun]) & (place[:begun] < n_pos)
+            pair, column = reached.nonzero(as_tuple=True)
+            answers = answer(self.model.readout(h))[pair, column].to(read)
+            read[rows[pair], t - loop[pair], place[pair, column]] = answers
+
+
+def _reads_tokens(model: Any) -> bool:
+    """Whether a step needs the whole sequence's tokens, so that no part of it can go on alone."""
+    config = getattr(model, "config", None)
+    positions = (getattr(config, name, None) for name in ("positions", "abacus_target"))
+    return tuple(positions) == ("abacus", "qk")

@@ -1,0 +1,163 @@
+"""Which states an interchange intervention exchanges, and in which strata its outcome is counted.
+
+After ``loop`` loops of the base's run, the state at some positions is taken from the source's run
+(after ``source_loop`` loops of it) and the base goes on from there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Int
+    from torch import Tensor
+    from typing_extensions import Self
+
+    from loopinterp.rasp.program import LoopProgram
+    from loopinterp.tasks.task import Batch
+
+PER_PAIR = ("base", "source", "positions", "loop", "source_loop")
+SAME_VALUE = "same value"
+"""Kind of pair whose donor has the same values of all variables, in another context."""
+
+OTHER_VALUE = "other value"
+KIND = "kind"
+"""The stratum that tells them apart."""
+
+
+@dataclass(frozen=True, eq=False)
+class Stratum:
+    """One way of sorting pairs: what each is called, and which each pair is.
+
+    Attributes:
+        labels: Names of the classes.
+        codes: Class of each pair; -1 where it has none.
+    """
+
+    labels: tuple[str, ...]
+    codes: Int[Tensor, " pair"]
+
+    def __getitem__(self, rows: Any) -> Stratum:
+        return Stratum(self.labels, self.codes[rows])
+
+
+@dataclass(frozen=True, eq=False)
+class InterchangePairs:
+    """Pairs of runs (base, source), the positions and loops at which states are exchanged.
+
+    Attributes:
+        inputs: The inputs of all runs.
+        asked: Positions at which an answer is asked for.
+        n_loops: T(n): the run ends there.
+        base: Which input the run that is changed is of.
+        source: Which input the state is taken from.
+        positions: Where states are exchanged, all at once; a position may stand there twice.
+        loop: The exchange is made after so many loops.
+        source_loop: The donor is the source's state after so many.
+        strata: Ways of sorting the pairs, by name.
+    """
+
+    inputs: Int[Tensor, "input pos"]
+    asked: Bool[Tensor, "input pos"]
+    n_loops: int
+    base: Int[Tensor, " pair"]
+    source: Int[Tensor, " pair"]
+    positions: Int[Tensor, "pair site"]
+    loop: Int[Tensor, " pair"]
+    source_loop: Int[Tensor, " pair"]
+    strata: Mapping[str, Stratum] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.base)
+
+    def __getitem__(self, rows: Any) -> Self:
+        """Some of the pairs, by index or mask."""
+        chosen = {name: getattr(self, name)[rows] for name in PER_PAIR}
+        strata = {name: stratum[rows] for name, stratum in self.strata.items()}
+        return dataclasses.replace(self, **chosen, strata=strata)
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same pairs on another device; strata stay where they are."""
+        moved = {name: getattr(self, name).to(device) for name in ("inputs", "asked", *PER_PAIR)}
+        return dataclasses.replace(self, **moved)
+
+    @property
+    def horizon(self) -> Int[Tensor, " pair"]:
+        """Loops from the exchange to the end of the run."""
+        return self.n_loops - self.loop
+
+    @property
+    def longest(self) -> int:
+        """The longest horizon."""
+        return int(self.horizon.max()) if len(self) else 0
+
+    @property
+    def scored(self) -> Bool[Tensor, "pair pos"]:
+        """Positions of each base that have an answer."""
+        return self.asked[self.base]
+
+    def sorted_by(self, **strata: Stratum) -> Self:
+        """The same pairs with more ways of sorting them."""
+        return dataclasses.replace(self, strata={**self.strata, **strata})
+
+    def only(self, stratum: str, label: str) -> Bool[Tensor, " pair"]:
+        """Which pairs are of one class."""
+        found = self.strata[stratum]
+        return found.codes == found.labels.index(label)
+
+
+class PairStrategy(Protocol):
+    """A way to choose pairs for the comparison of programs with a model."""
+
+    def __call__(
+        self,
+        model: Any,
+        programs: Sequence[LoopProgram],
+        batch: Batch,
+        generator: torch.Generator,
+    ) -> InterchangePairs:
+        """Choose pairs among the inputs of a batch (all of one length)."""
+        ...
+
+
+def draw_pairs(
+    n_inputs: int, most: int, generator: torch.Generator
+) -> tuple[Int[Tensor, " pair"], Int[Tensor, " pair"]]:
+    """Pairs (base, source) of different inputs: a random order, against itself moved on.
+
+    No pair comes twice, and as long as there are pairs enough every input is a base as often as
+    any other, give or take one.
+
+    Example:
+        >>> base, source = draw_pairs(3, 100, torch.Generator().manual_seed(0))
+        >>> len(set(zip(base.tolist(), source.tolist()))), bool((base == source).any())
+        (6, False)
+    """
+    order = torch.randperm(n_inputs, generator=generator)
+    rounds = min(-(-most // n_inputs), n_inputs - 1)
+    sources = torch.cat([order.roll(k) for k in range(1, rounds + 1)])
+    return order.repeat(rounds)[:most], sources[:most]
+
+
+def evenly_by_class(
+    codes: Int[Tensor, " pair"], most: int, generator: torch.Generator
+) -> Int[Tensor, " chosen"]:
+    """Some of the pairs, as many of each class as there are, as evenly as that goes.
+
+    Example:
+        >>> codes = torch.tensor([0] * 10 + [1] * 2)
+        >>> codes[evenly_by_class(codes, 6, torch.Generator().manual_seed(0))].tolist()
+        [0, 1, 0, 1, 0, 0]
+    """
+    shuffled = torch.randperm(len(codes), generator=generator)
+    ordered, by_class = codes[shuffled].sort(stable=True)
+    first = torch.searchsorted(ordered, ordered)
+    turn = torch.arange(len(codes)) - first
+    return shuffled[
+        by_class[(turn * (int(ordered[-1]) + 1 if len(codes) else 1) + ordered).argsort()]
+    ][:most]

@@ -1,0 +1,158 @@
+"""Distributed alignment search over loops: the subspace whose exchange does what the whole does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from loopinterp.circuits.subspaces import principal_subspace
+from loopinterp.models import reach
+from loopinterp.models.protocol import bind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from jaxtyping import Bool, Float, Int
+    from torch import Tensor
+
+    from loopinterp.circuits.interchange_engine import InterchangeRun
+    from loopinterp.circuits.program_counterfactuals import Claims
+
+DELAYS = 10
+"""Loops that learning looks ahead: answers at delays 0 .. 9 are followed."""
+
+_BATCH = 48
+_RATE = 0.003
+
+
+def learn_subspace(
+    run: InterchangeRun,
+    rank: int,
+    *,
+    target: Claims | None = None,
+    steps: int = 80,
+    seed: int = 0,
+) -> Float[Tensor, "rank d_model"]:
+    r"""Orthonormal rows R found by gradient on the pairs of a run.
+
+    After ``own + R^T R (donor - own)`` was put in, log probabilities at delays 0 .. 9 and at the
+    positions that are asked for shall be those that follow an exchange of the whole state (mean
+    square); after ``own + (1 - R^T R)(donor - own)``, the undisturbed ones. Where a program says
+    what the answers are, the loss is the cross entropy with them. R starts from the principal
+    directions of ``donor - own``.
+
+    Args:
+        run: Pairs to learn from.
+        rank: Dimensions.
+        target: What a program says the answers are, in place of those of the whole exchange.
+        steps: Steps of Adam, each on a batch of pairs.
+        seed: Seed of the batches.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    delays = min(DELAYS, run.pairs.longest + 1)
+    answers = run.interchange() if target is None else target.expected
+    crop = _Crop(run, delays)
+    # An exchange that changes nothing teaches nothing.
+    useful = ((answers != run.base) & (answers >= 0)).any(-1)[:, :delays].any(-1)
+    rows = useful.nonzero().squeeze(1)
+    start = principal_subspace(run.difference.flatten(0, 1), min(rank, len(run.pairs)))
+    weight = start.mT.clone().requires_grad_()
+    optimiser = torch.optim.Adam([weight], lr=_RATE)
+    for _ in range(steps if len(rows) else 0):
+        batch = rows[torch.randint(len(rows), (_BATCH,), generator=generator).to(rows.device)]
+        basis = torch.linalg.qr(weight).Q
+        change = run.difference[batch]
+        inside = (change @ basis) @ basis.mT
+        if target is None:
+            loss = crop.distance(batch, run.own[batch] + inside, run.donor[batch])
+            loss = loss + crop.distance(batch, run.own[batch] + change - inside, run.own[batch])
+        else:
+            loss = crop.loss(batch, run.own[batch] + inside, answers, answers)
+            loss = loss + crop.loss(batch, run.own[batch] + change - inside, run.base, answers)
+        # The model's own weights get no gradients.
+        (weight.grad,) = torch.autograd.grad(loss, [weight])
+        optimiser.step()
+    return torch.linalg.qr(weight.detach()).Q.mT.contiguous()
+
+
+class _Crop:
+    """Runs on with gradients, on the positions that can matter within some loops.
+
+    With a window of w, positions from ``first - w * loops`` on determine what happens at
+    ``first .. first + w * loops``; without one all positions are run.
+    """
+
+    def __init__(self, run: InterchangeRun, delays: int) -> None:
+        self.run, self.delays = run, delays
+        self._reach = reach(run.model)
+        with torch.no_grad():
+            self._iteration = bind(run.model, run.pairs.inputs)
+        n_pos = run.pairs.inputs.shape[1]
+        around = n_pos if self._reach is None else self._reach * delays
+        first = run.pairs.positions.amin(1)
+        last = run.pairs.positions.amax(1)
+        if self._reach is None:
+            self._start = torch.zeros_like(first)
+            self._width = n_pos
+        else:
+            self._width = min(int((last - first).max()) + 2 * around + 1, n_pos)
+            self._start = (first - around).clamp(min=0, max=n_pos - self._width)
+
+    def distance(self, rows: Int[Tensor, " pair"], state: Tensor, other: Tensor) -> Tensor:
+        """Mean square of what the logits differ by from those after another exchange."""
+        with torch.no_grad():
+            wanted = list(self._logits(rows, other))
+        found = self._logits(rows, state)
+        losses = [
+            (f[counted].log_softmax(-1) - w[counted].log_softmax(-1)).square().mean()
+            for (f, counted), (w, _) in zip(found, wanted)
+            if bool(counted.any())
+        ]
+        return torch.stack(losses).mean()
+
+    def loss(
+        self,
+        rows: Int[Tensor, " pair"],
+        state: Tensor,
+        answers: Int[Tensor, "all_pairs delay pos"],
+        changed: Int[Tensor, "all_pairs delay pos"],
+    ) -> Tensor:
+        """Mean cross entropy with the answers at each delay and asked position.
+
+        Positions that ``changed`` says change count as much together as the others do.
+        """
+        place, losses = self._places(rows), []
+        for delay, (logits, inside) in enumerate(self._logits(rows, state)):
+            said = answers[rows, delay].gather(1, place).long()
+            # Most answers stay as they are: those that change weigh as much as all the others.
+            moved = self.run.base[rows, delay].gather(1, place) != changed[rows, delay].gather(
+                1, place
+            )
+            for some in (moved, ~moved):
+                counted = inside & some & (said >= 0)
+                if bool(counted.any()):
+                    losses.append(cross_entropy(logits[counted], said[counted]))
+        return torch.stack(losses).mean()
+
+    def _places(self, rows: Int[Tensor, " pair"]) -> Int[Tensor, "pair pos"]:
+        return self._start[rows, None] + torch.arange(self._width, device=rows.device)
+
+    def _logits(
+        self, rows: Int[Tensor, " pair"], state: Tensor
+    ) -> Iterator[tuple[Float[Tensor, "pair pos d_vocab_out"], Bool[Tensor, "pair pos"]]]:
+        """Logits at each delay after ``state`` was put in, and the positions that count."""
+        pairs, place = self.run.pairs, self._places(rows)
+        base, loop = pairs.base[rows, None], pairs.loop[rows, None]
+        at = (pairs.positions[rows] - self._start[rows, None])[..., None].expand_as(state)
+        h = self.run.states_at(loop, base, place).scatter(1, at, state)
+        iteration = self._iteration.select(pairs.base[rows]) if self._reach is None else None
+        e = None if iteration is not None else self._iteration.e[base, place]
+        # Left of the first exchanged position the crop's own edge is seen, not the run's.
+        counts = pairs.asked[base, place] & (place >= pairs.positions[rows].amin(1, keepdim=True))
+        for delay in range(self.delays):
+            if delay:
+                h = iteration.step(h) if iteration is not None else self.run.model.step(h, e)
+            readout = iteration.readout if iteration is not None else self.run.model.readout
+            yield readout(h), counts & self.run.within[rows, delay, None]

@@ -1,0 +1,252 @@
+"""Pairs for any task: those on which variables differ, spread over what they may depend on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from loopinterp.circuits.interchange_pairs import (
+    KIND,
+    OTHER_VALUE,
+    SAME_VALUE,
+    InterchangePairs,
+    Stratum,
+    draw_pairs,
+    evenly_by_class,
+)
+from loopinterp.circuits.program_counterfactuals import Prediction
+from loopinterp.errors import InputError, check_integer
+from loopinterp.tasks.task import IGNORE
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Int
+    from torch import Tensor
+
+    from loopinterp.rasp.program import LoopProgram
+    from loopinterp.tasks.task import Batch
+
+_TRIED = 6
+"""So many times as many exchanges are looked at as are wanted."""
+
+TOKEN, LEFT, WHEN, WHERE = "token", "left token", "loop", "position"
+BOTH = "token and left token"
+THIRDS = ("first third", "second third", "last third")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpreadPairs:
+    """Exchanges of one position's state, spread evenly over tokens, loops and positions.
+
+    Base and source have the same token at the position, as the state may hold what it was given
+    of it; some variable of some program has two values there. Half of the pairs are drawn evenly
+    by (token, left token); the other half so that every two programs are told apart by as many as
+    there are, at some delay. Some more pairs are donors with the SAME value of every variable in
+    another context: they must change nothing.
+
+    Attributes:
+        pairs: How many.
+        same_value: How many of the same value.
+        loops: After at most so many different numbers of loops, evenly from 1 to T(n) - 1.
+        sites: Positions whose states are exchanged at once.
+    """
+
+    pairs: int = 768
+    same_value: int = 96
+    loops: int = 10
+    sites: int = 1
+
+    def __post_init__(self) -> None:
+        for name, least in (("pairs", 2), ("same_value", 0), ("loops", 1), ("sites", 1)):
+            check_integer(name, getattr(self, name), least=least)
+
+    def __call__(
+        self,
+        model: Any,
+        programs: Sequence[LoopProgram],
+        batch: Batch,
+        generator: torch.Generator,
+    ) -> InterchangePairs:
+        """Choose pairs; the model is not asked.
+
+        Raises:
+            InputError: no two inputs of the batch differ in a variable at a position at which
+                they have the same token.
+        """
+        del model
+        last = int(batch.n_loops.max())
+        loops = spread_loops(last, self.loops)
+        traces = [p.trace(batch.inputs, n_loops=last).variables for p in programs]
+        differing, alike = [], []
+        for loop in loops:
+            most = _TRIED * self.pairs // len(loops) + 1
+            base, source = draw_pairs(len(batch), most, generator)
+            same = batch.inputs[base] == batch.inputs[source]
+            same[:, 0] = False  # a program's variables may lie one position to the left
+            differs = _differ(traces, base, source, loop)
+            for found, where, more in (
+                (differing, same & differs, same),
+                (alike, same & ~differs, same & ~differs),
+            ):
+                pair, position = where.nonzero(as_tuple=True)
+                chosen = torch.randperm(len(pair), generator=generator)[: 2 * most]
+                pair, position = pair[chosen], position[chosen]
+                others = self._other_sites(more[pair], position, generator)
+                loop_of = torch.full_like(pair, loop)
+                found.append(torch.stack([base[pair], source[pair], loop_of, position, *others]))
+        other = _pairs(torch.cat(differing, 1), batch)
+        if not len(other):
+            raise InputError(
+                "batch",
+                expected="inputs that differ in a variable of the programs, with the same token "
+                "at that position",
+                given=f"{len(batch)} inputs that do not",
+                fix="Draw more or longer inputs.",
+            )
+        other = other[self._choose(other, programs, generator)]
+        alike_pairs = _pairs(torch.cat(alike, 1), batch)
+        some = evenly_by_class(_token_classes(alike_pairs), self.same_value, generator)
+        return join([other, alike_pairs[some]], KIND, (OTHER_VALUE, SAME_VALUE))
+
+    def _other_sites(
+        self, free: Bool[Tensor, "pair pos"], first: Tensor, generator: torch.Generator
+    ) -> list[Int[Tensor, " pair"]]:
+        """More positions of each pair, among those that are free; the first again if none is."""
+        free = free.scatter(1, first[:, None], False)
+        sites = []
+        for _ in range(self.sites - 1):
+            draw = torch.rand(free.shape, generator=generator).masked_fill(~free, -1)
+            site = torch.where(free.any(1), draw.argmax(1), first)
+            free = free.scatter(1, site[:, None], False)
+            sites.append(site)
+        return sites
+
+    def _choose(
+        self, found: InterchangePairs, programs: Sequence[LoopProgram], generator: torch.Generator
+    ) -> Int[Tensor, " chosen"]:
+        """Half evenly over tokens, half evenly over what tells two programs apart."""
+        classes = _token_classes(found) * found.n_loops + found.loop
+        looked = evenly_by_class(classes, min(len(found), 2 * self.pairs), generator)
+        spread = looked[: self.pairs - self.pairs // 2 * (len(programs) > 1)]
+        if len(programs) == 1 or len(looked) <= self.pairs:
+            return looked[: self.pairs]
+        rest = looked[len(spread) :]
+        telling = _evenly(_apart(programs, found[rest]), self.pairs - len(spread))
+        chosen = torch.cat([spread, rest[telling]])
+        left = looked[~torch.isin(looked, chosen)]
+        return torch.cat([chosen, left[: self.pairs - len(chosen)]])
+
+
+def _pairs(found: Int[Tensor, "row pair"], batch: Batch) -> InterchangePairs:
+    """Pairs out of rows: base, source, loop, and the positions."""
+    base, source, loop, *positions = found
+    return InterchangePairs(
+        inputs=batch.inputs,
+        asked=batch.targets != IGNORE,
+        n_loops=int(batch.n_loops.max()),
+        base=base,
+        source=source,
+        positions=torch.stack(positions, 1),
+        loop=loop,
+        source_loop=loop,
+    )
+
+
+def spread_loops(n_loops: int, most: int) -> list[int]:
+    """Numbers of loops from 1 to T - 1 (to 1 if T is 1), evenly.
+
+    Example:
+        >>> spread_loops(25, 5)
+        [1, 7, 13, 18, 24]
+    """
+    last = max(n_loops - 1, 1)
+    count = min(most, last)
+    return sorted({round(1 + k * (last - 1) / max(count - 1, 1)) for k in range(count)})
+
+
+def join(
+    parts: Sequence[InterchangePairs], stratum: str, labels: tuple[str, ...]
+) -> InterchangePairs:
+    """Pairs of the same inputs, put together; ``stratum`` says which part each is of."""
+    import dataclasses
+
+    from loopinterp.circuits.interchange_pairs import PER_PAIR
+
+    merged = {name: torch.cat([getattr(p, name) for p in parts]) for name in PER_PAIR}
+    sizes = torch.tensor([len(p) for p in parts])
+    codes = torch.arange(len(parts)).repeat_interleave(sizes)
+    return dataclasses.replace(parts[0], **merged, strata={stratum: Stratum(labels, codes)})
+
+
+def common_strata(pairs: InterchangePairs, tokens: Sequence[str]) -> dict[str, Stratum]:
+    """Strata that every task has: token, left token, both, when and where.
+
+    Args:
+        pairs: The pairs; those of several positions count by the first.
+        tokens: What each token means.
+    """
+    position = pairs.positions[:, 0]
+    own = pairs.inputs[pairs.base, position]
+    left = pairs.inputs[pairs.base, (position - 1).clamp(min=0)]
+    both = own * len(tokens) + left
+    kinds = both.unique()
+    names = [f"{tokens[k // len(tokens)]} after {tokens[k % len(tokens)]}" for k in kinds.tolist()]
+    return {
+        TOKEN: Stratum(tuple(tokens), own),
+        LEFT: Stratum(tuple(tokens), left),
+        BOTH: Stratum(tuple(names), torch.searchsorted(kinds, both)),
+        WHEN: Stratum(THIRDS, 3 * (pairs.loop - 1) // max(pairs.n_loops - 1, 1)),
+        WHERE: Stratum(THIRDS, 3 * (position - 1) // max(pairs.inputs.shape[1] - 1, 1)),
+    }
+
+
+def _differ(
+    traces: Sequence[Any], base: Tensor, source: Tensor, loop: int
+) -> Bool[Tensor, "pair pos"]:
+    """Where some variable of some program has two values."""
+    differs = torch.zeros(1, dtype=torch.bool)
+    for trace in traces:
+        for values in trace.values():
+            differs = differs | (values[loop, base] != values[loop, source])
+    return differs
+
+
+def _token_classes(pairs: InterchangePairs) -> Int[Tensor, " pair"]:
+    position = pairs.positions[:, 0]
+    own = pairs.inputs[pairs.base, position]
+    left = pairs.inputs[pairs.base, (position - 1).clamp(min=0)]
+    return own * (int(pairs.inputs.max()) + 1) + left
+
+
+def _apart(
+    programs: Sequence[LoopProgram], pairs: InterchangePairs
+) -> Bool[Tensor, "pair rival rival"]:
+    """Whether two programs say different things of the whole answer, at some delay."""
+    said = [Prediction(p, pairs).claims(_unchanged(pairs)) for p in programs]
+    rows = [torch.stack([a.apart(b).any(-1) for b in said], -1) for a in said]
+    return torch.stack(rows, 1)
+
+
+def _unchanged(pairs: InterchangePairs) -> Tensor:
+    """A stand-in for the model's answers without the exchange, equal for all programs."""
+    shape = (len(pairs), pairs.longest + 1, pairs.inputs.shape[1])
+    return torch.full(shape, -3, dtype=torch.int16, device=pairs.loop.device)
+
+
+def _evenly(apart: Bool[Tensor, "pair rival rival"], most: int) -> Int[Tensor, " chosen"]:
+    """Some of the pairs, so that every two rivals are told apart by as many as there are.
+
+    Going round the pairs of rivals, each takes the next pair that tells it apart.
+    """
+    rivals = torch.triu_indices(apart.shape[1], apart.shape[1], offset=1).T.tolist()
+    waiting = {(a, b): apart[:, a, b].nonzero().squeeze(1).tolist()[::-1] for a, b in rivals}
+    chosen: dict[int, None] = {}
+    while len(chosen) < most and any(waiting.values()):
+        for queue in waiting.values():
+            while queue and queue[-1] in chosen:
+                queue.pop()
+            if queue and len(chosen) < most:
+                chosen[queue.pop()] = None
+    return torch.tensor(list(chosen), dtype=torch.long)

@@ -1,1 +1,0 @@
-"""Patching sweeps: activations of one run put into another, place by place and loop by loop."""

@@ -1,0 +1,173 @@
+"""How long a carry that is put in by hand lives: one loop (plain ripple) or for ever (sticky)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+
+from loopinterp.circuits.comparison_inputs import check_batch, name_models
+from loopinterp.circuits.interchange_engine import InterchangeRun
+from loopinterp.circuits.interchange_pairs import InterchangePairs, draw_pairs
+from loopinterp.errors import InputError, check_integer
+from loopinterp.models import describe_model
+from loopinterp.models.protocol import need_model
+from loopinterp.rasp.registry import get_program
+from loopinterp.results import Result, study
+from loopinterp.tasks.addition import Addition
+from loopinterp.tasks.task import IGNORE
+
+if TYPE_CHECKING:
+    from jaxtyping import Int
+    from torch import Tensor
+
+    from loopinterp.models import LoopedModel
+    from loopinterp.tasks.task import Batch
+
+PLANTED, ERASED = "planted", "erased"
+KINDS = (PLANTED, ERASED)
+TOKENS = get_program("ripple").inputs[:4]
+MOST = 12
+"""Lives of so many loops or more are not told apart."""
+
+_SETTLED = 2
+"""Loops by which both carries must have been settled before the exchange."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class PlantedCarry(Result, kind="planted-carry"):
+    """What :func:`planted_carry_study` returns.
+
+    ``count`` says in how many exchanges a carry lived so many loops (the last ``life`` is
+    :data:`MOST` or more), by token at the position and at its left neighbour: ``planted`` where a
+    carry was put where there is none, ``erased`` where one was taken away. A life of 0 means that
+    the answer there did not change at all.
+
+    Attributes:
+        n: Bits of the operands.
+    """
+
+    VARIABLES: ClassVar = {"count": "model kind token left_token life"}
+
+    n: int
+
+    def lives(self, model: str, kind: str = PLANTED, **where: Any) -> np.ndarray:
+        """How many carries lived 0, 1, 2, … loops."""
+        counts = self.data["count"].sel(model=model, kind=kind, **where)
+        return counts.sum([d for d in counts.dims if d != "life"]).values
+
+    def quantile(self, share: float, model: str, kind: str = PLANTED, **where: Any) -> float:
+        """The life that a share of the carries do not outlive; NaN where there are none."""
+        total = self.lives(model, kind, **where).cumsum()
+        if not total[-1]:
+            return float("nan")
+        return float(np.searchsorted(total, share * total[-1]))
+
+
+def planted_carry_study(
+    models: LoopedModel | Any | Sequence[LoopedModel | Any],
+    batch: Batch,
+    *,
+    names: Sequence[str] | None = None,
+    per_cell: int = 24,
+    seed: int = 0,
+) -> PlantedCarry:
+    """Put carries into additions by hand, and count the loops for which the answer shows them.
+
+    The state of one bit is taken from an input with the same two bits there and the opposite
+    carry into them, both settled for two loops and more, and at least :data:`MOST` loops before
+    the end. A carry lives as long as the model's answer at that bit stays the other one.
+
+    Args:
+        models: A model of additions (tokens ``a + 2b`` after BOS), or several.
+        batch: Additions of one length, at least 16 bits.
+        names: A name for each model.
+        per_cell: Most exchanges for each kind, token and left token.
+        seed: Seed of the pairs.
+
+    Raises:
+        InputError: inputs that are too short, or without such pairs.
+    """
+    check_integer("per_cell", per_cell, least=1)
+    several = list(models) if isinstance(models, (list, tuple)) else [models]
+    labels = name_models(names, len(several))
+    batch = check_batch(batch, [get_program("ripple")])
+    pairs, cell = _pairs(batch, per_cell, torch.Generator().manual_seed(seed))
+    with study(
+        seed,
+        study="planted carry",
+        models=[describe_model(model) for model in several],
+        n=int(batch.n[0]),
+        per_cell=per_cell,
+    ) as watch:
+        return PlantedCarry.of(
+            watch,
+            coords={
+                "model": labels,
+                "kind": KINDS,
+                "token": TOKENS,
+                "left_token": TOKENS,
+                "life": range(MOST + 1),
+            },
+            count=np.stack([_counts(model, pairs, cell) for model in several]),
+            n=int(batch.n[0]),
+        )
+
+
+def _counts(
+    model: LoopedModel | Any, pairs: InterchangePairs, cell: Int[Tensor, " pair"]
+) -> np.ndarray:
+    need_model(model)
+    run = InterchangeRun(model, pairs)
+    rows = torch.arange(len(pairs), device=run.base.device)
+    at = run.pairs.positions[:, 0]
+    other = (run.interchange() != run.base)[rows, : MOST + 1, at]
+    life = other.int().cummin(1).values.sum(1).clamp(max=MOST).cpu()
+    shape = (len(KINDS), len(TOKENS), len(TOKENS), MOST + 1)
+    return np.bincount((cell * (MOST + 1) + life).numpy(), minlength=int(np.prod(shape))).reshape(
+        shape
+    )
+
+
+def _pairs(
+    batch: Batch, per_cell: int, generator: torch.Generator
+) -> tuple[InterchangePairs, Int[Tensor, " pair"]]:
+    """Exchanges behind the front, and the cell (kind, token, left token) of each."""
+    task, tokens = Addition(), batch.inputs
+    carry, chain = task.carry_in(tokens), task.chain_length_in(tokens)
+    last = int(batch.n_loops.max()) - MOST
+    base, source = draw_pairs(len(batch), 64 * per_cell, generator)
+    loop = torch.randint(_SETTLED + 1, max(last, _SETTLED + 1) + 1, base.shape, generator=generator)
+    real = batch.targets != IGNORE
+    fits = (tokens[base] == tokens[source]) & (carry[base] != carry[source]) & real[base]
+    for row in (base, source):
+        fits &= chain[row] + 1 + _SETTLED <= loop[:, None]
+    fits[:, :2] = False  # the first bit has no carry, and no left neighbour
+    pair, position = fits.nonzero(as_tuple=True)
+    if last <= _SETTLED or not len(pair):
+        raise InputError(
+            "batch",
+            expected=f"additions of {MOST + 4} bits or more, of which some differ in a settled "
+            "carry",
+            given=f"{len(batch)} of {int(batch.n[0])} bits",
+            fix="Draw more, or longer ones, of the distribution 'propagate'.",
+        )
+    row = base[pair]
+    kind = carry[row, position]  # a carry of 1 in the base is erased
+    cell = (kind * 4 + tokens[row, position]) * 4 + tokens[row, position - 1]
+    shuffled = torch.randperm(len(cell), generator=generator)
+    some = torch.cat([shuffled[cell[shuffled] == k][:per_cell] for k in cell.unique().tolist()])
+    pairs = InterchangePairs(
+        inputs=tokens,
+        asked=real,
+        n_loops=int(batch.n_loops.max()),
+        base=row[some],
+        source=source[pair][some],
+        positions=position[some, None],
+        loop=loop[pair][some],
+        source_loop=loop[pair][some],
+    )
+    return pairs, cell[some]

@@ -1,0 +1,85 @@
+"""What a study of planted carries shows: their hold time, by token."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from loopinterp.circuits.planted_carry import ERASED, KINDS, MOST, PLANTED, TOKENS, PlantedCarry
+from loopinterp.plotting import HeatPanel, heatmap_panels
+from loopinterp.results import Figure, Finding, figures_of, findings_of
+
+SECTION = "program"
+
+
+@findings_of.register
+def _findings(result: PlantedCarry) -> list[Finding]:
+    found = []
+    several = result.data.sizes["model"] > 1
+    for model in map(str, result.data.model.values):
+        of = f"In {model}, a" if several else "A"
+        planted, erased = (_in_words(result, model, kind) for kind in KINDS)
+        text = (
+            f"{of} carry that is put in by hand behind the front is held for {planted} and then "
+            f"mended; one that is taken away stays away for {erased}. A plain ripple holds either "
+            "for 1 loop, a sticky one holds a planted carry for ever."
+        )
+        value = f"{_loops(result.quantile(0.5, model))}"
+        found.append(Finding(kind=SECTION, text=text, value=value))
+    return found
+
+
+def _in_words(result: PlantedCarry, model: str, kind: str) -> str:
+    middle, low, high = (result.quantile(q, model, kind) for q in (0.5, 0.05, 0.95))
+    if np.isnan(middle):
+        return "an unknown time (no such pair)"
+    span = f"{low:.0f} to {_loops(high)}" if low != high else "all of them"
+    n = int(result.lives(model, kind).sum())
+    return f"{_loops(middle)} (median of {n}; 5% to 95%: {span})"
+
+
+def _loops(life: float) -> str:
+    if life >= MOST:
+        return f"{MOST} loops or more"
+    return "1 loop" if life == 1 else f"{life:.0f} loops"
+
+
+@figures_of.register
+def _figures(result: PlantedCarry) -> list[Figure]:
+    panels = []
+    for model in map(str, result.data.model.values):
+        for kind in KINDS:
+            table = [
+                [result.quantile(0.5, model, kind, token=t, left_token=s) for s in TOKENS]
+                for t in TOKENS
+            ]
+            name = f"{model}, {kind}" if result.data.sizes["model"] > 1 else kind
+            panels.append(HeatPanel(np.array(table), name))
+    plot = heatmap_panels(
+        panels,
+        x=TOKENS,
+        y=TOKENS,
+        x_title="token to the left",
+        y_title="token",
+        value_title="loops",
+        value_range=(0, MOST),
+        columns=2,
+        y_down=True,
+    )
+    return [
+        Figure(
+            title="How long a carry that was put in by hand lives",
+            plot=plot,
+            caption=(
+                f"Median number of loops for which the answer shows the other carry, {PLANTED} "
+                f"(a carry where there is none) and {ERASED} (none where there is one), by the "
+                "token at the bit and the one to its left. Empty: no such pair, as the left "
+                f"neighbour decides the carry. {MOST} means {MOST} or more."
+            ),
+            control=(
+                "Known programs: 1 everywhere for a plain ripple; for a sticky one, planted "
+                f"carries stay for ever ({MOST}) and erased ones come back after 1 loop."
+            ),
+            data=result.to_dataframe(),
+            section=SECTION,
+        )
+    ]

@@ -1,0 +1,84 @@
+"""How a program lies over a model: which of its variables stand for the state at a position."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from loopinterp.rasp.language import UNKNOWN, full, var
+from loopinterp.rasp.program import LoopProgram
+
+ANSWER = "answer"
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """Which part of a program stands for the state of the model at one position and loop.
+
+    Attributes:
+        shift: The state after t loops of the model stands for the program after t + shift.
+        offset: The state at position p stands for the program's variables at p - offset (1 for
+            a program whose variables are the carries OUT of each position).
+        lag: The model answers by what the program knew so many loops before.
+    """
+
+    shift: int = 0
+    offset: int = 0
+    lag: int = 0
+
+    def __str__(self) -> str:
+        parts = []
+        if self.shift:
+            side = "ahead of" if self.shift > 0 else "behind"
+            parts.append(f"program {_loops(abs(self.shift))} {side} the model")
+        if self.offset:
+            parts.append(f"variables {self.offset} position to the left")
+        if self.lag:
+            parts.append(f"answers {_loops(self.lag)} late")
+        return ", ".join(parts) or "loop by loop, position by position"
+
+
+def _loops(n: int) -> str:
+    return "1 loop" if n == 1 else f"{n} loops"
+
+
+def alignments(
+    shifts: tuple[int, ...] = (0, -1, 1), offsets: tuple[int, ...] = (0, 1), lags: int = 1
+) -> Iterator[Alignment]:
+    """All alignments in a range, the plain one first.
+
+    Example:
+        >>> len(list(alignments())), str(next(alignments()))
+        (12, 'loop by loop, position by position')
+    """
+    for lag in range(lags + 1):
+        for offset in offsets:
+            for shift in shifts:
+                yield Alignment(shift, offset, lag)
+
+
+def delayed(program: LoopProgram, lag: int) -> LoopProgram:
+    """The same program, answering by what it knew ``lag`` loops before.
+
+    The pending answers become variables, so that an exchanged state takes them along.
+
+    Example:
+        >>> from loopinterp.rasp import get_program
+        >>> delayed(get_program("ripple"), 1).variables
+        ('carry', 'answer')
+    """
+    for _ in range(lag):
+        name = ANSWER
+        while name in program.prepare:
+            name += "_"
+        program = LoopProgram(
+            name=program.name,
+            task=program.task,
+            inputs=program.inputs,
+            prepare={**program.prepare, name: full(UNKNOWN)},
+            step={**program.step, name: program.finish},
+            finish=var(name),
+            n_loops=program.n_loops,
+            doc=program.doc,
+        )
+    return program

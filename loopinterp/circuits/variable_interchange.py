@@ -1,0 +1,337 @@
+"""Interchange interventions on single variables of any loop program, in any looped model.
+
+A variable of the program is taken from the run of one input and put into the run of another, at
+one position after some loop; the same is done to the model, in the part of its state that is said
+to hold the variable. If that part is the variable, then the model's answer becomes what the
+program's becomes. (Geiger et al., arXiv 2106.02997; in a subspace, arXiv 2303.02536.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+
+from loopinterp.circuits.comparison_inputs import check_batch, check_program
+from loopinterp.circuits.interchange_engine import InterchangeRun
+from loopinterp.circuits.pair_strategies import join
+from loopinterp.circuits.program_counterfactuals import SILENT, Claims, ProgramRuns
+from loopinterp.circuits.subspaces import check_orthonormal, project, random_change
+from loopinterp.circuits.variable_pairs import Control, VariablePairs
+from loopinterp.errors import InputError, check_integer, unknown_name
+from loopinterp.intervals import wilson_estimate
+from loopinterp.models import bind, describe_model
+from loopinterp.models.protocol import need_model
+from loopinterp.rasp.language import UNKNOWN
+from loopinterp.results import Result, study
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
+
+    from loopinterp.circuits.interchange_pairs import InterchangePairs
+    from loopinterp.models import LoopedModel
+    from loopinterp.rasp.program import LoopProgram
+    from loopinterp.tasks.task import Batch
+
+VARIABLE = "the variable"
+RANDOM = "a random change"
+ANOTHER_LOOP = "another loop"
+ANOTHER_VARIABLE = "another variable"
+NOTHING = "nothing"
+SAME_VALUE = "the same value"
+
+INTERVENTIONS = (VARIABLE, RANDOM, ANOTHER_LOOP, ANOTHER_VARIABLE, NOTHING, SAME_VALUE)
+"""What is put into the base's state: the first is the intervention, the others its controls."""
+
+UNDISTURBED = "undisturbed"
+"""In the tally, beside the interventions: the program's own answer against the model's."""
+
+END = "end"
+"""The delay that reads each pair's answer after the last loop."""
+
+_COUNTED = "intervention variable loop delay"
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class VariableInterchange(Result, kind="variable-interchange"):
+    """What :func:`interchange_study` returns.
+
+    Arrays of ``data``; ``delay`` counts loops from the exchange, ``"end"`` is the last loop;
+    where there are no pairs there is NaN:
+
+    - ``agreement``: how often the model's whole answer is the one that the program gives if the
+      variable is exchanged, by what was put in (:data:`INTERVENTIONS`): the source's part of the
+      state in the variable's subspace; a change of the same norm in a random direction; the same
+      subspace of the source after another loop, at which it has another value; another variable's
+      subspace; or nothing, which is the chance level. Last, a donor with the same value of the
+      variable in another context: there it is how often the answer stays what it was.
+    - ``pairs``: on how many pairs; those on which the program gives another answer at that delay,
+      and tells the control from the right exchange.
+    - ``whole_run``, ``whole_run_pairs``: the same at every delay at once.
+    - ``undisturbed``: how often the model without an exchange answers as the program does without,
+      on the pairs of the intervention itself.
+
+    Attributes:
+        program: The program.
+        ranks: Dimensions of each variable's subspace. For the other variables the whole state is
+            exchanged, and in the program all of its variables.
+    """
+
+    VARIABLES: ClassVar[dict[str, str]] = {
+        "agreement": f"{_COUNTED} estimate",
+        "pairs": _COUNTED,
+        "whole_run": "intervention variable loop estimate",
+        "whole_run_pairs": "intervention variable loop",
+        "undisturbed": "variable loop delay",
+    }
+
+    program: str
+    ranks: dict[str, int]
+
+    @property
+    def iia(self) -> Any:
+        """Interchange intervention accuracy, a data array [variable, loop, delay]."""
+        return self.data["agreement"].sel(intervention=VARIABLE, estimate="value")
+
+    def pooled(self, intervention: str = VARIABLE) -> tuple[float, float, float, int]:
+        """Whole runs after an intervention over all variables and loops.
+
+        Returns:
+            The share that is right, the ends of its 95% interval, and of how many.
+        """
+        n = self.data["whole_run_pairs"].sel(intervention=intervention).values
+        share = self.data["whole_run"].sel(intervention=intervention, estimate="value").values
+        value, low, high = wilson_estimate(float(np.nansum(share * n)), int(n.sum()))
+        return float(value), float(low), float(high), int(n.sum())
+
+
+def interchange_study(
+    model: LoopedModel | Any,
+    program: str | LoopProgram,
+    batch: Batch,
+    *,
+    subspaces: Mapping[str, Float[Tensor, "rank d_model"]] | None = None,
+    n_loops: int | None = None,
+    loops: Sequence[int] | None = None,
+    pairs_per_loop: int = 64,
+    seed: int = 0,
+) -> VariableInterchange:
+    """Exchange every variable of a program after every loop, and see whether the model follows.
+
+    For each variable v and each number of loops t, pairs of inputs (base, source) and a position p
+    are drawn on which v has two values and taking v from the source changes the program's answer
+    to the base. In the model's run of the base, the part of the state at p that lies in v's
+    subspace is then replaced by that of the source, and the run goes on to its end. Wherever an
+    answer is asked for, the model should then answer what the program does, or where the exchange
+    changes nothing for the program, what the model answers without; at every delay.
+
+    Beside it, in the same bases and against the same counterfactual: a change of equal norm in a
+    random direction; the source's state after another loop, at which v has another value; another
+    variable's subspace; and no exchange at all. A control counts only where the program itself
+    tells it from the right exchange. And the other way round: a donor with the same value of v in
+    another context, which must change nothing.
+
+    Args:
+        model: Any looped model.
+        program: Any loop program, or its name; it must read the model's tokens.
+        batch: Inputs of one length.
+        subspaces: Variable -> orthonormal rows that span the directions it lies in. The whole
+            state is exchanged for variables that are not listed, and in the program all of its
+            variables, on pairs with the same token at the position.
+        n_loops: Loops of a full run; T(n) of the batch by default.
+        loops: Numbers of loops after which to exchange; by default 0 .. ``n_loops``.
+        pairs_per_loop: Most pairs of a variable after each number of loops.
+        seed: Seed of pairs, positions and random directions.
+
+    Raises:
+        InputError: inputs that are not tokens of the program, or fewer than two; an unknown
+            variable or a subspace of another shape; loops out of range.
+
+    Source: interchange interventions, Geiger et al., arXiv 2106.02997 and 2303.02536.
+
+    Example:
+        >>> from loopinterp.circuits.program_model import ProgramModel
+        >>> from loopinterp.rasp import get_program
+        >>> from loopinterp.tasks import get_task
+        >>> xor = get_program("prefix_xor")
+        >>> task = get_task("prefix_sum")
+        >>> batch = task.sample(4, batch_size=32, generator=torch.Generator().manual_seed(0))
+        >>> model = ProgramModel(xor, max_length=5)
+        >>> where = {"prefix": model.subspace("prefix")}
+        >>> float(interchange_study(model, xor, batch, subspaces=where).iia.min())
+        1.0
+    """
+    chosen = check_program(program)
+    need_model(model)
+    batch = check_batch(batch, [chosen])
+    last = check_integer(
+        "n_loops", int(batch.n_loops.max()) if n_loops is None else n_loops, least=0
+    )
+    after = _check_loops(range(last + 1) if loops is None else loops, last)
+    check_integer("pairs_per_loop", pairs_per_loop, least=1)
+    bases = dict(subspaces or {})
+    _check_subspaces(bases, chosen, bind(model, batch.inputs[:1]).h0.shape[-1])
+    with study(
+        seed,
+        study="variable interchange",
+        model=describe_model(model),
+        program=chosen.name,
+        n_loops=last,
+        inputs=len(batch),
+        pairs_per_loop=pairs_per_loop,
+    ) as watch:
+        finder = VariablePairs(
+            ProgramRuns(chosen, batch.inputs, n_loops=last),
+            batch,
+            n_loops=last,
+            apart=bases,
+            per_loop=pairs_per_loop,
+            generator=torch.Generator().manual_seed(seed),
+        )
+        # Of its own, so that models of other widths are tried on the same pairs.
+        generator = torch.Generator().manual_seed(seed)
+        tally = _Tally(chosen.variables, after, last)
+        for variable in chosen.variables:
+            pairs = finder.of(variable, after)
+            if len(pairs):
+                _exchange(model, finder, variable, pairs, bases, tally, generator)
+        return VariableInterchange.of(
+            watch,
+            coords=tally.coords,
+            **tally.arrays(),
+            program=chosen.name,
+            ranks={name: len(rows) for name, rows in bases.items()},
+        )
+
+
+def _exchange(
+    model: LoopedModel | Any,
+    finder: VariablePairs,
+    variable: str,
+    pairs: InterchangePairs,
+    bases: Mapping[str, Tensor],
+    tally: _Tally,
+    generator: torch.Generator,
+) -> None:
+    """Make all interventions on the pairs of one variable, and count."""
+    told = finder.told(variable, pairs)
+    made = {
+        VARIABLE: Control(pairs, told),
+        RANDOM: Control(pairs, told),
+        ANOTHER_LOOP: finder.another_loop(variable, pairs),
+        SAME_VALUE: finder.same_value(variable, pairs),
+    }
+    subspace = dict.fromkeys(made, bases.get(variable))
+    if other := finder.another_variable(variable, pairs):
+        subspace[ANOTHER_VARIABLE], made[ANOTHER_VARIABLE] = bases[other[0]], other[1]
+
+    rows = {name: control.counts.any(1).nonzero().squeeze(1) for name, control in made.items()}
+    joined = join([c.pairs[rows[name]] for name, c in made.items()], "intervention", tuple(made))
+    run = InterchangeRun(model, joined)
+    changes = dict(zip(made, run.difference.split([len(r) for r in rows.values()])))
+    for name, basis in subspace.items():
+        if basis is not None:
+            changes[name] = project(changes[name], basis)
+    changes[RANDOM] = random_change(changes[VARIABLE], generator)
+    answers = run.after(run.own + torch.cat(list(changes.values()))).cpu()
+
+    natural = run.base[: len(pairs)].cpu()  # the pairs themselves come first, and all count
+    prediction = finder.predict(variable, pairs)
+    claims = prediction.claims(natural)
+    asked = pairs.scored[:, None]
+    unchanged = Claims(natural.masked_fill(~asked, SILENT), claims.changes)
+    tally.add(NOTHING, variable, pairs, claims.agree(natural), told)
+    for (name, control), read in zip(made.items(), answers.split([len(r) for r in rows.values()])):
+        expected = unchanged if name == SAME_VALUE else claims
+        right = expected[rows[name]].agree(read)
+        tally.add(name, variable, pairs[rows[name]], right, control.counts[rows[name]])
+    decided = asked & (prediction.base != UNKNOWN)
+    tally.add(UNDISTURBED, variable, pairs, ((natural == prediction.base) | ~decided).all(-1), told)
+
+
+class _Tally:
+    """Counts of every intervention on every variable, after each loop and at each delay."""
+
+    def __init__(self, variables: Sequence[str], loops: Sequence[int], n_loops: int) -> None:
+        self.names = [*INTERVENTIONS, UNDISTURBED]
+        self.variables, self.loops, self.n_loops = list(variables), list(loops), n_loops
+        shape = (len(self.names), len(self.variables), len(self.loops))
+        self.right, self.n = (np.zeros((*shape, n_loops + 2), dtype=np.int64) for _ in range(2))
+        self.run_right, self.run_n = (np.zeros(shape, dtype=np.int64) for _ in range(2))
+
+    @property
+    def coords(self) -> dict[str, list[Any]]:
+        return {
+            "intervention": list(INTERVENTIONS),
+            "variable": self.variables,
+            "loop": self.loops,
+            "delay": [*map(str, range(self.n_loops + 1)), END],
+        }
+
+    def add(
+        self, name: str, variable: str, pairs: InterchangePairs, right: Tensor, counts: Tensor
+    ) -> None:
+        """Count pairs that are right, [pair, delay] each, where they count."""
+        cell = self.names.index(name), self.variables.index(variable)
+        loop = np.searchsorted(self.loops, pairs.loop.numpy())
+        within = torch.arange(right.shape[1]) <= pairs.horizon[:, None]
+        ever = counts.any(1)
+        np.add.at(self.right[cell], loop, self._with_end(right & counts, pairs))
+        np.add.at(self.n[cell], loop, self._with_end(counts, pairs))
+        np.add.at(self.run_right[cell], loop, ((right | ~within).all(1) & ever).numpy())
+        np.add.at(self.run_n[cell], loop, ever.numpy())
+
+    def _with_end(self, x: Tensor, pairs: InterchangePairs) -> np.ndarray:
+        """[pair, delay] -> all delays of the run, and one more: each pair's last."""
+        end = x.gather(1, pairs.horizon[:, None])
+        padded = torch.nn.functional.pad(x, (0, self.n_loops + 1 - x.shape[1]))
+        return torch.cat([padded, end], 1).numpy()
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        agreement, run = (
+            wilson_estimate(right, n)
+            for right, n in ((self.right, self.n), (self.run_right, self.run_n))
+        )
+        return {
+            "agreement": agreement[:-1],
+            "pairs": self.n[:-1],
+            "whole_run": run[:-1],
+            "whole_run_pairs": self.run_n[:-1],
+            "undisturbed": agreement[-1, ..., 0],
+        }
+
+
+def _check_loops(loops: Sequence[int], last: int) -> list[int]:
+    chosen = [check_integer("loops", loop, least=0, most=last) for loop in loops]
+    if not chosen or sorted(set(chosen)) != chosen:
+        raise InputError(
+            "loops",
+            expected="increasing numbers of loops, at least one",
+            given=repr(chosen[:12]),
+            fix=f"Pass e.g. loops=range({last + 1}).",
+        )
+    return chosen
+
+
+def _check_subspaces(
+    subspaces: Mapping[str, Float[Tensor, "rank d_model"]], program: LoopProgram, d_model: int
+) -> None:
+    for name, rows in subspaces.items():
+        if name not in program.prepare:
+            raise unknown_name(
+                f"subspaces: variable of program {program.name}", name, program.prepare
+            )
+        what = f"subspace of variable {name!r}"
+        shape = list(rows.shape) if isinstance(rows, torch.Tensor) else None
+        if shape is None or len(shape) != 2 or not 1 <= shape[0] <= d_model or shape[1] != d_model:
+            raise InputError(
+                what,
+                expected=f"rows [rank, d_model] of the model's width {d_model}, rank 1..{d_model}",
+                given=type(rows).__name__ if shape is None else f"shape {shape}",
+                fix="Give one row for each direction of the variable.",
+            )
+        check_orthonormal(rows, what)

@@ -1,0 +1,123 @@
+"""What interchange interventions on single variables say and show, the controls beside them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from loopinterp.circuits.variable_interchange import (
+    END,
+    INTERVENTIONS,
+    NOTHING,
+    SAME_VALUE,
+    VARIABLE,
+    VariableInterchange,
+)
+from loopinterp.circuits.verdict import THRESHOLD, in_loops, plain
+from loopinterp.plotting import HeatPanel, heatmap_panels
+from loopinterp.results import Figure, Finding, figures_of, findings_of, percent
+
+SECTION = "program"
+_SHOWN = ("0", "1", END)
+"""Delays that have a figure; the table behind each has all of them."""
+
+
+@findings_of.register
+def _(result: VariableInterchange) -> list[Finding]:
+    """Whether the variables are where they are said to be, against the controls."""
+    share, low, high, n = result.pooled()
+    name = plain(result.program)
+    if not n:
+        text = (
+            f"Whether the model holds the variables of “{name}” where they are said to be cannot "
+            "be said: no exchange of one of them changes an answer of the program."
+        )
+        return [Finding(kind=SECTION, text=text)]
+    wrong = {x: result.pooled(x) for x in INTERVENTIONS if x not in (VARIABLE, SAME_VALUE)}
+    wrong = {x: pooled for x, pooled in wrong.items() if pooled[3]}
+    text = (
+        f"Where a variable of “{name}” is taken from another input's run, the model's whole answer "
+        f"is the program's, to the end of the run, after {percent(share)} of {n} exchanges (95% "
+        f"interval {percent(low)}–{percent(high)}). Put in its place: "
+        f"{', '.join(f'{x} {percent(pooled[0])}' for x, pooled in wrong.items())}."
+    )
+    good = low >= THRESHOLD and all(low > pooled[2] for pooled in wrong.values())
+    kept, _, _, n_same = result.pooled(SAME_VALUE)
+    if n_same:
+        text += (
+            f" A donor with the same value in another context leaves {percent(kept)} of {n_same} "
+            "runs as they are."
+        )
+        good = good and kept >= THRESHOLD
+    found = [Finding(kind=SECTION, text=text, value=percent(share), good=good)]
+    return found if share == 1 else [*found, _weakest(result)]
+
+
+def _weakest(result: VariableInterchange) -> Finding:
+    """The variable, loop and delay at which the model does least of what the program says."""
+    least = result.iia.where(result.iia == result.iia.min(), drop=True)
+    at = {axis: least[axis].values[0] for axis in ("variable", "loop", "delay")}
+    n = int(result.data["pairs"].sel(intervention=VARIABLE, **at))
+    when = "at the end" if at["delay"] == END else in_loops(int(at["delay"]))
+    loops = "1 loop" if at["loop"] == 1 else f"{at['loop']} loops"
+    text = (
+        f"The model follows “{plain(result.program)}” least when “{plain(at['variable'])}” is "
+        f"exchanged after {loops} and the answer read {when}: in {percent(float(least.min()))} of "
+        f"{n} exchanges. Without one it answers as the program there in "
+        f"{percent(float(result.data['undisturbed'].sel(at)))}."
+    )
+    return Finding(kind=SECTION, text=text, value=percent(float(least.min())))
+
+
+@figures_of.register
+def _(result: VariableInterchange) -> list[Figure]:
+    """A figure for some delays at which there are pairs."""
+    pairs = result.data["pairs"].sel(intervention=VARIABLE)
+    return [_figure(result, d) for d in _SHOWN if d in pairs.delay and pairs.sel(delay=d).any()]
+
+
+def _figure(result: VariableInterchange, delay: str) -> Figure:
+    at = result.data.sel(delay=delay)
+    made = [x for x in INTERVENTIONS if at["pairs"].sel(intervention=x).any()]
+    agreement = at["agreement"].sel(estimate="value")
+    panels = [HeatPanel(agreement.sel(intervention=x).values, x) for x in made]
+    variables = [str(name) for name in at["variable"].values]
+    plot = heatmap_panels(
+        [*panels, HeatPanel(at["undisturbed"].values, "agreement without an exchange")],
+        x=at["loop"].values.tolist(),
+        y=[plain(name) for name in variables],
+        x_title="loops before the exchange",
+        y_title="variable",
+        value_title="agreement",
+        value_range=(0, 1),
+        scale="mass",
+        columns=3,
+        y_down=True,
+    )
+    when = "at the end" if delay == END else in_loops(int(delay))
+    sizes = ", ".join(
+        f"{plain(name)}: "
+        + (f"{result.ranks[name]} directions" if name in result.ranks else "the whole state")
+        for name in variables
+    )
+    chance = agreement.sel(intervention=NOTHING).values
+    table = result.to_dataframe("agreement", "pairs")
+    return Figure(
+        title=f"Variables of {plain(result.program)} exchanged between inputs, read {when}",
+        plot=plot,
+        caption=(
+            "A variable of the program is taken from another input's run, at one position and "
+            "after so many loops, and so is the part of the model's state that is said to hold it "
+            f"({sizes}). A cell says how often the model's whole answer, read {when}, is then the "
+            "program's. Only pairs of inputs are used on which the exchange changes the program's "
+            "answer; where there are none a cell is empty. Last panel: how often the model "
+            "answers as the program does without an exchange."
+        ),
+        control=(
+            "In the same runs, against the same answers: a change of equal norm in a random "
+            "direction; the same directions of the state after another loop; those of another "
+            f"variable; and nothing, which is chance (at most {percent(np.nanmax(chance))}). A "
+            "donor with the same value in another context must leave the answer as it is."
+        ),
+        data=table.query("delay == @delay", local_dict={"delay": delay}),
+        section=SECTION,
+    )

@@ -1,0 +1,166 @@
+"""Whether heads freeze as the state settles: change of the attention pattern from loop to loop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from loopinterp.dynamics.readouts import correctness, exact_match
+from loopinterp.dynamics.state_checks import asked_positions, check_finite
+from loopinterp.dynamics.state_trajectories import chunks
+from loopinterp.errors import InputError, check_integer
+from loopinterp.models.model_description import describe_model
+from loopinterp.results import Result, study
+
+if TYPE_CHECKING:
+    import xarray as xr
+    from jaxtyping import Float
+    from torch import Tensor
+
+    from loopinterp.models.looped_transformer import LoopedTransformer
+    from loopinterp.tasks.task import Batch
+
+FROZEN = 0.05
+"""Share of its largest change under which a head counts as frozen."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class AttentionStabilisationResult(Result, kind="attention-stabilisation"):
+    r"""Change of each head's pattern, :math:`\|A_t - A_{t-1}\|_F`, with exact match beside it.
+
+    Arrays:
+        change: At loop ``t``, the change of the pattern since loop ``t - 1``; NaN at loop 0.
+        exact: Whether an example is right, read after loop ``t`` is done.
+        answer_loops: T(n) of each example.
+    """
+
+    VARIABLES: ClassVar[Mapping[str, str]] = {
+        "change": "loop layer batch head",
+        "exact": "loop batch",
+        "answer_loops": "batch",
+    }
+
+    @property
+    def n_loops(self) -> int:
+        """Loops of the run."""
+        return self.data.sizes["loop"]
+
+    def frozen_at(self) -> xr.DataArray:
+        """First loop from which a head's mean change stays under 5% of its largest, [layer, head].
+
+        To the end of the run; -1 where there is no such loop.
+        """
+        mean = self.data["change"].mean("batch").sel(loop=slice(1, None))
+        moving = ~(mean < FROZEN * mean.max("loop"))
+        last = (moving * mean["loop"]).max("loop")
+        return (last + 1).where(last < self.n_loops - 1, -1)
+
+
+def attention_change(
+    patterns: Float[Tensor, "loop *lead query key"],
+) -> Float[Tensor, "change ..."]:
+    r"""Change of each head's pattern, :math:`\|A_t - A_{t-1}\|_F`.
+
+    Args:
+        patterns: Patterns of all loops, ``[loop, batch, head, query, key]`` (any axes between
+            loop and query), as ``cache.stack("attn.hook_pattern")`` gives.
+
+    Returns:
+        One entry less than loops: the first is the change from loop 0 to loop 1.
+
+    Raises:
+        InputError: If there are fewer than two loops, or values are not finite.
+
+    Source: arXiv 2604.11791.
+
+    Example:
+        >>> looks_left = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
+        >>> looks_here = torch.eye(2)
+        >>> attention_change(torch.stack([looks_left, looks_here, looks_here]))
+        tensor([1.4142, 0.0000])
+    """
+    if patterns.ndim < 3 or len(patterns) < 2:
+        raise InputError(
+            "patterns",
+            expected="[loop, ..., query, key] with at least two loops",
+            given=f"shape {tuple(patterns.shape)}",
+            fix='Stack them with cache.stack("attn.hook_pattern").',
+        )
+    check_finite(patterns, "patterns")
+    return (patterns[1:] - patterns[:-1]).flatten(-2).norm(dim=-1)
+
+
+def attention_stabilisation_study(
+    model: LoopedTransformer, batch: Batch, *, n_loops: int | None = None
+) -> AttentionStabilisationResult:
+    """Follow the attention pattern of every head through the loops.
+
+    Args:
+        model: A hooked looped model.
+        batch: Examples with targets.
+        n_loops: Loops of the run, at least 2; a quarter more than the longest T(n) by default.
+
+    Raises:
+        InputError: If there are too few loops, an example asks nothing, or a pattern is not
+            finite.
+    """
+    asked_positions(batch, "asked")
+    if n_loops is None:
+        n_loops = max(2, math.ceil(1.25 * int(batch.n_loops.max())))
+    check_integer("n_loops", n_loops, least=2)
+    n_pos = batch.inputs.shape[1]
+    pattern_bytes = model.config.n_heads * n_pos**2 * model.dtype.itemsize
+    with study(0, model=describe_model(model), n_loops=n_loops, n_examples=len(batch)) as watch:
+        parts = [
+            _follow(model, batch[rows], n_loops) for rows in chunks(len(batch), 4 * pattern_bytes)
+        ]
+        change, exact = torch.cat([p[0] for p in parts], dim=2), torch.cat([p[1] for p in parts], 1)
+        missing = torch.full_like(change[:1], float("nan"))
+        return AttentionStabilisationResult.of(
+            watch,
+            coords={"loop": range(n_loops)},
+            change=torch.cat([missing, change]),
+            exact=exact,
+            answer_loops=batch.n_loops,
+        )
+
+
+@torch.no_grad()
+def _follow(model: LoopedTransformer, batch: Batch, n_loops: int) -> tuple[Tensor, Tensor]:
+    """Changes ``[loop - 1, layer, batch, head]`` and exact match ``[loop, batch]``.
+
+    Only two patterns of each layer are ever held, not those of all loops.
+    """
+    before: dict[int, Tensor] = {}
+    changes: list[list[Tensor]] = [[] for _ in range(model.config.n_layers)]
+    exact: list[Tensor] = []
+
+    def watch_pattern(layer: int) -> Callable[..., None]:
+        def compare(pattern: Tensor, hook: object) -> None:
+            if layer in before:
+                change = attention_change(torch.stack([before[layer], pattern]))[0]
+                changes[layer].append(change.float().cpu())
+            before[layer] = pattern
+
+        return compare
+
+    def score(state: Tensor, hook: object) -> None:
+        right = correctness(model.readout(state).argmax(dim=-1), batch.targets)
+        exact.append(exact_match(right).bool().cpu())
+
+    def sites(component: str, layer: int | None = None) -> list[str]:
+        names = model.site(component, loop=slice(None), layer=layer, n_loops=n_loops)
+        return [names] if isinstance(names, str) else names
+
+    hooks: list[tuple[str, Callable[..., None]]] = []
+    for layer in range(model.config.n_layers):
+        compare = watch_pattern(layer)
+        hooks += [(name, compare) for name in sites("attn.hook_pattern", layer)]
+    hooks += [(name, score) for name in sites("hook_state_post")]
+    model.run_with_hooks(batch.inputs, n_loops=n_loops, fwd_hooks=hooks)
+    stacked = torch.stack([torch.stack(layer) for layer in changes], dim=1)
+    return stacked, torch.stack(exact)

@@ -1,0 +1,417 @@
+"""What a convergence study says and shows. Accuracy stands beside every curve of convergence: a
+state can settle on a wrong answer, and a right answer can be left again.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from loopinterp.dynamics.convergence import RITZ_TOLERANCE, ConvergenceResult
+from loopinterp.dynamics.regimes import Regime
+from loopinterp.dynamics.solvers.protocol import Status
+from loopinterp.intervals import ESTIMATE, band_of
+from loopinterp.plotting import (
+    HeatPanel,
+    LinePanel,
+    Reference,
+    Series,
+    bars_with_intervals,
+    heatmap_panels,
+    line_panels,
+)
+from loopinterp.results import Figure, Finding, figures_of, findings_of, percent, tidy
+
+SECTION = "convergence"
+_TOKEN = ("batch", "pos")
+
+
+@findings_of.register
+def _(result: ConvergenceResult) -> list[Finding]:
+    """Whether the tokens settle and are right there, what they become, and about the limits."""
+    return [_settling(result), *_regimes(result), _limits(result)]
+
+
+def _settling(result: ConvergenceResult) -> Finding:
+    settled = result.settled_share()
+    times = result.of_counted("settled_at")
+    times = times.where(times >= 0)
+    residual, exact = result.mean_residual()[-1], result.exact_match()[-1]
+    when = f", half of them by loop {int(times.median())}" if settled else ""
+    text = (
+        f"{percent(settled)} of the tokens settle within {result.n_loops} loops{when} (a loop "
+        f"then moves them by less than {result.threshold:g} of their size, to the end of the "
+        f"run); at the last loop the state still moves by {float(residual):.2g} of its size a "
+        f"loop, and {percent(float(exact.sel({ESTIMATE: 'value'})))} of the answers are right."
+    )
+    return Finding(
+        kind=SECTION, text=text, value=f"{percent(settled)} settle", good=bool(settled >= 0.99)
+    )
+
+
+def _regimes(result: ConvergenceResult) -> list[Finding]:
+    counts = result.regime_counts()
+    common = max(counts, key=lambda name: counts[name])
+    if common == Regime.FIXED_POINT.label:
+        return []
+    share = counts[common] / max(1, sum(counts.values()))
+    text = (
+        f"The commonest late trajectory is not a fixed point: {percent(share)} of the tokens are "
+        f"of class {common!r}."
+    )
+    return [Finding(kind=SECTION, text=text, value=common)]
+
+
+def _limits(result: ConvergenceResult) -> Finding:
+    """How many limits were found, and what a small disturbance does there."""
+    found = result.data["limit_status"] == Status.CONVERGED
+    n_found, n_examples = int(found.sum()), found.size
+    if not n_found:
+        text = (
+            f"No limit was found for any of the {n_examples} examples, so it cannot be said "
+            "whether the loop has one, or whether it would be stable."
+        )
+        return Finding(kind=SECTION, text=text, value="no limit found", good=False)
+    text = f"A limit was found for {n_found} of {n_examples} examples"
+    radius = _known_radii(result)
+    if not radius.size:
+        text += ". Whether they are stable cannot be said, because no spectral radius is known."
+        return Finding(kind=SECTION, text=text, value=f"{n_found} of {n_examples} limits")
+    low, high = float(radius.min()), float(radius.max())
+    stable = high < 1
+    verdict = (
+        "below 1, so a small disturbance dies out there"
+        if stable
+        else "at 1 or more in some, so not every small disturbance dies out there"
+    )
+    text += (
+        f"; at {radius.size} of these limits the spectral radius of the loop's Jacobian was "
+        f"computed, and is {low:.2f} to {high:.2f}: {verdict}."
+    )
+    good = stable and n_found == n_examples
+    return Finding(kind=SECTION, text=text, value=f"{high:.2f}", good=good)
+
+
+def _known_radii(result: ConvergenceResult) -> xr.DataArray:
+    """The spectral radii that were found to the tolerance."""
+    # Against the bound of 1, what counts is the residual itself, not its share of a small radius.
+    residual = result.data["spectral_residual"] * result.data["spectral_radius"]
+    known = residual <= RITZ_TOLERANCE
+    return result.data["spectral_radius"].where(known).dropna("batch")
+
+
+@figures_of.register
+def _(result: ConvergenceResult) -> list[Figure]:
+    """All figures of a convergence study, in the order in which they are read."""
+    figures = [
+        residual_figure(result),
+        distance_figure(result),
+        settling_figure(result),
+        regime_figure(result),
+        rate_figure(result),
+        readout_figure(result),
+    ]
+    if result.data["spectral_radius"].notnull().any():
+        figures.insert(4, stability_figure(result))
+    return figures
+
+
+def residual_figure(result: ConvergenceResult) -> Figure:
+    """Relative residual by loop, above exact match."""
+    token = _positive(band_of(result.of_counted("residual"), *_TOKEN))
+    mean = _positive(result.mean_residual())
+    panel = LinePanel(
+        [
+            Series.of("median token", token[1:]),
+            Series.of("mean", mean[1:], colour="ochre"),
+        ],
+        "relative residual",
+        y_log=True,
+        references=[Reference(result.threshold, "settled")],
+    )
+    return Figure(
+        title="Residual by loop",
+        plot=line_panels([panel, _accuracy_panel(result)], x_title="loops"),
+        caption=(
+            "Above: how far a loop moves a token's state, as a share of the state; the band holds "
+            "80% of the tokens, and below the dotted line a token counts as settled. Below: the "
+            "share of answers that are wholly right if read at that loop, with a 95% interval."
+        ),
+        control=(
+            "Convergence is not correctness, so exact match is drawn over the same loops: a low "
+            "residual with low exact match is a state that has settled on wrong answers."
+        ),
+        data=tidy(
+            {
+                "exact_match": result.exact_match(),
+                "residual_mean": mean,
+                "residual_median": token,
+            }
+        ),
+        section=SECTION,
+    )
+
+
+def distance_figure(result: ConvergenceResult) -> Figure:
+    """Distance to the limit by position and loop, with the loop from which answers are right."""
+    counted = result.data["counted"]
+    shown = np.flatnonzero(counted.any("batch"))
+    slowest = _slowest(result)
+    found = result.right_from()
+    cells = {
+        "median of the examples": (_median(result.of_counted("distance")), _median(found)),
+        f"slowest example ({slowest})": (
+            result.data["distance"].isel(batch=slowest).where(counted.isel(batch=slowest), 0),
+            found.isel(batch=slowest),
+        ),
+    }
+    panels, tables = [], []
+    for title, (distance, right) in cells.items():
+        line = Series("answer right from", shown, _gaps(right)[shown], colour="red", markers=False)
+        panels.append(HeatPanel(np.log10(_positive(distance).values[:, shown]), title, [line]))
+        table = tidy({"distance": distance.assign_coords(pos=range(distance.sizes["pos"]))})
+        table = table[table["pos"].isin(shown)]
+        tables.append(table.assign(of=title, answer_right_from=right.values[table["pos"]]))
+    n_examples = result.data.sizes["batch"]
+    unsettled = int((result.data["limit_status"] != Status.CONVERGED).sum())
+    note = (
+        f" In {unsettled} of {n_examples} examples no limit was found; their distance is to the "
+        "last state reached."
+        if unsettled
+        else ""
+    )
+    return Figure(
+        title="Distance to the " + ("limit" if unsettled < n_examples else "last state reached"),
+        plot=heatmap_panels(
+            panels,
+            x=shown,
+            y=result.data["loop"].values,
+            x_title="position",
+            y_title="loops",
+            value_title="log10 distance",
+        ),
+        caption=(
+            "Each cell is the distance of a position's state from its limit after that many loops, "
+            "relative to the limit (dark is near), in the median of the examples and in the one "
+            "that settles last. A slanted edge is a front that passes through the "
+            "sequence, a flat one means that all positions settle at once." + note
+        ),
+        control=(
+            "The line is accuracy on the same axes: the loop from which the position's answer is "
+            "right to the end (a gap where it ends wrong)."
+        ),
+        data=pd.concat(tables, ignore_index=True),
+        section=SECTION,
+    )
+
+
+def settling_figure(result: ConvergenceResult) -> Figure:
+    """Settling time by position, beside the loop from which the answer is right."""
+    counted = result.data["counted"]
+    shown = np.flatnonzero(counted.any("batch"))
+    settled = result.data["settled_at"].astype(float)
+    settled = settled.where(settled >= 0, np.inf).where(counted)
+    final = result.data["right"].isel(loop=-1)
+    asked = (final >= 0).sum("batch")
+    values = {
+        "settled": _gaps(band_of(settled, "batch")),
+        "answer_right_from": _gaps(_median(result.right_from())),
+        "accuracy": ((final == 1).sum("batch") / asked.where(asked > 0)),
+    }
+    lines = {
+        name: array.assign_coords(pos=range(array.sizes["pos"])).isel(pos=shown)
+        for name, array in values.items()
+    }
+    time = Series.of("settled (median)", lines["settled"], markers=False)
+    right = Series.of("answer right from", lines["answer_right_from"], colour="red", markers=False)
+    share = Series.of("accuracy", lines["accuracy"], colour="green", markers=False)
+    plot = line_panels(
+        [
+            LinePanel([time, right], "loops"),
+            LinePanel([share], "accuracy", y_range=(0, 1.03)),
+        ],
+        x_title="position",
+    )
+    return Figure(
+        title="Settling time by position",
+        plot=plot,
+        caption=(
+            f"The loop from which a position's residual stays under {result.threshold:g} (band: "
+            "80% of the examples; a gap where most never settle). A slope of one is a front that "
+            "moves one position a loop."
+        ),
+        control=(
+            "Accuracy stands beside it: the loop from which the answer is right to the end, and "
+            "below, the share of right answers after the last loop."
+        ),
+        data=tidy(lines),
+        section=SECTION,
+    )
+
+
+def regime_figure(result: ConvergenceResult) -> Figure:
+    """Tokens of each regime, by whether their answer is right at the end."""
+    kinds = {"right": (1, "green"), "wrong": (0, "red"), "not asked": (-1, "grey")}
+    final = result.data["right"].isel(loop=-1)
+    regimes = result.of_counted("regime")
+    rows = [
+        (name, regime.label, int(((final == code) & (regimes == regime)).sum()))
+        for name, (code, _) in kinds.items()
+        for regime in Regime
+    ]
+    table = pd.DataFrame(rows, columns=["answer", "regime", "tokens"])
+    groups = [
+        Series(f"{name} at the end", part["regime"].tolist(), part["tokens"].tolist(), colour=shade)
+        for name, (_, shade) in kinds.items()
+        if (part := table[table["answer"] == name])["tokens"].sum() or name != "not asked"
+    ]
+    periods = result.data["period"].where(regimes == Regime.ORBIT)
+    turns = ""
+    if periods.notnull().any():
+        turns = f" The median orbit takes {float(periods.median()):.3g} loops."
+    return Figure(
+        title="What the trajectories become",
+        plot=bars_with_intervals(groups, value_title="tokens"),
+        caption=(
+            "Class of each token's late trajectory: it comes to rest (fixed point), returns to "
+            "itself (orbit), moves on in one direction (drift), grows without bound (divergence), "
+            "or none of these." + turns
+        ),
+        control="Bars are split by accuracy: whether the answer at that token is right at the end.",
+        data=table,
+        section=SECTION,
+    )
+
+
+def stability_figure(result: ConvergenceResult) -> Figure:
+    """Spectral radius at the limit of each example, beside the contraction rate of its run."""
+    exact = (result.data["right"].isel(loop=-1) != 0).all("pos")
+    table = (
+        result.data[["spectral_radius", "spectral_residual", "asymptotic_rate"]]
+        .assign(exact_match=exact)
+        .drop_vars(("loop", ESTIMATE), errors="ignore")
+        .to_dataframe()
+        .rename_axis("example")
+        .reset_index()
+        .dropna(subset="spectral_radius")
+    )
+    names = [
+        f"{row} ({'right' if ok else 'wrong'})"
+        for row, ok in zip(table["example"], table["exact_match"])
+    ]
+    plot = bars_with_intervals(
+        [
+            Series("spectral radius", names, table["spectral_radius"]),
+            Series("observed rate", names, table["asymptotic_rate"], control=True),
+        ],
+        value_title="factor per loop",
+        references=[Reference(1.0, "stable below 1")],
+    )
+    return Figure(
+        title="Local stability",
+        plot=plot,
+        caption=(
+            "Spectral radius of the loop's Jacobian at the limit of each example that has one, "
+            "with whether its answer is right: below 1, a small disturbance of the limit dies out "
+            "by that factor a loop in the long run."
+        ),
+        control=(
+            "The observed rate is how fast the updates of the run itself shrink in its last loops, "
+            "measured without derivatives: the two agree where the run has come near its limit."
+        ),
+        data=table,
+        section=SECTION,
+    )
+
+
+def rate_figure(result: ConvergenceResult) -> Figure:
+    """Contraction rate and update angle by loop, above exact match."""
+    contraction, cosine = (
+        band_of(result.of_counted(n), *_TOKEN) for n in ("contraction", "cosine")
+    )
+    panels = [
+        LinePanel(
+            [Series.of("contraction", contraction[2:], colour="blue")],
+            "factor per loop",
+            references=[Reference(1.0, "no contraction")],
+        ),
+        LinePanel(
+            [Series.of("update cosine", cosine[2:], colour="magenta")],
+            "cosine",
+            references=[Reference(0.0, "")],
+        ),
+    ]
+    return Figure(
+        title="Rate and direction of the approach",
+        plot=line_panels([*panels, _accuracy_panel(result)], x_title="loops"),
+        caption=(
+            "Above: the length of an update over that of the one before (below 1 updates become "
+            "shorter). Middle: the cosine between the two: near 1 a straight path, around "
+            "0.5 a spiral, negative an overshoot. Bands hold 80% of the tokens; lines end where "
+            "updates are no larger than rounding."
+        ),
+        control="Exact match over the same loops is drawn below.",
+        data=tidy(
+            {"exact_match": result.exact_match(), "contraction": contraction, "cosine": cosine}
+        ),
+        section=SECTION,
+    )
+
+
+def readout_figure(result: ConvergenceResult) -> Figure:
+    """Change, entropy and margin of the readout by loop, above exact match."""
+    kl, entropy, margin = (result.data[name].mean("batch") for name in ("kl", "entropy", "margin"))
+    kl = _positive(kl)
+    panels = [
+        LinePanel([Series.of("KL to the loop before", kl[1:])], "KL (nats)", y_log=True),
+        LinePanel([Series.of("entropy", entropy, colour="magenta")], "entropy (nats)"),
+        LinePanel([Series.of("margin", margin, colour="ochre")], "margin (logits)"),
+    ]
+    return Figure(
+        title="When the answer stops changing",
+        plot=line_panels([*panels, _accuracy_panel(result)], x_title="loops"),
+        caption=(
+            "From above: how much a loop changes the distribution that is read out, how undecided "
+            "that distribution is, and by how much the first answer leads the second (means over "
+            "answered positions)."
+        ),
+        control=(
+            "Exact match is drawn below: an answer can be stable and certain, and still wrong."
+        ),
+        data=tidy(
+            {"exact_match": result.exact_match(), "kl": kl, "entropy": entropy, "margin": margin}
+        ),
+        section=SECTION,
+    )
+
+
+def _slowest(result: ConvergenceResult) -> int:
+    """The example that settles last; one that never does comes first."""
+    settled = result.data["settled_at"].astype(float)
+    settled = settled.where(settled >= 0, np.inf).where(result.data["counted"], 0)
+    return int(settled.max("pos").argmax("batch"))
+
+
+def _accuracy_panel(result: ConvergenceResult) -> LinePanel:
+    """Exact match by loop with its interval, and T(n) marked where it is one for all examples."""
+    line = Series.of("exact match", result.exact_match(), colour="green")
+    answers = np.unique(result.data["answer_loops"])
+    marks = [Reference(t, "T(n)", "x") for t in answers.tolist() if t <= result.n_loops]
+    return LinePanel(
+        [line], "exact match", y_range=(0, 1.03), references=marks if len(marks) == 1 else ()
+    )
+
+
+def _median(values: xr.DataArray) -> xr.DataArray:
+    return band_of(values, "batch").sel({ESTIMATE: "value"}, drop=True)
+
+
+def _positive(values: xr.DataArray) -> xr.DataArray:
+    """Values for a logarithmic axis: zero and infinity, which have no place on it, become NaN."""
+    return values.where((values > 0) & (abs(values) < np.inf))
+
+
+def _gaps(values: xr.DataArray) -> xr.DataArray:
+    """Infinity (never) as a gap in the line."""
+    return values.where(abs(values) < np.inf)

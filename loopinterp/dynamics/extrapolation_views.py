@@ -1,0 +1,82 @@
+"""What a study of loop extrapolation says and shows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from loopinterp.dynamics.extrapolation import ExtrapolationResult
+from loopinterp.intervals import share_of
+from loopinterp.plotting import LinePanel, Reference, Series, line_panels, ramp
+from loopinterp.results import Figure, Finding, figures_of, findings_of, percent, tidy
+
+SECTION = "convergence"
+
+LONG_RUN = 60
+"""Loops from which on the loop axis is logarithmic, so that the first ones stay readable."""
+
+
+@findings_of.register
+def _(result: ExtrapolationResult) -> list[Finding]:
+    """Whether the answer survives many more loops."""
+    first = float(result.at_answer().mean())
+    last = float(result.data["exact"].isel(loop=-1).mean())
+    fates = result.fates()
+    between = fates["right at both, lost in between"]
+    text = (
+        f"{percent(first)} of the answers are right at T(n) and {percent(last)} after "
+        f"{result.n_loops} loops: of {result.data.sizes['batch']}, {fates['right, then lost']} "
+        f"right ones end wrong, {fates['wrong, then found']} wrong ones end right, and {between} "
+        "right at both are lost in between."
+    )
+    good = last >= max(first, 0.99) and not between
+    kept = f"{percent(last)} after {result.n_loops} loops"
+    return [Finding(kind=SECTION, text=text, value=kept, good=good)]
+
+
+@figures_of.register
+def _(result: ExtrapolationResult) -> list[Figure]:
+    """Exact match against loops, with the residual below it."""
+    by_length = list(result.data.groupby("length"))
+    exact_lines, residual_lines, tables = [], [], []
+    for (length, part), shade in zip(by_length, ramp(len(by_length))):
+        exact = share_of(part["exact"], "batch")
+        residual = part["residual"].mean("batch", skipna=False)
+        name = f"n = {length}"
+        # Loop 0 has no place on a logarithmic axis, and no residual.
+        drawn = residual.where((residual > 0) & (residual < np.inf))
+        exact_lines.append(Series.of(name, exact[1:], colour=shade))
+        residual_lines.append(Series.of(name, drawn[1:], colour=shade))
+        accuracy = part["accuracy"].mean("batch")
+        table = tidy({"exact_match": exact, "accuracy": accuracy, "residual": residual})
+        tables.append(table.assign(n=length))
+    answers = np.unique(result.data["answer_loops"]).tolist()
+    marks = [Reference(answers[0], "T(n)", "x")] if len(answers) == 1 else []
+    if result.trained_loops is not None and result.trained_loops not in answers:
+        marks.append(Reference(result.trained_loops, "longest training run", "x"))
+    plot = line_panels(
+        [
+            LinePanel(exact_lines, "exact match", y_range=(0, 1.03), references=marks),
+            LinePanel(residual_lines, "relative residual", y_log=True),
+        ],
+        x_title="loops",
+        x_log=result.n_loops >= LONG_RUN,
+    )
+    counts = ", ".join(f"{name}: {count}" for name, count in result.fates().items())
+    return [
+        Figure(
+            title="Running the loop on",
+            plot=plot,
+            caption=(
+                "Above: the share of answers that are wholly right if read after that many loops, "
+                "with 95% intervals; the dotted line marks the loop at which the answer is asked "
+                "for. Below: how far a loop still moves the state."
+            ),
+            control=(
+                "Exact match and residual stand together, because a state can converge to a wrong "
+                f"answer or leave a right one. From T(n) to the last loop: {counts}."
+            ),
+            data=pd.concat(tables, ignore_index=True),
+            section=SECTION,
+        )
+    ]

@@ -1,0 +1,63 @@
+"""Checks of states and examples that the measurements of this package share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from loopinterp.errors import InputError, check_choice
+from loopinterp.tasks.task import IGNORE
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool
+    from torch import Tensor
+
+    from loopinterp.tasks.task import Batch
+
+
+def check_states(
+    states: Tensor, *, at_least: int = 2, name: str = "states", allow_nonfinite: bool = False
+) -> None:
+    """Raise unless ``states`` is ``[loop+1, ..., d_model]``, long enough and finite."""
+    if states.ndim < 2 or len(states) < at_least or not states.is_floating_point():
+        raise InputError(
+            name,
+            expected=f"a floating-point tensor [loop, ..., feature] with at least {at_least} loops",
+            given=f"shape {tuple(states.shape)}, {states.dtype}",
+            fix="Pass what the model returns with return_type='states' (or run_loops).",
+        )
+    if not allow_nonfinite:
+        check_finite(states, name)
+
+
+def check_finite(values: Tensor, name: str) -> None:
+    """Raise if a value along the leading loop axis is NaN or infinite, naming the first loop."""
+    bad = ~values.isfinite()
+    if bad.any():
+        first = int(bad.reshape(len(values), -1).any(dim=1).nonzero()[0])
+        raise InputError(
+            name,
+            expected="finite values",
+            given=f"NaN or infinity, first at index {first} of the loop axis",
+            fix="Cut the run before that loop, or pass allow_nonfinite=True where it is offered.",
+        )
+
+
+def asked_positions(batch: Batch, positions: str = "asked") -> Bool[Tensor, "batch pos"]:
+    """Positions that a study counts: those with a target (``asked``), or ``all`` of them.
+
+    Raises:
+        InputError: If an example has no position with a target, or ``positions`` is another word.
+    """
+    check_choice("positions", positions, ("asked", "all"))
+    asked = batch.targets != IGNORE
+    if len(batch) == 0 or not asked.any(dim=1).all():
+        missing = (~asked.any(dim=1)).nonzero().flatten().tolist()
+        raise InputError(
+            "batch",
+            expected="examples that each have a position with a target",
+            given="no examples" if len(batch) == 0 else f"none in examples {missing[:8]}",
+            fix="Sample the batch from a task.",
+        )
+    return asked if positions == "asked" else torch.ones_like(asked)

@@ -1,0 +1,11 @@
+from .false_names import FalseNames as FalseNames
+from .false_names import false_names_study as false_names_study
+from .ground_truth_checks import CHECKS as CHECKS
+from .ground_truth_checks import Check as Check
+from .ground_truth_checks import Score as Score
+from .ground_truth_study import GroundTruth as GroundTruth
+from .ground_truth_study import ground_truth_study as ground_truth_study
+from .known_models import KnownModel as KnownModel
+from .known_models import known_models as known_models
+from .noise_robustness import Robustness as Robustness
+from .noise_robustness import robustness_study as robustness_study

@@ -1,0 +1,171 @@
+"""Every tool of the library on models whose circuit is known: does it find what is there?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from loopinterp.errors import InputError, check_choice, unknown_name
+from loopinterp.ground_truth.dynamics_scores import score_dynamics
+from loopinterp.ground_truth.ground_truth_checks import BY_KEY, CHECKS, Score
+from loopinterp.ground_truth.head_scores import score_heads
+from loopinterp.ground_truth.interchange_scores import score_interchange
+from loopinterp.ground_truth.known_models import KnownModel
+from loopinterp.ground_truth.patching_scores import score_patching
+from loopinterp.ground_truth.probe_scores import score_probes
+from loopinterp.ground_truth.verdict_scores import score_verdict
+from loopinterp.ground_truth.wavefront_scores import score_wavefront
+from loopinterp.results import Result, study
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import xarray as xr
+
+SCORERS: dict[str, Callable[..., dict[str, Score]]] = {
+    "probes": score_probes,
+    "interchange interventions": score_interchange,
+    "heads against selectors": score_heads,
+    "patching sweeps": score_patching,
+    "dynamics": score_dynamics,
+    "carry study": score_wavefront,
+    "comparison of programs": score_verdict,
+}
+"""Tool -> how it is scored on one model."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class GroundTruth(Result, kind="ground-truth"):
+    """What :func:`ground_truth_study` returns. NaN where a model cannot be asked.
+
+    Arrays:
+        value: Score of each model in each check.
+        control: The control beside it.
+
+    Attributes:
+        programs: The program of each model.
+        disguises: What was done to each model, step by step.
+    """
+
+    VARIABLES: ClassVar[Mapping[str, str]] = {"value": "model check", "control": "model check"}
+
+    programs: list[str]
+    disguises: list[list[str]]
+
+    @property
+    def models(self) -> list[str]:
+        """The program of each model, with its disguises."""
+        return self.data["model"].values.tolist()
+
+    @property
+    def checks(self) -> list[str]:
+        """Keys of the checks, as :data:`CHECKS` has them."""
+        return self.data["check"].values.tolist()
+
+    @property
+    def passed(self) -> xr.DataArray:
+        """1 where a check is passed, 0 where it is not, NaN where it was not asked."""
+        value = self.data["value"]
+        checks = [BY_KEY[key] for key in self.checks]
+        limits = np.array([check.limit for check in checks])
+        upper = np.array([check.highest for check in checks])
+        good = np.where(upper, value <= limits, value >= limits)
+        return value.copy(data=np.where(np.isnan(value), np.nan, good))
+
+    @property
+    def missed(self) -> list[tuple[str, str, float, float]]:
+        """Checks that were not passed: (model, check, score, control)."""
+        rows = self.data.where(self.passed == 0).to_dataframe().dropna(subset="value")
+        return [
+            (model, check, float(row.value), float(row.control))
+            for (model, check), row in rows.iterrows()
+        ]
+
+    def score(self, model: str, check: str) -> float:
+        """The score of one model in one check.
+
+        Raises:
+            InputError: there is no such model or check.
+        """
+        for axis, name in (("model", model), ("check", check)):
+            if name not in self.data[axis]:
+                raise unknown_name(axis, name, self.data[axis].values)
+        return float(self.data["value"].sel(model=model, check=check))
+
+    def table(self) -> pd.DataFrame:
+        """Scores, a row for each model and a column for each check."""
+        import pandas as pd
+
+        return pd.DataFrame(self.data["value"].values, self.models, self.checks)
+
+
+def ground_truth_study(
+    models: Sequence[KnownModel],
+    *,
+    tools: Sequence[str] | None = None,
+    seed: int = 0,
+    progress: Callable[[str], None] = lambda name: None,
+) -> GroundTruth:
+    """Score tools on compiled models, by questions whose answers are known.
+
+    :data:`~loopinterp.ground_truth.CHECKS` lists the questions, the control of each, and the score
+    that passes. A question that a model cannot be asked is NaN: a program without variables that
+    change, a head whose selector selects nothing, the carry study on a task other than addition.
+
+    Args:
+        models: Models with their inputs, from :func:`known_models`.
+        tools: Tools to score; by default all.
+        seed: Seed of the tools.
+        progress: Called with the name of each model before it is scored.
+
+    Raises:
+        InputError: no model, two of one name, no tool, or an unknown one.
+
+    Example:
+        >>> from loopinterp.ground_truth import known_models
+        >>> models = known_models(["prefix_xor"], n=4, examples=64)
+        >>> result = ground_truth_study(models, tools=["interchange interventions"])
+        >>> result.score("prefix_xor", "interchange")
+        1.0
+    """
+    if isinstance(models, KnownModel) or not all(isinstance(m, KnownModel) for m in models):
+        raise InputError(
+            "models",
+            expected="a list of models whose circuit is known",
+            given=type(models).__name__,
+            fix="Make them with known_models(['ripple']).",
+        )
+    names = [known.name for known in models]
+    if not names or len(set(names)) < len(names):
+        raise InputError(
+            "models",
+            expected="at least one, each of another name",
+            given=", ".join(names) or "none",
+            fix="Give each program once, or tell disguises apart with known_models(label=...).",
+        )
+    if isinstance(tools, str) or (tools is not None and not len(tools)):
+        raise InputError(
+            "tools",
+            expected=f"a list of tools: {', '.join(SCORERS)}",
+            given=repr(tools),
+            fix="Leave it out for all of them.",
+        )
+    chosen = [check_choice("tool", tool, SCORERS) for tool in (SCORERS if tools is None else tools)]
+    with study(seed, study="ground truth", models=names, tools=chosen) as watch:
+        rows = []
+        for known in models:
+            progress(known.name)
+            found: dict[str, Score] = {}
+            for tool in chosen:
+                found.update(SCORERS[tool](known, seed=seed))
+            rows.append([found.get(check.key, Score(float("nan"))) for check in CHECKS])
+        return GroundTruth.of(
+            watch,
+            coords={"model": names, "check": [check.key for check in CHECKS]},
+            value=np.array([[score.value for score in row] for row in rows]),
+            control=np.array([[score.control for score in row] for row in rows]),
+            programs=[known.compiled.program.name for known in models],
+            disguises=[list(known.compiled.circuit.disguises) for known in models],
+        )

@@ -1,0 +1,153 @@
+"""What the scores of tools on known models say, and figures of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from loopinterp.ground_truth.ground_truth_checks import BY_KEY, SECTION
+from loopinterp.ground_truth.ground_truth_study import GroundTruth
+from loopinterp.plotting import HeatPanel, Series, bars_with_intervals, heatmap_panels
+from loopinterp.results import Figure, Finding, figures_of, findings_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import xarray as xr
+
+ROW = 19
+"""Pixels of a row of the table: enough for its name."""
+
+
+@findings_of.register
+def _(result: GroundTruth) -> list[Finding]:
+    """How many checks are passed, and the first that is not."""
+    passed = result.passed
+    right, asked = int(passed.sum()), int(passed.count())
+    text = (
+        f"On {len(result.models)} models whose circuit is known, the tools give the right answer "
+        f"in {right} of {asked} checks."
+    )
+    if result.missed:
+        model, check, value, _ = result.missed[0]
+        text += f" Not in: {check} on {model} ({value:.3g})"
+        text += f", and {len(result.missed) - 1} more." if len(result.missed) > 1 else "."
+    value = f"{right} of {asked}"
+    return [Finding(kind=SECTION, text=text, value=value, good=right == asked)]
+
+
+@figures_of.register
+def _(result: GroundTruth) -> list[Figure]:
+    """The table of all scores, and each check beside its control."""
+    return [_table(result), _controls(result)]
+
+
+def rightness(asked: xr.Dataset) -> xr.DataArray:
+    """Scores turned so that 1 is right for every check: those with an upper limit count down."""
+    value = asked["value"]
+    upper = np.array([BY_KEY[key].highest for key in asked["check"].values])
+    return value.copy(data=np.where(upper, 1 - value, value)).clip(0, 1)
+
+
+def _asked(result: GroundTruth) -> xr.Dataset:
+    """The checks that some model can be asked."""
+    return result.data.dropna("check", how="all", subset=["value"])
+
+
+def _table(result: GroundTruth) -> Figure:
+    asked = _asked(result)
+    plot: Any = heatmap_panels(
+        [HeatPanel(rightness(asked).values)],
+        x=asked["check"].values.tolist(),
+        y=result.models,
+        x_title="",
+        y_title="",
+        value_title="right answers",
+        scale="mass",
+        value_range=(0, 1),
+        y_down=True,
+    )
+    plot.update_xaxes(tickangle=-60)
+    value = asked["value"].values
+    shown = np.where(np.isnan(value), "", np.char.mod("%.3g", value))
+    plot.update_traces(customdata=shown, hovertemplate="%{y}<br>%{x}: %{customdata}<extra></extra>")
+    meta = dict(plot.layout.meta["loopinterp"])
+    meta["panel_height"] = max(meta["panel_height"], ROW * len(result.models))
+    plot.update_layout(height=meta["panel_height"] + 200, meta={"loopinterp": meta})
+    missed = [f"{check} on {model}" for model, check, _, _ in result.missed]
+    return Figure(
+        title="Every tool on every model whose circuit is known",
+        plot=plot,
+        caption=(
+            "Each row is a program compiled into the weights of a looped transformer, and what was "
+            "done to hide it. Each column asks a tool a question whose answer is known (the data "
+            "of the next figure say which). Dark is right; empty cells are questions that a model "
+            f"cannot be asked. Missed: {', '.join(missed) or 'none'}."
+        ),
+        data=result.table().reset_index(names="model"),
+        section=SECTION,
+    )
+
+
+def _controls(result: GroundTruth) -> Figure:
+    asked = _asked(result)
+    # Counts of heads have no common scale with shares.
+    shares = asked.drop_sel(check=[key for key in ("no other head",) if key in asked["check"]])
+    plot = bars_with_intervals(
+        [_spread("the tool", shares["value"]), _spread("its control", shares["control"])],
+        value_title="score: mean, least and largest over all models",
+        value_range=(0, 1.02),
+    )
+    return Figure(
+        title="What each tool says, beside its control",
+        plot=plot,
+        caption=(
+            "Scores over all models. What should not be there (a probe that finds something else, "
+            "wrong exchanges, heads outside the circuit, a spectral radius) should be at 0, all "
+            "else at 1. The data say what each check asks, and what its control is."
+        ),
+        control=(
+            "Interchange: nothing, the wrong variable or loop, a random change of equal norm. "
+            "Probes: the injected input, or the variable's directions left in place. Heads: even "
+            "attention. Patches: the prediction for the loop before, and the heads of the "
+            "circuit. Dynamics: the most common loop. Verdicts: the next program."
+        ),
+        data=_questions(asked),
+        section=SECTION,
+    )
+
+
+def _questions(asked: xr.Dataset) -> pd.DataFrame:
+    """What the checks are, with the score over all models that is furthest from right."""
+    import pandas as pd
+
+    rows = []
+    for key in asked["check"].values:
+        check, scores = BY_KEY[key], asked.sel(check=key)
+        worst = scores["value"].max() if check.highest else scores["value"].min()
+        rows.append(
+            {
+                "check": check.key,
+                "tool": check.tool,
+                "question": check.question,
+                "control": check.control,
+                "limit": check.limit,
+                "upper": check.highest,
+                "models": int(scores["value"].count()),
+                "worst": float(worst),
+                "mean control": float(scores["control"].mean()),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _spread(name: str, scores: xr.DataArray) -> Series:
+    """Mean, least and largest score of each check; NaN where there is none."""
+    return Series(
+        name,
+        scores["check"].values.tolist(),
+        scores.mean("model").values,
+        low=scores.min("model").values,
+        high=scores.max("model").values,
+        control=name != "the tool",
+    )

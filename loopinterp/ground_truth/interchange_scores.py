@@ -1,0 +1,66 @@
+"""Interchange interventions on models of which it is known where each variable is kept."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from loopinterp.circuits.probed_subspaces import probe_directions
+from loopinterp.circuits.variable_interchange import (
+    ANOTHER_LOOP,
+    ANOTHER_VARIABLE,
+    NOTHING,
+    RANDOM,
+    SAME_VALUE,
+    VariableInterchange,
+    interchange_study,
+)
+from loopinterp.ground_truth.ground_truth_checks import Score
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+    from loopinterp.ground_truth.known_models import KnownModel
+
+_WRONG = {
+    "wrong variable": ANOTHER_VARIABLE,
+    "wrong loop": ANOTHER_LOOP,
+    "random change": RANDOM,
+}
+
+
+def score_interchange(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
+    """The worst cell of the right exchange; whole runs after wrong ones, and as a probe says."""
+    circuit, program = known.compiled.circuit, known.compiled.program
+    found = _exchanged(known, {v: circuit.subspace(v) for v in circuit.variables}, seed)
+    nothing = found.pooled(NOTHING)[0]
+    wrong = {key: found.pooled(intervention) for key, intervention in _WRONG.items()}
+    scores = {key: Score(share, nothing) for key, (share, _, _, n) in wrong.items() if n}
+    same, _, _, n_same = found.pooled(SAME_VALUE)
+    if n_same:
+        scores["same value"] = Score(same, found.pooled(RANDOM)[0])
+    if found.pooled()[3]:
+        most = max(score.value for key, score in scores.items() if key in _WRONG)
+        scores["interchange"] = Score(float(found.iia.min()), most)
+        probed = {
+            v: probe_directions(known.compiled.model, program, [v], known.batch)
+            for v in program.variables
+        }
+        blind = _exchanged(known, {v: rows for v, rows in probed.items() if len(rows)}, seed)
+        scores["interchange by probe"] = Score(blind.pooled()[0], blind.pooled(RANDOM)[0])
+    return scores
+
+
+def _exchanged(
+    known: KnownModel, subspaces: Mapping[str, Tensor], seed: int
+) -> VariableInterchange:
+    return interchange_study(
+        known.compiled.model,
+        known.compiled.program,
+        known.batch,
+        subspaces=subspaces,
+        n_loops=max(known.n_loops, 1),
+        pairs_per_loop=32,
+        seed=seed,
+    )

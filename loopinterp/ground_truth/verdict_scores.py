@@ -1,0 +1,34 @@
+"""The comparison of programs, on models of which it is known which program they run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from loopinterp.circuits.program_comparison import compare_programs
+from loopinterp.ground_truth.ground_truth_checks import Score
+from loopinterp.rasp.registry import get_program, list_programs
+
+if TYPE_CHECKING:
+    from loopinterp.ground_truth.known_models import KnownModel
+    from loopinterp.rasp.program import LoopProgram
+
+
+def score_verdict(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
+    """Whether the program that a model runs is the one that is named, of all of its task."""
+    program = known.compiled.program
+    result = compare_programs(known.compiled.model, rivals_of(program), known.batch, seed=seed)
+    share = result.data["whole_run"].sel(stratum="all", estimate="value").isel(model=0)
+    own = float(share.sel(program=program.name))
+    named = result.verdict.winner == program.name
+    others = share.drop_sel(program=program.name)
+    return {
+        "verdict": Score(
+            own if named else 0.0, float(others.max()) if others.size else float("nan")
+        )
+    }
+
+
+def rivals_of(program: LoopProgram) -> list[LoopProgram]:
+    """A program, and the stock programs of its task that read the same tokens."""
+    stock = [get_program(name) for name in list_programs(program.task) if name != program.name]
+    return [program, *(p for p in stock if p.inputs == program.inputs)]

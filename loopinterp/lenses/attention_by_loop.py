@@ -1,0 +1,175 @@
+"""Attention by loop: where each head looks at each loop, against looking everywhere alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from loopinterp.errors import InputError, check_integer
+from loopinterp.intervals import ESTIMATE
+from loopinterp.results import Result, study
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
+
+    from loopinterp.models import LoopedTransformer
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class AttentionResult(Result, kind="attention"):
+    """What :func:`attention_study` returns.
+
+    Arrays:
+        patterns: Attention of one example.
+        mass: Mean attention to the key ``distance`` positions to the left of its query, over
+            queries that can see that far, with its 95% interval over examples. Distance 0 is the
+            query itself; negative distances look to the right.
+        mass_even: Control: the same if each query spread its attention evenly over the keys it
+            may see.
+        entropy: Mean entropy of attention in bits.
+
+    Attributes:
+        entropy_even: Control: mean entropy, in bits, of attention spread evenly.
+        labels: One for each position of the example.
+        example: Which example of the batch is shown.
+        n_examples: Examples behind the means.
+    """
+
+    VARIABLES: ClassVar[Mapping[str, str]] = {
+        "patterns": "loop layer head query key",
+        "mass": f"loop layer head distance {ESTIMATE}",
+        "mass_even": "distance",
+        "entropy": "loop layer head",
+    }
+
+    entropy_even: float
+    labels: list[str]
+    example: int
+    n_examples: int
+
+    def strongest(self) -> dict[str, int]:
+        """Layer, head and distance whose mass is furthest above the even control over all loops."""
+        mass = self.data["mass"].sel({ESTIMATE: "value"}).mean("loop")
+        above = mass - self.data["mass_even"]
+        best = above.argmax(["layer", "head", "distance"])
+        return {str(axis): int(above[axis][at]) for axis, at in best.items()}
+
+
+@torch.no_grad()
+def attention_study(
+    model: LoopedTransformer,
+    inputs: Tensor,
+    *,
+    n_loops: int,
+    labels: Sequence[str] | None = None,
+    example: int = 0,
+    max_distance: int = 8,
+    seed: int = 0,
+) -> AttentionResult:
+    r"""Attention of every head at every loop, by position and by distance.
+
+    The mass of distance d is the mean of :math:`A_{q, q-d}` over examples and over queries q for
+    which q - d is a position that attention may reach.
+
+    Args:
+        model: The model.
+        inputs: Tokens ``[batch, pos]`` or features ``[batch, pos, d_features]``, all of one
+            length (padding would count as positions).
+        n_loops: Loops to run.
+        labels: A word for each position of the example shown; position numbers by default.
+        example: The example whose patterns are kept.
+        max_distance: Largest distance counted by itself.
+        seed: Written to the provenance; the study draws nothing.
+
+    Raises:
+        InputError: If ``example`` is out of range or ``labels`` do not fit.
+
+    Example:
+        >>> from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
+        >>> config = LoopedTransformerConfig(d_model=16, n_heads=2, d_vocab=5, d_vocab_out=2)
+        >>> tokens = torch.tensor([[0, 1, 2, 3], [3, 2, 1, 0]])
+        >>> result = attention_study(LoopedTransformer(config), tokens, n_loops=3)
+        >>> result
+        AttentionResult(loop: 3, layer: 1, head: 2, query: 4, key: 4, distance: 4, estimate: 3;
+                        patterns, mass, mass_even, entropy)
+    """
+    n_examples, n_pos = inputs.shape[:2]
+    check_integer("example", example, least=0, most=n_examples - 1)
+    if labels is not None and len(labels) != n_pos:
+        raise InputError(
+            "labels",
+            expected=f"{n_pos} labels, one for each position",
+            given=str(len(labels)),
+            fix="Leave labels out to number the positions.",
+        )
+    settings = {"n_loops": n_loops, "example": example, "max_distance": max_distance}
+    config = {"model": model.config.to_dict(), "n_examples": n_examples, **settings}
+    with study(seed, **config) as watch:
+        patterns = _patterns(model, inputs, n_loops)
+        visible = _visible(model, patterns)
+        mass, even, distances = _by_distance(patterns, visible, max_distance)
+        half = 1.96 * mass.std(1, correction=1 if n_examples > 1 else 0) / n_examples**0.5
+        mean = mass.mean(1)
+        ends = mean, (mean - half).clamp(min=0), (mean + half).clamp(max=1)
+        axes = dict(zip(("loop", "layer", "head"), map(range, mean.shape)))
+        return AttentionResult.of(
+            watch,
+            coords={**axes, "distance": distances},
+            patterns=patterns[:, example],
+            mass=torch.stack(ends, -1),
+            mass_even=even,
+            entropy=_entropy(patterns).mean((1, -1)),
+            entropy_even=float(visible.sum(-1).double().log2().mean()),
+            labels=[str(k) for k in labels or range(n_pos)],
+            example=example,
+            n_examples=n_examples,
+        )
+
+
+def _patterns(
+    model: LoopedTransformer, inputs: Tensor, n_loops: int
+) -> Float[Tensor, "loop batch layer head query key"]:
+    _, cache = model.run_with_cache(inputs, n_loops=n_loops, names_filter="attn.hook_pattern")
+    layers = [
+        cache.stack("attn.hook_pattern", layer=layer) for layer in range(model.config.n_layers)
+    ]
+    return torch.stack(layers, dim=2).double()
+
+
+def _visible(model: LoopedTransformer, patterns: Tensor) -> Tensor:
+    """The keys each query may see, ``[query, key]``: what causality and the window allow."""
+    n_pos = patterns.shape[-1]
+    distance = torch.arange(n_pos)[:, None] - torch.arange(n_pos)[None, :]
+    visible = torch.ones(n_pos, n_pos, dtype=torch.bool)
+    if model.config.causal:
+        visible &= distance >= 0
+    if model.config.attention_window is not None:
+        visible &= distance.abs() <= model.config.attention_window
+    return visible.to(patterns.device)
+
+
+def _by_distance(
+    patterns: Tensor, visible: Tensor, max_distance: int
+) -> tuple[Tensor, Tensor, list[int]]:
+    """Mass at each distance ``[loop, batch, layer, head, distance]``, and its even control."""
+    n_pos = patterns.shape[-1]
+    even = visible / visible.sum(-1, keepdim=True)
+    mass, control, distances = [], [], []
+    for distance in range(-max_distance, max_distance + 1):
+        seen = visible.diagonal(-distance) if abs(distance) < n_pos else visible[:0, 0]
+        if not seen.any():
+            continue
+        diagonal = patterns.diagonal(-distance, dim1=-2, dim2=-1)
+        mass.append(diagonal[..., seen].mean(-1))
+        control.append(even.diagonal(-distance)[seen].mean())
+        distances.append(distance)
+    return torch.stack(mass, -1), torch.stack(control), distances
+
+
+def _entropy(patterns: Tensor) -> Tensor:
+    return -torch.special.xlogy(patterns, patterns).sum(-1) / math.log(2)

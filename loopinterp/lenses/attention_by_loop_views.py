@@ -1,0 +1,156 @@
+"""What a study of attention by loop says and shows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from einops import rearrange
+
+from loopinterp.intervals import ESTIMATE
+from loopinterp.lenses.attention_by_loop import AttentionResult
+from loopinterp.plotting import LinePanel, Series, line_panels, loop_slider_figure
+from loopinterp.results import Figure, Finding, figures_of, findings_of, percent, tidy
+
+SECTION = "attention"
+
+
+@findings_of.register
+def _(result: AttentionResult) -> list[Finding]:
+    """The head with the strongest preference, and what it prefers."""
+    best = result.strongest()
+    mass = result.data["mass"].sel(best).mean("loop")
+    value = float(mass.sel({ESTIMATE: "value"}))
+    even = float(result.data["mass_even"].sel(distance=best["distance"]))
+    if float(mass.sel({ESTIMATE: "low"})) <= even:
+        text = (
+            "No head clearly prefers a distance: none gives any of them more attention than if "
+            "it were spread evenly, by more than the interval over examples."
+        )
+        return [Finding(kind=SECTION, text=text, value="no preference")]
+    text = (
+        f"{_head_name(result, best).capitalize()} has the strongest preference: {percent(value)} "
+        f"of its attention goes to {place(best['distance'])} (mean over loops), against "
+        f"{percent(even)} if it were spread evenly over what a position may see."
+    )
+    return [Finding(kind=SECTION, text=text, value=percent(value))]
+
+
+@figures_of.register
+def _(result: AttentionResult) -> list[Figure]:
+    """The patterns with their slider, and where heads look by loop."""
+    return [_patterns(result), _by_loop(result)]
+
+
+def _head_name(result: AttentionResult, at: dict[str, int]) -> str:
+    head = f"head {at['head']}"
+    return head if result.data.sizes["layer"] == 1 else f"layer {at['layer']}, {head}"
+
+
+def _heads(result: AttentionResult) -> dict[str, dict[str, int]]:
+    """Each head's place, by its name."""
+    sizes = result.data.sizes
+    places = [{"layer": k, "head": h} for k, h in np.ndindex(sizes["layer"], sizes["head"])]
+    return {_head_name(result, place): place for place in places}
+
+
+def _patterns(result: AttentionResult) -> Figure:
+    patterns = result.data["patterns"]
+    names = list(_heads(result))
+    numbered = result.labels == [str(k) for k in range(len(result.labels))]
+    places = [label if numbered else f"{k} · {label}" for k, label in enumerate(result.labels)]
+    values = rearrange(patterns.values, "loop layer head query key -> loop (layer head) query key")
+    plot = loop_slider_figure(
+        values,
+        loops=patterns["loop"].values.tolist(),
+        panel_titles=names,
+        x=places,
+        y=places,
+        x_title="looked at (key)",
+        y_title="looking (query)",
+        value_title="attention",
+    )
+    keep = values > 1e-3
+    loop, panel, query, key = np.nonzero(keep)
+    data = pd.DataFrame(
+        {
+            "loop": loop,
+            "head": np.array(names)[panel],
+            "query": np.array(places)[query],
+            "key": np.array(places)[key],
+            "attention": values[keep].round(4),
+        }
+    )
+    return Figure(
+        title="Attention patterns, loop by loop",
+        plot=plot,
+        caption=(
+            "One example. Each row is a position, and its colour shows how much it looks at each "
+            "position of the sequence (a row sums to 1). Move the slider to go from loop to loop; "
+            "a pattern that no longer changes belongs to a head that has settled."
+        ),
+        control=(
+            "A head without preference would colour alike all the positions that a row may see; "
+            "the next figure measures every head against that, over many examples."
+        ),
+        data=data,
+        section=SECTION,
+    )
+
+
+def _by_loop(result: AttentionResult) -> Figure:
+    best = result.strongest()["distance"]
+    data = result.data.sel(distance=best)
+    loops = data["loop"].values
+    heads = _heads(result)
+    looks = [Series.of(name, data["mass"].sel(at)) for name, at in heads.items()]
+    spread = [Series.of(name, data["entropy"].sel(at)) for name, at in heads.items()]
+
+    def even(value: float) -> Series:
+        return Series("even attention", loops, [value] * len(loops), control=True)
+
+    where = place(best)
+    plot = line_panels(
+        [
+            LinePanel(
+                [*looks, even(float(data["mass_even"]))],
+                "attention",
+                title=f"Attention to {where}",
+                y_range=(0, 1.02),
+            ),
+            LinePanel([*spread, even(result.entropy_even)], "bits", title="Entropy of attention"),
+        ],
+        x_title="loop",
+    )
+    table = tidy({"mass": data["mass"].drop_vars("distance"), "entropy": data["entropy"]})
+    return Figure(
+        title="Where heads look as loops go on",
+        plot=plot,
+        caption=(
+            f"Above, the share of attention that each head gives to {where}, with 95% intervals "
+            f"over {result.n_examples} examples. Below, how widely a head spreads its attention: "
+            "0 bits is a single position."
+        ),
+        control=(
+            "The dashed grey line is attention spread evenly over the positions that may be seen. "
+            "A head on that line has no preference."
+        ),
+        data=table.assign(
+            distance=best, mass_even=float(data["mass_even"]), entropy_even=result.entropy_even
+        ),
+        section=SECTION,
+    )
+
+
+def place(distance: int) -> str:
+    """A distance in words.
+
+    Example:
+        >>> place(0), place(1), place(-3)
+        ('the position itself', 'the left neighbour', '3 positions to the right')
+    """
+    if distance == 0:
+        return "the position itself"
+    side = "left" if distance > 0 else "right"
+    if abs(distance) == 1:
+        return f"the {side} neighbour"
+    return f"{abs(distance)} positions to the {side}"

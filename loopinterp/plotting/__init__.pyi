@@ -1,0 +1,15 @@
+from .axes import Reference as Reference
+from .axes import Series as Series
+from .heatmaps import HeatPanel as HeatPanel
+from .heatmaps import heatmap_panels as heatmap_panels
+from .heatmaps import loop_slider_figure as loop_slider_figure
+from .lines import LinePanel as LinePanel
+from .lines import bars_with_intervals as bars_with_intervals
+from .lines import line_figure as line_figure
+from .lines import line_panels as line_panels
+from .look import FONT as FONT
+from .look import PALETTE as PALETTE
+from .look import SCALES as SCALES
+from .look import colour as colour
+from .look import ramp as ramp
+from .look import template as template

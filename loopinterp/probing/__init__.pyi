@@ -1,0 +1,15 @@
+from .carry_chains import ChainSample as ChainSample
+from .carry_chains import sample_chains as sample_chains
+from .carry_wavefront import carry_study as carry_study
+from .carry_wavefront_result import CarryStudyResult as CarryStudyResult
+from .linear_probes import PROBES as PROBES
+from .linear_probes import LinearProbe as LinearProbe
+from .linear_probes import LogisticProbe as LogisticProbe
+from .linear_probes import RidgeProbe as RidgeProbe
+from .prequential_code import online_code_length as online_code_length
+from .probe_controls import context_types as context_types
+from .probe_controls import control_labels as control_labels
+from .probe_controls import majority_accuracy as majority_accuracy
+from .probe_controls import with_random_weights as with_random_weights
+from .probe_grid import ProbeResult as ProbeResult
+from .probe_grid import probe_study as probe_study

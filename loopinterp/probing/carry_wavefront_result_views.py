@@ -1,0 +1,328 @@
+"""What the carry study says and shows.
+
+Where a hard window makes a light cone, the half of the picture that lies ahead of it cannot fail:
+findings and captions say so, and count it for nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from loopinterp.plotting import (
+    HeatPanel,
+    LinePanel,
+    Reference,
+    Series,
+    heatmap_panels,
+    line_figure,
+    line_panels,
+)
+from loopinterp.probing.carry_wavefront_result import CarryStudyResult, first_decodable
+from loopinterp.results import Figure, Finding, figures_of, findings_of, tidy
+
+SECTION = "wavefront"
+
+READS = 0.98
+"""Accuracy from which a carry counts as read in every cell that it can have reached."""
+
+CHANCE_AT_MOST = 0.60
+"""Accuracy up to which a carry counts as unread in every cell that it cannot have reached."""
+
+_ACCURACY = (0.4, 1.02)
+_NEAR_FRONT = 8
+
+
+@findings_of.register
+def _(result: CarryStudyResult) -> list[Finding]:
+    """How the carry travels, as far as it could have been otherwise."""
+    n_chains = result.data.sizes["chain_length"]
+    n_known = int(result.first_loop.notnull().sum())
+    if not np.isfinite(result.speed):
+        text = (
+            f"No wavefront of the carry: a linear probe reads {n_known} of {n_chains} chain "
+            f"lengths (best accuracy {float(result.data['accuracy'].max()):.2f}), too few to say "
+            "how fast a carry travels."
+        )
+        return [Finding(kind=SECTION, text=text, value="no wavefront", good=False)]
+    value = f"{result.speed:.2f} positions / loop"
+    if result.reach is None:
+        text = (
+            f"The carry travels {result.speed:.2f} positions in a loop: a linear probe reads it "
+            f"with an accuracy of {result.resolved:.2f} at worst once as many loops have run as it "
+            f"has positions to travel, and of {result.unresolved:.2f} at best (chance is 0.50) "
+            "where it has three positions or more still to go."
+        )
+        good = result.resolved >= READS and result.unresolved <= CHANCE_AT_MOST
+        return [Finding(kind=SECTION, text=text, value=value, good=good)]
+    good = result.resolved >= READS
+    said = (
+        "The carry can be read as soon as it can arrive"
+        if good
+        else f"The carry travels {result.speed:.2f} positions in a loop"
+    )
+    text = (
+        f"{said}: a linear probe reads it with an accuracy of {result.resolved:.2f} at worst from "
+        f"the loop on at which the bit that decides it comes within reach ({_per_loop(result)}), "
+        f"and {n_known} of {n_chains} chain lengths become decodable. Earlier no probe could read "
+        "it, whatever the model has learned (the window is a light cone), so that half of the "
+        "wavefront is not a finding."
+    )
+    return [Finding(kind=SECTION, text=text, value=value, good=good)]
+
+
+def _per_loop(result: CarryStudyResult) -> str:
+    return f"{result.reach} position{'s' if result.reach != 1 else ''} a loop"
+
+
+@figures_of.register
+def _(result: CarryStudyResult) -> list[Figure]:
+    """The wavefront, the cut through it with all controls, and what was read besides."""
+    return [
+        _wavefront(result),
+        _front_profile(result),
+        _first_loops(result),
+        _variables(result),
+        _code_lengths(result),
+    ]
+
+
+def _wavefront(result: CarryStudyResult) -> Figure:
+    data = result.data
+    loops, chains = data["loop"].values, data["chain_length"].values
+    at = result.speed_limit * loops + result.reach_before
+    inside = (at >= chains[0]) & (at <= chains[-1])
+    front = Series(_front_name(result), loops[inside], at[inside], colour="red", markers=False)
+    panels = {
+        "trained model": "accuracy",
+        "shared probe": "shared_probe",
+        "random weights": "random_model",
+        "random labels": "control_task",
+    }
+    plot = heatmap_panels(
+        [HeatPanel(data[name].values.T, title, [front]) for title, name in panels.items()],
+        x=loops,
+        y=chains,
+        x_title="loops run",
+        y_title="chain length",
+        value_title="accuracy",
+        value_range=(0.5, 1.0),
+        columns=2,
+    )
+    line = (
+        "On the red line and right of it, information that moves one position a loop has arrived."
+        if result.reach is None
+        else "The red line is the edge of a light cone: left of it no position can depend on the "
+        f"bit that decides the carry (the window reaches {_per_loop(result)}), so those cells "
+        "are dark whatever the model has learned, and show nothing. What is found is how soon "
+        "cells right of it are bright."
+    )
+    far = data["random_model"].sel(chain_length=data["chain_length"] >= 4)
+    beyond = f" (at most {float(far.max()):.2f} from chain length 4 on)" if far.size else ""
+    return Figure(
+        title="The carry travels through the model",
+        plot=plot,
+        caption=(
+            "Each cell: how often a linear probe tells the carry into a position (0 or 1) from the "
+            "state there, by the loops run and by how many positions the carry has to travel. "
+            f"Bright is always right, dark is a coin toss. {line} Every cell has its own probe; "
+            "the shared probe is one for each number of loops, trained on all chain lengths."
+        ),
+        control=(
+            f"Random weights: the same probes on the model with its weights shuffled{beyond}. "
+            "Random labels: the same probes asked for labels that are fixed at random by the last "
+            "four inputs; what they reach is how much of the accuracy is owed to the probe. "
+            "Carries are balanced, so the majority class scores "
+            f"{float(data['majority'].mean()):.2f} in every row."
+        ),
+        data=result.to_dataframe(
+            "accuracy",
+            "in_reach",
+            "random_model",
+            "control_task",
+            "shared_probe",
+            "last_loop_probe",
+            "short_to_long",
+        ),
+        section=SECTION,
+    )
+
+
+def _front_name(result: CarryStudyResult) -> str:
+    return "chain length = loops" if result.reach is None else "edge of the light cone"
+
+
+def _front_profile(result: CarryStudyResult) -> Figure:
+    lines = {
+        "trained model": ("accuracy", False),
+        "shared probe": ("shared_probe", False),
+        "last loop's probe": ("last_loop_probe", False),
+        f"trained on {result.n_short} bits": ("short_to_long", False),
+        "random weights": ("random_model", True),
+        "random labels": ("control_task", True),
+        "embedding alone": ("embedding", True),
+        "majority class": ("majority", True),
+    }
+    series, tables = [], []
+    for name, (variable, control) in lines.items():
+        table = _around_front(result, variable)
+        band: dict[str, Any] = {}
+        if not control:
+            band = {"low": table["least"], "high": table["greatest"]}
+        series.append(Series(name, table["ahead"], table["mean"], control=control, **band))
+        tables.append(table.assign(line=name))
+    ahead = (
+        "right of it the deciding bit has further to go than one position a loop."
+        if result.reach is None
+        else "right of it the deciding bit is out of the window's reach, so that no probe could "
+        "read it: that half cannot fail, and shows nothing."
+    )
+    return Figure(
+        title="Behind and ahead of the front",
+        plot=line_figure(
+            series,
+            x_title="positions still to go",
+            y_title="accuracy",
+            y_range=_ACCURACY,
+            references=[Reference(0.5, "chance")],
+        ),
+        caption=(
+            "The same accuracies by distance from the front (the red line above): at 0 and left of "
+            f"it the carry can have arrived, {ahead} Lines are means over all loops, bands run "
+            "from the worst to the best cell. Trained model: a probe for each cell. Shared probe: "
+            "one for all chain lengths. Last loop's probe: a shared one trained once the model has "
+            "settled, so it shows whether a fresh carry is written in the direction in which it "
+            "is kept."
+        ),
+        control=(
+            "Grey lines: the same probe on the model with shuffled weights, on random labels, on "
+            "the embedding alone, and the majority class."
+        ),
+        data=pd.concat(tables, ignore_index=True),
+        section=SECTION,
+    )
+
+
+def _around_front(result: CarryStudyResult, name: str) -> pd.DataFrame:
+    """Mean, least and greatest over the cells at each distance from the front."""
+    table = tidy(dict(zip(("ahead", "value"), xr.broadcast(result.ahead, result.data[name]))))
+    near = table[table["ahead"].abs() <= _NEAR_FRONT]
+    return (
+        near.groupby("ahead")["value"].agg(mean="mean", least="min", greatest="max").reset_index()
+    )
+
+
+def _first_loops(result: CarryStudyResult) -> Figure:
+    data = result.data
+    lines = {
+        "carry in": (data["accuracy"], False),
+        "sum bit": (data["variable_accuracy"].sel(variable="sum", drop=True), False),
+        "carry in, last probe": (data["last_loop_probe"], False),
+        "random weights": (data["random_model"], True),
+    }
+    first = {name: first_decodable(a, result.threshold) for name, (a, _) in lines.items()}
+    series = [Series.of(name, first[name], control=control) for name, (_, control) in lines.items()]
+    chains = data["chain_length"]
+    soonest = np.ceil((chains - result.reach_before).clip(0) / result.speed_limit)
+    bound = "one position a loop" if result.reach is None else "soonest possible"
+    series.append(Series(bound, chains.values, soonest.values, control=True, markers=False))
+    slope = "not defined here"
+    if np.isfinite(result.speed):
+        slope = f"{1 / result.speed:.2f} loops per position"
+    return Figure(
+        title="First loop at which a carry can be read",
+        plot=line_figure(series, x_title="chain length", y_title="loops until decodable"),
+        caption=(
+            "How many loops it takes until a probe reads each chain length with accuracy "
+            f"{result.threshold:g} or more. A straight line means a constant speed; its slope is "
+            f"{slope}. A gap: never reached."
+        ),
+        control=(
+            (
+                "Dashed: one position a loop, the fastest that attention to one neighbour allows"
+                if result.reach is None
+                else "Dashed: the soonest that the window allows, below which no line can lie"
+            )
+            + "; and the model with shuffled weights, which passes on a few positions at most."
+        ),
+        data=tidy(first),
+        section=SECTION,
+    )
+
+
+def _variables(result: CarryStudyResult) -> Figure:
+    data = result.data
+    sources = {
+        "trained model": data["variable_accuracy"],
+        "random weights": data["variable_random_model"],
+        "embedding alone": data["variable_embedding"].expand_dims(loop=data["loop"], axis=1),
+    }
+    panels, tables = [], []
+    for title, values in sources.items():
+        mean = values.mean("chain_length")
+        names = mean["variable"].values.tolist()
+        panels.append(
+            LinePanel(
+                [Series.of(v, mean.sel(variable=v, drop=True)) for v in names],
+                "accuracy",
+                title,
+                y_range=_ACCURACY,
+                references=[Reference(0.5, "chance")],
+            )
+        )
+        tables.append(tidy({"balanced_accuracy": mean}).assign(source=title))
+    return Figure(
+        title="What else can be read at each loop",
+        plot=line_panels(panels, x_title="loops run"),
+        caption=(
+            "Balanced accuracy (the mean over the two classes, so that chance is 0.5) for each "
+            "variable of the addition, averaged over chain lengths. Generate and propagate concern "
+            "the position's own two bits; carry in, carry out and sum need the positions before."
+        ),
+        control=(
+            "The two lower panels: what is in the inputs and the wiring alone. A variable that is "
+            "read as well there was given, not computed."
+        ),
+        data=pd.concat(tables, ignore_index=True),
+        section=SECTION,
+    )
+
+
+def _code_lengths(result: CarryStudyResult) -> Figure:
+    data = result.data
+    front = "one position a loop" if result.reach is None else "light cone"
+    lines = {
+        "trained model": data["code_length"],
+        front: (result.ahead > 0).mean("chain_length"),
+        "random weights": data["code_length_random_model"],
+        "random labels": data["code_length_control"],
+    }
+    return Figure(
+        title="How many bits the carries still cost",
+        plot=line_figure(
+            [
+                Series.of(name, values, control=name != "trained model")
+                for name, values in lines.items()
+            ],
+            x_title="loops run",
+            y_title="bits per carry",
+            y_range=(0.0, 1.05),
+            references=[Reference(1.0, "nothing known")],
+        ),
+        caption=(
+            "Online code length: bits needed to send each carry to someone who holds the states "
+            "and learns a probe as the carries arrive. 1 bit: the states tell nothing. It counts "
+            "how hard the probe is to learn, as accuracy does not."
+        ),
+        control=(
+            "Dashed: a front of "
+            + ("one position a loop" if result.reach is None else "all that the window lets in")
+            + ", read without any cost of learning; the model with shuffled weights; and random "
+            "labels."
+        ),
+        data=tidy(lines),
+        section=SECTION,
+    )

@@ -1,0 +1,10 @@
+from .agreement import Agreement as Agreement
+from .agreement import compare_with_program as compare_with_program
+from .circuit import Circuit as Circuit
+from .circuit import Directions as Directions
+from .circuit import FeatureNode as FeatureNode
+from .circuit import HeadNode as HeadNode
+from .circuit import NeuronGroup as NeuronGroup
+from .circuit import Superposition as Superposition
+from .compiled import Compiled as Compiled
+from .compiled import compile_program as compile_program

@@ -1,0 +1,80 @@
+"""Has layers of a section write features."""
+
+from __future__ import annotations
+
+from loopinterp.errors import InputError
+from loopinterp.rasp.compiler.lower.feature_functions import FeatureFunction
+from loopinterp.rasp.compiler.lower.lowered_features import Feature, Role, Writes
+from loopinterp.rasp.compiler.lower.mlp_lookups import lookup_units
+from loopinterp.rasp.compiler.validate import ValidatedProgram
+
+MAX_LAYERS = 128
+"""Most layers of a section."""
+
+
+class FeatureWriter:
+    """The features that a section writes, in the order in which they were asked for.
+
+    Args:
+        source: The program.
+    """
+
+    def __init__(self, source: ValidatedProgram) -> None:
+        self.source = source
+        self.written: list[Feature] = []
+
+    def write(self, feature: Feature, writes: Writes) -> Feature:
+        """Have the first MLP that can write a feature.
+
+        Raises:
+            InputError: it would take too many layers until then.
+        """
+        if writes.layer >= MAX_LAYERS:
+            raise InputError(
+                f"{feature.name} of program {self.source.program.name}",
+                expected=f"what at most {MAX_LAYERS} layers can compute, one after the other",
+                given="an expression that takes more",
+                fix="Keep intermediate values in variables, and let loops do what repeats.",
+            )
+        feature.layer, feature.writes = writes.layer, writes
+        self.written.append(feature)
+        return feature
+
+    def store(
+        self,
+        function: FeatureFunction,
+        name: str,
+        *,
+        role: Role = "scratch",
+        values: tuple[int, ...] = (),
+    ) -> Feature:
+        """A feature that holds a function.
+
+        Args:
+            function: The function.
+            name: What it is called.
+            role: Its role.
+            values: Values of the feature; those of the function by default.
+
+        Raises:
+            InputError: it would take too many units.
+        """
+        taken = values or function.values
+        return self.write(Feature(name, taken, role), self.lookup(function, name, taken))
+
+    def lookup(self, function: FeatureFunction, name: str, values: tuple[int, ...]) -> Writes:
+        """What an MLP writes to hold a function.
+
+        Raises:
+            InputError: it would take too many units.
+        """
+        writes = lookup_units(function, values)
+        if writes is None:
+            raise InputError(
+                f"{name} of program {self.source.program.name}",
+                expected="an operation that one layer can look up",
+                given="a function of "
+                + " and ".join(f"{len(f.values)} values" for f in function.features),
+                fix="Compile for a smaller max_length, or write it in smaller steps.",
+            )
+        return writes

@@ -1,0 +1,215 @@
+"""Stage 3, lower: the program as three sections over persistent features.
+
+The prelude computes what reads no variable, once: ``prepare``, and what ``step`` and ``finish``
+need that stays the same. The block is ``step``, the coda is ``finish``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from loopinterp.rasp.compiler.lower.feature_functions import FeatureFunction, of_feature
+from loopinterp.rasp.compiler.lower.lowered_features import Feature, Writes
+from loopinterp.rasp.compiler.lower.section_lowering import SectionLowering
+from loopinterp.rasp.compiler.validate import ValidatedProgram
+from loopinterp.rasp.compiler.value_domains import Values
+from loopinterp.rasp.expr import Aggregate, Indices, SelWidth, Seq, Tokens, Var
+from loopinterp.rasp.expression_code import code
+from loopinterp.rasp.graph import postorder
+from loopinterp.rasp.node import Expr
+
+
+@dataclass(eq=False)
+class LoweredSection:
+    """What a section computes.
+
+    Attributes:
+        name: ``prelude``, ``block`` or ``coda``.
+        n_layers: Its layers.
+        live: Features that it writes and that are needed, in the order in which they were made.
+        targets: Features that it writes in place of persistent ones -> those.
+        variable_writes: What its last layer writes into the variables.
+    """
+
+    name: str
+    n_layers: int
+    live: list[Feature]
+    targets: dict[Feature, Feature] = field(default_factory=dict)
+    variable_writes: list[tuple[Feature, Writes]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, eq=False)
+class LoweredProgram:
+    """What is computed, and by which section.
+
+    Attributes:
+        source: The program.
+        persistent: Features with coordinates of their own.
+        embedded: Variable -> its value before the first loop, where the embedding gives it.
+        prelude: Runs once.
+        block: Runs in every loop.
+        coda: Runs once per readout.
+        answer: What the unembedding reads.
+    """
+
+    source: ValidatedProgram
+    persistent: list[Feature]
+    embedded: Mapping[Feature, FeatureFunction]
+    prelude: LoweredSection
+    block: LoweredSection
+    coda: LoweredSection
+    answer: FeatureFunction
+
+    @property
+    def sections(self) -> tuple[LoweredSection, LoweredSection, LoweredSection]:
+        """In the order in which they run."""
+        return self.prelude, self.block, self.coda
+
+
+def lower_program(source: ValidatedProgram, domains: Mapping[Expr, Values]) -> LoweredProgram:
+    """Lower a program.
+
+    Raises:
+        InputError: an expression cannot be looked up by one layer; the message names it.
+    """
+    tokens = Feature("tokens", tuple(range(len(source.program.inputs))), "tokens")
+    indices = Feature("indices", tuple(range(source.max_length)), "indices")
+    inputs: dict[Expr, FeatureFunction] = {
+        Tokens(): of_feature(tokens),
+        Indices(): of_feature(indices),
+    }
+    variables = {
+        name: Feature(name, tuple(domains[Var(name)].tolist()), "variable")
+        for name in source.prepare
+    }
+
+    prelude = SectionLowering("prelude", source, domains, inputs, indices)
+    embedded, targets = _prepare(source, prelude, variables, (tokens, indices))
+    constants = {node: prelude.function(node) for node in _constant_nodes(source)}
+    fixed: dict[Expr, Feature] = {}
+    for node, function in constants.items():
+        name = code(node, short=True)
+        fixed[node] = Feature(name, function.values, "fixed")
+        targets[prelude.writer.store(function, name, role="fixed")] = fixed[node]
+
+    known = {**inputs, **{Var(name): of_feature(f) for name, f in variables.items()}}
+    known.update({node: of_feature(feature) for node, feature in fixed.items()})
+    block = SectionLowering("block", source, domains, known, indices)
+    stepped = {name: block.function(x) for name, x in source.step.items()}
+    variable_writes = []
+    for name, function in stepped.items():
+        what = f"step, {name} = {source.step[name]!r}"
+        writes = block.writer.lookup(function, what, variables[name].values)
+        variable_writes.append((variables[name], writes))
+
+    coda = SectionLowering("coda", source, domains, known, indices)
+    answer = coda.function(source.finish)
+    name = f"answer: {code(source.finish, short=True)}"
+    if not answer.for_attention:
+        answer = of_feature(coda.writer.store(answer, name))
+    if _is_rough(answer, variable_writes):
+        answer = of_feature(coda.writer.store(answer, f"{name}, restored"))
+
+    sections = (
+        _section(prelude, list(targets), targets, []),
+        _section(block, [], {}, variable_writes),
+        _section(coda, list(answer.features), {}, []),
+    )
+    used = {f for section in sections for f in _inputs_of(section)} | {*answer.features}
+    persistent = [f for f in (tokens, indices) if f in used] + [
+        *fixed.values(),
+        *variables.values(),
+    ]
+    return LoweredProgram(source, persistent, embedded, *sections, answer)
+
+
+def _is_rough(answer: FeatureFunction, variable_writes: list[tuple[Feature, Writes]]) -> bool:
+    """Whether an answer is read from thresholds on a number.
+
+    Their units take large numbers from one another, so that in another basis they are exact to
+    some 1e-5 and not to 1e-7: enough for whatever reads flags, but not for logits.
+    """
+    written = {variable: writes.how for variable, writes in variable_writes}
+    ways = [written.get(f) or (f.writes.how if f.writes else "") for f in answer.features]
+    return any(how not in ("", "constant", "rules", "levels", "found") for how in ways)
+
+
+def _prepare(
+    source: ValidatedProgram,
+    prelude: SectionLowering,
+    variables: Mapping[str, Feature],
+    embedded: tuple[Feature, Feature],
+) -> tuple[dict[Feature, FeatureFunction], dict[Feature, Feature]]:
+    """The variables' first values: by the embedding where it can, else written by the prelude."""
+    by_embedding: dict[Feature, FeatureFunction] = {}
+    by_prelude: dict[Feature, Feature] = {}
+    for name, expr in source.prepare.items():
+        function = prelude.function(expr)
+        if all(f in embedded for f in function.features) and len(function.features) <= 1:
+            by_embedding[variables[name]] = function
+        else:
+            values = variables[name].values
+            written = prelude.writer.store(function, name, role="variable", values=values)
+            by_prelude[written] = variables[name]
+    return by_embedding, by_prelude
+
+
+def _constant_nodes(source: ValidatedProgram) -> list[Seq]:
+    """What step and finish need of heads that read no variable: the largest such expressions."""
+    roots = [*source.step.values(), source.finish]
+    with_heads: set[Expr] = set()
+    for node in postorder(roots):
+        if isinstance(node, (Aggregate, SelWidth)) or any(c in with_heads for c in node.children):
+            with_heads.add(node)
+    found: dict[Seq, None] = {}
+    seen: set[Expr] = set()
+    waiting: list[Expr] = list(roots)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, Seq) and node in with_heads and not node.variables:
+            found[node] = None
+        elif node not in seen:
+            seen.add(node)
+            waiting.extend(node.children)
+    return list(found)
+
+
+def _section(
+    section: SectionLowering,
+    roots: list[Feature],
+    targets: dict[Feature, Feature],
+    variable_writes: list[tuple[Feature, Writes]],
+) -> LoweredSection:
+    ends = [writes.layer for _, writes in variable_writes]
+    needed = live([*roots, *(f for _, writes in variable_writes for f in writes.inputs)])
+    written = [f for f in section.writer.written if f in needed]
+    n_layers = 1 + max([-1, *ends, *(f.layer for f in written)])
+    return LoweredSection(section.name, n_layers, written, targets, variable_writes)
+
+
+def live(roots: Iterable[Feature]) -> set[Feature]:
+    """The features that some features are made from, and they themselves."""
+    found: set[Feature] = set()
+    waiting = list(roots)
+    while waiting:
+        feature = waiting.pop()
+        if feature not in found:
+            found.add(feature)
+            waiting.extend(inputs_of(feature))
+    return found
+
+
+def inputs_of(feature: Feature) -> list[Feature]:
+    """The features that one is made from."""
+    if feature.writes is not None:
+        return list(feature.writes.inputs)
+    if feature.head is not None:
+        carried = feature.head.carried[feature].feature
+        return [*feature.head.inputs, *([] if carried is None else [carried])]
+    return []
+
+
+def _inputs_of(section: LoweredSection) -> set[Feature]:
+    inputs = {f for feature in section.live for f in inputs_of(feature)}
+    return inputs | {f for _, writes in section.variable_writes for f in writes.inputs}

@@ -1,0 +1,10 @@
+"""Programs that are nearly another one, and whether they are another one at all.
+
+``near_misses`` mutates a loop program: ``of_a_variable``, ``of_storage`` and ``of_schedule`` hold
+the mutations, ``conditions`` when they act. ``equivalence`` looks for an interchange intervention
+that tells two programs apart.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

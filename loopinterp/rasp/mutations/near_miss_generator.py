@@ -1,0 +1,212 @@
+"""Programs that are nearly another one: they answer alike at T(n), and work differently."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import zip_longest
+from typing import TYPE_CHECKING
+
+import torch
+
+from loopinterp.errors import InputError, check_integer
+from loopinterp.rasp.compiler.compiled import compile_program
+from loopinterp.rasp.mutations.conditions import (
+    ALWAYS,
+    Condition,
+    at_tokens,
+    lateness,
+    once_settled,
+)
+from loopinterp.rasp.mutations.of_a_variable import (
+    delayed,
+    forgetting,
+    held,
+    held_for_ever,
+    is_kept_at_times,
+    kept_shorter,
+    only_falls,
+    only_grows,
+    reading_old,
+    recomputed,
+)
+from loopinterp.rasp.mutations.of_schedule import (
+    answers_ahead,
+    answers_by_the_larger,
+    every_other_loop,
+    several_steps,
+    worked_out_from_before,
+)
+from loopinterp.rasp.mutations.of_storage import doubled, negated, read_from_a_copy
+from loopinterp.rasp.mutations.program_equivalence import SCREENED, Laid, told_apart
+from loopinterp.rasp.mutations.rewriting import reads_of_other_positions
+from loopinterp.rasp.mutations.task_inputs import inputs_of
+from loopinterp.rasp.registry import get_program
+from loopinterp.tasks.registry import get_task
+from loopinterp.tasks.task import IGNORE
+
+if TYPE_CHECKING:
+    from jaxtyping import Int
+    from torch import Tensor
+
+    from loopinterp.rasp.program import LoopProgram
+    from loopinterp.tasks.task import Batch
+
+LENGTHS = (*range(1, 8), 16)
+"""Lengths of the inputs on which a near miss must answer as the original does."""
+
+EXAMPLES = 48
+"""Inputs of each length and distribution."""
+
+COMPILED_LENGTH = 2
+"""Length of the inputs for which a near miss must compile."""
+
+STORED_OTHERWISE = ("negated", "doubled")
+"""Kinds that no intervention on whole positions shows. Of others, one that none shows is idle."""
+
+Attempt = tuple[str, tuple[Callable[[], "LoopProgram"], ...]]
+"""A kind of mutation, and programs of which the first near miss is taken."""
+
+
+def near_misses(
+    program: LoopProgram | str, *, most: int | None = None, seed: int = 0
+) -> list[LoopProgram]:
+    """Mutations of a program that answer as it does at T(n), and compile.
+
+    A mutation acts everywhere or at some tokens; from the start where that does no harm, else once
+    natural runs have settled. What needs more loops than T(n) is no near miss, and neither is what
+    acts in no run that an intervention on a position leads to.
+
+    Args:
+        program: The program, or the name of a registered one, of any task.
+        most: Return at most so many, of as many kinds as there are; all of them by default.
+        seed: Seed of the tokens at which some mutations act, of the inputs, and of the choice.
+
+    Returns:
+        Programs of the same task and T(n); their names begin with that of the original. Some are
+        equivalent to it: :func:`~loopinterp.rasp.mutations.equivalence` decides.
+
+    Raises:
+        InputError: there is no such program, or ``most`` is negative.
+
+    Example:
+        >>> for miss in near_misses("prefix_xor", most=2):
+        ...     print(miss.name)
+        prefix_xor, prefix held 3 loops once settled
+        prefix_xor, prefix held for ever once settled
+    """
+    kinds = near_misses_by_kind(program, most=most, seed=seed)
+    return [miss for misses in kinds.values() for miss in misses]
+
+
+def near_misses_by_kind(
+    program: LoopProgram | str, *, most: int | None = None, seed: int = 0
+) -> dict[str, list[LoopProgram]]:
+    """:func:`near_misses` by the kind of mutation; a kind that leaves none is left out."""
+    if most is not None:
+        check_integer("most", most, least=0)
+    original = get_program(program) if isinstance(program, str) else program
+    task = get_task(original.task, **original.task_settings)
+    batch = inputs_of(task, LENGTHS, EXAMPLES, seed=seed)
+    needed = torch.tensor([original.n_loops(n) for n in batch.n.tolist()])
+    answers = _answers(original, batch, needed)
+
+    def is_near_miss(kind: str, miss: LoopProgram) -> bool:
+        try:
+            if not torch.equal(_answers(miss, batch, needed), answers):
+                return False
+            shown = told_apart(original, miss, Laid(), interventions=SCREENED, seed=seed)
+            if shown.equivalent and kind not in STORED_OTHERWISE:
+                return False
+            compile_program(miss, max_length=task.n_positions(COMPILED_LENGTH))
+        except InputError:  # it divides by 0, or takes too many values
+            return False
+        return True
+
+    places = _conditions(original, batch, n_loops=int(needed.max()) + 1, seed=seed)
+    found: dict[str, list[LoopProgram]] = {}
+    for kind, broadest_first in _spread_over_kinds(_mutations(original, places), seed):
+        if sum(map(len, found.values())) == most:
+            break
+        misses = (mutated() for mutated in broadest_first)
+        miss = next((miss for miss in misses if is_near_miss(kind, miss)), None)
+        if miss is not None:
+            found.setdefault(kind, []).append(miss)
+    return found
+
+
+def _spread_over_kinds(attempts: Iterable[Attempt], seed: int) -> Iterator[Attempt]:
+    """One attempt of each kind, then another of each, and so on."""
+    by_kind: dict[str, list[Attempt]] = {}
+    for attempt in attempts:
+        by_kind.setdefault(attempt[0], []).append(attempt)
+    for of_kind in by_kind.values():
+        random.Random(seed).shuffle(of_kind)
+    rounds = zip_longest(*by_kind.values())
+    return (attempt for of_each in rounds for attempt in of_each if attempt is not None)
+
+
+def _answers(
+    program: LoopProgram, batch: Batch, needed: Int[Tensor, " batch"]
+) -> Int[Tensor, "batch pos"]:
+    """What is answered at each example's own T(n), where something is asked."""
+    outputs = program.trace(batch.inputs, int(needed.max())).outputs
+    at_own = outputs[needed, torch.arange(len(batch))]
+    return torch.where(batch.targets == IGNORE, IGNORE, at_own)
+
+
+def _conditions(
+    program: LoopProgram, batch: Batch, *, n_loops: int, seed: int
+) -> list[tuple[Condition, Condition]]:
+    """Where mutations are tried to act, everywhere and at some tokens; when, the broadest first."""
+    settled = once_settled(program, lateness(program, batch.inputs, n_loops=n_loops))
+    seen = batch.inputs[batch.n == max(LENGTHS), 1:].unique().tolist()
+    chosen = sorted(random.Random(seed).sample(seen, max(len(seen) // 2, 1)))
+    tokens = at_tokens(program, chosen)
+    return [(ALWAYS, settled), (tokens, settled & tokens)]
+
+
+def _mutations(
+    program: LoopProgram, places: list[tuple[Condition, Condition]]
+) -> Iterator[Attempt]:
+    """Everything that is tried."""
+    for kind, mutated in _conditional(program):
+        for broadest_first in places:
+            yield kind, tuple(partial(mutated, when) for when in broadest_first)
+    for name in program.prepare:
+        yield "negated", (partial(negated, program, name),)
+    for name in program.step:
+        yield "doubled", (partial(doubled, program, name),)
+        if name in program.finish.variables:
+            yield "answers by the larger", (partial(answers_by_the_larger, program, name),)
+    for read in reads_of_other_positions(program):
+        for trust in ("copy", "larger", "smaller"):
+            yield "read from a copy", (partial(read_from_a_copy, program, read, trust=trust),)
+    yield "faster", (partial(several_steps, program, 3, ALWAYS),)
+    yield "answers ahead", (partial(answers_ahead, program),)
+
+
+def _conditional(program: LoopProgram) -> Iterator[tuple[str, Callable[[Condition], LoopProgram]]]:
+    """The mutations that act under a condition."""
+    read_by_others = {name for read in reads_of_other_positions(program) for name in read.variables}
+    for name in program.step:
+        for loops in (2, 3):
+            yield "held", partial(held, program, name, loops=loops)
+        yield "held for ever", partial(held_for_ever, program, name)
+        yield "one-sided", partial(only_grows, program, name)
+        yield "one-sided", partial(only_falls, program, name)
+        yield "delayed", partial(delayed, program, name)
+        yield "forgetting", partial(forgetting, program, name)
+        if name in read_by_others:
+            yield "old value read", partial(reading_old, program, name)
+        if is_kept_at_times(program, name):
+            for loops in (1, 2):
+                yield "kept shorter", partial(kept_shorter, program, name, loops=loops)
+    for name in program.prepare:
+        if name not in program.step:
+            yield "recomputed", partial(recomputed, program, name)
+    for read in reads_of_other_positions(program):
+        yield "worked out from before", partial(worked_out_from_before, program, read)
+    yield "faster", partial(several_steps, program, 2)
+    yield "slower", partial(every_other_loop, program)

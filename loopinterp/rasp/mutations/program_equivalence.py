@@ -1,0 +1,333 @@
+"""Whether two programs are the same one, as abstractions of the state of whole positions."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from loopinterp.errors import InputError, check_choice, check_integer
+from loopinterp.rasp.language import UNKNOWN, full, var
+from loopinterp.rasp.mutations.rewriting import changed, fresh
+from loopinterp.rasp.mutations.task_inputs import inputs_of
+from loopinterp.rasp.registry import get_program
+from loopinterp.tasks.registry import get_task
+from loopinterp.tasks.task import IGNORE
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from jaxtyping import Bool, Int
+    from torch import Tensor
+
+    from loopinterp.rasp.program import LoopProgram
+    from loopinterp.tasks.task import Batch
+
+LENGTHS = (2, 4, 6)
+"""Lengths of the inputs."""
+
+EXAMPLES = 64
+"""Inputs of each length and distribution."""
+
+INTERVENTIONS = 4096
+"""Interventions of each length, at most."""
+
+SCREENED = 512
+"""The same, for a first look at every way of laying one program over the other."""
+
+STRATA = ("length", "position", "loop", "token", "left_token")
+
+
+@dataclass(frozen=True)
+class Laid:
+    """How one program lies over another.
+
+    Attributes:
+        shift: The other after t loops stands for the program after t + shift.
+        offset: The other's position p stands for the program's p - offset.
+        lag: The other answers by what the program knew so many loops before.
+    """
+
+    shift: int = 0
+    offset: int = 0
+    lag: int = 0
+
+
+LAID = tuple(
+    Laid(shift, offset, lag) for lag, offset, shift in itertools.product((0, 1), (0, 1), (0, -1, 1))
+)
+"""The ways that are tried, loop by loop and position by position first."""
+
+
+@dataclass(frozen=True, eq=False)
+class Equivalence:
+    """How far two programs are told apart by interchange interventions.
+
+    Attributes:
+        program: Name of the program that is laid over the other.
+        other: Name of the other.
+        laid: How it lies best.
+        natural_share: Share of (input, loop) at which undisturbed answers differ.
+        interventions: One entry an intervention: the strata it is in, base and source (rows of the
+            inputs of that length), whether it ``changes`` an answer of either program, and whether
+            the two answers ``differ``, at some loop after it.
+    """
+
+    program: str
+    other: str
+    laid: Laid
+    natural_share: float
+    interventions: dict[str, np.ndarray] = field(repr=False)
+
+    @property
+    def equivalent(self) -> bool:
+        """Whether nothing tells them apart.
+
+        Of N interventions none differs: at 95%, less than 3 / N of all do.
+        """
+        return self.natural_share == 0 and not self.interventions["differ"].any()
+
+    @property
+    def n_interventions(self) -> int:
+        """How many interventions were made."""
+        return len(self.interventions["differ"])
+
+    @property
+    def share(self) -> float:
+        """Share of interventions that differ among those that change anything."""
+        differ, changes = self.interventions["differ"], self.interventions["changes"]
+        return float(differ.sum() / max((differ | changes).sum(), 1))
+
+    def share_by(self, *strata: str) -> pd.DataFrame:
+        """:attr:`share` in each stratum, with the interventions it is of, the largest first.
+
+        Raises:
+            InputError: an unknown stratum.
+        """
+        import pandas as pd
+
+        for stratum in strata:
+            check_choice("stratum", stratum, STRATA)
+        table = pd.DataFrame(self.interventions)
+        table = table[table["changes"] | table["differ"]]
+        shares = table.groupby(list(strata))["differ"].agg(share="mean", n="size")
+        return shares.sort_values("share", ascending=False, kind="stable")
+
+
+def equivalence(
+    program: LoopProgram | str,
+    other: LoopProgram | str,
+    *,
+    lengths: tuple[int, ...] = LENGTHS,
+    interventions: int = INTERVENTIONS,
+    seed: int = 0,
+) -> Equivalence:
+    """Look for an interchange intervention that tells two programs apart.
+
+    At some position and loop of a base input, all variables of that position are taken from the
+    run of a source input, drawn among those with the same token there; both programs go on,
+    each with its own variables, until the other's T(n). They are equivalent if their answers,
+    where asked for and decided by both, are equal at every loop from then on, and without any
+    intervention (at T(n), both must be decided). The program may lie over the other a loop earlier
+    or later, a position to the left, or with its answers a loop late (:data:`LAID`): the best of
+    these counts.
+
+    Args:
+        program: The program, or its name.
+        other: Another of the same task, in the place of a model.
+        lengths: Lengths of the inputs.
+        interventions: How many are made at inputs of each length, at most.
+        seed: Seed of inputs and interventions.
+
+    Raises:
+        InputError: programs of different tasks, or no interventions.
+
+    Source: interchange interventions, Geiger et al., arXiv 2106.02997.
+
+    Example:
+        >>> from loopinterp.rasp.mutations import near_misses_by_kind
+        >>> [negated] = near_misses_by_kind("ripple")["negated"]
+        >>> equivalence("ripple", negated).equivalent
+        True
+        >>> found = equivalence("ripple", "ripple_held_2")
+        >>> found.equivalent, found.natural_share, found.share > 0.1
+        (False, 0.0, True)
+    """
+    check_integer("interventions", interventions, least=1)
+    first, second = (get_program(p) if isinstance(p, str) else p for p in (program, other))
+    if (first.task, first.task_settings) != (second.task, second.task_settings):
+        raise InputError(
+            "other",
+            expected=f"a program of {first.task}, with the settings {dict(first.task_settings)}",
+            given=f"{second.name}, of {second.task} with {dict(second.task_settings)}",
+            fix="Compare programs that read the same inputs and answer the same question.",
+        )
+
+    def laid_over(laid: Laid, most: int) -> Equivalence:
+        return told_apart(first, second, laid, lengths=lengths, interventions=most, seed=seed)
+
+    screened = {laid: laid_over(laid, min(interventions, SCREENED)) for laid in LAID}
+    best = min(LAID, key=lambda laid: screened[laid].share + screened[laid].natural_share)
+    candidates = [laid for laid in LAID if screened[laid].equivalent] or [best]
+    found = [laid_over(laid, interventions) for laid in candidates]
+    return min(found, key=lambda result: result.share + result.natural_share)
+
+
+def answering_late(program: LoopProgram, loops: int) -> LoopProgram:
+    """The program, answering by what it knew so many loops before.
+
+    The pending answers are variables, so that an intervention on a position takes them along.
+
+    Example:
+        >>> answering_late(get_program("ripple"), 1).variables
+        ('carry', 'answer')
+    """
+    for _ in range(loops):
+        name = fresh(program, "answer")
+        program = changed(
+            program,
+            "answering late",
+            doc=program.doc,
+            prepare={name: full(UNKNOWN)},
+            step={name: program.finish},
+            finish=var(name),
+        )
+    return program
+
+
+def told_apart(
+    program: LoopProgram,
+    other: LoopProgram,
+    laid: Laid,
+    *,
+    lengths: tuple[int, ...] = LENGTHS,
+    interventions: int = INTERVENTIONS,
+    seed: int = 0,
+) -> Equivalence:
+    """:func:`equivalence` with the program laid over the other in one given way."""
+    task = get_task(program.task, **program.task_settings)
+    late = answering_late(program, laid.lag)
+    natural: list[Tensor] = []
+    columns: dict[str, list[Tensor]] = {}
+    generator = torch.Generator().manual_seed(seed)
+    for n in lengths:
+        batch, n_loops = inputs_of(task, (n,), EXAMPLES, seed=seed), other.n_loops(n)
+        first = max(-laid.shift, 0)
+        if first > n_loops:
+            continue  # the program has not begun when the other is done
+        runs = _Run(late, batch.inputs, n_loops + 1), _Run(other, batch.inputs, n_loops + 1)
+        answers = runs[1].outputs[first : n_loops + 1]
+        expected = runs[0].outputs[first + laid.shift :][: len(answers)]
+        differ = _differ(expected, answers)
+        differ[-1:] = expected[-1:] != answers[-1:]  # at T(n), undecided is no answer
+        natural.append((differ & (batch.targets != IGNORE)).any(-1).flatten())
+        drawn = _drawn(
+            batch,
+            positions=range(max(laid.offset, 1), batch.inputs.shape[1]),
+            loops=range(first, n_loops + 1),
+            most=interventions,
+            generator=generator,
+        )
+        for name, column in _intervened(runs, laid, batch, drawn, n_loops).items():
+            columns.setdefault(name, []).append(column)
+        columns.setdefault("length", []).append(torch.full_like(drawn.base, n))
+    return Equivalence(
+        program=program.name,
+        other=other.name,
+        laid=laid,
+        natural_share=float(torch.cat(natural).double().mean()),
+        interventions={name: torch.cat(parts).numpy() for name, parts in columns.items()},
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Interventions:
+    """Whose run is changed, whose values it is given, where, and after how many loops."""
+
+    base: Int[Tensor, " row"]
+    source: Int[Tensor, " row"]
+    position: Int[Tensor, " row"]
+    loop: Int[Tensor, " row"]
+
+
+def _drawn(
+    batch: Batch, *, positions: range, loops: range, most: int, generator: torch.Generator
+) -> _Interventions:
+    """Inputs, positions and loops, all different, each with another input of the same token."""
+    source = torch.stack([_other_of_token(column, generator) for column in batch.inputs.T], dim=1)
+    sizes = (len(batch), len(positions), len(loops))
+    chosen = torch.randperm(math.prod(sizes), generator=generator)[:most]
+    base, place, time = torch.unravel_index(chosen, sizes)
+    position, loop = place + positions.start, time + loops.start
+    return _Interventions(base, source[base, position], position, loop)
+
+
+def _other_of_token(
+    tokens: Int[Tensor, " input"], generator: torch.Generator
+) -> Int[Tensor, " input"]:
+    """For each input another one with the same token: the next of a circle in random order."""
+    shuffled = torch.randperm(len(tokens), generator=generator)
+    by_token = shuffled[tokens[shuffled].argsort(stable=True)]
+    other = torch.empty_like(by_token)
+    for same in by_token.split(tokens.unique(return_counts=True)[1].tolist()):
+        other[same] = same.roll(1)
+    return other
+
+
+class _Run:
+    """A program's natural run on all inputs, and runs that go on from a changed state."""
+
+    def __init__(self, program: LoopProgram, inputs: Tensor, n_loops: int) -> None:
+        self.program, self.inputs = program, inputs
+        self.trace = program.trace(inputs, n_loops)
+        self.outputs = self.trace.outputs
+
+    def intervened(
+        self, drawn: _Interventions, *, offset: int, shift: int, n_loops: int
+    ) -> tuple[Int[Tensor, "delay row pos"], Int[Tensor, "delay row pos"]]:
+        """What is answered with the source's variables at the position; and without."""
+        loop, position = drawn.loop + shift, drawn.position - offset
+        rows = torch.arange(len(loop))
+        state = {name: x[loop, drawn.base] for name, x in self.trace.variables.items()}
+        for name, x in self.trace.variables.items():
+            state[name][rows, position] = x[loop, drawn.source, position]
+        # A step knows no loop number, so interventions at different loops go on together.
+        run = self.program.run(self.inputs[drawn.base], n_loops=n_loops, variables=state)
+        delays = torch.arange(n_loops + 1)[:, None]
+        reads = (loop + delays).clamp(max=len(self.outputs) - 1)
+        return run.outputs, self.outputs[reads, drawn.base]
+
+
+def _intervened(
+    runs: tuple[_Run, _Run], laid: Laid, batch: Batch, drawn: _Interventions, n_loops: int
+) -> dict[str, Tensor]:
+    program, other = runs
+    expected, undisturbed = program.intervened(
+        drawn, offset=laid.offset, shift=laid.shift, n_loops=n_loops
+    )
+    answers, left_alone = other.intervened(drawn, offset=0, shift=0, n_loops=n_loops)
+    within = drawn.loop + torch.arange(n_loops + 1)[:, None] <= n_loops
+    counts = (batch.targets != IGNORE)[drawn.base] & within[..., None]
+
+    def anywhere(x: Tensor) -> Tensor:
+        return (x & counts).any(-1).any(0)
+
+    changes = _differ(expected, undisturbed), _differ(answers, left_alone)
+    return {
+        "base": drawn.base,
+        "source": drawn.source,
+        "position": drawn.position,
+        "loop": drawn.loop,
+        "token": batch.inputs[drawn.base, drawn.position],
+        "left_token": batch.inputs[drawn.base, drawn.position - 1],
+        "changes": anywhere(changes[0]) | anywhere(changes[1]),
+        "differ": anywhere(_differ(expected, answers)),
+    }
+
+
+def _differ(x: Tensor, y: Tensor) -> Bool[Tensor, ...]:
+    """Where two answers differ; one that is undecided says nothing."""
+    return (x != y) & (x != UNKNOWN) & (y != UNKNOWN)

@@ -1,0 +1,5 @@
+from .html_report import render_report as render_report
+from .html_report import write_report as write_report
+from .html_report import write_results as write_results
+from .run_record import RunRecord as RunRecord
+from .run_record import read_run as read_run

@@ -1,0 +1,150 @@
+"""From a run folder to one HTML file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from loopinterp.errors import InputError
+from loopinterp.report.assets import asset, plotly_script
+from loopinterp.report.how_it_was_made import made_figures, seconds, setting_groups
+from loopinterp.report.run_record import RunRecord, read_run
+from loopinterp.report.section_contents import figure_views, section_views, tiles
+from loopinterp.report.sections import SECTIONS, has_programs
+from loopinterp.results import Result
+from loopinterp.storage import write_bytes
+
+
+def write_report(run_folder: str | Path, out: str | Path | None = None) -> Path:
+    """Write the report of a run: one file, with everything it needs inside.
+
+    Args:
+        run_folder: A folder with ``config.json``, ``metrics.jsonl`` and ``results/``.
+        out: The file to write; ``RUN/report.html`` by default.
+
+    Returns:
+        The file that was written.
+
+    Raises:
+        InputError: If the folder is not a run, or the file cannot be written.
+    """
+    out = Path(out) if out is not None else Path(run_folder) / "report.html"
+    write_bytes(out, render_report(read_run(run_folder)).encode())
+    return out
+
+
+def write_results(results: Mapping[str, Result], out: str | Path, *, title: str) -> Path:
+    """Write results that belong to no run as a page like the report: one file, all inside.
+
+    Args:
+        results: Results by name.
+        out: The file to write.
+        title: Heading of the page.
+
+    Returns:
+        The file that was written.
+
+    Raises:
+        InputError: If there is no result, or the file cannot be written.
+    """
+    if not results:
+        raise InputError(
+            "results", expected="at least one", given="none", fix="Pass {'name': result}."
+        )
+    write_bytes(Path(out), render_report(RunRecord(name=title, results=results)).encode())
+    return Path(out)
+
+
+def render_report(record: RunRecord) -> str:
+    """The report of a run as HTML; of results alone, if the record has no configuration."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+
+    environment = Environment(
+        loader=PackageLoader("loopinterp.report"),
+        autoescape=select_autoescape(default=True, default_for_string=True),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["seconds"] = lambda value: tidy(seconds(value))
+    environment.filters["tidy"] = tidy
+    environment.globals["asset"] = asset
+    return environment.get_template("report.html.j2").render(**_context(record))
+
+
+def tidy(text: str) -> str:
+    """Keep a number and its unit on one line.
+
+    Example:
+        >>> tidy("95% in 3 min 4 s") == "95% in 3\\u00a0min 4\\u00a0s"
+        True
+    """
+    return re.sub(r"(?<=\d) (?=(s|min|h|bits|loops)\b)", "\u00a0", text)
+
+
+def _context(record: RunRecord) -> dict[str, Any]:
+    sections, unshown = section_views(record)
+    shown = {view.section.key for view in sections}
+    findings = [finding for view in sections for finding in view.findings]
+    return {
+        "record": record,
+        "problems": [*record.problems, *unshown],
+        "title": _title(record),
+        "facts": _facts(record.config),
+        "verdicts": [finding for finding in findings if finding.kind == "verdict"],
+        "tiles": tiles(sections),
+        "sections": sections,
+        "not_measured": [
+            section
+            for section in SECTIONS
+            if record.is_run and section.key not in shown and section.applies(record.task)
+        ],
+        "comparable": record.is_run and has_programs(record.task),
+        "made_figures": figure_views(made_figures(record)),
+        "settings": setting_groups(record.config),
+        "command": record.made.get("command"),
+        "versions": _versions(record),
+        "total_seconds": sum(record.stage_seconds.values()),
+        "machine": record.made.get("machine"),
+        "plotly_script": plotly_script(),
+    }
+
+
+def _title(record: RunRecord) -> str:
+    if not record.is_run:
+        return record.name
+    task = record.task.replace("_", " ")
+    model = f"A looped transformer on {task}" if task else "A looped transformer"
+    return f"{model}, opened loop by loop"
+
+
+def _facts(config: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What to know about the model at a glance, as far as the configuration says it."""
+    parts = (config.get(name) for name in ("model", "curriculum"))
+    model, curriculum = (part if isinstance(part, Mapping) else {} for part in parts)
+    n_layers = model.get("n_layers")
+    facts = [
+        ("Block", f"{n_layers} layer{'s' if n_layers != 1 else ''}, looped" if n_layers else None),
+        ("Width (d_model)", model.get("d_model")),
+        ("Heads", model.get("n_heads")),
+        ("Trained up to length", curriculum.get("max_n")),
+        ("Steps", config.get("steps")),
+        ("Seed", config.get("seed")),
+    ]
+    return [
+        (name, f"{value:,}" if isinstance(value, int) else str(value))
+        for name, value in facts
+        if value is not None
+    ]
+
+
+def _versions(record: RunRecord) -> list[tuple[str, str]]:
+    from loopinterp import __version__
+
+    made = {str(k): str(v) for k, v in record.made.get("versions", {}).items()}
+    studies = sorted({r.provenance.version for r in record.results.values()} - {""})
+    if "loopinterp" not in made and studies:
+        made["loopinterp"] = ", ".join(studies)
+    return [*made.items(), ("this report", f"loopinterp {__version__}")]

@@ -1,0 +1,129 @@
+"""What a run folder holds, as the report needs it: JSON and saved results, never a model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from loopinterp.errors import InputError
+from loopinterp.results import Result
+from loopinterp.saved_results import load_result, result_files
+from loopinterp.storage import read_json, read_json_object
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """A run, read from its folder.
+
+    Attributes:
+        name: Name of the folder.
+        config: ``config.json``; empty for results that belong to no run.
+        metrics: The lines of ``metrics.jsonl``.
+        results: Saved results by file name, in alphabetical order.
+        made: ``made.json``: ``command``, ``stages`` (seconds by name), ``versions``, ``machine``;
+            all optional.
+        problems: What could not be read, one sentence each; the report says so.
+    """
+
+    name: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    metrics: list[dict[str, Any]] = field(default_factory=list)
+    results: Mapping[str, Result] = field(default_factory=dict)
+    made: Mapping[str, Any] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def is_run(self) -> bool:
+        """Whether the results belong to a model that was trained."""
+        return bool(self.config)
+
+    @property
+    def task(self) -> str:
+        """Name of the task, "" if it is not known."""
+        task = self.config.get("task", "")
+        return str(task.get("name", "") if isinstance(task, Mapping) else task)
+
+    @property
+    def stage_seconds(self) -> dict[str, float]:
+        """Wall time by stage: as the run wrote it, else that of each study."""
+        stages = {str(k): float(v) for k, v in self.made.get("stages", {}).items()}
+        if stages:
+            return stages
+        return {name: result.provenance.wall_time for name, result in self.results.items()}
+
+
+def read_run(folder: str | Path) -> RunRecord:
+    """Read a run folder; a damaged result becomes a problem of the record, not an error.
+
+    Raises:
+        InputError: If the folder is not a run.
+        CheckpointError: If its ``config.json`` or ``made.json`` is not JSON, or the first is no
+            object.
+    """
+    folder = Path(folder)
+    if not (folder / "config.json").is_file():
+        raise InputError(
+            f"run {folder}",
+            expected="a folder written by `loopinterp train` or `loopinterp demo`",
+            given="a folder without config.json" if folder.is_dir() else "no such folder",
+            fix="Check the path, or train a model there first.",
+        )
+    problems: list[str] = []
+    results: dict[str, Result] = {}
+    for path in result_files(folder / "results"):
+        try:
+            results[path.stem] = load_result(path)
+        except InputError as error:
+            problems.append(f"{path.name} cannot be read and is not shown. {error.fix}")
+    config = read_json_object(folder / "config.json")
+    return RunRecord(
+        name=folder.resolve().name,
+        config=config,
+        metrics=_read_metrics(folder / "metrics.jsonl", problems),
+        results=results,
+        made=_read_made(folder / "made.json", problems),
+        problems=problems,
+    )
+
+
+def _read_metrics(path: Path, problems: list[str]) -> list[dict[str, Any]]:
+    if not path.is_file():
+        return []
+    rows = []
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+        try:
+            row = json.loads(line)
+        except (UnicodeDecodeError, json.JSONDecodeError):
+            row = None
+        if isinstance(row, dict) and all(map(_is_number, row.values())):
+            rows.append(row)
+        else:
+            problems.append(f"Line {number} of metrics.jsonl is damaged and left out.")
+    return rows
+
+
+def _read_made(path: Path, problems: list[str]) -> dict[str, Any]:
+    """How the run was made, as far as it is of the right types."""
+    if not path.is_file():
+        return {}
+    found = read_json(path)
+    if not isinstance(found, dict):
+        problems.append("made.json is no JSON object and is left out.")
+        return {}
+    made = {name: value for name, value in found.items() if _is_as_made(name, value)}
+    left_out = sorted(found.keys() - made.keys())
+    problems.extend(f"Entry {name!r} of made.json is damaged and left out." for name in left_out)
+    return made
+
+
+def _is_as_made(name: str, value: Any) -> bool:
+    if name == "stages":
+        return isinstance(value, dict) and all(map(_is_number, value.values()))
+    return isinstance(value, dict if name == "versions" else str)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float))

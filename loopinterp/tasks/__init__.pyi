@@ -1,0 +1,17 @@
+from . import carries as carries
+from .abacus_addition import AbacusAddition as AbacusAddition
+from .addition import Addition as Addition
+from .binary_sum import BinarySum as BinarySum
+from .copy import Copy as Copy
+from .full_output import FullOutput as FullOutput
+from .multiplication import Multiplication as Multiplication
+from .parity import Parity as Parity
+from .prefix_sum import PrefixSum as PrefixSum
+from .registry import get_task as get_task
+from .registry import list_tasks as list_tasks
+from .registry import register_task as register_task
+from .task import IGNORE as IGNORE
+from .task import Batch as Batch
+from .task import Task as Task
+from .token_addition import TokenAddition as TokenAddition
+from .unique_set import UniqueSet as UniqueSet

@@ -1,0 +1,11 @@
+from .config import CurriculumConfig as CurriculumConfig
+from .config import ObjectiveConfig as ObjectiveConfig
+from .config import OptimiserConfig as OptimiserConfig
+from .config import TrainingConfig as TrainingConfig
+from .evaluation import EvaluationResult as EvaluationResult
+from .evaluation import evaluate as evaluate
+from .fitting import train as train
+from .overrides import apply_settings as apply_settings
+from .recipes import RECIPES as RECIPES
+from .run import Run as Run
+from .trainer import Trainer as Trainer

@@ -1,0 +1,176 @@
+"""What an evaluation says and shows."""
+
+from __future__ import annotations
+
+from loopinterp.intervals import ESTIMATE
+from loopinterp.plotting import LinePanel, Reference, Series, line_panels
+from loopinterp.results import Figure, Finding, figures_of, findings_of, percent, tidy
+from loopinterp.training.evaluation import ORACLE, EvaluationResult
+
+SECTION = "generalisation"
+
+_READABLE = {
+    "uniform": "random digits",
+    "chain": "full carry chains",
+    "propagate": "carry-rich digits",
+    "biased": "biased bits",
+}
+_SHORT = {"uniform": "random", "chain": "chains"}
+
+
+def _readable(distribution: object) -> str:
+    return _READABLE.get(str(distribution), str(distribution))
+
+
+@findings_of.register
+def _(result: EvaluationResult) -> list[Finding]:
+    """How far the model generalises, in a sentence for each distribution; and when to stop."""
+    distributions = result.data["distribution"].values.tolist()
+    findings = [_reach(result, distribution) for distribution in distributions]
+    return [*findings, *([_stopping(result)] if "rule" in result.data.dims else [])]
+
+
+def _reach(result: EvaluationResult, distribution: str) -> Finding:
+    """The greatest length up to which every length tried is at 0.99 or more."""
+    scores = (
+        result.data["exact_match"]
+        .sel({"extra_loop": result.nearest_extra_loop, ESTIMATE: "value"})
+        .sel(distribution=distribution)
+        .to_series()
+    )
+    failing = scores.index[scores < 0.99]
+    passed = scores.index[scores.index < failing.min()] if len(failing) else scores.index
+    name = _readable(distribution)
+    if len(passed):
+        text = (
+            f"On {name} the model answers at least 99% of {result.n_samples} problems of each "
+            f"length wholly right, up to length {passed[-1]}"
+        )
+        if result.trained_up_to:
+            text += f", {passed[-1] / result.trained_up_to:.3g} times the longest it was trained on"
+        text += "."
+    else:
+        text = (
+            f"On {name} the model answers fewer than 99% of {result.n_samples} problems wholly "
+            f"right already at length {scores.index[0]}."
+        )
+    if len(failing):
+        text += f" Its worst length is {scores.idxmin()}, with {percent(scores.min())}."
+    return Finding(
+        kind=SECTION, text=text, value=f"{scores.min():.2f}", good=bool(scores.min() >= 0.99)
+    )
+
+
+def _stopping(result: EvaluationResult) -> Finding:
+    """Exact match under rules that are not told T(n), in the worst cell of each."""
+    worst = result.data["stopped_exact_match"].sel({ESTIMATE: "value"})
+    worst = worst.min(["distribution", "length"]).to_series()
+    rules = worst.drop(ORACLE)
+    said = "; ".join(f"{rule}: {percent(share)}" for rule, share in rules.items())
+    text = (
+        "Stopped by a rule that is not told T(n), it answers at the worst length and distribution "
+        f"this share wholly right: {said}; read at T(n): {percent(worst[ORACLE])}."
+    )
+    return Finding(kind=SECTION, text=text, value=f"{rules.max():.2f}")
+
+
+@figures_of.register
+def _(result: EvaluationResult) -> list[Figure]:
+    """Exact match above bit accuracy, against length; against loops and rules where asked for."""
+    figures = [_by_length(result)]
+    if result.data.sizes["extra_loop"] > 1:
+        figures.append(_by_loops(result))
+    if "rule" in result.data.dims:
+        figures.append(_by_rule(result))
+    return figures
+
+
+def _by_length(result: EvaluationResult) -> Figure:
+    data = result.data.sel(extra_loop=result.nearest_extra_loop)
+    names = data["distribution"].values.tolist()
+    marks = []
+    if result.trained_up_to is not None:
+        marks = [Reference(result.trained_up_to, "longest in training", "x")]
+    panels = []
+    for title, measure in (("Exact match", "exact_match"), ("Bit accuracy", "bit_accuracy")):
+        cells = {name: data.sel(distribution=name) for name in names}
+        lines = [Series.of(_readable(n), cell[measure]) for n, cell in cells.items()]
+        lines += [
+            Series.of(f"{_SHORT.get(n, n)}: constant", cell[f"constant_{measure}"], control=True)
+            for n, cell in cells.items()
+        ]
+        panels.append(LinePanel(lines, title, title=title, y_range=(0, 1.04), references=marks))
+    extra = result.nearest_extra_loop
+    loops = "T(n)" if extra == 0 else f"T(n) {extra:+d}"
+    return Figure(
+        title="Accuracy against length",
+        plot=line_panels(panels, x_title="problem length n"),
+        caption=f"Each point is {result.n_samples} fresh problems of that length, answered after "
+        f"{loops} loops; bands are 95% intervals. Above, the share of problems that are right "
+        "at every position; below, the share of positions. Read the upper panel first: a model "
+        "that gets most positions right can still get every long problem wrong. What lies right "
+        "of the dotted line is longer than anything the model was trained on.",
+        control="The dashed lines are the best answer that is the same everywhere. "
+        + _constant_note(result),
+        data=result.to_dataframe("exact_match", "bit_accuracy"),
+        section=SECTION,
+    )
+
+
+def _constant_note(result: EvaluationResult) -> str:
+    """Where a constant answer scores high, say that this distribution alone proves little."""
+    constant = result.data["constant_exact_match"]
+    least = constant.min("length").to_series()
+    easy = [_readable(name) for name in least.index[least > 0.5]]
+    if not easy:
+        return f"It is wholly right on at most {percent(float(constant.max()))} of the problems."
+    return (
+        f"On {' and '.join(easy)} it is right, since every answer there is the same: that "
+        "distribution tests whether the carry arrives, and the others whether it is a carry."
+    )
+
+
+def _by_loops(result: EvaluationResult) -> Figure:
+    exact = result.data["exact_match"]
+    lengths = exact["length"].values.tolist()
+    panels = [
+        LinePanel(
+            [Series.of(f"n = {n}", exact.sel(distribution=name, length=n)) for n in lengths],
+            "exact match",
+            title=_readable(name),
+            y_range=(0, 1.04),
+            references=[Reference(0, "T(n)", "x")],
+        )
+        for name in exact["distribution"].values.tolist()
+    ]
+    return Figure(
+        title="Accuracy against loops",
+        plot=line_panels(panels, x_title="loops beyond T(n)"),
+        caption="The same problems, answered after fewer or more loops than the task's own T(n) "
+        "(dotted line). Left of it the answer is cut short; right of it a model that holds what "
+        "it has found stays right.",
+        data=result.to_dataframe("exact_match", "bit_accuracy"),
+        section=SECTION,
+    )
+
+
+def _by_rule(result: EvaluationResult) -> Figure:
+    exact, loops = result.data["stopped_exact_match"], result.data["stopped_at"]
+    rules = exact["rule"].values.tolist()
+    panels = []
+    for name in exact["distribution"].values.tolist():
+        title = _readable(name)
+        for array, y_title, y_range in ((exact, "exact match", (0, 1.04)), (loops, "loops", None)):
+            cell = array.sel(distribution=name)
+            lines = [Series.of(rule, cell.sel(rule=rule), control=rule == ORACLE) for rule in rules]
+            panels.append(LinePanel(lines, y_title, title=title, y_range=y_range))
+    return Figure(
+        title="When to stop",
+        plot=line_panels(panels, x_title="problem length n"),
+        caption="Exact match, and the mean number of loops, where each rule stops. A rule sees the "
+        "states and answers of the run, not the length of the problem; one that stops early cuts "
+        "answers short.",
+        control="Dashed: the answer read at the task's own T(n), which has to be known.",
+        data=tidy({"exact_match": exact, "loops": loops}),
+        section=SECTION,
+    )

@@ -1,0 +1,81 @@
+"""Every kind of sweep can be drawn from a saved result, with its control beside it."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from loopinterp.circuits.activation_patching import patching_sweep
+from loopinterp.circuits.activation_patching_result import PatchingSweep
+from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
+
+LOOPS, POS = 3, 4
+CASES = list(itertools.product([1, 2], [0, 1], ["resid_pre", "z", "state"], [None, "each"]))
+
+
+def drawn(
+    n_layers: int, n_prelude: int, component: str, positions: str | None, folder: Path
+) -> PatchingSweep:
+    config = LoopedTransformerConfig(
+        d_model=8,
+        n_heads=2,
+        d_vocab=5,
+        d_vocab_out=5,
+        init_std=1.5,
+        n_layers=n_layers,
+        n_prelude=n_prelude,
+    )
+    generator = torch.Generator().manual_seed(0)
+    base, source = torch.randint(5, (2, 12, POS), generator=generator)
+    found = patching_sweep(
+        LoopedTransformer(config, seed=0),
+        base,
+        source,
+        n_loops=LOOPS,
+        component=component,
+        positions=positions,
+    )
+    return PatchingSweep.load(found.save(folder))
+
+
+@pytest.mark.parametrize(("n_layers", "n_prelude", "component", "positions"), CASES)
+def test_all_kinds_are_drawn_and_explained(n_layers, n_prelude, component, positions, tmp_path):
+    result = drawn(n_layers, n_prelude, component, positions, tmp_path)
+    figures = result.figures()
+    assert len(figures) == (2 if n_prelude and component != "state" else 1)
+    assert len({figure.title for figure in figures}) == len(figures)
+    for figure in figures:
+        assert figure.section == "program"
+        assert figure.plot.data and figure.plot.to_json()
+        assert len(figure.caption) > 80 and "unrelated" in figure.control
+        assert figure.data is not None and len(figure.data)
+        plot: Any = figure.plot
+        annotations = plot.layout.annotations
+        traces = plot.data
+        shown = [a.text for a in annotations] + [trace.name for trace in traces]
+        assert any("unrelated" in str(text) for text in shown)
+
+
+def test_cells_are_those_of_the_result(tmp_path):
+    result = drawn(2, 0, "z", None, tmp_path)
+    panel: Any = result.figures()[0].plot.data[0]
+    assert list(panel.x) == ["head 0.0", "head 0.1", "head 1.0", "head 1.1"]
+    recovered = result.data["recovered"].sel(pos="all")
+    assert panel.z[2][1] == recovered.sel(loop=2, layer=0, head=1)
+    assert panel.z[0][2] == recovered.sel(loop=0, layer=1, head=0)
+
+
+def test_positions_are_drawn_where_a_patch_does_most(tmp_path):
+    result = drawn(2, 0, "z", "each", tmp_path)
+    figure = result.figures()[0]
+    recovered = result.data["recovered"]
+    gain = (recovered - result.data["control_recovered"]).max(["loop", "pos"])
+    layer, head = divmod(int(gain.values.argmax()), 2)
+    plot: Any = figure.plot
+    assert plot.layout.annotations[0].text == f"<b>head {layer}.{head}</b>"
+    panel = plot.data[0]
+    assert panel.z.tolist() == recovered.sel(layer=layer, head=head).values.tolist()

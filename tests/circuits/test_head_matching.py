@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from loopinterp.circuits.head_matching import HeadMatch, match_heads
+from loopinterp.errors import InputError
+
+LOOPS, BATCH, POS = 3, 40, 6
+
+
+def one_hot_pattern(keys: torch.Tensor) -> torch.Tensor:
+    """Keys [loop, batch, query] -> a pattern that looks at them alone [loop, batch, query, key]."""
+    return torch.nn.functional.one_hot(keys, POS).float()
+
+
+@pytest.fixture
+def parts(generator):
+    """A shift, a selector that depends on the input, and heads for each and for none."""
+    before = (torch.arange(POS) - 1).clamp(min=0).expand(LOOPS, BATCH, POS)
+    lookup = torch.stack(
+        [torch.randint(q + 1, (LOOPS, BATCH), generator=generator) for q in range(POS)], -1
+    )
+    even = torch.ones(POS, POS).tril() / torch.arange(1, POS + 1)[:, None]
+    selectors = {"shift": one_hot_pattern(before).bool(), "lookup": one_hot_pattern(lookup).bool()}
+    selectors["shift"][:, :, 0] = False
+    heads = [even.expand(LOOPS, BATCH, POS, POS), one_hot_pattern(lookup), one_hot_pattern(before)]
+    return torch.stack(heads, 2), selectors
+
+
+def test_heads_are_matched_to_what_they_select(parts):
+    patterns, selectors = parts
+    found = match_heads(patterns, selectors)
+    assert found.assigned == ["head 2", "head 1"]
+    assert found.data["mass"][:, 2, 0].values.tolist() == [1.0] * LOOPS
+    assert found.data["mass"][:, 1, 1].values.tolist() == [1.0] * LOOPS
+    assert found.computes == [["head 2"], ["head 1"]]
+    assert found.data["overlap"][:, 2, 0].values.tolist() == [1.0] * LOOPS
+    assert found.data["overlap"][:, 1, 1].values.tolist() == [1.0] * LOOPS
+
+
+def test_overlap_and_mass_are_what_the_definitions_say(generator):
+    """Every query by itself, in Python floats."""
+    patterns = torch.rand(2, 4, 2, POS, POS, generator=generator).tril()
+    patterns = patterns / patterns.sum(-1, keepdim=True)
+    selector = torch.rand(2, 4, POS, POS, generator=generator).tril() > 0.7
+    found = match_heads(patterns, {"some": selector})
+    for t in range(2):
+        for h in range(2):
+            overlaps, masses = [], []
+            for b in range(4):
+                for q in range(POS):
+                    keys = selector[t, b, q].nonzero().flatten().tolist()
+                    if not keys:
+                        continue
+                    row = patterns[t, b, h, q].tolist()
+                    goal = [1 / len(keys) if k in keys else 0 for k in range(POS)]
+                    overlaps.append(1 - sum(abs(a - g) for a, g in zip(row, goal)) / 2)
+                    masses.append(sum(row[k] for k in keys))
+            assert found.data["overlap"][t, h, 0].item() == pytest.approx(
+                np.mean(overlaps), abs=1e-6
+            )
+            assert found.data["mass"][t, h, 0].item() == pytest.approx(np.mean(masses), abs=1e-6)
+
+
+def test_a_wider_or_narrower_head_is_not_taken_for_the_selector(generator):
+    before = (torch.arange(POS) - 1).clamp(min=0).expand(LOOPS, BATCH, POS)
+    one = one_hot_pattern(before)
+    two = (one + one_hot_pattern((before - 1).clamp(min=0))) / 2
+    selectors = {"one": one.bool(), "two": two > 0}
+    found = match_heads(torch.stack([one, two], 2), selectors)
+    assert found.data["mass"][:, 0, 1].values.tolist() == [1.0] * LOOPS  # mass alone cannot tell
+    assert found.data["overlap"][:, 0, 1].max() < 0.75
+    assert found.data["overlap"][:, 1, 0].max() < 0.75
+    assert found.computes == [["head 0"], ["head 1"]]
+    assert found.assigned == ["head 0", "head 1"]
+
+
+def test_several_heads_may_compute_one_selector(parts):
+    patterns, selectors = parts
+    found = match_heads(torch.cat([patterns, patterns[:, :, 1:]], 2), selectors)
+    assert found.computes == [["head 2", "head 4"], ["head 1", "head 3"]]
+
+
+def test_a_head_that_computes_at_some_loops_only_does_not(parts):
+    patterns, selectors = parts
+    patterns = patterns.clone()
+    patterns[1, :, 2] = patterns[1, :, 0]
+    assert match_heads(patterns, selectors).computes == [[], ["head 1"]]
+
+
+def test_a_head_that_computes_goes_before_a_larger_total():
+    """Selector b asks at the last query only: there head 0 has it half, and head 1 not at all."""
+    a = one_hot_pattern(torch.zeros(1, 100, POS, dtype=torch.long))
+    last = torch.arange(POS)[:, None] == POS - 1
+    b = torch.where(last, a, 0)
+    b[:, :50] = b[:, :50].roll(1, -1)
+    nearly_a = torch.where(last, a.roll(2, -1), a)
+    found = match_heads(torch.stack([a, nearly_a], 2), {"a": a.bool(), "b": b.bool()})
+    gain = (found.data["overlap"] - found.data["overlap_even"]).isel(loop=0).values
+    assert gain[0, 0] + gain[1, 1] < gain[1, 0] + gain[0, 1]
+    assert found.assigned == ["head 0", "head 1"]
+
+
+def test_a_selector_that_selects_nothing_says_nothing(parts):
+    patterns, selectors = parts
+    never = torch.zeros(LOOPS, BATCH, POS, POS, dtype=torch.bool)
+    late = selectors["shift"].clone()
+    late[0] = False
+    found = match_heads(patterns, {**selectors, "never": never, "late": late})
+    assert found.empty == ["never"]
+    assert found.data[["overlap", "mass"]].sel(selector="never").isnull().all().to_array().all()
+    assert found.assigned[2] == "" and found.computes[2] == []
+    assert found.data["overlap"].sel(loop=0, selector="late").isnull().all()
+    assert found.computes[3] == ["head 2"]  # at every loop at which it selects anything
+    assert "“never”" in found.findings()[-1].text
+    none = match_heads(patterns, {"never": never})
+    assert [finding.value for finding in none.findings()] == [""]
+    assert none.assigned == [""]
+    assert none.figures()[0].plot.data
+
+
+def test_selectors_that_coincide_are_listed_once(parts):
+    patterns, selectors = parts
+    found = match_heads(patterns, {**selectors, "before": selectors["shift"].clone()})
+    assert found.selectors == ["shift = before", "lookup"]
+    assert found.names == [["shift", "before"], ["lookup"]]
+    assert found.data["overlap"].shape == (LOOPS, 3, 2)
+
+
+def test_what_runs_once_counts_at_every_loop(parts):
+    patterns, selectors = parts
+    whole = match_heads(patterns[:1].expand_as(patterns), selectors)
+    once = match_heads([patterns[:1].expand_as(patterns)[:, :, :2], patterns[:1, :, 2:]], selectors)
+    assert once.heads == whole.heads
+    for name in once.data:
+        np.testing.assert_array_equal(once.data[name], whole.data[name])
+
+
+def test_even_attention_is_what_an_even_head_gives(parts):
+    found = match_heads(*parts)
+    np.testing.assert_allclose(found.data["mass_even"], found.data["mass"][:, 0], atol=1e-6)
+    np.testing.assert_allclose(found.data["overlap_even"], found.data["overlap"][:, 0], atol=1e-6)
+    # Query q sees q + 1 keys; the shift selects one of them for q >= 1.
+    expected = np.mean([1 / (q + 1) for q in range(1, POS)])
+    np.testing.assert_allclose(found.data["mass_even"][:, 0], expected, atol=1e-6)
+
+
+def test_even_attention_is_over_what_can_be_seen(parts):
+    patterns, selectors = parts
+    visible = torch.ones(POS, POS, dtype=torch.bool)
+    found = match_heads(patterns, selectors, visible=visible)
+    np.testing.assert_allclose(found.data["overlap_even"], 1 / POS, atol=1e-6)
+
+
+def test_the_mean_pattern_tells_content_from_position(parts):
+    found = match_heads(*parts)
+    assert (
+        found.data["mass_by_position"][:, 2, 0].values.tolist() == [1.0] * LOOPS
+    )  # the shift is a position
+    assert found.data["mass_by_position"][:, 1, 1].max() < 0.6  # the lookup is not
+    assert found.data["mass_other_input"][:, 2, 0].values.tolist() == [1.0] * LOOPS
+    assert found.data["mass_other_input"][:, 1, 1].max() < 0.7
+    for name in ("by_position", "other_input"):  # one key is selected: the two measures agree
+        mass, overlap = found.data[f"mass_{name}"], found.data[f"overlap_{name}"]
+        np.testing.assert_allclose(overlap, mass, atol=1e-6)
+
+
+def test_the_assignment_is_the_best_of_all(generator):
+    patterns = torch.rand(LOOPS, BATCH, 3, POS, POS, generator=generator).tril()
+    patterns = patterns / patterns.sum(-1, keepdim=True)
+    selectors = {
+        name: torch.rand(LOOPS, BATCH, POS, POS, generator=generator).tril() > 0.6 for name in "abc"
+    }
+    found = match_heads(patterns, selectors)
+    gain = (found.data["overlap"] - found.data["overlap_even"]).mean("loop").values
+    best = max(permutations(range(3)), key=lambda heads: gain[list(heads), range(3)].sum())
+    assert found.assigned == [f"head {h}" for h in best]
+
+
+def test_more_selectors_than_heads_leaves_some_without(parts):
+    patterns, selectors = parts
+    found = match_heads(patterns[:, :, 2:], selectors)
+    assert found.assigned == ["head 2", ""] or found.assigned == ["head 0", ""]
+
+
+def test_the_summary_names_the_heads_that_compute(parts):
+    patterns, selectors = parts
+    said = match_heads(patterns, selectors).findings()
+    assert [finding.value for finding in said] == ["2 of 2"]
+    assert "“shift” by head 2" in said[0].text
+    said = match_heads(patterns[:, :, :1], selectors).findings()
+    assert "comes nearest" in said[0].text
+
+
+def test_what_an_idle_head_looks_at_is_no_finding(parts):
+    patterns, selectors = parts
+    everything = torch.ones(LOOPS, BATCH, POS, POS, dtype=torch.bool).tril()
+    found = match_heads(patterns, {"all": everything, "shift": selectors["shift"]})
+    assert found.computes[0] == ["head 0"] and found.everything == ["all"]
+    computed, idle = found.findings()
+    assert computed.value == "1 of 1" and "“all”" not in computed.text
+    assert "“all”" in idle.text and "nothing is said" in idle.text
+
+
+def test_the_figure_shows_the_means_over_loops(parts):
+    found = match_heads(*parts)
+    (figure,) = found.figures()
+    plot: Any = figure.plot
+    panels = [trace for trace in plot.data if trace.type == "heatmap"]
+    np.testing.assert_array_equal(panels[0].z, found.data["overlap"].mean("loop"))
+    assert "shift: head 2 (exactly)" in figure.caption
+    assert figure.data is not None and len(figure.data) == LOOPS * 3 * 2
+
+
+def test_a_saved_result_is_the_same(parts, tmp_path):
+    found = match_heads(*parts)
+    read = HeadMatch.load(found.save(tmp_path))
+    assert read.computes == found.computes and read.names == found.names
+    frame = read.to_dataframe()
+    assert {"overlap", "mass", "overlap_other_input"} <= set(frame)
+    one = frame.query("loop == 1 and head == 'head 2' and selector == 'shift'")
+    assert one["overlap"].tolist() == [1.0]
+
+
+@pytest.mark.usefixtures("no_type_checks")
+def test_shapes_must_fit(parts):
+    patterns, selectors = parts
+    with pytest.raises(InputError, match="selector 'shift'"):
+        match_heads(patterns, {"shift": selectors["shift"][:2]})
+    with pytest.raises(InputError, match="at least one selector"):
+        match_heads(patterns, {})
+    with pytest.raises(InputError, match="patterns"):
+        match_heads([patterns, patterns[:2]], selectors)
+    with pytest.raises(InputError, match="two examples"):
+        match_heads([], selectors)

@@ -1,0 +1,225 @@
+"""The engine against one run at a time, written out: every model, every way to go on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loopinterp.circuits import interchange_engine
+from loopinterp.circuits.interchange_engine import InterchangeRun, answer, answers_by_loop
+from loopinterp.circuits.interchange_pairs import InterchangePairs
+from loopinterp.errors import InputError
+from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, bind, reach
+from tests.circuits.random_pairs import random_pairs
+
+D_MODEL, N_TOKENS, N_LOOPS, N_POS = 8, 6, 5, 9
+
+
+def random_model(seed: int = 0, **changes: object) -> LoopedTransformer:
+    """Untrained, with weights so large that a change is seen in the answers."""
+    config = {
+        "d_model": D_MODEL,
+        "n_heads": 2,
+        "d_vocab": N_TOKENS,
+        "d_vocab_out": 5,
+        "norm": "pre",
+        "loop_norm": True,
+        "injection": "input",
+        "init_std": 0.6,
+        **changes,
+    }
+    return LoopedTransformer(LoopedTransformerConfig(**config), seed=seed)
+
+
+def tokens(seed: int = 0) -> torch.Tensor:
+    return torch.randint(N_TOKENS, (6, N_POS), generator=torch.Generator().manual_seed(seed))
+
+
+def states(model: LoopedTransformer, row: torch.Tensor, n_loops: int) -> list[torch.Tensor]:
+    iteration = bind(model, row[None])
+    found = [iteration.h0]
+    for _ in range(n_loops):
+        found.append(iteration.step(found[-1]))
+    return found
+
+
+@torch.no_grad()
+def by_hand(
+    model: LoopedTransformer, pairs: InterchangePairs, k: int, rows: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Answers [delay, pos] of one pair, its whole sequence run loop by loop."""
+    base, source = pairs.inputs[pairs.base[k]], pairs.inputs[pairs.source[k]]
+    loop, iteration = int(pairs.loop[k]), bind(model, base[None])
+    h = states(model, base, loop)[-1].clone()
+    donor = states(model, source, int(pairs.source_loop[k]))[-1]
+    added = {}
+    for position in pairs.positions[k].tolist():
+        change = donor[0, position] - h[0, position]
+        if rows is not None:
+            change = torch.stack([float(row @ change) * row for row in rows]).sum(0)
+        added[position] = change
+    for position, change in added.items():
+        h[0, position] += change
+    read = [answer(iteration.readout(h))[0]]
+    for _ in range(pairs.n_loops - loop):
+        h = iteration.step(h)
+        read.append(answer(iteration.readout(h))[0])
+    return torch.stack(read)
+
+
+@torch.no_grad()
+def check(model: LoopedTransformer, pairs: InterchangePairs, rows: torch.Tensor | None = None):
+    """Every pair is what it is by hand, and past its end what it is at its end, undisturbed."""
+    run = InterchangeRun(model, pairs)
+    found = run.interchange(rows)
+    assert found.shape == (len(pairs), pairs.longest + 1, pairs.inputs.shape[1])
+    natural = answers_by_loop(model, pairs.inputs, pairs.n_loops)
+    for k in range(len(pairs)):
+        horizon = int(pairs.horizon[k])
+        assert torch.equal(found[k, : horizon + 1], by_hand(model, pairs, k, rows))
+        assert run.within[k].sum() == horizon + 1
+        undisturbed = natural[int(pairs.loop[k]) :, pairs.base[k]]
+        assert torch.equal(run.base[k, : horizon + 1], undisturbed)
+    assert bool((found != run.base).any())
+
+
+WINDOWED = {
+    "window of 1": {"attention_window": 1},
+    "window of 0": {"attention_window": 0},
+    "window of 2, relative bias": {
+        "attention_window": 2,
+        "positions": "relative",
+        "relative_window": 2,
+    },
+    "window of 3, two layers": {"attention_window": 3, "n_layers": 2, "positions": "rotary"},
+    "window of 1, three layers": {"attention_window": 1, "n_layers": 3, "initial_state": "zeros"},
+    "learned positions, prelude": {
+        "attention_window": 1,
+        "positions": "absolute",
+        "n_ctx": 12,
+        "n_prelude": 1,
+        "initial_state": "noise",
+    },
+    "as wide as the sequence": {"attention_window": 8},
+}
+WHOLE = {
+    "no window": {},
+    "both ways": {"causal": False},
+    "both ways, window": {"causal": False, "attention_window": 1},
+    "coda": {"attention_window": 1, "n_coda": 1},
+    "no injection": {"injection": "none", "n_layers": 2},
+    "abacus positions in queries and keys": {
+        "attention_window": 1,
+        "positions": "abacus",
+        "abacus_target": "qk",
+        "n_ctx": 20,
+        "digit_tokens": (1, 2, 3),
+    },
+}
+
+
+@pytest.mark.parametrize("sites", [1, 3])
+@pytest.mark.parametrize("name", [*WINDOWED, *WHOLE])
+def test_an_exchange_is_one_run_by_hand(name, sites):
+    model = random_model(**(WINDOWED | WHOLE)[name])
+    if name in WINDOWED:
+        assert reach(model) is not None
+    check(model, random_pairs(tokens(), n_loops=N_LOOPS, count=40, sites=sites))
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    window=st.sampled_from([None, 0, 1, 2, 5]),
+    n_layers=st.integers(1, 3),
+    causal=st.booleans(),
+    sites=st.integers(1, 4),
+    rank=st.integers(0, 3),
+)
+@settings(max_examples=25, deadline=None, derandomize=True)
+def test_an_exchange_in_any_small_model_is_one_run_by_hand(
+    seed, window, n_layers, causal, sites, rank
+):
+    model = random_model(seed, attention_window=window, n_layers=n_layers, causal=causal)
+    pairs = random_pairs(tokens(seed), n_loops=4, count=24, sites=sites, seed=seed)
+    gauss = torch.randn(D_MODEL, D_MODEL, generator=torch.Generator().manual_seed(seed))
+    check(model, pairs, torch.linalg.qr(gauss).Q[:rank] if rank else None)
+
+
+@pytest.mark.parametrize("window", [None, 1])
+def test_a_subspace_for_each_pair_is_the_same_as_one_at_a_time(window):
+    model = random_model(attention_window=window)
+    pairs = random_pairs(tokens(), n_loops=N_LOOPS, count=12, sites=2)
+    gauss = torch.randn(12, D_MODEL, 3, generator=torch.Generator().manual_seed(0))
+    rows = torch.linalg.qr(gauss).Q.mT
+    found = InterchangeRun(model, pairs).interchange(rows)
+    for k in range(12):
+        horizon = int(pairs.horizon[k])
+        assert torch.equal(found[k, : horizon + 1], by_hand(model, pairs, k, rows[k]))
+
+
+def test_the_complement_is_what_the_subspace_leaves():
+    model, rows = random_model(attention_window=1), torch.eye(D_MODEL)
+    pairs = random_pairs(tokens(), n_loops=N_LOOPS, count=30)
+    run = InterchangeRun(model, pairs)
+    assert torch.equal(run.interchange(rows[:3], complement=True), run.interchange(rows[3:]))
+    assert torch.equal(run.interchange(rows), run.interchange())
+    assert torch.equal(run.interchange(rows, complement=True), run.base)
+
+
+@pytest.mark.parametrize("changes", [{}, {"attention_window": 1}, {"attention_window": 2}])
+def test_an_input_exchanged_with_itself_changes_nothing(changes):
+    pairs = random_pairs(tokens(), n_loops=N_LOOPS, count=40, sites=2)
+    pairs = replace(pairs, source=pairs.base, source_loop=pairs.loop)
+    run = InterchangeRun(random_model(**changes), pairs)
+    assert torch.equal(run.interchange(), run.base)
+    assert not run.difference.any()
+
+
+@pytest.mark.parametrize("name", ["window of 2, relative bias", "window of 3, two layers"])
+def test_the_cone_gives_what_the_whole_sequence_gives(name, monkeypatch):
+    model = random_model(**WINDOWED[name])
+    pairs = random_pairs(tokens(), n_loops=N_LOOPS, count=300, sites=2)
+    cone = InterchangeRun(model, pairs).interchange()
+    monkeypatch.setattr(interchange_engine, "reach", lambda model: None)
+    assert torch.equal(InterchangeRun(model, pairs).interchange(), cone)
+
+
+@pytest.mark.parametrize("window", [None, 1])
+def test_inputs_and_pairs_may_go_on_a_few_at_a_time(window, monkeypatch):
+    model = random_model(attention_window=window)
+    pairs = random_pairs(tokens(), n_loops=N_LOOPS, count=50)
+    at_once = InterchangeRun(model, pairs).interchange()
+    monkeypatch.setattr(interchange_engine, "_KEPT", 2 * (N_LOOPS + 1) * N_POS * D_MODEL)
+    monkeypatch.setattr(interchange_engine, "_AT_A_TIME", 7)
+    assert torch.equal(InterchangeRun(model, pairs).interchange(), at_once)
+
+
+def test_a_random_change_has_the_norm_of_the_exchange(monkeypatch, generator):
+    run = InterchangeRun(random_model(), random_pairs(tokens(), n_loops=N_LOOPS, count=40, sites=2))
+    seen = []
+    after = run.after
+    monkeypatch.setattr(run, "after", lambda state: seen.append(state) or after(state))
+    assert not torch.equal(run.random_change(generator), run.interchange())
+    change = seen[0] - run.own
+    assert torch.allclose(change.norm(dim=-1), run.difference.norm(dim=-1), atol=1e-5)
+    assert not torch.allclose(change, run.difference)
+
+
+def test_no_pairs_have_no_answers():
+    pairs = random_pairs(tokens(), n_loops=N_LOOPS, count=4)[torch.zeros(4, dtype=torch.bool)]
+    assert InterchangeRun(random_model(), pairs).interchange().shape == (0, 1, N_POS)
+
+
+def test_rows_that_are_not_orthonormal_are_refused():
+    run = InterchangeRun(random_model(), random_pairs(tokens(), n_loops=2, count=4))
+    with pytest.raises(InputError, match="orthonormal"):
+        run.interchange(2 * torch.eye(D_MODEL)[:1])
+
+
+def test_of_logits_that_are_equal_to_rounding_the_first_class_is_the_answer():
+    logits = torch.tensor([[1.0, 1.0 + 5e-5, 0.0], [0.0, 1.0, 2.0], [0.0, 1.0, 1.0 - 5e-5]])
+    assert answer(logits).tolist() == [0, 2, 1]

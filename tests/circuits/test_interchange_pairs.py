@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loopinterp.circuits.interchange_pairs import (
+    PER_PAIR,
+    InterchangePairs,
+    Stratum,
+    draw_pairs,
+    evenly_by_class,
+)
+from tests.circuits.random_pairs import random_pairs
+
+
+@pytest.fixture
+def pairs() -> InterchangePairs:
+    tokens = torch.arange(12).view(3, 4)
+    made = random_pairs(tokens, n_loops=5, count=20, sites=2)
+    return made.sorted_by(parity=Stratum(("even", "odd"), torch.arange(20) % 2))
+
+
+@pytest.mark.parametrize(("n_inputs", "most"), [(2, 1), (2, 9), (5, 7), (5, 100), (40, 8)])
+def test_pairs_are_different_inputs_and_shared_out_evenly(n_inputs, most, generator):
+    base, source = draw_pairs(n_inputs, most, generator)
+    assert len(base) == min(most, n_inputs * (n_inputs - 1))
+    assert (base != source).all()
+    assert len({*zip(base.tolist(), source.tolist())}) == len(base)
+    counts = torch.bincount(base, minlength=n_inputs)
+    assert counts.max() - counts.min() <= 1
+
+
+@given(
+    sizes=st.lists(st.integers(0, 9), min_size=1, max_size=6),
+    most=st.integers(0, 40),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=40, deadline=None, derandomize=True)
+def test_classes_are_as_even_as_their_sizes_allow(sizes, most, seed):
+    codes = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    chosen = evenly_by_class(codes, most, torch.Generator().manual_seed(seed))
+    assert len(chosen.unique()) == len(chosen) == min(most, sum(sizes))
+    counts = torch.bincount(codes[chosen], minlength=len(sizes)).tolist()
+    fullest = max(counts)
+    for count, size in zip(counts, sizes):
+        assert count == size or count >= fullest - 1
+
+
+@pytest.mark.parametrize(
+    "rows", [[3, 1], slice(2, 9, 3), torch.tensor([5, 5]), torch.arange(20) < 4]
+)
+def test_some_of_the_pairs_keep_all_that_belongs_to_them(pairs, rows):
+    some = pairs[rows]
+    for name in PER_PAIR:
+        assert torch.equal(getattr(some, name), getattr(pairs, name)[rows])
+    assert torch.equal(some.strata["parity"].codes, (torch.arange(20) % 2)[rows])
+    assert some.inputs is pairs.inputs
+
+
+def test_a_class_of_pairs_is_found_by_its_name(pairs):
+    assert torch.equal(pairs.only("parity", "odd"), torch.arange(20) % 2 == 1)
+    more = pairs.sorted_by(all=Stratum(("all",), torch.zeros(20, dtype=torch.long)))
+    assert set(more.strata) == {"parity", "all"} and set(pairs.strata) == {"parity"}
+
+
+def test_horizons_run_from_the_exchange_to_the_end(pairs):
+    assert torch.equal(pairs.horizon, 5 - pairs.loop)
+    assert pairs.longest == 5 - int(pairs.loop.min())
+    assert pairs[torch.zeros(20, dtype=torch.bool)].longest == 0
+
+
+def test_what_is_scored_are_the_positions_asked_of_the_base(pairs):
+    for k in range(len(pairs)):
+        assert torch.equal(pairs.scored[k], pairs.asked[pairs.base[k]])

@@ -1,0 +1,223 @@
+"""What programs say to an exchange, against one run at a time and against plain Python."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loopinterp.circuits import program_counterfactuals
+from loopinterp.circuits.interchange_pairs import InterchangePairs
+from loopinterp.circuits.program_alignment import Alignment
+from loopinterp.circuits.program_counterfactuals import SILENT, Prediction, ProgramRuns
+from loopinterp.errors import InputError
+from loopinterp.rasp import UNKNOWN, get_program
+from loopinterp.tasks import IGNORE, get_task
+from tests.circuits.random_pairs import random_pairs
+
+N = 5
+PROGRAMS = [
+    "ripple",
+    "latched_chain",
+    "lookahead",
+    "parity",
+    "copy",
+    "unique_set",
+    "token_addition",
+]
+
+
+def pairs_of(name: str, *, sites: int = 1, count: int = 40, seed: int = 0) -> InterchangePairs:
+    program = get_program(name)
+    task = get_task(program.task, **program.task_settings)
+    generator = torch.Generator().manual_seed(seed)
+    inputs = task.sample(N, batch_size=8, generator=generator).inputs
+    return random_pairs(inputs, n_loops=N, count=count, sites=sites, seed=seed)
+
+
+def one_run(
+    name: str, pairs: InterchangePairs, k: int, names: tuple[str, ...] | None = None
+) -> torch.Tensor:
+    """Answers [delay, pos] of one pair, by the program's public way to go on from a state."""
+    program = get_program(name)
+    base, source = (pairs.inputs[int(r[k])][None] for r in (pairs.base, pairs.source))
+    loop, donor = int(pairs.loop[k]), int(pairs.source_loop[k])
+    state = {v: x[-1].clone() for v, x in program.run(base, n_loops=loop).variables.items()}
+    taken = program.run(source, n_loops=donor).variables
+    for variable in program.variables if names is None else names:
+        for position in pairs.positions[k].tolist():
+            state[variable][0, position] = taken[variable][donor, 0, position]
+    run = program.run(base, n_loops=pairs.n_loops, start_at_loop=loop, variables=state)
+    return run.outputs[:, 0]
+
+
+def check(name: str, pairs: InterchangePairs, names: tuple[str, ...] | None = None) -> None:
+    program = get_program(name)
+    prediction = Prediction(program, pairs, names=names)
+    for k in range(len(pairs)):
+        horizon, loop = int(pairs.horizon[k]), int(pairs.loop[k])
+        said = prediction.swapped[k, : horizon + 1]
+        assert torch.equal(said.long(), one_run(name, pairs, k, names)), (name, k)
+        natural = program.run(pairs.inputs[pairs.base[k]][None], n_loops=N).outputs[loop:, 0]
+        assert torch.equal(prediction.base[k, : horizon + 1].long(), natural)
+
+
+@pytest.mark.parametrize("sites", [1, 3])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_an_exchange_of_all_variables_is_one_run_at_a_time(name, sites):
+    check(name, pairs_of(name, sites=sites))
+
+
+@pytest.mark.parametrize("name", ["lookahead", "parity", "copy"])
+def test_an_exchange_of_one_variable_leaves_the_others(name):
+    for variable in get_program(name).variables:
+        check(name, pairs_of(name), (variable,))
+
+
+def ripple(tokens: list[int], loops: int, planted: dict[int, int]) -> list[list[int]]:
+    """The ripple, from a state of carries on: sums after 0, 1, … loops."""
+    sums = {0: (0, 0), 1: (1, 0), 2: (0, 1), 3: (1, 1)}
+    bits = [sums.get(token, (0, 0)) for token in tokens]
+    carry, read = [planted.get(p, 0) for p in range(len(tokens))], []
+    for _ in range(loops + 1):
+        read.append([(a + b + c) % 2 for (a, b), c in zip(bits, carry)])
+        carry = [0, *(int(a + b + c >= 2) for (a, b), c in zip(bits, carry))][:-1]
+    return read
+
+
+@given(seed=st.integers(0, 10_000), n=st.integers(1, 7), sites=st.integers(1, 3))
+@settings(max_examples=25, deadline=None, derandomize=True)
+def test_the_ripple_after_an_exchange_is_what_plain_python_says(seed, n, sites):
+    generator = torch.Generator().manual_seed(seed)
+    batch = get_task("addition").sample(n, batch_size=6, generator=generator)
+    pairs = random_pairs(batch.inputs, n_loops=n + 1, count=12, sites=sites, seed=seed)
+    said = Prediction(get_program("ripple"), pairs).swapped
+    asked = batch.targets != IGNORE
+
+    def carries(row: int, loop: int) -> list[int]:
+        tokens = batch.inputs[row].tolist()
+        sums, bare = (ripple(tokens, loop, {})[k] for k in (loop, 0))
+        return [s ^ b for s, b in zip(sums, bare)]
+
+    for k in range(len(pairs)):
+        base, loop = int(pairs.base[k]), int(pairs.loop[k])
+        planted, taken = (
+            carries(base, loop),
+            carries(int(pairs.source[k]), int(pairs.source_loop[k])),
+        )
+        for position in pairs.positions[k].tolist():
+            planted[position] = taken[position]
+        horizon = int(pairs.horizon[k])
+        sums = ripple(batch.inputs[base].tolist(), horizon, dict(enumerate(planted)))
+        expected = torch.tensor(sums)[:, asked[base]]
+        assert torch.equal(said[k, : horizon + 1, asked[base]].long(), expected)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_an_input_exchanged_with_itself_changes_nothing(name):
+    pairs = pairs_of(name, sites=2)
+    pairs = replace(pairs, source=pairs.base, source_loop=pairs.loop)
+    prediction = Prediction(get_program(name), pairs)
+    within = torch.arange(pairs.longest + 1) <= pairs.horizon[:, None]
+    assert torch.equal(prediction.swapped[within], prediction.base[within])
+
+
+def test_pairs_may_go_on_a_few_at_a_time(monkeypatch):
+    pairs, program = pairs_of("lookahead", sites=2, count=60), get_program("lookahead")
+    at_once = Prediction(program, pairs).swapped
+    monkeypatch.setattr(program_counterfactuals, "_AT_A_TIME", 50)
+    assert torch.equal(Prediction(program, pairs).swapped, at_once)
+
+
+@pytest.mark.parametrize("shift", [-1, 0, 1])
+@pytest.mark.parametrize("lag", [0, 1])
+def test_an_alignment_reads_the_program_at_other_loops(shift, lag):
+    """Laid a loop ahead, the program says what it says to pairs a loop later."""
+    program, pairs = get_program("ripple"), pairs_of("ripple")
+    pairs = pairs[(pairs.loop >= 1) & (pairs.source_loop >= 1)]
+    later = replace(
+        pairs,
+        n_loops=pairs.n_loops + shift,
+        loop=pairs.loop + shift,
+        source_loop=pairs.source_loop + shift,
+    )
+    laid = Prediction(program, pairs, Alignment(shift=shift, lag=lag))
+    plain = Prediction(program, later, Alignment(lag=lag))
+    assert torch.equal(laid.swapped, plain.swapped)
+    assert torch.equal(laid.base, plain.base)
+
+
+def test_answers_a_loop_late_are_those_of_the_loop_before():
+    program, pairs = get_program("ripple"), pairs_of("ripple")
+    late = Prediction(program, pairs, Alignment(lag=1))
+    plain = Prediction(program, pairs)
+    asked = late.swapped[:, 1:], plain.swapped[:, :-1]
+    within = torch.arange(asked[0].shape[1]) < pairs.horizon[:, None]
+    assert torch.equal(asked[0][within], asked[1][within])
+
+
+def test_an_offset_takes_the_variables_one_position_to_the_left():
+    program, pairs = get_program("ripple"), pairs_of("ripple")
+    pairs = pairs[pairs.positions[:, 0] >= 1]
+    moved = replace(pairs, positions=pairs.positions - 1)
+    laid = Prediction(program, pairs, Alignment(offset=1)).swapped
+    assert torch.equal(laid, Prediction(program, moved).swapped)
+
+
+def test_loops_before_the_programs_first_are_refused():
+    pairs = pairs_of("ripple")
+    with pytest.raises(InputError, match="shift: expected at least"):
+        Prediction(get_program("ripple"), pairs, Alignment(shift=-N - 1))
+
+
+def test_claims_are_the_programs_change_and_elsewhere_the_models_own_answer():
+    program, pairs = get_program("latched_chain"), pairs_of("latched_chain", count=200)
+    prediction = Prediction(program, pairs)
+    natural = torch.full_like(prediction.base, 7)
+    claims = prediction.claims(natural)
+    base, swapped = prediction.base, prediction.swapped
+    for expected, b, s in zip(*(x.flatten().tolist() for x in (claims.expected, base, swapped))):
+        assert expected == (7 if b == s else SILENT if s == UNKNOWN else s)
+    assert {SILENT, 7, 0, 1} <= set(claims.expected.unique().tolist())
+    told = (base != swapped) & (swapped != UNKNOWN)
+    assert torch.equal(claims.changes, told.any(-1))
+    answers = torch.where(claims.expected == SILENT, 3, claims.expected)
+    assert claims.agree(answers).all()
+    assert not claims.agree(answers + 1)[(claims.expected != SILENT).any(-1)].any()
+    some = torch.arange(0, 200, 7)
+    assert torch.equal(claims[some].agree(answers[some]), claims.agree(answers)[some])
+
+
+def test_two_programs_are_apart_where_both_speak_and_differ():
+    pairs = pairs_of("ripple", count=200)
+    natural = torch.full((200, pairs.longest + 1, pairs.inputs.shape[1]), 7, dtype=torch.int16)
+    first, second = (
+        Prediction(get_program(name), pairs).claims(natural) for name in ("ripple", "latched_chain")
+    )
+    speak = (first.expected != SILENT) & (second.expected != SILENT)
+    expected = (speak & (first.expected != second.expected)).any(-1)
+    assert torch.equal(first.apart(second), expected)
+    assert torch.equal(second.apart(first), expected)
+    assert expected.any() and not first.apart(first).any()
+
+
+def test_runs_say_the_same_whichever_positions_and_loops_go_on_together():
+    runs = ProgramRuns(get_program("parity"), pairs_of("parity").inputs, n_loops=N)
+    pairs = pairs_of("parity")
+
+    def after(rows: slice) -> torch.Tensor:
+        part = pairs[rows]
+        return runs.after(
+            ["parity"],
+            base=part.base,
+            source=part.source,
+            positions=part.positions,
+            loop=part.loop,
+            source_loop=part.source_loop,
+            steps=2,
+        )
+
+    assert torch.equal(torch.cat([after(slice(0, 13)), after(slice(13, None))]), after(slice(None)))

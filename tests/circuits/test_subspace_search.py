@@ -1,0 +1,117 @@
+"""Subspaces that carry an interchange, on models of which it is known where the variable is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from loopinterp.circuits import InterchangeRun, SpreadPairs, learn_subspace, search_subspaces
+from loopinterp.errors import InputError
+from loopinterp.rasp import compile_program, get_program, rotate
+from loopinterp.saved_results import load_result
+from loopinterp.tasks import Addition
+
+N = 8
+
+
+@pytest.fixture(scope="module")
+def ripple():
+    return rotate(compile_program("ripple", max_length=N + 1), seed=1)
+
+
+@pytest.fixture(scope="module")
+def batch():
+    generator = torch.Generator().manual_seed(0)
+    return Addition().sample(N, batch_size=128, generator=generator)
+
+
+@pytest.fixture(scope="module")
+def result(ripple, batch):
+    given = {"circuit": ripple.circuit.subspace("carry")}
+    return search_subspaces(
+        ripple.model,
+        batch,
+        "ripple",
+        ranks=(1, 2),
+        given=given,
+        steps=20,
+        pairs=SpreadPairs(pairs=200, same_value=0),
+    )
+
+
+def carried(result, name):
+    return result.data["carried"].sel(subspace=name, estimate="value").dropna("delay")
+
+
+def test_the_circuits_own_subspace_carries_everything_and_leaves_nothing(result, ripple):
+    rank = len(ripple.circuit.subspace("carry"))
+    name = f"circuit, {rank}"
+    assert float(carried(result, name).min()) == 1
+    rest = result.data["complement"].sel(subspace=name, estimate="value").dropna("delay")
+    assert float(rest.max()) == 0
+    assert result.smallest["circuit"] == rank
+    right = result.data["iia"].sel(subspace=name, estimate="value").dropna("delay")
+    assert float(right.min()) == 1
+
+
+def test_one_learned_direction_carries_a_carry(result):
+    """A bit kept as two opposite directions moves along one: their difference."""
+    assert result.smallest["learned"] == 1
+    assert result.smallest["principal directions"] == 1
+
+
+def test_the_learned_direction_is_the_circuits(ripple, batch):
+    generator = torch.Generator().manual_seed(0)
+    pairs = SpreadPairs(pairs=200, same_value=0)(
+        ripple.model, [get_program("ripple")], batch, generator
+    )
+    rows = learn_subspace(InterchangeRun(ripple.model, pairs), 1, steps=20)
+    known = ripple.circuit.subspace("carry").to(rows)
+    assert float((rows @ known.mT).norm()) > 0.99
+
+
+def test_one_of_two_variables_is_found_by_following_the_program(batch):
+    """The age of a held carry moves nothing at once; learning for the carry must leave it."""
+    compiled = rotate(compile_program("carry_save", max_length=N + 1), seed=2)
+    names = compiled.program.variables
+    result = search_subspaces(
+        compiled.model,
+        batch,
+        "carry_save",
+        variables=names[:1],
+        methods=("learned",),
+        ranks=(1,),
+        given={"circuit": compiled.circuit.subspace(names[0])},
+        steps=60,
+        pairs=SpreadPairs(pairs=200, same_value=0),
+    )
+    iia = result.data["iia"].sel(estimate="value", delay="0")
+    circuit = next(str(s) for s in iia.subspace.values if str(s).startswith("circuit"))
+    assert float(iia.sel(subspace=circuit)) == 1
+    assert float(iia.sel(subspace="learned, 1")) > 0.9
+
+
+def test_it_is_scored_on_inputs_it_was_not_fitted_on(result):
+    assert result.fitted_on > 0 < result.scored_on
+    assert int(result.data["active"].sel(delay="0")) > 50
+
+
+def test_it_is_said_and_drawn_from_the_saved_result(result, tmp_path):
+    again = load_result(result.save(tmp_path))
+    assert again.findings()[0].value.startswith("1 of ")
+    (figure,) = again.figures()
+    assert figure.plot.data and len(figure.control) > 40
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"methods": ("guess",)}, "method"),
+        ({"variables": ["sum"]}, "variable of program ripple"),
+        ({"ranks": (0,)}, "rank"),
+        ({"ranks": (10_000,)}, "below d_model"),
+    ],
+)
+def test_wrong_arguments_are_named(ripple, batch, change, says):
+    with pytest.raises(InputError, match=says):
+        search_subspaces(ripple.model, batch, "ripple", **change)

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from loopinterp.errors import InputError
+from loopinterp.lenses import AttentionResult, attention_study
+from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
+
+
+def model(**changes: object) -> LoopedTransformer:
+    settings: dict[str, object] = {"d_model": 16, "n_heads": 2, "d_vocab": 5, "d_vocab_out": 2}
+    return LoopedTransformer(LoopedTransformerConfig(**(settings | changes)), seed=0)  # pyright: ignore
+
+
+def tokens(n_examples: int = 3, n_pos: int = 6) -> torch.Tensor:
+    return torch.randint(0, 5, (n_examples, n_pos), generator=torch.Generator().manual_seed(0))
+
+
+def test_patterns_are_those_of_the_cache() -> None:
+    looped = model(n_layers=2)
+    result = attention_study(looped, tokens(), n_loops=3, example=1)
+    _, cache = looped.run_with_cache(tokens(), n_loops=3)
+    for loop in range(3):
+        for layer in range(2):
+            pattern = cache[f"loops.{loop}.blocks.{layer}.attn.hook_pattern"][1]
+            np.testing.assert_allclose(
+                result.data["patterns"].sel(loop=loop, layer=layer), pattern.detach(), atol=1e-7
+            )
+
+
+def test_mass_by_distance_is_the_mean_along_diagonals() -> None:
+    looped = model()
+    result = attention_study(looped, tokens(), n_loops=2, max_distance=2)
+    _, cache = looped.run_with_cache(tokens(), n_loops=2)
+    pattern = cache.stack("attn.hook_pattern").detach()[1, :, 0]
+    assert result.data["distance"].values.tolist() == [0, 1, 2]
+    for distance in range(3):
+        cells = [float(p[q, q - distance]) for p in pattern for q in range(distance, 6)]
+        found = result.data["mass"].sel(loop=1, layer=0, head=0, distance=distance)
+        assert float(found.sel(estimate="value")) == pytest.approx(np.mean(cells))
+
+
+def test_a_model_that_attends_evenly_equals_its_control() -> None:
+    looped = model(causal=False)
+    for parameter in looped.parameters():
+        torch.nn.init.zeros_(parameter)
+    result = attention_study(looped, tokens(), n_loops=2, max_distance=5)
+    assert result.data["distance"].values.tolist() == list(range(-5, 6))
+    np.testing.assert_allclose(result.data["mass"] - result.data["mass_even"], 0, atol=1e-7)
+    np.testing.assert_allclose(result.data["mass"], 1 / 6, rtol=1e-6)
+    np.testing.assert_allclose(result.data["entropy"], math.log2(6))
+    assert result.findings()[0].value == "no preference"
+    assert result.entropy_even == pytest.approx(math.log2(6))
+
+
+def test_distances_outside_the_window_are_left_out() -> None:
+    looped = model(attention_window=1, positions="relative", relative_window=1)
+    result = attention_study(looped, tokens(), n_loops=2)
+    assert result.data["distance"].values.tolist() == [0, 1]
+    # The first of six positions sees itself alone, the others see two.
+    np.testing.assert_allclose(result.data["mass_even"], [(1 + 5 / 2) / 6, 1 / 2])
+
+
+def test_one_example_has_no_interval_but_its_mean() -> None:
+    result = attention_study(model(), tokens(1), n_loops=2)
+    mass = result.data["mass"]
+    np.testing.assert_allclose(mass.sel(estimate="low"), mass.sel(estimate="value"))
+
+
+def test_the_strongest_preference_is_found() -> None:
+    result = attention_study(model(n_layers=2), tokens(), n_loops=2)
+    data = result.data.copy(deep=True)
+    data["mass"].loc[{"layer": 1, "head": 0, "distance": 2}] = 0.99
+    changed = dataclasses.replace(result, data=data)
+    assert changed.strongest() == {"layer": 1, "head": 0, "distance": 2}
+    text = changed.findings()[0].text
+    assert text.startswith("Layer 1, head 0") and "99% of its attention" in text
+    assert "2 positions to the left" in text
+
+
+def test_the_result_comes_back_from_disk_and_draws_itself(tmp_path: Path) -> None:
+    result = attention_study(model(), tokens(), n_loops=3, labels=list("abcdef"))
+    back = AttentionResult.load(result.save(tmp_path))
+    assert back.data.identical(result.data)
+    figures = back.figures()
+    assert [f.section for f in figures] == ["attention", "attention"]
+    assert all(f.caption and f.control and f.data is not None for f in figures)
+    assert [frame.name for frame in figures[0].plot.frames] == ["0", "1", "2"]
+    assert "spread evenly" in back.findings()[0].text
+
+
+def test_bad_arguments_are_explained() -> None:
+    with pytest.raises(InputError, match=r"example: expected an integer in 0\.\.2"):
+        attention_study(model(), tokens(), n_loops=2, example=3)
+    with pytest.raises(InputError, match="6 labels"):
+        attention_study(model(), tokens(), n_loops=2, labels=["a"])

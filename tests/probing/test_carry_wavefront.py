@@ -1,0 +1,203 @@
+"""The carry study on models whose front is known exactly."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from loopinterp.errors import InputError
+from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
+from loopinterp.probing import CarryStudyResult, LogisticProbe, carry_study
+from loopinterp.saved_results import load_result
+from loopinterp.tasks.addition import Addition
+from loopinterp.tasks.parity import Parity
+from tests.probing.toys import CarryToy
+
+SIZES = {"n": 16, "max_chain": 8, "n_short": 8, "n_train": 16, "n_test": 16}
+
+
+def study_of(model: CarryToy, **options: object) -> CarryStudyResult:
+    return carry_study(
+        model,
+        Addition(),
+        random_model=CarryToy(frozen=True),
+        **{**SIZES, **options},  # type: ignore[arg-type]
+    )
+
+
+@pytest.fixture(scope="module")
+def ripple() -> CarryStudyResult:
+    return study_of(CarryToy())
+
+
+def arrived(result: CarryStudyResult, reach: int = 1) -> np.ndarray:
+    grid = result.data["accuracy"]
+    return (grid["chain_length"] <= reach * grid["loop"]).transpose(*grid.dims).values
+
+
+@pytest.mark.parametrize("scores", ["accuracy", "shared_probe", "last_loop_probe", "short_to_long"])
+def test_every_probe_sees_exactly_the_carries_that_have_arrived(
+    ripple: CarryStudyResult, scores: str
+) -> None:
+    expected = np.where(arrived(ripple), 1.0, 0.5)
+    np.testing.assert_array_equal(ripple.data[scores], expected)
+
+
+def test_the_front_moves_one_position_a_loop(ripple: CarryStudyResult) -> None:
+    np.testing.assert_array_equal(ripple.first_loop, ripple.data["chain_length"])
+    assert ripple.speed == pytest.approx(1.0)
+    assert (ripple.resolved, ripple.unresolved) == (1.0, 0.5)
+    (finding,) = ripple.findings()
+    assert finding.good and "1.00 positions" in finding.value
+
+
+def test_a_front_of_two_positions_a_loop_is_told_apart() -> None:
+    result = study_of(CarryToy(reach=2))
+    np.testing.assert_array_equal(result.data["accuracy"] == 1.0, arrived(result, reach=2))
+    np.testing.assert_array_equal(result.first_loop, [1, 1, 2, 2, 3, 3, 4, 4])
+    assert result.speed == pytest.approx(2.0, rel=0.1)
+    assert (result.resolved, result.unresolved) == (1.0, 0.5)
+
+
+def test_the_half_that_cannot_fail_is_labelled_as_that(ripple: CarryStudyResult) -> None:
+    for reach in (1, 2):
+        result = study_of(CarryToy(reach=reach))
+        assert result.reach == reach
+        np.testing.assert_array_equal(result.data["in_reach"], arrived(result, reach))
+        (finding,) = result.findings()
+        assert "as soon as it can arrive" in finding.text
+        assert "light cone" in finding.text and "is not a finding" in finding.text
+
+
+def test_a_model_that_could_see_further_is_judged_by_where_it_does_not_read() -> None:
+    unbounded = CarryToy()
+    unbounded.reach = None  # type: ignore[assignment]
+    # Its step reads one position a loop all the same: now that is a finding.
+    unbounded.step = CarryToy().step  # type: ignore[method-assign]
+    result = study_of(unbounded)
+    assert result.reach is None and result.data["in_reach"].all()
+    (finding,) = result.findings()
+    assert finding.good and "light cone" not in finding.text and "0.50 at best" in finding.text
+
+
+def test_a_late_carry_is_not_said_to_be_read_as_soon_as_it_can_arrive() -> None:
+    late = dataclasses.replace(study_of(CarryToy()), reach=2)
+    (finding,) = late.findings()
+    assert not finding.good and "as soon as" not in finding.text
+    assert "travels 1.00 positions" in finding.text and "accuracy of 0.50 at worst" in finding.text
+
+
+def test_a_prelude_moves_the_light_cone() -> None:
+    config = LoopedTransformerConfig(
+        d_model=8,
+        n_heads=2,
+        d_vocab=6,
+        d_vocab_out=2,
+        n_prelude=2,
+        attention_window=1,
+        positions="relative",
+        relative_window=1,
+    )
+    result = carry_study(
+        LoopedTransformer(config),
+        Addition(),
+        loops=range(4),
+        **SIZES,  # type: ignore[arg-type]
+    )
+    assert (result.reach, result.reach_before) == (1, 2)
+    beyond = ~result.data["in_reach"]
+    assert bool(beyond.any()) and bool((beyond == (result.ahead > 0)).all())
+    read, random = (result.data[name].values for name in ("accuracy", "random_model"))
+    assert abs(read[beyond.values] - 0.5).max() < 0.15
+    assert not np.array_equal(read, random)  # the control is the model with shuffled weights
+
+
+def test_controls_stay_at_chance(ripple: CarryStudyResult) -> None:
+    data = ripple.data
+    np.testing.assert_array_equal(data["majority"], 0.5)
+    np.testing.assert_array_equal(data["random_model"], 0.5)
+    assert abs(data["embedding"] - 0.5).max() < 0.3
+    # Two features of state cannot hold random labels of dozens of contexts.
+    assert data["control_task"].mean() < 0.7
+    assert ripple.selectivity.equals(data["accuracy"] - data["control_task"])
+
+
+def test_a_model_that_never_moves_has_no_wavefront() -> None:
+    result = study_of(CarryToy(frozen=True))
+    assert np.isnan(result.first_loop).all()
+    assert np.isnan(result.speed)
+    assert result.findings()[0].value == "no wavefront"
+
+
+def test_a_position_or_two_make_no_wavefront(ripple: CarryStudyResult) -> None:
+    """What a model with random weights passes on must not be reported as a speed."""
+    accuracy = ripple.data["accuracy"]
+    few = accuracy.where(accuracy["chain_length"] <= 3, 0.5)
+    result = dataclasses.replace(ripple, data=ripple.data.assign(accuracy=few))
+    assert np.isfinite(result.first_loop).sum() == 3
+    assert np.isnan(result.speed)
+    assert "3 of 8 chain lengths" in result.findings()[0].text
+
+
+def test_code_length_falls_as_the_front_advances(ripple: CarryStudyResult) -> None:
+    bits = ripple.data["code_length"].values
+    assert bits[0] == pytest.approx(1.0, abs=0.02)
+    assert (np.diff(bits[:9]) < 0).all()
+    unseen = 1 - np.arange(9) / 8
+    assert (bits[:9] > unseen - 0.02).all()
+    assert bits[8] < 0.25
+    np.testing.assert_allclose(ripple.data["code_length_random_model"], 1.0, atol=0.02)
+
+
+def test_own_bits_are_in_the_embedding_and_carries_are_not(ripple: CarryStudyResult) -> None:
+    pooled = ripple.data["variable_embedding"].mean("chain_length").to_series()
+    assert min(pooled["generate"], pooled["propagate"]) > 0.9
+    assert abs(pooled["carry in"] - 0.5) < 0.1
+
+
+def test_the_same_seed_gives_the_same_result() -> None:
+    first, second = (study_of(CarryToy(), seed=5) for _ in range(2))
+    assert first.data.identical(second.data)
+
+
+def test_other_probes_and_loops_can_be_chosen() -> None:
+    result = study_of(CarryToy(), probe=LogisticProbe(), loops=[2, 5], max_chain=5)
+    accuracy = result.data["accuracy"]
+    assert accuracy.shape == (2, 5)
+    np.testing.assert_array_equal(accuracy == 1.0, arrived(result))
+    assert "LogisticProbe" in result.provenance.config["probe"]
+
+
+def test_a_result_comes_back_from_disk(ripple: CarryStudyResult, tmp_path) -> None:
+    again = load_result(ripple.save(tmp_path))
+    assert isinstance(again, CarryStudyResult)
+    assert again.data.identical(ripple.data) and again.findings() == ripple.findings()
+
+
+@pytest.mark.usefixtures("no_type_checks")
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"task": Parity()}, "the addition task"),
+        ({"max_chain": 15}, r"1\.\.14"),
+        ({"n_train": 0}, "n_pairs"),
+        ({"loops": []}, "loops"),
+        ({"loops": [3, 2]}, "increasing"),
+        ({"n_short": 3}, "n_short"),
+    ],
+)
+def test_bad_arguments_are_named(options: dict, said: str) -> None:
+    arguments = {"task": Addition(), **SIZES, **options}
+    with pytest.raises(InputError, match=said):
+        carry_study(CarryToy(), **arguments)
+
+
+def test_gradients_are_not_kept_and_the_model_is_unchanged() -> None:
+    model = CarryToy()
+    before = model.rotation.detach().clone()
+    study_of(model)
+    assert torch.equal(model.rotation, before)
+    assert model.rotation.grad is None

@@ -1,0 +1,82 @@
+"""Figures of probing say how to read them, show their controls and link their data."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from loopinterp.probing import CarryStudyResult, carry_study
+from loopinterp.results import Figure
+from loopinterp.tasks.addition import Addition
+from tests.probing.toys import CarryToy
+
+
+def plot_of(figure: Figure) -> Any:
+    """The plot, whose traces have attributes that its types do not know."""
+    return figure.plot
+
+
+@pytest.fixture(scope="module")
+def result() -> CarryStudyResult:
+    return carry_study(CarryToy(), Addition(), n=14, max_chain=6, n_short=8, n_train=16, n_test=16)
+
+
+@pytest.fixture(scope="module")
+def figures(result: CarryStudyResult) -> list[Figure]:
+    return result.figures()
+
+
+def test_each_figure_is_complete(figures: list[Figure]) -> None:
+    assert len({f.title for f in figures}) == len(figures) == 5
+    for figure in figures:
+        assert figure.section == "wavefront"
+        assert len(figure.caption) > 40 and len(figure.control) > 20
+        assert figure.data is not None and len(figure.data)
+        json.loads(plot_of(figure).to_json())
+        names = [t.name for t in plot_of(figure).data if t.name]
+        assert all(len(name) <= 24 for name in names)
+
+
+def test_the_heat_map_shows_the_wavefront_and_its_controls(
+    result: CarryStudyResult, figures: list[Figure]
+) -> None:
+    maps = [t for t in plot_of(figures[0]).data if t.type == "heatmap"]
+    assert len(maps) == 4
+    for trace, name in zip(maps, ("accuracy", "shared_probe", "random_model", "control_task")):
+        values = result.data[name]
+        np.testing.assert_array_equal(np.asarray(trace.z), values.T)
+        assert list(trace.x) == values["loop"].values.tolist()
+        assert list(trace.y) == values["chain_length"].values.tolist()
+    front = next(t for t in plot_of(figures[0]).data if t.type == "scatter")
+    chains = result.data["chain_length"].values.tolist()
+    assert list(front.x) == list(front.y) == chains
+    assert front.name == "edge of the light cone"
+    assert "show nothing" in figures[0].caption and figures[0].data is not None
+    assert "in_reach" in figures[0].data
+    assert "cannot fail" in figures[1].caption
+
+
+def test_the_cut_through_the_front_has_every_control(figures: list[Figure]) -> None:
+    lines = {t.name: t for t in plot_of(figures[1]).data if t.type == "scatter" and t.line.width}
+    grey = {name for name, t in lines.items() if t.line.dash != "solid"}
+    assert grey == {"random weights", "random labels", "embedding alone", "majority class"}
+    probe = dict(zip(lines["trained model"].x, lines["trained model"].y))
+    assert probe[0] == 1.0 and probe[1] == 0.5
+
+
+def test_the_first_loops_lie_on_the_line(figures: list[Figure]) -> None:
+    data = figures[2].data
+    assert data is not None
+    assert (data["carry in"] == data["chain_length"]).all()
+
+
+def test_a_model_without_a_front_can_be_drawn_too() -> None:
+    frozen = CarryToy(frozen=True)
+    result = carry_study(
+        frozen, Addition(), n=8, max_chain=4, n_short=6, n_train=8, n_test=8, random_model=frozen
+    )
+    for figure in result.figures():
+        json.loads(plot_of(figure).to_json())

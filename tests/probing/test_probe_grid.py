@@ -1,0 +1,135 @@
+"""Grids of probes on hooked models: against single fits, with targets known to be there."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from loopinterp.errors import InputError
+from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
+from loopinterp.probing import LogisticProbe, ProbeResult, RidgeProbe, probe_study
+from loopinterp.saved_results import load_result
+from loopinterp.tasks.addition import Addition
+from loopinterp.tasks.task import IGNORE
+
+N_LOOPS = 3
+TASK = Addition()
+MODEL = LoopedTransformer(
+    LoopedTransformerConfig(
+        d_model=16, n_heads=2, d_vocab=6, d_vocab_out=2, n_layers=2, injection="input"
+    )
+)
+BATCH = TASK.sample(6, batch_size=120, generator=torch.Generator().manual_seed(0))
+REAL = BATCH.targets != IGNORE
+
+
+def masked(values: torch.Tensor) -> torch.Tensor:
+    return torch.where(REAL, values.long(), IGNORE)
+
+
+TARGETS = {
+    "digit": masked(TASK.generate(BATCH).long() + 2 * TASK.propagate(BATCH).long()),
+    "carry": masked(TASK.carry_in(BATCH)),
+}
+TRAIN = torch.arange(120) < 70
+SITES = ("hook_state_post", "attn.hook_z")
+
+
+@pytest.fixture(scope="module")
+def result() -> ProbeResult:
+    later = {f"bit {i}": REAL & (torch.arange(7) == i + 1) for i in (2, 4)}
+    groups = {"all": REAL, **later}
+    return probe_study(
+        MODEL, BATCH.inputs, TARGETS, n_loops=N_LOOPS, sites=SITES, groups=groups, train=TRAIN
+    )
+
+
+def test_each_cell_is_the_fit_of_a_single_probe(result: ProbeResult) -> None:
+    _, cache = MODEL.run_with_cache(BATCH.inputs, n_loops=N_LOOPS)
+    accuracy, counts = result.data["accuracy"], result.data[["n_train", "n_test"]]
+    assert accuracy.shape == (N_LOOPS, 2, 3, 2)
+    for site in SITES:
+        x = cache.stack(site).flatten(3).detach()
+        for g, places in enumerate([REAL, *(torch.arange(7) == i + 1 for i in (2, 4))]):
+            fit, held = (places & half[:, None] & REAL for half in (TRAIN, ~TRAIN))
+            n = counts.isel(group=g)
+            assert (n["n_train"], n["n_test"]) == (int(fit.sum()), int(held.sum()))
+            for target, y in TARGETS.items():
+                for loop in range(N_LOOPS):
+                    one = RidgeProbe().fit(x[loop][fit], y[fit])
+                    expected = one.score(x[loop][held], y[held])
+                    cell = accuracy.sel(loop=loop, site=site, target=target).isel(group=g)
+                    assert float(cell) == pytest.approx(expected, abs=0.02)
+
+
+def test_controls_come_with_it(result: ProbeResult) -> None:
+    for name in ("control_task", "random_model"):
+        values = result.data[name]
+        assert ((values >= 0) & (values <= 1)).all()
+    everywhere = result.data.sel(group="all")
+    # The position's own bits are in the embedding; what the others did is not.
+    assert (everywhere["embedding"].sel(target="digit") == 1.0).all()
+    held = TARGETS["carry"][~TRAIN][REAL[~TRAIN]]
+    most = TARGETS["carry"][TRAIN][REAL[TRAIN]].mode().values
+    majority = everywhere["majority"].sel(target="carry")
+    np.testing.assert_allclose(majority, float((held == most).double().mean()))
+    assert "code_length" not in result.data
+    expected = result.data["accuracy"] - result.data["control_task"]
+    assert result.selectivity.equals(expected)
+    assert result.chance.dims == result.data["accuracy"].dims
+    rivals = [result.data[name] for name in ("random_model", "embedding", "majority")]
+    assert all((result.chance >= rival).all() for rival in rivals)
+    assert any((result.chance == rival).any() for rival in rivals)
+    assert "'carry' gains most" in result.findings()[0].text
+
+
+def test_targets_may_differ_from_loop_to_loop_and_have_gaps() -> None:
+    a, b = TASK.operands(BATCH)
+    by_loop = torch.stack([masked(a), masked(b), torch.where(a == b, IGNORE, masked(a))])
+    result = probe_study(
+        MODEL, BATCH.inputs, {"bit": by_loop, "carry": TARGETS["carry"]}, n_loops=N_LOOPS
+    )
+    bit = result.data.sel(target="bit", group="all")
+    np.testing.assert_array_equal(bit["accuracy"], 1.0)
+    assert bit["majority"].sel(loop=2) != bit["majority"].sel(loop=0)
+
+
+def test_code_lengths_on_demand() -> None:
+    result = probe_study(
+        MODEL,
+        BATCH.inputs,
+        TARGETS,
+        n_loops=2,
+        groups={"all": REAL},
+        probe=LogisticProbe(),
+        code_lengths=True,
+    )
+    lengths = result.data["code_length"].mean(["loop", "site", "group"])
+    digit, carry = (float(lengths.sel(target=t)) for t in ("digit", "carry"))
+    # A bit of two classes costs no more than 1 bit; the carry is harder than the own digit.
+    assert 0.05 < digit / np.log2(3) < carry <= 1.1
+
+
+def test_it_comes_back_from_disk(result: ProbeResult, tmp_path) -> None:
+    again = load_result(result.save(tmp_path))
+    assert isinstance(again, ProbeResult)
+    assert again.data.identical(result.data)
+    assert len(again.to_dataframe()) == result.data["accuracy"].size
+
+
+@pytest.mark.usefixtures("no_type_checks")
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"targets": {}}, "at least one"),
+        ({"targets": {"x": torch.zeros(3, 3)}}, r"\[120, 7\]"),
+        ({"groups": {"none": torch.zeros(120, 7, dtype=torch.bool)}}, "'none'"),
+        ({"sites": ["attn.hook_zzz"]}, "hook_z"),
+        ({"random_model": None, "n_loops": 0}, "loop"),
+    ],
+)
+def test_bad_arguments_are_named(options: dict, said: str) -> None:
+    arguments = {"targets": TARGETS, "n_loops": N_LOOPS, **options}
+    with pytest.raises(InputError, match=said):
+        probe_study(MODEL, BATCH.inputs, **arguments)

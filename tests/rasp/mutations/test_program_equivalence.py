@@ -1,0 +1,133 @@
+"""Equivalence of programs: against plain Python, and programs that are laid over themselves."""
+
+from __future__ import annotations
+
+import pytest
+
+from loopinterp.errors import InputError
+from loopinterp.rasp import Linear, LoopProgram, full, get_program, list_programs, shift_right, var
+from loopinterp.rasp.mutations import equivalence
+from loopinterp.rasp.mutations.of_storage import negated
+from loopinterp.rasp.mutations.program_equivalence import (
+    EXAMPLES,
+    INTERVENTIONS,
+    LAID,
+    SCREENED,
+    Laid,
+    answering_late,
+    told_apart,
+)
+from loopinterp.rasp.mutations.rewriting import after_a_step, at_the_start, changed
+from loopinterp.rasp.mutations.task_inputs import inputs_of
+from loopinterp.rasp.programs.addition import INPUTS, generate, propagate
+from loopinterp.tasks import Addition
+from tests.rasp.planted_carries import HOLDS, simulated
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+RIPPLE = get_program("ripple")
+
+
+@pytest.mark.parametrize("name", list_programs())
+def test_every_program_is_itself(name):
+    program = get_program(name)
+    found = told_apart(program, program, Laid(), lengths=(3,), interventions=SCREENED)
+    assert found.equivalent
+    assert found.interventions["changes"].any() or name == "unique_set"
+
+
+@pytest.mark.parametrize(
+    "name", ["ripple_held_2", "ripple_held_by_token", "ripple_held_until_kill", "sticky_ripple"]
+)
+def test_what_tells_a_held_ripple_from_the_plain_one_is_what_plain_python_says(name):
+    n, n_loops = 4, 3
+    found = told_apart(get_program("ripple"), get_program(name), Laid(), lengths=(n,))
+    assert found.natural_share == 0
+    inputs = inputs_of(Addition(), (n,), EXAMPLES, seed=0).inputs.tolist()
+    natural = [simulated("ripple", x, n_loops=n_loops) for x in inputs]
+    columns = ("base", "source", "position", "loop", "changes", "differ")
+    rows = list(zip(*(found.interventions[column].tolist() for column in columns)))
+    assert len(rows) == min(INTERVENTIONS, len(inputs) * n * (n_loops + 1))
+    for base, source, position, loop, changes, differ in rows:
+        x = inputs[base]
+        assert x[position] == inputs[source][position]
+        value = natural[source][loop][position]
+        plain, held = (
+            taken(rule, x, natural[base][loop], value, position, loop) for rule in ("ripple", name)
+        )
+        assert differ == (plain != held)
+        assert changes == (plain != natural[base][loop:] or held != natural[base][loop:])
+    assert 0 < sum(row[-1] for row in rows) < sum(row[-2] for row in rows)
+
+
+def taken(name, tokens, carries, value, position, loop, n_loops=3):
+    """The carries from a loop on, with one value of another run, in plain Python."""
+    carry = list(carries)
+    carry[position] = value
+    since = [0] * len(tokens)
+    history = [list(carry)]
+    for _ in range(n_loops - loop):
+        out = [int(t == 3 or (t in (1, 2) and c)) for t, c in zip(tokens, carry)]
+        for i in range(1, len(tokens)):
+            since[i] = 0 if out[i - 1] else since[i] + 1
+            hold = HOLDS[name](tokens[i], tokens[i - 1])
+            carry[i] = int(out[i - 1] or (carry[i] and since[i] < hold))
+        history.append(list(carry))
+    return history
+
+
+def carries_out():
+    """The ripple, with the carry OUT of each position as its variable."""
+    carry = var("carry")
+    return LoopProgram(
+        name="carries_out",
+        task="addition",
+        inputs=INPUTS,
+        prepare={"carry": full(0)},
+        step={"carry": generate | (propagate & shift_right(carry))},
+        finish=propagate ^ shift_right(carry),
+        n_loops=Linear(offset=-1),
+    )
+
+
+def test_a_program_is_found_a_loop_ahead_a_position_to_the_left_or_with_late_answers():
+    ahead = changed(
+        RIPPLE, "ahead", doc="", prepare={"carry": at_the_start(RIPPLE.step["carry"], RIPPLE)}
+    )
+    assert after_a_step(var("carry"), RIPPLE) == RIPPLE.step["carry"]
+    for other, laid in (
+        (ahead, Laid(shift=1)),
+        (carries_out(), Laid(offset=-1)),
+        (answering_late(RIPPLE, 1), Laid(lag=1)),
+    ):
+        assert not told_apart(RIPPLE, other, Laid()).equivalent
+        if laid in LAID:
+            found = equivalence(RIPPLE, other)
+            assert found.equivalent
+            assert found.laid == laid
+    assert equivalence(carries_out(), RIPPLE).laid == Laid(offset=1)
+
+
+def test_a_negated_carry_is_equivalent_and_a_held_one_is_not_for_every_seed():
+    for seed in range(3):
+        assert equivalence(RIPPLE, negated(RIPPLE, "carry"), seed=seed).equivalent
+        assert not equivalence(RIPPLE, "ripple_held_2", seed=seed).equivalent
+
+
+def test_an_undecided_answer_at_the_end_is_no_equivalence():
+    # With answers a loop late, one shot has decided nothing after its only loop.
+    assert not told_apart(get_program("one_shot"), get_program("one_shot"), Laid(lag=1)).equivalent
+
+
+def test_shares_are_by_stratum_and_unknown_ones_are_refused():
+    found = equivalence("ripple", "sticky_ripple", lengths=(4,))
+    by_loop = found.share_by("loop")
+    assert by_loop["n"].sum() <= found.n_interventions
+    assert by_loop["share"].is_monotonic_decreasing
+    assert (by_loop["share"] * by_loop["n"]).sum() / by_loop["n"].sum() == pytest.approx(
+        found.share
+    )
+    with pytest.raises(InputError, match="stratum"):
+        found.share_by("colour")
+    with pytest.raises(InputError, match="a program of addition"):
+        equivalence("ripple", "parity")

@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+import dataclasses
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from loopinterp.errors import InputError
+from loopinterp.report import RunRecord, read_run, render_report, write_report
+from loopinterp.report.section_contents import section_views
+from loopinterp.report.sections import SECTIONS
+from loopinterp.results import Finding, figures_of, findings_of
+from tests.report import synthetic
+
+
+class Reader(HTMLParser):
+    """Tags, anchors and links of a page, and its words outside scripts."""
+
+    void = frozenset({"meta", "link", "input", "br", "path", "circle"})
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.anchors: list[str] = []
+        self.links: list[str] = []
+        self.words: list[str] = []
+        self.feed(page)
+        assert self.open == [], "tags left open"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in self.void:
+            self.open.append(tag)
+        for name, value in attrs:
+            if name == "id" and value:
+                self.anchors.append(value)
+            if name in ("href", "src") and value:
+                self.links.append(value)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        pass
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.void:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] not in ("script", "style"):
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        """All words, with plain single spaces between them."""
+        return " ".join(" ".join(self.words).split())
+
+
+@pytest.fixture(scope="module")
+def record(synthetic_run: Path) -> RunRecord:
+    return read_run(synthetic_run)
+
+
+@pytest.fixture(scope="module")
+def page(record: RunRecord) -> str:
+    return render_report(record)
+
+
+def test_the_page_is_well_formed_and_its_links_lead_somewhere(page: str) -> None:
+    reader = Reader(page)
+    assert len(reader.anchors) == len(set(reader.anchors))
+    inner = {link[1:] for link in reader.links if link.startswith("#")}
+    assert inner <= set(reader.anchors)
+
+
+def test_the_page_needs_nothing_from_outside(page: str) -> None:
+    reader = Reader(page)
+    assert {link.partition(":")[0] for link in reader.links if not link.startswith("#")} == {"data"}
+    assert "default-src 'none'" in page
+    assert len(page) < 15_000_000
+
+
+def test_the_verdict_comes_before_everything_else(page: str) -> None:
+    text = Reader(page).text
+    assert text.index("Latched ripple") < text.index("99.3%") < text.index("Does it still get")
+
+
+def test_every_section_is_there_in_order(page: str) -> None:
+    shown = [*synthetic.DEMO, "attention", "not-measured", "made"]
+    places = [page.index(f'<section id="{key}"') for key in shown]
+    assert places == sorted(places) and page.count("<section") == len(shown) + 1
+
+
+def test_every_figure_has_caption_and_data_and_its_control(record: RunRecord, page: str) -> None:
+    text = Reader(page).text
+    figures = [figure for result in record.results.values() for figure in result.figures()]
+    assert len(figures) == 11
+    for figure in figures:
+        assert f"How to read it {figure.caption}" in text
+        if figure.control:
+            assert f"Control {figure.control}" in text
+    assert page.count('<a download="') == len(figures) + 2  # and two of its own making
+
+
+def test_how_it_was_made_can_be_read_off(page: str) -> None:
+    text = Reader(page).text
+    assert "loopinterp demo --out runs/demo --seed 0" in text
+    assert "torch 2.13.0" in text and "weight_decay 0.01" in text and "3f9a01c2b4d5" in text
+    assert "Everything took 2 min 29 s on 2 CPU cores." in text
+
+
+def test_the_own_study_of_a_section_comes_first_and_further_figures_are_folded(
+    record: RunRecord,
+) -> None:
+    wavefront = record.results["wavefront"]
+    results = {"a_wavefront": wavefront, "more_wavefront": wavefront, "wavefront": wavefront}
+    (view,) = [
+        view
+        for view in section_views(dataclasses.replace(record, results=results))[0]
+        if view.section.key == "wavefront"
+    ]
+    first, second = (figure.title for figure in wavefront.figures())
+    # Two of its own study, one of each other; the rest when asked for.
+    assert [v.figure.title for v in view.figures] == [first, second, first, first]
+    assert [v.figure.title for v in view.more] == [second, second]
+    page = render_report(dataclasses.replace(record, results=results))
+    assert "2 more figures : Chains of six" in Reader(page).text
+
+
+def test_studies_come_in_the_order_in_which_they_were_made(record: RunRecord) -> None:
+    one = record.results["convergence"]
+    other = synthetic.made_up("second")
+    order = {"stages": {"train": 1.0, "b": 1.0, "a": 1.0}}
+    for made, first in ((order, "second"), ({}, "convergence")):
+        changed = dataclasses.replace(record, results={"a": one, "b": other}, made=made)
+        findings = next(v for v in section_views(changed)[0] if v.findings).findings
+        assert findings[0].text.startswith("Second") == (first == "second")
+
+
+def test_what_applies_but_was_not_measured_is_said_in_a_line(record: RunRecord) -> None:
+    left = {name: r for name, r in record.results.items() if name in ("attention", "wavefront")}
+    page = render_report(dataclasses.replace(record, results=left))
+    text = Reader(page).text
+    for section in SECTIONS:
+        assert (section.missing in text) == (section.key not in left)
+        assert (f'<section id="{section.key}"' in page) == (section.key in left)
+    assert "There is no verdict yet" in text
+
+
+def test_what_does_not_apply_to_the_task_is_not_mentioned(record: RunRecord) -> None:
+    text = Reader(
+        render_report(dataclasses.replace(record, config={"task": "parity"}, results={}))
+    ).text
+    assert "Convergence: no convergence study" in text and "no comparison with programs" in text
+    assert "carry" not in text.lower()
+    own = Reader(
+        render_report(dataclasses.replace(record, config={"task": "my own"}, results={}))
+    ).text
+    assert "Convergence: no convergence study" in own
+    assert "program" not in own.lower() and "verdict" not in own.lower()
+
+
+def test_a_run_that_was_only_trained_has_a_report(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"task": "parity", "seed": 4}')
+    page = write_report(tmp_path).read_text()
+    text = Reader(page).text
+    assert "A looped transformer on parity, opened loop by loop" in text
+    assert "no training metrics" in text and "Seed 4" in text
+
+
+def test_problems_are_shown_and_their_text_is_escaped() -> None:
+    record = RunRecord(name="<b>run</b>", problems=["The study <i> is not shown."])
+    page = render_report(record)
+    assert "The study <i> is not shown." in Reader(page).text
+    assert "<b>run</b>" not in page and "&lt;i&gt;" in page
+
+
+def test_a_result_that_fails_is_a_problem_and_the_others_are_shown(record: RunRecord) -> None:
+    broken = dataclasses.replace(record.results["wavefront"], section=3)  # type: ignore[arg-type]
+    page = render_report(dataclasses.replace(record, results={**record.results, "bad": broken}))
+    text = Reader(page).text
+    assert "bad has values that cannot be shown (KeyError). Run the study again." in text
+    assert "Latched ripple" in text
+
+
+@pytest.mark.parametrize("config", ['{"model": 3}', '{"curriculum": [1], "task": {"name": 3}}'])
+def test_a_configuration_of_other_types_has_a_report(tmp_path: Path, config: str) -> None:
+    (tmp_path / "config.json").write_text(config)
+    assert "A looped transformer" in Reader(write_report(tmp_path).read_text()).text
+
+
+def test_a_study_of_ones_own_section_is_shown_too(record: RunRecord) -> None:
+    class Own(synthetic.Synthetic, kind="own"):
+        pass
+
+    finding = Finding(kind="own", text="Something else was found.", value="42")
+    figures = figures_of(synthetic.made_up("wavefront"))
+    findings_of.register(Own, lambda result: [finding])
+    figures_of.register(
+        Own, lambda result: [dataclasses.replace(figure, section="own") for figure in figures]
+    )
+    own = Own.of(synthetic.Took(1.0), section="wavefront")
+    page = render_report(dataclasses.replace(record, results={"own": own}))
+    assert '<section id="other"' in page and "Something else was found." in Reader(page).text
+
+
+def test_figures_of_one_name_have_anchors_of_their_own(record: RunRecord) -> None:
+    twice = {"a": record.results["wavefront"], "b": record.results["wavefront"]}
+    anchors = Reader(render_report(dataclasses.replace(record, results=twice))).anchors
+    assert len(anchors) == len(set(anchors))
+
+
+def test_the_file_is_written_where_asked(synthetic_run: Path, tmp_path: Path) -> None:
+    path = write_report(synthetic_run, tmp_path / "deep" / "page.html")
+    assert path == tmp_path / "deep" / "page.html"
+    assert re.match("<!doctype html>", path.read_text())
+
+
+def test_a_place_that_cannot_be_written_is_explained(synthetic_run: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="a folder that can be written"):
+        write_report(synthetic_run, tmp_path / "file" / "page.html")

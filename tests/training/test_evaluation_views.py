@@ -1,0 +1,68 @@
+"""What the evaluation shows and says."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from loopinterp.results import Figure, study
+from loopinterp.training import EvaluationResult
+
+
+def made_up(exact: list[list[float]], extra_loops: tuple[int, ...] = (0,)) -> EvaluationResult:
+    """Two distributions, three lengths; the same numbers for every measure."""
+    scores = np.array([exact] * len(extra_loops))
+    constant = np.array([[0.5, 0.01, 0.0], [1.0, 1.0, 1.0]])
+    with study(0) as watch:
+        return EvaluationResult.of(
+            watch,
+            coords={
+                "extra_loop": extra_loops,
+                "distribution": ["uniform", "chain"],
+                "length": [12, 24, 96],
+            },
+            exact_match=np.stack([scores] * 3, -1),
+            bit_accuracy=np.stack([scores] * 3, -1),
+            constant_exact_match=constant,
+            constant_bit_accuracy=constant,
+            task="addition",
+            n_samples=300,
+            trained_up_to=12,
+        )
+
+
+def trace_names(figure: Figure) -> set[str]:
+    return {trace["name"] for trace in figure.plot.to_dict()["data"]}
+
+
+def test_perfect_models_reach_the_last_length() -> None:
+    findings = made_up([[1.0, 1.0, 0.99], [1.0, 1.0, 1.0]]).findings()
+    assert [f.good for f in findings] == [True, True]
+    assert "random digits" in findings[0].text
+    assert "up to length 96, 8 times the longest it was trained on" in findings[0].text
+    assert findings[0].value == "0.99"
+
+
+def test_failures_are_said_plainly() -> None:
+    findings = made_up([[1.0, 0.8, 0.995], [0.5, 0.4, 0.3]]).findings()
+    assert [f.good for f in findings] == [False, False]
+    assert "up to length 12, 1 times" in findings[0].text
+    assert "Its worst length is 24, with 80%" in findings[0].text
+    assert "fewer than 99% of 300 problems wholly right already at length 12" in findings[1].text
+
+
+def test_the_figure_marks_the_training_cutoff_and_its_control() -> None:
+    (figure,) = made_up([[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]).figures()
+    assert figure.section == "generalisation"
+    assert "longest in training" in str(figure.plot.to_dict()["layout"])
+    names = trace_names(figure)
+    assert {"random digits", "full carry chains", "random: constant"} <= names
+    # A constant answer is right on full chains: the caption of the control has to say so.
+    assert "full carry chains it is right" in figure.control
+    assert figure.data is not None
+    assert len(figure.data) == 6
+
+
+def test_varied_loops_get_their_own_figure() -> None:
+    figures = made_up([[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]], extra_loops=(-1, 0, 4)).figures()
+    assert [f.title for f in figures] == ["Accuracy against length", "Accuracy against loops"]
+    assert trace_names(figures[1]) == {"n = 12", "n = 24", "n = 96"}
