@@ -21,7 +21,7 @@ from loopinterp.circuits.activation_patching_inputs import (
 )
 from loopinterp.circuits.activation_patching_result import MEASURES, PatchingSweep
 from loopinterp.circuits.layer_sections import CODA, PRELUDE, surround
-from loopinterp.models.run_inputs import check_loops
+from loopinterp.errors import check_integer
 from loopinterp.results import study
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def patching_sweep(
     third = unrelated(source) if other is None else other
     chosen, places = chosen_positions(positions, base)
     of_state, config = component == "state", model.config
-    wanted = chosen_loops(loops, check_loops(n_loops) + of_state)
+    wanted = chosen_loops(loops, check_integer("n_loops", n_loops, least=1) + of_state)
     about = {"study": "patching", "component": component, "n_loops": n_loops}
     with study(seed, **about, model=config.to_dict(), n_examples=len(base)) as watch:
         states, *others = [

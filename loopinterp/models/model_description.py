@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from loopinterp.errors import InputError
+from loopinterp.errors import check_integer
 
 
 def device_of(model: Any) -> torch.device:
@@ -50,11 +50,4 @@ def reach(model: Any) -> int | None:
         [None, 0, 6]
     """
     given = getattr(model, "reach", None)
-    if given is not None and (not isinstance(given, int) or isinstance(given, bool) or given < 0):
-        raise InputError(
-            "reach of the model",
-            expected="an integer >= 0, or None for no bound",
-            given=repr(given),
-            fix="It is positions to the left that the next state depends on, in one loop.",
-        )
-    return given
+    return None if given is None else check_integer("reach of the model", given, least=0)

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from loopinterp.errors import InputError
-from loopinterp.models.run_inputs import check_count
+from loopinterp.errors import InputError, check_integer
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -73,7 +72,7 @@ class Iteration:
         self, n_loops: int, *, state: Float[Tensor, "batch pos d_model"] | None = None
     ) -> Iterator[tuple[int, Float[Tensor, "batch pos d_model"]]]:
         """The states after 0, 1, … ``n_loops`` loops; see :func:`~loopinterp.models.iterate`."""
-        check_count("n_loops", n_loops, least=0)
+        check_integer("n_loops", n_loops, least=0)
         return self._states(n_loops, self.h0 if state is None else state)
 
     def _states(self, n_loops: int, h: Tensor) -> Iterator[tuple[int, Tensor]]:

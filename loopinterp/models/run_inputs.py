@@ -88,23 +88,6 @@ def check_state(state: Tensor, e: Tensor) -> Tensor:
     return state
 
 
-def check_count(what: str, given: object, *, least: int) -> int:
-    """The number of loops given, unless it is no integer, or too small."""
-    if not isinstance(given, int) or isinstance(given, bool) or given < least:
-        raise InputError(
-            what,
-            expected=f"an integer >= {least}",
-            given=repr(given),
-            fix=f"Pass a number of loops, {least} or more.",
-        )
-    return given
-
-
-def check_loops(n_loops: object) -> int:
-    """The number of loops of a run, at least one."""
-    return check_count("n_loops", n_loops, least=1)
-
-
 def loop_span(start: int, stop: int | None, n_loops: int, *, has_state: bool) -> range:
     """The loops to run, out of ``n_loops``.
 

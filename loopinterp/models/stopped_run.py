@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loopinterp.errors import InputError
+from loopinterp.errors import InputError, check_integer
 from loopinterp.models.protocol import bind
-from loopinterp.models.run_inputs import check_count
 from loopinterp.models.stopping_rules import LoopView
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ def run_until(
         tensor([5])
     """
     if max_loops is not None:
-        check_count("max_loops", max_loops, least=0)
+        check_integer("max_loops", max_loops, least=0)
     iteration = bind(model, inputs)
     mask = _check_mask(mask, iteration.h0)
     _check_n_loops(n_loops, iteration.h0)

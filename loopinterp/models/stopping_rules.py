@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, get_args, runtime_checkable
 
 import torch
 
-from loopinterp.errors import InputError, unknown_name
-from loopinterp.models.run_inputs import check_count
+from loopinterp.errors import InputError, check_integer, check_number, unknown_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -123,7 +122,7 @@ class Fixed:
     n: int
 
     def __post_init__(self) -> None:
-        check_count("Fixed(n)", self.n, least=0)
+        check_integer("Fixed(n)", self.n, least=0)
 
     @property
     def tolerance(self) -> float:
@@ -194,9 +193,9 @@ class MaxConfidence:
     def __post_init__(self) -> None:
         if self.per not in get_args(Per):
             raise unknown_name("MaxConfidence(per)", str(self.per), get_args(Per))
-        check_count("MaxConfidence(min_loop)", self.min_loop, least=0)
+        check_integer("MaxConfidence(min_loop)", self.min_loop, least=0)
         if self.max_loop is not None:
-            check_count("MaxConfidence(max_loop)", self.max_loop, least=self.min_loop)
+            check_integer("MaxConfidence(max_loop)", self.max_loop, least=self.min_loop)
 
     @property
     def tolerance(self) -> None:
@@ -205,7 +204,7 @@ class MaxConfidence:
 
     def horizon(self, max_loops: int | None, n_loops: Tensor | None) -> int:
         if self.max_loop is None:
-            return check_count("max_loops", max_loops, least=self.min_loop)
+            return check_integer("max_loops", max_loops, least=self.min_loop)
         if max_loops is not None and max_loops < self.max_loop:
             raise InputError(
                 "max_loops",
@@ -232,10 +231,11 @@ class _Settled:
     tolerance: float
 
     def __post_init__(self) -> None:
-        _check_tolerance(type(self).__name__, self.tolerance)
+        fix = "A small number such as 0.03 means settled to three per cent."
+        check_number(f"{type(self).__name__}(tolerance)", self.tolerance, above=0, fix=fix)
 
     def horizon(self, max_loops: int | None, n_loops: Tensor | None) -> int:
-        return check_count("max_loops", max_loops, least=1)
+        return check_integer("max_loops", max_loops, least=1)
 
 
 @dataclass(frozen=True)
@@ -281,14 +281,3 @@ class ReadoutKL(_Settled):
             return view.constant(math.inf)
         now, before = view.log_probs, view.previous.log_probs
         return view.worst((now.exp() * (now - before)).sum(-1))
-
-
-def _check_tolerance(what: str, given: float) -> None:
-    number = isinstance(given, (int, float)) and not isinstance(given, bool)
-    if not number or not 0 < given < math.inf:
-        raise InputError(
-            f"{what}(tolerance)",
-            expected="a number > 0",
-            given=repr(given),
-            fix="A small number such as 0.03 means settled to three per cent.",
-        )

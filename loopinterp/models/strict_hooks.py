@@ -11,9 +11,8 @@ import torch
 from torch import nn
 from transformer_lens.HookedRootModule import HookedRootModule
 
-from loopinterp.errors import HookError
+from loopinterp.errors import HookError, check_integer
 from loopinterp.models.hook_pool import HookPool
-from loopinterp.models.run_inputs import check_loops
 from loopinterp.models.sites import AddressBook, Index
 from loopinterp.models.transformer_lens_names import UnrolledModel
 
@@ -48,10 +47,10 @@ class LoopHooks(HookedRootModule):
 
     @n_loops.setter
     def n_loops(self, value: int) -> None:
-        self._n_loops = check_loops(value)
+        self._n_loops = check_integer("n_loops", value, least=1)
 
     def _loops(self, n_loops: int | None) -> int:
-        return self._n_loops if n_loops is None else check_loops(n_loops)
+        return self._n_loops if n_loops is None else check_integer("n_loops", n_loops, least=1)
 
     @contextmanager
     def unrolled(self, n_loops: int | None) -> Iterator[None]:
