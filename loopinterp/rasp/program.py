@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
@@ -14,14 +14,13 @@ from loopinterp.rasp import graph
 from loopinterp.rasp.expr import Select, Seq, need_seq
 from loopinterp.rasp.expression_checks import MAX_TABLE
 from loopinterp.rasp.node import Expr
+from loopinterp.rasp.trace import Trace, run
 
 if TYPE_CHECKING:
-    import torch
     from jaxtyping import Int
     from torch import Tensor
 
     from loopinterp.rasp.counts import LoopCount
-    from loopinterp.rasp.trace import Intervention, Trace
 
 
 @dataclass(frozen=True)
@@ -123,41 +122,7 @@ class LoopProgram:
         """
         return self.run(tokens, n_loops=n_loops)
 
-    def run(
-        self,
-        tokens: Int[Tensor, "batch pos"],
-        *,
-        n_loops: int,
-        interventions: Sequence[Intervention] = (),
-        start_at_loop: int = 0,
-        variables: Mapping[str, torch.Tensor] | None = None,
-    ) -> Trace:
-        """Run loops ``start_at_loop`` .. ``n_loops - 1``, with interventions, and trace.
-
-        Args:
-            tokens: Input tokens [batch, pos], int64.
-            n_loops: Loops done at the end, counted from ``prepare``.
-            interventions: Values to put in place of computed ones; each must fall within the
-                run.
-            start_at_loop: Loops done before the first one that is run here.
-            variables: Values [batch, pos] of the variables after ``start_at_loop`` loops. Those
-                that are not given come from ``prepare``; with ``start_at_loop > 0`` every
-                variable that ``step`` sets must be given.
-
-        Raises:
-            InputError: wrong tokens, loops out of range, an unknown or missing variable, or
-                values of a wrong shape, dtype or device.
-        """
-        from loopinterp.rasp.trace import run
-
-        return run(
-            self,
-            tokens,
-            n_loops=n_loops,
-            interventions=interventions,
-            start_at_loop=start_at_loop,
-            variables=variables,
-        )
+    run = run
 
     def _seq(self, part: str, variable: str | None, x: object) -> Seq:
         what = f"{part} of program {self.name}"
