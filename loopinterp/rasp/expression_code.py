@@ -37,9 +37,8 @@ def code(expr: Expr, *, short: bool = False, names: Mapping[Expr, str] | None = 
 
 def program_code(program: LoopProgram) -> str:
     """A loop program in a few lines: its tables, ``prepare``, ``loop`` and ``finish``."""
-    roots = [*program.prepare.values(), *program.step.values(), program.finish]
     lines = [f"program {program.name} for {program.task}: T(n) = {program.n_loops}"]
-    for node in postorder(roots):
+    for node in postorder(program.expressions):
         if isinstance(node, nodes.TokMap) and node.name:
             rest = "" if node.default is None else f", otherwise {node.default}"
             table = str(dict(node.table))
