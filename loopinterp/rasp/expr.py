@@ -10,9 +10,10 @@ and the other operators build expressions.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from loopinterp.errors import InputError, check_integer, unknown_name
+from loopinterp.errors import InputError, check_choice, check_integer, unknown_name
 from loopinterp.rasp.expression_checks import check_int, check_relation, check_table
 from loopinterp.rasp.node import Expr
 from loopinterp.rasp.ops import OPS, PREDICATES
@@ -22,62 +23,28 @@ class Selector(Expr):
     """Which keys each query looks at."""
 
 
+def _operator(op: str) -> Callable[[Seq, Seq | int], Seq]:
+    """The method that builds ``self op other``."""
+    return lambda self, other: Elementwise(op, (self, as_seq(other)))
+
+
+def _reflected(op: str) -> Callable[[Seq, int], Seq]:
+    """The method that builds ``other op self``."""
+    return lambda self, other: Elementwise(op, (as_seq(other), self))
+
+
 class Seq(Expr):
     """A sequence of integers."""
 
-    def __add__(self, other: Seq | int) -> Seq:
-        return Elementwise("add", (self, as_seq(other)))
-
-    def __radd__(self, other: int) -> Seq:
-        return as_seq(other) + self
-
-    def __sub__(self, other: Seq | int) -> Seq:
-        return Elementwise("sub", (self, as_seq(other)))
-
-    def __rsub__(self, other: int) -> Seq:
-        return as_seq(other) - self
-
-    def __mul__(self, other: Seq | int) -> Seq:
-        return Elementwise("mul", (self, as_seq(other)))
-
-    def __rmul__(self, other: int) -> Seq:
-        return as_seq(other) * self
-
-    def __floordiv__(self, other: Seq | int) -> Seq:
-        return Elementwise("floordiv", (self, as_seq(other)))
-
-    def __mod__(self, other: Seq | int) -> Seq:
-        return Elementwise("mod", (self, as_seq(other)))
-
-    def __and__(self, other: Seq | int) -> Seq:
-        return Elementwise("and", (self, as_seq(other)))
-
-    def __rand__(self, other: int) -> Seq:
-        return as_seq(other) & self
-
-    def __or__(self, other: Seq | int) -> Seq:
-        return Elementwise("or", (self, as_seq(other)))
-
-    def __ror__(self, other: int) -> Seq:
-        return as_seq(other) | self
-
-    def __xor__(self, other: Seq | int) -> Seq:
-        return Elementwise("xor", (self, as_seq(other)))
-
-    def __rxor__(self, other: int) -> Seq:
-        return as_seq(other) ^ self
-
-    def __lt__(self, other: Seq | int) -> Seq:
-        return Elementwise("lt", (self, as_seq(other)))
-
-    def __le__(self, other: Seq | int) -> Seq:
-        return Elementwise("le", (self, as_seq(other)))
-
-    def __gt__(self, other: Seq | int) -> Seq:
-        return Elementwise("gt", (self, as_seq(other)))
-
-    def __ge__(self, other: Seq | int) -> Seq:
-        return Elementwise("ge", (self, as_seq(other)))
+    __add__, __radd__ = _operator("add"), _reflected("add")
+    __sub__, __rsub__ = _operator("sub"), _reflected("sub")
+    __mul__, __rmul__ = _operator("mul"), _reflected("mul")
+    __and__, __rand__ = _operator("and"), _reflected("and")
+    __or__, __ror__ = _operator("or"), _reflected("or")
+    __xor__, __rxor__ = _operator("xor"), _reflected("xor")
+    __floordiv__, __mod__ = _operator("floordiv"), _operator("mod")
+    __lt__, __le__ = _operator("lt"), _operator("le")
+    __gt__, __ge__ = _operator("gt"), _operator("ge")
 
     def __invert__(self) -> Seq:
         return Elementwise("not", (self,))
@@ -151,6 +118,7 @@ class TokMap(Seq):
     def __post_init__(self) -> None:
         need_seq(self.x, "x of tok_map")
         check_table(dict(self.table))
+        self._set("table", tuple(sorted(self.table)))
         if self.default is not None:
             check_int(self.default, "default of tok_map")
         super().__post_init__()
@@ -164,8 +132,7 @@ class Elementwise(Seq):
     args: tuple[Seq, ...]
 
     def __post_init__(self) -> None:
-        if self.op not in OPS:
-            raise unknown_name("operation", self.op, OPS)
+        check_choice("operation", self.op, OPS)
         for arg in self.args:
             need_seq(arg, f"argument of {self.op}")
         if len(self.args) != OPS[self.op].arity:
@@ -196,15 +163,13 @@ class Select(Selector):
     def __post_init__(self) -> None:
         need_seq(self.k, "k of select")
         need_seq(self.q, "q of select")
-        self._check_predicate()
-        super().__post_init__()
-
-    def _check_predicate(self) -> None:
         if not isinstance(self.predicate, str):
             check_relation(self.predicate, self.k, self.q)
+            self._set("predicate", tuple(sorted(set(self.predicate))))
         elif self.predicate not in PREDICATES:
-            where = f"predicate of select(k={self.k!r}, q={self.q!r})"
-            raise unknown_name(where, self.predicate, PREDICATES)
+            what = f"predicate of select(k={self.k!r}, q={self.q!r})"
+            raise unknown_name(what, self.predicate, PREDICATES)
+        super().__post_init__()
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -223,8 +188,7 @@ class Aggregate(Seq):
         need_selector(self.selector, "selector of aggregate")
         need_seq(self.value, "value of aggregate")
         check_int(self.default, "default of aggregate")
-        if self.mode not in ("mean", "max", "min"):
-            raise unknown_name("mode of aggregate", self.mode, ("mean", "max", "min"))
+        check_choice("mode of aggregate", self.mode, ("mean", "max", "min"))
         super().__post_init__()
 
 
@@ -272,22 +236,12 @@ class ShiftRight(Seq):
 
 
 def as_seq(x: Seq | int) -> Seq:
-    """``x``, or the constant sequence of an integer.
-
-    Raises:
-        InputError: ``x`` is neither.
-    """
-    if isinstance(x, int):
-        return Full(int(x))
-    return need_seq(x, "operand")
+    """``x``, or the constant sequence of an integer."""
+    return Full(int(x)) if isinstance(x, int) else need_seq(x, "operand")
 
 
 def need_seq(x: object, what: str) -> Seq:
-    """Return ``x`` if it is a sequence expression.
-
-    Raises:
-        InputError: it is a selector, or no expression at all.
-    """
+    """Return ``x`` if it is a sequence expression."""
     if isinstance(x, Seq):
         return x
     if isinstance(x, Selector):
@@ -300,11 +254,7 @@ def need_seq(x: object, what: str) -> Seq:
 
 
 def need_selector(x: object, what: str) -> None:
-    """Check that ``x`` is a selector expression.
-
-    Raises:
-        InputError: it is a sequence, or no expression at all.
-    """
+    """Check that ``x`` is a selector expression."""
     if not isinstance(x, Selector):
         kind = "the sequence" if isinstance(x, Seq) else type(x).__name__
         raise InputError(

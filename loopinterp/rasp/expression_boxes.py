@@ -12,19 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from loopinterp.errors import InputError
-from loopinterp.rasp.expr import (
-    Aggregate,
-    Elementwise,
-    Full,
-    Indices,
-    Select,
-    SelWidth,
-    Seq,
-    ShiftRight,
-    Tokens,
-    TokMap,
-    Var,
-)
+from loopinterp.rasp import expr as nodes
 from loopinterp.rasp.expression_code import code
 from loopinterp.rasp.graph import postorder
 from loopinterp.rasp.node import Expr
@@ -55,20 +43,21 @@ class Box:
     inputs: list[tuple[Box, str]] = field(default_factory=list)
 
 
-def expression_boxes(results: Mapping[str, Seq]) -> list[Box]:
+def expression_boxes(results: Mapping[str, nodes.Seq]) -> list[Box]:
     """The boxes behind some named results, children before parents.
 
     Raises:
         InputError: there are too many to be looked at.
     """
-    nodes = [n for n in postorder(results.values()) if not isinstance(n, Full | Select)]
-    parents = Counter(child for node in nodes for child, _ in _reads(node))
+    unseen = nodes.Full | nodes.Select
+    drawn = [node for node in postorder(results.values()) if not isinstance(node, unseen)]
+    parents = Counter(child for node in drawn for child, _ in _reads(node))
     parents.update(results.values())
-    in_a_formula = {child for node in nodes if _is_map(node) for child in node.children}
-    named = {node for node in nodes if getattr(node, "name", None)} | set(results.values())
+    in_a_formula = {child for node in drawn if _is_map(node) for child in node.children}
+    named = {node for node in drawn if getattr(node, "name", None)} | set(results.values())
     own = [
         node
-        for node in nodes
+        for node in drawn
         if not _is_map(node) or node in named or parents[node] != 1 or node not in in_a_formula
     ]
     if len(own) > MOST_BOXES:
@@ -94,18 +83,16 @@ def expression_boxes(results: Mapping[str, Seq]) -> list[Box]:
 
 
 def _is_map(node: Expr) -> bool:
-    return isinstance(node, Elementwise | TokMap)
+    return isinstance(node, nodes.Elementwise | nodes.TokMap)
 
 
 def _reads(node: Expr) -> list[tuple[Expr, str]]:
     """What a node reads, and as what."""
-    if isinstance(node, ShiftRight):
+    if isinstance(node, nodes.ShiftRight):
         return [(node.x, "value")]
-    if isinstance(node, Aggregate | SelWidth):
-        select = node.selector
-        assert isinstance(select, Select)  # there is no other selector
-        value = [(node.value, "value")] if isinstance(node, Aggregate) else []
-        return [(select.k, "key"), (select.q, "query"), *value]
+    if isinstance(node, nodes.Aggregate | nodes.SelWidth):
+        value = [(node.value, "value")] if isinstance(node, nodes.Aggregate) else []
+        return [*zip(node.selector.children, ("key", "query")), *value]
     return [(child, "") for child in node.children]
 
 
@@ -117,35 +104,37 @@ def _inputs(node: Expr, box_of: Mapping[Expr, Box]) -> list[tuple[Box, str]]:
         child, role = stack.pop()
         if child in box_of:
             found[box_of[child], role] = None
-        elif not isinstance(child, Full):
+        elif not isinstance(child, nodes.Full):
             stack += [(below, role) for below, _ in _reads(child)][::-1]
     return list(found)
 
 
 def _box(node: Expr, names: Mapping[Expr, str], numbers: Counter[str]) -> Box:
     whole = code(node, short=True)
-    if isinstance(node, Tokens | Indices | Var):
-        return Box("source", whole, [], whole)
 
     def text(x: Expr) -> str:
-        return str(x.value) if isinstance(x, Full) else code(x, short=True, names=names)
+        return str(x.value) if isinstance(x, nodes.Full) else code(x, short=True, names=names)
 
-    if isinstance(node, TokMap) and node.name:
-        otherwise = "" if node.default is None else f", else {node.default}"
-        what = f"{text(node.x)}: {dict(node.table)}{otherwise}"
-        return Box("map", node.name, wrapped(what), whole)
-    if _is_map(node):
-        return Box("map", _numbered("map", numbers), wrapped(text(node)), whole)
-    if isinstance(node, ShiftRight):
-        what = f"{text(node.x)}, {node.n} to the left"
-        return Box("head", node.selector.name or "shift", wrapped(what), whole)
-    assert isinstance(node, Aggregate | SelWidth) and isinstance(node.selector, Select)
+    match node:
+        case nodes.Tokens() | nodes.Indices() | nodes.Var():
+            return Box("source", whole, [], whole)
+        case nodes.TokMap() if node.name:
+            otherwise = "" if node.default is None else f", else {node.default}"
+            what = f"{text(node.x)}: {dict(node.table)}{otherwise}"
+            return Box("map", node.name, wrapped(what), whole)
+        case nodes.TokMap() | nodes.Elementwise():
+            return Box("map", _numbered("map", numbers), wrapped(text(node)), whole)
+        case nodes.ShiftRight():
+            what = f"{text(node.x)}, {node.n} to the left"
+            return Box("head", node.selector.name or "shift", wrapped(what), whole)
+    assert isinstance(node, nodes.Aggregate | nodes.SelWidth)
     select = node.selector
+    assert isinstance(select, nodes.Select)  # there is no other selector
     holds = select.predicate if isinstance(select.predicate, str) else "in pairs with"
     where = f"where {text(select.k)} {holds} {text(select.q)}"
     if holds == "true":
         where = "of all before"
-    if isinstance(node, SelWidth):
+    if isinstance(node, nodes.SelWidth):
         what = f"number of keys {where}"
     else:
         what = f"{node.mode} of {text(node.value)} {where}, else {node.default}"

@@ -17,11 +17,7 @@ _INT64 = range(-(2**63), 2**63)
 
 
 def check_int(x: object, what: str) -> None:
-    """Check that ``x`` is an integer of 64 bits (and no bool).
-
-    Raises:
-        InputError: it is not.
-    """
+    """Check that ``x`` is an integer of 64 bits (and no bool)."""
     if isinstance(x, bool) or not isinstance(x, int):
         raise InputError(
             what, expected="an integer", given=reprlib.repr(x), fix="Sequences hold integers only."
@@ -36,11 +32,7 @@ def check_int(x: object, what: str) -> None:
 
 
 def check_table(table: Mapping[int, int]) -> None:
-    """Check the table of a ``tok_map``.
-
-    Raises:
-        InputError: it is too large, or an entry is no integer.
-    """
+    """Check the table of a ``tok_map``: its size and its entries."""
     if len(table) > MAX_TABLE:
         raise InputError(
             "table of tok_map",
@@ -53,11 +45,7 @@ def check_table(table: Mapping[int, int]) -> None:
 
 
 def check_relation(pairs: object, k: object, q: object) -> None:
-    """Check the (key, query) pairs for which the predicate of ``select(k, q, pairs)`` holds.
-
-    Raises:
-        InputError: they are no pairs of integers, or too many.
-    """
+    """Check the (key, query) pairs for which the predicate of ``select(k, q, pairs)`` holds."""
     if not isinstance(pairs, Sequence) or not all(
         isinstance(pair, tuple) and len(pair) == 2 for pair in pairs[: MAX_RELATION + 1]
     ):

@@ -5,18 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from loopinterp.rasp.expr import (
-    Aggregate,
-    Elementwise,
-    Full,
-    Indices,
-    Select,
-    SelWidth,
-    ShiftRight,
-    Tokens,
-    TokMap,
-    Var,
-)
+from loopinterp.rasp import expr as nodes
 from loopinterp.rasp.graph import postorder
 from loopinterp.rasp.node import Expr
 from loopinterp.rasp.ops import OPS
@@ -48,10 +37,9 @@ def code(expr: Expr, *, short: bool = False, names: Mapping[Expr, str] | None = 
 
 def program_code(program: LoopProgram) -> str:
     """A loop program in a few lines: its tables, ``prepare``, ``loop`` and ``finish``."""
-    roots = [*program.prepare.values(), *program.step.values(), program.finish]
     lines = [f"program {program.name} for {program.task}: T(n) = {program.n_loops}"]
-    for node in postorder(roots):
-        if isinstance(node, TokMap) and node.name:
+    for node in postorder(program.expressions):
+        if isinstance(node, nodes.TokMap) and node.name:
             rest = "" if node.default is None else f", otherwise {node.default}"
             table = str(dict(node.table))
             table = table if len(table) <= MAX_LENGTH else f"a table of {len(node.table):,} entries"
@@ -66,60 +54,55 @@ def program_code(program: LoopProgram) -> str:
 
 def _write(node: Expr, text: dict[Expr, str], short: bool) -> str:
     """The code of one node, given that of the nodes below it."""
-    if isinstance(node, Tokens):
-        return "tokens"
-    if isinstance(node, Indices):
-        return "indices"
-    if isinstance(node, Full):
-        return f"full({node.value})"
-    if isinstance(node, Var):
-        return node.name if short else f"var({node.name!r})"
-    if isinstance(node, Elementwise):
-        return _write_elementwise(node, text)
-    if isinstance(node, ShiftRight):
-        return f"shift_right({text[node.x]}, {node.n}, default={node.default})"
-    if isinstance(node, SelWidth):
-        return f"sel_width({text[node.selector]})"
-    if isinstance(node, Aggregate):
-        inside = f"{text[node.selector]}, {text[node.value]}"
-        return f"aggregate({inside}, {node.mode!r}, default={node.default})"
-    if isinstance(node, TokMap):
-        return _write_table(node, text, short)
-    if isinstance(node, Select):
-        return _write_select(node, text)
+    match node:
+        case nodes.Tokens():
+            return "tokens"
+        case nodes.Indices():
+            return "indices"
+        case nodes.Full():
+            return f"full({node.value})"
+        case nodes.Var():
+            return node.name if short else f"var({node.name!r})"
+        case nodes.Elementwise():
+            return _write_elementwise(node, text)
+        case nodes.ShiftRight():
+            return f"shift_right({text[node.x]}, {node.n}, default={node.default})"
+        case nodes.SelWidth():
+            return f"sel_width({text[node.selector]})"
+        case nodes.Aggregate():
+            inside = f"{text[node.selector]}, {text[node.value]}"
+            return f"aggregate({inside}, {node.mode!r}, default={node.default})"
+        case nodes.TokMap() if short and node.name:
+            is_plain = isinstance(node.x, nodes.Tokens)
+            return node.name if is_plain else f"{node.name}({text[node.x]})"
+        case nodes.TokMap():
+            default = "" if node.default is None else f", default={node.default}"
+            return f"tok_map({text[node.x]}, {dict(node.table)}{default}{_name(node)})"
+        case nodes.Select():
+            predicate = node.predicate if isinstance(node.predicate, str) else list(node.predicate)
+            causal = "" if node.causal else ", causal=False"
+            inside = f"{text[node.k]}, {text[node.q]}, {predicate!r}{causal}{_name(node)}"
+            return f"select({inside})"
     raise TypeError(f"no code for {type(node).__name__}")
 
 
-def _write_elementwise(node: Elementwise, text: dict[Expr, str]) -> str:
+def _name(node: nodes.TokMap | nodes.Select) -> str:
+    return "" if node.name is None else f", name={node.name!r}"
+
+
+def _write_elementwise(node: nodes.Elementwise, text: dict[Expr, str]) -> str:
     symbol = OPS[node.op].symbol
+    bare = [str(arg.value) if isinstance(arg, nodes.Full) else text[arg] for arg in node.args]
     if symbol is None:
-        bare = len(node.args) > 1  # abs(3) would be Python's own
-        args = [
-            str(arg.value) if bare and isinstance(arg, Full) else text[arg] for arg in node.args
-        ]
+        # abs(3) would be Python's own.
+        args = bare if len(bare) > 1 else [text[node.args[0]]]
         return f"{node.op}({', '.join(args)})"
     args = [
-        f"({text[arg]})" if isinstance(arg, Elementwise) and OPS[arg.op].symbol else text[arg]
+        f"({text[arg]})" if isinstance(arg, nodes.Elementwise) and OPS[arg.op].symbol else text[arg]
         for arg in node.args
     ]
     if len(args) == 1:
         return f"{symbol}{args[0]}"
     # A bare integer is enough where the other side is a sequence already.
-    if isinstance(node.args[1], Full):
-        args[1] = str(node.args[1].value)
-    return f"{args[0]} {symbol} {args[1]}"
-
-
-def _write_table(node: TokMap, text: dict[Expr, str], short: bool) -> str:
-    if short and node.name:
-        return node.name if isinstance(node.x, Tokens) else f"{node.name}({text[node.x]})"
-    rest = "" if node.default is None else f", default={node.default}"
-    rest += "" if node.name is None else f", name={node.name!r}"
-    return f"tok_map({text[node.x]}, {dict(node.table)}{rest})"
-
-
-def _write_select(node: Select, text: dict[Expr, str]) -> str:
-    predicate = node.predicate if isinstance(node.predicate, str) else list(node.predicate)
-    rest = "" if node.causal else ", causal=False"
-    rest += "" if node.name is None else f", name={node.name!r}"
-    return f"select({text[node.k]}, {text[node.q]}, {predicate!r}{rest})"
+    right = bare[1] if isinstance(node.args[1], nodes.Full) else args[1]
+    return f"{args[0]} {symbol} {right}"

@@ -8,26 +8,13 @@ does, so a selector that is the same for all examples is never copied over the b
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from loopinterp.errors import InputError, unknown_name
-from loopinterp.rasp.expr import (
-    Aggregate,
-    Elementwise,
-    Full,
-    Indices,
-    Select,
-    Selector,
-    SelWidth,
-    Seq,
-    ShiftRight,
-    Tokens,
-    TokMap,
-    Var,
-)
+from loopinterp.rasp import expr as nodes
 from loopinterp.rasp.expression_code import code
 from loopinterp.rasp.graph import postorder
 from loopinterp.rasp.integer_tables import look_up
@@ -44,7 +31,7 @@ MOST_LISTED = 32
 
 
 def evaluate(
-    expr: Seq | Selector,
+    expr: nodes.Seq | nodes.Selector,
     tokens: Int[Tensor, "batch pos"],
     variables: Mapping[str, Int[Tensor, "batch pos"]] | None = None,
 ) -> Int[Tensor, "batch pos"] | Bool[Tensor, "batch query key"]:
@@ -125,21 +112,35 @@ class Interpreter:
     def _compute(
         self, node: Expr, values: Mapping[Expr, Any], variables: Mapping[str, Tensor]
     ) -> Tensor | Selection:
-        if isinstance(node, Var):
-            if node.name not in variables:
-                raise unknown_name("variable", node.name, variables)
-            return variables[node.name]
-        if isinstance(node, Tokens):
-            return self.tokens
-        if isinstance(node, Indices):
-            return self.indices
-        if isinstance(node, Full):
-            return torch.full_like(self.indices, node.value)
-        return _COMPUTE[type(node)](node, values)
+        match node:
+            case nodes.Tokens():
+                return self.tokens
+            case nodes.Indices():
+                return self.indices
+            case nodes.Full():
+                return torch.full_like(self.indices, node.value)
+            case nodes.Var():
+                if node.name not in variables:
+                    raise unknown_name("variable", node.name, variables)
+                return variables[node.name]
+            case nodes.Elementwise():
+                return _elementwise(node, [values[arg] for arg in node.args])
+            case nodes.TokMap():
+                return _tok_map(node, values[node.x])
+            case nodes.ShiftRight():
+                return _shift_right(values[node.x], node.n, node.default)
+            case nodes.Select():
+                return Selection(values[node.k], values[node.q], node.predicate, node.causal)
+            case nodes.SelWidth():
+                return values[node.selector].width()
+            case nodes.Aggregate(mode="mean"):
+                return values[node.selector].mean(values[node.value], node.default)
+            case nodes.Aggregate():
+                return values[node.selector].extreme(values[node.value], node.mode, node.default)
+        raise AssertionError(f"no meaning of {type(node).__name__}")
 
 
-def _elementwise(node: Elementwise, values: Mapping[Expr, Tensor]) -> Tensor:
-    args = [values[arg] for arg in node.args]
+def _elementwise(node: nodes.Elementwise, args: Sequence[Tensor]) -> Tensor:
     if node.op in ("floordiv", "mod") and bool((args[1] == 0).any()):
         raise InputError(
             repr(node),
@@ -150,8 +151,7 @@ def _elementwise(node: Elementwise, values: Mapping[Expr, Tensor]) -> Tensor:
     return OPS[node.op].apply(*args)
 
 
-def _tok_map(node: TokMap, values: Mapping[Expr, Tensor]) -> Tensor:
-    x = values[node.x]
+def _tok_map(node: nodes.TokMap, x: Tensor) -> Tensor:
     keys, new = torch.tensor(node.table, dtype=torch.int64, device=x.device).reshape(-1, 2).T
     if node.default is not None:
         return look_up(x, keys, new, node.default)
@@ -168,34 +168,7 @@ def _tok_map(node: TokMap, values: Mapping[Expr, Tensor]) -> Tensor:
     return look_up(x, keys, new, 0)
 
 
-def _shift_right(node: ShiftRight, values: Mapping[Expr, Tensor]) -> Tensor:
-    x = values[node.x]
-    n = min(node.n, x.shape[1])
-    first = x.new_full((x.shape[0], n), node.default)
+def _shift_right(x: Tensor, n: int, default: int) -> Tensor:
+    n = min(n, x.shape[1])
+    first = x.new_full((x.shape[0], n), default)
     return torch.cat([first, x[:, : x.shape[1] - n]], dim=1)
-
-
-def _select(node: Select, values: Mapping[Expr, Tensor]) -> Selection:
-    return Selection(values[node.k], values[node.q], node.predicate, node.causal)
-
-
-def _sel_width(node: SelWidth, values: Mapping[Expr, Any]) -> Tensor:
-    return values[node.selector].width()
-
-
-def _aggregate(node: Aggregate, values: Mapping[Expr, Any]) -> Tensor:
-    selection: Selection = values[node.selector]
-    value: Tensor = values[node.value]
-    if node.mode == "mean":
-        return selection.mean(value, node.default)
-    return selection.extreme(value, node.mode, node.default)
-
-
-_COMPUTE: dict[type[Expr], Callable[[Any, Mapping[Expr, Any]], Tensor | Selection]] = {
-    Elementwise: _elementwise,
-    TokMap: _tok_map,
-    ShiftRight: _shift_right,
-    Select: _select,
-    SelWidth: _sel_width,
-    Aggregate: _aggregate,
-}

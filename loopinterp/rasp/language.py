@@ -25,7 +25,7 @@ from loopinterp.rasp.expr import (
     Var,
     as_seq,
 )
-from loopinterp.rasp.expression_checks import MAX_RELATION, check_relation, check_table
+from loopinterp.rasp.expression_checks import MAX_RELATION
 
 UNKNOWN = -1
 """The value by which a program says that it has not decided yet."""
@@ -66,8 +66,7 @@ def tok_map(
             given=f"{type(table).__name__} {table!r}",
             fix="Write the function as a table, e.g. {0: 1, 1: 0}, so that it can be compiled.",
         )
-    check_table(table)
-    return TokMap(as_seq(x), tuple(sorted(table.items())), default, name)
+    return TokMap(as_seq(x), tuple(table.items()), default, name)
 
 
 def seq_map(op: str, *args: Seq | int) -> Seq:
@@ -125,11 +124,9 @@ def select(
         >>> select(tokens, tokens, "==", name="same token")
         select(tokens, tokens, '==', name='same token')
     """
-    if isinstance(predicate, str) or not isinstance(predicate, Iterable):
-        return Select(as_seq(k), as_seq(q), predicate, causal, name)
-    pairs = list(islice(predicate, MAX_RELATION + 1))  # it may have no end
-    check_relation(pairs, k, q)
-    return Select(as_seq(k), as_seq(q), tuple(sorted(set(pairs))), causal, name)
+    if not isinstance(predicate, str) and isinstance(predicate, Iterable):
+        predicate = tuple(islice(predicate, MAX_RELATION + 1))  # it may have no end
+    return Select(as_seq(k), as_seq(q), predicate, causal, name)
 
 
 def aggregate(selector: Selector, value: Seq | int, mode: str = "mean", default: int = 0) -> Seq:

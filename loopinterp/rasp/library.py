@@ -13,15 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from loopinterp.errors import check_integer
-from loopinterp.rasp.language import (
-    aggregate,
-    indices,
-    kqv,
-    sel_width,
-    select,
-    shift_right,
-    where,
-)
+from loopinterp.rasp.language import aggregate, indices, kqv, sel_width, select, shift_right, where
 
 if TYPE_CHECKING:
     from loopinterp.rasp.expr import Seq

@@ -16,7 +16,6 @@ MAX_DEPTH = 5_000
 
 Node = TypeVar("Node")
 
-
 _NODES: WeakValueDictionary[tuple[Any, ...], Any] = WeakValueDictionary()
 
 
@@ -25,8 +24,7 @@ class _Interned(type):
 
     def __call__(cls: Callable[..., Node], *args: Any, **kwargs: Any) -> Node:
         node = type.__call__(cls, *args, **kwargs)  # type: ignore[arg-type]
-        key = (cls, *(getattr(node, field.name) for field in dataclasses.fields(node)))
-        return _NODES.setdefault(key, node)
+        return _NODES.setdefault(node.__reduce__(), node)
 
 
 class Expr(metaclass=_Interned):
@@ -45,7 +43,7 @@ class Expr(metaclass=_Interned):
     tree_size: int
 
     def __post_init__(self) -> None:
-        values = [getattr(self, field.name) for field in dataclasses.fields(self)]  # type: ignore[arg-type]
+        _, values = self.__reduce__()
         flat = [v for value in values for v in (value if isinstance(value, tuple) else (value,))]
         children = tuple(v for v in flat if isinstance(v, Expr))
         self._set("children", children)
@@ -75,7 +73,5 @@ class Expr(metaclass=_Interned):
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), tuple(
-            getattr(self, field.name)
-            for field in dataclasses.fields(self)  # type: ignore[arg-type]
-        )
+        fields = dataclasses.fields(self)  # type: ignore[arg-type]
+        return type(self), tuple(getattr(self, field.name) for field in fields)

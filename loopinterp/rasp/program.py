@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
@@ -14,14 +14,13 @@ from loopinterp.rasp import graph
 from loopinterp.rasp.expr import Select, Seq, need_seq
 from loopinterp.rasp.expression_checks import MAX_TABLE
 from loopinterp.rasp.node import Expr
+from loopinterp.rasp.trace import Trace, run
 
 if TYPE_CHECKING:
-    import torch
     from jaxtyping import Int
     from torch import Tensor
 
     from loopinterp.rasp.counts import LoopCount
-    from loopinterp.rasp.trace import Intervention, Trace
 
 
 @dataclass(frozen=True)
@@ -70,10 +69,12 @@ class LoopProgram:
 
     def __post_init__(self) -> None:
         for part in ("prepare", "step"):
-            checked = {name: self._seq(part, name, x) for name, x in getattr(self, part).items()}
-            object.__setattr__(self, part, MappingProxyType(checked))
+            given = dict(getattr(self, part))
+            for name, x in given.items():
+                need_seq(x, f"{part} of program {self.name}, variable {name!r}")
+            object.__setattr__(self, part, MappingProxyType(given))
         object.__setattr__(self, "task_settings", MappingProxyType(dict(self.task_settings)))
-        object.__setattr__(self, "finish", self._seq("finish", None, self.finish))
+        need_seq(self.finish, f"finish of program {self.name}")
         object.__setattr__(self, "inputs", tuple(islice(self.inputs, MAX_TABLE + 1)))
         self._check_inputs()
         self._check_variables()
@@ -108,12 +109,16 @@ class LoopProgram:
     @cached_property
     def orders(self) -> dict[str, list[Expr]]:
         """The nodes of each part, children before parents."""
-        parts: dict[str, Iterable[Expr]] = {
-            "prepare": self.prepare.values(),
-            "step": self.step.values(),
-            "finish": [self.finish],
+        return {
+            "prepare": graph.postorder(self.prepare.values()),
+            "step": graph.postorder(self.step.values()),
+            "finish": graph.postorder([self.finish]),
         }
-        return {part: graph.postorder(roots) for part, roots in parts.items()}
+
+    @property
+    def expressions(self) -> list[Seq]:
+        """All of them: those of ``prepare``, of ``step``, and the answer."""
+        return [*self.prepare.values(), *self.step.values(), self.finish]
 
     def trace(self, tokens: Int[Tensor, "batch pos"], n_loops: int) -> Trace:
         """Run, and return every variable, selector and output at every loop.
@@ -123,46 +128,7 @@ class LoopProgram:
         """
         return self.run(tokens, n_loops=n_loops)
 
-    def run(
-        self,
-        tokens: Int[Tensor, "batch pos"],
-        *,
-        n_loops: int,
-        interventions: Sequence[Intervention] = (),
-        start_at_loop: int = 0,
-        variables: Mapping[str, torch.Tensor] | None = None,
-    ) -> Trace:
-        """Run loops ``start_at_loop`` .. ``n_loops - 1``, with interventions, and trace.
-
-        Args:
-            tokens: Input tokens [batch, pos], int64.
-            n_loops: Loops done at the end, counted from ``prepare``.
-            interventions: Values to put in place of computed ones; each must fall within the
-                run.
-            start_at_loop: Loops done before the first one that is run here.
-            variables: Values [batch, pos] of the variables after ``start_at_loop`` loops. Those
-                that are not given come from ``prepare``; with ``start_at_loop > 0`` every
-                variable that ``step`` sets must be given.
-
-        Raises:
-            InputError: wrong tokens, loops out of range, an unknown or missing variable, or
-                values of a wrong shape, dtype or device.
-        """
-        from loopinterp.rasp.trace import run
-
-        return run(
-            self,
-            tokens,
-            n_loops=n_loops,
-            interventions=interventions,
-            start_at_loop=start_at_loop,
-            variables=variables,
-        )
-
-    def _seq(self, part: str, variable: str | None, x: object) -> Seq:
-        what = f"{part} of program {self.name}"
-        what = what if variable is None else f"{what}, variable {variable!r}"
-        return need_seq(x, what)
+    run = run
 
     def _check_inputs(self) -> None:
         if not 0 < len(self.inputs) <= MAX_TABLE:
@@ -205,7 +171,7 @@ class LoopProgram:
 
     def _check_selectors(self) -> None:
         named: dict[str, Select] = {}
-        for select in graph.selects([*self.prepare.values(), *self.step.values(), self.finish]):
+        for select in graph.selects(self.expressions):
             name = select.name or repr(select)
             if named.setdefault(name, select) is not select:
                 raise InputError(

@@ -3,37 +3,21 @@
 from __future__ import annotations
 
 import importlib
+import pkgutil
 from collections.abc import Iterator
 
 from loopinterp.errors import InputError, unknown_name
+from loopinterp.rasp import programs
 from loopinterp.rasp.program import LoopProgram
-
-_BUILT_IN = (
-    "ripple",
-    "latched_ripple",
-    "latched_chain",
-    "held_ripple",
-    "late_ripple",
-    "carry_save",
-    "lookahead",
-    "one_shot",
-    "parity",
-    "prefix_xor",
-    "prefix_mod",
-    "copy",
-    "binary_sum",
-    "unique_set",
-    "token_addition",
-    "multiplication",
-    "abacus_ripple",
-)
-"""Modules that hold one program each, ``program``, or a family of them, ``programs``."""
 
 
 def _built_in() -> Iterator[LoopProgram]:
-    for name in _BUILT_IN:
-        module = importlib.import_module(f"loopinterp.rasp.programs.{name}")
-        yield from getattr(module, "programs", None) or [module.program]
+    """What the modules of ``programs`` hold: one ``program``, or a family of ``programs``."""
+    for found in pkgutil.iter_modules(programs.__path__, f"{programs.__name__}."):
+        module = importlib.import_module(found.name)
+        if hasattr(module, "program"):
+            yield module.program
+        yield from getattr(module, "programs", ())
 
 
 _PROGRAMS: dict[str, LoopProgram] = {program.name: program for program in _built_in()}

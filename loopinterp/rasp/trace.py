@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
-from loopinterp.errors import InputError, check_integer, unknown_name
+from loopinterp.errors import InputError, check_choice, check_integer, unknown_name
 from loopinterp.rasp.expr import Select
 from loopinterp.rasp.graph import postorder, selectors
 from loopinterp.rasp.interpreter import Interpreter
@@ -75,8 +74,7 @@ class Trace:
         Raises:
             InputError: the program has no such variable.
         """
-        if variable not in self.variables:
-            raise unknown_name(f"variable of program {self.program}", variable, self.variables)
+        check_choice(f"variable of program {self.program}", variable, self.variables)
         values = self.variables[variable]
         still_moving = (values != values[-1]).flip(0).cummax(dim=0).values
         return still_moving.sum(dim=0)
@@ -91,35 +89,54 @@ def run(
     start_at_loop: int = 0,
     variables: Mapping[str, Int[Tensor, "batch pos"]] | None = None,
 ) -> Trace:
-    """Run a program and trace it; see :meth:`LoopProgram.run`."""
-    check_tokens(tokens, len(program.inputs), f"tokens of program {program.name}")
-    if tokens.numel() == 0:
-        raise InputError(
-            f"tokens of program {program.name}",
-            expected="at least one example and one position",
-            given=f"shape {list(tokens.shape)}",
-            fix="Pass a non-empty batch.",
-        )
-    _check_loops(n_loops, start_at_loop)
-    _check_size(program, tokens, n_loops - start_at_loop)
-    planned = _plan(program, tokens, interventions, start_at_loop, n_loops)
+    """Run loops ``start_at_loop`` .. ``n_loops - 1``, with interventions, and trace.
+
+    Args:
+        program: The program.
+        tokens: Input tokens [batch, pos], int64.
+        n_loops: Loops done at the end, counted from ``prepare``.
+        interventions: Values to put in place of computed ones; each must fall within the run.
+        start_at_loop: Loops done before the first one that is run here.
+        variables: Values [batch, pos] of the variables after ``start_at_loop`` loops. Those that
+            are not given come from ``prepare``; with ``start_at_loop > 0`` every variable that
+            ``step`` sets must be given.
+
+    Raises:
+        InputError: wrong tokens, loops out of range, an unknown or missing variable, or values of
+            a wrong shape, dtype or device.
+    """
+    given = dict(variables or {})
+    _check_run(program, tokens, n_loops, start_at_loop)
+    _check_start(program, tokens, given, start_at_loop)
+    for change in interventions:
+        _check_intervention(program, tokens, change, range(start_at_loop, n_loops + 1))
     interpreter = Interpreter(tokens)
     prepared = interpreter.run(program.orders["prepare"], {}, program.prepare.values())
-    state = {name: prepared[x] for name, x in program.prepare.items()}
-    state.update(_starting_values(program, tokens, variables or {}, start_at_loop))
-
-    record = _Record(program, interpreter, start_at_loop, n_loops)
-    for loop in range(start_at_loop, n_loops + 1):
-        if loop > start_at_loop:
+    state = {name: prepared[x] for name, x in program.prepare.items()} | given
+    shape = (n_loops - start_at_loop + 1, *tokens.shape)
+    kept = {name: tokens.new_empty(shape) for name in program.prepare}
+    outputs = tokens.new_empty(shape)
+    for entry, loop in enumerate(range(start_at_loop, n_loops + 1)):
+        if entry:
             values = interpreter.run(program.orders["step"], state, program.step.values())
-            state = {**state, **{name: values[x] for name, x in program.step.items()}}
-        for change in planned.get(loop, ()):
-            old = state[change.variable]
-            mask = torch.ones_like(tokens, dtype=torch.bool) if change.mask is None else change.mask
-            state[change.variable] = torch.where(mask, change.values, old)
+            state |= {name: values[x] for name, x in program.step.items()}
+        for change in interventions:
+            if change.loop == loop:
+                old, new = state[change.variable], change.values
+                state[change.variable] = new if change.mask is None else new.where(change.mask, old)
+        for name, value in state.items():
+            kept[name][entry] = value
         finished = interpreter.run(program.orders["finish"], state, [program.finish])
-        record.add(loop, state, finished[program.finish])
-    return record.trace()
+        outputs[entry] = finished[program.finish]
+    in_prepare = selectors(program.prepare.values())
+    return Trace(
+        program=program.name,
+        start=start_at_loop,
+        variables=kept,
+        outputs=outputs,
+        selectors=_LazySelectors(program.selectors, interpreter, kept, n_loops - start_at_loop),
+        prepare_selectors=_LazySelectors(in_prepare, interpreter, {}),
+    )
 
 
 def counterfactual(
@@ -154,101 +171,74 @@ def counterfactual(
             fix="Pass pairs of inputs of equal length.",
         )
     loops = [loop] if isinstance(loop, int) else list(loop)
-    if variable not in program.prepare:
-        raise unknown_name(f"variable of program {program.name}", variable, program.prepare)
+    check_choice(f"variable of program {program.name}", variable, program.prepare)
     for t in loops:
-        _check_within(f"loop of the counterfactual on {variable!r}", t, 0, n_loops)
+        _check_within(f"loop of the counterfactual on {variable!r}", t, range(n_loops + 1))
     donor = program.run(source, n_loops=max(loops, default=0)).variables[variable]
     changes = [Intervention(variable, t, donor[t], mask) for t in loops]
     return program.run(base, n_loops=n_loops, interventions=changes)
 
 
-class _Record:
-    """Collects what a trace holds while the program runs."""
-
-    def __init__(
-        self, program: LoopProgram, interpreter: Interpreter, start_at_loop: int, n_loops: int
-    ) -> None:
-        self.program, self.interpreter, self.start = program, interpreter, start_at_loop
-        self.n_steps = n_loops - start_at_loop
-        tokens = interpreter.tokens
-        shape = (self.n_steps + 1, *tokens.shape)
-        self.variables = {name: tokens.new_empty(shape) for name in program.prepare}
-        self.outputs = tokens.new_empty(shape)
-
-    def add(self, loop: int, state: Mapping[str, Tensor], output: Tensor) -> None:
-        for name, values in self.variables.items():
-            values[loop - self.start] = state[name]
-        self.outputs[loop - self.start] = output
-
-    def trace(self) -> Trace:
-        in_step, in_prepare = self.program.selectors, selectors(self.program.prepare.values())
-        return Trace(
-            program=self.program.name,
-            start=self.start,
-            variables=self.variables,
-            outputs=self.outputs,
-            selectors=_Lazy({name: partial(self._over_loops, s) for name, s in in_step.items()}),
-            prepare_selectors=_Lazy(
-                {name: partial(self._one, select) for name, select in in_prepare.items()}
-            ),
-        )
-
-    def _one(self, select: Select, loop: int | None = None) -> Tensor:
-        """A selector [batch, query, key], with the variables as they were after ``loop`` loops."""
-        state = {} if loop is None else {name: x[loop] for name, x in self.variables.items()}
-        value = self.interpreter.run(postorder([select]), state, [select])[select]
-        batch, pos = self.interpreter.tokens.shape
-        return value.expand(batch, pos, pos)
-
-    def _over_loops(self, select: Select) -> Tensor:
-        """A selector at every loop [loop, batch, query, key]."""
-        batch, pos = self.interpreter.tokens.shape
-        if not select.variables:
-            return self._one(select).expand(self.n_steps, batch, pos, pos)
-        out = torch.empty(
-            (self.n_steps, batch, pos, pos),
-            dtype=torch.bool,
-            device=self.interpreter.tokens.device,
-        )
-        for loop in range(self.n_steps):
-            out[loop] = self._one(select, loop)
-        return out
-
-
-class _Lazy(Mapping[str, "Tensor"]):
-    """Selectors by name, computed from the variables when they are asked for.
+class _LazySelectors(Mapping[str, "Tensor"]):
+    """Selectors by name, computed from the variables of a run when they are asked for.
 
     So a trace holds no [loop, batch, query, key] numbers; and a selector that is the same at
-    every loop, or for every example, is one tensor seen through axes of stride 0.
+    every loop, or for every example, is one tensor seen through axes of stride 0. With no
+    ``n_loops``, selectors have no loop axis.
     """
 
-    def __init__(self, makers: Mapping[str, Callable[[], Tensor]]) -> None:
-        self._makers = makers
+    def __init__(
+        self,
+        selects: Mapping[str, Select],
+        interpreter: Interpreter,
+        variables: Mapping[str, Tensor],
+        n_loops: int | None = None,
+    ) -> None:
+        self._selects, self._interpreter = selects, interpreter
+        self._variables, self._n_loops = variables, n_loops
 
     def __getitem__(self, name: str) -> Tensor:
-        if name not in self._makers:
-            raise KeyError(str(unknown_name("selector", name, self._makers)))
-        return self._makers[name]()
+        if name not in self._selects:
+            raise KeyError(str(unknown_name("selector", name, self._selects)))
+        select = self._selects[name]
+        if self._n_loops is None:
+            return self._at(select, {})
+        if not select.variables:
+            once = self._at(select, {})
+            return once.expand(self._n_loops, *once.shape)
+        batch, pos = self._interpreter.tokens.shape
+        out = self._interpreter.tokens.new_empty((self._n_loops, batch, pos, pos), dtype=torch.bool)
+        for loop, selected in enumerate(out):
+            selected[:] = self._at(select, {n: x[loop] for n, x in self._variables.items()})
+        return out
+
+    def _at(self, select: Select, state: Mapping[str, Tensor]) -> Tensor:
+        value = self._interpreter.run(postorder([select]), state, [select])[select]
+        return value.expand(len(self._interpreter.tokens), *value.shape[1:])
 
     def __contains__(self, name: object) -> bool:
-        return name in self._makers
+        return name in self._selects
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._makers)
+        return iter(self._selects)
 
     def __len__(self) -> int:
-        return len(self._makers)
+        return len(self._selects)
 
 
-def _check_loops(n_loops: int, start_at_loop: int) -> None:
+def _check_run(program: LoopProgram, tokens: Tensor, n_loops: int, start_at_loop: int) -> None:
+    check_tokens(tokens, len(program.inputs), f"tokens of program {program.name}")
+    if tokens.numel() == 0:
+        raise InputError(
+            f"tokens of program {program.name}",
+            expected="at least one example and one position",
+            given=f"shape {list(tokens.shape)}",
+            fix="Pass a non-empty batch.",
+        )
     check_integer("n_loops", n_loops, least=0)
     fix = "n_loops counts from prepare: pass start_at_loop + the loops to run."
     check_integer("start_at_loop", start_at_loop, least=0, most=n_loops, fix=fix)
-
-
-def _check_size(program: LoopProgram, tokens: Tensor, n_steps: int) -> None:
-    size = (n_steps + 1) * (len(program.prepare) + 1) * tokens.numel()
+    size = (n_loops - start_at_loop + 1) * (len(program.prepare) + 1) * tokens.numel()
     if size > MAX_TRACE:
         raise InputError(
             f"trace of program {program.name}",
@@ -258,9 +248,36 @@ def _check_size(program: LoopProgram, tokens: Tensor, n_steps: int) -> None:
         )
 
 
-def _check_within(what: str, loop: int, first: int, last: int) -> None:
+def _check_start(
+    program: LoopProgram, tokens: Tensor, given: Mapping[str, Tensor], start_at_loop: int
+) -> None:
+    for name, values in given.items():
+        check_choice(f"variable of program {program.name}", name, program.prepare)
+        _check_values(f"values of variable {name!r}", values, tokens, torch.int64)
+    missing = [name for name in program.step if name not in given]
+    if start_at_loop > 0 and missing:
+        raise InputError(
+            f"variables at loop {start_at_loop} of program {program.name}",
+            expected=f"values of {', '.join(program.step)}",
+            given=f"none of {', '.join(missing)}",
+            fix="Take them from a trace: {name: trace.variables[name][t] for name in ...}.",
+        )
+
+
+def _check_intervention(
+    program: LoopProgram, tokens: Tensor, change: Intervention, loops: range
+) -> None:
+    check_choice(f"variable of program {program.name}", change.variable, program.prepare)
+    what = f"intervention on {change.variable!r}"
+    _check_within(f"loop of the {what}", change.loop, loops)
+    _check_values(f"values of the {what}", change.values, tokens, torch.int64)
+    if change.mask is not None:
+        _check_values(f"mask of the {what}", change.mask, tokens, torch.bool)
+
+
+def _check_within(what: str, loop: int, loops: range) -> None:
     fix = "t means after t loops; run more loops, or choose an earlier one."
-    check_integer(what, loop, least=first, most=last, fix=fix)
+    check_integer(what, loop, least=loops.start, most=loops.stop - 1, fix=fix)
 
 
 def _check_values(what: str, values: Tensor, tokens: Tensor, dtype: torch.dtype) -> None:
@@ -273,48 +290,3 @@ def _check_values(what: str, values: Tensor, tokens: Tensor, dtype: torch.dtype)
             given=f"{values.dtype} of shape {list(values.shape)} on {values.device}",
             fix="Pass one value per example and position, as the tokens have.",
         )
-
-
-def _plan(
-    program: LoopProgram,
-    tokens: Tensor,
-    interventions: Sequence[Intervention],
-    first: int,
-    last: int,
-) -> dict[int, list[Intervention]]:
-    """The interventions by loop, checked."""
-    planned: dict[int, list[Intervention]] = {}
-    for change in interventions:
-        if change.variable not in program.prepare:
-            raise unknown_name(
-                f"variable of program {program.name}", change.variable, program.prepare
-            )
-        what = f"intervention on {change.variable!r}"
-        _check_within(f"loop of the {what}", change.loop, first, last)
-        _check_values(f"values of the {what}", change.values, tokens, torch.int64)
-        if change.mask is not None:
-            _check_values(f"mask of the {what}", change.mask, tokens, torch.bool)
-        planned.setdefault(change.loop, []).append(change)
-    return planned
-
-
-def _starting_values(
-    program: LoopProgram,
-    tokens: Tensor,
-    variables: Mapping[str, Tensor],
-    start_at_loop: int,
-) -> dict[str, Tensor]:
-    """The values to start from, checked."""
-    for name, values in variables.items():
-        if name not in program.prepare:
-            raise unknown_name(f"variable of program {program.name}", name, program.prepare)
-        _check_values(f"values of variable {name!r}", values, tokens, torch.int64)
-    missing = [name for name in program.step if name not in variables]
-    if start_at_loop > 0 and missing:
-        raise InputError(
-            f"variables at loop {start_at_loop} of program {program.name}",
-            expected=f"values of {', '.join(program.step)}",
-            given=f"none of {', '.join(missing)}",
-            fix="Take them from a trace: {name: trace.variables[name][t] for name in ...}.",
-        )
-    return dict(variables)

@@ -8,13 +8,7 @@ import numpy as np
 import torch
 
 from loopinterp.rasp.compiler.assemble import carried, neurons
-from loopinterp.rasp.compiler.circuit import (
-    Circuit,
-    Directions,
-    FeatureNode,
-    HeadNode,
-    NeuronGroup,
-)
+from loopinterp.rasp.compiler.circuit import Circuit, Directions, FeatureNode, HeadNode, NeuronGroup
 from loopinterp.rasp.compiler.lower.lowered_features import Feature
 from loopinterp.rasp.compiler.lower.program_lowering import LoweredSection
 from loopinterp.rasp.compiler.stream_layout import StreamLayout

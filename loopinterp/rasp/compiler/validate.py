@@ -14,7 +14,7 @@ from typing import cast
 
 from loopinterp.errors import InputError, check_integer
 from loopinterp.rasp import graph
-from loopinterp.rasp.expr import Aggregate, Select, Seq, ShiftRight
+from loopinterp.rasp.expr import Select, Seq, ShiftRight, Var
 from loopinterp.rasp.graph import postorder
 from loopinterp.rasp.node import Expr
 from loopinterp.rasp.program import LoopProgram
@@ -79,17 +79,17 @@ def validate(program: LoopProgram | str, max_length: int) -> ValidatedProgram:
         )
     fix = "Pass the longest sequence that the model shall read, BOS and padding included."
     check_integer("max_length", max_length, least=1, most=MAX_LENGTH, fix=fix)
-    roots = [*program.prepare.values(), *program.step.values(), program.finish]
-    plain = written_out(roots)
-    prepare = {name: _seq(plain[x]) for name, x in program.prepare.items()}
-    kept = {name: _variable(name) for name in program.prepare if name not in program.step}
-    step = {name: _seq(plain[x]) for name, x in program.step.items()}
-    selects = {cast(Select, plain.get(node, node)): node for node in graph.selects(roots)[::-1]}
+    plain = written_out(program.expressions)
+    found = graph.selects(program.expressions)
+    selects = {cast(Select, plain.get(node, node)): node for node in found[::-1]}
     return ValidatedProgram(
         program=program,
-        prepare=prepare,
-        step={name: {**step, **kept}[name] for name in prepare},
-        finish=_seq(plain[program.finish]),
+        prepare={name: cast(Seq, plain[x]) for name, x in program.prepare.items()},
+        step={
+            name: cast(Seq, plain[program.step[name]]) if name in program.step else Var(name)
+            for name in program.prepare
+        },
+        finish=cast(Seq, plain[program.finish]),
         selects=selects,
         max_length=max_length,
         causal=all(select.causal for select in selects),
@@ -108,11 +108,10 @@ def written_out(roots: Iterable[Seq]) -> dict[Expr, Expr]:
     new: dict[Expr, Expr] = {}
     for node in postorder(roots):
         if isinstance(node, ShiftRight):
-            shift = dataclasses.replace(node, x=new[node.x])
-            new[node] = Aggregate(shift.selector, shift.x, "mean", shift.default)
+            new[node] = dataclasses.replace(node, x=new[node.x]).expanded
         else:
-            fields = {f.name: getattr(node, f.name) for f in dataclasses.fields(node)}  # type: ignore[arg-type]
-            new[node] = type(node)(**{name: _renewed(x, new) for name, x in fields.items()})
+            kind, fields = node.__reduce__()
+            new[node] = kind(*(_renewed(x, new) for x in fields))
     return new
 
 
@@ -122,14 +121,3 @@ def _renewed(field: object, new: dict[Expr, Expr]) -> object:
     if isinstance(field, tuple) and any(isinstance(x, Expr) for x in field):
         return tuple(new[x] for x in field)
     return field
-
-
-def _seq(node: Expr) -> Seq:
-    assert isinstance(node, Seq)  # what replaces a sequence is one
-    return node
-
-
-def _variable(name: str) -> Seq:
-    from loopinterp.rasp.language import var
-
-    return var(name)

@@ -16,16 +16,7 @@ Source: the format of arXiv 2405.17399.
 from __future__ import annotations
 
 from loopinterp.rasp.counts import Linear
-from loopinterp.rasp.language import (
-    eq,
-    full,
-    larger,
-    shift_right,
-    tok_map,
-    tokens,
-    var,
-    where,
-)
+from loopinterp.rasp.language import eq, full, larger, shift_right, tok_map, tokens, var, where
 from loopinterp.rasp.library import index_select
 from loopinterp.rasp.program import LoopProgram
 from loopinterp.rasp.programs.full_output import place_behind, position_of

@@ -14,16 +14,7 @@ The product has n + 2 columns, so the last carry is known after n + 1 loops, nev
 from __future__ import annotations
 
 from loopinterp.rasp.counts import Linear
-from loopinterp.rasp.language import (
-    UNKNOWN,
-    eq,
-    ne,
-    shift_right,
-    tok_map,
-    tokens,
-    var,
-    where,
-)
+from loopinterp.rasp.language import UNKNOWN, eq, ne, shift_right, tok_map, tokens, var, where
 from loopinterp.rasp.library import index_select
 from loopinterp.rasp.program import LoopProgram
 from loopinterp.rasp.programs.full_output import place_behind, position_of

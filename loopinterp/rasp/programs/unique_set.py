@@ -13,17 +13,7 @@ Where no symbol was kept, the answer is at its end.
 from __future__ import annotations
 
 from loopinterp.rasp.counts import Linear
-from loopinterp.rasp.language import (
-    eq,
-    full,
-    indices,
-    kqv,
-    ne,
-    smaller,
-    tokens,
-    var,
-    where,
-)
+from loopinterp.rasp.language import eq, full, indices, kqv, ne, smaller, tokens, var, where
 from loopinterp.rasp.library import firsts
 from loopinterp.rasp.program import LoopProgram
 from loopinterp.rasp.programs.full_output import place_behind, position_of
