@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -133,34 +134,25 @@ def attention_stabilisation_study(
 def _follow(model: LoopedTransformer, batch: Batch, n_loops: int) -> tuple[Tensor, Tensor]:
     """Changes ``[loop - 1, layer, batch, head]`` and exact match ``[loop, batch]``.
 
-    Only two patterns of each layer are ever held, not those of all loops.
+    Of each layer only the last pattern is held, not those of all loops.
     """
-    before: dict[int, Tensor] = {}
-    changes: list[list[Tensor]] = [[] for _ in range(model.config.n_layers)]
+    n_layers = model.config.n_layers
+    before: deque[Tensor] = deque(maxlen=n_layers)
+    changes: list[Tensor] = []
     exact: list[Tensor] = []
 
-    def watch_pattern(layer: int) -> Callable[..., None]:
-        def compare(pattern: Tensor, hook: object) -> None:
-            if layer in before:
-                change = attention_change(torch.stack([before[layer], pattern]))[0]
-                changes[layer].append(change.float().cpu())
-            before[layer] = pattern
-
-        return compare
+    def compare(pattern: Tensor, hook: object) -> None:
+        if len(before) == n_layers:  # the first is the pattern of this layer, a loop ago
+            changes.append(attention_change(torch.stack([before[0], pattern]))[0].float().cpu())
+        before.append(pattern)
 
     def score(state: Tensor, hook: object) -> None:
         right = correctness(model.readout(state).argmax(dim=-1), batch.targets)
         exact.append(exact_match(right).bool().cpu())
 
-    def sites(component: str, layer: int | None = None) -> list[str]:
-        names = model.site(component, loop=slice(None), layer=layer, n_loops=n_loops)
-        return [names] if isinstance(names, str) else names
-
-    hooks: list[tuple[str, Callable[..., None]]] = []
-    for layer in range(model.config.n_layers):
-        compare = watch_pattern(layer)
-        hooks += [(name, compare) for name in sites("attn.hook_pattern", layer)]
-    hooks += [(name, score) for name in sites("hook_state_post")]
+    every = slice(None)
+    patterns = model.site("attn.hook_pattern", loop=every, layer=every, n_loops=n_loops)
+    states = model.site("hook_state_post", loop=every, n_loops=n_loops)
+    hooks = [(name, compare) for name in patterns] + [(name, score) for name in states]
     model.run_with_hooks(batch.inputs, n_loops=n_loops, fwd_hooks=hooks)
-    stacked = torch.stack([torch.stack(layer) for layer in changes], dim=1)
-    return stacked, torch.stack(exact)
+    return torch.stack(changes).unflatten(0, (-1, n_layers)), torch.stack(exact)

@@ -10,7 +10,7 @@ import torch
 
 from loopinterp.dynamics.measures import relative_residual
 from loopinterp.dynamics.readouts import correctness, exact_match
-from loopinterp.dynamics.state_checks import asked_positions, check_states
+from loopinterp.dynamics.state_checks import asked_positions, check_state
 from loopinterp.errors import check_integer, check_number
 from loopinterp.models.model_description import describe_model
 from loopinterp.models.protocol import bind
@@ -133,7 +133,7 @@ def _follow(
     """Exact match, accuracy and residual of some examples after 0..n_loops loops."""
     iteration = bind(model, batch.inputs)
     share = asked / asked.sum(dim=1, keepdim=True)
-    check_states(iteration.h0[None], at_least=1, name="initial state")
+    check_state(iteration.h0, "initial state", fix="Check the model's weights and its input.")
     before: Tensor | None = None
     exact, accuracy, residual = [], [], []
     for _, h in iteration.run(n_loops):

@@ -10,6 +10,7 @@ import torch
 
 from loopinterp.dynamics.solvers.protocol import Solver, Status, Termination
 from loopinterp.dynamics.solvers.registry import get_solver
+from loopinterp.dynamics.state_checks import check_state
 from loopinterp.errors import InputError
 
 if TYPE_CHECKING:
@@ -84,12 +85,30 @@ def find_fixed_point(
         >>> round(point.state.item(), 3), point.statuses[0].name
         (2.0, 'CONVERGED')
     """
-    rule = Termination(tol, atol, max_steps, divergence, patience)
+    rule = Termination(
+        tol=tol, atol=atol, max_steps=max_steps, divergence=divergence, patience=patience
+    )
     method = get_solver(solver)
-    flat = _flat_start(x0)
+    if not x0.is_floating_point():
+        raise InputError(
+            "x0",
+            expected="a floating-point tensor",
+            given=str(x0.dtype),
+            fix="Convert it with x0.float().",
+        )
+    check_state(x0, "x0", fix="Check the embedding of the input.")
+    flat = x0.detach().reshape(1, 1) if x0.ndim == 0 else x0.detach().reshape(len(x0), -1)
 
     def g(x: Tensor) -> Tensor:
-        return _checked_output(f(x.reshape(x0.shape)), x0).reshape(flat.shape)
+        fx = f(x.reshape(x0.shape))
+        if fx.shape != x0.shape or fx.dtype != x0.dtype:
+            raise InputError(
+                "f",
+                expected=f"a map that keeps shape {tuple(x0.shape)} and {x0.dtype}",
+                given=f"shape {tuple(fx.shape)} and {fx.dtype} out",
+                fix="Solve for a map from states to states, such as bind(model, inputs).step.",
+            )
+        return fx.reshape(flat.shape)
 
     with torch.no_grad():
         state = method.init(g, flat)
@@ -104,31 +123,3 @@ def find_fixed_point(
             finite = torch.where(state.x.isfinite().all(dim=-1, keepdim=True), state.x, finite)
             residuals.append(state.residual)
     return FixedPoint(finite.reshape(x0.shape), status, torch.stack(residuals), n_steps)
-
-
-def _flat_start(x0: Tensor) -> Tensor:
-    """``x0`` as ``[batch, size]``, checked."""
-    if not x0.is_floating_point():
-        raise InputError(
-            "x0",
-            expected="a floating-point tensor",
-            given=str(x0.dtype),
-            fix="Convert it with x0.float().",
-        )
-    if x0.numel() == 0 or not x0.isfinite().all():
-        given = f"an empty tensor {tuple(x0.shape)}" if x0.numel() == 0 else "NaN or infinity"
-        raise InputError(
-            "x0", expected="finite values", given=given, fix="Check the embedding of the input."
-        )
-    return x0.detach().reshape(1, 1) if x0.ndim == 0 else x0.detach().reshape(len(x0), -1)
-
-
-def _checked_output(fx: Tensor, x0: Tensor) -> Tensor:
-    if fx.shape != x0.shape or fx.dtype != x0.dtype:
-        raise InputError(
-            "f",
-            expected=f"a map that keeps shape {tuple(x0.shape)} and {x0.dtype}",
-            given=f"shape {tuple(fx.shape)} and {fx.dtype} out",
-            fix="Solve for a map from states to states, such as bind(model, inputs).step.",
-        )
-    return fx

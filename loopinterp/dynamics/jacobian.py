@@ -18,7 +18,8 @@ import torch
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from loopinterp.errors import InputError, check_integer, check_number
+from loopinterp.dynamics.state_checks import check_shape, check_state
+from loopinterp.errors import check_integer, check_number
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Complex, Float
@@ -59,13 +60,7 @@ def jvp(
     Raises:
         InputError: If the tangent does not have the shape of the state.
     """
-    if v.shape != h.shape:
-        raise InputError(
-            "tangent",
-            expected=f"the shape of the state, {tuple(h.shape)}",
-            given=f"shape {tuple(v.shape)}",
-            fix="Pass one tangent for each example.",
-        )
+    check_shape(v, h, "tangent", fix="Pass one tangent for each example, shaped like the state.")
     _load_forward_mode()
     # Fused attention kernels have no forward derivative; the plain one has.
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
@@ -88,12 +83,8 @@ def dense_jacobian(
     Entry ``[b, i, j]`` is the derivative of component ``i`` after the loop by component ``j``
     before it, in the order of ``h.flatten(1)``.
     """
-    flat = h.flatten(1)
-    columns = []
-    for component in range(flat.shape[1]):
-        tangent = torch.zeros_like(flat)
-        tangent[:, component] = 1
-        columns.append(jvp(step, h, tangent.reshape(h.shape)).flatten(1))
+    units = torch.eye(h[0].numel()).to(h).unflatten(1, h.shape[1:])
+    columns = [jvp(step, h, unit.expand_as(h).contiguous()).flatten(1) for unit in units]
     return torch.stack(columns, dim=-1)
 
 
@@ -126,13 +117,7 @@ def spectral_radius(
     """
     check_number("tol", tol, above=0)
     check_integer("max_vectors", max_vectors, least=1)
-    if h.numel() == 0 or not h.isfinite().all():
-        raise InputError(
-            "state",
-            expected="finite values",
-            given="an empty state" if h.numel() == 0 else "NaN or infinity",
-            fix="Differentiate at a fixed point of a run that does not diverge.",
-        )
+    check_state(h, "state", fix="Differentiate at a fixed point of a run that does not diverge.")
     n_examples, size = h.flatten(1).shape
     most = min(max_vectors, size)
     generator = torch.Generator().manual_seed(seed)

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from loopinterp.dynamics.state_checks import check_states
-from loopinterp.errors import InputError, check_integer, check_number, unknown_name
+from loopinterp.dynamics.state_checks import check_shape, check_states
+from loopinterp.errors import InputError, check_choice, check_integer, check_number
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+    from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
 SETTLED = 0.03
@@ -52,8 +52,7 @@ def relative_residual(
         >>> relative_residual(torch.tensor([[0.0, 1.0], [0.0, 2.0], [0.0, 2.0]]))
         tensor([0.5000, 0.0000])
     """
-    if norm not in ("2", "max"):
-        raise unknown_name("norm", norm, ("2", "max"))
+    check_choice("norm", norm, ("2", "max"))
     check_states(states, allow_nonfinite=allow_nonfinite)
     order = 2 if norm == "2" else float("inf")
     update = torch.linalg.vector_norm(states[1:] - states[:-1], ord=order, dim=-1)
@@ -80,13 +79,7 @@ def distance_to_limit(
         InputError: If ``limit`` does not have the shape of one state.
     """
     check_states(states, at_least=1, allow_nonfinite=allow_nonfinite)
-    if limit.shape != states.shape[1:]:
-        raise InputError(
-            "limit",
-            expected=f"one state, shape {tuple(states.shape[1:])}",
-            given=f"shape {tuple(limit.shape)}",
-            fix="Pass the fixed point of the same batch.",
-        )
+    check_shape(limit, states[0], "limit", fix="Pass the fixed point of the same batch.")
     distance = (states - limit).norm(dim=-1)
     return distance / limit.norm(dim=-1) if relative else distance
 
@@ -201,11 +194,14 @@ def settling_time(
             given=f"shape {tuple(residual.shape)}",
             fix="Pass the output of relative_residual.",
         )
-    moving = ~(residual < threshold)
-    n_loops = len(residual)
-    loops = torch.arange(1, n_loops + 1, device=residual.device)
-    last_moving = (moving * loops.reshape(-1, *[1] * (residual.ndim - 1))).amax(dim=0)
-    return torch.where(last_moving == n_loops, -1, last_moving + 1)
+    last_moving = last_loop(~(residual < threshold))
+    return torch.where(last_moving == len(residual), -1, last_moving + 1)
+
+
+def last_loop(holds: Bool[Tensor, "loop ..."]) -> Int[Tensor, "*lead"]:
+    """The last loop, counted from 1, at which something holds; 0 where it never does."""
+    loops = torch.arange(1, len(holds) + 1, device=holds.device)
+    return (holds * loops.reshape(-1, *[1] * (holds.ndim - 1))).amax(dim=0)
 
 
 def _above_noise(states: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from loopinterp.dynamics.measures import last_loop
 from loopinterp.dynamics.state_checks import check_states
 from loopinterp.errors import InputError, check_integer
 from loopinterp.tasks.task import IGNORE
@@ -103,15 +104,12 @@ def stable_from(
             given=f"shape {tuple(answers.shape)}",
             fix="Take the argmax of the logits of all loops.",
         )
-    if hold is None:
-        loops = torch.arange(1, n_loops + 1, device=answers.device)
-        changed = answers[1:] != answers[:-1]
-        return (changed * loops.reshape(-1, *[1] * (answers.ndim - 1))).amax(dim=0)
-    check_integer("hold", hold, most=n_loops, least=1)
     same = answers[1:] == answers[:-1]
+    if hold is None:
+        return last_loop(~same)
+    check_integer("hold", hold, most=n_loops, least=1)
     held = same.unfold(0, hold, 1).all(dim=-1)
-    first = held.int().argmax(dim=0)
-    return torch.where(held.any(dim=0), first, -1)
+    return torch.where(held.any(dim=0), held.int().argmax(dim=0), -1)
 
 
 def correctness(

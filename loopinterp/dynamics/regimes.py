@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import torch
+from pydantic import Field, PositiveFloat
 
 from loopinterp.dynamics.state_checks import check_states
-from loopinterp.errors import InputError, check_integer, check_number
+from loopinterp.errors import check_integer
+from loopinterp.settings import Settings, settings
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -62,8 +64,8 @@ class Regimes:
         return {r.label: int((self.regime == r).sum()) for r in Regime}
 
 
-@dataclass(frozen=True)
-class RegimeCriteria:
+@settings
+class RegimeCriteria(Settings):
     """Where the lines between regimes are drawn.
 
     Attributes:
@@ -79,19 +81,13 @@ class RegimeCriteria:
         divergence: Factor over the window by which updates and states must both grow.
     """
 
-    window: int | None = None
-    at_rest: float = 1e-4
-    to_go: float = 0.03
-    recurrence: float = 1e-3
-    straight: float = 0.5
-    rotation: float = 0.9
-    divergence: float = 1.5
-
-    def __post_init__(self) -> None:
-        for name in ("at_rest", "to_go", "recurrence", "straight", "rotation", "divergence"):
-            check_number(name, getattr(self, name), above=0)
-        if self.window is not None:
-            check_integer("window", self.window, least=LEAST_LOOPS // 2)
+    window: Annotated[int, Field(ge=LEAST_LOOPS // 2)] | None = None
+    at_rest: PositiveFloat = 1e-4
+    to_go: PositiveFloat = 0.03
+    recurrence: PositiveFloat = 1e-3
+    straight: PositiveFloat = 0.5
+    rotation: PositiveFloat = 0.9
+    divergence: PositiveFloat = 1.5
 
 
 def classify_regimes(
@@ -131,13 +127,8 @@ def classify_regimes(
     criteria = criteria or RegimeCriteria()
     check_states(states, at_least=LEAST_LOOPS + 1, allow_nonfinite=True)
     window = criteria.window or max(LEAST_LOOPS // 2, (len(states) - 1) // 2)
-    if window >= len(states):
-        raise InputError(
-            "window",
-            expected=f"at most the {len(states) - 1} loops of the run",
-            given=str(window),
-            fix="Run more loops, or shorten the window.",
-        )
+    fix = "Run more loops, or shorten the window."
+    check_integer("window", window, most=len(states) - 1, fix=fix)
     lead, d_model = states.shape[1:-1], states.shape[-1]
     late = states[-(window + 1) :].reshape(window + 1, -1, d_model)
     at_once = max(1, CHUNK_VALUES // ((window + 1) * d_model))
@@ -167,14 +158,8 @@ def _classify(late: Tensor, criteria: RegimeCriteria) -> tuple[Tensor, ...]:
         late[:, moving], straightness[moving], criteria
     )
     regime[diverges | ~finite] = Regime.DIVERGENCE
-    unknown = ~finite
-    return (
-        regime,
-        period,
-        growth.masked_fill(unknown, float("nan")),
-        straightness.masked_fill(unknown, float("nan")),
-        planarity,
-    )
+    growth, straightness = (v.masked_fill(~finite, float("nan")) for v in (growth, straightness))
+    return regime, period, growth, straightness, planarity
 
 
 def _motion(

@@ -44,6 +44,21 @@ def check_finite(values: Tensor, name: str) -> None:
         )
 
 
+def check_state(state: Tensor, name: str, *, fix: str) -> None:
+    """Raise unless a state is there and finite."""
+    empty = state.numel() == 0
+    if empty or not state.isfinite().all():
+        given = f"an empty tensor {tuple(state.shape)}" if empty else "NaN or infinity"
+        raise InputError(name, expected="finite values", given=given, fix=fix)
+
+
+def check_shape(values: Tensor, like: Tensor, name: str, *, fix: str) -> None:
+    """Raise unless a tensor has the shape of another one."""
+    wanted, given = tuple(like.shape), tuple(values.shape)
+    if given != wanted:
+        raise InputError(name, expected=f"shape {wanted}", given=f"shape {given}", fix=fix)
+
+
 def asked_positions(batch: Batch, positions: str = "asked") -> Bool[Tensor, "batch pos"]:
     """Positions that a study counts: those with a target (``asked``), or ``all`` of them.
 

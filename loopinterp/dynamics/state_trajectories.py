@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from loopinterp.errors import InputError, check_integer
+from loopinterp.dynamics.state_checks import check_shape, check_state
+from loopinterp.errors import check_integer
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -38,20 +39,8 @@ def run_loops(
     """
     check_integer("n_loops", n_loops, least=1)
     h0 = iteration.h0 if start is None else start
-    if h0.shape != iteration.h0.shape:
-        raise InputError(
-            "start",
-            expected=f"a state of shape {tuple(iteration.h0.shape)}",
-            given=f"shape {tuple(h0.shape)}",
-            fix="Start from a state of the same batch and length.",
-        )
-    if not h0.isfinite().all():
-        raise InputError(
-            "initial state",
-            expected="finite values",
-            given="NaN or infinity",
-            fix="Check the model's weights and its input.",
-        )
+    check_shape(h0, iteration.h0, "start", fix="Start from a state of the same batch and length.")
+    check_state(h0, "initial state", fix="Check the model's weights and its input.")
     with torch.no_grad():
         states = h0.new_empty(n_loops + 1, *h0.shape)
         for loop, h in iteration.run(n_loops, state=h0):

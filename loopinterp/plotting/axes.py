@@ -79,7 +79,6 @@ def panel_figure(
     *,
     panel_height: int = PANEL_HEIGHT,
     square: bool = False,
-    y_down: bool = False,
 ) -> go.Figure:
     """Empty axes in a grid; ``layout.meta`` tells the report how to lay them out anew."""
     columns = min(columns, len(titles))
@@ -115,32 +114,26 @@ def panel_figure(
                 font={"size": 13},
                 name="panel title",
             )
-    meta = {
-        "panels": len(titles),
-        "columns": columns,
-        "panel_height": panel_height,
-        "square": square,
-    }
-    figure.update_layout(
+    meta = {"panels": len(titles), "columns": columns}
+    meta |= {"panel_height": panel_height, "square": square}
+    return figure.update_layout(
         template=template(), height=rows * panel_height + 110, meta={"loopinterp": meta}
     )
-    return figure
 
 
 def add_line(figure: go.Figure, line: Series, panel: int, place: int, *, legend: bool) -> None:
     x, y = list(line.x), np.asarray(line.y, dtype=float)
     shade = series_colour(line, place)
     if line.low is not None and line.high is not None:
-        for part in _finite_runs(line.low, line.high):
-            edge_x = x[part] + x[part][::-1]
-            edge_y = np.concatenate(
-                [np.asarray(line.high, float)[part], np.asarray(line.low, float)[part][::-1]]
-            )
+        low, high = np.asarray(line.low, float), np.asarray(line.high, float)
+        gaps = ~(np.isfinite(low) & np.isfinite(high))
+        # In stretches without a gap, which a filled outline cannot have.
+        for part in np.ma.clump_unmasked(np.ma.masked_where(gaps, low)):
             figure.add_scatter(
                 name=line.name,
                 legendgroup=line.name,
-                x=edge_x,
-                y=edge_y,
+                x=x[part] + x[part][::-1],
+                y=np.concatenate([high[part], low[part][::-1]]),
                 mode="lines",
                 line={"width": 0},
                 fill="toself",
@@ -210,13 +203,6 @@ def series_colour(series: Series, place: int) -> str:
     if series.colour is not None:
         return PALETTE.get(series.colour, series.colour)
     return PALETTE["grey"] if series.control else colour(place)
-
-
-def _finite_runs(low: Any, high: Any) -> list[slice]:
-    """Stretches without a NaN: a filled outline cannot have gaps."""
-    finite = np.isfinite(np.asarray(low, float)) & np.isfinite(np.asarray(high, float))
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], finite.astype(int), [0]])))
-    return [slice(int(a), int(b)) for a, b in zip(edges[::2], edges[1::2])]
 
 
 def axis_range(

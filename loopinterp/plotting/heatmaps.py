@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from loopinterp.errors import InputError, unknown_name
+from loopinterp.errors import InputError, check_choice
 from loopinterp.plotting.axes import Series, add_line, axes, panel_figure, suffix
 from loopinterp.plotting.look import SCALES
 
@@ -53,8 +53,7 @@ def heatmap_panels(
         square: Whether cells are square.
         y_down: Whether the first row is at the top, as in an attention pattern.
     """
-    if scale not in SCALES:
-        raise unknown_name("scale", scale, SCALES)
+    check_choice("scale", scale, SCALES)
     arrays = [np.asarray(p.values, dtype=float) for p in panels]
     for array in arrays:
         if array.shape != (len(y), len(x)):
@@ -65,7 +64,7 @@ def heatmap_panels(
                 fix="Give values as [row, column], with one y for each row.",
             )
     columns = columns or min(len(panels), 4)
-    figure = panel_figure([p.title for p in panels], columns, square=square, y_down=y_down)
+    figure = panel_figure([p.title for p in panels], columns, square=square)
     rows = -(-len(panels) // columns)
     hover = f"{x_title} %{{x}}<br>{y_title} %{{y}}<br>{value_title} %{{z:.3g}}<extra></extra>"
     gap = 1 if max(len(x), len(y)) <= 40 else 0
@@ -116,14 +115,11 @@ def loop_slider_figure(
     x_title: str,
     y_title: str,
     value_title: str,
-    value_range: tuple[float, float] = (0.0, 1.0),
-    scale: str = "mass",
-    columns: int | None = None,
 ) -> go.Figure:
     """Square heat maps with a slider over loops, such as attention patterns of all heads.
 
     Args:
-        values: [loop, panel, row, column]; row 0 is at the top.
+        values: Shares in 0..1, [loop, panel, row, column]; row 0 is at the top.
         loops: Number of each loop, as the slider shows it.
         panel_titles: One for each panel.
         x: Names or numbers of the columns.
@@ -131,9 +127,6 @@ def loop_slider_figure(
         x_title: Title of the x-axis.
         y_title: Title of the y-axis.
         value_title: What the colour means.
-        value_range: Values of the ends of the scale, the same at every loop.
-        scale: As in :func:`heatmap_panels`.
-        columns: Panels in a row.
     """
     values = np.asarray(values, dtype=np.float32)
     if values.ndim != 4 or values.shape[:2] != (len(loops), len(panel_titles)):
@@ -151,9 +144,8 @@ def loop_slider_figure(
         x_title=x_title,
         y_title=y_title,
         value_title=value_title,
-        scale=scale,
-        value_range=value_range,
-        columns=columns,
+        scale="mass",
+        value_range=(0.0, 1.0),
         square=True,
         y_down=True,
     )
@@ -176,12 +168,11 @@ def _cell_range(values: Collection[Any]) -> list[float] | None:
     """From edge to edge of the cells, where coordinates are evenly spaced numbers."""
     if len(values) < 2 or not all(isinstance(v, (int, float, np.number)) for v in values):
         return None
-    steps = np.diff(np.asarray(list(values), dtype=float))
+    numbers = np.asarray(list(values), dtype=float)
+    steps = np.diff(numbers)
     if not np.allclose(steps, steps[0]):
         return None
-    half = steps[0] / 2
-    numbers = list(values)
-    return [float(numbers[0] - half), float(numbers[-1] + half)]
+    return [float(numbers[0] - steps[0] / 2), float(numbers[-1] + steps[0] / 2)]
 
 
 def _limits(arrays: Sequence[np.ndarray]) -> tuple[float, float]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import plotly.graph_objects as go
 
 from loopinterp.plotting.axes import (
-    PANEL_HEIGHT,
     Reference,
     Series,
     add_line,
@@ -38,7 +37,6 @@ def line_figure(
     *,
     x_title: str,
     y_title: str,
-    x_range: tuple[float, float] | None = None,
     y_range: tuple[float, float] | None = None,
     x_log: bool = False,
     y_log: bool = False,
@@ -50,23 +48,16 @@ def line_figure(
         series: The lines; controls come out grey and dashed.
         x_title: Title of the x-axis, with its unit.
         y_title: Title of the y-axis, with its unit.
-        x_range: Limits of the x-axis, in data units also on a logarithmic axis.
-        y_range: Limits of the y-axis, likewise.
+        y_range: Limits of the y-axis, in data units also on a logarithmic axis.
         x_log: Logarithmic x-axis.
         y_log: Logarithmic y-axis.
         references: Values to mark (chance level, training length).
     """
     panel = LinePanel(series, y_title, y_range=y_range, y_log=y_log, references=references)
-    return line_panels([panel], x_title=x_title, x_range=x_range, x_log=x_log)
+    return line_panels([panel], x_title=x_title, x_log=x_log)
 
 
-def line_panels(
-    panels: Sequence[LinePanel],
-    *,
-    x_title: str,
-    x_range: tuple[float, float] | None = None,
-    x_log: bool = False,
-) -> go.Figure:
+def line_panels(panels: Sequence[LinePanel], *, x_title: str, x_log: bool = False) -> go.Figure:
     """Panels of lines, one above the other, over one shared x-axis.
 
     Series of one name have one colour and one legend entry in all panels.
@@ -84,7 +75,7 @@ def line_panels(
             matches="x" if k else None,
             title_text=x_title if k == len(panels) - 1 else None,
             showticklabels=k == len(panels) - 1,
-            **axis_range(x_range, x_log, [v for p in panels for s in p.series for v in s.x]),
+            **axis_range(None, x_log, [v for p in panels for s in p.series for v in s.x]),
         )
         figure.layout[f"yaxis{suffix(k)}"].update(
             title_text=panel.y_title,
@@ -99,21 +90,20 @@ def bars_with_intervals(
     *,
     value_title: str,
     value_range: tuple[float, float] | None = None,
-    horizontal: bool = True,
     references: Sequence[Reference] = (),
 ) -> go.Figure:
     """Bars with intervals: ``x`` of each series names the categories, ``y`` gives the values.
+
+    They are horizontal, which leaves room for long names.
 
     Args:
         groups: One series for each colour; the first category is drawn at the top.
         value_title: Title of the value axis, with its unit.
         value_range: Limits of the value axis.
-        horizontal: Horizontal bars leave room for long names (the default).
         references: Values to mark on the value axis (their ``axis`` is ignored).
     """
     n_bars = sum(len(s.x) for s in groups)
-    height = max(26 * n_bars + 40, 160) if horizontal else PANEL_HEIGHT
-    figure = panel_figure([""], columns=1, panel_height=height)
+    figure = panel_figure([""], columns=1, panel_height=max(26 * n_bars + 40, 160))
     place = 0
     for bars in groups:
         values = np.asarray(bars.y, float)
@@ -124,20 +114,17 @@ def bars_with_intervals(
             up = np.asarray(bars.high, float) - values
             down = values - np.asarray(bars.low, float)
             interval = {"array": up, "arrayminus": down, "thickness": 1.5, "width": 5}
-        along, across = ("x", "y") if horizontal else ("y", "x")
         figure.add_bar(
             name=bars.name,
-            orientation="h" if horizontal else "v",
+            orientation="h",
             marker={"color": shade, "pattern": {"shape": "/" if bars.control else ""}},
-            hovertemplate=f"%{{{across}}}<br>{bars.name}: %{{{along}:.3g}}<extra></extra>",
-            **{along: values, across: list(bars.x), f"error_{along}": interval},
+            hovertemplate=f"%{{y}}<br>{bars.name}: %{{x:.3g}}<extra></extra>",
+            x=values,
+            y=list(bars.x),
+            error_x=interval,
         )
-    value_axis, name_axis = ("xaxis", "yaxis") if horizontal else ("yaxis", "xaxis")
-    figure.layout[value_axis].update(title_text=value_title, **axis_range(value_range, False))
-    figure.layout[name_axis].update(
-        type="category", showgrid=False, autorange="reversed" if horizontal else None
-    )
+    figure.update_xaxes(title_text=value_title, **axis_range(value_range, False))
+    figure.update_yaxes(type="category", showgrid=False, autorange="reversed")
     figure.update_layout(showlegend=len(groups) > 1, barmode="group")
-    marks = [Reference(mark.value, mark.text, value_axis[0]) for mark in references]
-    add_references(figure, marks, 0)
+    add_references(figure, [replace(mark, axis="x") for mark in references], 0)
     return figure

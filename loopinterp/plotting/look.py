@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import plotly.graph_objects as go
+from plotly.colors import hex_to_rgb
 
 PALETTE = {
     "blue": "#3d68ea",
@@ -21,18 +22,8 @@ SYMBOLS = ["circle", "square", "diamond", "triangle-up", "cross"]
 _FAINT = "rgba(128,134,144,0.22)"
 _CLEAR = "rgba(0,0,0,0)"
 
-SCALES: dict[str, list[tuple[float, str]]] = {
-    "sequential": [
-        (0.0, "#440154"),
-        (0.125, "#482878"),
-        (0.25, "#3e4a89"),
-        (0.375, "#31688e"),
-        (0.5, "#26828e"),
-        (0.625, "#1f9e89"),
-        (0.75, "#35b779"),
-        (0.875, "#6dcd59"),
-        (1.0, "#fde725"),
-    ],
+SCALES: dict[str, str | list[tuple[float, str]]] = {
+    "sequential": "Viridis",
     "mass": [(0.0, "rgba(61,104,234,0.04)"), (1.0, "rgba(61,104,234,1)")],
     "diverging": [
         (0.0, "rgba(201,58,46,1)"),
@@ -40,7 +31,7 @@ SCALES: dict[str, list[tuple[float, str]]] = {
         (1.0, "rgba(61,104,234,1)"),
     ],
 }
-"""Colour scales of heat maps: ``sequential`` (viridis), ``mass`` (0 is the page), ``diverging``."""
+"""Colour scales of heat maps: ``sequential``, ``mass`` (0 is the page), ``diverging``."""
 
 
 def colour(index: int) -> str:
@@ -50,7 +41,7 @@ def colour(index: int) -> str:
 
 def ramp(n: int) -> list[str]:
     """``n`` colours in an order the eye can follow (for chain lengths, loops), blue to ochre."""
-    stops = np.array([rgb(PALETTE[k]) for k in ("blue", "magenta", "red", "ochre")], float)
+    stops = np.array([hex_to_rgb(PALETTE[k]) for k in ("blue", "magenta", "red", "ochre")], float)
     at = np.linspace(0, len(stops) - 1, n) if n > 1 else np.zeros(n)
     mixed = [np.array([np.interp(a, range(len(stops)), stops[:, k]) for k in range(3)]) for a in at]
     return ["#" + "".join(f"{round(v):02x}" for v in c) for c in mixed]
@@ -88,9 +79,5 @@ def template() -> go.layout.Template:
     )
 
 
-def rgb(hexadecimal: str) -> tuple[int, ...]:
-    return tuple(int(hexadecimal[k : k + 2], 16) for k in (1, 3, 5))
-
-
 def alpha(shade: str, opacity: float) -> str:
-    return f"rgba({','.join(map(str, rgb(shade)))},{opacity})" if shade[0] == "#" else shade
+    return f"rgba({','.join(map(str, hex_to_rgb(shade)))},{opacity})" if shade[0] == "#" else shade

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from loopinterp.errors import InputError
+from loopinterp.errors import InputError, check_integer
 from loopinterp.tasks.addition import PROPAGATE_PROBABILITIES, Addition
 
 if TYPE_CHECKING:
@@ -180,12 +180,6 @@ def _check(task: Addition, n: int, max_chain: int, n_pairs: int) -> None:
             given=getattr(task, "name", type(task).__name__),
             fix="Only additions have carries; use probe_study for other tasks.",
         )
-    if not 1 <= max_chain <= n - 2:
-        raise InputError(
-            "max_chain",
-            expected=f"1..{n - 2}, to fit in n = {n} bits",
-            given=str(max_chain),
-            fix="Pass a shorter max_chain or a larger n.",
-        )
-    if n_pairs < 1:
-        raise InputError("n_pairs", expected=">= 1", given=str(n_pairs), fix="Pass n_pairs=64.")
+    fix = f"It must fit in n = {n} bits: pass a shorter max_chain or a larger n."
+    check_integer("max_chain", max_chain, least=1, most=n - 2, fix=fix)
+    check_integer("n_pairs", n_pairs, least=1)

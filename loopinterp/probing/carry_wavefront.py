@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -24,7 +23,7 @@ from loopinterp.probing.probe_controls import (
 from loopinterp.results import study
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+    from jaxtyping import Float
     from torch import Tensor
 
     from loopinterp.models.protocol import LoopedModel
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
 
 _CONTROL_DRAWS = 8
 _CODED_PAIRS = 1024
+_CARRY = VARIABLES.index("carry in")
 
 
 def carry_study(
@@ -87,18 +87,22 @@ def carry_study(
     options = {"n": n, "max_chain": max_chain, "loops": steps, "n_short": n_short}
     options |= {"n_train": n_train, "n_test": n_test, "probe": repr(probe), "threshold": threshold}
     with study(seed, study="carry", model=describe_model(model), **options) as watch:
-        generator = torch.Generator().manual_seed(seed)
-        sizes = {"n_short": n_short, "n_train": n_train, "n_test": n_test}
-        sample = _draw(task, n, max_chain, generator=generator, device=device_of(model), **sizes)
+        generator, device = torch.Generator().manual_seed(seed), device_of(model)
+
+        def draw(bits: int, chains: int, pairs: int) -> ChainSample:
+            drawn = sample_chains(task, bits, max_chain=chains, n_pairs=pairs, generator=generator)
+            return drawn.to(device)
+
+        train, test = draw(n, max_chain, n_train), draw(n, max_chain, n_test)
+        short = draw(n_short, min(n_short - 2, max_chain), n_train)
         if random_model is None:
             random_model = with_random_weights(model, seed=seed)  # type: ignore[type-var]
-        trained = _read(model, sample, steps)
-        random = _read(random_model, sample, steps)
-        short = sample.short
+        trained, embedding = _read(model, train, test, steps)
+        random, _ = _read(random_model, train, test, steps)
         short_states = states_at(model, short.inputs, short.row, short.pos, loops=steps)[0]
-        labels = _labels(sample, generator)
+        labels = _labels(train, test, generator)
         per_loop, before = reach(model), _reach_before(model)
-        chains = torch.tensor(sample.train.chain_lengths)
+        chains = torch.tensor(train.chain_lengths)
         in_reach = torch.ones(len(steps), len(chains), dtype=torch.bool)
         if per_loop is not None:
             in_reach = chains <= per_loop * torch.tensor(steps)[:, None] + before
@@ -106,9 +110,9 @@ def carry_study(
             watch,
             coords={"loop": steps, "chain_length": chains.tolist(), "variable": VARIABLES},
             in_reach=in_reach,
-            majority=majority_accuracy(sample.train.carry, sample.test.carry),
-            **_own_scores(probe, trained, random, labels),
-            **_shared_scores(probe, trained, sample, short_states),
+            majority=majority_accuracy(train.carry, test.carry),
+            **_own_scores(probe, trained, random, embedding, labels),
+            **_shared_scores(probe, trained, train.carry, test.carry, short_states, short.carry),
             **_code_lengths(trained, random, labels, generator),
             n=n,
             n_short=n_short,
@@ -126,73 +130,28 @@ def _reach_before(model: Any) -> int:
     return getattr(config, "n_prelude", 0) * (getattr(config, "attention_window", None) or 0)
 
 
-@dataclass(frozen=True)
-class _Sample:
-    """Additions to train on, others to score on, and short ones to train on."""
+class _Halves(NamedTuple):
+    """What there is of the additions to train on, and of those to score on."""
 
-    train: ChainSample
-    test: ChainSample
-    short: ChainSample
+    train: Tensor
+    test: Tensor
 
 
-def _draw(
-    task: Addition,
-    n: int,
-    max_chain: int,
-    *,
-    n_short: int,
-    n_train: int,
-    n_test: int,
-    generator: torch.Generator,
-    device: torch.device,
-) -> _Sample:
-    def draw(bits: int, chains: int, pairs: int) -> ChainSample:
-        drawn = sample_chains(task, bits, max_chain=chains, n_pairs=pairs, generator=generator)
-        return drawn.to(device)
-
-    return _Sample(
-        train=draw(n, max_chain, n_train),
-        test=draw(n, max_chain, n_test),
-        short=draw(n_short, min(n_short - 2, max_chain), n_train),
+def _read(
+    model: LoopedModel, train: ChainSample, test: ChainSample, loops: list[int]
+) -> tuple[_Halves, _Halves]:
+    """States [loop, chain, sample, d_model], and embeddings in the place of those of one loop."""
+    (train_h, train_e), (test_h, test_e) = (
+        states_at(model, half.inputs, half.row, half.pos, loops=loops) for half in (train, test)
     )
+    return _Halves(train_h, test_h), _Halves(train_e[None], test_e[None])
 
 
-@dataclass(frozen=True)
-class _Readings:
-    """States [loop, chain, sample, d_model] and embeddings of the long additions."""
+def _labels(train: ChainSample, test: ChainSample, generator: torch.Generator) -> _Halves:
+    """Classes [label, chain, sample] of the variables, then of the control task.
 
-    train: Float[Tensor, "loop chain train_sample d_model"]
-    test: Float[Tensor, "loop chain test_sample d_model"]
-    train_e: Float[Tensor, "chain train_sample d_model"]
-    test_e: Float[Tensor, "chain test_sample d_model"]
-
-    def of_embedding(self) -> _Readings:
-        """The embedding in the place of the states of one loop."""
-        return _Readings(self.train_e[None], self.test_e[None], self.train_e, self.test_e)
-
-
-def _read(model: LoopedModel, sample: _Sample, loops: list[int]) -> _Readings:
-    (train, train_e), (test, test_e) = (
-        states_at(model, half.inputs, half.row, half.pos, loops=loops)
-        for half in (sample.train, sample.test)
-    )
-    return _Readings(train, test, train_e, test_e)
-
-
-@dataclass(frozen=True)
-class _Labels:
-    """Classes of every variable of the addition, then the random labels of the control task."""
-
-    train: Int[Tensor, "label chain train_sample"]
-    test: Int[Tensor, "label chain test_sample"]
-
-    def of_variables(self) -> _Labels:
-        return _Labels(self.train[: len(VARIABLES)], self.test[: len(VARIABLES)])
-
-
-def _labels(sample: _Sample, generator: torch.Generator) -> _Labels:
-    """The random labels are fixed by the local input, and the same in both halves."""
-    train, test = sample.train, sample.test
+    Its random labels are fixed by the local input, and the same in both halves.
+    """
     types = context_types(torch.cat([train.inputs, test.inputs]))
     places = [types[train.row, train.pos], types[len(train.inputs) + test.row, test.pos]]
     control = control_labels(
@@ -202,87 +161,75 @@ def _labels(sample: _Sample, generator: torch.Generator) -> _Labels:
         generator=generator,
     )
     n_train = train.carry.shape[1]
-    return _Labels(
+    return _Halves(
         torch.cat([train.variables, control[..., :n_train]]),
         torch.cat([test.variables, control[..., n_train:]]),
     )
 
 
-@dataclass(frozen=True)
-class _Scores:
-    """Scores [label, loop, chain] of probes that each have one loop and one chain length."""
+def _own_probes(probe: LinearProbe, states: _Halves, labels: _Halves) -> tuple[Tensor, Tensor]:
+    """Accuracy [label, loop, chain] and balanced accuracy [variable, loop, chain].
 
-    accuracy: Tensor
-    balanced: Tensor
-
-    @property
-    def carry(self) -> Tensor:
-        return self.accuracy[VARIABLES.index("carry in")]
-
-    @property
-    def control(self) -> Tensor:
-        return self.accuracy[len(VARIABLES) :].mean(0)
-
-
-def _own_probes(probe: LinearProbe, states: _Readings, labels: _Labels) -> _Scores:
-    """One solve for all loops, chain lengths and labels; the labels of a cell share its factor."""
+    One solve for all loops, chain lengths and labels; the labels of a cell share its factor.
+    """
     fitted = probe.fresh().fit(states.train, labels.train[:, None])
     truth = labels.test[:, None]
     right = (fitted.predict(states.test) == truth).double()
     recalls = [(right * (truth == cls)).sum(-1) / (truth == cls).sum(-1) for cls in (0, 1)]
-    balanced = torch.stack(recalls).mean(0)[: len(VARIABLES)]
-    return _Scores(right.mean(-1), balanced)
+    return right.mean(-1), torch.stack(recalls).mean(0)[: len(VARIABLES)]
 
 
 def _own_scores(
-    probe: LinearProbe, trained: _Readings, random: _Readings, labels: _Labels
+    probe: LinearProbe, trained: _Halves, random: _Halves, embedding: _Halves, labels: _Halves
 ) -> dict[str, Tensor]:
     """Probes that each have one loop and one chain length, and the same on the controls."""
-    own = _own_probes(probe, trained, labels)
-    on_random = _own_probes(probe, random, labels.of_variables())
-    on_embedding = _own_probes(probe, trained.of_embedding(), labels.of_variables())
+    variables = _Halves(*(half[: len(VARIABLES)] for half in labels))
+    accuracy, balanced = _own_probes(probe, trained, labels)
+    random_accuracy, random_balanced = _own_probes(probe, random, variables)
+    embedding_accuracy, embedding_balanced = _own_probes(probe, embedding, variables)
     return {
-        "accuracy": own.carry,
-        "control_task": own.control,
-        "random_model": on_random.carry,
-        "embedding": on_embedding.carry[0],
-        "variable_accuracy": own.balanced,
-        "variable_random_model": on_random.balanced,
-        "variable_embedding": on_embedding.balanced[:, 0],
+        "accuracy": accuracy[_CARRY],
+        "control_task": accuracy[len(VARIABLES) :].mean(0),
+        "random_model": random_accuracy[_CARRY],
+        "embedding": embedding_accuracy[_CARRY, 0],
+        "variable_accuracy": balanced,
+        "variable_random_model": random_balanced,
+        "variable_embedding": embedding_balanced[:, 0],
     }
 
 
 def _shared_scores(
     probe: LinearProbe,
-    trained: _Readings,
-    sample: _Sample,
+    states: _Halves,
+    carry: Tensor,
+    test_carry: Tensor,
     short_states: Float[Tensor, "loop short_chain short_sample d_model"],
+    short_carry: Tensor,
 ) -> dict[str, Tensor]:
     """Probes that are shared by all chain lengths, scored on each."""
 
     def shared(x: Tensor, y: Tensor) -> Tensor:
         fitted = probe.fresh().fit(x.flatten(-3, -2), y.flatten())
-        predicted = fitted.predict(trained.test.flatten(-3, -2))
-        right = predicted.unflatten(-1, sample.test.carry.shape) == sample.test.carry
-        return right.double().mean(-1)
+        predicted = fitted.predict(states.test.flatten(-3, -2))
+        return (predicted.unflatten(-1, test_carry.shape) == test_carry).double().mean(-1)
 
     return {
-        "shared_probe": shared(trained.train, sample.train.carry),
-        "last_loop_probe": shared(trained.train[-1], sample.train.carry),
-        "short_to_long": shared(short_states, sample.short.carry),
+        "shared_probe": shared(states.train, carry),
+        "last_loop_probe": shared(states.train[-1], carry),
+        "short_to_long": shared(short_states, short_carry),
     }
 
 
 def _code_lengths(
-    trained: _Readings, random: _Readings, labels: _Labels, generator: torch.Generator
+    trained: _Halves, random: _Halves, labels: _Halves, generator: torch.Generator
 ) -> dict[str, Tensor]:
     """Online code lengths of the carries on a shuffled part of the training pairs."""
-    carry = labels.train[VARIABLES.index("carry in")].flatten()
+    carry = labels.train[_CARRY].flatten()
     control = labels.train[len(VARIABLES)].flatten()
     pairs = torch.randperm(len(carry) // 2, generator=generator)[:_CODED_PAIRS]
     order = torch.stack([2 * pairs, 2 * pairs + 1], dim=1).flatten().to(carry.device)
 
-    def bits(states: _Readings, y: Tensor) -> Tensor:
+    def bits(states: _Halves, y: Tensor) -> Tensor:
         return online_code_length(states.train.flatten(-3, -2)[:, order], y[order])
 
     return {

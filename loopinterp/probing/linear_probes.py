@@ -21,6 +21,8 @@ from loopinterp.probing.probe_arrays import Problem, chunks, fit_problem, own_ba
 from loopinterp.probing.probe_solvers import logistic_solve, ridge_solve
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from jaxtyping import Float, Int
     from torch import Tensor
     from typing_extensions import Self
@@ -75,13 +77,9 @@ class LinearProbe(ClassifierMixin, BaseEstimator):
         columns of one problem where the solver can share its factorisation."""
         layout = problem.layout(self._shares_factor)
         coefs, intercepts = [], []
-        for cells in chunks(layout.n_cells, bytes_per_cell=16 * problem.x.shape[-2:].numel()):
-            coef, intercept = self._solve(
-                layout.x[layout.x_index[cells]],
-                layout.y[layout.y_index[cells]],
-                layout.weight[layout.weight_index[cells]],
-                n_classes=len(problem.classes),
-            )
+        for chosen in chunks(layout.n_cells, bytes_per_cell=16 * problem.x.shape[-2:].numel()):
+            cells = layout.cells(chosen)
+            coef, intercept = self._solve(*cells, n_classes=len(problem.classes))
             coefs.append(coef)
             intercepts.append(intercept)
         return layout.unfold(torch.cat(coefs)), layout.unfold(torch.cat(intercepts))
@@ -98,11 +96,13 @@ class LinearProbe(ClassifierMixin, BaseEstimator):
 
     def decision_function(self, X: Any) -> Any:
         """Scores ``X coef^T + intercept``: [*grid, n] for two classes, else [*grid, n, class]."""
+        scores, restore = self._decide(X)
+        return restore(scores)
+
+    def _decide(self, X: Any) -> tuple[Tensor, Callable[[Tensor], Any]]:
+        """The scores as a tensor, and the map to the kind ``X`` is of."""
         check_is_fitted(self)
         x, restore = to_tensor(self, X)
-        return restore(self._decide(x))
-
-    def _decide(self, x: Tensor) -> Tensor:
         coef, intercept = (
             v if isinstance(v, torch.Tensor) else torch.from_numpy(v)
             for v in (self.coef_, self.intercept_)
@@ -117,20 +117,13 @@ class LinearProbe(ClassifierMixin, BaseEstimator):
         coef = own_batch(coef, x.ndim - 2, core=2)
         scores = torch.einsum("...nd,...kd->...nk", x.to(coef.dtype), coef)
         scores = scores + intercept[..., None, :]
-        return scores.squeeze(-1) if len(self.classes_) == 2 else scores
+        return (scores.squeeze(-1) if len(self.classes_) == 2 else scores), restore
 
     def predict(self, X: Any) -> Any:
         """Classes, [*grid, n]."""
-        check_is_fitted(self)
-        x, _ = to_tensor(self, X)
-        index = self._predict_index(x)
-        if isinstance(self.classes_, torch.Tensor):
-            return self.classes_[index]
-        return self.classes_[index.numpy()]
-
-    def _predict_index(self, x: Tensor) -> Tensor:
-        scores = self._decide(x)
-        return (scores > 0).long() if len(self.classes_) == 2 else scores.argmax(-1)
+        scores, _ = self._decide(X)
+        index = (scores > 0).long() if len(self.classes_) == 2 else scores.argmax(-1)
+        return self.classes_[index if isinstance(self.classes_, torch.Tensor) else index.numpy()]
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> Any:
         """Accuracy: a float for one cell, an array over the grid for more.
@@ -288,21 +281,19 @@ class LogisticProbe(LinearProbe):
 
     def predict_proba(self, X: Any) -> Any:
         """Probability of each class, [*grid, n, class]."""
-        check_is_fitted(self)
-        x, restore = to_tensor(self, X)
-        return restore(self._log_probability(x).exp())
+        logs, restore = self._log_probability(X)
+        return restore(logs.exp())
 
     def predict_log_proba(self, X: Any) -> Any:
         """Log of :meth:`predict_proba`, without underflow."""
-        check_is_fitted(self)
-        x, restore = to_tensor(self, X)
-        return restore(self._log_probability(x))
+        logs, restore = self._log_probability(X)
+        return restore(logs)
 
-    def _log_probability(self, x: Tensor) -> Tensor:
-        scores = self._decide(x)
+    def _log_probability(self, X: Any) -> tuple[Tensor, Callable[[Tensor], Any]]:
+        scores, restore = self._decide(X)
         if len(self.classes_) == 2:
             scores = torch.stack([torch.zeros_like(scores), scores], dim=-1)
-        return scores.log_softmax(-1)
+        return scores.log_softmax(-1), restore
 
 
 PROBES: dict[str, type[LinearProbe]] = {"ridge": RidgeProbe, "logistic": LogisticProbe}

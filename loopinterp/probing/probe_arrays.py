@@ -70,32 +70,34 @@ def _check_grid(estimator: Any, x: Tensor, *, reset: bool) -> None:
 
 @dataclass(frozen=True)
 class Layout:
-    """A grid as a flat list of cells: cell ``c`` reads ``x[x_index[c]]``, and so on.
+    """A grid as a flat list of cells, each with all its labels; views, not expanded in memory.
 
-    Nothing is expanded in memory; ``y`` has a last axis for the labels of one cell.
+    ``x`` [1, *cells, n, d], ``y`` [1, *cells, n, label] and ``weight`` [1, *cells, n] have an
+    axis for each axis of the grid that is none of labels.
     """
 
     x: Tensor
     y: Tensor
     weight: Tensor
-    x_index: Tensor
-    y_index: Tensor
-    weight_index: Tensor
     grid: tuple[int, ...]
     label_axes: tuple[int, ...]
 
     @property
     def n_cells(self) -> int:
-        return len(self.x_index)
+        return math.prod(self.x.shape[:-2])
+
+    def cells(self, chosen: slice) -> tuple[Tensor, Tensor, Tensor]:
+        """Inputs [cell, n, d], classes [cell, n, label] and weights [cell, n] of some cells."""
+        index = torch.arange(self.n_cells, device=self.x.device)[chosen]
+        at = torch.unravel_index(index, self.x.shape[:-2])
+        return self.x[at], self.y[at], self.weight[at]
 
     def unfold(self, flat: Tensor) -> Tensor:
         """[cell, label, ...] -> [*grid, ...]."""
         cell_axes = [a for a in range(len(self.grid)) if a not in self.label_axes]
-        order = [*cell_axes, *self.label_axes]
-        core = flat.shape[2:]
-        value = flat.reshape(*(self.grid[a] for a in order), *core)
-        back = [order.index(a) for a in range(len(order))]
-        return value.permute(*back, *range(len(order), len(order) + len(core)))
+        sizes = [self.grid[a] for a in (*cell_axes, *self.label_axes)]
+        value = flat.reshape(*sizes, *flat.shape[2:])
+        return value.movedim(tuple(range(len(cell_axes), len(self.grid))), self.label_axes)
 
 
 @dataclass(frozen=True)
@@ -118,18 +120,13 @@ class Problem:
         labels = tuple(
             a for a in range(rank) if share and x.shape[a] == weight.shape[a] == 1 < grid[a]
         )
-        cells = [1 if a in labels else size for a, size in enumerate(grid)]
         kept = [a for a in range(rank) if a not in labels]
-        y_cells = [y.shape[a] for a in kept]
-        y = y.permute(*kept, rank, *labels).reshape(-1, self.x.shape[-2], _product(grid, labels))
-        y_index = torch.arange(len(y)).reshape(y_cells).expand([grid[a] for a in kept])
+        cells = (1, *(grid[a] for a in kept))
+        y = y.permute(*kept, rank, *labels).reshape(*(y.shape[a] for a in (*kept, rank)), -1)
         return Layout(
-            x=x.flatten(0, -3) if rank else x[None],
-            y=y,
-            weight=weight.flatten(0, -2) if rank else weight[None],
-            x_index=_index(x.shape[:-2], cells).to(x.device),
-            y_index=y_index.reshape(-1).to(x.device),
-            weight_index=_index(weight.shape[:-1], cells).to(x.device),
+            x=x.squeeze(labels).expand(*cells, -1, -1),
+            y=y.expand(*cells, -1, -1),
+            weight=weight.squeeze(labels).expand(*cells, -1),
             grid=tuple(grid),
             label_axes=labels,
         )
@@ -178,14 +175,6 @@ def chunks(n_cells: int, *, bytes_per_cell: int) -> Iterator[slice]:
 
 def _is_grid(X: Any) -> bool:
     return isinstance(X, np.ndarray) and X.ndim > 2
-
-
-def _index(own: tuple[int, ...], cells: list[int]) -> Tensor:
-    return torch.arange(math.prod(own)).reshape(own).expand(cells).reshape(-1)
-
-
-def _product(grid: tuple[int, ...], axes: tuple[int, ...]) -> int:
-    return math.prod(grid[a] for a in axes)
 
 
 def _weights(sample_weight: Any, x: Tensor, *, tensors: bool) -> Tensor:

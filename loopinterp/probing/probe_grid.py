@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -222,25 +222,25 @@ class _Split:
         targets: bool = False,
     ) -> np.ndarray:
         """Accuracy [loop, group, label] on the other half; of the true targets only, or of all."""
-        n_labels = self.n_targets if targets else self._n_labels
-        out = np.full((self.n_loops, len(self.n_train), n_labels), np.nan)
-        for chosen, fit, held in self._parts:
-            fitted = probe.fresh().fit(
-                activations[:, fit.row, fit.pos], fit.labels[:n_labels], fit.weight(n_labels)
-            )
-            score = fitted.score(
-                activations[:, held.row, held.pos], held.labels[:n_labels], held.weight(n_labels)
-            )
-            out[:, chosen] = score.permute(1, 2, 0).cpu().numpy()
-        return out
+        n = self.n_targets if targets else self._n_labels
+
+        def score(fit: _Places, held: _Places) -> Tensor:
+            x, unseen = (activations[:, half.row, half.pos] for half in (fit, held))
+            fitted = probe.fresh().fit(x, fit.labels[:n], fit.weight(n))
+            return fitted.score(unseen, held.labels[:n], held.weight(n))
+
+        return self._by_group(score)
 
     def majority(self) -> np.ndarray:
         """[loop, group, target]."""
-        out = np.full((self.n_loops, len(self.n_train), self.n_targets), np.nan)
-        for chosen, fit, held in self._parts:
-            score = majority_accuracy(fit.labels[: self.n_targets], held.labels[: self.n_targets])
-            out[:, chosen] = score.permute(1, 2, 0).cpu().numpy()
-        return out
+        n = self.n_targets
+        return self._by_group(lambda fit, held: majority_accuracy(fit.labels[:n], held.labels[:n]))
+
+    def _by_group(self, score: Callable[[_Places, _Places], Tensor]) -> np.ndarray:
+        """[loop, group, label] from scores [label, loop, group] of groups of like size."""
+        order = np.argsort([group for chosen, _, _ in self._parts for group in chosen])
+        scores = torch.cat([score(fit, held) for _, fit, held in self._parts], dim=-1)
+        return scores.permute(1, 2, 0).cpu().numpy()[:, order]
 
     def code_lengths(self, activations: Float[Tensor, "loop batch pos d"]) -> np.ndarray:
         """Bits per label [loop, group, target], on places that have a class at every loop."""

@@ -9,7 +9,7 @@ import torch
 
 from loopinterp.errors import InputError
 from loopinterp.settings import settings
-from loopinterp.tasks.full_output import place_of
+from loopinterp.tasks.full_output import answer_from, place_of
 from loopinterp.tasks.integers import carry_over, to_digits
 from loopinterp.tasks.rows import cut, join, same
 from loopinterp.tasks.sampling import (
@@ -56,24 +56,12 @@ class AbacusAddition(Sampler):
         ['3', '0', '1', '$']
     """
 
-    @property
-    def name(self) -> str:
-        return "abacus_addition"
-
-    @property
-    def d_vocab(self) -> int | None:
-        return len(ALPHABET)
-
-    @property
-    def d_vocab_out(self) -> int:
-        return len(ALPHABET)
-
-    @property
-    def distributions(self) -> tuple[str, ...]:
-        return ("mixed", "equal", "chain")
+    name = "abacus_addition"
+    d_vocab = len(ALPHABET)
+    d_vocab_out = len(ALPHABET)
+    distributions = ("mixed", "equal", "chain")
 
     def n_loops(self, n: int) -> int:
-        """T(n) = n + 1."""
         return check_length(n) + 1
 
     def n_positions(self, n: int) -> int:
@@ -133,7 +121,7 @@ class AbacusAddition(Sampler):
         Raises:
             InputError: the inputs are not tokens of this task, or lack an operand or the ``=``.
         """
-        tokens = check_tokens(inputs.inputs if isinstance(inputs, Batch) else inputs, len(ALPHABET))
+        tokens = check_tokens(inputs, len(ALPHABET))
         plus, equals = (place_of(symbol, tokens, self.name) for symbol in (PLUS, EQUALS))
         n_a, n_b = plus, equals - plus - 1
         if not bool(((n_a > 0) & (n_b > 0)).all()):
@@ -144,10 +132,8 @@ class AbacusAddition(Sampler):
                 fix="Pass the tokens of a batch of this task.",
             )
         total, length = _sum(cut(tokens, plus * 0, n_a), cut(tokens, plus + 1, n_b), n_a, n_b)
-        place = torch.arange(tokens.shape[1], device=tokens.device) - equals[:, None]
-        answer = total.gather(1, place.clamp(0, total.shape[1] - 1))
-        answer = answer.masked_fill(place == length[:, None], END)
-        return answer.masked_fill((place < 0) | (place > length[:, None]), IGNORE)
+        place, answer = answer_from(equals, total, length, width=tokens.shape[1], end=END)
+        return answer.masked_fill(place > length[:, None], IGNORE)
 
     def _draw(self, kind: str, n: Tensor, generator: torch.Generator) -> Batch:
         rows, shape = (len(n),), (len(n), int(n.max()))

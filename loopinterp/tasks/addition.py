@@ -19,6 +19,7 @@ from loopinterp.tasks.sampling import (
     check_tokens,
     choice,
     coins,
+    inputs_of,
     inside,
 )
 from loopinterp.tasks.task import IGNORE, Batch
@@ -66,11 +67,11 @@ class Addition(Sampler):
         [[0, 1, 1, 1, 0]]
     """
 
-    format: Literal["pairs", "features"] = "pairs"
+    name = "addition"
+    d_vocab_out = 2
+    distributions = ("propagate", "uniform", "chain")
 
-    @property
-    def name(self) -> str:
-        return "addition"
+    format: Literal["pairs", "features"] = "pairs"
 
     @property
     def d_vocab(self) -> int | None:
@@ -81,20 +82,11 @@ class Addition(Sampler):
         return 2 if self.format == "features" else None
 
     @property
-    def d_vocab_out(self) -> int:
-        return 2
-
-    @property
-    def distributions(self) -> tuple[str, ...]:
-        return ("propagate", "uniform", "chain")
-
-    @property
     def offset(self) -> int:
         """Position of bit 0: 1 after a BOS token, else 0."""
         return 1 if self.format == "pairs" else 0
 
     def n_loops(self, n: int) -> int:
-        """T(n) = n + 1."""
         return check_length(n) + 1
 
     def n_positions(self, n: int) -> int:
@@ -146,11 +138,10 @@ class Addition(Sampler):
         Raises:
             InputError: the inputs are not of this task's format.
         """
-        x = inputs.inputs if isinstance(inputs, Batch) else inputs
         if self.format == "features":
-            bits = _check_features(x)
-            return bits[..., 0], bits[..., 1]
-        tokens = check_tokens(x, 6)
+            a, b = _check_features(inputs_of(inputs)).unbind(-1)
+            return a, b
+        tokens = check_tokens(inputs, 6)
         bits = torch.where(tokens < 4, tokens, 0)
         return bits & 1, bits >> 1
 
@@ -162,8 +153,7 @@ class Addition(Sampler):
         answer = carries.total(*self.operands(inputs))
         if self.format == "features":
             return answer
-        tokens = inputs.inputs if isinstance(inputs, Batch) else inputs
-        return answer.masked_fill(tokens >= 4, IGNORE)
+        return answer.masked_fill(inputs_of(inputs) >= 4, IGNORE)
 
     def generate(self, inputs: Batch | Tensor) -> Bool[Tensor, "batch pos"]:
         """g_i = a_i AND b_i."""
@@ -248,19 +238,12 @@ def check_operands(a: Tensor, b: Tensor, n: Tensor) -> None:
 
 
 def _check_features(x: Float[Tensor, "batch pos 2"]) -> Int[Tensor, "batch pos 2"]:
-    if x.ndim != 3 or x.shape[-1] != 2 or not x.is_floating_point():
+    pairs = x.ndim == 3 and x.shape[-1] == 2 and x.is_floating_point()
+    if not (pairs and bool(((x == 0) | (x == 1)).all())):
         raise InputError(
             "inputs",
-            expected="float bit pairs [batch, pos, 2]",
-            given=f"{x.dtype} of shape {list(x.shape)}",
-            fix="For tokens use Addition(format='pairs').",
+            expected="float bit pairs [batch, pos, 2] of 0.0 and 1.0",
+            given="other values" if pairs else f"{x.dtype} of shape {list(x.shape)}",
+            fix="Pass a batch of this task; for tokens use Addition(format='pairs').",
         )
-    bits = x.long()
-    if not bool(((bits == x) & (bits >= 0) & (bits <= 1)).all()):
-        raise InputError(
-            "inputs",
-            expected="bit pairs of 0.0 and 1.0",
-            given="other values",
-            fix="The oracle is defined on bits only; pass a batch of this task.",
-        )
-    return bits
+    return x.long()

@@ -36,9 +36,7 @@ class BinarySum(BitPrompt):
         [1, 0, 1, 2]
     """
 
-    @property
-    def name(self) -> str:
-        return "binary_sum"
+    name = "binary_sum"
 
     def answer_length(self, n: int) -> int:
         return n.bit_length()

@@ -19,13 +19,8 @@ if TYPE_CHECKING:
 class BitPrompt(FullOutput):
     """A full-output task that is asked about n bits."""
 
-    @property
-    def symbols(self) -> tuple[str, ...]:
-        return ("0", "1")
-
-    @property
-    def distributions(self) -> tuple[str, ...]:
-        return ("uniform", "biased")
+    symbols = ("0", "1")
+    distributions = ("uniform", "biased")
 
     def prompt_length(self, n: int) -> int:
         return n

@@ -30,9 +30,7 @@ class Copy(BitPrompt):
         ([[4, 1, 0, 0, 2, 3, 3, 3]], [[-100, -100, -100, -100, 1, 0, 0, 2]])
     """
 
-    @property
-    def name(self) -> str:
-        return "copy"
+    name = "copy"
 
     def answer_length(self, n: int) -> int:
         return n

@@ -26,17 +26,18 @@ class FullOutput(Sampler):
 
     Tokens: the prompt's symbols from 0 on, then ``=``, EOS (which is also the padding), BOS.
     Output classes: the answer's symbols from 0 on, then EOS.
+
+    Attributes:
+        symbols: What the prompt is written with.
+        n_answer_symbols: What the answer is written with: so many of the first symbols.
     """
 
-    @property
-    @abstractmethod
-    def symbols(self) -> tuple[str, ...]:
-        """What the prompt is written with."""
+    symbols: tuple[str, ...]
+    n_answer_symbols = 2
 
     @property
-    def n_answer_symbols(self) -> int:
-        """What the answer is written with: so many of the first symbols."""
-        return 2
+    def equals(self) -> int:
+        return len(self.symbols)
 
     @abstractmethod
     def prompt_length(self, n: int) -> int:
@@ -47,26 +48,11 @@ class FullOutput(Sampler):
         """Longest answer to a problem of length n."""
 
     @abstractmethod
-    def describe(self) -> str: ...
-
-    @abstractmethod
     def _solve(self, tokens: Tensor, equals: Tensor) -> tuple[Tensor, Tensor]:
         """The answers [batch, width], and how many columns of each count."""
 
     @property
-    def equals(self) -> int:
-        return len(self.symbols)
-
-    @property
-    def eos(self) -> int:
-        return len(self.symbols) + 1
-
-    @property
-    def bos(self) -> int:
-        return len(self.symbols) + 2
-
-    @property
-    def d_vocab(self) -> int | None:
+    def d_vocab(self) -> int:
         return len(self.symbols) + 3
 
     @property
@@ -74,7 +60,6 @@ class FullOutput(Sampler):
         return self.n_answer_symbols + 1
 
     def n_loops(self, n: int) -> int:
-        """T(n) = n."""
         return check_length(n)
 
     def n_positions(self, n: int) -> int:
@@ -87,22 +72,10 @@ class FullOutput(Sampler):
         Raises:
             InputError: the inputs are not tokens of this task, or lack their one ``=``.
         """
-        tokens = inputs.inputs if isinstance(inputs, Batch) else inputs
-        tokens = check_tokens(tokens, len(self.symbols) + 3)
-        is_equals = tokens == self.equals
-        if not bool((is_equals.sum(dim=1) == 1).all()):
-            raise InputError(
-                f"inputs of task {self.name}",
-                expected=f"one '=' (token {self.equals}) in every row",
-                given="a row with none or several",
-                fix="Pass the tokens of a batch of this task.",
-            )
-        equals = is_equals.long().argmax(dim=1)
-        answer, length = self._solve(tokens, equals)
-        place = torch.arange(tokens.shape[1], device=tokens.device) - equals[:, None]
-        out = answer.gather(1, place.clamp(0, answer.shape[1] - 1))
-        out = out.masked_fill(place >= length[:, None], self.n_answer_symbols)
-        return out.masked_fill(place < 0, IGNORE)
+        tokens = check_tokens(inputs, self.d_vocab)
+        equals = place_of(self.equals, tokens, self.name, "'='")
+        end, width = self.n_answer_symbols, tokens.shape[1]
+        return answer_from(equals, *self._solve(tokens, equals), width=width, end=end)[1]
 
     def _batch(
         self,
@@ -111,12 +84,15 @@ class FullOutput(Sampler):
         n_loops: Int[Tensor, " batch"],
     ) -> Batch:
         """The batch of prompts that are given as parts: values, and how many of them count."""
-        whole = [same(self.bos, n), *parts, same(self.equals, n)]
-        tokens = join(whole, width=self.n_positions(int(n.max())), fill=self.eos)
+        eos, bos = self.equals + 1, self.equals + 2
+        whole = [same(bos, n), *parts, same(self.equals, n)]
+        tokens = join(whole, width=self.n_positions(int(n.max())), fill=eos)
         return Batch(tokens, self.targets(tokens), n, n_loops)
 
 
-def place_of(symbol: int, tokens: Int[Tensor, "batch pos"], task: str) -> Int[Tensor, " batch"]:
+def place_of(
+    symbol: int, tokens: Int[Tensor, "batch pos"], task: str, what: str = "operator"
+) -> Int[Tensor, " batch"]:
     """Where each row has its one ``symbol``.
 
     Raises:
@@ -126,8 +102,20 @@ def place_of(symbol: int, tokens: Int[Tensor, "batch pos"], task: str) -> Int[Te
     if not bool((found.sum(dim=1) == 1).all()):
         raise InputError(
             f"inputs of task {task}",
-            expected=f"the operator (token {symbol}) once in every row",
+            expected=f"one {what} (token {symbol}) in every row",
             given="a row with none or several",
             fix="Pass the tokens of a batch of this task.",
         )
     return found.long().argmax(dim=1)
+
+
+def answer_from(
+    equals: Tensor, answer: Tensor, length: Tensor, *, width: int, end: int
+) -> tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch pos"]]:
+    """Places counted from the ``=``, and the answer from there on, closed by ``end``.
+
+    ``IGNORE`` before the ``=``; ``length`` says how many columns of each answer count.
+    """
+    place = torch.arange(width, device=equals.device) - equals[:, None]
+    out = answer.gather(1, place.clamp(0, answer.shape[1] - 1))
+    return place, out.masked_fill(place >= length[:, None], end).masked_fill(place < 0, IGNORE)

@@ -52,22 +52,13 @@ class Multiplication(FullOutput):
         [0, 1, 0, 0, 1, 2]
     """
 
+    name = "multiplication"
+    symbols = ("0", "1", "*")
+    distributions = ("uniform", "biased", "mixed")
+
     m: PositiveInt = 2
 
-    @property
-    def name(self) -> str:
-        return "multiplication"
-
-    @property
-    def symbols(self) -> tuple[str, ...]:
-        return ("0", "1", "*")
-
-    @property
-    def distributions(self) -> tuple[str, ...]:
-        return ("uniform", "biased", "mixed")
-
     def n_loops(self, n: int) -> int:
-        """T(n) = n m."""
         return check_length(n) * self.m
 
     def prompt_length(self, n: int) -> int:

@@ -33,9 +33,7 @@ class Parity(BitPrompt):
         [[-100, -100, -100, -100, -100, 1, 2]]
     """
 
-    @property
-    def name(self) -> str:
-        return "parity"
+    name = "parity"
 
     def answer_length(self, n: int) -> int:
         return 1

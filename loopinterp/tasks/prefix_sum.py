@@ -51,26 +51,20 @@ class PrefixSum(Sampler):
         [[-100, 7, 4, 1]]
     """
 
+    name = "prefix_sum"
+    distributions = ("uniform", "biased")
+
     modulus: Annotated[int, Field(ge=2)] = 2
 
     @property
-    def name(self) -> str:
-        return "prefix_sum"
-
-    @property
-    def d_vocab(self) -> int | None:
+    def d_vocab(self) -> int:
         return self.modulus + 2
 
     @property
     def d_vocab_out(self) -> int:
         return self.modulus
 
-    @property
-    def distributions(self) -> tuple[str, ...]:
-        return ("uniform", "biased")
-
     def n_loops(self, n: int) -> int:
-        """T(n) = n + 1."""
         return check_length(n) + 1
 
     def n_positions(self, n: int) -> int:
@@ -99,8 +93,7 @@ class PrefixSum(Sampler):
         Raises:
             InputError: the inputs are not tokens of this task.
         """
-        tokens = inputs.inputs if isinstance(inputs, Batch) else inputs
-        check_tokens(tokens, self.modulus + 2)
+        tokens = check_tokens(inputs, self.modulus + 2)
         special = tokens >= self.modulus
         answer = tokens.masked_fill(special, 0).cumsum(dim=1) % self.modulus
         return answer.masked_fill(special, IGNORE)

@@ -10,12 +10,13 @@ import torch
 
 from loopinterp.errors import InputError, check_choice, check_integer
 from loopinterp.settings import Settings
+from loopinterp.tasks.task import Batch
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int
     from torch import Tensor
 
-    from loopinterp.tasks.task import Batch, Task
+    from loopinterp.tasks.task import Task
 
 
 BIASES = (0.05, 0.5, 0.95)
@@ -25,13 +26,8 @@ BIASES = (0.05, 0.5, 0.95)
 class Sampler(Settings, ABC):
     """Base of the tasks here: declared settings, and a sampler whose arguments are checked."""
 
-    @property
-    @abstractmethod
-    def name(self) -> str: ...
-
-    @property
-    @abstractmethod
-    def distributions(self) -> tuple[str, ...]: ...
+    name: str
+    distributions: tuple[str, ...]
 
     @property
     def d_features(self) -> int | None:
@@ -55,8 +51,7 @@ class Sampler(Settings, ABC):
     ) -> Batch:
         """Draw examples on the generator's device; see :meth:`Task.sample`."""
         kind = pick_distribution(self, distribution)
-        each = lengths(n, batch_size=batch_size, generator=generator)
-        return self._draw(kind, each, generator)
+        return self._draw(kind, lengths(n, batch_size=batch_size, generator=generator), generator)
 
 
 def check_length(n: int) -> int:
@@ -96,11 +91,11 @@ def lengths(
             fix="Pass batch_size=64, or a tensor with one length per example as n.",
         )
         return torch.full((size,), check_length(n), device=generator.device)
-    if n.dtype != torch.int64 or n.ndim != 1 or n.numel() == 0:
+    if n.dtype != torch.int64 or n.ndim != 1 or n.numel() == 0 or int(n.min()) < 1:
         raise InputError(
             "n",
-            expected="an int64 tensor [batch] with one length per example",
-            given=f"{n.dtype} of shape {list(n.shape)}",
+            expected="an int64 tensor [batch] of lengths >= 1, one for each example",
+            given=describe_tensor(n),
             fix="Pass e.g. torch.randint(1, 9, (64,)).",
         )
     if n.device != generator.device:
@@ -117,13 +112,6 @@ def lengths(
             given=repr(batch_size),
             fix="Leave batch_size out when n is a tensor.",
         )
-    if int(n.min()) < 1:
-        raise InputError(
-            "n",
-            expected="lengths >= 1",
-            given=f"a least length of {int(n.min())}",
-            fix="Drop the examples whose length is below 1.",
-        )
     return n
 
 
@@ -133,19 +121,14 @@ def check_fits(n: Tensor, bits: Tensor) -> None:
     Raises:
         InputError: wrong dtype or shape, or a length outside 1..width.
     """
-    if n.dtype != torch.int64 or n.shape != bits.shape[:1]:
+    rows, width = bits.shape
+    whole = n.dtype == torch.int64 and n.shape == (rows,)
+    if not whole or (rows and not 1 <= int(n.min()) <= int(n.max()) <= width):
         raise InputError(
             "n",
-            expected=f"int64 lengths of shape [{bits.shape[0]}]",
-            given=f"{n.dtype} of shape {list(n.shape)}",
-            fix="Pass one length per row of bits.",
-        )
-    if n.numel() and not 1 <= int(n.min()) <= int(n.max()) <= bits.shape[1]:
-        raise InputError(
-            "n",
-            expected=f"lengths in 1..{bits.shape[1]}, the width of the bits",
-            given=f"{int(n.min())} to {int(n.max())}",
-            fix="Pass each example's number of bits.",
+            expected=f"int64 of shape [{rows}] with lengths in 1..{width}, the width of the bits",
+            given=describe_tensor(n),
+            fix="Pass each example's number of bits, one for each row.",
         )
 
 
@@ -195,29 +178,32 @@ def choice(values: Sequence[float], shape: Sequence[int], generator: torch.Gener
     return torch.tensor(values, device=generator.device)[index]
 
 
-def check_tokens(inputs: Tensor, d_vocab: int, what: str = "inputs") -> Tensor:
-    """Return ``inputs`` if they are tokens [batch, pos] of a vocabulary of ``d_vocab``.
+def inputs_of(inputs: Batch | Tensor) -> Tensor:
+    """The inputs of a batch, or what was given in its place."""
+    return inputs.inputs if isinstance(inputs, Batch) else inputs
+
+
+def check_tokens(inputs: Batch | Tensor, d_vocab: int, what: str = "inputs") -> Tensor:
+    """Return the inputs if they are tokens [batch, pos] of a vocabulary of ``d_vocab``.
 
     Raises:
         InputError: wrong dtype, shape or range.
     """
-    if not isinstance(inputs, torch.Tensor) or inputs.dtype != torch.int64 or inputs.ndim != 2:
-        given = (
-            f"{inputs.dtype} of shape {list(inputs.shape)}"
-            if isinstance(inputs, torch.Tensor)
-            else type(inputs).__name__
-        )
+    tokens = inputs_of(inputs)
+    whole = isinstance(tokens, torch.Tensor) and tokens.dtype == torch.int64 and tokens.ndim == 2
+    if not whole or (tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < d_vocab):
         raise InputError(
             what,
-            expected="int64 tokens of shape [batch, pos]",
-            given=given,
-            fix="Pass the tokens of a batch (batch.inputs); add a batch axis with tokens[None].",
+            expected=f"tokens in 0..{d_vocab - 1}, as int64 tokens of shape [batch, pos]",
+            given=describe_tensor(tokens),
+            fix="Pass the tokens of a batch of this task and format, tokens[None] for one example.",
         )
-    if inputs.numel() and not 0 <= int(inputs.min()) <= int(inputs.max()) < d_vocab:
-        raise InputError(
-            what,
-            expected=f"tokens in 0..{d_vocab - 1}",
-            given=f"tokens from {int(inputs.min())} to {int(inputs.max())}",
-            fix="Check that these inputs belong to this task and format.",
-        )
-    return inputs
+    return tokens
+
+
+def describe_tensor(values: object) -> str:
+    """Dtype, shape and range of a tensor, in words; the type of anything else."""
+    if not isinstance(values, torch.Tensor):
+        return type(values).__name__
+    ends = f" from {values.min().item()} to {values.max().item()}" if values.numel() else ""
+    return f"{values.dtype} of shape {list(values.shape)}{ends}"

@@ -45,17 +45,9 @@ class TokenAddition(FullOutput):
         [1, 0, 0, 0, 2]
     """
 
-    @property
-    def name(self) -> str:
-        return "token_addition"
-
-    @property
-    def symbols(self) -> tuple[str, ...]:
-        return ("0", "1", "+")
-
-    @property
-    def distributions(self) -> tuple[str, ...]:
-        return ("uniform", "propagate", "chain")
+    name = "token_addition"
+    symbols = ("0", "1", "+")
+    distributions = ("uniform", "propagate", "chain")
 
     def prompt_length(self, n: int) -> int:
         return 2 * n + 1

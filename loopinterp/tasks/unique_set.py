@@ -46,11 +46,10 @@ class UniqueSet(FullOutput):
         [7, 2, 5, 9, 9]
     """
 
-    n_symbols: PositiveInt = 50
+    name = "unique_set"
+    distributions = ("uniform", "few", "distinct")
 
-    @property
-    def name(self) -> str:
-        return "unique_set"
+    n_symbols: PositiveInt = 50
 
     @property
     def symbols(self) -> tuple[str, ...]:
@@ -59,10 +58,6 @@ class UniqueSet(FullOutput):
     @property
     def n_answer_symbols(self) -> int:
         return self.n_symbols
-
-    @property
-    def distributions(self) -> tuple[str, ...]:
-        return ("uniform", "few", "distinct")
 
     def prompt_length(self, n: int) -> int:
         return n

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -71,11 +72,9 @@ def with_state_noise(iteration: Iteration, std: float, generator: torch.Generato
         noise = torch.randn(h.shape, generator=generator, device=h.device, dtype=h.dtype)
         return iteration.step(h + std * noise)
 
-    return Iteration(
-        e=iteration.e,
-        h0=iteration.h0,
+    return replace(
+        iteration,
         step=step,
-        readout=iteration.readout,
         select=lambda rows: with_state_noise(iteration.select(rows), std, generator),
     )
 
@@ -90,17 +89,11 @@ def make_bind(model: LoopedTransformer, *, compiled: bool) -> Callable[..., Iter
         return model.bind
     step = torch.compile(model.step, dynamic=True)
 
-    def iterate(e: Tensor, h0: Tensor) -> Iteration:
-        return Iteration(
-            e=e,
-            h0=h0,
-            step=lambda h: step(h, e),
-            readout=model.readout,
-            select=lambda rows: iterate(e[rows], h0[rows]),
+    def faster(bound: Iteration) -> Iteration:
+        return replace(
+            bound,
+            step=lambda h: step(h, bound.e),
+            select=lambda rows: faster(bound.select(rows)),
         )
 
-    def bind(inputs: Tensor, *, position_offset: int = 0) -> Iteration:
-        e = model.embed(inputs, position_offset=position_offset)
-        return iterate(e, model.initial_state(e))
-
-    return bind
+    return lambda inputs, **offset: faster(model.bind(inputs, **offset))

@@ -6,10 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from loopinterp.errors import CheckpointError, ConfigError, InputError
 from loopinterp.results import config_hash
@@ -70,10 +67,19 @@ def train(
 
 def _fit(run: Run, trainer: Trainer, seconds: float, progress: bool) -> None:
     """Make the steps that are left; metrics reach the disk before the checkpoint does."""
+    from tqdm.auto import tqdm
+
     config, started = trainer.config, time.perf_counter() - seconds
     with (
         open(run.folder / METRICS, "a", encoding="utf-8") as lines,
-        _progress_bar(config, trainer.steps_done, progress) as advance,
+        tqdm(
+            total=config.steps,
+            initial=trainer.steps_done,
+            desc=f"train {config.task}",
+            disable=not progress,
+            # A log file wants a line now and then, not ten a second.
+            mininterval=0.1 if sys.stderr.isatty() else 20.0,
+        ) as bar,
     ):
         while trainer.steps_done < config.steps:
             metrics = trainer.step()
@@ -84,7 +90,14 @@ def _fit(run: Run, trainer: Trainer, seconds: float, progress: bool) -> None:
                 lines.flush()
                 os.fsync(lines.fileno())
                 _save(run, trainer, time.perf_counter() - started)
-            advance(metrics)
+            bar.update()
+            if step % 20 == 0:
+                bar.set_postfix(
+                    loss=f"{metrics['loss']:.4f}",
+                    exact=f"{metrics['exact_match']:.2f}",
+                    n=metrics["longest_n"],
+                    refresh=False,
+                )
 
 
 def _claim(folder: Path, config: TrainingConfig, resume: bool) -> None:
@@ -173,29 +186,3 @@ def _truncate_metrics(path: Path, steps_done: int, log_every: int) -> None:
         )
     parse_metrics(path, lines)
     write_bytes(path, "".join(f"{line}\n" for line in lines).encode())
-
-
-@contextmanager
-def _progress_bar(config: TrainingConfig, start: int, show: bool) -> Iterator[Any]:
-    from tqdm.auto import tqdm
-
-    with tqdm(
-        total=config.steps,
-        initial=start,
-        desc=f"train {config.task}",
-        disable=not show,
-        # A log file wants a line now and then, not ten a second.
-        mininterval=0.1 if sys.stderr.isatty() else 20.0,
-    ) as bar:
-
-        def advance(metrics: dict[str, float | int]) -> None:
-            bar.update()
-            if metrics["step"] % 20 == 0:
-                bar.set_postfix(
-                    loss=f"{metrics['loss']:.4f}",
-                    exact=f"{metrics['exact_match']:.2f}",
-                    n=metrics["longest_n"],
-                    refresh=False,
-                )
-
-        yield advance

@@ -6,7 +6,6 @@ for any looped model, compiled or not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -59,7 +58,7 @@ def _last(
     config: ObjectiveConfig, iteration: Iteration, batch: Batch, generator: torch.Generator
 ) -> Supervised:
     """Loss after the last loop: ``CE(y_T)``, the same T for all examples of a batch."""
-    *_, state = _states(iteration, _n_loops(config, batch))
+    *_, (_, state) = iteration.run(_n_loops(config, batch))
     logits = iteration.readout(state)
     return Supervised(cross_entropy(logits, batch.targets), logits)
 
@@ -100,7 +99,7 @@ def _progressive(
     """
     last = _n_loops(config, batch)
     drawn = int(torch.randint(1, last + 1, (), generator=generator))
-    kept = [h for t, h in enumerate(_states(iteration, last), 1) if t in (drawn, last)]
+    kept = [h for t, h in iteration.run(last) if t in (drawn, last)]
     logits = iteration.readout(kept[-1])
     at_last = cross_entropy(logits, batch.targets)
     if drawn == last:
@@ -113,7 +112,7 @@ def _every(
     config: ObjectiveConfig, iteration: Iteration, batch: Batch, generator: torch.Generator
 ) -> Supervised:
     """Weighted mean of the loss over loops: ``sum_t w_t CE(y_t) / sum_t w_t``, t = 1..T."""
-    logits = [iteration.readout(h) for h in _states(iteration, _n_loops(config, batch))]
+    logits = [iteration.readout(h) for t, h in iteration.run(_n_loops(config, batch)) if t]
     losses = torch.stack([cross_entropy(y, batch.targets) for y in logits])
     if config.weights is None:
         return Supervised(losses.mean(), logits[-1])
@@ -173,14 +172,6 @@ def cross_entropy(
 ) -> Float[Tensor, ""]:
     """Mean cross-entropy over all positions of the batch that are asked for."""
     return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORE)
-
-
-def _states(iteration: Iteration, n_loops: int) -> Iterator[Tensor]:
-    """h_1 .. h_T."""
-    state = iteration.h0
-    for _ in range(n_loops):
-        state = iteration.step(state)
-        yield state
 
 
 def _n_loops(config: ObjectiveConfig, batch: Batch) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -189,15 +191,22 @@ class Run:
         if not path.exists():
             return 0, 0.0
         metadata = read_metadata(path)
-        try:
+        with reading_counters(path):
             return int(json.loads(metadata["scalars"])["steps_done"]), float(metadata["seconds"])
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise CheckpointError(
-                f"checkpoint {path}",
-                expected="the counters of a training run",
-                given=f"none that can be read ({error!r})",
-                fix="Restore it from a copy, or train anew in another folder.",
-            ) from error
+
+
+@contextmanager
+def reading_counters(path: Path) -> Iterator[None]:
+    """Turn what goes wrong in reading a checkpoint's counters into one error that says so."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise CheckpointError(
+            f"checkpoint {path}",
+            expected="the counters of a training run",
+            given=f"none that can be read ({error!r})",
+            fix="Restore it from a copy, or train anew in another folder.",
+        ) from error
 
 
 def read_metadata(path: Path) -> dict[str, str]:

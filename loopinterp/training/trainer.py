@@ -15,6 +15,7 @@ from loopinterp.training.curriculum import Curriculum
 from loopinterp.training.device import autocast, make_bind, resolve_device, with_state_noise
 from loopinterp.training.ema import Ema
 from loopinterp.training.objectives import supervise
+from loopinterp.training.run import reading_counters
 from loopinterp.training.schedule import learning_rate_factor
 from loopinterp.training.seeding import stream
 
@@ -148,18 +149,11 @@ class Trainer:
         }
         wanted |= {f"random/{k}": g.get_state() for k, g in self.generators.items()}
         _check_tensors(tensors, wanted, path)
-        try:
+        with reading_counters(path):
             scalars: dict[str, Any] = json.loads(metadata["scalars"])
             self.steps_done = int(scalars["steps_done"])
             self.ema.n_updates = int(scalars["ema_updates"])
             self.curriculum.load(scalars["curriculum"])
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise CheckpointError(
-                f"checkpoint {path}",
-                expected="the counters of a training run",
-                given=f"none that can be read ({error!r})",
-                fix="It was written by another version: train anew in another folder.",
-            ) from error
         for name, parameter in parameters.items():
             parameter.copy_(tensors[f"weights/{name}"])
             self.ema.shadow[name].copy_(tensors[f"ema/{name}"])

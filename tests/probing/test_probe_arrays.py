@@ -34,10 +34,10 @@ def test_each_cell_gets_its_own_x_y_and_weight(
     grid = torch.broadcast_shapes(x_grid, y_grid, weight_grid)
     assert layout.grid == grid
     # A "solution" that shows what each cell and label was solved from.
-    cells = torch.arange(layout.n_cells)
-    seen_x = layout.x[layout.x_index[cells]][:, None].expand(-1, layout.y.shape[-1], -1, -1)
-    seen_y = layout.y[layout.y_index[cells]].mT
-    seen_w = layout.weight[layout.weight_index[cells]][:, None].expand_as(seen_y)
+    cell_x, cell_y, cell_weight = layout.cells(slice(None))
+    seen_x = cell_x[:, None].expand(-1, cell_y.shape[-1], -1, -1)
+    seen_y = cell_y.mT
+    seen_w = cell_weight[:, None].expand_as(seen_y)
     assert torch.equal(layout.unfold(seen_x), x.expand(*grid, 7, 2))
     assert torch.equal(layout.unfold(seen_y), y.expand(*grid, 7))
     assert torch.equal(layout.unfold(seen_w), weight.expand(*grid, 7))

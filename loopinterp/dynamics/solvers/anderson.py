@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated
 
 import torch
+from pydantic import Field, NonNegativeFloat, PositiveInt
 
-from loopinterp.dynamics.solvers.protocol import (
-    Map,
-    Solver,
-    SolverState,
-    advance,
-    start,
-)
-from loopinterp.errors import check_integer, check_number
+from loopinterp.dynamics.solvers.protocol import Map, Solver, SolverState, advance, start
+from loopinterp.settings import Settings, settings
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -29,8 +24,8 @@ class AndersonMemory:
     dg: Float[Tensor, "batch window size"]
 
 
-@dataclass(frozen=True)
-class Anderson(Solver):
+@settings
+class Anderson(Settings, Solver):
     r"""Anderson acceleration of type II with mixing and regularisation.
 
     With :math:`g_k = f(x_k) - x_k` and the last differences :math:`\Delta X, \Delta G`,
@@ -53,16 +48,10 @@ class Anderson(Solver):
     Source: Walker and Ni, 2011 (doi 10.1137/10078356X); Bai et al., 2019 (arXiv 1909.01377).
     """
 
-    window: int = 5
-    mixing: float = 1.0
-    regularisation: float = 1e-10
-    restart: float = 100.0
-
-    def __post_init__(self) -> None:
-        check_number("mixing", self.mixing, above=0, most=1)
-        check_integer("window", self.window, least=1)
-        check_number("restart", self.restart, least=1)
-        check_number("regularisation", self.regularisation, least=0)
+    window: PositiveInt = 5
+    mixing: Annotated[float, Field(gt=0, le=1)] = 1.0
+    regularisation: NonNegativeFloat = 1e-10
+    restart: Annotated[float, Field(ge=1)] = 100.0
 
     def init(self, f: Map, x0: Float[Tensor, "batch size"]) -> SolverState:
         empty = x0.new_zeros(x0.shape[0], self.window, x0.shape[1])
@@ -77,12 +66,10 @@ class Anderson(Solver):
         x = plain - correction
         x = torch.where(x.isfinite().all(dim=-1, keepdim=True), x, plain)
         new = advance(f, state, x)
-        dx, dg = x - state.x, (new.fx - new.x) - g
-        memory = AndersonMemory(_push(memory.dx, dx), _push(memory.dg, dg))
-        lost = new.residual > self.restart * new.best
-        keep = (~lost).to(x.dtype)[:, None, None]
-        memory = AndersonMemory(memory.dx * keep, memory.dg * keep)
-        return SolverState(**{**vars(new), "memory": memory})
+        keep = (~(new.residual > self.restart * new.best)).to(x.dtype)[:, None, None]
+        dx = _push(memory.dx, x - state.x) * keep
+        dg = _push(memory.dg, (new.fx - new.x) - g) * keep
+        return replace(new, memory=AndersonMemory(dx, dg))
 
     def _coefficients(
         self, dg: Float[Tensor, "batch window size"], g: Float[Tensor, "batch size"]

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from loopinterp.dynamics.solvers.protocol import (
-    Map,
-    Solver,
-    SolverState,
-    advance,
-    start,
-)
-from loopinterp.errors import check_number
+from pydantic import Field
+
+from loopinterp.dynamics.solvers.protocol import Map, Solver, SolverState, advance, start
+from loopinterp.settings import Settings, settings
 
 if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
 
-@dataclass(frozen=True)
-class Picard(Solver):
+@settings
+class Picard(Settings, Solver):
     r"""Picard iteration, :math:`x_{k+1} = (1 - \beta) x_k + \beta f(x_k)`.
 
     With ``damping`` 1 this is what the looped model does, so it finds only fixed points that
@@ -30,10 +25,7 @@ class Picard(Solver):
         damping: :math:`\beta` in (0, 1]; below 1 it damps oscillations.
     """
 
-    damping: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_number("damping", self.damping, above=0, most=1)
+    damping: Annotated[float, Field(gt=0, le=1)] = 1.0
 
     def init(self, f: Map, x0: Float[Tensor, "batch size"]) -> SolverState:
         return start(f, x0)

@@ -9,8 +9,9 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 import torch
+from pydantic import PositiveFloat, PositiveInt
 
-from loopinterp.errors import check_integer, check_number
+from loopinterp.settings import Settings, settings
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -34,8 +35,8 @@ class Status(IntEnum):
     STALLED = 4
 
 
-@dataclass(frozen=True)
-class Termination:
+@settings
+class Termination(Settings):
     r"""When an example is done, from its residual :math:`\|f(x) - x\| / \|f(x)\|`.
 
     Attributes:
@@ -48,18 +49,11 @@ class Termination:
             travels, so this should exceed the number of positions. ``None``: never.
     """
 
-    tol: float = 1e-5
-    atol: float = 1e-8
-    max_steps: int = 200
-    divergence: float = 1e6
-    patience: int | None = 100
-
-    def __post_init__(self) -> None:
-        for name in ("tol", "atol", "divergence"):
-            check_number(name, getattr(self, name), above=0)
-        check_integer("max_steps", self.max_steps, least=1)
-        if self.patience is not None:
-            check_integer("patience", self.patience, least=1)
+    tol: PositiveFloat = 1e-5
+    atol: PositiveFloat = 1e-8
+    max_steps: PositiveInt = 200
+    divergence: PositiveFloat = 1e6
+    patience: PositiveInt | None = 100
 
     def __call__(self, state: SolverState) -> Int[Tensor, " batch"]:
         """Status code of every example."""
@@ -129,28 +123,18 @@ class Solver(ABC):
         return rule(state)
 
 
-def relative_gap(
-    x: Float[Tensor, "batch size"], fx: Float[Tensor, "batch size"]
-) -> Float[Tensor, " batch"]:
-    r""":math:`\|f(x) - x\| / \|f(x)\|` of every example, 0 where both are zero."""
-    gap, size = (fx - x).norm(dim=-1), fx.norm(dim=-1)
-    return torch.where(gap == 0, gap, gap / size)
-
-
 def start(f: Map, x0: Float[Tensor, "batch size"], memory: Any = None) -> SolverState:
     """The state of a solver that has evaluated ``f`` at its starting point."""
     fx = f(x0)
-    residual = relative_gap(x0, fx)
+    residual = _residual(x0, fx)
     steps = torch.zeros(len(x0), dtype=torch.int64, device=x0.device)
     return SolverState(x0, fx, residual, residual, steps, x0.norm(dim=-1), memory=memory)
 
 
-def advance(
-    f: Map, state: SolverState, x: Float[Tensor, "batch size"], memory: Any = None
-) -> SolverState:
+def advance(f: Map, state: SolverState, x: Float[Tensor, "batch size"]) -> SolverState:
     """The state after moving to the iterate ``x``."""
     fx = f(x)
-    residual = relative_gap(x, fx)
+    residual = _residual(x, fx)
     better = residual < 0.99 * state.best
     return replace(
         state,
@@ -160,5 +144,9 @@ def advance(
         best=torch.where(better, residual, state.best),
         since_best=torch.where(better, 0, state.since_best + 1),
         n_steps=state.n_steps + 1,
-        memory=memory,
     )
+
+
+def _residual(x: Tensor, fx: Tensor) -> Tensor:
+    gap = (fx - x).norm(dim=-1)
+    return torch.where(gap == 0, gap, gap / fx.norm(dim=-1))
