@@ -146,7 +146,8 @@ def decide(counts: Counts, *, threshold: float = THRESHOLD) -> Verdict:
     - at every delay from the exchange to the end of the run (neighbouring delays at which little
       happens are taken together);
     - over whole runs, in every stratum of which something can be said;
-    - over whole runs that nothing disturbs;
+    - over whole runs that nothing disturbs; where those are its own without exception, whole runs
+      after an exchange must be so as well: such a model has no noise to blame exceptions on;
 
     and if it beats every other program where the two say different things, at the delay that
     separates them best; does so too against a random change of the same norm; and a donor with
@@ -170,6 +171,7 @@ def decide(counts: Counts, *, threshold: float = THRESHOLD) -> Verdict:
         *_by_delay(counts, nearest, threshold),
         *_by_stratum(counts, nearest, threshold),
         *_left_alone(counts, nearest, threshold),
+        *_exceptions(counts, nearest),
         *_against_rivals(counts, nearest, tied),
         *_against_controls(counts, nearest, threshold),
     ]
@@ -293,6 +295,17 @@ def _left_alone(counts: Counts, p: int, threshold: float) -> list[str]:
     if low >= threshold:
         return []
     return [f"left alone, the model's whole answer is its own at {percent(value)} of loops"]
+
+
+def _exceptions(counts: Counts, p: int) -> list[str]:
+    """A model that makes no mistake when left alone has none to blame exceptions on."""
+    exceptions = int(counts.run_active[p, 0] - counts.run_right[p, 0])
+    if counts.undisturbed[p] < counts.n_runs or not exceptions:
+        return []
+    return [
+        f"left alone it answers exactly as the program, but after an exchange it does not in "
+        f"{exceptions} of {int(counts.run_active[p, 0])} runs"
+    ]
 
 
 def _against_rivals(counts: Counts, p: int, tied: list[int]) -> list[str]:
