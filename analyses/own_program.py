@@ -148,7 +148,14 @@ GUESS = max_program(
     Linear(),
     "The ripple from a guess of 1: that there is nothing but zeros is known from BOS alone.",
 )
-PROGRAMS = [RIPPLE, KEEPER, DOUBLING, AT_ONCE, GUESS]
+GUESS_KEEPER = max_program(
+    "max_guess_keeper",
+    {"best": where(eq(tokens, BOS), 0, larger(digit, 1))},
+    {"best": larger(larger(digit, shift_right(best)), where(best > 1, best, 0))},
+    Linear(),
+    "The same from a guess of 1, but a best above the guess is kept.",
+)
+PROGRAMS = [RIPPLE, KEEPER, DOUBLING, AT_ONCE, GUESS, GUESS_KEEPER]
 
 
 def check(n: int) -> None:
