@@ -21,7 +21,7 @@ from loopinterp.circuits.activation_patching_inputs import (
 )
 from loopinterp.circuits.activation_patching_result import MEASURES, PatchingSweep
 from loopinterp.circuits.layer_sections import CODA, PRELUDE, surround
-from loopinterp.models.inputs import check_loops
+from loopinterp.models.run_inputs import check_loops
 from loopinterp.results import study
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from loopinterp.models.config import LoopedTransformerConfig
+    from loopinterp.models.model_config import LoopedTransformerConfig
 
 PRELUDE, BLOCK, CODA = "prelude", "block", "coda"
 

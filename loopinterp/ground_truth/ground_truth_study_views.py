@@ -8,7 +8,7 @@ import numpy as np
 
 from loopinterp.ground_truth.ground_truth_checks import BY_KEY, SECTION
 from loopinterp.ground_truth.ground_truth_study import GroundTruth
-from loopinterp.plotting import Series, bars_with_intervals, heatmap_figure
+from loopinterp.plotting import HeatPanel, Series, bars_with_intervals, heatmap_panels
 from loopinterp.results import Figure, Finding, figures_of, findings_of
 
 if TYPE_CHECKING:
@@ -56,8 +56,8 @@ def _asked(result: GroundTruth) -> xr.Dataset:
 
 def _table(result: GroundTruth) -> Figure:
     asked = _asked(result)
-    plot: Any = heatmap_figure(
-        rightness(asked).values,
+    plot: Any = heatmap_panels(
+        [HeatPanel(rightness(asked).values)],
         x=asked["check"].values.tolist(),
         y=result.models,
         x_title="",

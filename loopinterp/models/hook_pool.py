@@ -10,7 +10,7 @@ from transformer_lens.hook_points import HookPoint
 from loopinterp.models.sites import Address, AddressBook
 
 if TYPE_CHECKING:
-    from loopinterp.models.config import LoopedTransformerConfig
+    from loopinterp.models.model_config import LoopedTransformerConfig
 
 
 _Key = tuple[str, int | None, int | None, str]

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from loopinterp.errors import HookError, InputError, unknown_name
-from loopinterp.models.cache import LoopedCache
-from loopinterp.models.inputs import check_state, loop_span
-from loopinterp.models.network import LoopedNetwork
+from loopinterp.models.activation_recorder import Recorder
+from loopinterp.models.looped_cache import LoopedCache
+from loopinterp.models.looped_network import LoopedNetwork
 from loopinterp.models.positions import AttentionContext
 from loopinterp.models.pretrained import PretrainedMixin
 from loopinterp.models.protocol import Iteration
-from loopinterp.models.recorder import Recorder
+from loopinterp.models.run_inputs import check_state, loop_span
 from loopinterp.models.sites import Address, Index
 from loopinterp.models.taps import Taps
-from loopinterp.models.transformer_lens import TransformerLensMixin
+from loopinterp.models.transformer_lens_names import TransformerLensMixin
 
 if TYPE_CHECKING:
     from jaxtyping import Float

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
-    from loopinterp.models.config import LoopedTransformerConfig
+    from loopinterp.models.model_config import LoopedTransformerConfig
 
 
 class Attention(nn.Module):

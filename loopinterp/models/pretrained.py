@@ -9,7 +9,7 @@ import torch
 from huggingface_hub import ModelHubMixin, snapshot_download
 
 from loopinterp.errors import CheckpointError
-from loopinterp.models.config import LoopedTransformerConfig
+from loopinterp.models.model_config import LoopedTransformerConfig
 from loopinterp.storage import (
     read_json_object,
     read_tensors,

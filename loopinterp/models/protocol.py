@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from loopinterp.errors import InputError
-from loopinterp.models.inputs import check_count
+from loopinterp.models.run_inputs import check_count
 
 if TYPE_CHECKING:
     from jaxtyping import Float

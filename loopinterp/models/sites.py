@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from loopinterp.errors import HookError, unknown_name
 
 if TYPE_CHECKING:
-    from loopinterp.models.config import LoopedTransformerConfig
+    from loopinterp.models.model_config import LoopedTransformerConfig
 
 Index = int | slice | Sequence[int] | None
 

@@ -13,9 +13,9 @@ from transformer_lens.HookedRootModule import HookedRootModule
 
 from loopinterp.errors import HookError
 from loopinterp.models.hook_pool import HookPool
-from loopinterp.models.inputs import check_loops
+from loopinterp.models.run_inputs import check_loops
 from loopinterp.models.sites import AddressBook, Index
-from loopinterp.models.transformer_lens import UnrolledModel
+from loopinterp.models.transformer_lens_names import UnrolledModel
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformer_lens.hook_points import HookPoint
 
-    from loopinterp.models.config import LoopedTransformerConfig
+    from loopinterp.models.model_config import LoopedTransformerConfig
 
 
 class LoopHooks(HookedRootModule):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from loopinterp.errors import ConfigError, check_choice
-from loopinterp.models.config import LoopedTransformerConfig
+from loopinterp.models.model_config import LoopedTransformerConfig
 from loopinterp.settings import OnlyWith, Settings, settings
 
 if TYPE_CHECKING:

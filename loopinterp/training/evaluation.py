@@ -13,8 +13,8 @@ from loopinterp.errors import InputError, check_integer
 from loopinterp.intervals import ESTIMATE, wilson_estimate
 from loopinterp.models.model_description import describe_model, device_of
 from loopinterp.models.protocol import bind
-from loopinterp.models.stopping import MaxConfidence, Oracle, ReadoutKL, ResidualBelow
-from loopinterp.models.until import run_until
+from loopinterp.models.stopped_run import run_until
+from loopinterp.models.stopping_rules import MaxConfidence, Oracle, ReadoutKL, ResidualBelow
 from loopinterp.results import Result, study
 from loopinterp.tasks.task import IGNORE
 from loopinterp.training.seeding import stream
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from loopinterp.models.protocol import LoopedModel
-    from loopinterp.models.stopping import StoppingRule
+    from loopinterp.models.stopping_rules import StoppingRule
     from loopinterp.tasks.task import Batch, Task
 
 _EXAMPLES_AT_ONCE = 32

@@ -45,7 +45,7 @@ def test_a_script_draws_its_figure(name: str, barely_trained: Path, tmp_path: Pa
 def test_a_script_with_models_of_its_own_writes_a_page(name: str, tmp_path: Path) -> None:
     said = _run(name, ["--out", str(tmp_path / "out"), *OWN_MODELS[name]], tmp_path)
     assert "Plotly" in (tmp_path / "out" / f"{name}.html").read_text()
-    assert list((tmp_path / "out" / "results").glob("*.json"))
+    assert list((tmp_path / "out" / "results").glob("*.safetensors"))
     assert len(said) > 1, "it says in words what it found"
 
 

@@ -232,7 +232,7 @@ def test_programs_of_a_task_of_ones_own():
         running_max("at once", kqv(digit, digit, digit, "true", mode="max"), full(UNKNOWN)),
     ]
     for program in rivals[:2]:
-        model = ProgramModel(program, inputs, n_loops=N + 1)
+        model = ProgramModel(program, max_length=inputs.shape[1])
         assert compare_programs(model, rivals, batch).verdict.winner == program.name
 
 

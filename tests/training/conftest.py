@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loopinterp.models.config import LoopedTransformerConfig
+from loopinterp.models.model_config import LoopedTransformerConfig
 from loopinterp.training import CurriculumConfig, OptimiserConfig, TrainingConfig
 
 

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from loopinterp.errors import InputError
-from loopinterp.models.config import LoopedTransformerConfig
 from loopinterp.models.looped_transformer import LoopedTransformer
+from loopinterp.models.model_config import LoopedTransformerConfig
 from loopinterp.rasp.compiler.lower.feature_functions import FeatureFunction
 from loopinterp.rasp.compiler.lower.lowered_features import Codes, Feature, LoweredHead
 from loopinterp.rasp.compiler.stream_layout import LayerLayout, StreamLayout

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
-    from loopinterp.models.config import LoopedTransformerConfig
+    from loopinterp.models.model_config import LoopedTransformerConfig
     from loopinterp.rasp.compiler.circuit import Circuit
 
 Weights = dict[str, "Tensor"]

@@ -23,10 +23,8 @@ def several_steps(program: LoopProgram, steps: int, when: Condition) -> LoopProg
         >>> from loopinterp.rasp.mutations.conditions import ALWAYS
         >>> import torch
         >>> tokens = torch.tensor([[2, 1, 0, 1, 1]])
-        >>> for steps in (1, 2):
-        ...     twice = several_steps(get_program("prefix_xor"), steps, ALWAYS)
-        ...     print(twice.trace(tokens, 2).outputs[:, 0, 1:].tolist())
-        [[0, 0, 0, 0], [1, 0, 1, 1], [1, 1, 1, 0]]
+        >>> fast = several_steps(get_program("prefix_xor"), 2, ALWAYS)
+        >>> fast.trace(tokens, 2).outputs[:, 0, 1:].tolist()
         [[0, 0, 0, 0], [1, 1, 1, 0], [1, 1, 0, 1]]
     """
     step = dict(program.step)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from loopinterp.models.looped_transformer import LoopedTransformer
-    from loopinterp.models.transformer_lens import UnrolledModel
+    from loopinterp.models.transformer_lens_names import UnrolledModel
 
 
 class MissingActivationError(HookError, KeyError):

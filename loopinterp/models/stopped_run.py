@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loopinterp.errors import InputError
-from loopinterp.models.inputs import check_count
 from loopinterp.models.protocol import bind
-from loopinterp.models.stopping import LoopView
+from loopinterp.models.run_inputs import check_count
+from loopinterp.models.stopping_rules import LoopView
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
     from loopinterp.models.protocol import Iteration, LoopedModel
-    from loopinterp.models.stopping import StoppingRule
+    from loopinterp.models.stopping_rules import StoppingRule
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def run_until(
 
     Example:
         >>> from types import SimpleNamespace
-        >>> from loopinterp.models.stopping import ResidualBelow
+        >>> from loopinterp.models.stopping_rules import ResidualBelow
         >>> halve = SimpleNamespace(
         ...     embed=lambda x: x, initial_state=torch.ones_like, readout=lambda h: h,
         ...     step=lambda h, e: (h + e) / 2)   # h_t = e + (1 - e) / 2**t
@@ -124,19 +124,18 @@ def _choose_best(iteration: Iteration, view: LoopView, rule: StoppingRule, horiz
     loops = torch.full((n_examples,), horizon, device=device)
     logits, state = view.logits, view.state
     scores: list[Tensor] = []
-    while True:
+    for loop, h in iteration.run(horizon):
+        view = view.next(h) if loop else view
         scores.append(rule.score(view).to(best.dtype))
         better = scores[-1] < best
         best = torch.where(better, scores[-1], best)
-        loops[better] = view.loop
+        loops[better] = loop
         # At the end the last loop stands in wherever no score was a number.
-        take = better | (best == math.inf) if view.loop == horizon else better
+        take = better | (best == math.inf) if loop == horizon else better
         if take.any():
             rows = take[:, None, None]
             logits, state = view.logits.where(rows, logits), view.state.where(rows, state)
-        if view.loop == horizon:
-            return Stopped(loops, best < math.inf, logits, state, torch.stack(scores))
-        view = view.next(iteration.step(view.state))
+    return Stopped(loops, best < math.inf, logits, state, torch.stack(scores))
 
 
 def _check_mask(mask: Tensor | None, h0: Tensor) -> Tensor:

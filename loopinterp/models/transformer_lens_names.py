@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformer_lens.config import TransformerBridgeConfig
 
-    from loopinterp.models.config import LoopedTransformerConfig
     from loopinterp.models.looped_transformer import LoopedTransformer
+    from loopinterp.models.model_config import LoopedTransformerConfig
     from loopinterp.models.sites import AddressBook
 
 _NORM_TYPES = {"layernorm": "LN", "rmsnorm": "RMS"}

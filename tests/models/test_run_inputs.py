@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from loopinterp.errors import InputError
-from loopinterp.models.inputs import check_loops, loop_span
+from loopinterp.models.run_inputs import check_loops, loop_span
 
 
 def test_spans() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from loopinterp.errors import InputError
-from loopinterp.models.stopping import (
+from loopinterp.models.stopping_rules import (
     Fixed,
     LoopView,
     MaxConfidence,

@@ -12,7 +12,7 @@ from loopinterp.models.positions import check_length
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from loopinterp.models.config import LoopedTransformerConfig
+    from loopinterp.models.model_config import LoopedTransformerConfig
 
 
 def check_inputs(

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from loopinterp.models.layers import MLP, Attention, Layer, Norm
 from loopinterp.models.positions import AttentionContext
+from loopinterp.models.transformer_layer import MLP, Attention, Layer, Norm
 from tests.models.variants import build
 
 

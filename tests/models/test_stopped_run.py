@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loopinterp.errors import InputError
-from loopinterp.models.stopping import Fixed, MaxConfidence, Oracle, ReadoutKL, ResidualBelow
-from loopinterp.models.until import run_until
+from loopinterp.models.stopped_run import run_until
+from loopinterp.models.stopping_rules import Fixed, MaxConfidence, Oracle, ReadoutKL, ResidualBelow
 from tests.models.looped_toys import Halving, Scripted
 
 INPUTS = torch.tensor([1.5, 2.0, 9.0, -3.0]).view(4, 1, 1).expand(4, 3, 2).contiguous()

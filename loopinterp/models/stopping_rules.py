@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, get_args, runtime_checkable
 import torch
 
 from loopinterp.errors import InputError, unknown_name
-from loopinterp.models.inputs import check_count
+from loopinterp.models.run_inputs import check_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,9 +9,7 @@ import torch
 from einops import rearrange
 from torch import nn
 
-from loopinterp.models.config import LoopedTransformerConfig
-from loopinterp.models.inputs import check_inputs
-from loopinterp.models.layers import Layer, Norm, Recall
+from loopinterp.models.model_config import LoopedTransformerConfig
 from loopinterp.models.positions import (
     AttentionContext,
     RelativeBias,
@@ -19,8 +17,10 @@ from loopinterp.models.positions import (
     attention_context,
     check_length,
 )
+from loopinterp.models.run_inputs import check_inputs
 from loopinterp.models.strict_hooks import LoopHooks
 from loopinterp.models.taps import NO_TAPS, Taps
+from loopinterp.models.transformer_layer import Layer, Norm, Recall
 
 if TYPE_CHECKING:
     from torch import Tensor
