@@ -15,10 +15,9 @@ def main(
 ) -> None:
     """Evaluate a run at 1 to 8 times its training length."""
     trained = Run.load(run)
-    cutoff = trained.config.curriculum.max_n
-    lengths = [cutoff * k for k in (1, 2, 3, 4, 6, 8)]
+    lengths = [trained.cutoff * k for k in (1, 2, 3, 4, 6, 8)]
     result = evaluate(
-        trained.model(), trained.task(), lengths, n_samples=samples, trained_up_to=cutoff
+        trained.model(), trained.task(), lengths, n_samples=samples, trained_up_to=trained.cutoff
     )
     result.figures()[0].plot.write_html(out, include_plotlyjs=True)
     print(out, *(finding.text for finding in result.findings()), sep="\n")

@@ -16,6 +16,7 @@ import typer
 
 from loopinterp import __version__
 from loopinterp.errors import InputError
+from loopinterp.results import SUFFIX
 
 if TYPE_CHECKING:
     from loopinterp.results import Result
@@ -31,7 +32,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a training run.")]
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda; one that is absent is an error.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 Progress = Annotated[bool, typer.Option("--progress/--no-progress", help="Show progress bars.")]
@@ -164,9 +165,47 @@ def train(
 
 
 @app.command(
+    name="compile",
+    epilog=_examples(
+        "compile ripple --max-length 24 --out runs/ripple",
+        "compile parity --max-length 16 --disguise permute --disguise rotate --out runs/hidden",
+    ),
+)
+def compile_(
+    program: Annotated[str, typer.Argument(metavar="PROGRAM", help="Name of a stock program.")],
+    out: Annotated[Path, typer.Option(help="Folder of the run.")],
+    max_length: Annotated[
+        int, typer.Option(min=1, help="Greatest problem length that it has room for.")
+    ],
+    disguise: Annotated[
+        list[str] | None,
+        typer.Option(help="distract, permute, superpose or rotate; may be repeated."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the disguises.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Compile a program into a model whose circuit is known.
+
+    The run that it makes is evaluated, analysed and reported like one that was trained.
+    """
+    from loopinterp import workflow
+
+    run = workflow.compile_run(
+        program, out, max_length=max_length, disguises=disguise or (), seed=seed
+    )
+    config = run.config.model
+    _print(
+        {"run": str(out), "program": program, "task": run.config.task, "d_model": config.d_model},
+        f"{out}: {program} in {config.d_model} dimensions. Next: loopinterp analyze {out}",
+        as_json,
+    )
+
+
+@app.command(
     epilog=_examples(
         "evaluate runs/add",
         "evaluate runs/add --length 24 --length 96 --distribution chain --json",
+        "evaluate runs/add --stop max-confidence --stop residual=0.03",
     )
 )
 def evaluate(
@@ -176,6 +215,14 @@ def evaluate(
     ] = None,
     distribution: Annotated[
         list[str] | None, typer.Option(help="Input distribution; may be repeated.")
+    ] = None,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="RULE",
+            help="Compare with stopping by max-confidence, residual[=TOLERANCE] or "
+            "readout-kl[=TOLERANCE]; may be repeated.",
+        ),
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="Examples for each length.")] = 300,
     seed: StudySeed = 0,
@@ -195,18 +242,25 @@ def evaluate(
         run,
         lengths=length,
         distributions=distribution,
+        stop=stop or (),
         samples=samples,
         seed=seed,
         device=device,
         progress=progress,
     )
-    cells = result.to_frame()
+    cells = result.to_dataframe("exact_match", "bit_accuracy")
     shown = cells[["distribution", "length", "exact_match", "exact_match_low", "exact_match_high"]]
-    file = run / workflow.RESULTS / "generalisation.json"
+    tables = {"cells": cells}
+    if stop:
+        tables["stopped"] = result.to_dataframe("stopped_exact_match")
+        tables["stopped"]["stopped_at"] = result.to_dataframe("stopped_at")["stopped_at"]
+    file = run / workflow.RESULTS / f"generalisation{SUFFIX}"
     document = {"run": str(run), "file": str(file), "samples": samples}
+    document |= {name: table.to_dict("records") for name, table in tables.items()}
+    words = [table.round(3).to_string(index=False) for table in [shown, *list(tables.values())[1:]]]
     _print(
-        {**document, "cells": cells.to_dict("records"), "findings": _findings([result])},
-        f"{shown.round(3).to_string(index=False)}\n{_told([result])}",
+        {**document, "findings": _findings([result])},
+        "\n".join([*words, _told([result])]),
         as_json,
     )
 
@@ -225,24 +279,29 @@ def analyze(
     progress: Progress = True,
     as_json: Json = False,
 ) -> None:
-    """Run the studies that the report shows.
+    """Run the studies that the report shows, as far as they can say something of the run.
 
-    Each result is saved in RUN/results, with its controls. The carry study and the studies of
-    programs are for addition so far.
+    Each result is saved in RUN/results, with its controls. A study that asks nothing of the run's
+    task is left out; one that cannot be made says why.
     """
     from loopinterp import workflow
 
     _use_threads(threads)
-    results = workflow.analyze_run(run, studies=study, seed=seed, device=device, progress=progress)
+    found = workflow.analyze_run(run, studies=study, seed=seed, device=device, progress=progress)
     document = {
         name: {
-            "file": str(run / workflow.RESULTS / f"{name}.json"),
+            "file": str(found.files[name]),
             "seconds": result.provenance.wall_time,
             "findings": _findings([result]),
         }
-        for name, result in results.items()
+        for name, result in found.results.items()
     }
-    _print({"run": str(run), "results": document}, _told(results.values()), as_json)
+    unsaid = [f"- {name}: cannot be said because {why}." for name, why in found.unsaid.items()]
+    _print(
+        {"run": str(run), "results": document, "unsaid": found.unsaid},
+        "\n".join([_told(found.results.values()), *unsaid]),
+        as_json,
+    )
 
 
 @app.command(epilog=_examples("report runs/add", "report runs/add --out add.html"))
@@ -285,13 +344,13 @@ def models(
 def _findings(results: Iterable[Result]) -> list[dict[str, Any]]:
     from loopinterp import workflow
 
-    return [dataclasses.asdict(finding) for finding in workflow.findings_of(results)]
+    return [dataclasses.asdict(finding) for finding in workflow.in_reading_order(results)]
 
 
 def _told(results: Iterable[Result]) -> str:
     from loopinterp import workflow
 
-    return "\n".join(f"- {finding.text}" for finding in workflow.findings_of(results))
+    return "\n".join(f"- {finding.text}" for finding in workflow.in_reading_order(results))
 
 
 def _facts(facts: Mapping[str, Any]) -> str:

@@ -127,12 +127,14 @@ class Finding:
         text: A whole sentence that someone new to the field understands.
         value: The one number or name that carries it, formatted ("1.00", "loop 17"), or "".
         good: Whether this is what one hopes for; None where that has no meaning.
+        label: What the value is, in a few words; such a finding stands beside the verdict.
     """
 
     kind: str
     text: str
     value: str = ""
     good: bool | None = None
+    label: str = ""
 
 
 def percent(share: float | np.floating) -> str:

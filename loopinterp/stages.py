@@ -45,27 +45,39 @@ class Stages:
         self.seconds[name] = time.perf_counter() - start
         self._say(f"  {self.seconds[name]:.1f} s\n")
 
+    def unsaid(self, name: str, reason: str) -> None:
+        """Say of a study why it is not made."""
+        self._say(f"{name}: cannot be said because {reason}\n")
+
     def _say(self, text: str) -> None:
         if self._show:
             sys.stderr.write(text)
             sys.stderr.flush()
 
 
-def record_how_it_was_made(run: Path, command: str | None, seconds: Mapping[str, float]) -> None:
+def record_how_it_was_made(
+    run: Path,
+    command: str | None,
+    seconds: Mapping[str, float],
+    unsaid: Mapping[str, str] | None = None,
+) -> None:
     """Keep in the run how it was made: command, seconds by stage, versions, machine.
 
     Args:
         run: The run's folder.
         command: What makes it again; None leaves what is there.
         seconds: Times of the stages just done, added to those of earlier ones.
+        unsaid: Studies that say nothing of this model, each with the reason.
     """
     path = run / MADE
     found = read_json(path) if path.exists() else {}
     made = found if isinstance(found, dict) else {}
-    earlier = made.get("stages")
     if command is not None:
         made["command"] = command
-    made["stages"] = (earlier if isinstance(earlier, dict) else {}) | dict(seconds)
+    for name, added in (("stages", seconds), ("unsaid", unsaid or {})):
+        earlier = made.get(name)
+        made[name] = (earlier if isinstance(earlier, dict) else {}) | dict(added)
+    made["unsaid"] = {k: why for k, why in made["unsaid"].items() if k not in seconds}
     made["versions"] = {"loopinterp": __version__, "python": platform.python_version()} | {
         package: version(package) for package in _PACKAGES
     }

@@ -1,56 +1,29 @@
-"""The studies that ``loopinterp analyze`` runs: what each asks, of which task, on what data."""
+"""The studies that ``loopinterp analyze`` runs: what each asks, and where it can say nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from loopinterp.results import SUFFIX
+from loopinterp.studied_model import StudiedModel
+
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
-    from loopinterp.models import LoopedTransformer
+    from loopinterp.circuits import PairStrategy
     from loopinterp.results import Result
-    from loopinterp.tasks import Addition, Batch, Task
-    from loopinterp.training import Run
+    from loopinterp.tasks import Addition, Batch
 
-RESULTS = "results"
-"""The folder of saved results inside a run."""
+KNOWN_LENGTH, KNOWN_POSITIONS = 5, 14
+"""Inputs on which the tools themselves are tried: long enough to see every loop."""
 
-KNOWN_BITS = 5
-"""Bits of the additions on which the tools themselves are tried: enough to see every loop."""
+SHORT = 6
+"""Programs are told apart on inputs of at least twice this length, where the model has room."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class Subject:
-    """A trained model with its task, as a study takes it."""
-
-    run: Run
-    model: LoopedTransformer
-    task: Task
-    seed: int
-
-    @property
-    def cutoff(self) -> int:
-        """Greatest problem length that was trained on."""
-        return self.run.config.curriculum.max_n
-
-    def generator(self) -> torch.Generator:
-        import torch
-
-        return torch.Generator().manual_seed(self.seed)
-
-    def sample(self, n: int, batch_size: int) -> Batch:
-        """Examples of one length, of the distribution that the model was trained on."""
-        batch = self.task.sample(
-            n,
-            batch_size=batch_size,
-            generator=self.generator(),
-            distribution=self.run.config.distribution,
-        )
-        return batch.to(self.model.device)
+FEWEST_BITS = 16
+"""Carries that are followed need room on both sides of the front."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,137 +33,214 @@ class Study:
     Attributes:
         name: Its name on the command line and of its files.
         about: What it asks.
-        run: From the subject to the result.
-        tasks: Tasks that it applies to; any if empty.
+        run: From the model to the result.
+        tasks: Tasks of whose models it asks anything; any if empty.
+        why_not: Why nothing can be said of this model, as a clause; "" where something can.
         needs: The study whose saved result it starts from, if any.
     """
 
     name: str
     about: str
-    run: Callable[[Subject], Result]
+    run: Callable[[StudiedModel], Result]
     tasks: tuple[str, ...] = ()
+    why_not: Callable[[StudiedModel], str] = lambda model: ""
     needs: str | None = None
 
-    def fits(self, task: Task) -> bool:
-        return not self.tasks or task.name in self.tasks
+    def unsaid(self, model: StudiedModel) -> str:
+        """Why it says nothing of a model, as a clause; "" if it says something."""
+        if self.tasks and model.task.name not in self.tasks:
+            return f"it asks about {' or '.join(self.tasks)} and not about {model.task.name}"
+        return self.why_not(model)
+
+    def concerns(self, model: StudiedModel) -> bool:
+        """Whether its question means anything for models of that task."""
+        return not self.tasks or model.task.name in self.tasks
 
 
-def open_run(folder: str | Path, *, seed: int = 0, device: str = "auto") -> Subject:
-    """A run's model and task, on a device, ready for studies.
-
-    Raises:
-        CheckpointError: If the folder holds no run, or its files are damaged.
-        InputError: If the device is not there.
-    """
-    from loopinterp.training import Run
-    from loopinterp.training.device import resolve_device
-
-    run = Run.load(folder)
-    model = run.model(resolve_device(device))
-    return Subject(run=run, model=model, task=run.task(), seed=seed)
-
-
-def _convergence(subject: Subject) -> Result:
+def _convergence(model: StudiedModel) -> Result:
     from loopinterp.dynamics import convergence_study
 
-    batch = subject.sample(4 * subject.cutoff, 32)
-    return convergence_study(subject.model, batch, seed=subject.seed)
+    batch = model.sample(model.length(4 * model.cutoff), 32)
+    return convergence_study(model.model, batch, seed=model.seed)
 
 
-def _extrapolation(subject: Subject) -> Result:
+def _extrapolation(model: StudiedModel) -> Result:
     from loopinterp.dynamics import extrapolation_study
 
-    trained = subject.task.n_loops(subject.cutoff)
-    batch = subject.sample(2 * subject.cutoff, 64)
-    return extrapolation_study(subject.model, batch, n_loops=10 * trained, trained_loops=trained)
+    trained = model.task.n_loops(model.cutoff)
+    batch = model.sample(model.length(2 * model.cutoff), 64)
+    return extrapolation_study(model.model, batch, n_loops=10 * trained, trained_loops=trained)
 
 
-def _stabilisation(subject: Subject) -> Result:
+def _stabilisation(model: StudiedModel) -> Result:
     from loopinterp.dynamics import attention_stabilisation_study
 
-    return attention_stabilisation_study(subject.model, subject.sample(2 * subject.cutoff, 32))
+    batch = model.sample(model.length(2 * model.cutoff), 32)
+    return attention_stabilisation_study(model.model, batch)
 
 
-def _wavefront(subject: Subject) -> Result:
-    from loopinterp.probing import carry_study
-
-    task = cast("Addition", subject.task)
-    return carry_study(subject.model, task, n=max(24, 4 * subject.cutoff), seed=subject.seed)
-
-
-def _attention(subject: Subject) -> Result:
+def _attention(model: StudiedModel) -> Result:
     from loopinterp.lenses import attention_study
 
-    batch = subject.sample(2 * subject.cutoff, 64)
-    n_loops = subject.task.n_loops(2 * subject.cutoff)
+    batch = model.sample(model.length(2 * model.cutoff), 64)
     return attention_study(
-        subject.model,
+        model.model,
         batch.inputs,
-        n_loops=n_loops,
-        labels=_labels(subject.task, batch.inputs[0]),
-        seed=subject.seed,
+        n_loops=int(batch.n_loops.max()),
+        labels=_labels(model, batch.inputs[0]),
+        seed=model.seed,
     )
 
 
-def _programs(subject: Subject) -> Result:
+def _labels(model: StudiedModel, tokens: Tensor) -> list[str] | None:
+    """What stands at each position, where a word for it exists."""
+    from loopinterp.rasp import get_program
+
+    words = next((get_program(name).inputs for name in model.programs()), None)
+    if model.task.name == "addition":
+        words = ("0+0", "1+0", "0+1", "1+1", "BOS", "PAD")  # shorter than the programs have it
+    if words is None or model.task.d_vocab is None:
+        return None
+    return [words[int(token)] for token in tokens]
+
+
+def _no_program(model: StudiedModel) -> str:
+    if model.programs():
+        return ""
+    return f"no stock program solves {model.task.name} with these settings and tokens"
+
+
+def _two_lengths(model: StudiedModel) -> list[int]:
+    """Twice the training cutoff, and twice that; where there is no room, half of it and all."""
+    short, long = (model.length(k * max(model.cutoff, SHORT)) for k in (2, 4))
+    return [short, long] if short < long else [max(short // 2, 2), short]
+
+
+def _programs(model: StudiedModel) -> Result:
     from loopinterp.circuits import compare_programs
 
     return compare_programs(
-        subject.model,
-        names=[subject.run.folder.resolve().name],
-        n=_swap_bits(subject),
-        seed=subject.seed,
+        model.model,
+        model.programs(),
+        [model.sample(n, 128) for n in _two_lengths(model)],
+        names=[model.run.folder.resolve().name],
+        seed=model.seed,
     )
 
 
-def _swap_bits(subject: Subject) -> int:
-    """Bits of additions whose states are swapped: chains need room on both sides of the front."""
-    return max(24, 2 * subject.cutoff)
+def _subspaces(model: StudiedModel) -> Result:
+    from loopinterp.circuits import search_subspaces
 
-
-def _subspaces(subject: Subject) -> Result:
-    from loopinterp.circuits import CircuitComparison, subspace_study
-
-    comparison = CircuitComparison.load(subject.run.folder / RESULTS / "programs.json")
-    return subspace_study(
-        subject.model, comparison.verdict.nearest, n=_swap_bits(subject), seed=subject.seed
+    return search_subspaces(
+        model.model,
+        _subspace_inputs(model),
+        _nearest(model),
+        ranks=(1, 2, 3),
+        pairs=_subspace_pairs(),
+        steps=40,
+        seed=model.seed,
     )
 
 
-def _decodability(subject: Subject) -> Result:
+def _subspace_inputs(model: StudiedModel) -> Batch:
+    return model.sample(model.length(2 * max(model.cutoff, SHORT)), 256)
+
+
+def _subspace_pairs() -> PairStrategy:
+    from loopinterp.circuits import SpreadPairs
+
+    return SpreadPairs(pairs=192, same_value=0)
+
+
+def _nearest(model: StudiedModel) -> str:
+    from loopinterp.circuits import ProgramComparison
+
+    return ProgramComparison.load(model.results / f"programs{SUFFIX}").verdict.nearest
+
+
+def _nothing_moves(model: StudiedModel) -> str:
+    """Where no exchange changes an answer, there is nothing to be looked for."""
+    import torch
+
+    from loopinterp.circuits import InterchangeRun
+    from loopinterp.rasp import get_program
+
+    if why := _no_program(model):
+        return why
+    if not (model.results / f"programs{SUFFIX}").is_file():
+        return ""  # said once the comparison is made
+    generator = torch.Generator().manual_seed(model.seed)
+    held_out = _subspace_inputs(model)[1::2].to("cpu")
+    pairs = _subspace_pairs()(model.model, [get_program(_nearest(model))], held_out, generator)
+    run = InterchangeRun(model.model, pairs)
+    changed = ((run.interchange() != run.base) & run.pairs.scored[:, None]).any(-1) & run.within
+    return "" if bool(changed.any()) else "no exchange of a state changes an answer of the model"
+
+
+def _hold_time(model: StudiedModel) -> Result:
+    from loopinterp.circuits import planted_carry_study
+
+    batch = model.sample(_carry_bits(model), 128, distribution="propagate")
+    name = model.run.folder.resolve().name
+    return planted_carry_study(model.model, batch, names=[name], seed=model.seed)
+
+
+def _carry_bits(model: StudiedModel) -> int:
+    return model.length(max(24, 2 * model.cutoff))
+
+
+def _wavefront(model: StudiedModel) -> Result:
+    from loopinterp.probing import carry_study
+
+    task, n = cast("Addition", model.task), model.length(max(24, 4 * model.cutoff))
+    return carry_study(model.model, task, n=n, seed=model.seed)
+
+
+def _no_room_for_carries(model: StudiedModel) -> str:
+    room = _carry_bits(model)
+    if room >= FEWEST_BITS:
+        return ""
+    return f"carries need {FEWEST_BITS} bits to be followed, and the model has room for {room}"
+
+
+def _no_planted_carry(model: StudiedModel) -> str:
+    if not model.programs():
+        return "the model does not read pairs of bits as tokens"
+    return _no_room_for_carries(model)
+
+
+def _decodability(model: StudiedModel) -> Result:
     from loopinterp.circuits import decodability
 
-    return decodability(subject.model, subject.sample(2 * subject.cutoff, 64), seed=subject.seed)
+    batch = model.sample(model.length(2 * model.cutoff), 64)
+    return decodability(model.model, batch, model.programs(), seed=model.seed)
 
 
-def _heads(subject: Subject) -> Result:
+def _heads(model: StudiedModel) -> Result:
     from loopinterp.circuits import head_study
 
-    return head_study(subject.model, subject.sample(2 * subject.cutoff, 64), seed=subject.seed)
+    batch = model.sample(model.length(2 * model.cutoff), 64)
+    return head_study(model.model, batch, model.programs(), seed=model.seed)
 
 
-def _ground_truth(subject: Subject) -> Result:
+def _ground_truth(model: StudiedModel) -> Result:
     """The tools on the programs that the model is compared with, compiled and disguised."""
     from functools import partial
 
     from loopinterp.ground_truth import ground_truth_study, known_models
-    from loopinterp.rasp import distract, list_programs, permute, rotate
+    from loopinterp.rasp import distract, permute, rotate
 
-    seed = subject.seed
-    hide = [partial(disguise, seed=seed) for disguise in (distract, permute, rotate)]
-    programs = list_programs(subject.task.name)
+    hide = [partial(disguise, seed=model.seed) for disguise in (distract, permute, rotate)]
+    fits = (n for n in range(KNOWN_LENGTH, 1, -1) if model.task.n_positions(n) <= KNOWN_POSITIONS)
     models = known_models(
-        programs, n=KNOWN_BITS, examples=128, disguises=hide, label="disguised", seed=seed
+        model.programs(),
+        n=next(fits, 2),
+        examples=128,
+        disguises=hide,
+        label="disguised",
+        seed=model.seed,
     )
-    return ground_truth_study(models, seed=seed)
-
-
-def _labels(task: Task, tokens: Tensor) -> list[str] | None:
-    """What stands at each position, where a word for it exists."""
-    if task.name != "addition" or task.d_vocab is None:
-        return None
-    words = ("0+0", "1+0", "0+1", "1+1", "BOS", "PAD")
-    return [words[int(token)] for token in tokens]
+    return ground_truth_study(models, seed=model.seed)
 
 
 # In the order in which they are run.
@@ -203,37 +253,45 @@ STUDIES = (
         about="how far has the carry come after each loop?",
         run=_wavefront,
         tasks=("addition",),
+        why_not=_no_room_for_carries,
     ),
     Study(
         name="programs",
         about="which program does the circuit run?",
         run=_programs,
+        why_not=_no_program,
+    ),
+    Study(
+        name="hold-time",
+        about="how long does a carry live that is put in by hand?",
+        run=_hold_time,
         tasks=("addition",),
+        why_not=_no_planted_carry,
     ),
     Study(
         name="subspaces",
-        about="in which directions does it keep the program's variables? (after programs)",
+        about="in how few directions does an exchange live? (after programs)",
         run=_subspaces,
-        tasks=("addition",),
+        why_not=_nothing_moves,
         needs="programs",
     ),
     Study(
         name="decodability",
         about="which variables of the programs can be read?",
         run=_decodability,
-        tasks=("addition",),
+        why_not=_no_program,
     ),
     Study(
         name="heads",
         about="do the heads look where the programs look?",
         run=_heads,
-        tasks=("addition",),
+        why_not=_no_program,
     ),
     Study(name="attention", about="where does each head look at each loop?", run=_attention),
     Study(
         name="ground-truth",
         about="do the tools find what is known to be there, in compiled models?",
         run=_ground_truth,
-        tasks=("addition",),
+        why_not=_no_program,
     ),
 )

@@ -1,4 +1,4 @@
-"""What the commands do: train, evaluate, analyse and report, one run folder through.
+"""What the commands do: train or compile, evaluate, analyse and report, one run folder through.
 
 The studies themselves know neither training nor each other; this module wires them together.
 """
@@ -9,23 +9,49 @@ import dataclasses
 import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loopinterp.errors import ConfigError, InputError, unknown_name
+from loopinterp.results import SUFFIX
 from loopinterp.stages import Stages, record_how_it_was_made
 from loopinterp.storage import read_json
-from loopinterp.studies import RESULTS, STUDIES, open_run
+from loopinterp.studied_model import RESULTS, open_run
+from loopinterp.studies import STUDIES
 
 if TYPE_CHECKING:
+    from loopinterp.models import StoppingRule
     from loopinterp.results import Finding, Result
-    from loopinterp.studies import Study, Subject
+    from loopinterp.studied_model import StudiedModel
+    from loopinterp.studies import Study
     from loopinterp.training import Run, TrainingConfig
     from loopinterp.training.evaluation import EvaluationResult
 
 DEMO_RECIPE = "addition"
 DEMO_SAMPLES = 200
 """Examples for each length: enough to tell .99 from .95, in a minute at 144 positions."""
+
+DISGUISES = ("distract", "permute", "superpose", "rotate")
+"""What can be done to a compiled model so that its circuit is not to be seen in its weights."""
+
+STOPPING = ("max-confidence", "residual", "readout-kl")
+"""Rules that read the answer without being told T(n)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Analysis:
+    """What :func:`analyze_run` found.
+
+    Attributes:
+        results: The result of each study.
+        files: Where each was saved.
+        unsaid: Studies that say nothing of this model, each with the reason.
+    """
+
+    results: dict[str, Result]
+    files: dict[str, Path]
+    unsaid: dict[str, str]
 
 
 def configure(
@@ -121,22 +147,73 @@ def train_run(
     return run
 
 
+def compile_run(
+    program: str,
+    out: str | Path,
+    *,
+    max_length: int,
+    disguises: Sequence[str] = (),
+    seed: int = 0,
+) -> Run:
+    """Compile a program into a run that is analysed and reported like a trained one.
+
+    Args:
+        program: Name of a stock program.
+        out: A folder without a run.
+        max_length: Greatest problem length that the model has room for.
+        disguises: Of :data:`DISGUISES`, in the order in which they are put on.
+        seed: Seed of the disguises.
+
+    Raises:
+        InputError: If a name is unknown, the program cannot be compiled, or the folder is taken.
+    """
+    from loopinterp import rasp
+    from loopinterp.errors import check_integer
+    from loopinterp.tasks import get_task
+    from loopinterp.training import Run
+    from loopinterp.training.run import MODEL
+
+    chosen = rasp.get_program(program)
+    check_integer("max_length", max_length, least=1)
+    for disguise in disguises:
+        if disguise not in DISGUISES:
+            raise unknown_name("disguise", disguise, DISGUISES)
+    task = get_task(chosen.task, **chosen.task_settings)
+    compiled = rasp.compile_program(
+        chosen, max_length=task.n_positions(max_length), n_outputs=task.d_vocab_out
+    )
+    for disguise in disguises:
+        compiled = getattr(rasp, disguise)(compiled, seed=seed)
+    origin = ", ".join([f"compiled from the program {program}", *compiled.circuit.disguises])
+    run = Run.from_model(compiled.model, task, out, max_n=max_length, origin=origin)
+    compiled.circuit.save(run.folder / MODEL)
+    options = [f"--max-length {max_length}", *(f"--disguise {name}" for name in disguises)]
+    options += [f"--seed {seed}"] if disguises else []
+    command = f"loopinterp compile {program} {' '.join(options)} --out NEW"
+    record_how_it_was_made(run.folder, command, {})
+    return run
+
+
 def evaluate_run(
     folder: str | Path,
     *,
     lengths: Sequence[int] | None = None,
     distributions: Sequence[str] | None = None,
+    stop: Sequence[str] = (),
     samples: int = 300,
     seed: int = 0,
     device: str = "auto",
     progress: bool = True,
 ) -> EvaluationResult:
-    """Exact match by length, saved in ``RUN/results/generalisation.json``.
+    """Exact match by length, saved in ``RUN/results``.
 
     Args:
         folder: The run.
-        lengths: Problem lengths; 1, 2, 4, 8 and 12 times the training cutoff if None.
+        lengths: Problem lengths; 1, 2, 4, 8 and 12 times the training cutoff if None, as far as
+            the model has room for them.
         distributions: Input distributions; the plain one and the hardest if None.
+        stop: Stopping rules to compare with reading the answer at T(n): each one of
+            :data:`STOPPING`, with a tolerance if wanted (``residual=0.01``).
         samples: Examples for each length and distribution.
         seed: Seed of the examples.
         device: ``auto``, ``cpu`` or ``cuda``.
@@ -145,22 +222,68 @@ def evaluate_run(
     from loopinterp.tasks.sampling import pick_distribution
     from loopinterp.training import evaluate
 
-    subject, stages = open_run(folder, seed=seed, device=device), Stages(show=progress)
+    model, stages = open_run(folder, seed=seed, device=device), Stages(show=progress)
     for distribution in distributions or ():
-        pick_distribution(subject.task, distribution)  # refused before a stage is said to begin
+        pick_distribution(model.task, distribution)  # refused before a stage is said to begin
+    rules = stopping_rules(stop)
     with stages.stage("generalisation", "is it right beyond its training lengths?"):
         result = evaluate(
-            subject.model,
-            subject.task,
-            [subject.cutoff * k for k in (1, 2, 4, 8, 12)] if lengths is None else lengths,
+            model.model,
+            model.task,
+            _lengths(model) if lengths is None else lengths,
             distributions=distributions,
+            stopping=rules,
             n_samples=samples,
-            trained_up_to=subject.cutoff,
+            trained_up_to=model.cutoff if model.run.is_trained else None,
             seed=seed,
         )
-    result.save(subject.run.folder / RESULTS, "generalisation")
-    record_how_it_was_made(subject.run.folder, None, stages.seconds)
+    result.save(model.results, "generalisation")
+    record_how_it_was_made(model.run.folder, None, stages.seconds)
     return result
+
+
+def _lengths(model: StudiedModel) -> list[int]:
+    """Lengths far beyond training; where there is no room for those, parts of what there is."""
+    beyond = sorted({model.with_room(model.cutoff * k) for k in (1, 2, 4, 8, 12)})
+    return beyond if len(beyond) > 1 else sorted({max(beyond[0] // k, 1) for k in (1, 2, 4)})
+
+
+def stopping_rules(wanted: Sequence[str]) -> dict[str, StoppingRule]:
+    """Stopping rules as a command line names them, by the names that results show.
+
+    Example:
+        >>> stopping_rules(["residual=0.01"])
+        {'residual < 0.01': ResidualBelow(tolerance=0.01)}
+
+    Raises:
+        InputError: If a rule is unknown, or its tolerance is no number above 0.
+    """
+    from loopinterp.models import MaxConfidence, ReadoutKL, ResidualBelow
+
+    usual = {"residual": ("residual", 0.03), "readout-kl": ("readout KL", 5e-4)}
+    rules: dict[str, StoppingRule] = {}
+    for text in wanted:
+        name, _, given = text.partition("=")
+        if name not in STOPPING:
+            raise unknown_name("stopping rule", name, STOPPING)
+        if text == "max-confidence":
+            rules["max confidence"] = MaxConfidence()
+            continue
+        label, tolerance = usual.get(name, ("", 0.0))
+        try:
+            tolerance = float(given or tolerance)
+        except ValueError:
+            label = ""
+        if not label:
+            raise InputError(
+                "stopping rule",
+                expected="max-confidence, residual=TOLERANCE or readout-kl=TOLERANCE",
+                given=repr(text),
+                fix="Write residual=0.03, for instance.",
+            )
+        rule = ResidualBelow if name == "residual" else ReadoutKL
+        rules[f"{label} < {tolerance:g}"] = rule(tolerance)
+    return rules
 
 
 def analyze_run(
@@ -170,57 +293,68 @@ def analyze_run(
     seed: int = 0,
     device: str = "auto",
     progress: bool = True,
-) -> dict[str, Result]:
+) -> Analysis:
     """Run studies on a run's model; each result is saved in ``RUN/results`` as it is done.
 
     Args:
         folder: The run.
-        studies: Names of studies, in any order; all that fit the task if None.
+        studies: Names of studies, in any order; all that ask something of the task if None, those
+            that can say nothing of this model left out with the reason.
         seed: Seed of the examples.
         device: ``auto``, ``cpu`` or ``cuda``.
         progress: Whether to say what is being done.
 
     Raises:
-        InputError: If a study is unknown, does not fit the task, or needs another one's result.
+        InputError: If a study that was asked for is unknown, can say nothing of this model, or
+            needs another one's result.
     """
     known = {study.name: study for study in STUDIES}
     for name in studies or ():
         if name not in known:
             raise unknown_name("study", name, known)
-    subject, stages = open_run(folder, seed=seed, device=device), Stages(show=progress)
-    chosen = [study for study in STUDIES if not studies or study.name in studies]
+    model, stages = open_run(folder, seed=seed, device=device), Stages(show=progress)
+    chosen = [s for s in STUDIES if (s.name in studies if studies else s.concerns(model))]
     if studies:
-        _check_studies(chosen, subject)
-    results: dict[str, Result] = {}
+        _check_studies(chosen, model)
+    done = Analysis(results={}, files={}, unsaid={})
     for study in chosen:
-        if study.fits(subject.task):
-            with stages.stage(study.name, study.about):
-                results[study.name] = study.run(subject)
-                results[study.name].save(subject.run.folder / RESULTS, study.name)
-    record_how_it_was_made(subject.run.folder, None, stages.seconds)
-    return results
-
-
-def _check_studies(chosen: Sequence[Study], subject: Subject) -> None:
-    """Refuse studies that cannot be run before the first one begins."""
-    for study in chosen:
-        if not study.fits(subject.task):
-            raise InputError(
-                f"study {study.name!r}",
-                expected=f"a run of the task {' or '.join(study.tasks)}",
-                given=f"one of {subject.task.name}",
-                fix="Leave the study out.",
-            )
-        needed = study.needs
-        if needed is None or needed in {other.name for other in chosen}:
+        if reason := study.unsaid(model):
+            if studies:
+                raise _unsaid(study, reason)
+            stages.unsaid(study.name, reason)
+            done.unsaid[study.name] = reason
             continue
-        if not (subject.run.folder / RESULTS / f"{needed}.json").is_file():
+        with stages.stage(study.name, study.about):
+            result = study.run(model)
+            done.files[study.name] = result.save(model.results, study.name)
+            done.results[study.name] = result
+    record_how_it_was_made(model.run.folder, None, stages.seconds, done.unsaid)
+    return done
+
+
+def _check_studies(chosen: Sequence[Study], model: StudiedModel) -> None:
+    """Refuse studies that cannot be run before the first one begins."""
+    names = {study.name for study in chosen}
+    for study in chosen:
+        if reason := study.unsaid(model):
+            raise _unsaid(study, reason)
+        needed = study.needs
+        if needed and needed not in names and not (model.results / f"{needed}{SUFFIX}").is_file():
             raise InputError(
                 f"study {study.name!r}",
                 expected=f"a run with the result of the study {needed!r}",
                 given="one without it",
                 fix=f"Add --study {needed}.",
             )
+
+
+def _unsaid(study: Study, reason: str) -> InputError:
+    return InputError(
+        f"study {study.name!r}",
+        expected="a run of which it can say something",
+        given=f"one of which it cannot, because {reason}",
+        fix="Leave the study out.",
+    )
 
 
 def report_run(folder: str | Path, *, out: str | Path | None = None) -> Path:
@@ -268,20 +402,20 @@ def demo(
         return report_run(run.folder)
 
 
-def findings_of(results: Iterable[Result]) -> list[Finding]:
+def in_reading_order(results: Iterable[Result]) -> list[Finding]:
     """What results say in plain words: verdicts first, then in the order of the report."""
     from loopinterp.report.sections import SECTIONS
 
     order = {kind: place for place, kind in enumerate(["verdict", *(s.key for s in SECTIONS)])}
-    found = [finding for result in results for finding in result.summary()]
+    found = [finding for result in results for finding in result.findings()]
     return sorted(found, key=lambda finding: order.get(finding.kind, len(order)))
 
 
 def saved_results(folder: str | Path) -> dict[str, Result]:
     """The results in a run's folder, by name."""
-    from loopinterp.results import load_result
+    from loopinterp.saved_results import load_result, result_files
 
-    return {path.stem: load_result(path) for path in sorted(Path(folder, RESULTS).glob("*.json"))}
+    return {path.stem: load_result(path) for path in result_files(Path(folder, RESULTS))}
 
 
 def list_task_facts() -> list[dict[str, Any]]:

@@ -19,11 +19,12 @@ import torch
 
 import loopinterp
 from loopinterp import cli, workflow
-from loopinterp.results import Provenance, Result
-from loopinterp.studies import STUDIES, Subject
+from loopinterp.results import Result, study
+from loopinterp.studied_model import StudiedModel
+from loopinterp.studies import STUDIES
 from loopinterp.training import RECIPES, Run, TrainingConfig
 
-COMMANDS = ("demo", "train", "evaluate", "analyze", "report", "tasks", "models")
+COMMANDS = ("demo", "train", "compile", "evaluate", "analyze", "report", "tasks", "models")
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,7 @@ def test_a_run_is_trained_evaluated_analysed_and_reported(command: Command, tmp_
     assert (answer.status, answer.err) == (0, "")
     assert answer.json["steps"] == 30
     config = Run.load(out).config
+    assert isinstance(config, TrainingConfig)
     assert (config.seed, config.steps, config.model.d_model) == (5, 30, 32)
 
     answer = command("evaluate", out, "--length", 2, "--length", 3, "--samples", 8, "--json")
@@ -124,6 +126,36 @@ def test_a_run_is_trained_evaluated_analysed_and_reported(command: Command, tmp_
     answer = command("report", out, "--json")
     assert answer.json["report"] == str(out / "report.html")
     assert "<html" in (out / "report.html").read_text()[:200]
+
+
+def test_stopping_rules_are_compared_with_reading_at_T_n(command: Command, run: Path) -> None:
+    arguments = ("--stop", "residual=0.1", "--stop", "max-confidence", "--samples", 8)
+    answer = command("evaluate", run, *arguments, "--length", 2, "--json", "--no-progress")
+    stopped = {row["rule"]: row["stopped_at"] for row in answer.json["stopped"]}
+    assert stopped["oracle T(n)"] == 3
+    assert set(stopped) == {"oracle T(n)", "residual < 0.1", "max confidence"}
+    assert "oracle T(n)" in command("evaluate", run, *arguments, "--length", 2).out
+
+
+def test_a_program_is_compiled_into_a_run_that_answers_right(
+    command: Command, tmp_path: Path
+) -> None:
+    out = tmp_path / "hidden"
+    hide = ("--disguise", "permute", "--disguise", "rotate", "--seed", 3)
+    answer = command("compile", "parity", "--max-length", 6, *hide, "--out", out, "--json")
+    assert (answer.json["task"], answer.json["program"]) == ("parity", "parity")
+    run = Run.load(out)
+    assert (run.cutoff, run.is_trained, run.finished) == (6, False, True)
+    assert run.config.to_dict()["origin"].endswith("rotated (seed 3)")
+    cells = command("evaluate", out, "--samples", 16, "--json", "--no-progress").json["cells"]
+    assert {cell["length"]: cell["exact_match"] for cell in cells} == {1: 1.0, 3: 1.0, 6: 1.0}
+    made = json.loads((out / "made.json").read_text())["command"]
+    wanted = "--max-length 6 --disguise permute --disguise rotate --seed 3"
+    assert made == f"loopinterp compile parity {wanted} --out NEW"
+    again = command("compile", "parity", "--max-length", 6, "--out", out)
+    assert_refused(again, "a folder without a run")
+    trained = command("train", "--task", "parity", "--out", out, "--no-progress")
+    assert_refused(trained, "as the run in")
 
 
 def test_words_come_by_default_and_name_the_report(command: Command, run: Path) -> None:
@@ -243,6 +275,9 @@ def test_a_folder_that_is_no_run_is_refused(command: Command, tmp_path: Path, na
         (["evaluate", "--distribution", "chains"], ["Did you mean 'chain'?"]),
         (["evaluate", "--length", "0"], ["--length"]),
         (["evaluate", "--samples", "0"], ["--samples"]),
+        (["evaluate", "--stop", "residua"], ["Did you mean 'residual'?"]),
+        (["evaluate", "--stop", "residual=low"], ["residual=0.03"]),
+        (["evaluate", "--stop", "max-confidence=1"], ["max-confidence, residual=TOLERANCE"]),
         (["analyze", "--study", "convergense"], ["Did you mean 'convergence'?"]),
         (["analyze", "--device", "gpu"], ["device", "gpu"]),
         (["models"], ["model: expected one of"]),
@@ -293,7 +328,43 @@ def test_a_study_of_another_task_is_refused(command: Command, tmp_path: Path) ->
     small = [part for s in ("model.d_model=16", "model.n_heads=2") for part in ("--set", s)]
     arguments = ("train", "--task", "prefix_sum", "--steps", 2, *small, "--no-progress")
     assert command(*arguments, "--out", out).status == 0
-    assert_refused(command("analyze", out, "--study", "wavefront"), "a run of the task addition")
+    refused = command("analyze", out, "--study", "wavefront")
+    assert_refused(refused, "because it asks about addition and not about prefix_sum")
+    assert refused.err.startswith("Error: ")
+
+
+def test_a_study_without_room_is_refused_when_asked_for_and_else_left_out_with_the_reason(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "short"
+    command("compile", "ripple", "--max-length", 6, "--out", out)
+    refused = command("analyze", out, "--study", "wavefront")
+    assert_refused(refused, "carries need 16 bits to be followed, and the model has room for 6")
+    kept = tuple(one for one in STUDIES if one.name in ("wavefront", "stabilisation", "heads"))
+    monkeypatch.setattr(workflow, "STUDIES", kept)
+    answer = command("analyze", out, "--json")
+    assert set(answer.json["results"]) == {"stabilisation", "heads"}
+    assert set(answer.json["unsaid"]) == {"wavefront"}
+    assert "wavefront: cannot be said because carries need 16 bits" in answer.err
+    assert "wavefront: cannot be said because" in command("analyze", out, "--no-progress").out
+    command("report", out)
+    assert "Wavefront: cannot be said because carries need" in (out / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments", "words"),
+    [
+        ("riple", [], ["Did you mean 'ripple'?"]),
+        ("ripple", ["--disguise", "rotat"], ["Did you mean 'rotate'?"]),
+        ("ripple", ["--max-length", "0"], ["--max-length"]),
+    ],
+)
+def test_what_cannot_be_compiled_is_refused_before_anything_is_written(
+    command: Command, tmp_path: Path, program: str, arguments: list[str], words: list[str]
+) -> None:
+    options = ["--max-length", "4", *arguments, "--out", tmp_path / "out"]
+    assert_refused(command("compile", program, *options), *words)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_wrong_distribution_is_refused_before_a_stage_is_said_to_begin(
@@ -313,14 +384,17 @@ def test_a_study_without_the_result_it_starts_from_is_refused(command: Command, 
 def test_studies_are_run_in_their_own_order(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
 
-    def told(name: str) -> Callable[[Subject], Result]:
-        def study(subject: Subject) -> Result:
+    def told(name: str) -> Callable[[StudiedModel], Result]:
+        def run(model: StudiedModel) -> Result:
             order.append(name)
-            return Result(provenance=Provenance(seed=subject.seed))
+            with study(model.seed) as watch:
+                return Result.of(watch)
 
-        return study
+        return run
 
-    replaced = tuple(dataclasses.replace(study, run=told(study.name)) for study in STUDIES)
+    replaced = tuple(
+        dataclasses.replace(one, run=told(one.name), why_not=lambda _: "") for one in STUDIES
+    )
     monkeypatch.setattr(workflow, "STUDIES", replaced)
     asked = ["attention", "subspaces", "programs", "convergence", "programs"]
     workflow.analyze_run(run, studies=asked, progress=False)

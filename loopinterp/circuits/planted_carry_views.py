@@ -24,7 +24,8 @@ def _findings(result: PlantedCarry) -> list[Finding]:
             "for 1 loop, a sticky one holds a planted carry for ever."
         )
         value = f"{_loops(result.quantile(0.5, model))}"
-        found.append(Finding(kind=SECTION, text=text, value=value))
+        label = f"Hold time of a carry{f', {model}' if several else ''}"
+        found.append(Finding(kind=SECTION, text=text, value=value, label=label))
     return found
 
 

@@ -32,11 +32,12 @@ _MOST_DELAYS = 24
 @findings_of.register
 def _findings(result: ProgramComparison) -> list[Finding]:
     verdict, several = result.verdict, len(result.verdicts) > 1
-    value = plain(verdict.winner) if verdict.winner else NONE
+    missed = NONE if result.data.sizes["program"] > 1 else f"not {plain(verdict.nearest)}"
+    value = plain(verdict.winner) if verdict.winner else missed
     text = verdict.statement
     if several:
         text = f"{len(result.verdicts)} models, each with its verdict. {text}"
-    found = [Finding(kind="verdict", text=text, value=value, good=verdict.named)]
+    found = [Finding(kind="verdict", text=text, value=value, good=verdict.named or None)]
     for name, own in result.verdicts.items():
         of = f" ({name})" if several else ""
         data = result.data.sel(model=name)
@@ -144,8 +145,8 @@ def _by_delay(result: ProgramComparison, data: xr.Dataset, order: list[str]) -> 
             "The state of one position is taken from another input's run, and the run goes on. A "
             "line says how often the model's whole answer, so many loops later, is the one that "
             "the program says; only pairs count on which the program or the model changes an "
-            f"answer ({int(pairs.sel(delay=delays[0]))} pairs at once, "
-            f"{int(pairs.sel(delay=delays[-1]))} {in_loops(int(delays[-1]))} for the first). "
+            f"answer (for the first, {int(pairs.sel(delay=delays[0]))} pairs at once and "
+            f"{int(pairs.sel(delay=delays[-1]))} pairs {in_loops(int(delays[-1]))}). "
             "Bands: 95% intervals."
         ),
         control=(

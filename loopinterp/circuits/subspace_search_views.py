@@ -29,9 +29,9 @@ def _findings(result: SubspaceSearch) -> list[Finding]:
             f"worst delay, on inputs they were not fitted on; everything but these directions "
             f"does so in at most {percent(rest)}."
         )
-        found.append(
-            Finding(kind=SECTION, text=text, value=f"{enough[method]} of {width}", good=True)
-        )
+        value = f"{enough[method]} of {width}"
+        label = "Directions that carry an exchange"
+        found.append(Finding(kind=SECTION, text=text, value=value, good=True, label=label))
     else:
         best = max((s for s in worst if s != WHOLE), key=lambda s: worst[s])
         text = (
@@ -64,17 +64,28 @@ def _worst(result: SubspaceSearch, subspace: str) -> float:
     )
 
 
+def _shown(result: SubspaceSearch) -> list[str]:
+    """Of the first method all ranks up to the smallest that carries it; of others that one."""
+    first, shown = result.methods[0], []
+    for name, method, rank in zip(result.data.subspace.values, result.methods, result.ranks):
+        if method == WHOLE:
+            continue
+        ranks = [r for m, r in zip(result.methods, result.ranks) if m == method]
+        last = result.smallest[method] or max(ranks)
+        if rank == last or (method == first and rank < last):
+            shown.append(str(name))
+    return shown
+
+
 @figures_of.register
 def _figures(result: SubspaceSearch) -> list[Figure]:
     data = result.data
     shown = [d for d in data.delay.values if int(data["active"].sel(delay=d))][:_MOST_DELAYS]
     x = [int(d) for d in shown]
 
-    def lines(what: str, *, control: bool = False) -> list[Series]:
+    def lines(what: str) -> list[Series]:
         made = []
-        for name in map(str, data.subspace.values):
-            if name == WHOLE:
-                continue
+        for name in _shown(result):
             array = data[what].sel(subspace=name, delay=shown)
             value, low, high = (array.sel(estimate=end).values for end in ("value", "low", "high"))
             made.append(Series(name, x, value, low=low, high=high))

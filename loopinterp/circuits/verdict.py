@@ -190,7 +190,7 @@ def decide(counts: Counts, *, threshold: float = THRESHOLD) -> Verdict:
         reasons=reasons,
         untested=untested,
     )
-    return _with_statement(verdict, float(rates[nearest]))
+    return _with_statement(verdict, float(rates[nearest]), rivals=len(counts.programs) - 1)
 
 
 def plain(program: str) -> str:
@@ -340,8 +340,9 @@ def _followed_for(counts: Counts, p: int, threshold: float) -> int:
     return kept
 
 
-def _with_statement(verdict: Verdict, rate: float) -> Verdict:
+def _with_statement(verdict: Verdict, rate: float, *, rivals: int) -> Verdict:
     name = plain(verdict.nearest)
+    alone = "" if rivals else " It had no rival: no other program was compared."
     if verdict.named:
         text = (
             f"The model runs “{name}”: at every delay from 0 to {verdict.longest} loops after an "
@@ -350,7 +351,7 @@ def _with_statement(verdict: Verdict, rate: float) -> Verdict:
         )
         if verdict.untested:
             text += f" Too few pairs to say in {len(verdict.untested)} strata."
-        return dataclasses.replace(verdict, statement=text)
+        return dataclasses.replace(verdict, statement=text + alone)
     parts = []
     if verdict.undisturbed:
         # Of programs that answer alike there, the nearest is as good a name as any.
@@ -365,10 +366,15 @@ def _with_statement(verdict: Verdict, rate: float) -> Verdict:
         loops = f"{verdict.followed_for} loop{'s' if verdict.followed_for > 1 else ''}"
         parts.append(f"after an exchange it follows “{name}” for {loops}")
     said = "; ".join(parts)
-    text = "It is none of these programs" if not verdict.tied else "No one program can be named"
-    text += f"; the nearest is “{name}” (whole runs after an exchange: {percent(rate)})."
+    followed = f"“{name}” (whole runs after an exchange: {percent(rate)})."
+    if not rivals:
+        text = f"It is not {followed}"
+    elif verdict.tied:
+        text = f"No one program can be named; the nearest is {followed}"
+    else:
+        text = f"It is none of these programs; the nearest is {followed}"
     if said:
         text += f" {said[0].upper()}{said[1:]}."
     if verdict.reasons:
         text += f" Not named, because {'; '.join(verdict.reasons)}."
-    return dataclasses.replace(verdict, statement=text)
+    return dataclasses.replace(verdict, statement=text + alone)

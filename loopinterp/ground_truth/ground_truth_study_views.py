@@ -25,7 +25,8 @@ def _(result: GroundTruth) -> list[Finding]:
     passed = result.passed
     right, asked = int(passed.sum()), int(passed.count())
     text = (
-        f"On {len(result.models)} models whose circuit is known, the tools give the right answer "
+        f"On {len(result.models)} model{'s' if len(result.models) > 1 else ''} whose circuit is "
+        f"known, the tools give the right answer "
         f"in {right} of {asked} checks."
     )
     if result.missed:

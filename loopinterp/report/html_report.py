@@ -11,7 +11,12 @@ from loopinterp.errors import InputError
 from loopinterp.report.assets import asset, plotly_script
 from loopinterp.report.how_it_was_made import made_figures, seconds, setting_groups
 from loopinterp.report.run_record import RunRecord, read_run
-from loopinterp.report.section_contents import figure_views, section_views, tiles
+from loopinterp.report.section_contents import (
+    beside_the_verdict,
+    figure_views,
+    section_views,
+    tiles,
+)
 from loopinterp.report.sections import SECTIONS, has_programs
 from loopinterp.results import Result
 from loopinterp.storage import write_bytes
@@ -92,15 +97,19 @@ def _context(record: RunRecord) -> dict[str, Any]:
         "record": record,
         "problems": [*record.problems, *unshown],
         "title": _title(record),
-        "facts": _facts(record.config),
+        "facts": _facts(record),
         "verdicts": [finding for finding in findings if finding.kind == "verdict"],
         "tiles": tiles(sections),
         "sections": sections,
         "not_measured": [
             section
             for section in SECTIONS
-            if record.is_run and section.key not in shown and section.applies(record.task)
+            if record.is_run
+            and section.key not in shown
+            and section.study not in record.unsaid
+            and section.applies(record.task)
         ],
+        "beside": beside_the_verdict(sections),
         "comparable": record.is_run and has_programs(record.task),
         "made_figures": figure_views(made_figures(record)),
         "settings": setting_groups(record.config),
@@ -120,8 +129,9 @@ def _title(record: RunRecord) -> str:
     return f"{model}, opened loop by loop"
 
 
-def _facts(config: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _facts(record: RunRecord) -> list[tuple[str, str]]:
     """What to know about the model at a glance, as far as the configuration says it."""
+    config = record.config
     parts = (config.get(name) for name in ("model", "curriculum"))
     model, curriculum = (part if isinstance(part, Mapping) else {} for part in parts)
     n_layers = model.get("n_layers")
@@ -130,6 +140,8 @@ def _facts(config: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Width (d_model)", model.get("d_model")),
         ("Heads", model.get("n_heads")),
         ("Trained up to length", curriculum.get("max_n")),
+        ("Made for lengths up to", config.get("max_n")),
+        ("Training", "none" if record.origin else None),
         ("Steps", config.get("steps")),
         ("Seed", config.get("seed")),
     ]

@@ -23,8 +23,8 @@ class RunRecord:
         config: ``config.json``; empty for results that belong to no run.
         metrics: The lines of ``metrics.jsonl``.
         results: Saved results by file name, in alphabetical order.
-        made: ``made.json``: ``command``, ``stages`` (seconds by name), ``versions``, ``machine``;
-            all optional.
+        made: ``made.json``: ``command``, ``stages`` (seconds by name), ``unsaid`` (reasons by
+            name), ``versions``, ``machine``; all optional.
         problems: What could not be read, one sentence each; the report says so.
     """
 
@@ -37,8 +37,18 @@ class RunRecord:
 
     @property
     def is_run(self) -> bool:
-        """Whether the results belong to a model that was trained."""
+        """Whether the results belong to a model of a run."""
         return bool(self.config)
+
+    @property
+    def origin(self) -> str:
+        """Where a model comes from that was not trained in the run; "" for one that was."""
+        return str(self.config.get("origin", ""))
+
+    @property
+    def unsaid(self) -> dict[str, str]:
+        """Studies that say nothing of this model, each with the reason, as a clause."""
+        return {str(k): str(v) for k, v in self.made.get("unsaid", {}).items()}
 
     @property
     def task(self) -> str:
@@ -67,7 +77,7 @@ def read_run(folder: str | Path) -> RunRecord:
     if not (folder / "config.json").is_file():
         raise InputError(
             f"run {folder}",
-            expected="a folder written by `loopinterp train` or `loopinterp demo`",
+            expected="a folder written by `loopinterp train`, `compile` or `demo`",
             given="a folder without config.json" if folder.is_dir() else "no such folder",
             fix="Check the path, or train a model there first.",
         )
@@ -122,7 +132,7 @@ def _read_made(path: Path, problems: list[str]) -> dict[str, Any]:
 def _is_as_made(name: str, value: Any) -> bool:
     if name == "stages":
         return isinstance(value, dict) and all(map(_is_number, value.values()))
-    return isinstance(value, dict if name == "versions" else str)
+    return isinstance(value, dict if name in ("versions", "unsaid") else str)
 
 
 def _is_number(value: Any) -> bool:

@@ -16,6 +16,7 @@ class Section:
         question: What the section answers.
         intro: The words one needs to read its figures.
         missing: What is said of a run that it applies to, if no saved study belongs to it.
+        study: The study that it is about.
         tasks: Tasks that it applies to; all if empty.
         of_programs: Whether it applies only to tasks that a stock program solves.
     """
@@ -26,6 +27,7 @@ class Section:
     question: str
     intro: str
     missing: str
+    study: str
     tasks: tuple[str, ...] = ()
     of_programs: bool = False
 
@@ -48,13 +50,14 @@ SECTIONS = (
         key="generalisation",
         title="Length generalisation",
         short="Length generalisation",
-        question="Does it still get longer inputs right than any it was trained on?",
+        question="Does it get inputs right that are longer than any it was trained on?",
         intro=(
             "An answer counts only if every symbol of it is right (exact match). Accuracy bit by "
             "bit hides failure: half of all bits are right by chance. A longer input is given more "
             "loops of the same block, as many as the task asks for at that length."
         ),
         missing="no length study, so nothing is known about longer inputs",
+        study="generalisation",
     ),
     Section(
         key="convergence",
@@ -67,6 +70,7 @@ SECTIONS = (
             "on a wrong answer, or leave a right one, so accuracy stands beside every measure."
         ),
         missing="no convergence study, so it is not known whether its loops settle",
+        study="convergence",
     ),
     Section(
         key="wavefront",
@@ -82,13 +86,14 @@ SECTIONS = (
             "soon it is read from then on."
         ),
         missing="no carry study, so it is not known how fast the carry travels",
+        study="wavefront",
         tasks=("addition",),
     ),
     Section(
         key="program",
         title="Program against model",
         short="Program and model",
-        question="Which program does the learned circuit run?",
+        question="Which program does the model run?",
         intro=(
             "Rival programs compute the same answers by different steps. To tell them apart, a "
             "piece of the model's state is exchanged for that of another input's run, and what the "
@@ -97,6 +102,7 @@ SECTIONS = (
             "accuracy (IIA)."
         ),
         missing="no comparison with programs, so there is no verdict",
+        study="programs",
         of_programs=True,
     ),
     Section(
@@ -109,6 +115,7 @@ SECTIONS = (
             "state has changed."
         ),
         missing="no attention study",
+        study="attention",
     ),
     Section(
         key="ground-truth",
@@ -122,6 +129,7 @@ SECTIONS = (
             "honest test of every tool used above."
         ),
         missing="no scores of the tools on models whose circuit is known",
+        study="ground-truth",
         of_programs=True,
     ),
 )
@@ -134,5 +142,6 @@ OTHER = Section(
     question="What else was measured?",
     intro="",
     missing="",
+    study="",
 )
 """What belongs to no section of ours, a study of someone else's, is shown all the same."""

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from loopinterp.errors import ConfigError, check_choice
-from loopinterp.models.model_config import LoopedTransformerConfig
 from loopinterp.settings import OnlyWith, Settings, settings
-
-if TYPE_CHECKING:
-    from loopinterp.tasks.task import Task
+from loopinterp.training.model_and_task import ModelAndTask
 
 Share = Annotated[float, Field(ge=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
@@ -129,7 +126,7 @@ class OptimiserConfig(Settings):
 
 
 @settings
-class TrainingConfig(Settings):
+class TrainingConfig(ModelAndTask):
     """Everything that decides a training run; the same configuration gives the same numbers.
 
     Attributes:
@@ -165,10 +162,6 @@ class TrainingConfig(Settings):
         True
     """
 
-    task: str
-    model: LoopedTransformerConfig
-    task_settings: dict[str, Any] = field(default_factory=dict)
-    distribution: str | None = None
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
     optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)
@@ -188,19 +181,6 @@ class TrainingConfig(Settings):
         super().__post_init__()
         if not self.device.startswith("cuda:"):
             check_choice("device", self.device, ("auto", "cpu", "cuda"), error=ConfigError)
-        task = self.make_task()
-        if self.distribution is not None:
-            known = task.distributions
-            check_choice("distribution", self.distribution, known, error=ConfigError)
-        for name in ("d_vocab", "d_features", "d_vocab_out"):
-            wanted, given = getattr(task, name), getattr(self.model, name)
-            _require(
-                wanted == given,
-                f"model.{name}",
-                given,
-                expected=f"{wanted}, as task {self.task!r} has it",
-                fix=f"Set model.{name}={'none' if wanted is None else wanted}.",
-            )
         _require(
             not (self.compile and self.model.abacus_target == "qk"),
             "compile",
@@ -208,9 +188,3 @@ class TrainingConfig(Settings):
             expected="false with abacus positions on queries and keys",
             fix="Leave compile out, or use model.abacus_target=input.",
         )
-
-    def make_task(self) -> Task:
-        """The task that the run trains on."""
-        from loopinterp.tasks import get_task
-
-        return get_task(self.task, **self.task_settings)

@@ -108,8 +108,12 @@ def _by_length(result: EvaluationResult) -> Figure:
         caption=f"Each point is {result.n_samples} fresh problems of that length, answered after "
         f"{loops} loops; bands are 95% intervals. Above, the share of problems that are right "
         "at every position; below, the share of positions. Read the upper panel first: a model "
-        "that gets most positions right can still get every long problem wrong. What lies right "
-        "of the dotted line is longer than anything the model was trained on.",
+        "that gets most positions right can still get every long problem wrong."
+        + (
+            " What lies right of the dotted line is longer than anything the model was trained on."
+            if result.trained_up_to
+            else ""
+        ),
         control="The dashed lines are the best answer that is the same everywhere. "
         + _constant_note(result),
         data=result.to_dataframe("exact_match", "bit_accuracy"),

@@ -13,7 +13,7 @@ from typing import Any
 
 from loopinterp.errors import CheckpointError, ConfigError, InputError
 from loopinterp.results import config_hash
-from loopinterp.settings import flatten
+from loopinterp.settings import Settings, flatten
 from loopinterp.storage import read_tensors, write_bytes, write_json, write_tensors
 from loopinterp.training.config import TrainingConfig
 from loopinterp.training.device import cpu_threads, resolve_device
@@ -70,7 +70,7 @@ def train(
 
 def _fit(run: Run, trainer: Trainer, seconds: float, progress: bool) -> None:
     """Make the steps that are left; metrics reach the disk before the checkpoint does."""
-    config, started = run.config, time.perf_counter() - seconds
+    config, started = trainer.config, time.perf_counter() - seconds
     with (
         open(run.folder / METRICS, "a", encoding="utf-8") as lines,
         _progress_bar(config, trainer.steps_done, progress) as advance,
@@ -118,7 +118,7 @@ def _sweep(folder: Path) -> None:
             leftover.unlink()
 
 
-def _check_same(saved: TrainingConfig, asked: TrainingConfig, folder: Path) -> None:
+def _check_same(saved: Settings, asked: TrainingConfig, folder: Path) -> None:
     """Resuming with another configuration would give numbers that no configuration gives."""
     old, new = flatten(saved.to_dict()), flatten(asked.to_dict())
     for key in sorted(old.keys() | new.keys()):

@@ -1,4 +1,4 @@
-"""A training run as a folder."""
+"""A run as a folder: a model that was trained there, or put there."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loopinterp.errors import CheckpointError
-from loopinterp.storage import read_json
+from loopinterp.errors import CheckpointError, InputError
+from loopinterp.storage import read_json, write_json
 from loopinterp.training.config import TrainingConfig
+from loopinterp.training.model_and_task import GivenModelConfig
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,21 +28,22 @@ CHECKPOINT = "state/checkpoint.safetensors"
 
 @dataclass(frozen=True)
 class Run:
-    """A training run on disk.
+    """A run on disk.
 
     ::
 
-        config.json                    the TrainingConfig
-        metrics.jsonl                  one line per ``log_every`` steps
+        config.json                    the TrainingConfig, or the GivenModelConfig
         model/                         the averaged weights: LoopedTransformer.from_pretrained
+        metrics.jsonl                  one line per ``log_every`` steps of training
         state/checkpoint.safetensors   weights, optimiser, random streams, curriculum
 
-    Every file is replaced in one step, and the checkpoint is one file, so a kill at any moment
-    leaves a whole run that :func:`train` goes on with. Nothing is pickled.
+    A model that was not trained here (:meth:`from_model`) has the first two only. Every file is
+    replaced in one step, and the checkpoint is one file, so a kill at any moment leaves a whole
+    run that :func:`train` goes on with. Nothing is pickled.
     """
 
     folder: Path
-    config: TrainingConfig
+    config: TrainingConfig | GivenModelConfig
 
     @classmethod
     def load(cls, folder: str | Path) -> Run:
@@ -62,11 +64,69 @@ class Run:
         if not isinstance(values, dict) or "task" not in values:
             raise CheckpointError(
                 f"file {folder / CONFIG}",
-                expected="the configuration of a training run",
+                expected="the configuration of a run",
                 given="other JSON",
                 fix="Point to the folder that training wrote, not to a folder inside it.",
             )
-        return cls(folder, TrainingConfig.from_dict(values))
+        kind = GivenModelConfig if "origin" in values else TrainingConfig
+        return cls(folder, kind.from_dict(values))
+
+    @classmethod
+    def from_model(
+        cls,
+        model: LoopedTransformer,
+        task: Task,
+        folder: str | Path,
+        *,
+        max_n: int,
+        origin: str,
+        distribution: str | None = None,
+    ) -> Run:
+        """Make a run of a model that was not trained here, so that all studies can be run on it.
+
+        Args:
+            model: The model.
+            task: What it is asked.
+            folder: A folder without a run.
+            max_n: Greatest problem length that it was made for; studies take it where they take
+                the training cutoff of a trained model.
+            origin: Where it comes from, in words that go on after "The model was".
+            distribution: Input distribution that studies draw from; the task's first if None.
+
+        Raises:
+            InputError: If the folder holds a run, or the model does not fit the task.
+        """
+        folder = Path(folder)
+        if (folder / CONFIG).exists():
+            raise InputError(
+                f"output folder {folder}",
+                expected="a folder without a run",
+                given="one that holds a run",
+                fix="Choose another folder.",
+            )
+        config = GivenModelConfig(
+            task=task.name,
+            model=model.config,
+            max_n=max_n,
+            origin=origin,
+            task_settings=dict(task.config()),
+            distribution=distribution,
+        )
+        model.save_pretrained(folder / MODEL)
+        write_json(folder / CONFIG, config.to_dict())
+        return cls(folder, config)
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether the model is trained here."""
+        return isinstance(self.config, TrainingConfig)
+
+    @property
+    def cutoff(self) -> int:
+        """Greatest problem length that the model was trained on, or made for."""
+        if isinstance(self.config, GivenModelConfig):
+            return self.config.max_n
+        return self.config.curriculum.max_n
 
     def model(self, device: torch.device | str = "cpu") -> LoopedTransformer:
         """The model with its averaged weights.
@@ -79,7 +139,7 @@ class Run:
         if not (self.folder / WEIGHTS).exists():
             raise CheckpointError(
                 f"run {self.folder}",
-                expected=f"a trained model in {MODEL}/",
+                expected=f"a model in {MODEL}/",
                 given="none: the run was stopped before its first checkpoint",
                 fix="Resume the training.",
             )
@@ -94,7 +154,7 @@ class Run:
         return model
 
     def task(self) -> Task:
-        """The task that the run trains on."""
+        """The task that the model is trained on, or asked."""
         return self.config.make_task()
 
     def metrics(self) -> pd.DataFrame:
@@ -120,8 +180,9 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether all of ``config.steps`` were made."""
-        return self.steps_done >= self.config.steps
+        """Whether all of ``config.steps`` were made; a model that is not trained needs none."""
+        steps = self.config.steps if isinstance(self.config, TrainingConfig) else 0
+        return self.steps_done >= steps
 
     def _counters(self) -> tuple[int, float]:
         path = self.folder / CHECKPOINT

@@ -16,7 +16,7 @@ SMALL = {
     "length_generalisation": ["--samples", "4"],
     "convergence": ["--n", "8", "--samples", "4"],
     "carry_wavefront": ["--n", "12", "--pairs", "8"],
-    "circuit_vs_program": ["--n", "12", "--pairs", "4"],
+    "circuit_vs_program": ["--n", "12", "--n", "16", "--pairs", "64", "--samples", "32"],
 }
 OWN_MODELS = {
     "ground_truth": ["--program", "prefix_xor"],
@@ -24,11 +24,17 @@ OWN_MODELS = {
 }
 """Scripts that need no run: they compile or train what they look at."""
 
+TABLES = {
+    "near_misses": ["--program", "prefix_xor", "--misses", "1"],
+    "seeds": "--seeds 2 --lengths 16 18 --set steps=20 --set curriculum.max_n=3".split(),
+}
+"""Scripts of many models, which print a table."""
+
 SCRIPTS = sorted(path.stem for path in (ROOT / "analyses").glob("*.py"))
 
 
 def test_no_script_is_left_out() -> None:
-    assert sorted([*SMALL, *OWN_MODELS]) == SCRIPTS
+    assert sorted([*SMALL, *OWN_MODELS, *TABLES]) == SCRIPTS
 
 
 @pytest.mark.slow
@@ -47,6 +53,14 @@ def test_a_script_with_models_of_its_own_writes_a_page(name: str, tmp_path: Path
     assert "Plotly" in (tmp_path / "out" / f"{name}.html").read_text()
     assert list((tmp_path / "out" / "results").glob("*.safetensors"))
     assert len(said) > 1, "it says in words what it found"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(TABLES))
+def test_a_script_of_many_models_prints_its_table(name: str, tmp_path: Path) -> None:
+    said = _run(name, ["--out", str(tmp_path / "out"), *TABLES[name]], tmp_path)
+    assert {"near_misses": "wrong names", "seeds": "followed for"}[name] in said[0]
+    assert str(tmp_path / "out") in said[-1] and Path(said[-1]).is_file()
 
 
 def _run(name: str, arguments: list[str], folder: Path) -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from loopinterp.results import load_result
+from loopinterp.saved_results import load_result, result_files
 from loopinterp.studies import STUDIES
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -36,7 +36,7 @@ def test_the_demo_ends_in_a_report_with_every_study(tmp_path: Path) -> None:
     assert document["report"] == str(out / "report.html")
     assert document["findings"][0]["kind"] == "verdict"
     named = {"generalisation", *(study.name for study in STUDIES)}
-    results = {path.stem: load_result(path) for path in (out / "results").glob("*.json")}
+    results = {path.stem: load_result(path) for path in result_files(out / "results")}
     assert set(results) == named
     assert {result.provenance.seed for result in results.values()} <= {0, 1}
 

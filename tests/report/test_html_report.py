@@ -81,7 +81,9 @@ def test_the_page_needs_nothing_from_outside(page: str) -> None:
 
 def test_the_verdict_comes_before_everything_else(page: str) -> None:
     text = Reader(page).text
-    assert text.index("Latched ripple") < text.index("99.3%") < text.index("Does it still get")
+    assert (
+        text.index("Latched ripple") < text.index("99.3%") < text.index("Does it get inputs right")
+    )
 
 
 def test_every_section_is_there_in_order(page: str) -> None:
@@ -144,6 +146,35 @@ def test_what_applies_but_was_not_measured_is_said_in_a_line(record: RunRecord) 
         assert (section.missing in text) == (section.key not in left)
         assert (f'<section id="{section.key}"' in page) == (section.key in left)
     assert "There is no verdict yet" in text
+
+
+def test_what_cannot_be_said_is_said_with_the_reason(record: RunRecord) -> None:
+    unsaid = {"wavefront": "carries need room", "programs": "no stock program fits"}
+    left = dataclasses.replace(record, results={}, made={"unsaid": unsaid})
+    text = Reader(render_report(left)).text
+    assert "Wavefront: cannot be said because carries need room." in text
+    assert "which program it runs cannot be said because no stock program fits" in text
+    for section in SECTIONS:
+        assert (section.missing in text) == (section.study not in unsaid)
+
+
+def test_a_model_that_was_not_trained_is_said_to_be_none(record: RunRecord) -> None:
+    config = {"task": "addition", "max_n": 20, "origin": "compiled from the program ripple"}
+    bare = dataclasses.replace(record, config=config, metrics=[], results={}, made={})
+    text = Reader(render_report(bare)).text
+    assert "This model was not trained: it was compiled from the program ripple." in text
+    assert "Made for lengths up to 20" in text
+    assert "so there is no training curve" in text
+
+
+def test_a_finding_with_a_label_stands_beside_the_verdict(
+    record: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    label = "Hold time of a carry"
+    held = Finding(kind="program", text="Held for 2 loops.", value="2 loops", label=label)
+    monkeypatch.setitem(synthetic._FINDINGS, "convergence", [held])
+    text = Reader(render_report(record)).text
+    assert text.index("Latched ripple") < text.index(label) < text.index("Does it get inputs")
 
 
 def test_what_does_not_apply_to_the_task_is_not_mentioned(record: RunRecord) -> None:

@@ -1,0 +1,70 @@
+"""A model's architecture with the task that it is asked: what every run's configuration has."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import TYPE_CHECKING, Any
+
+from pydantic import PositiveInt
+
+from loopinterp.errors import ConfigError, check_choice
+from loopinterp.models.model_config import LoopedTransformerConfig
+from loopinterp.settings import Settings, settings
+
+if TYPE_CHECKING:
+    from loopinterp.tasks.task import Task
+
+
+@settings
+class ModelAndTask(Settings):
+    """What the configurations of all runs share.
+
+    Attributes:
+        task: Name of a registered task.
+        model: Architecture.
+        task_settings: The task's own settings.
+        distribution: Input distribution that examples are drawn from; the task's first if None.
+
+    Raises:
+        ConfigError: If a value is unknown or out of range, or the model does not fit the task.
+    """
+
+    task: str
+    model: LoopedTransformerConfig
+    task_settings: dict[str, Any] = field(default_factory=dict)
+    distribution: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        task = self.make_task()
+        if self.distribution is not None:
+            known = task.distributions
+            check_choice("distribution", self.distribution, known, error=ConfigError)
+        for name in ("d_vocab", "d_features", "d_vocab_out"):
+            wanted, given = getattr(task, name), getattr(self.model, name)
+            if wanted != given:
+                raise ConfigError(
+                    f"model.{name}",
+                    expected=f"{wanted}, as task {self.task!r} has it",
+                    given=repr(given),
+                    fix=f"Set model.{name}={'none' if wanted is None else wanted}.",
+                )
+
+    def make_task(self) -> Task:
+        """The task that the model is asked."""
+        from loopinterp.tasks import get_task
+
+        return get_task(self.task, **self.task_settings)
+
+
+@settings
+class GivenModelConfig(ModelAndTask):
+    """A model that was put into a run's folder, and not trained there.
+
+    Attributes:
+        max_n: Greatest problem length that it was made for.
+        origin: Where it comes from, in words that go on after "The model was".
+    """
+
+    max_n: PositiveInt
+    origin: str

@@ -1,0 +1,76 @@
+"""Analysis and report of a run of any task: what means something there, and no empty section."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from loopinterp import workflow
+from loopinterp.studies import STUDIES
+from loopinterp.training import RECIPES, TrainingConfig, apply_settings
+
+SMALL = ["steps=20", "curriculum.max_n=3", "model.d_model=16", "model.n_heads=2"]
+OF_ADDITION = {"wavefront", "hold-time"}
+
+
+def _config(task: str) -> TrainingConfig:
+    return apply_settings(workflow.configure(task=task), SMALL)
+
+
+def _analysed(folder: Path) -> tuple[workflow.Analysis, str]:
+    """Every study of a run, and the words of its report."""
+    workflow.evaluate_run(folder, samples=8, progress=False)
+    analysis = workflow.analyze_run(folder, progress=False)
+    page = workflow.report_run(folder).read_text()
+    return analysis, page[page.index("<body>") : page.index('<script type="text/plain"')]
+
+
+def _assert_no_empty_section(page: str) -> None:
+    for section in re.findall(r"<section id=.*?</section>", page, flags=re.DOTALL):
+        assert "<figure" in section or "<li>" in section or 'class="verdict' in section
+    assert "cannot be shown" not in page and "cannot be read and is not shown" not in page
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["parity", "prefix_sum", "copy"])
+def test_a_trained_run_of_any_task_is_analysed_and_reported(task: str, tmp_path: Path) -> None:
+    assert (task in RECIPES) == (task != "copy")
+    run = workflow.train_run(_config(task), tmp_path / task, progress=False)
+    analysis, page = _analysed(run.folder)
+    asked = {study.name for study in STUDIES} - OF_ADDITION
+    assert set(analysis.results) | set(analysis.unsaid) == asked
+    assert set(analysis.unsaid) <= {"subspaces"}  # no exchange changes what always answers alike
+    assert "had no rival" in page
+    assert "carry" not in page.lower()
+    _assert_no_empty_section(page)
+
+
+@pytest.mark.slow
+def test_a_compiled_model_is_analysed_and_reported_and_said_to_be_untrained(
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "compiled"
+    workflow.compile_run("prefix_xor", out, max_length=8, disguises=["rotate"])
+    analysis, page = _analysed(out)
+    assert set(analysis.results) == {study.name for study in STUDIES} - OF_ADDITION
+    assert analysis.unsaid == {}
+    verdicts = [f for f in workflow.in_reading_order(analysis.results.values()) if f.good]
+    assert (verdicts[0].kind, verdicts[0].value) == ("verdict", "prefix xor")
+    assert "This model was not trained: it was compiled from the program prefix_xor" in page
+    assert "longest in training" not in page
+    _assert_no_empty_section(page)
+
+
+@pytest.mark.slow
+def test_what_no_stock_program_solves_has_no_verdict_and_says_why(tmp_path: Path) -> None:
+    config = _config("prefix_sum")
+    wider = config.model.replace(d_vocab=5, d_vocab_out=3)
+    config = config.replace(model=wider, task_settings={"modulus": 3})
+    run = workflow.train_run(config, tmp_path / "run", progress=False)
+    analysis, page = _analysed(run.folder)
+    without = {"programs", "subspaces", "decodability", "heads", "ground-truth"}
+    assert set(analysis.unsaid) == without
+    assert "which program it runs cannot be said because no stock program solves" in page
+    _assert_no_empty_section(page)
