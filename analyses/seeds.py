@@ -22,7 +22,7 @@ from loopinterp.training import RECIPES, apply_settings, train
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Models of one recipe, seed by seed.")
     parser.add_argument("--out", type=Path, default=Path("runs/seeds"))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--lengths", type=int, nargs="+", default=[24, 48])
