@@ -17,7 +17,7 @@ from loopinterp.rasp import distract, permute, rotate
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="How often is a wrong program named?")
     parser.add_argument("--out", type=Path, default=Path("runs/near-misses"))
     parser.add_argument("--misses", type=int, default=10, help="most near misses of each program")
     parser.add_argument("--program", action="append", help="a stock program (default: all)")

@@ -18,16 +18,21 @@ import torch
 from loopinterp.circuits import compare_programs, planted_carry_study
 from loopinterp.rasp import list_programs
 from loopinterp.report import write_results
-from loopinterp.training import RECIPES, Run, train
+from loopinterp.training import RECIPES, apply_settings, train
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Models of one recipe, seed by seed.")
     parser.add_argument("--out", type=Path, default=Path("runs/seeds"))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--lengths", type=int, nargs="+", default=[24, 48])
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     args = parser.parse_args()
-    runs = {f"seed {s}": trained(args.out / f"seed-{s}", s) for s in range(args.seeds)}
+    recipe = apply_settings(RECIPES["addition"], args.set)
+    runs = {
+        f"seed {s}": train(recipe.replace(seed=s), args.out / f"seed-{s}")
+        for s in range(args.seeds)
+    }
     models = {name: run.model() for name, run in runs.items()}
     task = next(iter(runs.values())).task()
     generator = torch.Generator().manual_seed(0)
@@ -42,11 +47,6 @@ def main() -> None:
     print()
     found = {"comparison": comparison, "planted-carry": lives}
     print(write_results(found, args.out / "seeds.html", title="Seeds of one recipe"))
-
-
-def trained(folder: Path, seed: int) -> Run:
-    """The run in a folder; trained there, or gone on with, if it is not finished."""
-    return train(RECIPES["addition"].replace(seed=seed), folder)
 
 
 def table(comparison, lives) -> pd.DataFrame:

@@ -35,6 +35,7 @@ autodoc_preserve_defaults = True
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
 napoleon_use_ivar = True
+napoleon_custom_sections = [("Arrays", "params_style")]
 napoleon_attr_annotations = False  # a shape such as "*lead" would start an emphasis
 
 html_theme = "furo"

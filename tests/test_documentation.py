@@ -1,12 +1,14 @@
-"""Every Python block of the README and the guide runs, in order, page by page."""
+"""The guide holds: its Python runs, page by page, and its map is that of the package."""
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -40,3 +42,33 @@ def test_relative_links_of_the_readme_lead_somewhere() -> None:
     for page in PAGES[:2]:
         for target in re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text()):
             assert (ROOT / target).exists(), f"{page.name} links to {target}"
+
+
+MAP = (ROOT / "docs" / "map.md").read_text()
+
+
+def test_files_on_the_map_exist() -> None:
+    named = set(re.findall(r"`((?:\w+/)*\w+\.py)`", MAP))
+    assert named, "the map names files"
+    assert not [name for name in named if not (ROOT / "loopinterp" / name).is_file()]
+
+
+def test_rooms_import_no_others_than_the_map_says() -> None:
+    rows = re.findall(r"^\| `(\w+)` \|[^|]*\|([^|]*)\|$", MAP, re.MULTILINE)
+    allowed = {room: set(re.findall(r"`(\w+)`", others)) for room, others in rows}
+    rooms = {path.parent.name for path in (ROOT / "loopinterp").glob("*/__init__.py")}
+    assert set(allowed) == rooms
+    list(TopologicalSorter(allowed).static_order())  # raises where there is a circle
+    above = {"studied_model", "studies", "workflow", "cli"}
+    for room, others in allowed.items():
+        for path in (ROOT / "loopinterp" / room).rglob("*.py"):
+            known = _imported(path) & (rooms | above) - {room}
+            assert known <= others, f"{path} imports {known - others}"
+
+
+def _imported(path: Path) -> set[str]:
+    """Second parts of the names of the package's modules that a file imports, lazily or not."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    names = [n.module or "" for n in nodes if isinstance(n, ast.ImportFrom)]
+    names += [a.name for n in nodes if isinstance(n, ast.Import) for a in n.names]
+    return {name.split(".")[1] for name in names if name.startswith("loopinterp.")}

@@ -1,5 +1,6 @@
 from .activation_patching import patching_sweep as patching_sweep
 from .activation_patching_result import PatchingSweep as PatchingSweep
+from .carry_front_pairs import CarryFrontPairs as CarryFrontPairs
 from .comparison_evidence import Evidence as Evidence
 from .head_matching import HeadMatch as HeadMatch
 from .head_matching import match_heads as match_heads

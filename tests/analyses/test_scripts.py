@@ -24,14 +24,26 @@ OWN_MODELS = {
 }
 """Scripts that need no run: they compile or train what they look at."""
 
-OF_MANY_MODELS = ["near_misses", "seeds"]
-"""Scripts that train or compile many models: their studies are tested where they are."""
+TABLES = {
+    "near_misses": ["--program", "prefix_xor", "--misses", "1"],
+    "seeds": [
+        "--seeds",
+        "2",
+        "--lengths",
+        "16",
+        "--set",
+        "steps=20",
+        "--set",
+        "curriculum.max_n=3",
+    ],
+}
+"""Scripts of many models, which print a table."""
 
 SCRIPTS = sorted(path.stem for path in (ROOT / "analyses").glob("*.py"))
 
 
 def test_no_script_is_left_out() -> None:
-    assert sorted([*SMALL, *OWN_MODELS, *OF_MANY_MODELS]) == SCRIPTS
+    assert sorted([*SMALL, *OWN_MODELS, *TABLES]) == SCRIPTS
 
 
 @pytest.mark.slow
@@ -50,6 +62,14 @@ def test_a_script_with_models_of_its_own_writes_a_page(name: str, tmp_path: Path
     assert "Plotly" in (tmp_path / "out" / f"{name}.html").read_text()
     assert list((tmp_path / "out" / "results").glob("*.safetensors"))
     assert len(said) > 1, "it says in words what it found"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(TABLES))
+def test_a_script_of_many_models_prints_its_table(name: str, tmp_path: Path) -> None:
+    said = _run(name, ["--out", str(tmp_path / "out"), *TABLES[name]], tmp_path)
+    assert {"near_misses": "wrong names", "seeds": "followed for"}[name] in said[0]
+    assert str(tmp_path / "out") in said[-1] and Path(said[-1]).is_file()
 
 
 def _run(name: str, arguments: list[str], folder: Path) -> list[str]:
@@ -73,7 +93,7 @@ def test_the_guide_shows_the_task_and_the_programs_of_the_script() -> None:
         ("digit = tok_map", "GUESS = max_program"),
         ("GUESS = max_program", "PROGRAMS = ["),
         ("def check(", "def ground_truth("),
-        ("def recipe(", "@torch.no_grad()"),
+        ("def recipe(", "def conflicts("),
     ):
         shared = script[script.index(first) : script.index(end)].rstrip()
         assert shared in page, f"{first} of the script is not what the page shows"
