@@ -54,7 +54,7 @@ def _by_manifold(data: xr.Dataset, program: str) -> str:
         at = {"program": program, "stratum": f"{MANIFOLD}: {label}"}
         n = int(data["whole_run_active"].sel(at))
         share = float(data["whole_run"].sel(at | {"estimate": "value"}))
-        said = percent(share) if n >= STRATUM_PAIRS else "too few to say"
+        said = percent(share) if n >= STRATUM_PAIRS else "an unknown share (too few)"
         parts.append(f"{said} of {n} that make a state {label}")
     return (
         f"Of the exchanges of which something comes, “{plain(program)}” says the whole run right "

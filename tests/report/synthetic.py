@@ -240,7 +240,7 @@ def _program() -> list[Figure]:
         Figure(
             title="Rival programs",
             plot=bars,
-            caption="How often a swapped state makes the model say what the program would say.",
+            caption="How often an exchanged state makes the model say what the program would say.",
             control="Hatched: a random subspace of the same rank.",
             data=table,
             section="program",
@@ -293,7 +293,7 @@ _FINDINGS = {
         Finding(
             kind="verdict",
             text=(
-                "The circuit is the latched ripple: swapping its state for one loop gives the "
+                "The circuit is the latched ripple: exchanging its state for one loop gives the "
                 "program's answer in 96.5% of cases (95% interval 93.5 to 98.5), the plain ripple "
                 "in 62%, a random subspace of the same rank in 21%."
             ),
