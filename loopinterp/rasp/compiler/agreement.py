@@ -21,11 +21,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from loopinterp.rasp.compiler.circuit import Circuit, HeadNode
-    from loopinterp.rasp.program import LoopProgram
-    from loopinterp.rasp.trace import Trace
 
 CHUNK = 2**21
 """Loops x examples x positions x d_model that are compared at a time."""
+
+
+PATTERN = "attn.hook_pattern"
 
 
 @dataclass(frozen=True)
@@ -83,8 +84,7 @@ def compare_with_program(
     values, answers, error = 0, 0, 0.0
     for part in _parts(tokens, n_loops, compiled.model.config.d_model):
         trace = compiled.program.trace(part, n_loops=n_loops)
-        states, in_loops = _patterns(compiled, part, n_loops)
-        logits, in_coda = _coda_patterns(compiled, part, states)
+        states, logits, patterns = _run(compiled, part, n_loops)
         for name, expected in trace.variables.items():
             wrongly, apart = _differences(compiled.circuit, name, states, expected)
             wrong[name] += wrongly
@@ -92,10 +92,17 @@ def compare_with_program(
             values += expected.numel()
         decided = trace.outputs != UNKNOWN
         answers += int(((logits.argmax(-1) != trace.outputs) & decided).sum())
-        selectors = _Selectors(compiled.program, part, trace)
-        for head, loop, pattern in (*in_loops, *in_coda):
-            difference = uneven(pattern, selectors.of(head, loop))
-            attention[head.selector] = max(attention.get(head.selector, 0.0), difference)
+        in_program = {**trace.prepare_selectors, **trace.selectors}
+        in_finish = graph.selectors([compiled.program.finish])
+        for head, loop, pattern in patterns:
+            name = head.selector
+            if head.section == "coda" or name not in in_program:
+                variables = {variable: x[loop] for variable, x in trace.variables.items()}
+                selector = evaluate(in_finish[name], part, variables)
+            else:
+                selector = in_program[name]
+                selector = selector[loop] if selector.dim() == 4 else selector
+            attention[name] = max(attention.get(name, 0.0), uneven(pattern, selector))
     return Agreement(values, wrong, answers, error, attention)
 
 
@@ -114,81 +121,34 @@ def _differences(
     return wrong, float((reads - (expected[..., None] == values).to(reads)).abs().max())
 
 
-Pattern = tuple["HeadNode", int, "Tensor"]
-"""A head, after how many loops it looks, and where [batch, query, key]."""
-
-
-def _patterns(compiled: Compiled, tokens: Tensor, n_loops: int) -> tuple[Tensor, list[Pattern]]:
-    """The states of a run, and where the heads of prelude and block look."""
-    model, config = compiled.model, compiled.model.config
-    first = {"prelude": 0, "block": config.n_prelude}
-    sites = [
-        (head, loop, f"blocks.{first[head.section] + loop * config.n_layers + head.layer}")
-        for head in compiled.circuit.heads
-        if head.section in first
-        for loop in range(n_loops if head.section == "block" else 1)
-    ]
-    if not sites:
-        return model(tokens, n_loops=n_loops, return_type="states"), []
-    names = {f"{block}.attn.hook_pattern" for _, _, block in sites}
+def _run(
+    compiled: Compiled, tokens: Tensor, n_loops: int
+) -> tuple[Tensor, Tensor, list[tuple[HeadNode, int, Tensor]]]:
+    """States, their logits, and where each head looks (head, loop, [batch, query, key])."""
+    model, heads = compiled.model, compiled.circuit.heads
+    sites = [(h, 0, f"prelude.{h.layer}.{PATTERN}") for h in heads if h.section == "prelude"]
+    for head in (head for head in heads if head.section == "block"):
+        layer = f"blocks.{head.layer}.{PATTERN}"
+        sites += [(head, loop, f"loops.{loop}.{layer}") for loop in range(n_loops)]
+    # There may be no heads, and a filter must match something.
+    names = {"hook_embed", *(name for *_, name in sites)}
     states, cache = model.run_with_cache(
         tokens, n_loops=n_loops, names_filter=names, return_type="states"
     )
-    return states, [
-        (head, loop, cache[f"{block}.attn.hook_pattern"][:, head.head])
-        for head, loop, block in sites
-    ]
-
-
-def _coda_patterns(
-    compiled: Compiled, tokens: Tensor, states: Tensor
-) -> tuple[Tensor, list[Pattern]]:
-    """The logits of every state, and where the heads of the coda look."""
-    model, config = compiled.model, compiled.model.config
-    heads = [head for head in compiled.circuit.heads if head.section == "coda"]
-    if not heads:
-        return torch.stack([model.readout(h) for h in states]), []
-    first = config.n_prelude + config.n_layers
-    names = {f"blocks.{first + head.layer}.attn.hook_pattern" for head in heads}
+    found = [(head, loop, cache[name][:, head.head]) for head, loop, name in sites]
+    in_coda = {h: f"coda.{h.layer}.{PATTERN}" for h in heads if h.section == "coda"}
     # A run that stops before its one loop reads all states out, as one batch.
     logits, cache = model.run_with_cache(
         tokens.repeat(len(states), 1),
         n_loops=1,
         stop_at_loop=0,
         state=states.flatten(0, 1),
-        names_filter=names,
+        names_filter={"hook_embed", *in_coda.values()},
     )
-    found: list[Pattern] = []
-    for head in heads:
-        pattern = cache[f"blocks.{first + head.layer}.attn.hook_pattern"][:, head.head]
-        parts = pattern.unflatten(0, states.shape[:2])
-        found += [(head, loop, part) for loop, part in enumerate(parts)]
-    return logits.unflatten(0, states.shape[:2]), found
-
-
-class _Selectors:
-    """The selectors of a run, those of ``finish`` included."""
-
-    def __init__(self, program: LoopProgram, tokens: Tensor, trace: Trace) -> None:
-        self._tokens, self._trace = tokens, trace
-        self._of_finish = graph.selectors([program.finish])
-        self._kept: dict[str, Tensor] = {}
-
-    def of(self, head: HeadNode, loop: int) -> Tensor:
-        """What a head computes after so many loops [batch, query, key]."""
-        name = head.selector
-        if head.section == "coda" or not (
-            name in self._trace.selectors or name in self._trace.prepare_selectors
-        ):
-            variables = {name: x[loop] for name, x in self._trace.variables.items()}
-            return evaluate(self._of_finish[name], self._tokens, variables)
-        if name not in self._kept:
-            in_step = name in self._trace.selectors
-            self._kept[name] = (
-                self._trace.selectors[name] if in_step else self._trace.prepare_selectors[name]
-            )
-        kept = self._kept[name]
-        return kept[loop] if kept.dim() == 4 else kept
+    for head, name in in_coda.items():
+        patterns = cache[name][:, head.head].unflatten(0, states.shape[:2])
+        found += [(head, loop, pattern) for loop, pattern in enumerate(patterns)]
+    return states, logits.unflatten(0, states.shape[:2]), found
 
 
 def uneven(pattern: Tensor, selector: Bool[Tensor, "batch query key"]) -> float:
