@@ -122,10 +122,7 @@ def residual_figure(result: ConvergenceResult) -> Figure:
     token = _positive(band_of(result.of_counted("residual"), *_TOKEN))
     mean = _positive(result.mean_residual())
     panel = LinePanel(
-        [
-            Series.of("median token", token[1:]),
-            Series.of("mean", mean[1:], colour="ochre"),
-        ],
+        [Series.of("median token", token[1:]), Series.of("mean", mean[1:], colour="ochre")],
         "relative residual",
         y_log=True,
         references=[Reference(result.threshold, "settled")],
@@ -143,11 +140,7 @@ def residual_figure(result: ConvergenceResult) -> Figure:
             "residual with low exact match is a state that has settled on wrong answers."
         ),
         data=tidy(
-            {
-                "exact_match": result.exact_match(),
-                "residual_mean": mean,
-                "residual_median": token,
-            }
+            {"exact_match": result.exact_match(), "residual_mean": mean, "residual_median": token}
         ),
         section=SECTION,
     )
@@ -227,10 +220,7 @@ def settling_figure(result: ConvergenceResult) -> Figure:
     right = Series.of("answer right from", lines["answer_right_from"], colour="red", markers=False)
     share = Series.of("accuracy", lines["accuracy"], colour="green", markers=False)
     plot = line_panels(
-        [
-            LinePanel([time, right], "loops"),
-            LinePanel([share], "accuracy", y_range=(0, 1.03)),
-        ],
+        [LinePanel([time, right], "loops"), LinePanel([share], "accuracy", y_range=(0, 1.03))],
         x_title="position",
     )
     return Figure(

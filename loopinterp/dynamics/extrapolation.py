@@ -145,8 +145,4 @@ def _follow(
             moved = relative_residual(torch.stack([before, h]), allow_nonfinite=True)[0]
         residual.append((moved * share).sum(dim=1))
         before = h
-    return (
-        torch.stack(exact).bool(),
-        torch.stack(accuracy).float(),
-        torch.stack(residual).float(),
-    )
+    return (torch.stack(exact).bool(), torch.stack(accuracy).float(), torch.stack(residual).float())

@@ -46,9 +46,7 @@ class Spectrum:
 
 
 def jvp(
-    step: Callable[[Tensor], Tensor],
-    h: Float[Tensor, "batch ..."],
-    v: Float[Tensor, "batch ..."],
+    step: Callable[[Tensor], Tensor], h: Float[Tensor, "batch ..."], v: Float[Tensor, "batch ..."]
 ) -> Float[Tensor, "batch ..."]:
     r"""Jacobian-vector product :math:`J(h) v`, by forward-mode differentiation.
 

@@ -125,10 +125,7 @@ class ContractionRates:
 
 
 def contraction_rates(
-    states: Float[Tensor, "states *lead d_model"],
-    *,
-    last: int = 8,
-    allow_nonfinite: bool = False,
+    states: Float[Tensor, "states *lead d_model"], *, last: int = 8, allow_nonfinite: bool = False
 ) -> ContractionRates:
     r"""Contraction rate :math:`\|D_{t+1}\| / \|D_t\|`: per loop, mean, spread, asymptotic.
 

@@ -59,10 +59,6 @@ class Regimes:
     straightness: Float[Tensor, "*lead"]
     planarity: Float[Tensor, "*lead"]
 
-    def counts(self) -> dict[str, int]:
-        """Trajectories of each regime, by its name in plain words."""
-        return {r.label: int((self.regime == r).sum()) for r in Regime}
-
 
 @settings
 class RegimeCriteria(Settings):

@@ -11,6 +11,7 @@ import torch
 
 from loopinterp.errors import InputError, check_integer
 from loopinterp.intervals import ESTIMATE
+from loopinterp.models.positions import attention_mask
 from loopinterp.results import Result, study
 
 if TYPE_CHECKING:
@@ -111,7 +112,8 @@ def attention_study(
     config = {"model": model.config.to_dict(), "n_examples": n_examples, **settings}
     with study(seed, **config) as watch:
         patterns = _patterns(model, inputs, n_loops)
-        visible = _visible(model, patterns)
+        causal, window = model.config.causal, model.config.attention_window
+        visible = attention_mask(n_pos, causal=causal, window=window, device=patterns.device)
         mass, even, distances = _by_distance(patterns, visible, max_distance)
         half = 1.96 * mass.std(1, correction=1 if n_examples > 1 else 0) / n_examples**0.5
         mean = mass.mean(1)
@@ -139,18 +141,6 @@ def _patterns(
         cache.stack("attn.hook_pattern", layer=layer) for layer in range(model.config.n_layers)
     ]
     return torch.stack(layers, dim=2).double()
-
-
-def _visible(model: LoopedTransformer, patterns: Tensor) -> Tensor:
-    """The keys each query may see, ``[query, key]``: what causality and the window allow."""
-    n_pos = patterns.shape[-1]
-    distance = torch.arange(n_pos)[:, None] - torch.arange(n_pos)[None, :]
-    visible = torch.ones(n_pos, n_pos, dtype=torch.bool)
-    if model.config.causal:
-        visible &= distance >= 0
-    if model.config.attention_window is not None:
-        visible &= distance.abs() <= model.config.attention_window
-    return visible.to(patterns.device)
 
 
 def _by_distance(

@@ -43,8 +43,6 @@ def heatmap_panels(
         panels: The heat maps, all with the same coordinates; NaN stays empty.
         x: Coordinates or names of the columns.
         y: Coordinates or names of the rows.
-        x_title: Title of the x-axis.
-        y_title: Title of the y-axis.
         value_title: What the colour means, as the colour bar says it.
         scale: ``sequential``, ``mass`` (from nothing to all) or ``diverging`` (give a symmetric
             ``value_range``).
@@ -124,8 +122,6 @@ def loop_slider_figure(
         panel_titles: One for each panel.
         x: Names or numbers of the columns.
         y: Names or numbers of the rows.
-        x_title: Title of the x-axis.
-        y_title: Title of the y-axis.
         value_title: What the colour means.
     """
     values = np.asarray(values, dtype=np.float32)

@@ -46,11 +46,7 @@ def line_figure(
 
     Args:
         series: The lines; controls come out grey and dashed.
-        x_title: Title of the x-axis, with its unit.
-        y_title: Title of the y-axis, with its unit.
         y_range: Limits of the y-axis, in data units also on a logarithmic axis.
-        x_log: Logarithmic x-axis.
-        y_log: Logarithmic y-axis.
         references: Values to mark (chance level, training length).
     """
     panel = LinePanel(series, y_title, y_range=y_range, y_log=y_log, references=references)

@@ -155,10 +155,7 @@ def _labels(train: ChainSample, test: ChainSample, generator: torch.Generator) -
     types = context_types(torch.cat([train.inputs, test.inputs]))
     places = [types[train.row, train.pos], types[len(train.inputs) + test.row, test.pos]]
     control = control_labels(
-        train.carry.flatten(),
-        torch.cat(places, dim=1),
-        n_draws=_CONTROL_DRAWS,
-        generator=generator,
+        train.carry.flatten(), torch.cat(places, dim=1), n_draws=_CONTROL_DRAWS, generator=generator
     )
     n_train = train.carry.shape[1]
     return _Halves(

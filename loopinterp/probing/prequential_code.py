@@ -50,7 +50,9 @@ def online_code_length(
         InputError: If a block is empty, or the last does not end at the last sample.
     """
     n = x.shape[-2]
-    ends = _doubling(n) if block_ends is None else list(block_ends)
+    doubling = [n >> k for k in range(_DOUBLINGS, -1, -1)]
+    doubling = [end for end in doubling if end >= _LEAST_BLOCK or end == n]
+    ends = doubling if block_ends is None else list(block_ends)
     if not ends or ends[0] < 1 or any(b <= a for a, b in pairwise(ends)) or ends[-1] != n:
         raise InputError(
             "block_ends",
@@ -71,8 +73,3 @@ def online_code_length(
         coded = logs.gather(-1, index.expand(logs.shape[:-1])[..., None])
         bits = bits - coded.sum((-2, -1)) / math.log(2)
     return bits / n
-
-
-def _doubling(n: int) -> list[int]:
-    ends = [n >> k for k in range(_DOUBLINGS, -1, -1)]
-    return [end for end in ends if end >= _LEAST_BLOCK or end == n]

@@ -57,15 +57,11 @@ def context_types(
         inputs: Tokens or feature vectors.
         width: Positions in a context.
     """
-    if inputs.ndim == 3:
-        batch, n_pos, _ = inputs.shape
-        codes = torch.unique(inputs.flatten(0, 1), dim=0, return_inverse=True)[1]
-        codes = codes.reshape(batch, n_pos)
-    else:
-        codes = torch.unique(inputs, return_inverse=True)[1]
-    padded = torch.nn.functional.pad(codes, (width - 1, 0), value=-1)
-    windows = padded.unfold(1, width, 1)
-    return torch.unique(windows.flatten(0, 1), dim=0, return_inverse=True)[1].reshape(codes.shape)
+    n_places = inputs.shape[:2].numel()
+    codes = torch.unique(inputs.reshape(n_places, -1), dim=0, return_inverse=True)[1]
+    padded = torch.nn.functional.pad(codes.reshape(inputs.shape[:2]), (width - 1, 0), value=-1)
+    windows = padded.unfold(1, width, 1).flatten(0, 1)
+    return torch.unique(windows, dim=0, return_inverse=True)[1].reshape(inputs.shape[:2])
 
 
 def control_labels(

@@ -97,10 +97,7 @@ class Addition(Sampler):
         return f"Binary addition mod 2^n on aligned bits, least significant first ({where})."
 
     def from_bits(
-        self,
-        a: Int[Tensor, "batch width"],
-        b: Int[Tensor, "batch width"],
-        n: Int[Tensor, " batch"],
+        self, a: Int[Tensor, "batch width"], b: Int[Tensor, "batch width"], n: Int[Tensor, " batch"]
     ) -> Batch:
         """The batch of given operands.
 

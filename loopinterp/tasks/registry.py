@@ -28,7 +28,7 @@ _BUILT_IN = (
     TokenAddition,
     UniqueSet,
 )
-_FACTORIES: dict[str, Callable[..., Task]] = {task().name: task for task in _BUILT_IN}
+_FACTORIES: dict[str, Callable[..., Task]] = {task.name: task for task in _BUILT_IN}
 
 
 def list_tasks() -> list[str]:

@@ -59,10 +59,7 @@ class TokenAddition(FullOutput):
         return "Binary addition of n-bit numbers, a + b =, most significant bit first."
 
     def from_bits(
-        self,
-        a: Int[Tensor, "batch width"],
-        b: Int[Tensor, "batch width"],
-        n: Int[Tensor, " batch"],
+        self, a: Int[Tensor, "batch width"], b: Int[Tensor, "batch width"], n: Int[Tensor, " batch"]
     ) -> Batch:
         """The batch of given bits, most significant first; the first ``n`` of each row count.
 

@@ -186,14 +186,10 @@ def _score(
 
 
 def _answers(model: LoopedModel | Any, inputs: Tensor, loops: list[int]) -> list[Tensor]:
-    """The most probable class at each position, after each of the numbers of loops."""
+    """The most probable class at each position, after each of some increasing numbers of loops."""
     bound = bind(model, inputs)
-    answers = {
-        loop: bound.readout(state).argmax(-1)
-        for loop, state in bound.run(max(loops))
-        if loop in loops
-    }
-    return [answers[loop] for loop in loops]
+    run = bound.run(loops[-1])
+    return [bound.readout(state).argmax(-1) for loop, state in run if loop in loops]
 
 
 def _stop(
