@@ -207,7 +207,7 @@ def _part(
     asked = run.pairs.scored[:, None]
     within = run.within
     natural = [_undisturbed(run, m, a) for m, a in zip(made, laid)]
-    answers = [m.trace.outputs[1 : run.pairs.n_loops + 1] for m in made]
+    answers = [runs(p, 0).trace.outputs[1 : run.pairs.n_loops + 1] for p in programs]
     asked_of = run.pairs.asked
     alike = [[bool(((a == b) | ~asked_of).all()) for b in answers] for a in answers]
     targets = batch.targets.to(run.natural.device)

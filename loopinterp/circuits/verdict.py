@@ -192,7 +192,10 @@ def decide(counts: Counts, *, threshold: float = THRESHOLD) -> Verdict:
         reasons=reasons,
         untested=untested,
     )
-    return _with_statement(verdict, float(rates[nearest]), rivals=len(counts.programs) - 1)
+    # Of programs that answer alike when left alone, the nearest is as good a name as any.
+    known = nearest if holds[nearest] else int(holds.argmax())
+    alone = float(counts.undisturbed[known] / counts.n_runs)
+    return _with_statement(verdict, float(rates[nearest]), alone, rivals=len(counts.programs) - 1)
 
 
 def plain(program: str) -> str:
@@ -279,10 +282,11 @@ def _by_stratum(counts: Counts, p: int, threshold: float) -> list[str]:
         value, low, high = wilson_estimate(right, active)
         enough = active >= STRATUM_PAIRS
         if (enough and not low >= threshold) or high < threshold:
-            failed.append((float(value), float(low), name, int(active)))
+            failed.append((float(high), float(value), float(low), name, int(active)))
     if not failed:
         return []
-    value, low, name, active = min(failed)
+    # The worst is the one that is surely low, not the one with the fewest pairs.
+    _, value, low, name, active = min(failed)
     where = "over all pairs" if name == ALL else f"worst in the stratum “{name}”"
     return [
         f"{where} it is right over the whole run in {percent(value)} of {active} pairs (95% "
@@ -294,7 +298,10 @@ def _left_alone(counts: Counts, p: int, threshold: float) -> list[str]:
     value, low, _ = wilson_estimate(counts.undisturbed[p], counts.n_runs)
     if low >= threshold:
         return []
-    return [f"left alone, the model's whole answer is its own at {percent(value)} of loops"]
+    return [
+        f"left alone, the model's whole answer is its own at {percent(value)} of loops (95% "
+        f"interval from {percent(low)})"
+    ]
 
 
 def _exceptions(counts: Counts, p: int) -> list[str]:
@@ -353,7 +360,7 @@ def _followed_for(counts: Counts, p: int, threshold: float) -> int:
     return kept
 
 
-def _with_statement(verdict: Verdict, rate: float, *, rivals: int) -> Verdict:
+def _with_statement(verdict: Verdict, rate: float, alike: float, *, rivals: int) -> Verdict:
     name = plain(verdict.nearest)
     alone = "" if rivals else " It had no rival: no other program was compared."
     if verdict.named:
@@ -367,10 +374,11 @@ def _with_statement(verdict: Verdict, rate: float, *, rivals: int) -> Verdict:
         return dataclasses.replace(verdict, statement=text + alone)
     parts = []
     if verdict.undisturbed:
-        # Of programs that answer alike there, the nearest is as good a name as any.
         known = sorted(verdict.undisturbed, key=lambda p: (p != verdict.nearest, p))
         others = len(known) - 1
-        parts.append(f"left alone, the model answers as “{plain(known[0])}” at every loop")
+        parts.append(
+            f"left alone, the model answers as “{plain(known[0])}” at {percent(alike)} of loops"
+        )
         if others:
             parts[-1] += f" (as {others} other{'s' if others > 1 else ''} of them would)"
     if verdict.followed_for == 0:
