@@ -37,25 +37,17 @@ Weights = dict[str, np.ndarray]
 
 
 def assemble(layout: StreamLayout, n_outputs: int) -> LoopedTransformer:
-    """The model.
-
-    Args:
-        layout: What stands where.
-        n_outputs: Classes of the output.
-
-    Raises:
-        InputError: it would have too many weights.
-    """
+    """The model of a layout, unless it would have too many weights."""
     config = configure(layout, n_outputs)
     _check_size(config, layout)
     weights = _embedding(layout, config)
-    for section, stack in (("prelude", "prelude"), ("block", "block"), ("coda", "coda")):
-        for number, layer in enumerate(layout.sections[section]):
-            parts = {**_attention(layer, layout, section, config), **_mlp(layer, config)}
-            weights.update({f"{stack}.{number}.{name}": value for name, value in parts.items()})
+    for section, layers in layout.sections.items():
+        for number, layer in enumerate(layers):
+            parts = {**_attention(layer, layout, config), **_mlp(layer, config)}
+            weights.update({f"{section}.{number}.{name}": value for name, value in parts.items()})
     keeps, injects = _zeros(2, layout.d_model)
     for feature in layout.lowered.persistent:
-        (keeps if feature.role == "variable" else injects)[_slots(feature)] = 1.0
+        (keeps if feature.role == "variable" else injects)[feature.slots] = 1.0
     weights["recall.state.weight"] = np.diag(keeps)
     weights["recall.input.weight"] = np.diag(injects)
     weights.update(_unembedding(layout.lowered.answer, config))
@@ -121,10 +113,6 @@ def _zeros(*shape: int) -> np.ndarray:
     return np.zeros(shape, dtype=np.float32)
 
 
-def _slots(feature: Feature) -> slice:
-    return slice(feature.start, feature.start + feature.width)
-
-
 def _role(function: FeatureFunction) -> str:
     return function.features[0].role if function.features else "tokens"
 
@@ -137,16 +125,16 @@ def _embedding(layout: StreamLayout, config: LoopedTransformerConfig) -> Weights
     }
     for feature in layout.lowered.persistent:
         if feature.role in tables:
-            tables[feature.role][:, _slots(feature)] = np.eye(feature.width)
+            tables[feature.role][:, feature.slots] = np.eye(feature.width)
     for variable, function in layout.lowered.embedded.items():
         table = tables[_role(function)]
         values = np.broadcast_to(function.table, len(table))
-        table[:, _slots(variable)] = values[:, None] == np.array(variable.values)
+        table[:, variable.slots] = values[:, None] == np.array(variable.values)
     return {"embedding.weight": tables["tokens"], "position_embedding.weight": tables["indices"]}
 
 
 def _attention(
-    layer: LayerLayout, layout: StreamLayout, section: str, config: LoopedTransformerConfig
+    layer: LayerLayout, layout: StreamLayout, config: LoopedTransformerConfig
 ) -> Weights:
     d_model, d_head, n_heads = config.d_model, config.head_width, config.n_heads
     qkv, bias = _zeros(3, n_heads, d_head, d_model), _zeros(3, n_heads, d_head)
@@ -164,7 +152,7 @@ def _attention(
         for feature, codes in carried(head, layout):
             rows = slice(start, start + codes.matrix.shape[1])
             _say(qkv[2, number, rows], bias[2, number, rows], codes, 1.0)
-            out[_slots(feature), number, rows] = np.eye(feature.width)
+            out[feature.slots, number, rows] = np.eye(feature.width)
             start = rows.stop
     return {
         "attn.qkv.weight": qkv.reshape(-1, d_model),
@@ -179,7 +167,7 @@ def _say(weight: np.ndarray, bias: np.ndarray, codes: Codes, scale: float) -> No
     if codes.feature is None:
         bias += scale * codes.matrix[0]
     else:
-        weight[:, _slots(codes.feature)] += scale * codes.matrix.T
+        weight[:, codes.feature.slots] += scale * codes.matrix.T
 
 
 def neurons(layer: LayerLayout) -> Iterable[tuple[str, Feature | None, range]]:
@@ -202,7 +190,7 @@ def _mlp(layer: LayerLayout, config: LoopedTransformerConfig) -> Weights:
             b_out[feature.start + value] += weight
         for unit in writes.units:
             for read in unit.reads:
-                w_in[neuron, _slots(read.feature)] += read.weights
+                w_in[neuron, read.feature.slots] += read.weights
                 b_in[neuron] += read.constant
             b_in[neuron] += unit.bias
             # relu(x) - relu(x - 1) is x clipped to 0 .. 1
@@ -212,7 +200,7 @@ def _mlp(layer: LayerLayout, config: LoopedTransformerConfig) -> Weights:
                 w_out[feature.start + value, neuron + 1] -= weight
             neuron += 2
     for feature in layer.wiped:
-        for slot in range(feature.start, feature.start + feature.width):
+        for slot in range(feature.slots.start, feature.slots.stop):
             if feature.role == "variable":
                 # relu(x + 1) - 1 is x, smoothly around 0; of 0 and 1, to the last bit
                 w_in[neuron, slot], b_in[neuron] = 1.0, 1.0
@@ -236,7 +224,7 @@ def _unembedding(answer: FeatureFunction, config: LoopedTransformerConfig) -> We
     for value in range(config.d_vocab_out):
         if answer.features:
             chosen = (answer.table == value).astype(float)
-            weight[value, _slots(answer.features[0])] = LOGIT * chosen
+            weight[value, answer.features[0].slots] = LOGIT * chosen
         elif int(answer.table) == value:
             bias[value] = LOGIT
     return {"unembedding.weight": weight, "unembedding.bias": bias}

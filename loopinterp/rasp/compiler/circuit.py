@@ -67,11 +67,6 @@ class HeadNode:
     attends_to: str
 
 
-def head_id(section: str, layer: int, head: int) -> str:
-    """The name of a head in edges."""
-    return f"{section}.{layer}.head.{head}"
-
-
 @dataclass(frozen=True)
 class NeuronGroup:
     """The neurons of one MLP that write one feature, or wipe some.
@@ -161,13 +156,9 @@ class Circuit:
     superposition: Superposition | None = None
 
     def __repr__(self) -> str:
-        parts = (
-            ("features", self.features),
-            ("heads", self.heads),
-            ("neuron groups", self.neurons),
-        )
-        sizes = ", ".join(f"{len(nodes)} {name}" for name, nodes in parts)
-        return f"<Circuit {', '.join((self.program, *self.disguises))}: {sizes}>"
+        sizes = f"{len(self.features)} features, {len(self.heads)} heads"
+        name = ", ".join((self.program, *self.disguises))
+        return f"<Circuit {name}: {sizes}, {len(self.neurons)} neuron groups>"
 
     @property
     def variables(self) -> dict[str, FeatureNode]:
@@ -218,12 +209,7 @@ class Circuit:
         write: Float[Tensor, "new_d_model d_model"],
         read: Float[Tensor, "d_model new_d_model"],
     ) -> Circuit:
-        """The same circuit in another residual stream.
-
-        Args:
-            write: What each coordinate of this stream is in the new one.
-            read: How each coordinate of this stream is read from the new one.
-        """
+        """The same circuit in a residual stream that holds, and is read, as these matrices say."""
 
         def move(old: Directions) -> Directions:
             return Directions(
@@ -239,17 +225,12 @@ class Circuit:
         heads: Mapping[tuple[str, int], Sequence[int]],
         neurons: Mapping[tuple[str, int], Sequence[int]],
     ) -> Circuit:
-        """The same circuit with heads and neurons in another order.
-
-        Args:
-            heads: (section, layer) -> the new number of each head.
-            neurons: (section, layer) -> the new number of each neuron.
-        """
+        """The same circuit with new numbers of the heads and neurons of each (section, layer)."""
         names: dict[str, str] = {}
         nodes = []
         for node in self.heads:
             number = heads[node.section, node.layer][node.head]
-            names[node.id] = head_id(node.section, node.layer, number)
+            names[node.id] = f"{node.section}.{node.layer}.head.{number}"
             nodes.append(dataclasses.replace(node, id=names[node.id], head=number))
         groups = [
             dataclasses.replace(g, neurons=tuple(neurons[g.section, g.layer][n] for n in g.neurons))
@@ -317,11 +298,8 @@ class Circuit:
             return {k: tuple(v) if isinstance(v, list) else v for k, v in node.items()}
 
         fields = tupled({k: v for k, v in saved.items() if k != "format"})
-        for name, kind in {
-            "features": FeatureNode,
-            "heads": HeadNode,
-            "neurons": NeuronGroup,
-        }.items():
+        kinds = {"features": FeatureNode, "heads": HeadNode, "neurons": NeuronGroup}
+        for name, kind in kinds.items():
             fields[name] = tuple(kind(**tupled(node)) for node in saved[name])
         fields["edges"] = tuple((source, target) for source, target in saved["edges"])
         if saved["superposition"] is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-import numpy as np
 import torch
 
 from loopinterp.rasp.compiler.assemble import carried, neurons
@@ -78,14 +77,13 @@ class _Description:
         self.names[feature] = own
 
     def _node(self, feature: Feature, section: str) -> FeatureNode:
-        inside = feature.role == "scratch"
         return FeatureNode(
             id=self.names[feature],
             name=feature.name,
             role=feature.role,
             section=section,
             layer=feature.layer,
-            last_use=feature.last_use if inside else -1,
+            last_use=feature.last_use if feature.role == "scratch" else -1,
             values=feature.values,
         )
 
@@ -109,6 +107,8 @@ class _Description:
                     self.edges[node.id, self.names[feature]] = None
             inputs = {feature: writes.inputs for feature, writes in layer.writes}
             for k, (how, feature, group) in enumerate(neurons(layer)):
+                if feature is None and not group:
+                    continue
                 node = NeuronGroup(
                     id=f"{section.name}.{number}.neurons.{k}",
                     section=section.name,  # type: ignore[arg-type]
@@ -117,15 +117,11 @@ class _Description:
                     writes="" if feature is None else self.names[feature],
                     how=how,
                 )
-                if feature is None and not group:
-                    continue
                 self.groups.append(node)
                 if feature is not None:
                     self.edges.update({(self.names[f], node.id): None for f in inputs[feature]})
                     self.edges[node.id, self.names[feature]] = None
 
     def _directions(self, feature: Feature) -> Directions:
-        basis = np.zeros((feature.width, self.layout.d_model), dtype=np.float32)
-        basis[:, feature.start : feature.start + feature.width] = np.eye(feature.width)
-        both = torch.from_numpy(basis)
-        return Directions(write=both, read=both.clone())
+        basis = torch.eye(self.layout.d_model)[feature.slots]
+        return Directions(write=basis.clone(), read=basis.clone())

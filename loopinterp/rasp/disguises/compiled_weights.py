@@ -30,12 +30,8 @@ def rebuilt(
 ) -> Compiled:
     """A compiled model with other weights, where and as precise as it was.
 
-    Args:
-        compiled: The model as it was.
-        weights: Its new weights.
-        circuit: Its new circuit.
-        disguise: What was done, for the circuit's record.
-        changes: Fields of the model's configuration that change.
+    ``disguise`` says what was done, for the circuit's record; ``changes`` are fields of the
+    model's configuration.
     """
     old = compiled.model
     model = LoopedTransformer(old.config.replace(**changes)).to(device=old.device, dtype=old.dtype)
@@ -52,18 +48,20 @@ def layers(config: LoopedTransformerConfig) -> Iterator[tuple[str, int, str]]:
             yield section, layer, f"{section}.{layer}."
 
 
+def by_head(weights: Weights, name: str, n_heads: int) -> Tensor:
+    """A view by head: [3, head, d_head, …], or [d_model, head, d_head] of what heads write."""
+    w = weights[name]
+    if name.endswith("out.weight"):
+        return w.view(len(w), n_heads, -1)
+    return w.view(3, n_heads, -1, *w.shape[1:])
+
+
 def moved(
     weights: Weights,
     write: Float[Tensor, "new_d_model d_model"],
     read: Float[Tensor, "d_model new_d_model"],
 ) -> Weights:
-    """The weights in another residual stream.
-
-    Args:
-        weights: The weights.
-        write: What each coordinate of the stream is in the new one.
-        read: How each coordinate of the stream is read from the new one.
-    """
+    """The weights in a residual stream that holds, and is read, as these matrices say."""
     result = {}
     for name, w in weights.items():
         parent, kind = name.split(".")[-2:]

@@ -8,7 +8,14 @@ import torch
 
 from loopinterp.errors import InputError, check_integer
 from loopinterp.rasp.compiler.compiled import Compiled, need_compiled
-from loopinterp.rasp.disguises.compiled_weights import Weights, layers, moved, rebuilt, weights_of
+from loopinterp.rasp.disguises.compiled_weights import (
+    Weights,
+    by_head,
+    layers,
+    moved,
+    rebuilt,
+    weights_of,
+)
 from loopinterp.rasp.disguises.random_draws import generator
 from loopinterp.rasp.disguises.stream_features import FeaturePoints, StreamFeatures
 
@@ -94,12 +101,7 @@ def distract(
 
 
 class _Draws:
-    """Draws reads and writes of distractors.
-
-    Args:
-        width: New directions of the residual stream.
-        g: Where the weights are drawn from.
-    """
+    """Draws reads and writes of distractors along ``width`` new directions of the stream."""
 
     def __init__(self, width: int, g: torch.Generator) -> None:
         self._width, self._g = width, g
@@ -108,7 +110,7 @@ class _Draws:
         self, rows: int, here: FeaturePoints
     ) -> tuple[Float[Tensor, "row new_d_model"], Float[Tensor, " row"]]:
         """Reads of all that is held somewhere, with biases that put their mean at ``LIFT``."""
-        spread = sum(float((p - p.mean(0)).square().sum(-1).mean()) for p in here.points)
+        spread = sum(float(apart.square().sum(-1).mean()) for apart in here.apart)
         # Of this size, they read what is held with a standard deviation of 1.
         size = max(spread, 1e-12) ** -0.5
         program = size * self._normal(rows, here.mean.shape[0])
@@ -116,11 +118,11 @@ class _Draws:
         bias = LIFT - program @ here.mean
         return torch.cat([program, own], 1), bias
 
-    def writes(self, d_model: int, columns: int, depth: int) -> Float[Tensor, "new_d_model column"]:
-        """Writes along the new directions alone, by one of so many layers."""
-        none = torch.zeros(d_model - self._width, columns, dtype=torch.float64)
-        size = (8 * columns * depth) ** -0.5
-        return torch.cat([none, size * self._normal(self._width, columns)])
+    def add_writes(self, weights: Weights, name: str, columns: int, depth: int) -> None:
+        """Let more columns write along the new directions alone, in one of ``depth`` layers."""
+        none = torch.zeros(len(weights[name]) - self._width, columns, dtype=torch.float64)
+        new = (8 * columns * depth) ** -0.5 * self._normal(self._width, columns)
+        weights[name] = torch.cat([weights[name], torch.cat([none, new])], 1)
 
     def _normal(self, rows: int, columns: int) -> Tensor:
         return torch.randn(rows, columns, generator=self._g, dtype=torch.float64)
@@ -129,29 +131,18 @@ class _Draws:
 def _add_heads(
     weights: Weights, prefix: str, here: FeaturePoints, draws: _Draws, sizes: tuple[int, int, int]
 ) -> None:
-    """Put heads behind those of a layer.
-
-    Args:
-        weights: The weights, which are changed.
-        prefix: Prefix of those of the layer's attention.
-        here: What the heads read.
-        draws: Where their weights come from.
-        sizes: (heads that there are, new heads, layers of the section).
-    """
+    """Put heads behind those of a layer; sizes are (heads, new heads, layers of the section)."""
     n_heads, heads, depth = sizes
-    d_model, columns = weights[f"{prefix}out.weight"].shape
-    d_head = columns // n_heads
+    d_head = weights[f"{prefix}out.weight"].shape[1] // n_heads
     read, bias = draws.reads(3 * heads * d_head, here)
     scores = slice(2 * heads * d_head)
     read[scores] *= SCORE**0.5
     bias[scores] *= SCORE**0.5
-    for name, new in (("qkv.weight", read), ("qkv.bias", bias)):
-        old = weights[prefix + name]
-        rest = old.shape[1:]
-        parts = old.view(3, n_heads, d_head, *rest), new.view(3, heads, d_head, *rest)
-        weights[prefix + name] = torch.cat(parts, 1).reshape(-1, *rest)
-    out = draws.writes(d_model, heads * d_head, depth)
-    weights[f"{prefix}out.weight"] = torch.cat([weights[f"{prefix}out.weight"], out], 1)
+    new = {f"{prefix}qkv.weight": read, f"{prefix}qkv.bias": bias}
+    for name in new:
+        both = by_head(weights, name, n_heads), by_head(new, name, heads)
+        weights[name] = torch.cat(both, 1).flatten(0, 2)
+    draws.add_writes(weights, f"{prefix}out.weight", heads * d_head, depth)
 
 
 def _add_neurons(
@@ -160,7 +151,6 @@ def _add_neurons(
     """Put neurons behind those of a layer; sizes are (neurons, layers of the section)."""
     neurons, depth = sizes
     read, bias = draws.reads(neurons, here)
-    for name, new in (("fc_in.weight", read), ("fc_in.bias", bias)):
-        weights[prefix + name] = torch.cat([weights[prefix + name], new])
-    out = draws.writes(len(weights[f"{prefix}fc_out.weight"]), neurons, depth)
-    weights[f"{prefix}fc_out.weight"] = torch.cat([weights[f"{prefix}fc_out.weight"], out], 1)
+    for name, new in ((f"{prefix}fc_in.weight", read), (f"{prefix}fc_in.bias", bias)):
+        weights[name] = torch.cat([weights[name], new])
+    draws.add_writes(weights, f"{prefix}fc_out.weight", neurons, depth)

@@ -7,12 +7,20 @@ from typing import TYPE_CHECKING
 import torch
 
 from loopinterp.rasp.compiler.compiled import Compiled, need_compiled
-from loopinterp.rasp.disguises.compiled_weights import Weights, layers, rebuilt, weights_of
+from loopinterp.rasp.disguises.compiled_weights import (
+    Weights,
+    by_head,
+    layers,
+    rebuilt,
+    weights_of,
+)
 from loopinterp.rasp.disguises.random_draws import generator, random_rotation
 
 if TYPE_CHECKING:
     from jaxtyping import Int
     from torch import Tensor
+
+WITH_HEADS = ("qkv.weight", "qkv.bias", "out.weight")
 
 
 def permute(compiled: Compiled, *, seed: int) -> Compiled:
@@ -53,28 +61,20 @@ def permute(compiled: Compiled, *, seed: int) -> Compiled:
 
 
 def _turn_heads(weights: Weights, prefix: str, n_heads: int, g: torch.Generator) -> None:
-    qkv, bias = weights[f"{prefix}qkv.weight"], weights[f"{prefix}qkv.bias"]
-    out = weights[f"{prefix}out.weight"]
-    split, split_bias = qkv.view(3, n_heads, -1, qkv.shape[1]), bias.view(3, n_heads, -1)
-    back = out.view(len(out), n_heads, -1)
+    split, bias, back = (by_head(weights, prefix + name, n_heads) for name in WITH_HEADS)
     d_head = back.shape[2]
     for head in range(n_heads):
         scores, values = random_rotation(d_head, g), random_rotation(d_head, g)
         for which, turn in enumerate((scores, scores, values)):
             split[which, head] = turn @ split[which, head]
-            split_bias[which, head] = turn @ split_bias[which, head]
+            bias[which, head] = turn @ bias[which, head]
         back[:, head] = back[:, head] @ values.mT
 
 
 def _order_heads(weights: Weights, prefix: str, order: Int[Tensor, " head"]) -> None:
-    n_heads = len(order)
-    for name, axis, shape in (
-        ("qkv.weight", 1, (3, n_heads, -1, weights[f"{prefix}qkv.weight"].shape[1])),
-        ("qkv.bias", 1, (3, n_heads, -1)),
-        ("out.weight", 1, (len(weights[f"{prefix}out.weight"]), n_heads, -1)),
-    ):
-        old = weights[prefix + name]
-        weights[prefix + name] = old.view(shape).index_select(axis, order).reshape(old.shape)
+    for name in (prefix + name for name in WITH_HEADS):
+        ordered = by_head(weights, name, len(order))[:, order]
+        weights[name] = ordered.reshape(weights[name].shape)
 
 
 def _order_neurons(weights: Weights, prefix: str, order: Int[Tensor, " neuron"]) -> None:

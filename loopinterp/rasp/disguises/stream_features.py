@@ -32,11 +32,7 @@ LAST = 2**31
 
 @dataclass(frozen=True, eq=False)
 class FeaturePoints:
-    """What may stand in the stream at one site.
-
-    Attributes:
-        points: For each feature, the points that it is at or between.
-    """
+    """What may stand in the stream at one site: for each feature, points it is at or between."""
 
     points: tuple[Float[Tensor, "point d_model"], ...]
 
@@ -45,10 +41,15 @@ class FeaturePoints:
         """The sum of the means of all features' points."""
         return torch.stack([p.mean(0) for p in self.points]).sum(0)
 
+    @property
+    def apart(self) -> list[Float[Tensor, "point d_model"]]:
+        """The points of each feature, from their mean."""
+        return [p - p.mean(0) for p in self.points]
+
     @cached_property
     def span(self) -> Float[Tensor, "row d_model"]:
         """Rows that span all that may stand here: points from their mean, and the mean of all."""
-        return torch.cat([*(p - p.mean(0) for p in self.points), self.mean[None]])
+        return torch.cat([*self.apart, self.mean[None]])
 
     def extremes(
         self, rows: Float[Tensor, "row d_model"]
@@ -60,11 +61,7 @@ class FeaturePoints:
 
 
 class StreamFeatures:
-    """Which features the stream holds at each site of a model, and at which points.
-
-    Args:
-        circuit: Its circuit.
-    """
+    """Which features the stream holds at each site of a circuit's model, and at which points."""
 
     def __init__(self, circuit: Circuit) -> None:
         self.circuit = circuit
@@ -142,12 +139,7 @@ def unlisted_directions(weights: Weights, circuit: Circuit) -> Float[Tensor, "ro
 def orthonormal(
     rows: Float[Tensor, "row d_model"], largest: float | None = None
 ) -> Float[Tensor, "rank d_model"]:
-    """An orthonormal basis of the span of rows.
-
-    Args:
-        rows: The rows.
-        largest: What is rounding is told by this size; by default, by that of the rows.
-    """
+    """An orthonormal basis of the span of rows; what is rounding is told by their largest size."""
     _, sizes, basis = torch.linalg.svd(rows, full_matrices=False)
     if largest is None:
         largest = float(sizes.max()) if len(sizes) else 0.0

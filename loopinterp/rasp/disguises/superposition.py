@@ -21,7 +21,7 @@ from loopinterp.rasp.compiler.agreement import compare_with_program
 from loopinterp.rasp.compiler.assemble import LOGIT, SHARPNESS
 from loopinterp.rasp.compiler.circuit import Directions, Superposition
 from loopinterp.rasp.compiler.compiled import Compiled, need_compiled
-from loopinterp.rasp.disguises.compiled_weights import layers, moved, rebuilt, weights_of
+from loopinterp.rasp.disguises.compiled_weights import by_head, layers, moved, rebuilt, weights_of
 from loopinterp.rasp.disguises.noise import NOISE
 from loopinterp.rasp.disguises.random_draws import generator
 from loopinterp.rasp.disguises.stream_features import (
@@ -208,7 +208,8 @@ class _Stream:
         self.features = StreamFeatures(self.circuit)
         self.distractors = unlisted_directions(self.weights, self.circuit)
         spans = [here.span for here in self.features.distinct_sites()]
-        self.bases = [_without(self.distractors, span) for span in spans]
+        own = self.distractors
+        self.bases = [orthonormal(span - span @ own.mT @ own) for span in spans]
         self.needed = len(self.distractors) + max(map(len, self.bases))
 
     @property
@@ -237,11 +238,7 @@ class _Stream:
         return orthonormal(torch.cat(rows))
 
     def _by_head(self, name: str) -> Tensor:
-        """Weights [3, head, d_head, d_model] of reads, or [d_model, head, d_head] of writes."""
-        w, n_heads = self.weights[name], self.compiled.model.config.n_heads
-        if name.endswith("out.weight"):
-            return w.view(len(w), n_heads, -1)
-        return w.view(3, n_heads, -1, w.shape[-1])
+        return by_head(self.weights, name, self.compiled.model.config.n_heads)
 
     def checked_width(self, d_model: int | None) -> int:
         """The dimensions to superpose in: fewer than there are, more than are kept apart."""
@@ -353,7 +350,7 @@ class _Stream:
         distractors wrote, for every frame.
         """
         variables = tuple(f.id for f in self.circuit.variables.values())
-        apart = [p - p.mean(0) for p in self.features.points(variables).points]
+        apart = self.features.points(variables).apart
         keeps = orthonormal(torch.cat(apart) @ frame.write.mT)
         drops = orthonormal(torch.cat([keeps, self.distractors @ frame.write.mT]), largest=1.0)
         return keeps.mT @ keeps, torch.eye(len(frame.write)).double() - drops.mT @ drops
@@ -368,10 +365,3 @@ def _descended(free: Tensor, loss: Callable[[], Tensor], steps: int) -> Tensor:
             loss().backward()
             search.step()
     return free.detach()
-
-
-def _without(
-    kept: Float[Tensor, "kept d_model"], rows: Float[Tensor, "row d_model"]
-) -> Float[Tensor, "rank d_model"]:
-    """An orthonormal basis of rows without their parts along kept directions."""
-    return orthonormal(rows - rows @ kept.mT @ kept)

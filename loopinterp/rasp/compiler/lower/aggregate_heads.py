@@ -35,7 +35,7 @@ from loopinterp.rasp.compiler.lower.lowered_features import (
     one_if_all,
     read_any,
 )
-from loopinterp.rasp.compiler.lower.mlp_lookups import MOST_FUSED_RULES, cost, thresholds
+from loopinterp.rasp.compiler.lower.mlp_lookups import MOST_FUSED_RULES, advance, cost, thresholds
 from loopinterp.rasp.expression_code import code
 
 if TYPE_CHECKING:
@@ -44,12 +44,7 @@ if TYPE_CHECKING:
 
 
 class AggregateHeads:
-    """The heads of a section.
-
-    Args:
-        writer: Writes features of the section; what heads need is added to it.
-        indices: The feature of the positions.
-    """
+    """The heads of a section; what they need is added to what its writer writes."""
 
     def __init__(self, writer: FeatureWriter, indices: Feature) -> None:
         self._writer, self._indices = writer, indices
@@ -61,14 +56,11 @@ class AggregateHeads:
         self, node: Aggregate, relation: AttentionRelation, value: FeatureFunction
     ) -> FeatureFunction:
         """An aggregate as a function of features: the default where no key is found."""
-        found = self._found_of(relation)
-        if not value.features:
-            here = value
-        else:
+        found, here = self._found_of(relation), value
+        if value.features:
             shares = self._shares(relation, value)
-            here = of_feature(shares)
-            if not relation.one_value(value):
-                here = of_feature(self._reduced(node, shares))
+            one_value = relation.one_value(value)
+            here = of_feature(shares if one_value else self._reduced(node, shares))
         return self._where(found, here, node.default)
 
     def width(self, node: SelWidth, relation: AttentionRelation) -> FeatureFunction:
@@ -96,7 +88,7 @@ class AggregateHeads:
         """The value where a key is found, else the default."""
 
         def choose(found: FeatureFunction) -> FeatureFunction | None:
-            return fuse(lambda x: np.where(x[0] != 0, x[1], x[2]), [found, here, constant(default)])
+            return fuse(lambda x: np.where(x[0] != 0, x[1], default), [found, here])
 
         chosen = choose(found)
         if chosen is None or cost(chosen, MOST_FUSED_RULES) > MOST_FUSED_RULES:
@@ -152,17 +144,12 @@ class AggregateHeads:
         else:
             taken = shares.values if node.mode == "max" else shares.values[::-1]
             further = np.greater_equal if node.mode == "max" else np.less_equal
-            some = 0.5 / length
-            units = tuple(
-                at_least(
-                    (read_any(shares, further(values, after)),),
-                    some,
-                    2 * some,
-                    ((shares.values.index(before), -1.0), (shares.values.index(after), 1.0)),
-                )
-                for before, after in pairwise(taken)
-            )
-            cut = units, ((shares.values.index(taken[0]), 1.0),)
+            units = []
+            for before, after in pairwise(taken):
+                read = read_any(shares, further(values, after))
+                onward = advance(shares.values, before, after)
+                units.append(at_least((read,), 0.5 / length, 1 / length, onward))
+            cut = tuple(units), ((shares.values.index(taken[0]), 1.0),)
             taken = shares.values
         name = f"{node.mode} of {shares.name}"
         return self._writer.write(Feature(name, taken), Writes(node.mode, (shares,), *cut))
@@ -188,29 +175,23 @@ class AggregateHeads:
             return FeatureFunction((*query.features, self._indices), table)
         if not relation.key.features:
             # All keys or none, by the query alone.
-            return FeatureFunction(
-                query.features, relation.holds[0].astype(int).reshape(query.table.shape)
-            )
+            holds = relation.holds[0].astype(int)
+            return FeatureFunction(query.features, holds.reshape(query.table.shape))
         return self._witnessed(relation)
 
     def _witnessed(self, relation: AttentionRelation) -> FeatureFunction:
         """1 where the keys that the head looks at are selected: where there are such keys."""
         classes, kind = relation.classes()
         key, query = relation.key.features[0], relation.query.features
-        flags = []
+        name, flags = f"found by {relation.name}", []
         for k, column in enumerate(classes.T):
-            flag = Feature(
-                f"found by {relation.name}" + (f", case {k}" if classes.shape[1] > 1 else ""),
-                (0, 1),
-                order=WITNESS,
-                one_direction=True,
-            )
+            case = f", case {k}" if classes.shape[1] > 1 else ""
+            flag = Feature(f"{name}{case}", (0, 1), order=WITNESS, one_direction=True)
             codes = Codes(key, column[:, None].astype(float))
             flags.append(self._carry(relation, relation.layer, codes, flag))
         if len(flags) == 1:
-            asks = FeatureFunction(
-                query, (kind == 0).astype(int).reshape(relation.query.table.shape)
-            )
+            asked = (kind == 0).astype(int).reshape(relation.query.table.shape)
+            asks = FeatureFunction(query, asked)
             found = fuse(lambda x: x[0] * x[1], [asks, of_feature(flags[0])])
             assert found is not None
             return found
@@ -220,4 +201,4 @@ class AggregateHeads:
             for k, flag in enumerate(flags)
         )
         writes = Writes("found", (*query, *flags), units, ((0, 1.0),))
-        return of_feature(self._writer.write(Feature(f"found by {relation.name}", (0, 1)), writes))
+        return of_feature(self._writer.write(Feature(name, (0, 1)), writes))

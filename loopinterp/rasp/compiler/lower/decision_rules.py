@@ -60,8 +60,7 @@ def decision_rules(function: FeatureFunction, most: int) -> list[DecisionRule] |
 class _RuleSearch:
     """A search that meets the same restriction of a function only once.
 
-    Args:
-        orders: Of each axis, when it may be asked for.
+    ``orders`` says of each axis when it may be asked for.
     """
 
     def __init__(self, orders: list[int]) -> None:
@@ -125,9 +124,8 @@ class _RuleSearch:
         found: list[DecisionRule] = []
         for k, one in enumerate(np.eye(n_values, dtype=bool)):
             still_to_come = n_values - k - 1
-            inner = self.rules(
-                table.take(k, axis=position), rest, most - len(found) - still_to_come
-            )
+            allowed = most - len(found) - still_to_come
+            inner = self.rules(table.take(k, axis=position), rest, allowed)
             if inner is None:
                 return None
             condition = (axes[position], one)

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from loopinterp.rasp.compiler.lower.lowered_features import PLAIN, Feature, Read, read_any
+from loopinterp.rasp.compiler.lower.lowered_features import PLAIN, Feature
 
 MAX_TABLE_ENTRIES = 2**20
 """Largest table that is written out."""
@@ -53,10 +53,6 @@ class FeatureFunction:
         place = np.searchsorted(values, self.table).clip(max=len(values) - 1)
         return FeatureFunction(self.features, values[place], self.parts)
 
-    def read(self, chosen: np.ndarray) -> Read:
-        """A read of a function of one feature: 1 for the chosen of that feature's values."""
-        return read_any(self.features[0], chosen)
-
 
 def distinct(table: np.ndarray) -> np.ndarray:
     """The different integers of a table, in order.
@@ -91,14 +87,8 @@ def fuse(
 ) -> FeatureFunction | None:
     """An operation on functions, as one function of all their features.
 
-    Args:
-        apply: The operation, on arrays of one shape.
-        args: The functions.
-        op: Its name, if it is one of the language.
-        most: Entries of the largest table.
-
-    Returns:
-        None where the table would be too large.
+    ``op`` is its name, if it is one of the language. None where the table would have more than
+    ``most`` entries.
     """
     features = tuple(dict.fromkeys(f for arg in args for f in arg.features))
     shape = tuple(len(f.values) for f in features)
@@ -106,10 +96,8 @@ def fuse(
         return None
     grids = [_spread(arg, features, shape) for arg in args]
     table = np.broadcast_to(apply(grids), shape)
-    simple = op is not None and all(len(arg.features) <= 1 for arg in args)
-    return without_idle(
-        FeatureFunction(features, table, (op, tuple(args)) if simple and op is not None else None)
-    )
+    parts = (op, tuple(args)) if op and all(len(arg.features) <= 1 for arg in args) else None
+    return without_idle(FeatureFunction(features, table, parts))
 
 
 def _spread(

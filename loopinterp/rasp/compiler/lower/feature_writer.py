@@ -13,22 +13,14 @@ MAX_LAYERS = 128
 
 
 class FeatureWriter:
-    """The features that a section writes, in the order in which they were asked for.
-
-    Args:
-        source: The program.
-    """
+    """The features that a section of a program writes, in the order in which they are asked for."""
 
     def __init__(self, source: ValidatedProgram) -> None:
         self.source = source
         self.written: list[Feature] = []
 
     def write(self, feature: Feature, writes: Writes) -> Feature:
-        """Have the first MLP that can write a feature.
-
-        Raises:
-            InputError: it would take too many layers until then.
-        """
+        """Have the first MLP that can write a feature, unless that takes too many layers."""
         if writes.layer >= MAX_LAYERS:
             raise InputError(
                 f"{feature.name} of program {self.source.program.name}",
@@ -48,33 +40,19 @@ class FeatureWriter:
         role: Role = "scratch",
         values: tuple[int, ...] = (),
     ) -> Feature:
-        """A feature that holds a function.
-
-        Args:
-            function: The function.
-            name: What it is called.
-            role: Its role.
-            values: Values of the feature; those of the function by default.
-
-        Raises:
-            InputError: it would take too many units.
-        """
+        """A feature that holds a function; its values are those of the function by default."""
         taken = values or function.values
         return self.write(Feature(name, taken, role), self.lookup(function, name, taken))
 
     def lookup(self, function: FeatureFunction, name: str, values: tuple[int, ...]) -> Writes:
-        """What an MLP writes to hold a function.
-
-        Raises:
-            InputError: it would take too many units.
-        """
+        """What an MLP writes to hold a function, unless that takes too many units."""
         writes = lookup_units(function, values)
         if writes is None:
+            sizes = " and ".join(f"{len(f.values)} values" for f in function.features)
             raise InputError(
                 f"{name} of program {self.source.program.name}",
                 expected="an operation that one layer can look up",
-                given="a function of "
-                + " and ".join(f"{len(f.values)} values" for f in function.features),
+                given=f"a function of {sizes}",
                 fix="Compile for a smaller max_length, or write it in smaller steps.",
             )
         return writes

@@ -56,6 +56,11 @@ class Feature:
         return 1 if self.one_direction else len(self.values)
 
     @property
+    def slots(self) -> slice:
+        """Its coordinates in the residual stream."""
+        return slice(self.start, self.start + self.width)
+
+    @property
     def for_attention(self) -> int:
         """First layer whose attention can read it."""
         return self.layer + 1

@@ -46,18 +46,16 @@ _SIGNS = {"add": 1, "sub": -1, "lt": -1, "le": -1, "gt": -1, "ge": -1, "eq": -1,
 
 
 def lookup_units(function: FeatureFunction, values: tuple[int, ...]) -> Writes | None:
-    """Units that write a function along the directions of the values.
-
-    Returns:
-        None where it would take too many units.
-    """
+    """Units that write a function along the directions of the values; None if too many."""
     function = without_idle(function)
     if not function.features:
         return Writes("constant", (), constants=((values.index(int(function.table)), 1.0),))
     found = decision_rules(function, MAX_UNITS)
-    units = None if found is None else [_of_rule(rule, function.features, values) for rule in found]
-    best = None if units is None else Writes("rules", function.features, tuple(units))
-    if units is None or len(units) > MANY_RULES:
+    best = None
+    if found is not None:
+        units = tuple(_of_rule(rule, function.features, values) for rule in found)
+        best = Writes("rules", function.features, units)
+    if best is None or len(best.units) > MANY_RULES:
         for other in (_by_levels(function, values), _by_sum(function, values)):
             if other is not None and (best is None or 4 * len(other.units) < len(best.units)):
                 best = other
@@ -85,13 +83,13 @@ def thresholds(
         at: The value of each interval, one more than there are levels.
     """
     units = [
-        at_least(reads, threshold, gap, _step(values, before, after))
+        at_least(reads, threshold, gap, advance(values, before, after))
         for (threshold, gap), before, after in zip(levels, at, at[1:])
     ]
     return tuple(units), ((values.index(at[0]), 1.0),)
 
 
-def _step(values: tuple[int, ...], before: int, after: int) -> tuple[tuple[int, float], ...]:
+def advance(values: tuple[int, ...], before: int, after: int) -> tuple[tuple[int, float], ...]:
     """From one value to the next: written by a unit that says that the next is reached."""
     return ((values.index(before), -1.0), (values.index(after), 1.0))
 
@@ -108,22 +106,20 @@ def _by_levels(function: FeatureFunction, values: tuple[int, ...]) -> Writes | N
     if not all(arg.features for arg in args):
         return None
     combine = one_if_all if op == "smaller" else one_if_any
-    taken = function.values
-    units = [
-        combine(tuple(arg.read(arg.table >= after) for arg in args), _step(values, before, after))
-        for before, after in pairwise(taken)
-    ]
-    inputs = function.features
-    return Writes("levels", inputs, tuple(units), ((values.index(taken[0]), 1.0),))
+    taken, units = function.values, []
+    for before, after in pairwise(taken):
+        reads = tuple(read_any(arg.features[0], arg.table >= after) for arg in args)
+        units.append(combine(reads, advance(values, before, after)))
+    start = (values.index(taken[0]), 1.0)
+    return Writes("levels", function.features, tuple(units), (start,))
 
 
 def _by_sum(function: FeatureFunction, values: tuple[int, ...]) -> Writes | None:
     if function.parts is None or function.parts[0] not in _SIGNS:
         return None
     op, args = function.parts
-    if len(function.features) != 2 or {*args[0].features, *args[1].features} != {
-        *function.features
-    }:
+    inputs = {feature for arg in args for feature in arg.features}
+    if len(function.features) != 2 or inputs != {*function.features}:
         return None
     numbers = [arg.table.astype(float) for arg in args]
     if max(float(np.abs(x).max()) for x in numbers) >= EXACT:

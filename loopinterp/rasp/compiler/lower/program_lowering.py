@@ -86,20 +86,18 @@ def lower_program(source: ValidatedProgram, domains: Mapping[Expr, Values]) -> L
 
     prelude = SectionLowering("prelude", source, domains, inputs, indices)
     embedded, targets = _prepare(source, prelude, variables, (tokens, indices))
-    constants = {node: prelude.function(node) for node in _constant_nodes(source)}
     fixed: dict[Expr, Feature] = {}
-    for node, function in constants.items():
-        name = code(node, short=True)
+    for node in _constant_nodes(source):
+        function, name = prelude.function(node), code(node, short=True)
         fixed[node] = Feature(name, function.values, "fixed")
         targets[prelude.writer.store(function, name, role="fixed")] = fixed[node]
 
     known = {**inputs, **{Var(name): of_feature(f) for name, f in variables.items()}}
     known.update({node: of_feature(feature) for node, feature in fixed.items()})
     block = SectionLowering("block", source, domains, known, indices)
-    stepped = {name: block.function(x) for name, x in source.step.items()}
     variable_writes = []
-    for name, function in stepped.items():
-        what = f"step, {name} = {source.step[name]!r}"
+    for name, x in source.step.items():
+        function, what = block.function(x), f"step, {name} = {x!r}"
         writes = block.writer.lookup(function, what, variables[name].values)
         variable_writes.append((variables[name], writes))
 
@@ -117,10 +115,8 @@ def lower_program(source: ValidatedProgram, domains: Mapping[Expr, Values]) -> L
         _section(coda, list(answer.features), {}, []),
     )
     used = {f for section in sections for f in _inputs_of(section)} | {*answer.features}
-    persistent = [f for f in (tokens, indices) if f in used] + [
-        *fixed.values(),
-        *variables.values(),
-    ]
+    read = [f for f in (tokens, indices) if f in used]
+    persistent = [*read, *fixed.values(), *variables.values()]
     return LoweredProgram(source, persistent, embedded, *sections, answer)
 
 
