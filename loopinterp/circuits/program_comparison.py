@@ -259,7 +259,7 @@ class EvidenceTable:
         self.no_interchange = np.where(self.active > 0, still / np.maximum(self.active, 1), np.nan)
 
         ever = happens.any(-1)
-        holds = (agree | ~within).all(-1)
+        holds = np.asarray((agree | ~within).all(-1))
         self.whole_run_active = np.einsum("psn,pn->ps", masks, ever.astype(np.int64))
         self.whole_run_right = np.einsum("psn,pn->ps", masks, (ever & holds).astype(np.int64))
         self.whole_run = wilson_estimate(self.whole_run_right, self.whole_run_active)

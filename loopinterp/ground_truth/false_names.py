@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -30,6 +31,9 @@ LENGTHS = {"multiplication": 3, "unique_set": 4, "token_addition": 4, "abacus_ad
 """Problem lengths of the models, where they are not :data:`LENGTH`."""
 
 LENGTH = 8
+LONGER = 1.5
+"""Programs are laid over a model at one length, and tried at another, so many times as long."""
+
 EXAMPLES = 96
 
 
@@ -124,14 +128,14 @@ def false_names_study(
     with study(seed, study="false names", programs=stock, misses_of_each=misses_of_each) as watch:
         rows, wrong_names = [], []
         for case in _cases(stock, misses_of_each, seed):
-            compiled, batch = _compiled(case.program, seed)
+            compiled, data = _compiled(case.program, seed)
             for label, disguise in disguises:
                 name = f"{case.program.name}, {label}"
                 progress(name)
                 model = compiled
                 for change in disguise:
                     model = change(model)
-                row, wrong = _score(model, case, batch, seed)
+                row, wrong = _score(model, case, data, seed)
                 rows.append((name, case, label, row))
                 wrong_names += [(name, *found) for found in wrong]
         return FalseNames.of(
@@ -159,23 +163,27 @@ def _cases(stock: Sequence[str], misses_of_each: int, seed: int) -> Iterator[_Ca
             yield _Case(miss, name, rivals)
 
 
-def _compiled(program: LoopProgram, seed: int) -> tuple[Compiled, Batch]:
+def _compiled(program: LoopProgram, seed: int) -> tuple[Compiled, list[Batch]]:
+    """The program, compiled for its longest inputs, and inputs of two lengths."""
     task = get_task(program.task, **program.task_settings)
     n = LENGTHS.get(program.task, LENGTH)
     generator = torch.Generator().manual_seed(seed)
-    batch = task.sample(torch.full((EXAMPLES,), n), generator=generator)
-    return compile_program(program, max_length=batch.inputs.shape[1]), batch
+    data = [
+        task.sample(torch.full((EXAMPLES,), length), generator=generator)
+        for length in (n, math.ceil(LONGER * n))
+    ]
+    return compile_program(program, max_length=data[-1].inputs.shape[1]), data
 
 
 def _score(
-    model: Compiled, case: _Case, batch: Batch, seed: int
+    model: Compiled, case: _Case, data: list[Batch], seed: int
 ) -> tuple[dict[str, int], list[tuple[str, float]]]:
     """Counts of names on one model, and the wrong ones."""
     others = [p for p in case.rivals if p != case.program.name]
     found = {"lists": 0, "wrong": 0, "equivalent": 0}
     wrong: dict[str, float] = {}
     if others:
-        counts = _counts(model, [get_program(p) for p in others], batch, seed)
+        counts = _counts(model, [get_program(p) for p in others], data, seed)
         lists = [others] + [[p for p in others if p != out] for out in others if len(others) > 1]
         told: dict[str, float] = {}
         for names in lists:
@@ -190,13 +198,15 @@ def _score(
             if told[winner]:
                 wrong[winner] = told[winner]
     listed = [case.program, *(get_program(p) for p in others)]
-    winner = decide(_counts(model, listed, batch, seed)).winner
+    winner = decide(_counts(model, listed, data, seed)).winner
     return {**found, "named": int(winner == case.program.name)}, list(wrong.items())
 
 
-def _counts(model: Compiled, programs: Sequence[LoopProgram], batch: Batch, seed: int) -> Counts:
+def _counts(
+    model: Compiled, programs: Sequence[LoopProgram], data: list[Batch], seed: int
+) -> Counts:
     strata = strata_of(programs[0].task)
-    evidence = gather_evidence(model.model, programs, [batch], SpreadPairs(), strata, seed=seed)
+    evidence = gather_evidence(model.model, programs, data, SpreadPairs(), strata, seed=seed)
     classes = stratum_classes([evidence])
     table = EvidenceTable(evidence, classes, evidence.within.shape[1])
     return table.counts([p.name for p in programs], classes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,7 +46,7 @@ TABLE = (
 """Programs that an earlier comparison took for the ripple or the sticky ripple."""
 
 
-def drawn(task: str, n: int = N, batch_size: int = 96, seed: int = 0, **settings: object) -> Batch:
+def drawn(task: str, n: int = N, batch_size: int = 96, seed: int = 0, **settings: Any) -> Batch:
     generator = torch.Generator().manual_seed(seed)
     return get_task(task, **settings).sample(n, batch_size=batch_size, generator=generator)
 
@@ -82,7 +83,7 @@ def test_a_carry_held_for_a_while_is_neither_a_ripple_nor_a_sticky_one(program):
 )
 def test_the_programs_of_other_tasks_are_named(program, n):
     chosen = get_program(program)
-    batch = drawn(chosen.task, n, **chosen.task_settings)
+    batch = drawn(chosen.task, n, **dict(chosen.task_settings))
     model = compiled(program, batch.inputs.shape[1])
     verdict = compare_programs(model, [program], batch).verdict
     assert verdict.winner == program, verdict.statement

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,7 +46,7 @@ def clear() -> Counts:
     )
 
 
-def changed(counts: Counts, name: str, at: object, value: float) -> Counts:
+def changed(counts: Counts, name: str, at: Any, value: float) -> Counts:
     array = np.array(getattr(counts, name), copy=True)
     array[at] = value
     return dataclasses.replace(counts, **{name: array})

@@ -252,7 +252,8 @@ def test_auto_is_written_down_as_what_it_was(
     if torch.cuda.is_available():
         pytest.fail("this test expects a machine without a GPU")
     config = tiny.replace(device="auto")
-    assert train(config, tmp_path / "run", progress=False).config.device == "cpu"
+    run = train(config, tmp_path / "run", progress=False)
+    assert isinstance(run.config, TrainingConfig) and run.config.device == "cpu"
     assert_same_run(tmp_path / "run", finished(tiny))
     train(config, tmp_path / "run", progress=False)
 

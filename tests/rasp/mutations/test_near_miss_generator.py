@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 
 import pytest
-from tests.rasp.compiler.holds import agrees
 
 from loopinterp.errors import InputError
 from loopinterp.rasp import compile_program, get_program, list_programs
 from loopinterp.rasp.mutations import equivalence, near_misses, near_misses_by_kind
 from loopinterp.rasp.mutations.near_miss_generator import STORED_OTHERWISE
 from loopinterp.tasks import IGNORE
+from tests.rasp.compiler.compiled_properties import agrees
 from tests.rasp.programs.inputs import every_input, task_of
 
 pytestmark = pytest.mark.usefixtures("quick")
