@@ -9,7 +9,6 @@ and directions are sought along which they do so least.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -23,7 +22,7 @@ from loopinterp.rasp.compiler.circuit import Directions, Superposition
 from loopinterp.rasp.compiler.compiled import Compiled, need_compiled
 from loopinterp.rasp.disguises.compiled_weights import by_head, layers, moved, rebuilt, weights_of
 from loopinterp.rasp.disguises.noise import NOISE
-from loopinterp.rasp.disguises.random_draws import generator
+from loopinterp.rasp.disguises.random_draws import generator, normal
 from loopinterp.rasp.disguises.stream_features import (
     ROUNDING,
     STATE,
@@ -257,10 +256,15 @@ class _Stream:
         def frame(free: Tensor) -> _Frame:
             return _Frame(kept, torch.linalg.qr(free.mT)[0].mT @ rest, residue)
 
-        shape = width - len(kept), len(rest)
-        free = torch.randn(shape, generator=g, dtype=torch.float64).requires_grad_()
+        free = normal(width - len(kept), len(rest), g=g).requires_grad_()
         loss = self._collinearity if exact else self._interference
-        return frame(_descended(free, lambda: loss(frame(free)), steps))
+        search = torch.optim.Adam([free], lr=RATE)
+        with torch.enable_grad():
+            for _ in range(steps):
+                search.zero_grad()
+                loss(frame(free)).backward()
+                search.step()
+        return frame(free.detach())
 
     def _collinearity(self, frame: _Frame) -> Tensor:
         r""":math:`-\sum \log\det` of the Gram matrix of what each site holds: least where it is
@@ -354,14 +358,3 @@ class _Stream:
         keeps = orthonormal(torch.cat(apart) @ frame.write.mT)
         drops = orthonormal(torch.cat([keeps, self.distractors @ frame.write.mT]), largest=1.0)
         return keeps.mT @ keeps, torch.eye(len(frame.write)).double() - drops.mT @ drops
-
-
-def _descended(free: Tensor, loss: Callable[[], Tensor], steps: int) -> Tensor:
-    """Parameters after so many steps down the gradient of a loss."""
-    search = torch.optim.Adam([free], lr=RATE)
-    with torch.enable_grad():
-        for _ in range(steps):
-            search.zero_grad()
-            loss().backward()
-            search.step()
-    return free.detach()
