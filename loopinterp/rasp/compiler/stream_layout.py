@@ -36,13 +36,7 @@ class LayerLayout:
 
 @dataclass(frozen=True, eq=False)
 class StreamLayout:
-    """Where everything stands.
-
-    Attributes:
-        lowered: What is computed.
-        sections: Section -> its layers.
-        d_model: Coordinates of the residual stream.
-    """
+    """Where everything that is computed stands, in the layers of each section."""
 
     lowered: LoweredProgram
     sections: dict[str, list[LayerLayout]]

@@ -18,7 +18,7 @@ import torch
 from loopinterp.errors import InputError, check_integer
 from loopinterp.rasp.compiler.agreement import compare_with_program
 from loopinterp.rasp.compiler.assemble import LOGIT, SHARPNESS
-from loopinterp.rasp.compiler.circuit import Directions, Superposition
+from loopinterp.rasp.compiler.circuit import Superposition
 from loopinterp.rasp.compiler.compiled import Compiled, need_compiled
 from loopinterp.rasp.disguises.compiled_weights import by_head, layers, moved, rebuilt, weights_of
 from loopinterp.rasp.disguises.noise import NOISE
@@ -147,11 +147,9 @@ def narrowest_superposition(
 class _Frame:
     """Where every direction of the old stream stands in the narrower one.
 
-    Attributes:
-        kept: Old directions that have dimensions of their own, orthonormal.
-        mixed: What the other old directions are in the remaining dimensions; its rows are
-            orthonormal, so that every dimension is used.
-        residue: Size of what may stand there along any direction, not erased exactly.
+    Old directions that are kept have dimensions of their own, and the others are mixed in the rest;
+    rows are orthonormal, so that every dimension is used. ``residue`` is the size of what may stand
+    along any direction there, not erased exactly.
     """
 
     kept: Float[Tensor, "kept d_model"]
@@ -335,12 +333,8 @@ class _Stream:
         record = Superposition(d_model=width, exact_d_model=self.needed)
         directions = {}
         for feature in self.circuit.features:
-            was = self.circuit.directions[feature.id]
             read = frame.read(self.features.at(*self.features.last_site(feature)))
-            directions[feature.id] = Directions(
-                write=(was.write.double() @ frame.write.mT).to(was.write),
-                read=(was.read.double() @ read).to(was.read),
-            )
+            directions[feature.id] = self.circuit.directions[feature.id].moved(frame.write, read)
         circuit = dataclasses.replace(self.circuit, directions=directions, superposition=record)
         how = "exactly" if record.exact else f"{self.needed} would be exact"
         disguise = f"superposed in {width} of {old.d_model} dimensions, {how} (seed {seed})"
@@ -354,7 +348,7 @@ class _Stream:
         distractors wrote, for every frame.
         """
         variables = tuple(f.id for f in self.circuit.variables.values())
-        apart = self.features.points(variables).apart
-        keeps = orthonormal(torch.cat(apart) @ frame.write.mT)
+        apart = torch.cat(self.features.points(variables).apart)
+        keeps = orthonormal(apart @ frame.write.mT)
         drops = orthonormal(torch.cat([keeps, self.distractors @ frame.write.mT]), largest=1.0)
         return keeps.mT @ keeps, torch.eye(len(frame.write)).double() - drops.mT @ drops

@@ -24,9 +24,7 @@ WORK_OF_A_STEP = 2**10
 class DecisionRule:
     """If each of some features has one of some values, then the function has this value.
 
-    Attributes:
-        conditions: Axis of the function -> which of that feature's values it may have.
-        value: The value.
+    A condition is an axis of the function, and which of that feature's values it may have.
     """
 
     conditions: tuple[tuple[int, np.ndarray], ...]
