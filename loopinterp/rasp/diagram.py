@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from html import escape
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -181,10 +182,12 @@ def _add_box(figure: go.Figure, box: Box, stop: Stop, border: str) -> None:
     figure.add_annotation(
         x=(stop.left + stop.right) / 2,
         y=stop.y,
-        text="<br>".join([f"<b>{box.title}</b>", *map(_escaped, box.lines)]),
+        text="<br>".join(
+            [f"<b>{box.title}</b>", *(escape(line, quote=False) for line in box.lines)]
+        ),
         showarrow=False,
         align="center",
-        hovertext=_escaped(box.code),
+        hovertext=escape(box.code, quote=False),
         borderpad=5,
         borderwidth=1.5,
         bordercolor=border,
@@ -209,7 +212,3 @@ def _width(box: Box) -> float:
 
 def _height(box: Box) -> float:
     return 0 if box.kind == "bend" else LINE_HEIGHT * (1 + len(box.lines)) + 12
-
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

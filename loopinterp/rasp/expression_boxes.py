@@ -26,14 +26,9 @@ MOST_BOXES = 400
 
 @dataclass(eq=False)
 class Box:
-    """One box.
+    """A source, head, map or result: what it does in short lines, and the whole of it as code.
 
-    Attributes:
-        kind: ``"source"``, ``"head"``, ``"map"`` or ``"result"``.
-        title: Its name.
-        lines: What it does, in short lines.
-        code: The whole expression.
-        inputs: (box, role) of what it reads; the role is value, key, query or "".
+    ``inputs`` are the boxes that it reads, each as a value, key or query, or as nothing else ("").
     """
 
     kind: str

@@ -59,10 +59,6 @@ class Relation:
 
     Where the queries are few, each is a bit, and a key is the bits of those it goes with: whether
     two numbers share a bit is known several times as fast as what a table holds.
-
-    Args:
-        pairs: The pairs for which it holds.
-        device: Where it is looked up.
     """
 
     def __init__(self, pairs: Sequence[tuple[int, int]], device: torch.device) -> None:

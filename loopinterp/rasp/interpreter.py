@@ -65,11 +65,7 @@ def evaluate(
 
 
 class Interpreter:
-    """Evaluates lists of nodes on one batch of tokens; what reads no variable is kept.
-
-    Args:
-        tokens: Input tokens [batch, pos], int64; their device is where everything is computed.
-    """
+    """Evaluates lists of nodes on one batch of tokens, where they are; keeps what never changes."""
 
     def __init__(self, tokens: Int[Tensor, "batch pos"]) -> None:
         self.tokens = tokens

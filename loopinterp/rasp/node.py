@@ -34,13 +34,11 @@ class Expr(metaclass=_Interned):
         children: The nodes it is made from, in order.
         variables: Names of the loop program's variables it reads, itself or below.
         depth: Longest path to a leaf.
-        tree_size: Nodes of the graph written out as a tree.
     """
 
     children: tuple[Expr, ...]
     variables: frozenset[str]
     depth: int
-    tree_size: int
 
     def __post_init__(self) -> None:
         _, values = self.__reduce__()
@@ -49,7 +47,6 @@ class Expr(metaclass=_Interned):
         self._set("children", children)
         self._set("variables", frozenset().union(*(c.variables for c in children)))
         self._set("depth", 1 + max((c.depth for c in children), default=0))
-        self._set("tree_size", 1 + sum(c.tree_size for c in children))
         if self.depth > MAX_DEPTH:
             raise InputError(
                 "expression",

@@ -37,14 +37,8 @@ MAX_POSITIONS = 2**14
 class Selection:
     """Which keys each query looks at, for a batch of examples.
 
-    Args:
-        k: Value of each key [batch or 1, pos].
-        q: Value of each query [batch or 1, pos].
-        predicate: A name in :data:`loopinterp.rasp.ops.PREDICATES`, or (key, query) pairs.
-        causal: Look only at the query's own position and before.
-
-    Raises:
-        InputError: the sequences are too long.
+    Keys and queries have a batch axis of 1 where they are the same for all; see
+    :class:`loopinterp.rasp.expr.Select` for the predicate.
     """
 
     def __init__(

@@ -100,7 +100,6 @@ def test_shared_parts_are_counted_once_but_written_out_within_bounds():
     for _ in range(200):
         x = x + x
     assert x.depth == 201
-    assert x.tree_size == 2**201 - 1
     assert "…" in repr(x)
     assert len(repr(x)) < 10_000
 

@@ -15,7 +15,7 @@ from loopinterp.rasp.language import UNKNOWN
 from loopinterp.tasks.sampling import check_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Sequence
 
     from jaxtyping import Bool, Int
     from torch import Tensor
@@ -82,7 +82,7 @@ def compare_with_program(
     wrong = dict.fromkeys(compiled.circuit.variables, 0)
     attention: dict[str, float] = {}
     values, answers, error = 0, 0, 0.0
-    for part in _parts(tokens, n_loops, compiled.model.config.d_model):
+    for part in parts_of(tokens, n_loops, compiled):
         trace = compiled.program.trace(part, n_loops=n_loops)
         states, logits, patterns = _run(compiled, part, n_loops)
         for name, expected in trace.variables.items():
@@ -106,9 +106,10 @@ def compare_with_program(
     return Agreement(values, wrong, answers, error, attention)
 
 
-def _parts(tokens: Tensor, n_loops: int, d_model: int) -> Iterator[Tensor]:
-    size = max(CHUNK // (max(n_loops, 1) * max(tokens.shape[1], 1) * d_model), 1)
-    return iter(tokens.split(size))
+def parts_of(tokens: Tensor, n_loops: int, compiled: Compiled) -> Sequence[Tensor]:
+    """As many examples at a time as are compared at a time."""
+    each = n_loops * max(tokens.shape[1], 1) * compiled.model.config.d_model
+    return tokens.split(max(CHUNK // each, 1))
 
 
 def _differences(

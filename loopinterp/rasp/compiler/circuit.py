@@ -102,6 +102,17 @@ class Directions:
     write: Float[Tensor, "value d_model"]
     read: Float[Tensor, "value d_model"]
 
+    def moved(
+        self,
+        write: Float[Tensor, "new_d_model d_model"],
+        read: Float[Tensor, "d_model new_d_model"],
+    ) -> Directions:
+        """The same in a residual stream that holds, and is read, as these matrices say."""
+        return Directions(
+            write=(self.write.double() @ write.double().mT).to(self.write),
+            read=(self.read.double() @ read.double()).to(self.read),
+        )
+
 
 @dataclass(frozen=True)
 class Superposition:
@@ -210,14 +221,7 @@ class Circuit:
         read: Float[Tensor, "d_model new_d_model"],
     ) -> Circuit:
         """The same circuit in a residual stream that holds, and is read, as these matrices say."""
-
-        def move(old: Directions) -> Directions:
-            return Directions(
-                write=(old.write.double() @ write.double().mT).to(old.write),
-                read=(old.read.double() @ read.double()).to(old.read),
-            )
-
-        moved = {name: move(old) for name, old in self.directions.items()}
+        moved = {name: old.moved(write, read) for name, old in self.directions.items()}
         return dataclasses.replace(self, directions=moved)
 
     def renumbered(

@@ -78,7 +78,11 @@ class Compiled:
         program = get_program(program) if isinstance(program, str) else program
         if program is None and circuit.program in list_programs():
             program = get_program(circuit.program)
-        if program is None or not _belongs_to(circuit, program):
+        if (
+            program is None
+            or (circuit.program, circuit.inputs) != (program.name, program.inputs)
+            or set(circuit.variables) != set(program.variables)
+        ):
             raise InputError(
                 "program",
                 expected=f"{circuit.program!r} with variables {', '.join(circuit.variables)} and "
@@ -98,23 +102,13 @@ class Compiled:
         return cls(model, circuit, program)
 
 
-def _belongs_to(circuit: Circuit, program: LoopProgram) -> bool:
-    """Whether a circuit can be that of a program."""
-    same = circuit.program == program.name and circuit.inputs == program.inputs
-    return same and set(circuit.variables) == set(program.variables)
-
-
 def _in_short(program: LoopProgram) -> str:
     variables = ", ".join(program.variables)
     return f"{program.name!r} with variables {variables} and {len(program.inputs)} input tokens"
 
 
 def need_compiled(compiled: object) -> None:
-    """Check that something is a compiled model with its circuit.
-
-    Raises:
-        InputError: it is not.
-    """
+    """Check that something is a compiled model with its circuit."""
     if not isinstance(compiled, Compiled):
         raise InputError(
             "compiled",
@@ -159,13 +153,11 @@ def compile_program(
     domains = infer_domains(source)
     _check_answers(source, domains[source.finish])
     classes = max(1 + int(domains[source.finish].max()), 1)
-    if n_outputs is None:
-        n_outputs = classes
+    n_outputs = classes if n_outputs is None else n_outputs
     fix = f"The answer is up to {classes - 1}: leave it out, or pass the classes of the task."
     check_integer("n_outputs", n_outputs, least=classes, fix=fix)
     layout = lay_out(lower_program(source, domains))
-    model = assemble(layout, n_outputs)
-    return Compiled(model, describe(layout), source.program)
+    return Compiled(assemble(layout, n_outputs), describe(layout), source.program)
 
 
 def _check_answers(source: ValidatedProgram, answers: Values) -> None:

@@ -7,12 +7,15 @@ their coordinates after that, so that a section leaves nothing behind but what i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from loopinterp.rasp.compiler.lower.lowered_features import Feature, LoweredHead, Writes
-from loopinterp.rasp.compiler.lower.program_lowering import LoweredProgram, LoweredSection
+from loopinterp.rasp.compiler.lower.program_lowering import (
+    LoweredProgram,
+    LoweredSection,
+    inputs_of,
+)
 
 
 @dataclass(eq=False)
@@ -33,13 +36,7 @@ class LayerLayout:
 
 @dataclass(frozen=True, eq=False)
 class StreamLayout:
-    """Where everything stands.
-
-    Attributes:
-        lowered: What is computed.
-        sections: Section -> its layers.
-        d_model: Coordinates of the residual stream.
-    """
+    """Where everything that is computed stands, in the layers of each section."""
 
     lowered: LoweredProgram
     sections: dict[str, list[LayerLayout]]
@@ -56,8 +53,7 @@ def lay_out(lowered: LoweredProgram) -> StreamLayout:
     sections = {section.name: _layers(section) for section in lowered.sections}
     start = 0
     for feature in lowered.persistent:
-        feature.start = start
-        start += feature.width
+        feature.start, start = start, start + feature.width
     for section in lowered.sections:
         for written, target in section.targets.items():
             written.start = target.start
@@ -75,25 +71,16 @@ def _layers(section: LoweredSection) -> list[LayerLayout]:
     if layers:
         layers[-1].writes += section.variable_writes
         layers[-1].wiped += [variable for variable, _ in section.variable_writes]
-    live = set(section.live)
-    for number, layer in enumerate(layers):
-        for feature in _read_by(layer, live):
-            feature.last_use = max(feature.last_use, number)
+    for feature in section.live:
+        for read in inputs_of(feature):
+            read.last_use = max(read.last_use, feature.layer)
+    for read in (read for _, writes in section.variable_writes for read in writes.inputs):
+        read.last_use = section.n_layers - 1
     for feature in section.live:
         # The answer is read by none of them: it is left for the unembedding.
         if feature.role == "scratch" and feature.last_use >= 0:
             layers[feature.last_use].wiped.append(feature)
     return layers
-
-
-def _read_by(layer: LayerLayout, live: set[Feature]) -> Iterable[Feature]:
-    for head in layer.heads:
-        yield from head.inputs
-        for written, codes in head.carried.items():
-            if written in live and codes.feature is not None:
-                yield codes.feature
-    for _, writes in layer.writes:
-        yield from writes.inputs
 
 
 def _place_scratch(section: LoweredSection, start: int) -> int:

@@ -28,14 +28,8 @@ MAX_LENGTH = 512
 class ValidatedProgram:
     """A program ready for the compiler: every variable has a step, and no shorthand is left.
 
-    Attributes:
-        program: The program as it was given.
-        prepare: Variable -> its value before the first loop.
-        step: Variable -> its value after one loop; itself where the program keeps it.
-        finish: The answer.
-        selects: Selection -> the one that the program has in its place, whose name traces know.
-        max_length: Positions of the longest sequence.
-        causal: Whether every selection is causal, so that the model's attention can be.
+    ``selects`` are its selections -> those that the program has in their place, whose names traces
+    know; where all are ``causal``, the model's attention can be.
     """
 
     program: LoopProgram

@@ -7,15 +7,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from loopinterp.rasp.compiler.agreement import Agreement, compare_with_program
+from loopinterp.rasp.compiler.agreement import Agreement, compare_with_program, parts_of
 from loopinterp.rasp.compiler.compiled import Compiled, need_compiled
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
     from torch import Tensor
-
-CHUNK = 2**22
-"""Loops x examples x positions x d_model that are compared at a time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,15 +67,11 @@ def check_disguise(
     """
     need_compiled(original)
     agreement = compare_with_program(disguised, inputs, n_loops=n_loops)
-    sizes = (c.model.config.d_model for c in (disguised, original))
-    examples = max(CHUNK // (n_loops * inputs.shape[1] * max(sizes)), 1)
     parts = []
-    for part in inputs.split(examples):
-        (logits, reads), (logits_before, reads_before) = (
-            _logits_and_reads(compiled, part, n_loops) for compiled in (disguised, original)
-        )
-        apart = (logits - logits_before).abs(), (reads - reads_before).abs()
-        parts.append(torch.stack([x.flatten(1).amax(1) for x in apart]))
+    for part in parts_of(inputs, n_loops, original):
+        now, before = (_logits_and_reads(c, part, n_loops) for c in (disguised, original))
+        apart = [(x - y).abs().flatten(1).amax(1) for x, y in zip(now, before)]
+        parts.append(torch.stack(apart))
     logits, reads = torch.stack(parts).amax(0)
     return DisguiseCheck(logits, reads, agreement)
 

@@ -16,7 +16,7 @@ from loopinterp.rasp.disguises.compiled_weights import (
     rebuilt,
     weights_of,
 )
-from loopinterp.rasp.disguises.random_draws import generator
+from loopinterp.rasp.disguises.random_draws import generator, normal
 from loopinterp.rasp.disguises.stream_features import FeaturePoints, StreamFeatures
 
 if TYPE_CHECKING:
@@ -113,19 +113,16 @@ class _Draws:
         spread = sum(float(apart.square().sum(-1).mean()) for apart in here.apart)
         # Of this size, they read what is held with a standard deviation of 1.
         size = max(spread, 1e-12) ** -0.5
-        program = size * self._normal(rows, here.mean.shape[0])
-        own = OWN * self._width**-0.5 * self._normal(rows, self._width)
+        program = size * normal(rows, len(here.mean), g=self._g)
+        own = OWN * self._width**-0.5 * normal(rows, self._width, g=self._g)
         bias = LIFT - program @ here.mean
         return torch.cat([program, own], 1), bias
 
     def add_writes(self, weights: Weights, name: str, columns: int, depth: int) -> None:
         """Let more columns write along the new directions alone, in one of ``depth`` layers."""
         none = torch.zeros(len(weights[name]) - self._width, columns, dtype=torch.float64)
-        new = (8 * columns * depth) ** -0.5 * self._normal(self._width, columns)
+        new = (8 * columns * depth) ** -0.5 * normal(self._width, columns, g=self._g)
         weights[name] = torch.cat([weights[name], torch.cat([none, new])], 1)
-
-    def _normal(self, rows: int, columns: int) -> Tensor:
-        return torch.randn(rows, columns, generator=self._g, dtype=torch.float64)
 
 
 def _add_heads(

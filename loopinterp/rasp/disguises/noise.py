@@ -7,7 +7,7 @@ import torch
 from loopinterp.errors import check_number
 from loopinterp.rasp.compiler.compiled import Compiled, need_compiled
 from loopinterp.rasp.disguises.compiled_weights import rebuilt, weights_of
-from loopinterp.rasp.disguises.random_draws import generator
+from loopinterp.rasp.disguises.random_draws import generator, normal
 
 NOISE = "noise"
 """What the record of this disguise begins with."""
@@ -45,14 +45,8 @@ def add_noise(compiled: Compiled, *, relative: float, seed: int) -> Compiled:
     for name, w in weights.items():
         if name.endswith("weight"):
             parts = w.chunk(3) if name.endswith("qkv.weight") else (w,)
-            noisy = [
-                part + relative * part.square().mean().sqrt() * _normal(part.shape, g)
-                for part in parts
-            ]
+            sizes = [relative * part.square().mean().sqrt() for part in parts]
+            noisy = [part + size * normal(*part.shape, g=g) for part, size in zip(parts, sizes)]
             weights[name] = torch.cat(noisy)
     disguise = f"{NOISE} of {relative:g} on the weights (seed {seed})"
     return rebuilt(compiled, weights, compiled.circuit, disguise)
-
-
-def _normal(shape: torch.Size, g: torch.Generator) -> torch.Tensor:
-    return torch.randn(shape, generator=g, dtype=torch.float64)

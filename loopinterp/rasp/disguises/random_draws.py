@@ -22,7 +22,12 @@ def generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(check_integer("seed", seed, least=0, most=2**63 - 1))
 
 
+def normal(*shape: int, g: torch.Generator) -> Tensor:
+    """Standard normal numbers in float64."""
+    return torch.randn(*shape, generator=g, dtype=torch.float64)
+
+
 def random_rotation(size: int, g: torch.Generator) -> Float[Tensor, "size size"]:
     """An orthogonal matrix, each as likely as any other (Mezzadri 2007, math-ph/0609050)."""
-    q, r = torch.linalg.qr(torch.randn(size, size, generator=g, dtype=torch.float64))
+    q, r = torch.linalg.qr(normal(size, size, g=g))
     return q * r.diagonal().sign()

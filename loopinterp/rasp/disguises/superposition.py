@@ -9,7 +9,6 @@ and directions are sought along which they do so least.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -19,11 +18,11 @@ import torch
 from loopinterp.errors import InputError, check_integer
 from loopinterp.rasp.compiler.agreement import compare_with_program
 from loopinterp.rasp.compiler.assemble import LOGIT, SHARPNESS
-from loopinterp.rasp.compiler.circuit import Directions, Superposition
+from loopinterp.rasp.compiler.circuit import Superposition
 from loopinterp.rasp.compiler.compiled import Compiled, need_compiled
 from loopinterp.rasp.disguises.compiled_weights import by_head, layers, moved, rebuilt, weights_of
 from loopinterp.rasp.disguises.noise import NOISE
-from loopinterp.rasp.disguises.random_draws import generator
+from loopinterp.rasp.disguises.random_draws import generator, normal
 from loopinterp.rasp.disguises.stream_features import (
     ROUNDING,
     STATE,
@@ -148,11 +147,9 @@ def narrowest_superposition(
 class _Frame:
     """Where every direction of the old stream stands in the narrower one.
 
-    Attributes:
-        kept: Old directions that have dimensions of their own, orthonormal.
-        mixed: What the other old directions are in the remaining dimensions; its rows are
-            orthonormal, so that every dimension is used.
-        residue: Size of what may stand there along any direction, not erased exactly.
+    Old directions that are kept have dimensions of their own, and the others are mixed in the rest;
+    rows are orthonormal, so that every dimension is used. ``residue`` is the size of what may stand
+    along any direction there, not erased exactly.
     """
 
     kept: Float[Tensor, "kept d_model"]
@@ -257,10 +254,15 @@ class _Stream:
         def frame(free: Tensor) -> _Frame:
             return _Frame(kept, torch.linalg.qr(free.mT)[0].mT @ rest, residue)
 
-        shape = width - len(kept), len(rest)
-        free = torch.randn(shape, generator=g, dtype=torch.float64).requires_grad_()
+        free = normal(width - len(kept), len(rest), g=g).requires_grad_()
         loss = self._collinearity if exact else self._interference
-        return frame(_descended(free, lambda: loss(frame(free)), steps))
+        search = torch.optim.Adam([free], lr=RATE)
+        with torch.enable_grad():
+            for _ in range(steps):
+                search.zero_grad()
+                loss(frame(free)).backward()
+                search.step()
+        return frame(free.detach())
 
     def _collinearity(self, frame: _Frame) -> Tensor:
         r""":math:`-\sum \log\det` of the Gram matrix of what each site holds: least where it is
@@ -331,12 +333,8 @@ class _Stream:
         record = Superposition(d_model=width, exact_d_model=self.needed)
         directions = {}
         for feature in self.circuit.features:
-            was = self.circuit.directions[feature.id]
             read = frame.read(self.features.at(*self.features.last_site(feature)))
-            directions[feature.id] = Directions(
-                write=(was.write.double() @ frame.write.mT).to(was.write),
-                read=(was.read.double() @ read).to(was.read),
-            )
+            directions[feature.id] = self.circuit.directions[feature.id].moved(frame.write, read)
         circuit = dataclasses.replace(self.circuit, directions=directions, superposition=record)
         how = "exactly" if record.exact else f"{self.needed} would be exact"
         disguise = f"superposed in {width} of {old.d_model} dimensions, {how} (seed {seed})"
@@ -350,18 +348,7 @@ class _Stream:
         distractors wrote, for every frame.
         """
         variables = tuple(f.id for f in self.circuit.variables.values())
-        apart = self.features.points(variables).apart
-        keeps = orthonormal(torch.cat(apart) @ frame.write.mT)
+        apart = torch.cat(self.features.points(variables).apart)
+        keeps = orthonormal(apart @ frame.write.mT)
         drops = orthonormal(torch.cat([keeps, self.distractors @ frame.write.mT]), largest=1.0)
         return keeps.mT @ keeps, torch.eye(len(frame.write)).double() - drops.mT @ drops
-
-
-def _descended(free: Tensor, loss: Callable[[], Tensor], steps: int) -> Tensor:
-    """Parameters after so many steps down the gradient of a loss."""
-    search = torch.optim.Adam([free], lr=RATE)
-    with torch.enable_grad():
-        for _ in range(steps):
-            search.zero_grad()
-            loss().backward()
-            search.step()
-    return free.detach()

@@ -13,8 +13,6 @@ not read: the program predicts every next token at once, whatever the tokens bef
 Source: the format of arXiv 2405.17399.
 """
 
-from __future__ import annotations
-
 from loopinterp.rasp.counts import Linear
 from loopinterp.rasp.language import eq, full, larger, shift_right, tok_map, tokens, var, where
 from loopinterp.rasp.library import index_select

@@ -4,8 +4,6 @@ They read the tokens of the task's pairs format: position 0 is BOS, position i +
 both operands, and padding follows. BOS and PAD count as the bits (0, 0).
 """
 
-from __future__ import annotations
-
 from loopinterp.rasp.language import tok_map, tokens
 
 INPUTS = ("a=0 b=0", "a=1 b=0", "a=0 b=1", "a=1 b=1", "BOS", "PAD")

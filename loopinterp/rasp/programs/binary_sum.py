@@ -8,8 +8,6 @@ answers with binary digit k of the count, or with the end if the count has no su
 variables stay below what a position can see, so that they take finitely many values.
 """
 
-from __future__ import annotations
-
 from loopinterp.rasp.counts import Linear
 from loopinterp.rasp.language import (
     full,

@@ -8,8 +8,6 @@ each position: 1 only while it travels, one position a loop. At every loop
 sum + 2 carry = a + b, and the sum is right once no carry is left within the operands.
 """
 
-from __future__ import annotations
-
 from loopinterp.rasp.counts import Linear
 from loopinterp.rasp.language import shift_right, var
 from loopinterp.rasp.program import LoopProgram

@@ -13,8 +13,6 @@ The ``=`` itself counts as the end of the answer, and so comes to stand where th
 Source: the shift of arXiv 2409.15647; the clock, which keeps the answer after T(n), is ours.
 """
 
-from __future__ import annotations
-
 from loopinterp.rasp.counts import Linear
 from loopinterp.rasp.language import indices, kqv, shift_right, tok_map, tokens, var, where
 from loopinterp.rasp.program import LoopProgram

@@ -13,8 +13,6 @@ are filled at the same time. A carry that is changed once its right neighbour is
 changed and touches nothing else.
 """
 
-from __future__ import annotations
-
 from loopinterp.rasp.counts import Linear
 from loopinterp.rasp.language import UNKNOWN, eq, indices, ne, shift_right, var, where
 from loopinterp.rasp.program import LoopProgram

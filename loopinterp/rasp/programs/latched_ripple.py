@@ -13,8 +13,6 @@ A carry that is changed behind the front stays changed, and touches nothing else
 changed at the front is taken over by all positions that its chain feeds.
 """
 
-from __future__ import annotations
-
 from loopinterp.rasp.counts import Linear
 from loopinterp.rasp.language import UNKNOWN, eq, indices, ne, shift_right, var, where
 from loopinterp.rasp.program import LoopProgram

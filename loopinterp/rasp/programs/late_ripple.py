@@ -6,8 +6,6 @@
 From then on it is the plain ripple, two loops late.
 """
 
-from __future__ import annotations
-
 from loopinterp.rasp.counts import Linear
 from loopinterp.rasp.language import eq, full, larger, shift_right, var
 from loopinterp.rasp.program import LoopProgram

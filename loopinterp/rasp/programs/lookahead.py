@@ -11,8 +11,6 @@ At first a span is the left neighbour alone; once it reaches BOS, ``makes`` is t
 the position. So the loops needed grow with the logarithm of the length.
 """
 
-from __future__ import annotations
-
 from loopinterp.rasp.counts import CeilLog2
 from loopinterp.rasp.language import aggregate, full, indices, select, shift_right, smaller, var
 from loopinterp.rasp.program import LoopProgram

@@ -11,8 +11,6 @@ from 0 to 2, which the position k behind the ``=`` gathers at the start. Then a 
 The product has n + 2 columns, so the last carry is known after n + 1 loops, never earlier.
 """
 
-from __future__ import annotations
-
 from loopinterp.rasp.counts import Linear
 from loopinterp.rasp.language import UNKNOWN, eq, ne, shift_right, tok_map, tokens, var, where
 from loopinterp.rasp.library import index_select

@@ -10,8 +10,6 @@ once, however far away:
 Nothing runs along the chain: every carry is unknown before the loop and known after it.
 """
 
-from __future__ import annotations
-
 from loopinterp.rasp.counts import Linear
 from loopinterp.rasp.language import UNKNOWN, full, indices, kqv, ne, shift_right, var, where
 from loopinterp.rasp.program import LoopProgram

@@ -9,8 +9,6 @@ to its running parity. After n loops all n bits have passed the ``=``:
 Source: arXiv 2409.15647.
 """
 
-from __future__ import annotations
-
 from loopinterp.rasp.counts import Linear
 from loopinterp.rasp.language import eq, full, shift_right, tok_map, tokens, var, where
 from loopinterp.rasp.program import LoopProgram

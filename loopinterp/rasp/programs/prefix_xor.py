@@ -5,8 +5,6 @@
 recomputed in every loop: after t loops it is the XOR of the last t bits up to the position.
 """
 
-from __future__ import annotations
-
 from loopinterp.rasp.counts import Linear
 from loopinterp.rasp.language import full, shift_right, tok_map, tokens, var
 from loopinterp.rasp.program import LoopProgram

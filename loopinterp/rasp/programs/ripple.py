@@ -10,8 +10,6 @@ that is changed at one position is mended there in the next loop, and the change
 right, one position a loop, as far as the chain of propagating bits reaches.
 """
 
-from __future__ import annotations
-
 from loopinterp.rasp.counts import Linear
 from loopinterp.rasp.language import full, shift_right, var
 from loopinterp.rasp.program import LoopProgram

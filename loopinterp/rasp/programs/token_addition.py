@@ -16,8 +16,6 @@ From the ``+`` on, positions know n, count it down, and hold what they have then
 Source: the shift of arXiv 2409.15647; the clock, which keeps the answer after T(n), is ours.
 """
 
-from __future__ import annotations
-
 from loopinterp.rasp.counts import Linear
 from loopinterp.rasp.language import (
     eq,

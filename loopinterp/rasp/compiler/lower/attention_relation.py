@@ -26,11 +26,7 @@ from loopinterp.rasp.ops import PREDICATES
 class AttentionRelation:
     """A selection with its keys and queries as functions of one feature each.
 
-    Attributes:
-        select: The expression.
-        key: The keys.
-        query: The queries.
-        holds: Whether the relation holds [value of the key's feature, value of the query's].
+    ``holds`` says where it selects [value of the key's feature, value of the query's].
     """
 
     select: Select

@@ -24,9 +24,7 @@ WORK_OF_A_STEP = 2**10
 class DecisionRule:
     """If each of some features has one of some values, then the function has this value.
 
-    Attributes:
-        conditions: Axis of the function -> which of that feature's values it may have.
-        value: The value.
+    A condition is an axis of the function, and which of that feature's values it may have.
     """
 
     conditions: tuple[tuple[int, np.ndarray], ...]
@@ -66,8 +64,7 @@ class _RuleSearch:
     def __init__(self, orders: list[int]) -> None:
         self._orders = orders
         self._merged: dict[_Key, _MergedTable] = {}
-        self._found: dict[_Key, list[DecisionRule]] = {}
-        self._not_within: dict[_Key, int] = {}
+        self._tried: dict[_Key, tuple[int, list[DecisionRule] | None]] = {}
         self._work = 0
 
     def rules(
@@ -78,24 +75,20 @@ class _RuleSearch:
         if key not in self._merged:
             self._merged[key] = _merge(table, axes)
         merged = self._merged[key]
-        key = merged.key
-        if key not in self._found and self._not_within.get(key, -1) < most:
+        allowed, found = self._tried.get(merged.key, (-1, None))
+        if found is None and allowed < most:
             found = self._rules(merged.table, merged.axes, most)
-            if found is None:
-                self._not_within[key] = most
-            else:
-                self._found[key] = found
-        if key not in self._found or len(self._found[key]) > most:
+            self._tried[merged.key] = most, found
+        if found is None or len(found) > most:
             return None
-        return [merged.spread(rule) for rule in self._found[key]]
+        return [merged.spread(rule) for rule in found]
 
     def _rules(
         self, table: np.ndarray, axes: tuple[int, ...], most: int
     ) -> list[DecisionRule] | None:
         # Every axis is asked for somewhere, often enough to tell all its values apart.
-        least = 1 + sum((n_values - 1).bit_length() for n_values in table.shape)
-        if len(axes) == 1:
-            least = len(table)
+        asked = 1 + sum((n_values - 1).bit_length() for n_values in table.shape)
+        least = len(table) if len(axes) == 1 else asked
         if least > most:
             return None
         if not axes:
@@ -145,10 +138,8 @@ def _key(table: np.ndarray, axes: tuple[int, ...]) -> _Key:
 class _MergedTable:
     """A table with one value for all those of an axis that make no difference.
 
-    Attributes:
-        table: The table, without axes that make no difference at all.
-        axes: Its axes.
-        kinds: Axis -> the value there of each value before.
+    Axes that make no difference at all are left out; ``kinds`` says of each other axis which value
+    there each value before is.
     """
 
     table: np.ndarray
@@ -161,24 +152,21 @@ class _MergedTable:
 
     def spread(self, rule: DecisionRule) -> DecisionRule:
         """A rule in terms of the values before."""
-        return DecisionRule(
-            tuple((axis, one[self.kinds[axis]]) for axis, one in rule.conditions), rule.value
-        )
+        conditions = tuple((axis, one[self.kinds[axis]]) for axis, one in rule.conditions)
+        return DecisionRule(conditions, rule.value)
 
 
 def _merge(table: np.ndarray, axes: tuple[int, ...]) -> _MergedTable:
     kinds: dict[int, np.ndarray] = {}
     for position in reversed(range(len(axes))):
-        first: dict[bytes, int] = {}
         slices = [x.tobytes() for x in table.swapaxes(0, position)]
-        for k, x in enumerate(slices):
-            first.setdefault(x, k)
-        if len(first) == 1:
+        number = {x: k for k, x in enumerate(dict.fromkeys(slices))}
+        if len(number) == 1:
             table = np.asarray(table.take(0, axis=position))  # of one axis, take gives a number
             axes = axes[:position] + axes[position + 1 :]
             continue
-        number = {x: k for k, x in enumerate(first)}
-        kinds[axes[position]] = np.array([number[x] for x in slices])
-        if len(first) < len(slices):
-            table = table.take(list(first.values()), axis=position)
+        kind = kinds[axes[position]] = np.array([number[x] for x in slices])
+        if len(number) < len(slices):
+            _, first = np.unique(kind, return_index=True)
+            table = table.take(first, axis=position)
     return _MergedTable(table, axes, kinds)

@@ -75,9 +75,7 @@ class Feature:
 class Codes:
     """What the keys, or the queries, of a head say: a matrix [value of the feature, dimension].
 
-    Attributes:
-        feature: The feature that is read; None for a constant.
-        matrix: What each value says; one row for a constant.
+    A constant has no feature, and one row.
     """
 
     feature: Feature | None
@@ -88,12 +86,8 @@ class Codes:
 class LoweredHead:
     """A head: what it looks at, and what it carries.
 
-    Attributes:
-        select: The selection it computes.
-        layer: Its layer.
-        pairs: Codes of keys and queries; the score is the sum over pairs of their products.
-        carried: Feature that is written -> the function whose value is read at the keys, as
-            codes [value of the feature read, direction written].
+    Its score is the sum over ``pairs`` of the products of keys' and queries' codes. For each
+    feature that it writes, it carries codes of the keys [value of what is read, direction written].
     """
 
     select: Select

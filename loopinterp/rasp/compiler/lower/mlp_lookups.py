@@ -74,13 +74,9 @@ def thresholds(
     values: tuple[int, ...],
     at: tuple[int, ...],
 ) -> tuple[tuple[Unit, ...], tuple[tuple[int, float], ...]]:
-    """Units that cut a number into intervals, each of which has a value.
+    """Units that cut the sum of reads into intervals, each of which has a value (``at``).
 
-    Args:
-        reads: What adds up to the number.
-        levels: Where it is cut, in order: (threshold, gap around it in which it never is).
-        values: Values of the feature that is written.
-        at: The value of each interval, one more than there are levels.
+    Levels are where it is cut, in order: (threshold, gap around it in which it never is).
     """
     units = [
         at_least(reads, threshold, gap, advance(values, before, after))

@@ -22,14 +22,10 @@ from loopinterp.rasp.node import Expr
 
 @dataclass(eq=False)
 class LoweredSection:
-    """What a section computes.
+    """What a section computes: the features that are needed, in the order in which they were made.
 
-    Attributes:
-        name: ``prelude``, ``block`` or ``coda``.
-        n_layers: Its layers.
-        live: Features that it writes and that are needed, in the order in which they were made.
-        targets: Features that it writes in place of persistent ones -> those.
-        variable_writes: What its last layer writes into the variables.
+    ``targets`` are those that it writes in place of persistent ones -> these; its last layer
+    writes the variables.
     """
 
     name: str
@@ -43,14 +39,8 @@ class LoweredSection:
 class LoweredProgram:
     """What is computed, and by which section.
 
-    Attributes:
-        source: The program.
-        persistent: Features with coordinates of their own.
-        embedded: Variable -> its value before the first loop, where the embedding gives it.
-        prelude: Runs once.
-        block: Runs in every loop.
-        coda: Runs once per readout.
-        answer: What the unembedding reads.
+    Persistent features have coordinates of their own; ``embedded`` are the variables whose value
+    before the first loop the embedding gives; ``answer`` is what the unembedding reads.
     """
 
     source: ValidatedProgram
@@ -75,10 +65,7 @@ def lower_program(source: ValidatedProgram, domains: Mapping[Expr, Values]) -> L
     """
     tokens = Feature("tokens", tuple(range(len(source.program.inputs))), "tokens")
     indices = Feature("indices", tuple(range(source.max_length)), "indices")
-    inputs: dict[Expr, FeatureFunction] = {
-        Tokens(): of_feature(tokens),
-        Indices(): of_feature(indices),
-    }
+    inputs = {Tokens(): of_feature(tokens), Indices(): of_feature(indices)}
     variables = {
         name: Feature(name, tuple(domains[Var(name)].tolist()), "variable")
         for name in source.prepare
@@ -92,8 +79,8 @@ def lower_program(source: ValidatedProgram, domains: Mapping[Expr, Values]) -> L
         fixed[node] = Feature(name, function.values, "fixed")
         targets[prelude.writer.store(function, name, role="fixed")] = fixed[node]
 
-    known = {**inputs, **{Var(name): of_feature(f) for name, f in variables.items()}}
-    known.update({node: of_feature(feature) for node, feature in fixed.items()})
+    held = {**fixed, **{Var(name): feature for name, feature in variables.items()}}
+    known = {**inputs, **{node: of_feature(feature) for node, feature in held.items()}}
     block = SectionLowering("block", source, domains, known, indices)
     variable_writes = []
     for name, x in source.step.items():
@@ -114,7 +101,8 @@ def lower_program(source: ValidatedProgram, domains: Mapping[Expr, Values]) -> L
         _section(block, [], {}, variable_writes),
         _section(coda, list(answer.features), {}, []),
     )
-    used = {f for section in sections for f in _inputs_of(section)} | {*answer.features}
+    used = {f for section in sections for written in section.live for f in inputs_of(written)}
+    used.update(answer.features, *(writes.inputs for _, writes in variable_writes))
     read = [f for f in (tokens, indices) if f in used]
     persistent = [*read, *fixed.values(), *variables.values()]
     return LoweredProgram(source, persistent, embedded, *sections, answer)
@@ -204,8 +192,3 @@ def inputs_of(feature: Feature) -> list[Feature]:
         carried = feature.head.carried[feature].feature
         return [*feature.head.inputs, *([] if carried is None else [carried])]
     return []
-
-
-def _inputs_of(section: LoweredSection) -> set[Feature]:
-    inputs = {f for feature in section.live for f in inputs_of(feature)}
-    return inputs | {f for _, writes in section.variable_writes for f in writes.inputs}

@@ -33,12 +33,7 @@ from loopinterp.rasp.node import Expr
 class SectionLowering:
     """The layers of one section, as they are planned.
 
-    Args:
-        name: ``prelude``, ``block`` or ``coda``.
-        source: The program.
-        domains: The values of every expression.
-        known: Expressions that the stream holds at the start, as functions of their features.
-        indices: The feature of the positions.
+    ``known`` are the expressions that the stream holds at the start, as functions of features.
     """
 
     def __init__(
