@@ -147,19 +147,12 @@ class _Crop:
         base, loop = pairs.base[rows, None], pairs.loop[rows, None]
         at = (pairs.positions[rows] - self._start[rows, None])[..., None].expand_as(state)
         h = self.run.states_at(loop, base, place).scatter(1, at, state)
-        if self._reach is None:
-            iteration = self._iteration.select(pairs.base[rows])
-            step, readout = iteration.step, iteration.readout
-        else:
-            e = self._iteration.e[base, place]
-
-            def step(h: Tensor) -> Tensor:
-                return self.run.model.step(h, e)
-
-            readout = self.run.model.readout
+        whole = self._iteration.select(pairs.base[rows]) if self._reach is None else None
+        e, model = self._iteration.e[base, place], self.run.model
+        readout = model.readout if whole is None else whole.readout
         # Left of the first exchanged position the crop's own edge is seen, not the run's.
         counts = pairs.asked[base, place] & (place >= pairs.positions[rows].amin(1, keepdim=True))
         for delay in range(self.delays):
             if delay:
-                h = step(h)
+                h = model.step(h, e) if whole is None else whole.step(h)
             yield readout(h), counts & self.run.within[rows, delay, None]

@@ -83,7 +83,8 @@ def test_a_carry_held_for_a_while_is_neither_a_ripple_nor_a_sticky_one(program):
 )
 def test_the_programs_of_other_tasks_are_named(program, n):
     chosen = get_program(program)
-    batch = drawn(chosen.task, n, **dict(chosen.task_settings))
+    settings: dict[str, Any] = dict(chosen.task_settings)
+    batch = drawn(chosen.task, n, **settings)
     model = compiled(program, batch.inputs.shape[1])
     verdict = compare_programs(model, [program], batch).verdict
     assert verdict.winner == program, verdict.statement
