@@ -16,7 +16,6 @@ import typer
 
 from loopinterp import __version__
 from loopinterp.errors import InputError
-from loopinterp.results import SUFFIX
 
 if TYPE_CHECKING:
     from loopinterp.results import Result
@@ -236,6 +235,7 @@ def evaluate(
     Every example gets its own T(n) loops. The result is saved in RUN/results.
     """
     from loopinterp import workflow
+    from loopinterp.results import SUFFIX
 
     _use_threads(threads)
     result = workflow.evaluate_run(

@@ -159,7 +159,7 @@ def spread_loops(n_loops: int, most: int) -> list[int]:
 
     Example:
         >>> spread_loops(25, 5)
-        [1, 7, 13, 18, 24]
+        [1, 7, 12, 18, 24]
     """
     last = max(n_loops - 1, 1)
     count = min(most, last)

@@ -35,7 +35,10 @@ def test_the_demo_ends_in_a_report_with_every_study(tmp_path: Path) -> None:
     document = json.loads(done.stdout)
     assert document["report"] == str(out / "report.html")
     assert document["findings"][0]["kind"] == "verdict"
-    named = {"generalisation", *(study.name for study in STUDIES)}
+    made = json.loads((out / "made.json").read_text())
+    unsaid = made.get("unsaid", {})  # so small a model may not have learnt a thing to be exchanged
+    assert set(unsaid) <= {"subspaces"}
+    named = {"generalisation", *(study.name for study in STUDIES)} - set(unsaid)
     results = {path.stem: load_result(path) for path in result_files(out / "results")}
     assert set(results) == named
     assert {result.provenance.seed for result in results.values()} <= {0, 1}
@@ -43,7 +46,6 @@ def test_the_demo_ends_in_a_report_with_every_study(tmp_path: Path) -> None:
     report = (out / "report.html").read_text()
     for word in ("--seed 1", "steps=80", *(name for name in ("generalisation", "wavefront"))):
         assert word in report
-    made = json.loads((out / "made.json").read_text())
     assert set(made["stages"]) == {"train", *named}
     assert all(name in done.stderr for name in ("train:", *(f"{name}:" for name in named)))
 
