@@ -138,13 +138,15 @@ def _run(
     )
     found = [(head, loop, cache[name][:, head.head]) for head, loop, name in sites]
     in_coda = {h: f"coda.{h.layer}.{PATTERN}" for h in heads if h.section == "coda"}
+    if not in_coda:
+        return states, torch.stack([model.readout(h) for h in states]), found
     # A run that stops before its one loop reads all states out, as one batch.
     logits, cache = model.run_with_cache(
         tokens.repeat(len(states), 1),
         n_loops=1,
         stop_at_loop=0,
         state=states.flatten(0, 1),
-        names_filter={"hook_embed", *in_coda.values()},
+        names_filter=in_coda.values(),
     )
     for head, name in in_coda.items():
         patterns = cache[name][:, head.head].unflatten(0, states.shape[:2])
