@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
-    from loopinterp.models.looped_transformer import LoopedTransformer
+    from loopinterp.models.looped_network import LoopedNetwork
     from loopinterp.models.transformer_lens_names import UnrolledModel
 
 
@@ -260,7 +260,7 @@ class LoopedCache(ActivationCache):
         return folder
 
     @classmethod
-    def load(cls, folder: str | Path, model: LoopedTransformer) -> LoopedCache:
+    def load(cls, folder: str | Path, model: LoopedNetwork) -> LoopedCache:
         """Read a cache back, for the model it was made with.
 
         Raises:

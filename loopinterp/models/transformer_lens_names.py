@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformer_lens.config import TransformerBridgeConfig
 
-    from loopinterp.models.looped_transformer import LoopedTransformer
     from loopinterp.models.model_config import LoopedTransformerConfig
     from loopinterp.models.sites import AddressBook
 
@@ -243,7 +242,7 @@ class UnrolledModel(TransformerLensMixin):
         n_loops: Loops of every run.
     """
 
-    def __init__(self, model: LoopedTransformer, n_loops: int) -> None:
+    def __init__(self, model: Any, n_loops: int) -> None:
         self.looped, self.n_loops = model, n_loops
 
     def __getattr__(self, name: str) -> Any:
