@@ -1,0 +1,51 @@
+"""False names: a near miss is never taken for the program it nearly is."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from loopinterp.ground_truth import false_names_study
+from loopinterp.rasp import list_programs, rotate
+from loopinterp.saved_results import load_result
+
+DISGUISES = [("bare", []), ("rotated", [partial(rotate, seed=0)])]
+
+
+@pytest.fixture(scope="module")
+def result():
+    return false_names_study(["prefix_xor", "ripple"], misses_of_each=2, disguises=DISGUISES)
+
+
+def test_no_wrong_program_is_named(result):
+    assert result.wrong_names == []
+    assert int(result.data["wrong"].sum()) == 0
+
+
+def test_stock_programs_are_named_where_they_are_listed(result):
+    stock = [p == o for p, o in zip(result.programs, result.originals)]
+    assert sum(stock) == 4
+    assert result.data["named"].values[stock].all()
+
+
+def test_every_model_is_held_against_every_leave_one_out_list(result):
+    lists = dict(zip(result.programs, result.data["lists"].values.tolist()))
+    assert lists["prefix_xor"] == 0  # it is the only program that reads these tokens
+    rivals = len(list_programs("addition")) - 1
+    assert lists["ripple"] == 1 + rivals
+    (miss, *_) = [p for p in result.programs if p.startswith("ripple,")]
+    assert lists[miss] == 1 + rivals + 1  # the original is one of its rivals
+
+
+def test_counts_by_task(result):
+    totals = result.totals()
+    assert set(totals) == {"prefix_sum", "addition"}
+    assert totals["addition"]["near misses"] == 2
+    assert totals["addition"]["models"] == 6
+
+
+def test_it_is_read_back(result, tmp_path):
+    again = load_result(result.save(tmp_path))
+    assert again.data.equals(result.data)
+    assert again.programs == result.programs
