@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from loopinterp.ground_truth import false_names_study
+from loopinterp.ground_truth import FalseNames, false_names_study
 from loopinterp.rasp import list_programs, rotate
 from loopinterp.saved_results import load_result
 
@@ -47,5 +47,6 @@ def test_counts_by_task(result):
 
 def test_it_is_read_back(result, tmp_path):
     again = load_result(result.save(tmp_path))
+    assert isinstance(again, FalseNames)
     assert again.data.equals(result.data)
     assert again.programs == result.programs
