@@ -34,9 +34,6 @@ u = var("u")
 MILLION = 10**6
 WIDE = tok_map(tokens, {k: k * 997 for k in range(1_000)}, default=0)
 
-AT_ONCE = 20
-"""CPU seconds, far above what a refusal takes and far below what the refused thing would."""
-
 
 def deep(grow, times, x=u):
     return functools.reduce(lambda x, _: grow(x), range(times), x)
@@ -75,21 +72,21 @@ def _warm():
         "product of positions",
     ],
 )
-def test_a_million_values_are_refused_before_it_costs_anything(made, message):
+def test_a_million_values_are_refused_within_a_second(made, message):
     prepare, step = made
     length = 512 if "indices in step" in message else 6
     start = time.process_time()
     with pytest.raises(InputError, match=message):
         compile_program(program({"u": prepare}, {"u": step}, n_tokens=1_000), max_length=length)
-    assert time.process_time() - start < AT_ONCE
+    assert time.process_time() - start < 1
 
 
-def test_so_many_tokens_are_refused_before_it_costs_anything():
+def test_so_many_tokens_are_refused_within_a_second():
     start = time.process_time()
     made = program({"u": tok_map(tokens, {1: 1}, default=0)}, {"u": u}, n_tokens=65_536)
     with pytest.raises(InputError, match="tokens of program small: expected at most 1,024 input"):
         compile_program(made, max_length=8)
-    assert time.process_time() - start < AT_ONCE
+    assert time.process_time() - start < 1
 
 
 @pytest.mark.parametrize(
@@ -121,7 +118,7 @@ def test_expressions_of_many_arguments_compile_within_seconds(join):
     made = program({"u": tokens % 2}, {"u": functools.reduce(join, terms) % 2}, u, n_tokens=2)
     start = time.process_time()
     compiled = compile_program(made, max_length=22)
-    assert time.process_time() - start < AT_ONCE
+    assert time.process_time() - start < 5
     inputs = every_input(made, 7).repeat(1, 3)
     agrees(compiled, inputs, n_loops=2)
 
@@ -134,15 +131,15 @@ def test_long_chains_of_choices_among_many_variables_compile_within_seconds():
     made = program(dict.fromkeys(names, tokens), dict.fromkeys(names, chain), var("v0"))
     start = time.process_time()
     agrees(compile_program(made, max_length=3), every_input(made, 3), n_loops=2)
-    assert time.process_time() - start < AT_ONCE
+    assert time.process_time() - start < 5
 
 
-def test_a_relation_as_large_as_it_may_be_compiles_before_it_costs_anything():
+def test_a_relation_as_large_as_it_may_be_compiles_within_a_second():
     x = tok_map(tokens, {k: k * 7 % 64 for k in range(64)})
     pairs = [(k % 64, k // 64) for k in range(MAX_RELATION) if k % 3]
     made = program({"u": sel_width(select(x, tokens, pairs))}, {"u": u}, n_tokens=64)
     start = time.process_time()
     compiled = compile_program(made, max_length=8)
-    assert time.process_time() - start < AT_ONCE
+    assert time.process_time() - start < 1
     inputs = torch.randint(64, (200, 8), generator=torch.Generator().manual_seed(0))
     agrees(compiled, inputs, n_loops=1)
