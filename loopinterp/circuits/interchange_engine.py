@@ -68,6 +68,18 @@ class _Undisturbed:
     rows: Int[Tensor, " input"]
     states: Float[Tensor, "loops input pos d_model"]
 
+    def fill(
+        self,
+        found: Float[Tensor, "pair site d_model"],
+        row: Int[Tensor, " pair"],
+        loop: Int[Tensor, " pair"],
+        positions: Int[Tensor, "pair site"],
+    ) -> None:
+        """Put in the states of those pairs whose input is among these."""
+        here = (row >= self.rows[0]) & (row <= self.rows[-1])
+        at = (loop[here, None], (row[here] - self.rows[0])[:, None], positions[here])
+        found[here] = self.states[at]
+
 
 class InterchangeRun:
     """Pairs of runs of a model, ready for any number of interventions.
@@ -148,25 +160,14 @@ class InterchangeRun:
                 go_on(rows, state[rows], undisturbed.states, place[self.pairs.base[rows]], read)
         return read
 
-    def states_at(
-        self,
-        loop: Int[
-            Tensor,
-            (
-                pair  # pos
-            ),
-        ],
-        row: Int[
-            Tensor,
-            (
-                pair  # pos
-            ),
-        ],
-        pos: Int[Tensor, "pair pos"],
-    ) -> Float[Tensor, "pair pos d_model"]:
-        """Undisturbed states, for inputs few enough to be kept."""
-        (run,) = self._runs()
-        return run.states[loop, row, pos]
+    @torch.no_grad()
+    def base_states(self, places: Int[Tensor, "pair pos"]) -> Float[Tensor, "pair pos d_model"]:
+        """The base's undisturbed state at some positions, at the loop of the exchange."""
+        pairs = self.pairs
+        found = self.own.new_empty(*places.shape, self.own.shape[-1])
+        for run in self._runs():
+            run.fill(found, pairs.base, pairs.loop, places)
+        return found
 
     @property
     def _loops_read(self) -> Int[Tensor, "pair delay"]:
@@ -175,23 +176,15 @@ class InterchangeRun:
 
     def _prepare(self) -> None:
         pairs = self.pairs
-        found: dict[str, Tensor] = {}
-        natural = []
+        natural: list[Tensor] = []
         for run in self._runs():
-            h = run.states
-            last = int(run.rows[-1])
-            for name, row, loop in (
-                ("own", pairs.base, pairs.loop),
-                ("donor", pairs.source, pairs.source_loop),
-            ):
-                if name not in found:
-                    found[name] = h.new_empty(*pairs.positions.shape, h.shape[-1])
-                here = (row >= run.rows[0]) & (row <= last)
-                at = pairs.positions[here]
-                found[name][here] = h[loop[here, None], (row[here] - run.rows[0])[:, None], at]
+            if not natural:
+                shape = (*pairs.positions.shape, run.states.shape[-1])
+                self.own, self.donor = (run.states.new_empty(shape) for _ in range(2))
+            run.fill(self.own, pairs.base, pairs.loop, pairs.positions)
+            run.fill(self.donor, pairs.source, pairs.source_loop, pairs.positions)
             readout = bind(self.model, pairs.inputs[run.rows]).readout
-            natural.append(torch.stack([answer(readout(state)) for state in h]))
-        self.own, self.donor = found["own"], found["donor"]
+            natural.append(torch.stack([answer(readout(state)) for state in run.states]))
         self.natural = torch.cat(natural, dim=1)
 
     def _runs(self) -> Iterator[_Undisturbed]:

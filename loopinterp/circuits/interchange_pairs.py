@@ -101,6 +101,13 @@ class InterchangePairs:
         """Positions of each base that have an answer."""
         return self.asked[self.base]
 
+    @property
+    def tokens(self) -> tuple[Int[Tensor, " pair"], Int[Tensor, " pair"]]:
+        """The base's token at the first exchanged position, and the one to its left."""
+        position = self.positions[:, 0]
+        left = (position - 1).clamp(min=0)
+        return self.inputs[self.base, position], self.inputs[self.base, left]
+
     def sorted_by(self, **strata: Stratum) -> Self:
         """The same pairs with more ways of sorting them."""
         return dataclasses.replace(self, strata={**self.strata, **strata})
@@ -109,6 +116,16 @@ class InterchangePairs:
         """Which pairs are of one class."""
         found = self.strata[stratum]
         return found.codes == found.labels.index(label)
+
+
+def join(
+    parts: Sequence[InterchangePairs], stratum: str, labels: tuple[str, ...]
+) -> InterchangePairs:
+    """Pairs of the same inputs, put together; ``stratum`` says which part each is of."""
+    merged = {name: torch.cat([getattr(p, name) for p in parts]) for name in PER_PAIR}
+    sizes = torch.tensor([len(p) for p in parts])
+    codes = torch.arange(len(parts)).repeat_interleave(sizes)
+    return dataclasses.replace(parts[0], **merged, strata={stratum: Stratum(labels, codes)})
 
 
 class PairStrategy(Protocol):

@@ -99,6 +99,8 @@ class _Crop:
         else:
             self._width = min(int((last - first).max()) + 2 * around + 1, n_pos)
             self._start = (first - around).clamp(min=0, max=n_pos - self._width)
+        every = torch.arange(len(first), device=first.device)
+        self._states = run.base_states(self._places(every))
 
     def distance(self, rows: Int[Tensor, " pair"], state: Tensor, other: Tensor) -> Tensor:
         """Mean square of what the logits differ by from those after another exchange."""
@@ -144,9 +146,9 @@ class _Crop:
     ) -> Iterator[tuple[Float[Tensor, "pair pos d_vocab_out"], Bool[Tensor, "pair pos"]]]:
         """Logits at each delay after ``state`` was put in, and the positions that count."""
         pairs, place = self.run.pairs, self._places(rows)
-        base, loop = pairs.base[rows, None], pairs.loop[rows, None]
+        base = pairs.base[rows, None]
         at = (pairs.positions[rows] - self._start[rows, None])[..., None].expand_as(state)
-        h = self.run.states_at(loop, base, place).scatter(1, at, state)
+        h = self._states[rows].scatter(1, at, state)
         whole = self._iteration.select(pairs.base[rows]) if self._reach is None else None
         e, model = self._iteration.e[base, place], self.run.model
         readout = model.readout if whole is None else whole.readout

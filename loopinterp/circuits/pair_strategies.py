@@ -16,6 +16,7 @@ from loopinterp.circuits.interchange_pairs import (
     Stratum,
     draw_pairs,
     evenly_by_class,
+    join,
 )
 from loopinterp.circuits.program_counterfactuals import Prediction
 from loopinterp.errors import InputError, check_integer
@@ -166,20 +167,6 @@ def spread_loops(n_loops: int, most: int) -> list[int]:
     return sorted({round(1 + k * (last - 1) / max(count - 1, 1)) for k in range(count)})
 
 
-def join(
-    parts: Sequence[InterchangePairs], stratum: str, labels: tuple[str, ...]
-) -> InterchangePairs:
-    """Pairs of the same inputs, put together; ``stratum`` says which part each is of."""
-    import dataclasses
-
-    from loopinterp.circuits.interchange_pairs import PER_PAIR
-
-    merged = {name: torch.cat([getattr(p, name) for p in parts]) for name in PER_PAIR}
-    sizes = torch.tensor([len(p) for p in parts])
-    codes = torch.arange(len(parts)).repeat_interleave(sizes)
-    return dataclasses.replace(parts[0], **merged, strata={stratum: Stratum(labels, codes)})
-
-
 def common_strata(pairs: InterchangePairs, tokens: Sequence[str]) -> dict[str, Stratum]:
     """Strata that every task has: token, left token, both, when and where.
 
@@ -188,8 +175,7 @@ def common_strata(pairs: InterchangePairs, tokens: Sequence[str]) -> dict[str, S
         tokens: What each token means.
     """
     position = pairs.positions[:, 0]
-    own = pairs.inputs[pairs.base, position]
-    left = pairs.inputs[pairs.base, (position - 1).clamp(min=0)]
+    own, left = pairs.tokens
     both = own * len(tokens) + left
     kinds = both.unique()
     names = [f"{tokens[k // len(tokens)]} after {tokens[k % len(tokens)]}" for k in kinds.tolist()]
@@ -214,9 +200,7 @@ def _differ(
 
 
 def _token_classes(pairs: InterchangePairs) -> Int[Tensor, " pair"]:
-    position = pairs.positions[:, 0]
-    own = pairs.inputs[pairs.base, position]
-    left = pairs.inputs[pairs.base, (position - 1).clamp(min=0)]
+    own, left = pairs.tokens
     return own * (int(pairs.inputs.max()) + 1) + left
 
 

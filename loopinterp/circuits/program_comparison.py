@@ -339,7 +339,6 @@ class EvidenceTable:
             undisturbed=self.undisturbed_right,
             decided=self.decided,
             n_runs=self.n_runs,
-            alike=self.alike,
             random_right=self.random_right,
             swap_right=self.swap_right,
             random_active=self.random_active,

@@ -18,7 +18,7 @@ from loopinterp.plotting import (
     heatmap_panels,
     line_figure,
 )
-from loopinterp.results import ENDS, Figure, Finding, figures_of, findings_of, percent
+from loopinterp.results import Figure, Finding, figures_of, findings_of, percent, tidy
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -122,8 +122,7 @@ def _delays(data: xr.Dataset) -> list[str]:
 
 def _line(data: xr.Dataset, program: str, delays: list[str]) -> Series:
     iia = data["iia"].sel(program=program, stratum=ALL, delay=delays)
-    value, low, high = (iia.sel(estimate=end).values for end in ("value", "low", "high"))
-    return Series(plain(program), [int(d) for d in delays], value, low=low, high=high)
+    return Series.of(plain(program), iia.assign_coords(delay=[int(d) for d in delays]))
 
 
 def _by_delay(result: ProgramComparison, data: xr.Dataset, order: list[str]) -> Figure:
@@ -197,14 +196,12 @@ def _misses(result: ProgramComparison, data: xr.Dataset, program: str) -> Figure
 
 
 def _overall(result: ProgramComparison, data: xr.Dataset, order: list[str]) -> Figure:
-    names = [plain(p) for p in order]
-
     def bars(what: str, name: str, *, control: bool = False) -> Series:
         array = data[what].sel(program=order)
         if "stratum" in array.dims:
             array = array.sel(stratum=ALL)
-        value, low, high = (array.sel(estimate=end).values for end in ("value", "low", "high"))
-        return Series(name, names, value, low=low, high=high, control=control)
+        named = array.assign_coords(program=[plain(p) for p in order])
+        return Series.of(name, named, control=control)
 
     return Figure(
         title="Each program, over whole runs",
@@ -239,12 +236,10 @@ def _by_stratum(result: ProgramComparison, data: xr.Dataset, program: str) -> Fi
         for s in data.stratum.values
         if not str(s).startswith(f"{BOTH}: ") and int(own["whole_run_active"].sel(stratum=s))
     ]
-    run = own["whole_run"].sel(stratum=strata)
-    value, low, high = (run.sel(estimate=end).values for end in ("value", "low", "high"))
     return Figure(
         title=f"“{plain(program)}” in every stratum",
         plot=bars_with_intervals(
-            [Series("whole runs", strata, value, low=low, high=high)],
+            [Series.of("whole runs", own["whole_run"].sel(stratum=strata))],
             value_title="whole runs that are the program's",
             value_range=(0, 1.02),
             references=[Reference(result.threshold, "needed in each")],
@@ -335,13 +330,6 @@ def _drawn(name: str) -> list[Figure]:
     ]
 
 
-def _table(data: xr.Dataset, estimate: str, *others: str) -> pd.DataFrame:
-    """A table of an estimate with the counts beside it."""
-    columns = {
-        estimate if end == "value" else f"{estimate}_{end}": data[estimate].sel(
-            estimate=end, drop=True
-        )
-        for end in ENDS
-    }
-    columns |= {name: data[name] for name in others}
-    return data.assign(columns)[list(columns)].to_dataframe().reset_index()
+def _table(data: xr.Dataset, *names: str) -> pd.DataFrame:
+    """A table of some of the arrays."""
+    return tidy({name: data[name] for name in names})

@@ -15,7 +15,7 @@ from loopinterp.circuits.learned_subspace import learn_subspace
 from loopinterp.circuits.pair_strategies import SpreadPairs
 from loopinterp.circuits.probed_subspaces import probe_directions
 from loopinterp.circuits.program_counterfactuals import Prediction
-from loopinterp.circuits.subspaces import principal_subspace
+from loopinterp.circuits.subspaces import principal_subspace, project
 from loopinterp.circuits.verdict import delay_groups
 from loopinterp.errors import InputError, check_choice, check_integer
 from loopinterp.intervals import wilson_estimate
@@ -53,14 +53,14 @@ class SubspaceSearch(Result, kind="subspace-search"):
       exchanging the whole state does;
     - ``complement``: how often exchanging everything BUT the subspace does: 0 if the subspace
       holds it all;
-    - ``iia``: how often exchanging the subspace gives the answer that the program says (absent
-      without a program), over pairs on which the program or the model changes an answer;
+    - ``iia``: how often exchanging the subspace gives the answer that the program says, over pairs
+      on which the program or the model changes an answer;
     - ``carried_by_token``: ``carried`` over all delays of a run, by token at the position.
 
     Attributes:
         ranks: Dimensions of each subspace.
         methods: How each was found.
-        program: The program whose variables were looked for, or "".
+        program: The program whose variables were looked for.
         variables: Those variables.
         smallest: The smallest rank that carries the exchange at every delay, by method; 0 if none
             of those tried does.
@@ -75,7 +75,6 @@ class SubspaceSearch(Result, kind="subspace-search"):
         "iia": "subspace delay estimate",
         "carried_by_token": "subspace token estimate",
     }
-    OPTIONAL: ClassVar = frozenset({"iia"})
 
     ranks: list[int]
     methods: list[str]
@@ -188,7 +187,7 @@ def search_subspaces(
 
 
 class _ByToken:
-    """A subspace for each token, padded with directions that are already there."""
+    """A subspace for each token at the exchanged position."""
 
     def __init__(self, rows: dict[int, Tensor]) -> None:
         self.rank = max(len(r) for r in rows.values())
@@ -196,7 +195,7 @@ class _ByToken:
 
     def of(self, pairs: InterchangePairs) -> Float[Tensor, "pair d_model d_model"]:
         """The projection for each pair; nothing for a token without a probe."""
-        tokens = pairs.inputs[pairs.base, pairs.positions[:, 0]]
+        tokens, _ = pairs.tokens
         some = next(iter(self._rows.values()))
         width = some.shape[-1]
         table = some.new_zeros(int(pairs.inputs.max()) + 1, width, width)
@@ -223,7 +222,7 @@ def _result(
         claims = Prediction(program, run.pairs, names=names).claims(run.base)
         asked = run.pairs.scored[:, None]
         moves = ((everything != run.base) & asked).any(-1) & run.within
-        own = run.pairs.inputs[run.pairs.base, run.pairs.positions[:, 0]]
+        own, _ = run.pairs.tokens
         for k, (_, _, rows) in enumerate(found):
             inside = _projected(run.difference, rows, run.pairs)
             part = run.after(run.own + inside)
@@ -321,4 +320,4 @@ def _projected(
 ) -> Float[Tensor, "pair site d_model"]:
     if isinstance(rows, _ByToken):
         return change @ rows.of(pairs).to(change)
-    return (change @ rows.mT) @ rows
+    return project(change, rows)

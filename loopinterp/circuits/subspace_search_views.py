@@ -81,15 +81,10 @@ def _shown(result: SubspaceSearch) -> list[str]:
 def _figures(result: SubspaceSearch) -> list[Figure]:
     data = result.data
     shown = [d for d in data.delay.values if int(data["active"].sel(delay=d))][:_MOST_DELAYS]
-    x = [int(d) for d in shown]
 
     def lines(what: str) -> list[Series]:
-        made = []
-        for name in _shown(result):
-            array = data[what].sel(subspace=name, delay=shown)
-            value, low, high = (array.sel(estimate=end).values for end in ("value", "low", "high"))
-            made.append(Series(name, x, value, low=low, high=high))
-        return made
+        array = data[what].sel(delay=shown).assign_coords(delay=[int(d) for d in shown])
+        return [Series.of(name, array.sel(subspace=name)) for name in _shown(result)]
 
     panels = [
         LinePanel(

@@ -17,7 +17,7 @@ import torch
 
 from loopinterp.circuits.comparison_inputs import check_batch, check_program
 from loopinterp.circuits.interchange_engine import InterchangeRun
-from loopinterp.circuits.pair_strategies import join
+from loopinterp.circuits.interchange_pairs import join
 from loopinterp.circuits.program_counterfactuals import SILENT, Claims, ProgramRuns
 from loopinterp.circuits.subspaces import check_orthonormal, project, random_change
 from loopinterp.circuits.variable_pairs import Control, VariablePairs

@@ -81,7 +81,6 @@ class Counts:
             a run counts by the share of its loops.
         decided: Share of their answers of which the program says something [program].
         n_runs: How many.
-        alike: Whether two programs give the same answers in all undisturbed runs.
         random_right: Whole runs after a random change that look as the program says, of those in
             which it says that something changes [program].
         swap_right: The same after the exchange itself.
@@ -104,7 +103,6 @@ class Counts:
     undisturbed: np.ndarray
     decided: np.ndarray
     n_runs: int
-    alike: np.ndarray
     random_right: np.ndarray
     swap_right: np.ndarray
     random_active: np.ndarray
@@ -131,9 +129,7 @@ class Counts:
                 "random_active",
             )
         }
-        by_two = {
-            name: getattr(self, name)[np.ix_(at, at)] for name in ("duel_right", "apart", "alike")
-        }
+        by_two = {name: getattr(self, name)[np.ix_(at, at)] for name in ("duel_right", "apart")}
         return dataclasses.replace(self, programs=list(programs), **by_program, **by_two)
 
 

@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from loopinterp.circuits import InterchangeRun, SpreadPairs, learn_subspace, search_subspaces
+from loopinterp.circuits import (
+    InterchangeRun,
+    SpreadPairs,
+    interchange_engine,
+    learn_subspace,
+    search_subspaces,
+)
 from loopinterp.errors import InputError
 from loopinterp.rasp import compile_program, get_program, rotate
 from loopinterp.saved_results import load_result
@@ -115,3 +121,16 @@ def test_it_is_said_and_drawn_from_the_saved_result(result, tmp_path):
 def test_wrong_arguments_are_named(ripple, batch, change, says):
     with pytest.raises(InputError, match=says):
         search_subspaces(ripple.model, batch, "ripple", **change)
+
+
+def test_inputs_whose_runs_are_not_all_kept_teach_the_same(ripple, batch, monkeypatch):
+    def learned() -> torch.Tensor:
+        generator = torch.Generator().manual_seed(0)
+        pairs = SpreadPairs(pairs=80, same_value=0)(
+            ripple.model, [get_program("ripple")], batch, generator
+        )
+        return learn_subspace(InterchangeRun(ripple.model, pairs), 1, steps=3)
+
+    kept = learned()
+    monkeypatch.setattr(interchange_engine, "_KEPT", 1)  # one run at a time
+    assert torch.allclose(learned(), kept, atol=1e-6)

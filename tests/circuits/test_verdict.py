@@ -36,7 +36,6 @@ def clear() -> Counts:
         undisturbed=np.array([63.5, 63.5]),
         decided=np.array([1.0, 1.0]),
         n_runs=64,
-        alike=np.ones((2, 2), bool),
         random_right=np.array([0, 0]),
         swap_right=np.array([100, 20]),
         random_active=np.array([100, 100]),
