@@ -16,7 +16,7 @@ from loopinterp.ground_truth import (
     robustness_study,
 )
 from loopinterp.rasp import distract, list_programs, permute, rotate, superpose
-from loopinterp.rasp.programs.unique_set import unique_set
+from loopinterp.rasp.programs.distinct_scan import unique_set
 from loopinterp.report import write_results
 
 LENGTHS = {"abacus_ripple": 3, "multiplication": 4, "token_addition": 4, "binary_sum": 6}

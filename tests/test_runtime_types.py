@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from typing_extensions import Self
 
-    from loopinterp.models.protocol import LoopedModel
+    from loopinterp.models.looped_model import LoopedModel
 
 
 def transpose(x: Float[Tensor, "row column"]) -> Float[Tensor, "column row"]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from loopinterp.errors import InputError
 from loopinterp.rasp.program import LoopProgram
-from loopinterp.rasp.registry import get_program
+from loopinterp.rasp.program_registry import get_program
 from loopinterp.tasks.sampling import check_tokens
 from loopinterp.tasks.task import Batch
 

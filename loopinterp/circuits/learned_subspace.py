@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from loopinterp.circuits.subspaces import principal_subspace
 from loopinterp.models import reach
-from loopinterp.models.protocol import bind
+from loopinterp.models.looped_model import bind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

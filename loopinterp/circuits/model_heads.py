@@ -10,9 +10,9 @@ import torch
 from loopinterp.circuits.comparison_inputs import check_batch, check_programs
 from loopinterp.circuits.head_matching import HeadMatch, match_heads
 from loopinterp.circuits.layer_sections import BLOCK, CODA, PRELUDE, head_name, surround
+from loopinterp.models.looped_model import need_model
 from loopinterp.models.model_description import describe_model
 from loopinterp.models.positions import attention_mask
-from loopinterp.models.protocol import need_model
 from loopinterp.rasp.graph import selectors as selectors_of
 from loopinterp.rasp.interpreter import evaluate
 

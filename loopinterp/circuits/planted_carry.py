@@ -14,8 +14,8 @@ from loopinterp.circuits.interchange_engine import InterchangeRun
 from loopinterp.circuits.interchange_pairs import InterchangePairs, draw_pairs
 from loopinterp.errors import InputError, check_integer
 from loopinterp.models import describe_model
-from loopinterp.models.protocol import need_model
-from loopinterp.rasp.registry import get_program
+from loopinterp.models.looped_model import need_model
+from loopinterp.rasp.program_registry import get_program
 from loopinterp.results import Result, study
 from loopinterp.tasks.addition import Addition
 from loopinterp.tasks.task import IGNORE

@@ -23,7 +23,7 @@ from loopinterp.circuits.task_strata import strata_of
 from loopinterp.circuits.verdict import ALL, THRESHOLD, Counts, Verdict, decide
 from loopinterp.intervals import wilson_estimate
 from loopinterp.models import describe_model
-from loopinterp.models.protocol import need_model
+from loopinterp.models.looped_model import need_model
 from loopinterp.results import Result, study
 
 if TYPE_CHECKING:

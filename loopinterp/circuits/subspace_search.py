@@ -20,7 +20,7 @@ from loopinterp.circuits.verdict import delay_groups
 from loopinterp.errors import InputError, check_choice, check_integer
 from loopinterp.intervals import wilson_estimate
 from loopinterp.models import describe_model
-from loopinterp.models.protocol import need_model
+from loopinterp.models.looped_model import need_model
 from loopinterp.results import Result, study
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int
     from torch import Tensor
 
-    from loopinterp.models.protocol import LoopedModel
+    from loopinterp.models.looped_model import LoopedModel
     from loopinterp.rasp.program import LoopProgram
     from loopinterp.tasks.task import Batch
 

@@ -24,7 +24,7 @@ from loopinterp.circuits.variable_pairs import Control, VariablePairs
 from loopinterp.errors import InputError, check_integer, unknown_name
 from loopinterp.intervals import wilson_estimate
 from loopinterp.models import bind, describe_model
-from loopinterp.models.protocol import need_model
+from loopinterp.models.looped_model import need_model
 from loopinterp.rasp.language import UNKNOWN
 from loopinterp.results import Result, study
 

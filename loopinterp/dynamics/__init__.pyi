@@ -28,9 +28,9 @@ from .regimes import RegimeCriteria as RegimeCriteria
 from .regimes import Regimes as Regimes
 from .regimes import classify_regimes as classify_regimes
 from .solvers.anderson import Anderson as Anderson
+from .solvers.fixed_point_solver import Solver as Solver
+from .solvers.fixed_point_solver import Status as Status
 from .solvers.picard import Picard as Picard
-from .solvers.protocol import Solver as Solver
-from .solvers.protocol import Status as Status
-from .solvers.registry import get_solver as get_solver
-from .solvers.registry import list_solvers as list_solvers
+from .solvers.solver_registry import get_solver as get_solver
+from .solvers.solver_registry import list_solvers as list_solvers
 from .state_trajectories import run_loops as run_loops

@@ -28,21 +28,21 @@ from loopinterp.dynamics.readouts import (
     stable_from,
 )
 from loopinterp.dynamics.regimes import LEAST_LOOPS, Regime, classify_regimes
-from loopinterp.dynamics.solvers.protocol import Solver, Status
-from loopinterp.dynamics.solvers.registry import get_solver
+from loopinterp.dynamics.solvers.fixed_point_solver import Solver, Status
+from loopinterp.dynamics.solvers.solver_registry import get_solver
 from loopinterp.dynamics.state_checks import asked_positions
 from loopinterp.dynamics.state_trajectories import chunks, run_loops
 from loopinterp.errors import check_integer, check_number
 from loopinterp.intervals import share_of
+from loopinterp.models.looped_model import bind
 from loopinterp.models.model_description import describe_model
-from loopinterp.models.protocol import bind
 from loopinterp.results import Result, study
 
 if TYPE_CHECKING:
     import xarray as xr
     from torch import Tensor
 
-    from loopinterp.models.protocol import Iteration, LoopedModel
+    from loopinterp.models.looped_model import Iteration, LoopedModel
     from loopinterp.tasks.task import Batch
 
 PHASE = 16

@@ -10,7 +10,7 @@ import xarray as xr
 
 from loopinterp.dynamics.convergence import RITZ_TOLERANCE, ConvergenceResult
 from loopinterp.dynamics.regimes import Regime
-from loopinterp.dynamics.solvers.protocol import Status
+from loopinterp.dynamics.solvers.fixed_point_solver import Status
 from loopinterp.intervals import ESTIMATE, band_of
 from loopinterp.plotting import (
     HeatPanel,

@@ -12,15 +12,15 @@ from loopinterp.dynamics.measures import relative_residual
 from loopinterp.dynamics.readouts import correctness, exact_match
 from loopinterp.dynamics.state_checks import asked_positions, check_state
 from loopinterp.errors import check_integer, check_number
+from loopinterp.models.looped_model import bind
 from loopinterp.models.model_description import describe_model
-from loopinterp.models.protocol import bind
 from loopinterp.results import Result, study
 
 if TYPE_CHECKING:
     import xarray as xr
     from torch import Tensor
 
-    from loopinterp.models.protocol import LoopedModel
+    from loopinterp.models.looped_model import LoopedModel
     from loopinterp.tasks.task import Batch
 
 AT_ONCE = 2**22

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from loopinterp.dynamics.solvers.protocol import Solver, Status, Termination
-from loopinterp.dynamics.solvers.registry import get_solver
+from loopinterp.dynamics.solvers.fixed_point_solver import Solver, Status, Termination
+from loopinterp.dynamics.solvers.solver_registry import get_solver
 from loopinterp.dynamics.state_checks import check_state
 from loopinterp.errors import InputError
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
-    from loopinterp.models.protocol import Iteration
+    from loopinterp.models.looped_model import Iteration
 
 CHUNK_BYTES = 64 * 2**20
 """Largest states tensor that a study holds at once; a study's working memory is a few of them."""

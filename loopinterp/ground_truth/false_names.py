@@ -17,9 +17,9 @@ from loopinterp.circuits.task_strata import strata_of
 from loopinterp.circuits.verdict import Counts, decide
 from loopinterp.rasp.compiler.compiled import Compiled, compile_program
 from loopinterp.rasp.mutations import equivalence, near_misses
-from loopinterp.rasp.registry import get_program, list_programs
+from loopinterp.rasp.program_registry import get_program, list_programs
 from loopinterp.results import Result, study
-from loopinterp.tasks.registry import get_task
+from loopinterp.tasks.task_registry import get_task
 
 if TYPE_CHECKING:
     from loopinterp.rasp.program import LoopProgram

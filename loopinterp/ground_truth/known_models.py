@@ -11,11 +11,11 @@ from torch import Tensor
 
 from loopinterp.circuits.comparison_inputs import check_program_list
 from loopinterp.errors import check_integer
-from loopinterp.models.protocol import LoopedModel
+from loopinterp.models.looped_model import LoopedModel
 from loopinterp.rasp.compiler.compiled import Compiled, compile_program
 from loopinterp.rasp.program import LoopProgram
-from loopinterp.tasks.registry import get_task
 from loopinterp.tasks.task import Batch
+from loopinterp.tasks.task_registry import get_task
 
 Disguise = Callable[[Compiled], Compiled]
 

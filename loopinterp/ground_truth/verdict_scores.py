@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from loopinterp.circuits.program_comparison import compare_programs
 from loopinterp.ground_truth.ground_truth_checks import Score
-from loopinterp.rasp.registry import get_program, list_programs
+from loopinterp.rasp.program_registry import get_program, list_programs
 
 if TYPE_CHECKING:
     from loopinterp.ground_truth.known_models import KnownModel

@@ -14,7 +14,7 @@ from loopinterp.tasks.addition import Addition
 
 if TYPE_CHECKING:
     from loopinterp.ground_truth.known_models import KnownModel
-    from loopinterp.models.protocol import LoopedModel
+    from loopinterp.models.looped_model import LoopedModel
     from loopinterp.probing import CarryStudyResult
 
 TASK = "addition"

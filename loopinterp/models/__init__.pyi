@@ -1,14 +1,14 @@
 from .iteration import iterate as iterate
 from .iteration import states_at as states_at
 from .looped_cache import LoopedCache as LoopedCache
+from .looped_model import Iteration as Iteration
+from .looped_model import LoopedModel as LoopedModel
+from .looped_model import bind as bind
 from .looped_transformer import LoopedTransformer as LoopedTransformer
 from .model_config import LoopedTransformerConfig as LoopedTransformerConfig
 from .model_description import describe_model as describe_model
 from .model_description import device_of as device_of
 from .model_description import reach as reach
-from .protocol import Iteration as Iteration
-from .protocol import LoopedModel as LoopedModel
-from .protocol import bind as bind
 from .stopped_run import Stopped as Stopped
 from .stopped_run import run_until as run_until
 from .stopping_rules import Fixed as Fixed

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loopinterp.errors import InputError
-from loopinterp.models.protocol import bind
+from loopinterp.models.looped_model import bind
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
     from torch import Tensor
 
-    from loopinterp.models.protocol import LoopedModel
+    from loopinterp.models.looped_model import LoopedModel
 
 
 def iterate(

@@ -10,10 +10,10 @@ import torch
 from loopinterp.errors import HookError, InputError, unknown_name
 from loopinterp.models.activation_recorder import Recorder
 from loopinterp.models.looped_cache import LoopedCache
+from loopinterp.models.looped_model import Iteration
 from loopinterp.models.looped_network import LoopedNetwork
 from loopinterp.models.positions import AttentionContext
 from loopinterp.models.pretrained import PretrainedMixin
-from loopinterp.models.protocol import Iteration
 from loopinterp.models.run_inputs import check_state, loop_span
 from loopinterp.models.sites import Address, Index
 from loopinterp.models.taps import Taps

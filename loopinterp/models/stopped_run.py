@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loopinterp.errors import InputError, check_integer
-from loopinterp.models.protocol import bind
+from loopinterp.models.looped_model import bind
 from loopinterp.models.stopping_rules import LoopView
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
-    from loopinterp.models.protocol import Iteration, LoopedModel
+    from loopinterp.models.looped_model import Iteration, LoopedModel
     from loopinterp.models.stopping_rules import StoppingRule
 
 

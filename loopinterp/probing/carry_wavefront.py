@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
-    from loopinterp.models.protocol import LoopedModel
+    from loopinterp.models.looped_model import LoopedModel
     from loopinterp.tasks.addition import Addition
 
 _CONTROL_DRAWS = 8

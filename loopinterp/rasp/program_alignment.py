@@ -63,7 +63,7 @@ def delayed(program: LoopProgram, lag: int) -> LoopProgram:
     The pending answers become variables, so that an exchanged state takes them along.
 
     Example:
-        >>> from loopinterp.rasp.registry import get_program
+        >>> from loopinterp.rasp.program_registry import get_program
         >>> delayed(get_program("ripple"), 1).variables
         ('carry', 'answer')
     """

@@ -7,11 +7,11 @@ from .full_output import FullOutput as FullOutput
 from .multiplication import Multiplication as Multiplication
 from .parity import Parity as Parity
 from .prefix_sum import PrefixSum as PrefixSum
-from .registry import get_task as get_task
-from .registry import list_tasks as list_tasks
-from .registry import register_task as register_task
 from .task import IGNORE as IGNORE
 from .task import Batch as Batch
 from .task import Task as Task
+from .task_registry import get_task as get_task
+from .task_registry import list_tasks as list_tasks
+from .task_registry import register_task as register_task
 from .token_addition import TokenAddition as TokenAddition
 from .unique_set import UniqueSet as UniqueSet

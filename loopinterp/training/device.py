@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from loopinterp.errors import InputError, unknown_name
-from loopinterp.models.protocol import Iteration
+from loopinterp.models.looped_model import Iteration
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,8 +11,8 @@ import torch
 
 from loopinterp.errors import InputError, check_integer
 from loopinterp.intervals import ESTIMATE, wilson_estimate
+from loopinterp.models.looped_model import bind
 from loopinterp.models.model_description import describe_model, device_of
-from loopinterp.models.protocol import bind
 from loopinterp.models.stopped_run import run_until
 from loopinterp.models.stopping_rules import MaxConfidence, Oracle, ReadoutKL, ResidualBelow
 from loopinterp.results import Result, study
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from jaxtyping import Int
     from torch import Tensor
 
-    from loopinterp.models.protocol import LoopedModel
+    from loopinterp.models.looped_model import LoopedModel
     from loopinterp.models.stopping_rules import StoppingRule
     from loopinterp.tasks.task import Batch, Task
 

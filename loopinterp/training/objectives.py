@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int
     from torch import Tensor
 
-    from loopinterp.models.protocol import Iteration
+    from loopinterp.models.looped_model import Iteration
     from loopinterp.tasks.task import Batch
     from loopinterp.training.config import ObjectiveConfig
 

@@ -25,7 +25,7 @@ from loopinterp.errors import InputError
 from loopinterp.models import bind
 from loopinterp.rasp import UNKNOWN, LoopProgram, get_program
 from loopinterp.rasp.compiler import compile_program
-from loopinterp.rasp.programs.unique_set import unique_set
+from loopinterp.rasp.programs.distinct_scan import unique_set
 from loopinterp.saved_results import load_result
 from loopinterp.tasks import IGNORE, Batch, get_task
 

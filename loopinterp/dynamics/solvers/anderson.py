@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import torch
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
-from loopinterp.dynamics.solvers.protocol import Map, Solver, SolverState, advance, start
+from loopinterp.dynamics.solvers.fixed_point_solver import Map, Solver, SolverState, advance, start
 from loopinterp.settings import Settings, settings
 
 if TYPE_CHECKING:

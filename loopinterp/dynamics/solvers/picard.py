@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from loopinterp.dynamics.solvers.protocol import Map, Solver, SolverState, advance, start
+from loopinterp.dynamics.solvers.fixed_point_solver import Map, Solver, SolverState, advance, start
 from loopinterp.settings import Settings, settings
 
 if TYPE_CHECKING:

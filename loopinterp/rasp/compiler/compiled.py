@@ -18,7 +18,7 @@ from loopinterp.rasp.compiler.value_domains import Values, infer_domains
 from loopinterp.rasp.expression_checks import MAX_TABLE
 from loopinterp.rasp.language import UNKNOWN
 from loopinterp.rasp.program import LoopProgram
-from loopinterp.rasp.registry import get_program, list_programs
+from loopinterp.rasp.program_registry import get_program, list_programs
 
 if TYPE_CHECKING:
     import torch

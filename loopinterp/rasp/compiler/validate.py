@@ -18,7 +18,7 @@ from loopinterp.rasp.expr import Select, Seq, ShiftRight, Var
 from loopinterp.rasp.graph import postorder
 from loopinterp.rasp.node import Expr
 from loopinterp.rasp.program import LoopProgram
-from loopinterp.rasp.registry import get_program
+from loopinterp.rasp.program_registry import get_program
 
 MAX_LENGTH = 512
 """Longest sequence a model is compiled for: each position has a direction of its own."""

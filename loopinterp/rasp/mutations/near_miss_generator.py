@@ -43,9 +43,9 @@ from loopinterp.rasp.mutations.program_equivalence import SCREENED, told_apart
 from loopinterp.rasp.mutations.rewriting import reads_of_other_positions
 from loopinterp.rasp.mutations.task_inputs import inputs_of
 from loopinterp.rasp.program_alignment import Alignment
-from loopinterp.rasp.registry import get_program
-from loopinterp.tasks.registry import get_task
+from loopinterp.rasp.program_registry import get_program
 from loopinterp.tasks.task import IGNORE
+from loopinterp.tasks.task_registry import get_task
 
 if TYPE_CHECKING:
     from jaxtyping import Int

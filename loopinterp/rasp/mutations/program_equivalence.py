@@ -13,9 +13,9 @@ from loopinterp.errors import InputError, check_choice, check_integer
 from loopinterp.rasp.language import UNKNOWN
 from loopinterp.rasp.mutations.task_inputs import inputs_of
 from loopinterp.rasp.program_alignment import Alignment, alignments, delayed
-from loopinterp.rasp.registry import get_program
-from loopinterp.tasks.registry import get_task
+from loopinterp.rasp.program_registry import get_program
 from loopinterp.tasks.task import IGNORE
+from loopinterp.tasks.task_registry import get_task
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -17,7 +17,7 @@ from loopinterp.rasp.counts import Linear
 from loopinterp.rasp.language import eq, full, larger, shift_right, tok_map, tokens, var, where
 from loopinterp.rasp.library import index_select
 from loopinterp.rasp.program import LoopProgram
-from loopinterp.rasp.programs.full_output import place_behind, position_of
+from loopinterp.rasp.programs.answer_places import place_behind, position_of
 
 INPUTS = tuple("0123456789-+*=$")
 PLUS, EQUALS, END = (INPUTS.index(symbol) for symbol in "+=$")

@@ -11,7 +11,7 @@ sum + 2 carry = a + b, and the sum is right once no carry is left within the ope
 from loopinterp.rasp.counts import Linear
 from loopinterp.rasp.language import shift_right, var
 from loopinterp.rasp.program import LoopProgram
-from loopinterp.rasp.programs.addition import INPUTS, generate, propagate
+from loopinterp.rasp.programs.addition_tokens import INPUTS, generate, propagate
 
 arriving = shift_right(var("carry"))
 

@@ -23,7 +23,7 @@ from loopinterp.rasp.counts import Linear
 from loopinterp.rasp.expr import Seq
 from loopinterp.rasp.language import full, shift_right, tok_map, tokens, var, where
 from loopinterp.rasp.program import LoopProgram
-from loopinterp.rasp.programs.addition import INPUTS, generate, propagate
+from loopinterp.rasp.programs.addition_tokens import INPUTS, generate, propagate
 
 FOR_EVER = None
 """The hold of a carry that stays until it is reset."""

@@ -16,7 +16,7 @@ changed and touches nothing else.
 from loopinterp.rasp.counts import Linear
 from loopinterp.rasp.language import UNKNOWN, eq, indices, ne, shift_right, var, where
 from loopinterp.rasp.program import LoopProgram
-from loopinterp.rasp.programs.addition import INPUTS, generate, propagate
+from loopinterp.rasp.programs.addition_tokens import INPUTS, generate, propagate
 
 carry = var("carry")
 known = ne(carry, UNKNOWN)

@@ -9,7 +9,7 @@ From then on it is the plain ripple, two loops late.
 from loopinterp.rasp.counts import Linear
 from loopinterp.rasp.language import eq, full, larger, shift_right, var
 from loopinterp.rasp.program import LoopProgram
-from loopinterp.rasp.programs.addition import INPUTS, generate, propagate
+from loopinterp.rasp.programs.addition_tokens import INPUTS, generate, propagate
 
 LATE = 2
 """Loops that it waits."""

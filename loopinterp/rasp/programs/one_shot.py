@@ -13,7 +13,7 @@ Nothing runs along the chain: every carry is unknown before the loop and known a
 from loopinterp.rasp.counts import Linear
 from loopinterp.rasp.language import UNKNOWN, full, indices, kqv, ne, shift_right, var, where
 from loopinterp.rasp.program import LoopProgram
-from loopinterp.rasp.programs.addition import INPUTS, generate, propagate
+from loopinterp.rasp.programs.addition_tokens import INPUTS, generate, propagate
 
 last_decided = kqv(propagate, 0, indices, "==", mode="max", name="last_decided")
 carry = var("carry")

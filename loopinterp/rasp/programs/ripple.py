@@ -13,7 +13,7 @@ right, one position a loop, as far as the chain of propagating bits reaches.
 from loopinterp.rasp.counts import Linear
 from loopinterp.rasp.language import full, shift_right, var
 from loopinterp.rasp.program import LoopProgram
-from loopinterp.rasp.programs.addition import INPUTS, generate, propagate
+from loopinterp.rasp.programs.addition_tokens import INPUTS, generate, propagate
 
 carry = var("carry")
 

@@ -11,7 +11,7 @@ from loopinterp.errors import CheckpointError, InputError
 from loopinterp.rasp import UNKNOWN, get_program, shift_right, tokens, var
 from loopinterp.rasp.compiler import Compiled, compile_program
 from loopinterp.rasp.compiler.compiled import MAX_CLASSES
-from loopinterp.rasp.programs.unique_set import unique_set
+from loopinterp.rasp.programs.distinct_scan import unique_set
 from tests.rasp.compiler.compiled_properties import same
 from tests.rasp.compiler.small_programs import program
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from loopinterp.rasp import Compiled, compile_program, get_program
-from loopinterp.rasp.programs.unique_set import unique_set
+from loopinterp.rasp.programs.distinct_scan import unique_set
 from loopinterp.tasks import get_task
 
 SMALL = {"abacus_ripple": 2, "multiplication": 2}

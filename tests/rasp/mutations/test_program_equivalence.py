@@ -17,7 +17,7 @@ from loopinterp.rasp.mutations.program_equivalence import (
 from loopinterp.rasp.mutations.rewriting import after_a_step, at_the_start, changed
 from loopinterp.rasp.mutations.task_inputs import inputs_of
 from loopinterp.rasp.program_alignment import Alignment, alignments, delayed
-from loopinterp.rasp.programs.addition import INPUTS, generate, propagate
+from loopinterp.rasp.programs.addition_tokens import INPUTS, generate, propagate
 from loopinterp.tasks import Addition
 from tests.rasp.planted_carries import HOLDS, simulated
 

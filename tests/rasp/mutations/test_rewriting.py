@@ -24,7 +24,7 @@ from loopinterp.rasp.mutations.rewriting import (
     reads_of_other_positions,
     substituted,
 )
-from loopinterp.rasp.programs.copy import program as copy
+from loopinterp.rasp.programs.copy_shift import program as copy
 
 
 def test_all_occurrences_are_exchanged_at_once():

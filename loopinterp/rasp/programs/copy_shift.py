@@ -16,7 +16,7 @@ Source: the shift of arXiv 2409.15647; the clock, which keeps the answer after T
 from loopinterp.rasp.counts import Linear
 from loopinterp.rasp.language import indices, kqv, shift_right, tok_map, tokens, var, where
 from loopinterp.rasp.program import LoopProgram
-from loopinterp.rasp.programs.full_output import countdown, running
+from loopinterp.rasp.programs.answer_places import countdown, running
 
 INPUTS = ("0", "1", "=", "EOS", "BOS")
 EQUALS, EOS_OUT = 2, 2

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from loopinterp.dynamics.solvers import Status, Termination
-from loopinterp.dynamics.solvers.protocol import advance, start
+from loopinterp.dynamics.solvers.fixed_point_solver import advance, start
 from loopinterp.errors import InputError
 
 

@@ -16,7 +16,7 @@ from loopinterp.rasp.counts import Linear
 from loopinterp.rasp.language import eq, full, indices, kqv, ne, smaller, tokens, var, where
 from loopinterp.rasp.library import firsts
 from loopinterp.rasp.program import LoopProgram
-from loopinterp.rasp.programs.full_output import place_behind, position_of
+from loopinterp.rasp.programs.answer_places import place_behind, position_of
 
 
 def unique_set(n_symbols: int) -> LoopProgram:

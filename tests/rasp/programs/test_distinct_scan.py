@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from loopinterp.rasp import get_program
-from loopinterp.rasp.programs.unique_set import unique_set
+from loopinterp.rasp.programs.distinct_scan import unique_set
 from loopinterp.tasks import UniqueSet
 
 

@@ -7,7 +7,7 @@ import torch
 
 from loopinterp.errors import ConfigError, InputError
 from loopinterp.tasks import Addition, Task, get_task, list_tasks, register_task
-from loopinterp.tasks import registry as registry_module
+from loopinterp.tasks import task_registry as registry_module
 
 BUILT_IN = [
     ("addition", {}),

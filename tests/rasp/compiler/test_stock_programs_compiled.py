@@ -10,7 +10,7 @@ from torch import Tensor
 
 from loopinterp.rasp import get_program, list_programs
 from loopinterp.rasp.compiler import compile_program
-from loopinterp.rasp.programs.unique_set import unique_set
+from loopinterp.rasp.programs.distinct_scan import unique_set
 from loopinterp.tasks import UniqueSet
 from tests.rasp.compiler.compiled_properties import agrees
 from tests.rasp.programs.inputs import every_input, task_of

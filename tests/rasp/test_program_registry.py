@@ -6,7 +6,7 @@ import pytest
 
 from loopinterp.errors import InputError
 from loopinterp.rasp import get_program, list_programs, register_program
-from loopinterp.rasp import registry as registry_module
+from loopinterp.rasp import program_registry as registry_module
 
 
 def test_every_program_goes_by_its_own_name_and_task():

@@ -29,7 +29,7 @@ from loopinterp.rasp.language import (
     where,
 )
 from loopinterp.rasp.program import LoopProgram
-from loopinterp.rasp.programs.full_output import countdown, position_of, running
+from loopinterp.rasp.programs.answer_places import countdown, position_of, running
 
 INPUTS = ("0", "1", "+", "=", "EOS", "BOS")
 PLUS, EQUALS, EOS, EOS_OUT = 2, 3, 4, 2

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from loopinterp.dynamics.solvers.anderson import Anderson
+from loopinterp.dynamics.solvers.fixed_point_solver import Solver
 from loopinterp.dynamics.solvers.picard import Picard
-from loopinterp.dynamics.solvers.protocol import Solver
 from loopinterp.errors import unknown_name
 
 _SOLVERS: dict[str, type[Solver]] = {"anderson": Anderson, "picard": Picard}

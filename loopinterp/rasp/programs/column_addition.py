@@ -15,7 +15,7 @@ from loopinterp.rasp.counts import Linear
 from loopinterp.rasp.language import UNKNOWN, eq, ne, shift_right, tok_map, tokens, var, where
 from loopinterp.rasp.library import index_select
 from loopinterp.rasp.program import LoopProgram
-from loopinterp.rasp.programs.full_output import place_behind, position_of
+from loopinterp.rasp.programs.answer_places import place_behind, position_of
 
 INPUTS = ("0", "1", "*", "=", "EOS", "BOS")
 TIMES, EQUALS, EOS_OUT = 2, 3, 2

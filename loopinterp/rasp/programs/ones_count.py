@@ -21,7 +21,7 @@ from loopinterp.rasp.language import (
     where,
 )
 from loopinterp.rasp.program import LoopProgram
-from loopinterp.rasp.programs.full_output import place_behind, position_of
+from loopinterp.rasp.programs.answer_places import place_behind, position_of
 
 INPUTS = ("0", "1", "=", "EOS", "BOS")
 EQUALS, EOS_OUT = 2, 2
