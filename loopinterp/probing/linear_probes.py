@@ -7,11 +7,13 @@ that share an ``X`` share its factorisation.
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 from einops import rearrange
+from scipy.linalg import LinAlgWarning
 from sklearn.base import BaseEstimator, clone
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.utils.validation import check_is_fitted
@@ -31,7 +33,7 @@ class LinearProbe(BaseEstimator):
     """What every linear probe shares: fitting a grid, predicting, scoring, and its subspace.
 
     Cells are fitted one by one, in double precision and on the CPU: states of a looped model are
-    often of low rank, and normal equations in float32 lose their small directions. Predictions are
+    often of low rank, and in float32 their small directions are lost. Predictions are
     made for the whole grid at once, where ``X`` lies. Attributes after ``fit``, for a grid of shape
     ``grid`` (empty for one cell), ``d`` features and ``rows`` = 1 for two classes or the number of
     classes for more:
@@ -151,7 +153,15 @@ class RidgeProbe(LinearProbe):
     def _solve(self, x: np.ndarray, y: np.ndarray, n_classes: int) -> tuple[np.ndarray, np.ndarray]:
         classes = np.arange(n_classes)[1 if n_classes == 2 else 0 :]
         columns = rearrange(y[..., None] == classes, "target n row -> n (target row)")
-        found = Ridge(alpha=self.alpha).fit(x, 2.0 * columns - 1.0)
+        targets = 2.0 * columns - 1.0
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", LinAlgWarning)
+                found = Ridge(alpha=self.alpha).fit(x, targets)
+        except (
+            LinAlgWarning
+        ):  # of states that blow up: normal equations lose their small directions
+            found = Ridge(alpha=self.alpha, solver="svd").fit(x, targets)
         coef: Any = found.coef_
         intercept: Any = found.intercept_
         return coef.reshape(len(y), -1, x.shape[1]), intercept.reshape(len(y), -1)
@@ -179,7 +189,10 @@ class LogisticProbe(LinearProbe):
         weight = np.arange(len(x)) < y.shape[1]
         coefs, intercepts = [], []
         for labels in y:
-            solver.fit(x, np.concatenate([labels, every]), weight)
+            with warnings.catch_warnings():
+                # Where the Hessian is singular scikit-learn turns to L-BFGS, and need not say so.
+                warnings.simplefilter("ignore", LinAlgWarning)
+                solver.fit(x, np.concatenate([labels, every]), weight)
             coefs.append(solver.coef_)
             intercepts.append(solver.intercept_)
         return np.stack(coefs), np.stack(intercepts)
