@@ -200,6 +200,13 @@ def test_directions_of_low_rank_states_survive() -> None:
     assert probe.score(x, y) > 0.98
 
 
+def test_a_small_direction_is_read_beside_one_that_blows_up() -> None:
+    """Shuffled weights make states that grow without end; warnings are errors here."""
+    x = features(200, 4)
+    y = (x[:, 0] > 0.5).long()
+    assert RidgeProbe().fit(x * torch.tensor([1.0, 1.0, 1.0, 1e12]), y).score(x, y) > 0.9
+
+
 X, Y = features(2, 10, 3), torch.arange(20).reshape(2, 10) % 2
 
 
