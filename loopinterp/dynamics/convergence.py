@@ -31,7 +31,7 @@ from loopinterp.dynamics.regimes import LEAST_LOOPS, Regime, classify_regimes
 from loopinterp.dynamics.solvers.fixed_point_solver import Solver, Status
 from loopinterp.dynamics.solvers.solver_registry import get_solver
 from loopinterp.dynamics.state_checks import asked_positions
-from loopinterp.dynamics.state_trajectories import chunks, run_loops
+from loopinterp.dynamics.state_trajectories import chunks, run_loops, state_bytes
 from loopinterp.errors import check_integer, check_number
 from loopinterp.intervals import share_of
 from loopinterp.models.looped_model import bind
@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 
     from loopinterp.models.looped_model import Iteration, LoopedModel
     from loopinterp.tasks.task import Batch
+
+KRYLOV = 64
+"""Largest Krylov space for a spectral radius."""
 
 PHASE = 16
 """Steps of the first phase of the search for a limit."""
@@ -148,7 +151,6 @@ def convergence_study(
     limit_tol: float = 1e-5,
     limit_steps: int = 200,
     n_spectral: int = 8,
-    spectral_vectors: int = 64,
     threshold: float = SETTLED,
     positions: Literal["asked", "all"] = "asked",
     seed: int = 0,
@@ -167,7 +169,6 @@ def convergence_study(
         limit_tol: Its relative tolerance.
         limit_steps: Its largest number of steps beyond the run.
         n_spectral: Examples with a limit whose spectral radius is computed (0 for none).
-        spectral_vectors: Largest Krylov space for it.
         threshold: Relative residual that counts as settled.
         positions: Count the positions where an answer is asked, or all (padding included).
         seed: Seed of the starting vectors of the spectral radius.
@@ -194,39 +195,29 @@ def convergence_study(
         "n_examples": len(batch),
     }
     with study(seed, model=describe_model(model), **settings) as watch, torch.no_grad():
-        state_bytes = _state_bytes(model, batch)
         parts = []
-        left = n_spectral
-        for rows in chunks(len(batch), (n_loops + 1) * state_bytes):
+        for rows in chunks(len(batch), (n_loops + 1) * state_bytes(model, batch)):
             iteration = bind(model, batch.inputs[rows])
             states = run_loops(iteration, n_loops)
             limit, status = _limit(iteration, states, solver, limit_tol, limit_steps)
+            found = (status == Status.CONVERGED).nonzero().flatten()[:n_spectral]
+            n_spectral -= len(found)
             part = _measure(states, limit, threshold)
             part |= _readouts(iteration, states, batch.targets[rows], counted[rows])
-            found = (status == Status.CONVERGED).nonzero().flatten()[:left]
-            left -= len(found)
-            part |= _stability(iteration, limit, found, spectral_vectors, seed)
-            part["limit_status"] = status
-            parts.append({name: value.cpu() for name, value in part.items()})
-        arrays = {
-            name: torch.cat([part[name] for part in parts], dim=axes.split().index("batch"))
-            for name, axes in ConvergenceResult.VARIABLES.items()
-            if name in parts[0]
-        }
+            part |= _stability(iteration, limit, found, seed)
+            parts.append(part | {"limit_status": status})
+        axes = {name: ConvergenceResult.VARIABLES[name].split() for name in parts[0]}
         return ConvergenceResult.of(
             watch,
             coords={"loop": range(n_loops + 1)},
-            **arrays,
+            **{
+                name: torch.cat([part[name].cpu() for part in parts], dim=own.index("batch"))
+                for name, own in axes.items()
+            },
             counted=counted,
             answer_loops=batch.n_loops,
             threshold=threshold,
         )
-
-
-def _state_bytes(model: LoopedModel, batch: Batch) -> int:
-    """Bytes of one example's state."""
-    h0 = bind(model, batch.inputs[:1]).h0
-    return h0.numel() * h0.element_size()
 
 
 def _limit(
@@ -292,15 +283,13 @@ def _readouts(
     }
 
 
-def _stability(
-    iteration: Iteration, limit: Tensor, rows: Tensor, vectors: int, seed: int
-) -> dict[str, Tensor]:
+def _stability(iteration: Iteration, limit: Tensor, rows: Tensor, seed: int) -> dict[str, Tensor]:
     """Spectral radius at the limits of some examples."""
     radius = torch.full((len(limit),), float("nan"))
     residual = radius.clone()
     if len(rows):
         some = iteration.select(rows)
-        spectrum = spectral_radius(some.step, limit[rows], max_vectors=vectors, seed=seed)
+        spectrum = spectral_radius(some.step, limit[rows], max_vectors=KRYLOV, seed=seed)
         radius[rows.cpu()] = spectrum.radius.float().cpu()
         residual[rows.cpu()] = spectrum.residual.float().cpu()
     return {"spectral_radius": radius, "spectral_residual": residual}

@@ -11,7 +11,8 @@ import torch
 from loopinterp.dynamics.measures import relative_residual
 from loopinterp.dynamics.readouts import correctness, exact_match
 from loopinterp.dynamics.state_checks import asked_positions, check_state
-from loopinterp.errors import check_integer, check_number
+from loopinterp.dynamics.state_trajectories import chunks, state_bytes
+from loopinterp.errors import check_integer
 from loopinterp.models.looped_model import bind
 from loopinterp.models.model_description import describe_model
 from loopinterp.results import Result, study
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
 
     from loopinterp.models.looped_model import LoopedModel
     from loopinterp.tasks.task import Batch
-
-AT_ONCE = 2**22
-"""Numbers of a state that is stepped at once."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -79,7 +77,6 @@ def extrapolation_study(
     model: LoopedModel,
     batch: Batch,
     *,
-    factor: float = 10.0,
     n_loops: int | None = None,
     trained_loops: int | None = None,
 ) -> ExtrapolationResult:
@@ -90,8 +87,7 @@ def extrapolation_study(
     Args:
         model: Any looped model.
         batch: Examples with targets, of one length or several.
-        factor: Loops to run, in multiples of the longest T(n) of the batch.
-        n_loops: Loops to run, instead of ``factor``; at least the longest T(n).
+        n_loops: Loops to run, at least the longest T(n) of the batch; ten times that by default.
         trained_loops: Most loops of a training run, to be marked in the figure.
 
     Raises:
@@ -100,18 +96,14 @@ def extrapolation_study(
     """
     asked = asked_positions(batch, "asked")
     longest = int(batch.n_loops.max())
-    if n_loops is None:
-        check_number("factor", factor, above=0)
-        n_loops = round(factor * longest)
+    n_loops = 10 * longest if n_loops is None else n_loops
     check_integer("n_loops", n_loops, least=max(1, longest))
     if trained_loops is not None:
         check_integer("trained_loops", trained_loops, least=1)
     with study(0, model=describe_model(model), n_loops=n_loops, n_examples=len(batch)) as watch:
-        size = bind(model, batch.inputs[:1]).h0.numel()
-        at_once = max(1, AT_ONCE // size)
         parts = [
             _follow(model, batch[rows], asked[rows], n_loops)
-            for rows in torch.arange(len(batch), device=batch.targets.device).split(at_once)
+            for rows in chunks(len(batch), 4 * state_bytes(model, batch))
         ]
         exact, accuracy, residual = (torch.cat(p, dim=1) for p in zip(*parts))
         return ExtrapolationResult.of(

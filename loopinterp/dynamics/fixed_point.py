@@ -112,14 +112,14 @@ def find_fixed_point(
 
     with torch.no_grad():
         state = method.init(g, flat)
-        status = method.terminate(state, rule)
+        status = rule(state)
         residuals, n_steps = [state.residual], torch.zeros_like(status)
         finite = flat
         while (status == Status.RUNNING).any():
             done = status != Status.RUNNING
             state = method.step(g, state).keep(done, state)
             n_steps = torch.where(done, n_steps, n_steps + 1)
-            status = torch.where(done, status, method.terminate(state, rule))
+            status = torch.where(done, status, rule(state))
             finite = torch.where(state.x.isfinite().all(dim=-1, keepdim=True), state.x, finite)
             residuals.append(state.residual)
     return FixedPoint(finite.reshape(x0.shape), status, torch.stack(residuals), n_steps)

@@ -99,10 +99,8 @@ def update_cosine(
         InputError: If there are fewer than three states.
     """
     check_states(states, at_least=3, allow_nonfinite=allow_nonfinite)
-    update = states[1:] - states[:-1]
-    size = update.norm(dim=-1)
+    update, size, real = _updates(states)
     cosine = (update[1:] * update[:-1]).sum(dim=-1) / (size[1:] * size[:-1])
-    real = _above_noise(states)
     return cosine.clamp(-1, 1).masked_fill(~(real[1:] & real[:-1]), float("nan"))
 
 
@@ -146,10 +144,9 @@ def contraction_rates(
     """
     check_states(states, at_least=3, allow_nonfinite=allow_nonfinite)
     check_integer("last", last, least=1)
-    update = (states[1:] - states[:-1]).norm(dim=-1)
-    real = _above_noise(states)
+    _, size, real = _updates(states)
     valid = real[1:] & real[:-1]
-    ratio = (update[1:] / update[:-1]).masked_fill(~valid, float("nan"))
+    ratio = (size[1:] / size[:-1]).masked_fill(~valid, float("nan"))
     count = valid.sum(dim=0)
     mean = ratio.nansum(dim=0) / count
     spread = ((ratio - mean) ** 2).nansum(dim=0).div(count).sqrt()
@@ -201,8 +198,9 @@ def last_loop(holds: Bool[Tensor, "loop ..."]) -> Int[Tensor, "*lead"]:
     return (holds * loops.reshape(-1, *[1] * (holds.ndim - 1))).amax(dim=0)
 
 
-def _above_noise(states: Tensor) -> Tensor:
-    """Which updates are larger than the rounding error of the state, ``[loop, ...]``."""
-    update = (states[1:] - states[:-1]).norm(dim=-1)
-    size = torch.maximum(states[1:].norm(dim=-1), states[:-1].norm(dim=-1))
-    return update > NOISE * torch.finfo(states.dtype).eps * size
+def _updates(states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Updates, their norms, and which are larger than the rounding error of the state."""
+    update = states[1:] - states[:-1]
+    size, norm = update.norm(dim=-1), states.norm(dim=-1)
+    rounding = NOISE * torch.finfo(states.dtype).eps * torch.maximum(norm[1:], norm[:-1])
+    return update, size, size > rounding

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 LEAST_LOOPS = 12
 """Fewest loops from which a regime can be told."""
 
-CHUNK_VALUES = 2**21
-"""Numbers of a part of the trajectories that is classified at once."""
-
 
 class Regime(IntEnum):
     """Class of a trajectory over its late loops."""
@@ -41,23 +38,16 @@ class Regime(IntEnum):
 
 @dataclass(frozen=True)
 class Regimes:
-    """Regime of each trajectory, and the evidence.
+    """Regime of each trajectory, and the period of orbits.
 
     Attributes:
         regime: :class:`Regime` code.
         period: Loops per turn of an orbit: the whole number after which it returns, or for a
             rotation that never returns 2π over its angle. NaN for other regimes.
-        growth: Factor by which the update grows per loop (least squares on its logarithm).
-        straightness: Net displacement over path length: 1 for a straight path, 0 for a return.
-        planarity: Share of the variance in the first two principal components; NaN where the
-            trajectory settles or diverges.
     """
 
     regime: Int[Tensor, "*lead"]
     period: Float[Tensor, "*lead"]
-    growth: Float[Tensor, "*lead"]
-    straightness: Float[Tensor, "*lead"]
-    planarity: Float[Tensor, "*lead"]
 
 
 @settings
@@ -71,7 +61,7 @@ class RegimeCriteria(Settings):
             present rate, is under this share of the state.
         recurrence: Mean squared change over one period, relative to twice the variance, under
             which an orbit returns to itself.
-        straight: Straightness above which a path is a drift.
+        straight: Net displacement over path length, above which a path is a drift.
         rotation: Evenness of the rotation (mean resultant length) and share of the variance in
             the plane from which on a path is a rotation.
         divergence: Factor over the window by which updates and states must both grow.
@@ -125,22 +115,13 @@ def classify_regimes(
     window = criteria.window or max(LEAST_LOOPS // 2, (len(states) - 1) // 2)
     fix = "Run more loops, or shorten the window."
     check_integer("window", window, most=len(states) - 1, fix=fix)
-    lead, d_model = states.shape[1:-1], states.shape[-1]
-    late = states[-(window + 1) :].reshape(window + 1, -1, d_model)
-    at_once = max(1, CHUNK_VALUES // ((window + 1) * d_model))
-    parts = [_classify(part, criteria) for part in late.split(at_once, dim=1)]
-    regime, *evidence = (torch.cat(values).reshape(lead) for values in zip(*parts))
-    return Regimes(regime, *(values.to(states.dtype) for values in evidence))
-
-
-def _classify(late: Tensor, criteria: RegimeCriteria) -> tuple[Tensor, ...]:
-    """Regime, period, growth, straightness and planarity of trajectories ``[loop, n, feature]``."""
+    late = states[-(window + 1) :].reshape(window + 1, -1, states.shape[-1])
     finite = late.isfinite().all(dim=-1).all(dim=0)
     # Float64, because the tests compare small differences of large states; each trajectory is
     # judged relative to its own size, so that very large states cannot overflow.
     late = torch.where(finite[:, None], late, 0).double()
     largest = late.abs().amax(dim=(0, 2)).clamp_min(torch.finfo(torch.float64).tiny)
-    late = late / largest[None, :, None]
+    late = late / largest[:, None]
     growth, fit = _growth(late)
     straightness = _straightness(late)
     fixed = _settles(late, growth, fit, straightness, criteria)
@@ -148,20 +129,15 @@ def _classify(late: Tensor, criteria: RegimeCriteria) -> tuple[Tensor, ...]:
 
     regime = torch.full(finite.shape, int(Regime.FIXED_POINT), device=late.device)
     period = torch.full_like(growth, float("nan"))
-    planarity = torch.full_like(growth, float("nan"))
     moving = (finite & ~fixed & ~diverges).nonzero().flatten()
-    regime[moving], period[moving], planarity[moving] = _motion(
-        late[:, moving], straightness[moving], criteria
-    )
+    regime[moving], period[moving] = _motion(late[:, moving], straightness[moving], criteria)
     regime[diverges | ~finite] = Regime.DIVERGENCE
-    growth, straightness = (v.masked_fill(~finite, float("nan")) for v in (growth, straightness))
-    return regime, period, growth, straightness, planarity
+    lead = states.shape[1:-1]
+    return Regimes(regime.reshape(lead), period.reshape(lead).to(states.dtype))
 
 
-def _motion(
-    late: Tensor, straightness: Tensor, criteria: RegimeCriteria
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Regime, period and planarity of trajectories that neither settle nor diverge."""
+def _motion(late: Tensor, straightness: Tensor, criteria: RegimeCriteria) -> tuple[Tensor, Tensor]:
+    """Regime and period of trajectories that neither settle nor diverge."""
     returns, return_time = _recurrence(late, criteria.recurrence)
     planarity, turn, evenness = _rotation(late)
     drifts = straightness > criteria.straight
@@ -170,7 +146,7 @@ def _motion(
     regime[drifts] = Regime.DRIFT
     regime[returns | turns] = Regime.ORBIT
     period = torch.where(returns, return_time, torch.where(turns, turn, float("nan")))
-    return regime, period, planarity
+    return regime, period
 
 
 def _settles(
@@ -209,6 +185,7 @@ def _growth(late: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _straightness(late: Tensor) -> Tensor:
+    """Net displacement over path length: 1 for a straight path, 0 for a return."""
     path = (late[1:] - late[:-1]).norm(dim=-1).sum(dim=0)
     return (late[-1] - late[0]).norm(dim=-1) / torch.where(path > 0, path, 1)
 

@@ -125,7 +125,7 @@ def attention_study(
             patterns=patterns[:, example],
             mass=torch.stack(ends, -1),
             mass_even=even,
-            entropy=_entropy(patterns).mean((1, -1)),
+            entropy=torch.special.entr(patterns).sum(-1).mean((1, -1)) / math.log(2),
             entropy_even=float(visible.sum(-1).double().log2().mean()),
             labels=[str(k) for k in labels or range(n_pos)],
             example=example,
@@ -159,7 +159,3 @@ def _by_distance(
         control.append(even.diagonal(-distance)[seen].mean())
         distances.append(distance)
     return torch.stack(mass, -1), torch.stack(control), distances
-
-
-def _entropy(patterns: Tensor) -> Tensor:
-    return -torch.special.xlogy(patterns, patterns).sum(-1) / math.log(2)

@@ -36,22 +36,30 @@ class ChainSample:
 
     Attributes:
         inputs: Model inputs; rows 2k and 2k + 1 are a pair.
-        row: Row of each carry in ``inputs``; samples 2k and 2k + 1 are a pair.
+        row: Row of each carry in ``inputs``, by chain length, from 1 on; samples 2k and 2k + 1 are
+            a pair.
         pos: Position it enters.
-        chain_lengths: Chain length of each row of ``row`` and ``pos``.
         variables: Class of every variable of :data:`VARIABLES` there.
     """
 
     inputs: Tensor
     row: Int[Tensor, "chain sample"]
     pos: Int[Tensor, "chain sample"]
-    chain_lengths: tuple[int, ...]
     variables: Int[Tensor, "variable chain sample"]
 
     @property
     def carry(self) -> Int[Tensor, "chain sample"]:
         """The carry into each position."""
         return self.variables[VARIABLES.index("carry in")]
+
+    def joined(self, other: ChainSample) -> ChainSample:
+        """Both, the samples of the other after those of this one."""
+        return ChainSample(
+            inputs=torch.cat([self.inputs, other.inputs]),
+            row=torch.cat([self.row, other.row + len(self.inputs)], dim=-1),
+            pos=torch.cat([self.pos, other.pos], dim=-1),
+            variables=torch.cat([self.variables, other.variables], dim=-1),
+        )
 
     def to(self, device: torch.device | str) -> ChainSample:
         names = ("inputs", "row", "pos", "variables")
@@ -137,7 +145,7 @@ def _describe(task: Addition, inputs: Tensor, row: Tensor, pos: Tensor) -> Chain
         "sum": task.targets(inputs),
     }
     variables = torch.stack([values[name][row, pos] for name in VARIABLES])
-    return ChainSample(inputs, row, pos, tuple(range(1, len(row) + 1)), variables)
+    return ChainSample(inputs, row, pos, variables)
 
 
 def _draw_pairs(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,7 +24,7 @@ from loopinterp.probing.probe_controls import (
 from loopinterp.results import study
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Float, Int
     from torch import Tensor
 
     from loopinterp.models.looped_model import LoopedModel
@@ -54,14 +55,8 @@ def carry_study(
     Each number of loops and each chain length has a probe of its own, on carries into all
     positions, scored on other additions. Additions come in matched pairs (:class:`ChainSample`),
     so that the majority class scores 0.5 in every cell, and a state that has not seen the
-    deciding bit scores 0.5 too but for chance.
-
-    Controls: the same probes on random labels, on a model with random weights and on the
-    embedding alone, and the majority class. Beside them one probe per loop that is shared by all
-    chain lengths (is there one code for all? It has to compromise with carries that have not
-    arrived), the last of these applied to all loops (is the carry written in the same direction
-    early and late?), shared probes trained on short additions, online code lengths, and the
-    other variables of the addition.
+    deciding bit scores 0.5 too but for chance. The controls, and what is read besides, are the
+    arrays of :class:`CarryStudyResult`.
 
     Args:
         model: Any looped model of the task.
@@ -93,27 +88,28 @@ def carry_study(
             drawn = sample_chains(task, bits, max_chain=chains, n_pairs=pairs, generator=generator)
             return drawn.to(device)
 
-        train, test = draw(n, max_chain, n_train), draw(n, max_chain, n_test)
+        sample = draw(n, max_chain, n_train).joined(draw(n, max_chain, n_test))
         short = draw(n_short, min(n_short - 2, max_chain), n_train)
         if random_model is None:
             random_model = with_random_weights(model, seed=seed)  # type: ignore[type-var]
-        trained, embedding = _read(model, train, test, steps)
-        random, _ = _read(random_model, train, test, steps)
-        short_states = states_at(model, short.inputs, short.row, short.pos, loops=steps)[0]
-        labels = _labels(train, test, generator)
+        trained, e = states_at(model, sample.inputs, sample.row, sample.pos, loops=steps)
+        random, _ = states_at(random_model, sample.inputs, sample.row, sample.pos, loops=steps)
+        short_states, _ = states_at(model, short.inputs, short.row, short.pos, loops=steps)
+        split = 2 * n_train  # samples before it are trained on, the others scored
+        labels = torch.cat([sample.variables, _control_labels(sample, split, generator)])
+        chains = range(1, max_chain + 1)
         per_loop, before = reach(model), _reach_before(model)
-        chains = torch.tensor(train.chain_lengths)
-        in_reach = torch.ones(len(steps), len(chains), dtype=torch.bool)
-        if per_loop is not None:
-            in_reach = chains <= per_loop * torch.tensor(steps)[:, None] + before
+        edges = [math.inf if per_loop is None else per_loop * loop + before for loop in steps]
         return CarryStudyResult.of(
             watch,
-            coords={"loop": steps, "chain_length": chains.tolist(), "variable": VARIABLES},
-            in_reach=in_reach,
-            majority=majority_accuracy(train.carry, test.carry),
-            **_own_scores(probe, trained, random, embedding, labels),
-            **_shared_scores(probe, trained, train.carry, test.carry, short_states, short.carry),
-            **_code_lengths(trained, random, labels, generator),
+            coords={"loop": steps, "chain_length": chains, "variable": VARIABLES},
+            in_reach=[[chain <= edge for chain in chains] for edge in edges],
+            majority=majority_accuracy(sample.carry[:, :split], sample.carry[:, split:]),
+            **_own_scores(probe, trained, random, e[None], labels, split),
+            **_shared_scores(probe, trained, sample.carry, split, short_states, short.carry),
+            **_code_lengths(
+                trained[..., :split, :], random[..., :split, :], labels[..., :split], generator
+            ),
             n=n,
             n_short=n_short,
             n_train_pairs=n_train,
@@ -130,104 +126,84 @@ def _reach_before(model: Any) -> int:
     return getattr(config, "n_prelude", 0) * (getattr(config, "attention_window", None) or 0)
 
 
-class _Halves(NamedTuple):
-    """What there is of the additions to train on, and of those to score on."""
-
-    train: Tensor
-    test: Tensor
-
-
-def _read(
-    model: LoopedModel, train: ChainSample, test: ChainSample, loops: list[int]
-) -> tuple[_Halves, _Halves]:
-    """States [loop, chain, sample, d_model], and embeddings in the place of those of one loop."""
-    (train_h, train_e), (test_h, test_e) = (
-        states_at(model, half.inputs, half.row, half.pos, loops=loops) for half in (train, test)
-    )
-    return _Halves(train_h, test_h), _Halves(train_e[None], test_e[None])
+def _control_labels(
+    sample: ChainSample, split: int, generator: torch.Generator
+) -> Int[Tensor, "draw chain sample"]:
+    """Random labels, fixed by the local input and the same in training and test."""
+    types = context_types(sample.inputs)[sample.row, sample.pos]
+    pool = sample.carry[:, :split].flatten()
+    return control_labels(pool, types, n_draws=_CONTROL_DRAWS, generator=generator)
 
 
-def _labels(train: ChainSample, test: ChainSample, generator: torch.Generator) -> _Halves:
-    """Classes [label, chain, sample] of the variables, then of the control task.
-
-    Its random labels are fixed by the local input, and the same in both halves.
-    """
-    types = context_types(torch.cat([train.inputs, test.inputs]))
-    places = [types[train.row, train.pos], types[len(train.inputs) + test.row, test.pos]]
-    control = control_labels(
-        train.carry.flatten(), torch.cat(places, dim=1), n_draws=_CONTROL_DRAWS, generator=generator
-    )
-    n_train = train.carry.shape[1]
-    return _Halves(
-        torch.cat([train.variables, control[..., :n_train]]),
-        torch.cat([test.variables, control[..., n_train:]]),
-    )
-
-
-def _own_probes(probe: LinearProbe, states: _Halves, labels: _Halves) -> tuple[Tensor, Tensor]:
-    """Accuracy [label, loop, chain] and balanced accuracy [variable, loop, chain].
-
-    One solve for all loops, chain lengths and labels; the labels of a cell share its factor.
-    """
-    fitted = probe.fresh().fit(states.train, labels.train[:, None])
-    truth = labels.test[:, None]
-    right = (fitted.predict(states.test) == truth).double()
+def _own_probes(
+    probe: LinearProbe, states: Tensor, labels: Tensor, split: int
+) -> tuple[Tensor, Tensor]:
+    """Accuracy and balanced accuracy [label, loop, chain] of a probe for each of these cells."""
+    fitted = probe.fresh().fit(states[..., :split, :], labels[:, None, :, :split])
+    truth = labels[:, None, :, split:]
+    right = (fitted.predict(states[..., split:, :]) == truth).double()
     recalls = [(right * (truth == cls)).sum(-1) / (truth == cls).sum(-1) for cls in (0, 1)]
-    return right.mean(-1), torch.stack(recalls).mean(0)[: len(VARIABLES)]
+    return right.mean(-1), torch.stack(recalls).mean(0)
 
 
 def _own_scores(
-    probe: LinearProbe, trained: _Halves, random: _Halves, embedding: _Halves, labels: _Halves
+    probe: LinearProbe,
+    trained: Tensor,
+    random: Tensor,
+    embedding: Tensor,
+    labels: Tensor,
+    split: int,
 ) -> dict[str, Tensor]:
     """Probes that each have one loop and one chain length, and the same on the controls."""
-    variables = _Halves(*(half[: len(VARIABLES)] for half in labels))
-    accuracy, balanced = _own_probes(probe, trained, labels)
-    random_accuracy, random_balanced = _own_probes(probe, random, variables)
-    embedding_accuracy, embedding_balanced = _own_probes(probe, embedding, variables)
+    n_variables = len(VARIABLES)
+    accuracy, balanced = _own_probes(probe, trained, labels, split)
+    random_accuracy, random_balanced = _own_probes(probe, random, labels[:n_variables], split)
+    own_input, own_input_balanced = _own_probes(probe, embedding, labels[:n_variables], split)
     return {
         "accuracy": accuracy[_CARRY],
-        "control_task": accuracy[len(VARIABLES) :].mean(0),
+        "control_task": accuracy[n_variables:].mean(0),
         "random_model": random_accuracy[_CARRY],
-        "embedding": embedding_accuracy[_CARRY, 0],
-        "variable_accuracy": balanced,
+        "embedding": own_input[_CARRY, 0],
+        "variable_accuracy": balanced[:n_variables],
         "variable_random_model": random_balanced,
-        "variable_embedding": embedding_balanced[:, 0],
+        "variable_embedding": own_input_balanced[:, 0],
     }
 
 
 def _shared_scores(
     probe: LinearProbe,
-    states: _Halves,
-    carry: Tensor,
-    test_carry: Tensor,
+    states: Float[Tensor, "loop chain sample d_model"],
+    carry: Int[Tensor, "chain sample"],
+    split: int,
     short_states: Float[Tensor, "loop short_chain short_sample d_model"],
     short_carry: Tensor,
 ) -> dict[str, Tensor]:
     """Probes that are shared by all chain lengths, scored on each."""
+    unseen, truth = states[..., split:, :], carry[:, split:]
+    states, carry = states[..., :split, :], carry[:, :split]
 
     def shared(x: Tensor, y: Tensor) -> Tensor:
         fitted = probe.fresh().fit(x.flatten(-3, -2), y.flatten())
-        predicted = fitted.predict(states.test.flatten(-3, -2))
-        return (predicted.unflatten(-1, test_carry.shape) == test_carry).double().mean(-1)
+        predicted = fitted.predict(unseen.flatten(-3, -2))
+        return (predicted.unflatten(-1, truth.shape) == truth).double().mean(-1)
 
     return {
-        "shared_probe": shared(states.train, carry),
-        "last_loop_probe": shared(states.train[-1], carry),
+        "shared_probe": shared(states, carry),
+        "last_loop_probe": shared(states[-1], carry),
         "short_to_long": shared(short_states, short_carry),
     }
 
 
 def _code_lengths(
-    trained: _Halves, random: _Halves, labels: _Halves, generator: torch.Generator
+    trained: Tensor, random: Tensor, labels: Tensor, generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """Online code lengths of the carries on a shuffled part of the training pairs."""
-    carry = labels.train[_CARRY].flatten()
-    control = labels.train[len(VARIABLES)].flatten()
+    """Online code lengths of the carries on a shuffled part of these pairs."""
+    carry, control = labels[_CARRY].flatten(), labels[len(VARIABLES)].flatten()
     pairs = torch.randperm(len(carry) // 2, generator=generator)[:_CODED_PAIRS]
     order = torch.stack([2 * pairs, 2 * pairs + 1], dim=1).flatten().to(carry.device)
 
-    def bits(states: _Halves, y: Tensor) -> Tensor:
-        return online_code_length(states.train.flatten(-3, -2)[:, order], y[order])
+    def bits(states: Tensor, y: Tensor) -> Tensor:
+        return online_code_length(states.flatten(-3, -2)[:, order], y[order])
 
     return {
         "code_length": bits(trained, carry),

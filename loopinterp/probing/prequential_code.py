@@ -8,13 +8,11 @@ labels are sent block by block, each coded by a probe trained on the blocks befo
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
 
-from loopinterp.errors import InputError
 from loopinterp.probing.linear_probes import LogisticProbe
 
 if TYPE_CHECKING:
@@ -30,36 +28,22 @@ def online_code_length(
     y: Int[Tensor, "*#grid sample"],
     *,
     alpha: float = 1.0,
-    block_ends: Sequence[int] | None = None,
 ) -> Float[Tensor, "*cell"]:
     """Bits per label of the prequential code, for each cell of a grid.
 
-    The first block is sent with the uniform code (log2 of the classes), and so are others until
-    every class has occurred; each later one with the probabilities of a :class:`LogisticProbe`
-    trained on all before it. 1 bit per label of two balanced classes means that the activations
-    tell nothing.
+    Each block doubles what is known: they end at n/64, n/32, ..., n samples, from 8 at least. The
+    first is sent with the uniform code (log2 of the classes), and so are others until every class
+    has occurred; each later one with the probabilities of a :class:`LogisticProbe` trained on all
+    before it. 1 bit per label of two balanced classes means that the activations tell nothing.
 
     Args:
         x: Activations, in the order in which their labels are sent: shuffle them first.
         y: Classes.
         alpha: L2 penalty of the probes.
-        block_ends: Number of samples up to the end of each block. If None each block doubles
-            what is known: n/64, n/32, ..., n, from 8 samples at least.
-
-    Raises:
-        InputError: If a block is empty, or the last does not end at the last sample.
     """
     n = x.shape[-2]
     doubling = [n >> k for k in range(_DOUBLINGS, -1, -1)]
-    doubling = [end for end in doubling if end >= _LEAST_BLOCK or end == n]
-    ends = doubling if block_ends is None else list(block_ends)
-    if not ends or ends[0] < 1 or any(b <= a for a, b in pairwise(ends)) or ends[-1] != n:
-        raise InputError(
-            "block_ends",
-            expected=f"increasing numbers of samples that end at {n}",
-            given=repr(ends),
-            fix="Leave block_ends out, or end it at the number of samples.",
-        )
+    ends = [end for end in doubling if end >= _LEAST_BLOCK or end == n]
     n_classes = len(torch.unique(y))
     grid = torch.broadcast_shapes(x.shape[:-2], y.shape[:-1])
     bits = x.new_full(grid, ends[0] * math.log2(n_classes), dtype=torch.float64)

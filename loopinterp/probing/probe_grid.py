@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
-from einops import rearrange
 
 from loopinterp.errors import InputError, check_integer
 from loopinterp.models.model_description import describe_model
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
 
 _CONTROL_DRAWS = 8
 _CODED_SAMPLES = 2048
-
-
 _GRID = "loop site group target"
 
 
@@ -88,10 +85,9 @@ def probe_study(
 ) -> ProbeResult:
     """Probe every target at every loop, site and position group of a hooked looped model.
 
-    All loops, targets and groups of like size are one batched solve. Examples are split in two;
-    every number is accuracy on the half that the probe has not seen. Controls are always
-    computed: the same probe on random labels fixed by the local input (selectivity), on the
-    model with random weights, on the embedding alone, and the majority class.
+    Examples are split in two; every number is accuracy on the half that the probe has not seen.
+    Controls are always computed: the same probe on random labels fixed by the local input
+    (selectivity), on the model with random weights, on the embedding alone, and the majority class.
 
     Args:
         model: A model with ``run_with_cache`` and ``embed``, such as ``LoopedTransformer``.
@@ -118,22 +114,20 @@ def probe_study(
         train = _random_half(len(inputs), generator).to(inputs.device)
     if groups is None:
         groups = {"all": torch.ones_like(labels[0, 0], dtype=torch.bool)}
+    halves = _halves(groups, train, labels)
     with study(
         seed, study="probe", model=describe_model(model), n_loops=n_loops, probe=repr(probe)
     ) as watch:
         if random_model is None:
             random_model = with_random_weights(model, seed=seed)
         control = _control_task(labels, context_types(inputs), generator)
-        split = _Split(groups, train, torch.cat([labels, control.flatten(0, 1)]), len(labels))
         with torch.no_grad():
             e = model.embed(inputs)
         own = _activations(model, inputs, sites, n_loops)
         random = _activations(random_model, inputs, sites, n_loops)
-        scores = np.stack([split.scores(probe, x) for x in own], axis=1)
-        n_targets = len(labels)
-        drawn = rearrange(
-            scores[..., n_targets:], "... (draw target) -> draw ... target", target=n_targets
-        )
+        with_control = torch.cat([labels[None], control])
+        scores = np.stack([_scores(probe, x, with_control, halves) for x in own], 2)
+        coded = [_code_lengths(x, labels, halves) for x in own] if code_lengths else None
         return ProbeResult.of(
             watch,
             coords={
@@ -142,120 +136,82 @@ def probe_study(
                 "group": list(groups),
                 "target": list(targets),
             },
-            accuracy=scores[..., :n_targets],
-            control_task=drawn.mean(0),
-            random_model=np.stack([split.scores(probe, x, targets=True) for x in random], axis=1),
-            embedding=split.scores(probe, e.expand(n_loops, *e.shape), targets=True),
-            majority=split.majority(),
-            code_length=np.stack([split.code_lengths(x) for x in own], 1) if code_lengths else None,
-            n_train=split.n_train,
-            n_test=split.n_test,
+            accuracy=scores[0],
+            control_task=scores[1:].mean(0),
+            random_model=np.stack([_scores(probe, x, labels[None], halves)[0] for x in random], 1),
+            embedding=_scores(probe, e.expand(n_loops, *e.shape), labels[None], halves)[0],
+            majority=_majority(labels, halves),
+            code_length=None if coded is None else np.stack(coded, 1),
+            n_train=[int(fit.sum()) for fit, _ in halves],
+            n_test=[int(held.sum()) for _, held in halves],
         )
 
 
-@dataclass(frozen=True)
-class _Places:
-    """Places of groups of like size, padded to one size; labels are ``IGNORE`` at the padding."""
-
-    row: Int[Tensor, "group sample"]
-    pos: Int[Tensor, "group sample"]
-    labels: Int[Tensor, "label loop group sample"]
-
-    @classmethod
-    def of(cls, groups: Sequence[Tensor], labels: Tensor) -> _Places:
-        indices = [group.nonzero() for group in groups]
-        size = max(len(index) for index in indices)
-        padded = torch.stack(
-            [torch.nn.functional.pad(i, (0, 0, 0, size - len(i)), value=-1) for i in indices]
-        )
-        row, pos = padded.unbind(-1)
-        chosen = torch.where(row >= 0, labels[:, :, row, pos], IGNORE)
-        return cls(row.clamp_min(0), pos.clamp_min(0), chosen)
-
-    def weight(self, n_labels: int) -> Float[Tensor, "label loop group sample"]:
-        """1 where there is a class; one row for all labels if it is the same for all."""
-        weight = (self.labels[:n_labels] != IGNORE).double()
-        return weight[:1] if bool((weight == weight[:1]).all()) else weight
-
-
-class _Split:
-    """Both halves of every group. Groups of like size are solved together, padded."""
-
-    def __init__(
-        self,
-        groups: Mapping[str, Bool[Tensor, "batch pos"]],
-        train: Bool[Tensor, " batch"],
-        labels: Int[Tensor, "label loop batch pos"],
-        n_targets: int,
-    ) -> None:
-        self.n_targets, self.n_loops = n_targets, labels.shape[1]
-        self._n_labels = len(labels)
-        masks = list(groups.values())
-        members = {True: train[:, None], False: ~train[:, None]}
-        self.n_train = [int((mask & members[True]).sum()) for mask in masks]
-        self.n_test = [int((mask & members[False]).sum()) for mask in masks]
-        for name, *sizes in zip(groups, self.n_train, self.n_test):
-            if min(sizes) == 0:
-                raise InputError(
-                    f"group {name!r}",
-                    expected="places in both halves of the examples",
-                    given=f"{sizes[0]} to train on and {sizes[1]} to score on",
-                    fix="Widen the group, or give more inputs.",
-                )
-        by_size: dict[int, list[int]] = {}
-        for index, size in enumerate(self.n_train):
-            by_size.setdefault(size.bit_length(), []).append(index)
-        self._parts = [
-            (
-                chosen,
-                _Places.of([masks[i] & members[True] for i in chosen], labels),
-                _Places.of([masks[i] & members[False] for i in chosen], labels),
+def _halves(
+    groups: Mapping[str, Bool[Tensor, "batch pos"]],
+    train: Bool[Tensor, " batch"],
+    labels: Int[Tensor, "target loop batch pos"],
+) -> list[tuple[Tensor, Tensor]]:
+    """Places of each group to train on, and to score on."""
+    halves = [(mask & train[:, None], mask & ~train[:, None]) for mask in groups.values()]
+    for name, half in zip(groups, halves):
+        fewest = [int((labels[..., places] != IGNORE).sum(-1).min()) for places in half]
+        if min(fewest) == 0:
+            raise InputError(
+                f"group {name!r}",
+                expected="places with a class of every target, in both halves of the examples",
+                given=f"{fewest[0]} to train on and {fewest[1]} to score on for some target",
+                fix="Widen the group, or give more inputs.",
             )
-            for chosen in by_size.values()
-        ]
+    return halves
 
-    def scores(
-        self,
-        probe: LinearProbe,
-        activations: Float[Tensor, "loop batch pos d"],
-        *,
-        targets: bool = False,
-    ) -> np.ndarray:
-        """Accuracy [loop, group, label] on the other half; of the true targets only, or of all."""
-        n = self.n_targets if targets else self._n_labels
 
-        def score(fit: _Places, held: _Places) -> Tensor:
-            x, unseen = (activations[:, half.row, half.pos] for half in (fit, held))
-            fitted = probe.fresh().fit(x, fit.labels[:n], fit.weight(n))
-            return fitted.score(unseen, held.labels[:n], held.weight(n))
+def _scores(
+    probe: LinearProbe,
+    activations: Float[Tensor, "loop batch pos d"],
+    labels: Int[Tensor, "draw target loop batch pos"],
+    halves: list[tuple[Tensor, Tensor]],
+) -> np.ndarray:
+    """Accuracy on the other half, [draw, loop, group, target].
 
-        return self._by_group(score)
+    All draws of a target have a class at the same places, and share a factorisation.
+    """
+    n_draws, n_targets, n_loops = labels.shape[:3]
+    scores = np.empty((n_draws, n_loops, len(halves), n_targets))
+    for loop, group, target in np.ndindex(*scores.shape[1:]):
+        x, y = activations[loop], labels[:, target, loop]
+        fit, held = (places & (y[0] != IGNORE) for places in halves[group])
+        said = y[:, fit][:, :1]  # where there is one class, there is nothing to fit
+        if len(y[:, fit].unique()) > 1:
+            said = probe.fresh().fit(x[fit], y[:, fit]).predict(x[held])
+        scores[:, loop, group, target] = (said == y[:, held]).double().mean(-1).cpu()
+    return scores
 
-    def majority(self) -> np.ndarray:
-        """[loop, group, target]."""
-        n = self.n_targets
-        return self._by_group(lambda fit, held: majority_accuracy(fit.labels[:n], held.labels[:n]))
 
-    def _by_group(self, score: Callable[[_Places, _Places], Tensor]) -> np.ndarray:
-        """[loop, group, label] from scores [label, loop, group] of groups of like size."""
-        order = np.argsort([group for chosen, _, _ in self._parts for group in chosen])
-        scores = torch.cat([score(fit, held) for _, fit, held in self._parts], dim=-1)
-        return scores.permute(1, 2, 0).cpu().numpy()[:, order]
+def _majority(
+    labels: Int[Tensor, "target loop batch pos"], halves: list[tuple[Tensor, Tensor]]
+) -> np.ndarray:
+    """[loop, group, target]."""
+    scores = [majority_accuracy(labels[..., fit], labels[..., held]) for fit, held in halves]
+    return torch.stack(scores).permute(2, 0, 1).cpu().numpy()
 
-    def code_lengths(self, activations: Float[Tensor, "loop batch pos d"]) -> np.ndarray:
-        """Bits per label [loop, group, target], on places that have a class at every loop."""
-        out = np.full((self.n_loops, len(self.n_train), self.n_targets), np.nan)
-        order = torch.Generator().manual_seed(0)
-        for chosen, fit, _ in self._parts:
-            for place, group in enumerate(chosen):
-                for target in range(self.n_targets):
-                    y = fit.labels[target, :, place]
-                    known = (y != IGNORE).all(0).nonzero()[:, 0]
-                    shuffled = torch.randperm(len(known), generator=order)[:_CODED_SAMPLES]
-                    known = known[shuffled.to(known.device)]
-                    x = activations[:, fit.row[place, known], fit.pos[place, known]]
-                    out[:, group, target] = online_code_length(x, y[:, known]).cpu().numpy()
-        return out
+
+def _code_lengths(
+    activations: Float[Tensor, "loop batch pos d"],
+    labels: Int[Tensor, "target loop batch pos"],
+    halves: list[tuple[Tensor, Tensor]],
+) -> np.ndarray:
+    """Bits per label [loop, group, target], on places that have a class at every loop."""
+    lengths = np.empty((len(activations), len(halves), len(labels)))
+    order = torch.Generator().manual_seed(0)
+    for group, target in np.ndindex(*lengths.shape[1:]):
+        y = labels[target]
+        row, pos = (halves[group][0] & (y != IGNORE).all(0)).nonzero(as_tuple=True)
+        some = torch.randperm(len(row), generator=order)[:_CODED_SAMPLES].to(row.device)
+        row, pos = row[some], pos[some]
+        bits = online_code_length(activations[:, row, pos], y[:, row, pos])
+        lengths[:, group, target] = bits.cpu()
+    return lengths
 
 
 def _stack_targets(

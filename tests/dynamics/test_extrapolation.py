@@ -19,8 +19,7 @@ def test_an_answer_that_is_right_for_some_loops_only() -> None:
     # h_t = t, and the answer is 1 where 3.5 < h < 6.5: lost after loop 6.
     model = MapModel(lambda h, e: h + e)
     model.readout = lambda h: torch.stack([(h[..., 0] - 5).abs() - 1.5, 0 * h[..., 0]], dim=-1)
-    result = extrapolation_study(model, batch_of_ones(), factor=3)
-    assert result.n_loops == 12
+    result = extrapolation_study(model, batch_of_ones(), n_loops=12)
     assert result.data["exact"].isel(batch=0).values.tolist() == [
         0,
         0,
@@ -46,7 +45,7 @@ def test_an_answer_that_is_lost_and_comes_back_has_not_stayed() -> None:
     # h_t = t, and the answer is 1 at loops 4 and 12 (h / 4 is an odd number, or far along).
     model = MapModel(lambda h, e: h + e)
     model.readout = lambda h: torch.stack([((h[..., 0] - 4) % 8) - 0.5, 0 * h[..., 0]], dim=-1)
-    result = extrapolation_study(model, batch_of_ones(), factor=3)
+    result = extrapolation_study(model, batch_of_ones(), n_loops=12)
     assert result.data["exact"].isel(batch=0).values.nonzero()[0].tolist() == [4, 12]
     assert result.fates()["right at both, lost in between"] == 2
     (finding,) = result.findings()
@@ -74,8 +73,7 @@ def test_against_the_models_own_run() -> None:
     model = LoopedTransformer(config, seed=0)
     lengths = torch.tensor([1, 2, 4, 4])
     batch = Addition().sample(lengths, generator=torch.Generator().manual_seed(0))
-    result = extrapolation_study(model, batch, factor=2, trained_loops=3)
-    assert result.n_loops == 2 * int(batch.n_loops.max())
+    result = extrapolation_study(model, batch, n_loops=10, trained_loops=3)
     assert result.data["length"].values.tolist() == [1, 2, 4, 4]
     answers = model(batch.inputs, n_loops=result.n_loops, return_type="all_logits").argmax(-1)
     asked = batch.targets != IGNORE
@@ -92,7 +90,8 @@ def test_against_the_models_own_run() -> None:
 def test_parts_of_the_batch_change_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     model = LinearModel(0.5 * torch.eye(2), threshold=1.9)
     whole = extrapolation_study(model, batch_of_ones(n_examples=5))
-    monkeypatch.setattr("loopinterp.dynamics.extrapolation.AT_ONCE", 2 * 3 * 2)
+    assert whole.n_loops == 10 * 4
+    monkeypatch.setattr("loopinterp.dynamics.state_trajectories.CHUNK_BYTES", 2 * 4 * 3 * 2 * 4)
     parts = extrapolation_study(model, batch_of_ones(n_examples=5))
     assert parts.data.equals(whole.data)
     loaded = load_result(whole.save(tmp_path))
@@ -109,8 +108,6 @@ def test_bad_loops_are_refused() -> None:
     model, batch = LinearModel(torch.eye(2)), batch_of_ones()
     for options, name in [
         ({"n_loops": 3}, "n_loops"),
-        ({"factor": 0.0}, "factor"),
-        ({"factor": 0.5}, "n_loops"),
         ({"trained_loops": 0}, "trained_loops"),
     ]:
         with pytest.raises(InputError, match=name):

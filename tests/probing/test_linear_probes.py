@@ -1,4 +1,4 @@
-"""Every probe passes one conformance suite; scikit-learn's solvers are the oracles."""
+"""Every probe passes one conformance suite; scikit-learn and the first-order conditions judge."""
 
 from __future__ import annotations
 
@@ -7,17 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sklearn.base import clone
-from sklearn.exceptions import ConvergenceWarning, NotFittedError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LogisticRegression, RidgeClassifier
-from sklearn.model_selection import cross_val_score
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
-from sklearn.utils.estimator_checks import check_estimator
+from torch.nn.functional import cross_entropy, one_hot
 
 from loopinterp.errors import InputError
 from loopinterp.probing import PROBES, LinearProbe, LogisticProbe, RidgeProbe
-from loopinterp.probing import probe_arrays as arrays_module
 
 EVERY_PROBE = pytest.mark.parametrize("probe", [cls() for cls in PROBES.values()], ids=list(PROBES))
 ORACLES: dict[str, Any] = {
@@ -26,138 +23,126 @@ ORACLES: dict[str, Any] = {
 }
 
 
-def classes_of(x: np.ndarray, n_classes: int, seed: int = 1) -> np.ndarray:
+def classes_of(x: torch.Tensor, n_classes: int, seed: int = 1) -> torch.Tensor:
     """Noisy classes that depend on the first features, so that no probe is perfect."""
-    rng = np.random.default_rng(seed)
-    scores = x[..., :n_classes] + rng.normal(size=(*x.shape[:-1], n_classes))
-    return scores.argmax(-1)
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.randn(*x.shape[:-1], n_classes, generator=generator, dtype=x.dtype)
+    return (x[..., :n_classes] + noise).argmax(-1)
 
 
-def features(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).normal(size=shape) + 0.5
-
-
-@EVERY_PROBE
-@pytest.mark.usefixtures("no_type_checks")
-@pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
-@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
-def test_scikit_learns_own_conformance_suite(probe: LinearProbe) -> None:
-    results = check_estimator(probe, on_fail=None, on_skip=None)
-    bad = {r["check_name"]: r["exception"] for r in results if r["status"] == "failed"}
-    assert not bad
-    skipped = {r["check_name"] for r in results if r["status"] == "skipped"}
-    assert skipped <= {"check_array_api_input"}  # an experimental switch of SciPy, off by default
-    assert len(results) > 40
+def features(*shape: int, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64) + 0.5
 
 
 @EVERY_PROBE
-def test_clone_parameters_and_cross_validation(probe: LinearProbe) -> None:
-    copy: Any = clone(probe)
-    copy.set_params(alpha=0.25)
-    assert copy.get_params()["alpha"] == 0.25
-    assert probe.get_params()["alpha"] == 1.0
+def test_a_fresh_probe_has_the_settings_and_is_not_fitted(probe: LinearProbe) -> None:
     x = features(90, 5)
-    y = np.array(["no", "yes"])[classes_of(x, 2)]
-    scores = cross_val_score(make_pipeline(StandardScaler(), copy), x, y, cv=3)
-    assert scores.mean() > 0.6
+    fitted = type(probe)(alpha=0.25).fit(x, classes_of(x, 2))
+    copy = fitted.fresh()
+    assert copy.get_params() == {"alpha": 0.25} and "0.25" in repr(copy)
     assert not hasattr(copy, "coef_")
+    with pytest.raises(NotFittedError):
+        copy.predict(x)
 
 
 @pytest.mark.parametrize("name", list(PROBES))
 @pytest.mark.parametrize("n_classes", [2, 4])
-@pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("alpha", [0.3, 20.0])
-def test_coefficients_are_those_of_scikit_learn(
-    name: str, n_classes: int, weighted: bool, alpha: float
-) -> None:
+def test_coefficients_are_those_of_scikit_learn(name: str, n_classes: int, alpha: float) -> None:
     x = features(200, 6)
     y = classes_of(x, n_classes)
-    weight = np.random.default_rng(2).random(200) if weighted else None
-    ours = PROBES[name](alpha=alpha).fit(x, y, weight)
-    theirs = ORACLES[name](alpha).fit(x, y, weight)
+    ours = PROBES[name](alpha=alpha).fit(x, y)
+    theirs = ORACLES[name](alpha).fit(x.numpy(), y.numpy())
     np.testing.assert_allclose(ours.coef_, np.atleast_2d(theirs.coef_), atol=1e-5)
     np.testing.assert_allclose(ours.intercept_, theirs.intercept_, atol=1e-5)
-    np.testing.assert_array_equal(ours.predict(x), theirs.predict(x))
-    np.testing.assert_allclose(ours.decision_function(x), theirs.decision_function(x), atol=1e-4)
+    np.testing.assert_array_equal(ours.predict(x), theirs.predict(x.numpy()))
+    scores = theirs.decision_function(x.numpy())
+    np.testing.assert_allclose(ours.decision_function(x), scores, atol=1e-4)
     if isinstance(ours, LogisticProbe):
         np.testing.assert_allclose(ours.predict_proba(x), theirs.predict_proba(x), atol=1e-5)
 
 
-def test_without_an_intercept_too() -> None:
-    x = features(100, 4)
-    y = classes_of(x, 2)
-    for name, oracle in ORACLES.items():
-        ours = PROBES[name](fit_intercept=False).fit(x, y)
-        theirs = oracle(1.0).set_params(fit_intercept=False).fit(x, y)
-        np.testing.assert_allclose(ours.coef_, np.atleast_2d(theirs.coef_), atol=1e-5)
-        np.testing.assert_array_equal(ours.intercept_, 0.0)
+@settings(max_examples=15, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    alpha=st.sampled_from([1e-3, 1.0, 50.0]),
+    n_classes=st.sampled_from([2, 3, 5]),
+)
+def test_the_solutions_leave_no_gradient(seed: int, alpha: float, n_classes: int) -> None:
+    x = features(3, 80, 5, seed=seed)
+    y = classes_of(x, n_classes, seed=seed)
+    for cls in PROBES.values():
+        probe = cls(alpha=alpha).fit(x, y)
+        coef, intercept = probe.coef_.requires_grad_(), probe.intercept_.requires_grad_()
+        scores = x @ coef.mT + intercept[:, None]
+        if cls is RidgeProbe:
+            classes = one_hot(y, n_classes)[..., 1 if n_classes == 2 else 0 :]
+            loss = 0.5 * (scores - (2.0 * classes - 1)).square().sum()
+        else:
+            zero = torch.zeros_like(scores)
+            scores = torch.cat([zero, scores], 2) if n_classes == 2 else scores
+            loss = cross_entropy(scores.mT, y, reduction="sum")
+        loss = loss + alpha / 2 * coef.square().sum()
+        for gradient in torch.autograd.grad(loss, (coef, intercept)):
+            assert gradient.abs().max() < 80 * 2e-6
 
 
 @EVERY_PROBE
 @pytest.mark.parametrize("n_classes", [2, 3])
-@pytest.mark.parametrize("tensors", [False, True])
-def test_a_grid_is_its_cells_one_by_one(
-    probe: LinearProbe, n_classes: int, tensors: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_grid_is_its_cells_one_by_one(probe: LinearProbe, n_classes: int) -> None:
     x = features(3, 2, 80, 5)
     y = classes_of(x, n_classes)
-    weight = np.random.default_rng(3).random((3, 2, 80))
-    weight[0, :, :30] = 0.0
-    given = (x, y, weight)
-    if tensors:
-        given = tuple(torch.from_numpy(v) for v in given)
-    monkeypatch.setattr(arrays_module, "CHUNK_BYTES", 16 * 80 * 5 * 4)  # four cells at a time
-    grid = probe.fresh().fit(*given)
-    assert isinstance(grid.coef_, torch.Tensor) is tensors
+    grid = probe.fresh().fit(x, y)
     assert tuple(grid.coef_.shape) == (3, 2, 1 if n_classes == 2 else n_classes, 5)
-    scores, predicted = grid.score(*given), grid.predict(given[0])
+    scores, predicted = grid.score(x, y), grid.predict(x)
     for cell in np.ndindex(3, 2):
-        one = probe.fresh().fit(x[cell], y[cell], weight[cell])
-        np.testing.assert_allclose(np.asarray(grid.coef_[cell]), one.coef_, atol=1e-6)
-        np.testing.assert_allclose(np.asarray(grid.intercept_[cell]), one.intercept_, atol=1e-6)
-        np.testing.assert_array_equal(np.asarray(predicted[cell]), one.predict(x[cell]))
-        assert float(scores[cell]) == pytest.approx(one.score(x[cell], y[cell], weight[cell]))
+        one = probe.fresh().fit(x[cell], y[cell])
+        torch.testing.assert_close(grid.coef_[cell], one.coef_)
+        torch.testing.assert_close(grid.intercept_[cell], one.intercept_)
+        assert torch.equal(predicted[cell], one.predict(x[cell]))
+        assert float(scores[cell]) == float(one.score(x[cell], y[cell]))
 
 
 @EVERY_PROBE
-def test_many_targets_share_one_x(probe: LinearProbe) -> None:
-    x = torch.from_numpy(features(4, 60, 5))
-    targets = torch.from_numpy(np.stack([classes_of(x.numpy()[0], 2, seed=s) for s in range(3)]))
-    grid = probe.fresh().fit(x, targets[:, None])
-    assert grid.coef_.shape == (3, 4, 1, 5)
-    assert grid.predict(x).shape == (3, 4, 60)
-    for target in range(3):
-        for loop in range(4):
-            one = probe.fresh().fit(x[loop], targets[target])
-            torch.testing.assert_close(grid.coef_[target, loop], one.coef_)
-    # Labels between two grid axes, and weights that differ by target.
-    weight = torch.from_numpy(np.random.default_rng(4).random((3, 1, 60)))
-    weighted = probe.fresh().fit(x[:, None, None], targets[:, None], weight)
-    assert weighted.coef_.shape == (4, 3, 1, 1, 5)
-    one = probe.fresh().fit(x[2], targets[1], weight[1, 0])
-    torch.testing.assert_close(weighted.coef_[2, 1, 0], one.coef_)
+@pytest.mark.parametrize(
+    ("x_grid", "y_grid"),
+    [
+        ((), ()),
+        ((), (3,)),
+        ((4,), ()),
+        ((4,), (3, 1)),
+        ((4, 1), (1, 3)),
+        ((4, 1), (4, 3)),
+        ((2, 1, 1), (1, 3, 2)),
+        ((1, 3), (2, 1, 1)),
+    ],
+)
+def test_many_targets_share_one_x(
+    probe: LinearProbe, x_grid: tuple[int, ...], y_grid: tuple[int, ...]
+) -> None:
+    x, many = features(*x_grid, 60, 5), features(*y_grid, 60, 5, seed=7)
+    y = classes_of(many, 2)
+    grid = torch.broadcast_shapes(x_grid, y_grid)
+    fitted = probe.fresh().fit(x, y)
+    assert fitted.coef_.shape == (*grid, 1, 5) and fitted.predict(x).shape == (*grid, 60)
+    every_x, every_y = x.expand(*grid, 60, 5), y.expand(*grid, 60)
+    for cell in np.ndindex(*grid):
+        one = probe.fresh().fit(every_x[cell], every_y[cell])
+        torch.testing.assert_close(fitted.coef_[cell], one.coef_)
+        torch.testing.assert_close(fitted.intercept_[cell], one.intercept_)
 
 
 @EVERY_PROBE
-def test_samples_without_weight_do_not_count_whatever_they_hold(probe: LinearProbe) -> None:
-    x = torch.from_numpy(features(50, 4))
-    y = torch.from_numpy(classes_of(x.numpy(), 2))
-    extended = torch.cat([x, 1e3 * torch.ones(7, 4, dtype=x.dtype)])
-    labels = torch.cat([y, torch.full((7,), -100)])
-    weight = torch.cat([torch.ones(50), torch.zeros(7)])
-    alone, padded = probe.fresh().fit(x, y), probe.fresh().fit(extended, labels, weight)
-    assert padded.classes_.tolist() == [0, 1]
-    torch.testing.assert_close(padded.coef_, alone.coef_)
-    assert padded.score(extended, labels, weight) == alone.score(x, y)
-
-
-@EVERY_PROBE
-def test_a_cell_with_one_class_says_that_class(probe: LinearProbe) -> None:
-    x = torch.from_numpy(features(2, 40, 3))
-    y = torch.from_numpy(classes_of(x.numpy(), 2))
+@pytest.mark.parametrize("n_classes", [2, 3])
+def test_a_cell_with_one_class_says_that_class(probe: LinearProbe, n_classes: int) -> None:
+    x = features(2, 40, 3)
+    y = classes_of(x, n_classes)
     y[1] = 1
     fitted = probe.fresh().fit(x, y)
     assert fitted.score(x, y)[1] == 1.0
+    if isinstance(fitted, LogisticProbe):
+        assert (fitted.predict_proba(x)[1, :, 1] > 0.999).all()
 
 
 @EVERY_PROBE
@@ -172,9 +157,8 @@ def test_states_that_never_vary_are_probed_without_fuss(probe: LinearProbe) -> N
 @EVERY_PROBE
 @pytest.mark.parametrize("n_classes", [2, 4])
 def test_the_subspace_is_all_that_the_probe_reads(probe: LinearProbe, n_classes: int) -> None:
-    x = torch.from_numpy(features(2, 150, 7))
-    y = torch.from_numpy(classes_of(x.numpy(), n_classes))
-    fitted = probe.fresh().fit(x, y)
+    x = features(2, 150, 7)
+    fitted = probe.fresh().fit(x, classes_of(x, n_classes))
     basis = fitted.subspace()
     assert basis.shape == (2, n_classes - 1, 7)
     torch.testing.assert_close(
@@ -190,62 +174,55 @@ def test_the_subspace_is_all_that_the_probe_reads(probe: LinearProbe, n_classes:
 
 
 @EVERY_PROBE
-def test_the_direction_of_a_class_points_towards_it(probe: LinearProbe) -> None:
-    x = torch.from_numpy(features(2, 150, 7))
-    y = torch.from_numpy(classes_of(x.numpy(), 2))
-    fitted = probe.fresh().fit(x, y)
-    direction = fitted.direction()
-    torch.testing.assert_close(direction.norm(dim=-1), torch.ones(2).double())
-    torch.testing.assert_close(fitted.direction(0), -direction)
-    moved = x + 100 * direction[:, None]
-    assert (fitted.predict(moved) == 1).all()
-    three = probe.fresh().fit(x, torch.from_numpy(classes_of(x.numpy(), 3)))
-    assert three.direction(2).shape == (2, 7)
-    with pytest.raises(InputError, match=r"one of \[0, 1, 2\]"):
-        three.direction()
-    numpy = probe.fresh().fit(x[0].numpy(), y[0].numpy())
-    assert isinstance(numpy.direction(), np.ndarray)
-    assert isinstance(numpy.subspace(), np.ndarray)
+def test_coefficients_point_towards_the_last_of_two_classes(probe: LinearProbe) -> None:
+    x = features(2, 150, 7)
+    fitted = probe.fresh().fit(x, 5 * classes_of(x, 2))
+    assert (fitted.predict(x + 1e4 * fitted.coef_) == 5).all()
+    assert (fitted.predict(x - 1e4 * fitted.coef_) == 0).all()
 
 
 def test_half_precision_states_are_solved_in_double() -> None:
-    x = torch.from_numpy(features(200, 4)).bfloat16()
-    y = torch.from_numpy(classes_of(x.double().numpy(), 2))
+    x = features(200, 4).bfloat16()
+    y = classes_of(x.double(), 2)
     low, high = RidgeProbe().fit(x, y), RidgeProbe().fit(x.double(), y)
     assert low.coef_.dtype == torch.bfloat16
     torch.testing.assert_close(low.coef_, high.coef_.bfloat16())
 
 
-def test_logistic_warns_when_it_stops_early() -> None:
-    x = features(60, 4)
-    y = classes_of(x, 2)
-    with pytest.warns(ConvergenceWarning, match="max_iter=1"):
-        LogisticProbe(max_iter=1).fit(x, y)
-    assert 1 < LogisticProbe().fit(x, y).n_iter_ < 15
+def test_directions_of_low_rank_states_survive() -> None:
+    """States within a plane of a wide space, far from the origin: float32 would lose it."""
+    generator = torch.Generator().manual_seed(0)
+    plane = torch.linalg.qr(torch.randn(64, 2, generator=generator)).Q.mT
+    x = torch.randn(500, 2, generator=generator) @ plane + 30.0
+    y = ((x - 30.0) @ plane[0] > 0).long()
+    probe = RidgeProbe(alpha=1e-2).fit(x, y)
+    assert torch.cosine_similarity(probe.coef_[0], plane[0], dim=0) > 0.99
+    assert probe.score(x, y) > 0.98
 
 
-def test_a_probe_that_is_not_fitted_says_so() -> None:
-    with pytest.raises(NotFittedError):
-        RidgeProbe().predict(np.zeros((2, 3)))
+def test_a_small_direction_is_read_beside_one_that_blows_up() -> None:
+    """Shuffled weights make states that grow without end; warnings are errors here."""
+    x = features(200, 4)
+    y = (x[:, 0] > 0.5).long()
+    assert RidgeProbe().fit(x * torch.tensor([1.0, 1.0, 1.0, 1e12]), y).score(x, y) > 0.9
 
 
-X, Y = torch.from_numpy(features(2, 10, 3)), torch.arange(20).reshape(2, 10) % 2
+X, Y = features(2, 10, 3), torch.arange(20).reshape(2, 10) % 2
 
 
+@pytest.mark.usefixtures("no_type_checks")
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ((X.long(), Y), "floating values"),
-        ((X[0, 0], Y), "floating values"),
+        ((X.long(), Y), "floating-point tensor"),
+        ((X[0, 0], Y), "floating-point tensor"),
+        ((X.numpy(), Y), "got ndarray"),
         ((X * torch.nan, Y), "finite"),
         ((X, Y[:, :9]), r"\[..., 10\]"),
         ((X, Y[:, None].expand(2, 3, 10)), "broadcastable"),
         ((X, Y.float()), "integer classes"),
-        ((X, Y.numpy()), "a tensor on cpu"),
+        ((X, Y.numpy()), "got ndarray"),
         ((X, torch.zeros_like(Y)), "at least two classes"),
-        ((X, Y, -torch.ones(10)), ">= 0"),
-        ((X, Y, torch.ones(9)), r"\[..., 10\]"),
-        ((X, Y, torch.tensor([[1.0], [0.0]]).expand(2, 10)), "every cell"),
     ],
 )
 def test_bad_input_is_named(given: tuple[Any, ...], said: str) -> None:
@@ -256,20 +233,16 @@ def test_bad_input_is_named(given: tuple[Any, ...], said: str) -> None:
 def test_bad_settings_and_foreign_features_are_named() -> None:
     with pytest.raises(InputError, match="alpha"):
         RidgeProbe(alpha=-1.0).fit(X, Y)
-    fitted = RidgeProbe().fit(X, Y)
     with pytest.raises(InputError, match="3 features"):
-        fitted.predict(torch.zeros(2, 10, 4))
-    with pytest.raises(InputError, match="one of"):
-        fitted.direction(7)
+        RidgeProbe().fit(X, Y).predict(torch.zeros(2, 10, 4))
 
 
 @pytest.mark.gpu
 def test_a_grid_on_the_gpu_is_that_on_the_cpu() -> None:
-    x = torch.from_numpy(features(5, 300, 16)).float()
-    y = torch.from_numpy(classes_of(x.numpy(), 3))
+    x = features(5, 300, 16).float()
+    y = classes_of(x, 3)
     for cls in PROBES.values():
         here, there = cls().fit(x, y), cls().fit(x.cuda(), y.cuda())
-        assert there.coef_.is_cuda
+        assert there.coef_.is_cuda and there.predict(x.cuda()).is_cuda
         torch.testing.assert_close(there.coef_.cpu(), here.coef_, atol=1e-5, rtol=1e-4)
-        with pytest.raises(InputError, match="cuda"):
-            there.predict(x)
+        assert torch.equal(there.predict(x), here.predict(x))

@@ -58,9 +58,9 @@ def test_each_cell_is_the_fit_of_a_single_probe(result: ProbeResult) -> None:
             for target, y in TARGETS.items():
                 for loop in range(N_LOOPS):
                     one = RidgeProbe().fit(x[loop][fit], y[fit])
-                    expected = one.score(x[loop][held], y[held])
+                    expected = float(one.score(x[loop][held], y[held]))
                     cell = accuracy.sel(loop=loop, site=site, target=target).isel(group=g)
-                    assert float(cell) == pytest.approx(expected, abs=0.02)
+                    assert float(cell) == pytest.approx(expected)
 
 
 def test_controls_come_with_it(result: ProbeResult) -> None:

@@ -1,4 +1,4 @@
-"""Fixed-point solvers, one per file, behind one protocol: ``init``, ``step``, ``terminate``.
+"""Fixed-point solvers, one per file, behind one protocol: ``init`` and ``step``.
 
 Which one? :class:`Picard` is the loop itself: it ends where the model ends, and fails where the
 model does not settle. :class:`Anderson` needs far fewer steps on slow contractions and also finds

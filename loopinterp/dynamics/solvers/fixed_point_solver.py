@@ -118,10 +118,6 @@ class Solver(ABC):
     def step(self, f: Map, state: SolverState) -> SolverState:
         """One new iterate, at the cost of one evaluation of ``f``."""
 
-    def terminate(self, state: SolverState, rule: Termination) -> Int[Tensor, " batch"]:
-        """Status code of every example; a solver that knows more may override it."""
-        return rule(state)
-
 
 def start(f: Map, x0: Float[Tensor, "batch size"], memory: Any = None) -> SolverState:
     """The state of a solver that has evaluated ``f`` at its starting point."""
