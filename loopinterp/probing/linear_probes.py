@@ -158,9 +158,8 @@ class RidgeProbe(LinearProbe):
             with warnings.catch_warnings():
                 warnings.simplefilter("error", LinAlgWarning)
                 found = Ridge(alpha=self.alpha).fit(x, targets)
-        except (
-            LinAlgWarning
-        ):  # of states that blow up: normal equations lose their small directions
+        except LinAlgWarning:
+            # States that blow up: the normal equations lose their small directions.
             found = Ridge(alpha=self.alpha, solver="svd").fit(x, targets)
         coef: Any = found.coef_
         intercept: Any = found.intercept_
