@@ -62,6 +62,14 @@ def wilson_estimate(successes: ArrayLike, trials: ArrayLike) -> np.ndarray:
     return np.stack([hits / n, low, high], axis=-1)
 
 
+def wilson_of(successes: xr.DataArray, trials: xr.DataArray | int) -> xr.DataArray:
+    """:func:`wilson_estimate` along named axes, to which it adds that of estimates."""
+    import xarray as xr
+
+    found = xr.apply_ufunc(wilson_estimate, successes, trials, output_core_dims=[[ESTIMATE]])
+    return found.assign_coords({ESTIMATE: list(ENDS)})
+
+
 def share_of(hits: xr.DataArray, *over: str) -> xr.DataArray:
     """The share of hits over some axes, as an estimate with Wilson's 95% interval.
 
@@ -76,7 +84,7 @@ def share_of(hits: xr.DataArray, *over: str) -> xr.DataArray:
         0.987
     """
     trials = int(np.prod([hits.sizes[axis] for axis in over]))
-    return _with_ends(hits, over, wilson_estimate(hits.sum(over).values, trials))
+    return wilson_of(hits.sum(over), trials)
 
 
 def band_of(values: xr.DataArray, *over: str) -> xr.DataArray:
@@ -84,17 +92,7 @@ def band_of(values: xr.DataArray, *over: str) -> xr.DataArray:
 
     NaN is left out; infinity counts as larger than any number.
     """
-    rows = values.stack(cell=over, create_index=False)
-    rows = rows.transpose(..., "cell").values
-    empty = np.asarray(np.isnan(rows).all(axis=-1))
-    filled = np.where(empty[..., None], 0, rows)
-    found = np.nanquantile(filled, (0.5, 0.1, 0.9), axis=-1, method="lower")
-    return _with_ends(values, over, np.moveaxis(np.where(empty, np.nan, found), 0, -1))
-
-
-def _with_ends(values: xr.DataArray, over: tuple[str, ...], found: np.ndarray) -> xr.DataArray:
-    import xarray as xr
-
-    axes = [axis for axis in values.dims if axis not in over]
-    coords = {axis: values.coords[axis] for axis in axes if axis in values.coords}
-    return xr.DataArray(found, dims=[*axes, ESTIMATE], coords={**coords, ESTIMATE: list(ENDS)})
+    empty = values.isnull().all(over)
+    found = values.where(~empty, 0).quantile((0.5, 0.1, 0.9), over, method="lower").where(~empty)
+    named = found.rename(quantile=ESTIMATE).assign_coords({ESTIMATE: list(ENDS)})
+    return named.transpose(..., ESTIMATE)

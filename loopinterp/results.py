@@ -4,7 +4,8 @@ A study is a function that returns a :class:`Result`. Its numbers are one ``xarr
 that a cell is asked for by name (``result.data["iia"].sel(program="ripple", delay="end")``).
 What a result shows is kept out of it: figures and findings are registered for its type in a
 module of their own, beside the study's (``convergence.py`` has ``convergence_views.py``), which is
-imported when they are first asked for.
+imported when they are first asked for, and whose ``SECTION`` is the section of the report that they
+belong to, where they name no other.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import time
 import typing
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import singledispatch
 from html import escape
 from importlib.util import find_spec
@@ -106,7 +107,8 @@ class Figure:
         caption: How to read it, in plain words.
         control: What its control is and what the control shows ("" where none applies).
         data: The table behind it, linked from the report.
-        section: The report section it belongs to ("convergence", "wavefront", "program", …).
+        section: The report section it belongs to ("convergence", "wavefront", "program", …), by
+            default that of the module of views it is made in.
     """
 
     title: str
@@ -117,21 +119,22 @@ class Figure:
     section: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Finding:
     """One thing a result says, in plain words: the report's summary is made of these.
 
     Attributes:
+        text: A whole sentence that someone new to the field understands.
         kind: The report section it belongs to, as in :attr:`Figure.section`, or ``"verdict"``
             (shown first, and large).
-        text: A whole sentence that someone new to the field understands.
         value: The one number or name that carries it, formatted ("1.00", "loop 17"), or "".
         good: Whether this is what one hopes for; None where that has no meaning.
         label: What the value is, in a few words; such a finding stands beside the verdict.
     """
 
-    kind: str
     text: str
+    _: KW_ONLY
+    kind: str = ""
     value: str = ""
     good: bool | None = None
     label: str = ""
@@ -294,13 +297,15 @@ class Result:
 
     def figures(self) -> list[Figure]:
         """The figures of this result."""
-        _import_views(type(self))
-        return figures_of(self)
+        section = _import_views(type(self))
+        figures = figures_of(self)
+        return [dataclasses.replace(f, section=f.section or section) for f in figures]
 
     def findings(self) -> list[Finding]:
         """What this result says in plain words, most telling first."""
-        _import_views(type(self))
-        return findings_of(self)
+        section = _import_views(type(self))
+        findings = findings_of(self)
+        return [dataclasses.replace(f, kind=f.kind or section) for f in findings]
 
     def show(self) -> None:
         """Print what the result says, and show its figures (in a notebook, or in a browser)."""
@@ -376,7 +381,7 @@ class Result:
                 fix="Load it with loopinterp.saved_results.load_result.",
             )
         try:
-            variables = {name: (header["axes"][name], array) for name, array in arrays.items()}
+            variables = {name: (axes, arrays[name]) for name, axes in header["axes"].items()}
             return cls(
                 data=xr.Dataset(variables, coords=header["coords"]),
                 provenance=_validated(Provenance, header["provenance"]),
@@ -456,12 +461,14 @@ def _plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
 
 
-def _import_views(cls: type[Result]) -> None:
-    """Import the modules that register figures and findings of a result's class."""
+def _import_views(cls: type[Result]) -> str:
+    """Import the modules that register figures and findings of a class; the first one's section."""
+    section = ""
     for base in cls.__mro__:
         name = f"{base.__module__}_views"
         if base is not Result and issubclass(base, Result) and _exists(name):
-            importlib.import_module(name)
+            section = section or getattr(importlib.import_module(name), "SECTION", "")
+    return section
 
 
 def _exists(name: str) -> bool:

@@ -19,7 +19,7 @@ def _(result: AttentionStabilisationResult) -> list[Finding]:
     times = frozen[frozen >= 0]
     if not len(times):
         text = f"None of the {len(frozen)} heads settles on a pattern in {result.n_loops} loops."
-        return [Finding(kind=SECTION, text=text, value="no head freezes")]
+        return [Finding(text, value="no head freezes")]
     first, last = times.min(), times.max()
     span = f"loop {last}" if first == last else f"loops {first} to {last}"
     still = len(frozen) - len(times)
@@ -29,7 +29,7 @@ def _(result: AttentionStabilisationResult) -> list[Finding]:
         f"({result.n_loops} loops) their pattern changes by less than {percent(FROZEN)} of its "
         f"largest change{rest}."
     )
-    return [Finding(kind=SECTION, text=text, value=f"frozen by {span}")]
+    return [Finding(text, value=f"frozen by {span}")]
 
 
 @figures_of.register
@@ -70,6 +70,5 @@ def _(result: AttentionStabilisationResult) -> list[Figure]:
                 "before the answer is right, or long after."
             ),
             data=table.assign(exact_match=table["loop"].map(share)),
-            section=SECTION,
         )
     ]

@@ -31,7 +31,7 @@ def _(result: ExtrapolationResult) -> list[Finding]:
     )
     good = last >= max(first, 0.99) and not between
     kept = f"{percent(last)} after {result.n_loops} loops"
-    return [Finding(kind=SECTION, text=text, value=kept, good=good)]
+    return [Finding(text, value=kept, good=good)]
 
 
 @figures_of.register
@@ -77,6 +77,5 @@ def _(result: ExtrapolationResult) -> list[Figure]:
                 f"answer or leave a right one. From T(n) to the last loop: {counts}."
             ),
             data=pd.concat(tables, ignore_index=True),
-            section=SECTION,
         )
     ]

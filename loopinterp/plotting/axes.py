@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import plotly.graph_objects as go
+from plotly.subplots import make_subplots
 
 from loopinterp.intervals import ENDS, ESTIMATE
 from loopinterp.plotting.look import PALETTE, SYMBOLS, alpha, colour, template
@@ -63,6 +64,21 @@ class Series:
         value, low, high = (values.sel({ESTIMATE: end}).values for end in ENDS)
         return cls(name, x, value, low=low, high=high, **look)
 
+    @classmethod
+    def each(
+        cls, values: xr.DataArray, axis: str, name: Callable[[Any], str] = str, **look: Any
+    ) -> list[Self]:
+        """A line for each coordinate of an axis, along the other one; see :meth:`of`.
+
+        Args:
+            values: Values along two axes.
+            axis: The one that has a line for each of its coordinates.
+            name: From the coordinate to the line's name.
+            look: ``control``, ``colour``, ``markers``.
+        """
+        places = values[axis].values.tolist()
+        return [cls.of(name(at), values.sel({axis: at}, drop=True), **look) for at in places]
+
 
 @dataclass(frozen=True)
 class Reference:
@@ -83,24 +99,17 @@ def panel_figure(
     """Empty axes in a grid; ``layout.meta`` tells the report how to lay them out anew."""
     columns = min(columns, len(titles))
     rows = -(-len(titles) // columns)
-    gap_x, gap_y = 0.06, min(0.16 / rows + 0.04, 0.9 / max(rows, 1))
-    width = (1 - gap_x * (columns - 1)) / columns
-    height = (1 - gap_y * (rows - 1)) / rows
-    figure = go.Figure()
+    in_use = np.arange(rows * columns).reshape(rows, columns) < len(titles)
+    figure = make_subplots(
+        rows,
+        columns,
+        specs=[[{} if used else None for used in row] for row in in_use],
+        horizontal_spacing=0.06,
+        vertical_spacing=min(0.16 / rows + 0.04, 0.9 / rows),
+    )
     for k, title in enumerate(titles):
-        row, column = divmod(k, columns)
-        left, top = column * (width + gap_x), 1 - row * (height + gap_y)
         name = suffix(k)
-        figure.update_layout(
-            {
-                f"xaxis{name}": {"domain": [left, left + width], "anchor": f"y{name}"},
-                f"yaxis{name}": {
-                    "domain": [max(top - height, 0), top],
-                    "anchor": f"x{name}",
-                    "showticklabels": column == 0,
-                },
-            }
-        )
+        figure.layout[f"yaxis{name}"].showticklabels = k % columns == 0
         if title:
             figure.add_annotation(
                 text=f"<b>{title}</b>",
@@ -223,6 +232,11 @@ def axis_range(
     if limits is None:
         return kind
     return kind | {"range": [float(np.log10(v)) for v in limits] if log else list(limits)}
+
+
+def axis_title(axis: Hashable) -> str:
+    """The name of a result's axis in words."""
+    return {"pos": "position", "batch": "example"}.get(str(axis), str(axis).replace("_", " "))
 
 
 def suffix(panel: int) -> str:
