@@ -189,7 +189,7 @@ def distance_figure(result: ConvergenceResult) -> Figure:
 def settling_figure(result: ConvergenceResult) -> Figure:
     """Settling time by position, beside the loop from which the answer is right."""
     shown = _shown(result)
-    final = shown.data["right"].isel(loop=-1)
+    final = shown.data["right"].isel(loop=-1, drop=True)
     asked = (final >= 0).sum("batch")
     settled = _settled_at(shown).where(shown.data["counted"])
     lines = {
