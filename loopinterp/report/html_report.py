@@ -11,12 +11,7 @@ from loopinterp.errors import InputError
 from loopinterp.report.assets import asset, plotly_script
 from loopinterp.report.how_it_was_made import made_figures, seconds, setting_groups
 from loopinterp.report.run_record import RunRecord, read_run
-from loopinterp.report.section_contents import (
-    beside_the_verdict,
-    figure_views,
-    section_views,
-    tiles,
-)
+from loopinterp.report.section_contents import figure_views, section_views, tiles
 from loopinterp.report.sections import SECTIONS, has_programs
 from loopinterp.results import Result
 from loopinterp.storage import write_bytes
@@ -92,13 +87,12 @@ def tidy(text: str) -> str:
 def _context(record: RunRecord) -> dict[str, Any]:
     sections, unshown = section_views(record)
     shown = {view.section.key for view in sections}
-    findings = [finding for view in sections for finding in view.findings]
     return {
         "record": record,
         "problems": [*record.problems, *unshown],
         "title": _title(record),
         "facts": _facts(record),
-        "verdicts": [finding for finding in findings if finding.kind == "verdict"],
+        "verdicts": [f for view in sections for f in view.findings if f.kind == "verdict"],
         "tiles": tiles(sections),
         "sections": sections,
         "not_measured": [
@@ -106,17 +100,13 @@ def _context(record: RunRecord) -> dict[str, Any]:
             for section in SECTIONS
             if record.is_run
             and section.key not in shown
-            and section.study not in record.unsaid
+            and (section.study or section.key) not in record.unsaid
             and section.applies(record.task)
         ],
-        "beside": beside_the_verdict(sections),
         "comparable": record.is_run and has_programs(record.task),
         "made_figures": figure_views(made_figures(record)),
         "settings": setting_groups(record.config),
-        "command": record.made.get("command"),
         "versions": _versions(record),
-        "total_seconds": sum(record.stage_seconds.values()),
-        "machine": record.made.get("machine"),
         "plotly_script": plotly_script(),
     }
 

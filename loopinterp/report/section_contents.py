@@ -68,17 +68,13 @@ def figure_views(figures: Iterable[Figure]) -> list[FigureView]:
     return [_figure_view(figure, number) for number, figure in enumerate(figures, start=1)]
 
 
-def beside_the_verdict(views: Sequence[SectionView]) -> list[tuple[SectionView, Finding]]:
-    """What says more of the program than the verdict does, with a number to show large."""
-    return [(view, finding) for view in views for finding in view.findings if finding.label]
-
-
 def tiles(views: Sequence[SectionView]) -> list[tuple[Section, Finding]]:
-    """For the summary: of each section the first finding with a number or a name to show large.
+    """For the summary: what has a number or a name to show large.
 
-    The section whose verdict heads the summary has none.
+    First what says more of the program than the verdict does, then of each section the first such
+    finding; the section whose verdict heads the summary has none.
     """
-    found = []
+    found = [(v.section, finding) for v in views for finding in v.findings if finding.label]
     for view in views:
         short = [finding for finding in view.findings if finding.value and not finding.label]
         if short and not any(finding.kind == "verdict" for finding in view.findings):
