@@ -23,13 +23,14 @@ from functools import singledispatch
 from html import escape
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from loopinterp.errors import CheckpointError, InputError
 from loopinterp.intervals import ENDS, ESTIMATE
-from loopinterp.storage import read_arrays, write_arrays
+from loopinterp.storage import json_default, read_arrays, write_arrays
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -353,13 +354,13 @@ class Result:
         header = {
             "kind": self.kind,
             "axes": {name: list(array.dims) for name, array in self.data.data_vars.items()},
-            "coords": {axis: _plain(c.values) for axis, c in self.data.coords.items()},
-            "fields": {n: _jsonable(getattr(self, n)) for n in own},
-            "provenance": dataclasses.asdict(self.provenance),
+            "coords": {axis: c.values for axis, c in self.data.coords.items()},
+            "fields": {name: getattr(self, name) for name in own},
+            "provenance": self.provenance,
         }
         path = Path(folder) / f"{name or self.kind}{SUFFIX}"
         arrays = {str(name): array.values for name, array in self.data.data_vars.items()}
-        write_arrays(path, arrays, metadata={_HEADER: json.dumps(header)})
+        write_arrays(path, arrays, metadata={_HEADER: json.dumps(header, default=json_default)})
         return path
 
     @classmethod
@@ -430,14 +431,9 @@ def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
 
 
 def _fields(cls: type[Result], values: Mapping[str, Any]) -> dict[str, Any]:
-    hints = typing.get_type_hints(cls, localns={"xr": typing.cast("Any", _AnyDataset)})
+    datasets = SimpleNamespace(Dataset=Any)  # the one type that is not imported here
+    hints = typing.get_type_hints(cls, localns={"xr": datasets})
     return {name: _validated(hints.get(name, Any), value) for name, value in values.items()}
-
-
-class _AnyDataset:
-    """Stands in for xarray when the types of a result's other fields are looked up."""
-
-    Dataset = Any
 
 
 def _validated(kind: Any, value: Any) -> Any:
@@ -445,20 +441,6 @@ def _validated(kind: Any, value: Any) -> Any:
     from pydantic import TypeAdapter
 
     return TypeAdapter(kind).validate_json(json.dumps(value))
-
-
-def _jsonable(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.asdict(value)
-    if isinstance(value, (list, tuple)):
-        return [_jsonable(v) for v in value]
-    if isinstance(value, Mapping):
-        return {str(k): _jsonable(v) for k, v in value.items()}
-    return _plain(value)
-
-
-def _plain(value: Any) -> Any:
-    return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
 
 
 def _import_views(cls: type[Result]) -> str:

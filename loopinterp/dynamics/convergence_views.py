@@ -225,16 +225,15 @@ def regime_figure(result: ConvergenceResult) -> Figure:
     kinds = {"right": (1, "green"), "wrong": (0, "red"), "not asked": (-1, "grey")}
     final = result.data["right"].isel(loop=-1)
     regimes = result.of_counted("regime")
-    rows = [
-        (name, regime.label, int(((final == code) & (regimes == regime)).sum()))
-        for name, (code, _) in kinds.items()
-        for regime in Regime
+    cells = [
+        [((final == code) & (regimes == regime)).sum().item() for regime in Regime]
+        for code, _ in kinds.values()
     ]
-    table = pd.DataFrame(rows, columns=["answer", "regime", "tokens"])
+    tokens = xr.DataArray(cells, {"answer": list(kinds), "regime": [r.label for r in Regime]})
     groups = [
-        Series(f"{name} at the end", part["regime"].tolist(), part["tokens"].tolist(), colour=shade)
+        Series.of(f"{name} at the end", tokens.sel(answer=name), colour=shade)
         for name, (_, shade) in kinds.items()
-        if (part := table[table["answer"] == name])["tokens"].sum() or name != "not asked"
+        if name != "not asked" or tokens.sel(answer=name).any()
     ]
     periods = result.data["period"].where(regimes == Regime.ORBIT)
     turns = ""
@@ -249,26 +248,18 @@ def regime_figure(result: ConvergenceResult) -> Figure:
             "or none of these." + turns
         ),
         control="Bars are split by accuracy: whether the answer at that token is right at the end.",
-        data=table,
+        data=tidy({"tokens": tokens}),
     )
 
 
 def stability_figure(result: ConvergenceResult) -> Figure:
     """Spectral radius at the limit of each example, beside the contraction rate of its run."""
-    exact = (result.data["right"].isel(loop=-1) != 0).all("pos")
-    table = (
-        result.data[["spectral_radius", "spectral_residual", "asymptotic_rate"]]
-        .assign(exact_match=exact)
-        .drop_vars(("loop", ESTIMATE), errors="ignore")
-        .to_dataframe()
-        .rename_axis("example")
-        .reset_index()
-        .dropna(subset="spectral_radius")
-    )
-    names = [
-        f"{row} ({'right' if ok else 'wrong'})"
-        for row, ok in zip(table["example"], table["exact_match"])
-    ]
+    exact = (result.data["right"].isel(loop=-1, drop=True) != 0).all("pos")
+    measured = result.data[["spectral_radius", "spectral_residual", "asymptotic_rate"]]
+    table = measured.assign(exact_match=exact).to_dataframe().dropna(subset="spectral_radius")
+    table = table.rename_axis("example").reset_index()
+    right = table["exact_match"].map({True: "right", False: "wrong"})
+    names = table["example"].astype(str) + " (" + right + ")"
     plot = bars_with_intervals(
         [
             Series("spectral radius", names, table["spectral_radius"]),
@@ -295,20 +286,12 @@ def stability_figure(result: ConvergenceResult) -> Figure:
 
 def rate_figure(result: ConvergenceResult) -> Figure:
     """Contraction rate and update angle by loop, above exact match."""
-    contraction, cosine = (
-        band_of(result.of_counted(n), *_TOKEN) for n in ("contraction", "cosine")
-    )
+    bands = {n: band_of(result.of_counted(n), *_TOKEN) for n in ("contraction", "cosine")}
+    factor = Series.of("contraction", bands["contraction"][2:], colour="blue")
+    cosine = Series.of("update cosine", bands["cosine"][2:], colour="magenta")
     panels = [
-        LinePanel(
-            [Series.of("contraction", contraction[2:], colour="blue")],
-            "factor per loop",
-            references=[Reference(1.0, "no contraction")],
-        ),
-        LinePanel(
-            [Series.of("update cosine", cosine[2:], colour="magenta")],
-            "cosine",
-            references=[Reference(0.0, "")],
-        ),
+        LinePanel([factor], "factor per loop", references=[Reference(1.0, "no contraction")]),
+        LinePanel([cosine], "cosine", references=[Reference(0.0, "")]),
     ]
     return Figure(
         title="Rate and direction of the approach",
@@ -320,20 +303,18 @@ def rate_figure(result: ConvergenceResult) -> Figure:
             "updates are no larger than rounding."
         ),
         control="Exact match over the same loops is drawn below.",
-        data=tidy(
-            {"exact_match": result.exact_match(), "contraction": contraction, "cosine": cosine}
-        ),
+        data=tidy({"exact_match": result.exact_match(), **bands}),
     )
 
 
 def readout_figure(result: ConvergenceResult) -> Figure:
     """Change, entropy and margin of the readout by loop, above exact match."""
-    kl, entropy, margin = (result.data[name].mean("batch") for name in ("kl", "entropy", "margin"))
-    kl = _positive(kl)
+    means = {name: result.data[name].mean("batch") for name in ("kl", "entropy", "margin")}
+    means["kl"] = _positive(means["kl"])
     panels = [
-        LinePanel([Series.of("KL to the loop before", kl[1:])], "KL (nats)", y_log=True),
-        LinePanel([Series.of("entropy", entropy, colour="magenta")], "entropy (nats)"),
-        LinePanel([Series.of("margin", margin, colour="ochre")], "margin (logits)"),
+        LinePanel([Series.of("KL to the loop before", means["kl"][1:])], "KL (nats)", y_log=True),
+        LinePanel([Series.of("entropy", means["entropy"], colour="magenta")], "entropy (nats)"),
+        LinePanel([Series.of("margin", means["margin"], colour="ochre")], "margin (logits)"),
     ]
     return Figure(
         title="When the answer stops changing",
@@ -346,9 +327,7 @@ def readout_figure(result: ConvergenceResult) -> Figure:
         control=(
             "Exact match is drawn below: an answer can be stable and certain, and still wrong."
         ),
-        data=tidy(
-            {"exact_match": result.exact_match(), "kl": kl, "entropy": entropy, "margin": margin}
-        ),
+        data=tidy({"exact_match": result.exact_match(), **means}),
     )
 
 

@@ -31,6 +31,8 @@ CHANCE_AT_MOST = 0.60
 
 _ACCURACY = (0.4, 1.02)
 _NEAR_FRONT = 8
+_CELLS = ("accuracy", "in_reach", "random_model", "control_task")
+_CELLS += ("shared_probe", "last_loop_probe", "short_to_long")
 
 
 @findings_of.register
@@ -134,15 +136,7 @@ def _wavefront(result: CarryStudyResult) -> Figure:
             "Carries are balanced, so the majority class scores "
             f"{float(data['majority'].mean()):.2f} in every row."
         ),
-        data=result.to_dataframe(
-            "accuracy",
-            "in_reach",
-            "random_model",
-            "control_task",
-            "shared_probe",
-            "last_loop_probe",
-            "short_to_long",
-        ),
+        data=result.to_dataframe(*_CELLS),
     )
 
 
@@ -279,10 +273,7 @@ def _code_lengths(result: CarryStudyResult) -> Figure:
     return Figure(
         title="How many bits the carries still cost",
         plot=line_figure(
-            [
-                Series.of(name, values, control=name != "trained model")
-                for name, values in lines.items()
-            ],
+            [Series.of(name, of, control=name != "trained model") for name, of in lines.items()],
             x_title="loops run",
             y_title="bits per carry",
             y_range=(0.0, 1.05),
