@@ -24,7 +24,7 @@ from html import escape
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, SupportsFloat
 
 import numpy as np
 
@@ -141,7 +141,7 @@ class Finding:
     label: str = ""
 
 
-def percent(share: float | np.floating) -> str:
+def percent(share: SupportsFloat) -> str:
     """A share as findings say it: a whole percentage, but never rounded up to 100 or down to 0.
 
     Example:
@@ -154,7 +154,7 @@ def percent(share: float | np.floating) -> str:
     return f"{value:.0f}%"
 
 
-def tidy(arrays: Mapping[str, xr.DataArray]) -> pd.DataFrame:
+def tidy(arrays: Mapping[Any, xr.DataArray]) -> pd.DataFrame:
     """A table of arrays with the same axes: a row for each cell, a column for each axis and array.
 
     An estimate called ``iia`` becomes three columns, ``iia``, ``iia_low`` and ``iia_high``.
@@ -333,7 +333,7 @@ class Result:
                     given=repr(name),
                     fix="See result.data.",
                 )
-        return tidy({name: self.data[name] for name in wanted})
+        return tidy(self.data[wanted])
 
     def _widest(self) -> list[str]:
         axes = {str(n): set(a.dims) - {ESTIMATE} for n, a in self.data.data_vars.items()}

@@ -112,7 +112,7 @@ def _measures(result: PatchingSweep, data: xr.Dataset) -> xr.Dataset:
 
 def _position_maps(data: xr.Dataset, *, y_title: str) -> tuple[go.Figure, str]:
     """Loops against positions, at the sites where patches do most."""
-    names = data["site"].values
+    names = data["site"].values.tolist()
     gain = (data[_RECOVERED] - data[_CONTROL]).max(["loop", "pos"])
     best = np.argsort(-gain.values, kind="stable")[:_MAX_PANELS]
     panels = {names[k]: data[_RECOVERED].isel(site=k) for k in best}

@@ -20,7 +20,6 @@ from loopinterp.plotting import (
 from loopinterp.results import Figure, Finding, figures_of, findings_of, percent, tidy
 
 if TYPE_CHECKING:
-    import pandas as pd
     import xarray as xr
 
 SECTION = "program"
@@ -75,8 +74,8 @@ def _controls(data: xr.Dataset, program: str) -> str:
     at = {"program": program, "estimate": "value"}
     text = (
         f"Where “{plain(program)}” says that an exchange changes an answer, the whole run follows "
-        f"it in {percent(float(data['specific'].sel(at)))}; after a random change of the same "
-        f"norm, in {percent(float(data['random_change'].sel(at)))}."
+        f"it in {percent(data['specific'].sel(at))}; after a random change of the same "
+        f"norm, in {percent(data['random_change'].sel(at))}."
     )
     same = float(data["same_value"].sel(estimate="value"))
     if not np.isnan(same):
@@ -100,10 +99,10 @@ def _figures(result: ProgramComparison) -> list[Figure]:
     order = _in_order(data)
     return [
         _by_delay(result, data, order),
-        _misses(result, data, nearest),
+        _misses(data, nearest),
         _overall(result, data, order),
         _by_stratum(result, data, nearest),
-        _duels(result, data, order),
+        _duels(data, order),
         *_drawn(nearest),
     ]
 
@@ -114,16 +113,11 @@ def _in_order(data: xr.Dataset) -> list[str]:
     return [str(p) for p in data.program.values[np.argsort(-score.values, kind="stable")]]
 
 
-def _delays(data: xr.Dataset) -> list[str]:
-    """Delays from 0 on, as far as something happens and a figure can show."""
-    active = data["active"].sel(stratum=ALL).max("program")
-    shown = [str(d) for d in data.delay.values if d != END and int(active.sel(delay=d))]
-    return shown[:_MOST_DELAYS]
-
-
-def _early(data: xr.Dataset, delays: list[str]) -> xr.Dataset:
-    """The cells of some delays, which are numbers on an axis."""
-    return data.sel(delay=delays).assign_coords(delay=[int(d) for d in delays])
+def _early(data: xr.Dataset) -> xr.Dataset:
+    """The cells of delays from 0 on, as far as something happens and a figure can show."""
+    active = data["active"].sel(stratum=ALL).max("program").to_series().drop(END, errors="ignore")
+    delays = active.index[active > 0][:_MOST_DELAYS]
+    return data.sel(delay=delays).assign_coords(delay=delays.astype(int))
 
 
 def _strata(data: xr.Dataset, prefix: str) -> list[str]:
@@ -131,7 +125,7 @@ def _strata(data: xr.Dataset, prefix: str) -> list[str]:
 
 
 def _by_delay(result: ProgramComparison, data: xr.Dataset, order: list[str]) -> Figure:
-    at = _early(data.sel(stratum=ALL, program=order[:_SHOWN]), _delays(data))
+    at = _early(data).sel(stratum=ALL, program=order[:_SHOWN])
     first = at.isel(program=0)
     pairs, delays = first["active"], first["delay"].values
     control = Series.of("no exchange", first["no_interchange"], control=True)
@@ -149,22 +143,21 @@ def _by_delay(result: ProgramComparison, data: xr.Dataset, order: list[str]) -> 
             "line says how often the model's whole answer, so many loops later, is the one that "
             "the program says; only pairs count on which the program or the model changes an "
             f"answer (for the first, {int(pairs[0])} pairs at once and {int(pairs[-1])} pairs "
-            f"{in_loops(delays[-1])}). "
-            "Bands: 95% intervals."
+            f"{in_loops(delays[-1])}). Bands: 95% intervals."
         ),
         control=(
             "No exchange: how often doing nothing would be right on the same pairs. A program "
             "that says that nothing happens is right there as often."
         ),
-        data=_table(data, "iia", "active", "no_interchange"),
+        data=tidy(data[["iia", "active", "no_interchange"]]),
     )
 
 
-def _misses(result: ProgramComparison, data: xr.Dataset, program: str) -> Figure:
+def _misses(data: xr.Dataset, program: str) -> Figure:
     prefix, strata = BOTH, _strata(data, BOTH)
     if len(strata) < 2:
         prefix, strata = TOKEN, _strata(data, TOKEN)
-    cells = _early(data.sel(program=program, stratum=strata), _delays(data)[:12])
+    cells = _early(data).sel(program=program, stratum=strata).isel(delay=slice(12))
     cells = cells.assign_coords(stratum=[s.removeprefix(f"{prefix}: ") for s in strata])
     panels = {
         "IIA": cells["iia"].sel(estimate="value"),
@@ -187,7 +180,7 @@ def _misses(result: ProgramComparison, data: xr.Dataset, program: str) -> Figure
             "Right: on how many pairs something happens at all; a cell that rests on few says "
             "little, and one without any is empty."
         ),
-        data=_table(data.sel(program=[program], stratum=strata), "iia", "active"),
+        data=tidy(data.sel(program=[program], stratum=strata)[["iia", "active"]]),
     )
 
 
@@ -214,7 +207,7 @@ def _overall(result: ProgramComparison, data: xr.Dataset, order: list[str]) -> F
             "A random change of the state with the norm of the exchange, where the program says "
             "that an exchange changes something."
         ),
-        data=_table(data, "whole_run", "whole_run_active"),
+        data=tidy(data[["whole_run", "whole_run_active"]]),
     )
 
 
@@ -238,11 +231,11 @@ def _by_stratum(result: ProgramComparison, data: xr.Dataset, program: str) -> Fi
             "“States that a run reaches”: the program's state after the exchange is one that an "
             "undisturbed run passes through; where none does, only exchanges ever test it."
         ),
-        data=_table(data.sel(program=[program]), "whole_run", "whole_run_active"),
+        data=tidy(data.sel(program=[program])[["whole_run", "whole_run_active"]]),
     )
 
 
-def _duels(result: ProgramComparison, data: xr.Dataset, order: list[str]) -> Figure:
+def _duels(data: xr.Dataset, order: list[str]) -> Figure:
     names = [plain(p) for p in order]
     at = data.sel(program=order, rival=order, estimate="value")
     followed = at["duel"].where(at["apart"] > 0).assign_coords(program=names, rival=names)
@@ -291,8 +284,3 @@ def _drawn(name: str) -> list[Figure]:
             ),
         )
     ]
-
-
-def _table(data: xr.Dataset, *names: str) -> pd.DataFrame:
-    """A table of some of the arrays."""
-    return tidy({name: data[name] for name in names})

@@ -61,11 +61,11 @@ def _weakest(result: VariableInterchange) -> Finding:
     loops = "1 loop" if at["loop"] == 1 else f"{at['loop']} loops"
     text = (
         f"The model follows “{plain(result.program)}” least when “{plain(at['variable'])}” is "
-        f"exchanged after {loops} and the answer read {when}: in {percent(float(least.min()))} of "
+        f"exchanged after {loops} and the answer read {when}: in {percent(least.min())} of "
         f"{n} exchanges. Without one it answers as the program there in "
-        f"{percent(float(result.data['undisturbed'].sel(at)))}."
+        f"{percent(result.data['undisturbed'].sel(at))}."
     )
-    return Finding(text, value=percent(float(least.min())))
+    return Finding(text, value=percent(least.min()))
 
 
 @figures_of.register

@@ -46,7 +46,7 @@ def _settling(result: ConvergenceResult) -> Finding:
         f"{percent(settled)} of the tokens settle within {result.n_loops} loops{when} (a loop "
         f"then moves them by less than {result.threshold:g} of their size, to the end of the "
         f"run); at the last loop the state still moves by {float(residual):.2g} of its size a "
-        f"loop, and {percent(float(exact.sel({ESTIMATE: 'value'})))} of the answers are right."
+        f"loop, and {percent(exact.sel({ESTIMATE: 'value'}))} of the answers are right."
     )
     return Finding(text, value=f"{percent(settled)} settle", good=bool(settled >= 0.99))
 

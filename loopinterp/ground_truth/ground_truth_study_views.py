@@ -136,6 +136,6 @@ def _questions(asked: xr.Dataset) -> pd.DataFrame:
 
 def _spread(name: str, scores: xr.DataArray, *, control: bool = False) -> Series:
     """Mean, least and largest score of each check; NaN where there is none."""
-    ends = [scores.mean("model"), scores.min("model"), scores.max("model")]
+    ends: list[xr.DataArray] = [scores.mean("model"), scores.min("model"), scores.max("model")]
     estimate = xr.concat(ends, xr.Variable(ESTIMATE, list(ENDS)))
     return Series.of(name, estimate, control=control)

@@ -21,7 +21,7 @@ def _(result: Robustness) -> list[Finding]:
         return [Finding(text)]
     scores = works.sel(noise=works["noise"].max())["value"].dropna("check")
     text = (
-        f"With noise of {percent(float(scores['noise']))} on every weight the compiled models "
+        f"With noise of {percent(scores['noise'])} on every weight the compiled models "
         f"still work, and the tools score at least {float(scores.min()):.3g} "
         f"({scores['check'].values[scores.values.argmin()]})."
     )

@@ -154,8 +154,9 @@ def _front_profile(result: CarryStudyResult) -> Figure:
     series, tables = [], []
     for name, (variable, control) in lines.items():
         table = _around_front(result, variable)
-        band = {} if control else {"low": table["least"], "high": table["greatest"]}
-        series.append(Series(name, table["ahead"], table["mean"], control=control, **band))
+        low, high = (None, None) if control else (table["least"], table["greatest"])
+        mean = table["mean"]
+        series.append(Series(name, table["ahead"], mean, low=low, high=high, control=control))
         tables.append(table.assign(line=name))
     ahead = (
         "right of it the deciding bit has further to go than one position a loop."

@@ -126,7 +126,7 @@ def _constant_note(result: EvaluationResult) -> str:
     least = constant.min("length").to_series()
     easy = [_readable(name) for name in least.index[least > 0.5]]
     if not easy:
-        return f"It is wholly right on at most {percent(float(constant.max()))} of the problems."
+        return f"It is wholly right on at most {percent(constant.max())} of the problems."
     return (
         f"On {' and '.join(easy)} it is right, since every answer there is the same: that "
         "distribution tests whether the carry arrives, and the others whether it is a carry."
