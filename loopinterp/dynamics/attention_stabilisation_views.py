@@ -6,7 +6,7 @@ import numpy as np
 
 from loopinterp.dynamics.attention_stabilisation import FROZEN, AttentionStabilisationResult
 from loopinterp.intervals import ESTIMATE, band_of, share_of
-from loopinterp.plotting import LinePanel, Series, line_panels, ramp
+from loopinterp.plotting import LinePanel, Series, line_panels
 from loopinterp.results import Figure, Finding, figures_of, findings_of, percent, tidy
 
 SECTION = "attention"
@@ -38,13 +38,12 @@ def _(result: AttentionStabilisationResult) -> list[Figure]:
     loops = slice(1, None)
     change = band_of(result.data["change"].sel(loop=loops), "batch")
     exact = share_of(result.data["exact"].sel(loop=loops), "batch")
-    sizes = change.sizes
-    heads = list(np.ndindex(sizes["layer"], sizes["head"]))
-    lines = []
-    for (layer, head), shade in zip(heads, ramp(len(heads))):
-        median = change.isel(layer=layer, head=head).sel({ESTIMATE: "value"})
-        name = f"head {layer}.{head}" if sizes["layer"] > 1 else f"head {head}"
-        lines.append(Series.of(name, median.where(median > 0), colour=shade))
+    heads = np.ndindex(change.sizes["layer"], change.sizes["head"])
+    several = change.sizes["layer"] > 1
+    names = [f"head {layer}.{head}" if several else f"head {head}" for layer, head in heads]
+    median = change.sel({ESTIMATE: "value"}).stack(line=("layer", "head"), create_index=False)
+    median = median.where(median > 0).assign_coords(line=names)
+    lines = Series.each(median, "line", in_order=True)
     plot = line_panels(
         [
             LinePanel(lines, "change of pattern", y_log=True),

@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from loopinterp.intervals import ENDS, ESTIMATE
-from loopinterp.plotting.look import PALETTE, SYMBOLS, alpha, colour, template
+from loopinterp.plotting.look import PALETTE, SYMBOLS, alpha, colour, ramp, template
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -66,7 +66,13 @@ class Series:
 
     @classmethod
     def each(
-        cls, values: xr.DataArray, axis: str, name: Callable[[Any], str] = str, **look: Any
+        cls,
+        values: xr.DataArray,
+        axis: str,
+        name: Callable[[Any], str] = str,
+        *,
+        in_order: bool = False,
+        **look: Any,
     ) -> list[Self]:
         """A line for each coordinate of an axis, along the other one; see :meth:`of`.
 
@@ -74,10 +80,15 @@ class Series:
             values: Values along two axes.
             axis: The one that has a line for each of its coordinates.
             name: From the coordinate to the line's name.
+            in_order: Whether colours are in an order that the eye can follow.
             look: ``control``, ``colour``, ``markers``.
         """
         places = values[axis].values.tolist()
-        return [cls.of(name(at), values.sel({axis: at}, drop=True), **look) for at in places]
+        looks = (
+            [look | {"colour": c} for c in ramp(len(places))] if in_order else [look] * len(places)
+        )
+        lines = zip(places, values.transpose(axis, ...), looks)
+        return [cls.of(name(place), line, **look) for place, line, look in lines]
 
 
 @dataclass(frozen=True)
@@ -197,8 +208,7 @@ def _add_reference(figure: go.Figure, mark: Reference, panel: int, anchor: str) 
 
 
 def _is_far_right(figure: go.Figure, value: float, panel: int) -> bool:
-    traces: list[Any] = list(figure.select_traces())
-    on_panel = [t for t in traces if (t.xaxis or "x") == f"x{suffix(panel)}"]
+    on_panel: Any = figure.select_traces({"xaxis": f"x{suffix(panel)}"})
     numbers = [v for t in on_panel for v in t.x if isinstance(v, (int, float, np.number))]
     if figure.layout[f"xaxis{suffix(panel)}"]["type"] == "log":
         numbers = [math.log10(v) for v in numbers if v > 0]
