@@ -92,7 +92,9 @@ def _training_panels(table: pd.DataFrame) -> list[LinePanel]:
 
 
 def _stage_times(record: RunRecord) -> list[Figure]:
-    times = pd.Series({stage: time for stage, time in record.stage_seconds.items() if time > 0})
+    times = pd.Series(
+        {s: time for s, time in record.stage_seconds.items() if time > 0}, dtype=float
+    )
     if times.empty:
         return []
     bars = Series("seconds", times.index, times)

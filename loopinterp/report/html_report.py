@@ -142,11 +142,11 @@ def _facts(record: RunRecord) -> list[tuple[str, str]]:
     ]
 
 
-def _versions(record: RunRecord) -> list[tuple[str, str]]:
+def _versions(record: RunRecord) -> dict[str, str]:
     from loopinterp import __version__
 
-    made = {str(k): str(v) for k, v in record.made.get("versions", {}).items()}
+    made = dict(record.made.get("versions", {}))
     studies = sorted({r.provenance.version for r in record.results.values()} - {""})
     if "loopinterp" not in made and studies:
         made["loopinterp"] = ", ".join(studies)
-    return [*made.items(), ("this report", f"loopinterp {__version__}")]
+    return {**made, "this report": f"loopinterp {__version__}"}

@@ -65,7 +65,12 @@ def section_views(record: RunRecord) -> tuple[list[SectionView], list[str]]:
 
 def figure_views(figures: Iterable[Figure]) -> list[FigureView]:
     """Figures with an anchor of their own each."""
-    return [_figure_view(figure, number) for number, figure in enumerate(figures, start=1)]
+    views = []
+    for number, figure in enumerate(figures, start=1):
+        anchor = f"{slug(figure.section)}-{number}-{slug(figure.title)}"
+        download = None if figure.data is None else table_download(figure.data, anchor)
+        views.append(FigureView(anchor, figure, figure_json(figure.plot), download))
+    return views
 
 
 def tiles(views: Sequence[SectionView]) -> list[tuple[Section, Finding]]:
@@ -83,9 +88,8 @@ def tiles(views: Sequence[SectionView]) -> list[tuple[Section, Finding]]:
 
 
 def _in_order_of_making(record: RunRecord) -> tuple[list[_Said], list[str]]:
-    stages = list(record.made.get("stages", {}))
-    order = {name: stages.index(name) for name in record.results if name in stages}
-    names = sorted(record.results, key=lambda name: (order.get(name, len(stages)), name))
+    order = {name: place for place, name in enumerate(record.made.get("stages", {}))}
+    names = sorted(record.results, key=lambda name: (order.get(name, len(order)), name))
     said, problems = [], []
     for name in names:
         result = record.results[name]
@@ -130,9 +134,3 @@ def _split(studies: Sequence[Sequence[Figure]]) -> tuple[list[Figure], list[Figu
         shown += figures[:at_once]
         more += figures[at_once:]
     return (shown, more) if len(more) > 1 else ([*shown, *more], [])
-
-
-def _figure_view(figure: Figure, number: int) -> FigureView:
-    anchor = f"{slug(figure.section)}-{number}-{slug(figure.title)}"
-    download = None if figure.data is None else table_download(figure.data, anchor)
-    return FigureView(anchor, figure, figure_json(figure.plot), download)
