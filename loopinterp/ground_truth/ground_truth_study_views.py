@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,6 @@ from loopinterp.plotting import Series, bars_with_intervals, heatmap_panels
 from loopinterp.results import Figure, Finding, figures_of, findings_of
 
 SECTION = "ground-truth"
-
-ROW = 19
-"""Pixels of a row of the table: enough for its name."""
 
 
 @findings_of.register
@@ -65,9 +63,6 @@ def _table(result: GroundTruth) -> Figure:
     value = asked["value"].values
     shown = np.where(np.isnan(value), "", np.char.mod("%.3g", value))
     plot.update_traces(customdata=shown, hovertemplate="%{y}<br>%{x}: %{customdata}<extra></extra>")
-    meta = dict(plot.layout.meta["loopinterp"])
-    meta["panel_height"] = max(meta["panel_height"], ROW * len(result.models))
-    plot.update_layout(height=meta["panel_height"] + 200, meta={"loopinterp": meta})
     missed = [f"{check} on {model}" for model, check, _, _ in result.missed]
     return Figure(
         title="Every tool on every model whose circuit is known",
@@ -114,24 +109,12 @@ def _controls(result: GroundTruth) -> Figure:
 
 def _questions(asked: xr.Dataset) -> pd.DataFrame:
     """What the checks are, with the score over all models that is furthest from right."""
-    rows = []
-    for key in asked["check"].values:
-        check, scores = BY_KEY[key], asked.sel(check=key)
-        worst = scores["value"].max() if check.highest else scores["value"].min()
-        rows.append(
-            {
-                "check": check.key,
-                "tool": check.tool,
-                "question": check.question,
-                "control": check.control,
-                "limit": check.limit,
-                "upper": check.highest,
-                "models": int(scores["value"].count()),
-                "worst": float(worst),
-                "mean control": float(scores["control"].mean()),
-            }
-        )
-    return pd.DataFrame(rows)
+    table = pd.DataFrame([dataclasses.asdict(BY_KEY[key]) for key in asked["check"].values])
+    table = table.rename(columns={"key": "check", "highest": "upper"})
+    scores = asked["value"]
+    worst = np.where(table["upper"], scores.max("model"), scores.min("model"))
+    table = table.assign(models=scores.count("model").values, worst=worst)
+    return table.assign(**{"mean control": asked["control"].mean("model").values})
 
 
 def _spread(name: str, scores: xr.DataArray, *, control: bool = False) -> Series:

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
 _CONTROL_DASHES = ["dash", "dot", "dashdot", "longdash"]
 
-PANEL_HEIGHT = 360
-"""Height in pixels of a panel of a heat map."""
-
 
 @dataclass(frozen=True)
 class Series:
@@ -104,7 +101,7 @@ def panel_figure(
     titles: Sequence[str],
     columns: int,
     *,
-    panel_height: int = PANEL_HEIGHT,
+    panel_height: int,
     square: bool = False,
 ) -> go.Figure:
     """Empty axes in a grid; ``layout.meta`` tells the report how to lay them out anew."""

@@ -15,6 +15,9 @@ from loopinterp.plotting.look import SCALES
 if TYPE_CHECKING:
     import xarray as xr
 
+PANEL_HEIGHT, ROW = 360, 19
+"""Pixels of a panel, or of each row that has a name where that is more."""
+
 
 def heatmap_panels(
     panels: Mapping[str, xr.DataArray],
@@ -62,7 +65,8 @@ def heatmap_panels(
     y_title = axis_title(y_axis) if y_title is None else y_title
     y_down = not _is_numeric(y) if y_down is None else y_down
     columns = columns or min(len(panels), 4)
-    figure = panel_figure(list(panels), columns, square=square)
+    height = max(PANEL_HEIGHT, 0 if _is_numeric(y) else ROW * len(y))
+    figure = panel_figure(list(panels), columns, panel_height=height, square=square)
     hover = f"{x_title} %{{x}}<br>{y_title} %{{y}}<br>{value_title} %{{z:.3g}}<extra></extra>"
     gap = 1 if max(first.shape) <= 40 else 0
     for k, (title, values) in enumerate(panels.items()):
