@@ -98,7 +98,8 @@ def _around(result: PatchingSweep) -> Figure:
         plot = _maps(data.isel(pos=0).assign_coords(head=heads), x_title="")
         how = _scale_text(result)
     else:
-        plot = bars_with_intervals(_lines(data.isel(head=0, pos=0)), value_title=_UNPATCHED)
+        told_apart = data.isel(head=0, pos=0)[[_RECOVERED, result.metric, _CONTROL]]
+        plot = bars_with_intervals(_lines(told_apart), value_title=_UNPATCHED)
         how = _scale_text(result)
     how = f"These layers run once, before the loop or after it. {how}"
     return _figure(result, plot, "around the loop", how)
