@@ -45,24 +45,22 @@ def _head_name(result: AttentionResult, at: dict[str, int]) -> str:
     return head if result.data.sizes["layer"] == 1 else f"layer {at['layer']}, {head}"
 
 
-def _heads(result: AttentionResult) -> dict[str, dict[str, int]]:
-    """Each head's place, by its name."""
-    sizes = result.data.sizes
-    places = [{"layer": k, "head": h} for k, h in np.ndindex(sizes["layer"], sizes["head"])]
-    return {_head_name(result, place): place for place in places}
+def _by_head(result: AttentionResult) -> xr.Dataset:
+    """The arrays with one axis of heads, by their names."""
+    places = np.ndindex(result.data.sizes["layer"], result.data.sizes["head"])
+    names = [_head_name(result, {"layer": layer, "head": head}) for layer, head in places]
+    by_head = result.data.stack(by_head=("layer", "head"), create_index=False)
+    return by_head.drop_vars(("layer", "head")).rename(by_head="head").assign_coords(head=names)
 
 
 def _patterns(result: AttentionResult) -> Figure:
     numbered = result.labels == [str(k) for k in range(len(result.labels))]
     places = [label if numbered else f"{k} · {label}" for k, label in enumerate(result.labels)]
-    patterns = result.data["patterns"].stack(panel=("layer", "head"), create_index=False)
-    patterns = patterns.transpose("loop", "panel", "query", "key")
-    patterns = patterns.assign_coords(panel=list(_heads(result)), query=places, key=places)
+    patterns = _by_head(result)["patterns"].transpose("loop", "head", "query", "key")
+    patterns = patterns.assign_coords(query=places, key=places)
     plot = loop_slider_figure(
         patterns, x_title="looked at (key)", y_title="looking (query)", value_title="attention"
     )
-    named = patterns.drop_vars(("layer", "head")).rename(panel="head")
-    data = tidy({"attention": named}).query("attention > 1e-3").round(4)
     return Figure(
         title="Attention patterns, loop by loop",
         plot=plot,
@@ -75,16 +73,16 @@ def _patterns(result: AttentionResult) -> Figure:
             "A head without preference would colour alike all the positions that a row may see; "
             "the next figure measures every head against that, over many examples."
         ),
-        data=data,
+        data=tidy({"attention": patterns}).query("attention > 1e-3").round(4),
     )
 
 
 def _by_loop(result: AttentionResult) -> Figure:
     best = result.strongest()["distance"]
-    data = result.data.sel(distance=best, drop=True)
-    heads = _heads(result)
-    looks = [Series.of(name, data["mass"].sel(at)) for name, at in heads.items()]
-    spread = [Series.of(name, data["entropy"].sel(at)) for name, at in heads.items()]
+    data, by_head = (
+        cells.sel(distance=best, drop=True) for cells in (result.data, _by_head(result))
+    )
+    looks, spread = (Series.each(by_head[name], "head") for name in ("mass", "entropy"))
     even_mass = data["mass_even"].expand_dims(loop=data["loop"])
     even_entropy = xr.full_like(data["entropy"][:, 0, 0], result.entropy_even)
     where = place(best)

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from loopinterp.errors import InputError
-from loopinterp.report.assets import asset, plotly_script
+from loopinterp.report.assets import asset
 from loopinterp.report.how_it_was_made import made_figures, seconds, setting_groups
 from loopinterp.report.run_record import RunRecord, read_run
 from loopinterp.report.section_contents import figure_views, section_views, tiles
@@ -59,11 +61,11 @@ def write_results(results: Mapping[str, Result], out: str | Path, *, title: str)
 
 def render_report(record: RunRecord) -> str:
     """The report of a run as HTML; of results alone, if the record has no configuration."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+    from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
         loader=PackageLoader("loopinterp.report"),
-        autoescape=select_autoescape(default=True, default_for_string=True),
+        autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -85,6 +87,8 @@ def tidy(text: str) -> str:
 
 
 def _context(record: RunRecord) -> dict[str, Any]:
+    from plotly.offline import get_plotlyjs
+
     sections, unshown = section_views(record)
     shown = {view.section.key for view in sections}
     return {
@@ -107,7 +111,7 @@ def _context(record: RunRecord) -> dict[str, Any]:
         "made_figures": figure_views(made_figures(record)),
         "settings": setting_groups(record.config),
         "versions": _versions(record),
-        "plotly_script": plotly_script(),
+        "plotly_script": Markup(get_plotlyjs()),  # plotly's own file, as it ships it
     }
 
 
