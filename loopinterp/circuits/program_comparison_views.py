@@ -127,7 +127,7 @@ def _strata(data: xr.Dataset, prefix: str) -> list[str]:
 def _by_delay(result: ProgramComparison, data: xr.Dataset, order: list[str]) -> Figure:
     at = _early(data).sel(stratum=ALL, program=order[:_SHOWN])
     first = at.isel(program=0)
-    pairs, delays = first["active"], first["delay"].values
+    pairs, delays = first["active"], first["delay"].values.tolist()
     control = Series.of("no exchange", first["no_interchange"], control=True)
     return Figure(
         title="What happens after an exchange, delay by delay",
