@@ -9,5 +9,6 @@ from . import rasp as rasp
 from . import report as report
 from . import tasks as tasks
 from . import training as training
+from . import workflow as workflow
 
 __version__: str

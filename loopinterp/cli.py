@@ -1,6 +1,6 @@
 """The command line: train a looped transformer, open it, and write the report.
 
-Torch is imported inside the commands, so that ``--help`` answers at once.
+Everything behind a command is imported when it is run, so that ``--help`` answers at once.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from loopinterp import __version__
+import loopinterp
 from loopinterp.errors import InputError
+from loopinterp.studied_model import RESULTS
 
 if TYPE_CHECKING:
     from loopinterp.results import Result
@@ -72,7 +73,7 @@ def _root(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
     if version:
-        typer.echo(f"loopinterp {__version__}")
+        typer.echo(f"loopinterp {loopinterp.__version__}")
         raise typer.Exit
 
 
@@ -92,17 +93,12 @@ def demo(
 
     About five minutes on two cores. Killed at any moment, the same command goes on.
     """
-    from loopinterp import workflow
-
-    path = workflow.demo(
+    path = loopinterp.workflow.demo(
         out, seed=seed, settings=settings or (), threads=threads, progress=progress
     )
-    results = workflow.saved_results(out)
-    _print(
-        {"run": str(out), "report": str(path), "findings": _findings(results.values())},
-        f"{_told(results.values())}\nReport: {path}",
-        as_json,
-    )
+    findings, told = _found(loopinterp.report.read_run(out).results.values())
+    document = {"run": str(out), "report": str(path), "findings": findings}
+    _print(document, f"{told}\nReport: {path}", as_json)
 
 
 @app.command(
@@ -136,9 +132,6 @@ def train(
     Starts from the task's recipe or from --config, then applies each --set and the other
     options. Killed at any moment, the same command goes on, with the same numbers.
     """
-    from loopinterp import workflow
-    from loopinterp.training import RECIPES
-
     flags = {
         "seed": seed,
         "steps": steps,
@@ -147,13 +140,13 @@ def train(
         "compile": compile_ or None,
         "threads": threads,
     }
-    chosen = workflow.configure(
+    chosen = loopinterp.workflow.configure(
         task=task, recipe=recipe, file=config, settings=settings or (), flags=flags
     )
-    if task and not (recipe or config or task in RECIPES):
+    if task and not (recipe or config or task in loopinterp.training.RECIPES):
         note = f"No recipe is for {task}: this is the demo's model, with a window of one position."
         typer.echo(note, err=True)
-    run = workflow.train_run(chosen, out, progress=progress, resume=resume)
+    run = loopinterp.workflow.train_run(chosen, out, progress=progress, resume=resume)
     last = run.metrics().tail(1).to_dict("records")
     document = {"run": str(out), "steps": run.steps_done, "seconds": run.seconds}
     _print(
@@ -187,9 +180,7 @@ def compile_(
 
     The run that it makes is evaluated, analysed and reported like one that was trained.
     """
-    from loopinterp import workflow
-
-    run = workflow.compile_run(
+    run = loopinterp.workflow.compile_run(
         program, out, max_length=max_length, disguises=disguise or (), seed=seed
     )
     config = run.config.model
@@ -234,11 +225,10 @@ def evaluate(
 
     Every example gets its own T(n) loops. The result is saved in RUN/results.
     """
-    from loopinterp import workflow
     from loopinterp.results import SUFFIX
 
     _use_threads(threads)
-    result = workflow.evaluate_run(
+    result = loopinterp.workflow.evaluate_run(
         run,
         lengths=length,
         distributions=distribution,
@@ -254,15 +244,12 @@ def evaluate(
     if stop:
         tables["stopped"] = result.to_dataframe("stopped_exact_match")
         tables["stopped"]["stopped_at"] = result.to_dataframe("stopped_at")["stopped_at"]
-    file = run / workflow.RESULTS / f"generalisation{SUFFIX}"
+    file = run / RESULTS / f"generalisation{SUFFIX}"
     document = {"run": str(run), "file": str(file), "samples": samples}
     document |= {name: table.to_dict("records") for name, table in tables.items()}
     words = [table.round(3).to_string(index=False) for table in [shown, *list(tables.values())[1:]]]
-    _print(
-        {**document, "findings": _findings([result])},
-        "\n".join([*words, _told([result])]),
-        as_json,
-    )
+    findings, told = _found([result])
+    _print({**document, "findings": findings}, "\n".join([*words, told]), as_json)
 
 
 @app.command(
@@ -284,22 +271,22 @@ def analyze(
     Each result is saved in RUN/results, with its controls. A study that asks nothing of the run's
     task is left out; one that cannot be made says why.
     """
-    from loopinterp import workflow
-
     _use_threads(threads)
-    found = workflow.analyze_run(run, studies=study, seed=seed, device=device, progress=progress)
+    found = loopinterp.workflow.analyze_run(
+        run, studies=study, seed=seed, device=device, progress=progress
+    )
     document = {
         name: {
             "file": str(found.files[name]),
             "seconds": result.provenance.wall_time,
-            "findings": _findings([result]),
+            "findings": _found([result])[0],
         }
         for name, result in found.results.items()
     }
     unsaid = [f"- {name}: cannot be said because {why}." for name, why in found.unsaid.items()]
     _print(
         {"run": str(run), "results": document, "unsaid": found.unsaid},
-        "\n".join([_told(found.results.values()), *unsaid]),
+        "\n".join([_found(found.results.values())[1], *unsaid]),
         as_json,
     )
 
@@ -314,18 +301,14 @@ def report(
 
     It is made from the saved results of `evaluate` and `analyze`, without the model.
     """
-    from loopinterp import workflow
-
-    path = workflow.report_run(run, out=out)
+    path = loopinterp.report.write_report(run, out)
     _print({"run": str(run), "report": str(path)}, str(path), as_json)
 
 
 @app.command(epilog=_examples("tasks", "tasks --json"))
 def tasks(as_json: Json = False) -> None:
     """List the tasks."""
-    from loopinterp import workflow
-
-    listed = workflow.list_task_facts()
+    listed = loopinterp.workflow.list_task_facts()
     _print(listed, "\n\n".join(_facts(facts) for facts in listed), as_json)
 
 
@@ -335,22 +318,15 @@ def models(
     as_json: Json = False,
 ) -> None:
     """List the models that the recipes train."""
-    from loopinterp import workflow
-
-    listed = workflow.list_model_facts(name)
+    listed = loopinterp.workflow.list_model_facts(name)
     _print(listed, "\n\n".join(_facts(facts) for facts in listed), as_json)
 
 
-def _findings(results: Iterable[Result]) -> list[dict[str, Any]]:
-    from loopinterp import workflow
-
-    return [dataclasses.asdict(finding) for finding in workflow.in_reading_order(results)]
-
-
-def _told(results: Iterable[Result]) -> str:
-    from loopinterp import workflow
-
-    return "\n".join(f"- {finding.text}" for finding in workflow.in_reading_order(results))
+def _found(results: Iterable[Result]) -> tuple[list[dict[str, Any]], str]:
+    """What results say in plain words: as JSON has it, and as a list to read."""
+    findings = loopinterp.workflow.in_reading_order(results)
+    told = "\n".join(f"- {finding.text}" for finding in findings)
+    return [dataclasses.asdict(finding) for finding in findings], told
 
 
 def _facts(facts: Mapping[str, Any]) -> str:

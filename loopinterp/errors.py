@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import numbers
+import operator
 import reprlib
 from collections.abc import Iterable
 from typing import Any
@@ -97,7 +98,7 @@ def check_integer(
         loopinterp.errors.InputError: n_loops: expected an integer >= 1, got True. Pass e.g. 1.
     """
     integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    if not (integer and _inside(value, least, most)):
+    if not (integer and _inside(value, least=least, most=most)):
         example = next((end for end in (least, most) if end is not None), 0)
         raise error(
             what,
@@ -134,25 +135,18 @@ def check_number(
         loopinterp.errors.InputError: share: expected a number > 0 and <= 1, got 0. Take some.
     """
     number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not (number and math.isfinite(value) and _inside(value, least, most, above, below)):
-        expected = "a number" + spell_range(least, most, above, below)
+    ends = {"least": least, "most": most, "above": above, "below": below}
+    if not (number and math.isfinite(value) and _inside(value, **ends)):
+        expected = "a number" + spell_range(**ends)
         raise error(what, expected=expected, given=reprlib.repr(value), fix=fix)
     return float(value)
 
 
-def _inside(
-    value: Any,
-    least: float | None,
-    most: float | None,
-    above: float | None = None,
-    below: float | None = None,
-) -> bool:
-    return (
-        (least is None or value >= least)
-        and (most is None or value <= most)
-        and (above is None or value > above)
-        and (below is None or value < below)
-    )
+_INSIDE = {"least": operator.ge, "most": operator.le, "above": operator.gt, "below": operator.lt}
+
+
+def _inside(value: Any, **ends: float | None) -> bool:
+    return all(end is None or _INSIDE[name](value, end) for name, end in ends.items())
 
 
 def spell_range(

@@ -16,50 +16,40 @@ ESTIMATE = "estimate"
 ENDS = ("value", "low", "high")
 
 
-def wilson_interval(
-    successes: np.ndarray | float, trials: np.ndarray | int, *, z: float = 1.959964
-) -> tuple[np.ndarray, np.ndarray]:
-    """Wilson's score interval of a share.
+def wilson_estimate(successes: ArrayLike, trials: ArrayLike) -> np.ndarray:
+    """A share with Wilson's 95% score interval as an estimate [..., (value, low, high)].
 
-    ``(p + z^2/2n -+ z sqrt(p (1-p)/n + z^2/4n^2)) / (1 + z^2/n)`` with ``p = successes / n``.
+    ``(p + z^2/2n -+ z sqrt(p (1-p)/n + z^2/4n^2)) / (1 + z^2/n)`` with ``p = successes / n`` and
+    ``z = 1.96``, the quantile of the normal distribution; NaN where there are no trials.
 
     Args:
         successes: How many of the trials succeeded, in any shape.
         trials: n.
-        z: Quantile of the normal distribution; 1.96 gives 95%.
 
     Source: Wilson (1927), Probable inference, the law of succession, and statistical inference
         (doi 10.1080/01621459.1927.10502953).
 
     Example:
-        >>> low, high = wilson_interval(300, 300)
-        >>> round(float(low), 4), float(high)
-        (0.9874, 1.0)
-    """
-    n = np.asarray(trials, dtype=float)
-    share = np.asarray(successes, dtype=float) / n
-    middle = share + z**2 / (2 * n)
-    half = z * np.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
-    scale = 1 + z**2 / n
-    low, high = ((middle - half) / scale, (middle + half) / scale)
-    # Rounding must not put the share outside its own interval.
-    return np.asarray(np.clip(low, 0, share)), np.asarray(np.clip(high, share, 1))
-
-
-def wilson_estimate(successes: ArrayLike, trials: ArrayLike) -> np.ndarray:
-    """A share with Wilson's 95% interval as an estimate [..., (value, low, high)].
-
-    NaN where there are no trials.
-
-    Example:
         >>> wilson_estimate(np.array([300, 0]), np.array([300, 0])).round(3).tolist()
         [[1.0, 0.987, 1.0], [nan, nan, nan]]
     """
+    z = 1.959964
     n = np.asarray(trials, dtype=float)
-    n, hits = np.broadcast_arrays(n, np.asarray(successes, dtype=float))
     n = np.where(n > 0, n, np.nan)
-    low, high = wilson_interval(hits, n)
-    return np.stack([hits / n, low, high], axis=-1)
+    share = np.asarray(successes, dtype=float) / n
+    middle = share + z**2 / (2 * n)
+    half = z * np.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
+    low, high = (end / (1 + z**2 / n) for end in (middle - half, middle + half))
+    # Rounding must not put the share outside its own interval.
+    return np.stack([share, np.clip(low, 0, share), np.clip(high, share, 1)], axis=-1)
+
+
+def wilson_of(successes: xr.DataArray, trials: xr.DataArray | int) -> xr.DataArray:
+    """:func:`wilson_estimate` along named axes, to which it adds that of estimates."""
+    import xarray as xr
+
+    found = xr.apply_ufunc(wilson_estimate, successes, trials, output_core_dims=[[ESTIMATE]])
+    return found.assign_coords({ESTIMATE: list(ENDS)})
 
 
 def share_of(hits: xr.DataArray, *over: str) -> xr.DataArray:
@@ -76,7 +66,7 @@ def share_of(hits: xr.DataArray, *over: str) -> xr.DataArray:
         0.987
     """
     trials = int(np.prod([hits.sizes[axis] for axis in over]))
-    return _with_ends(hits, over, wilson_estimate(hits.sum(over).values, trials))
+    return wilson_of(hits.sum(over), trials)
 
 
 def band_of(values: xr.DataArray, *over: str) -> xr.DataArray:
@@ -84,17 +74,7 @@ def band_of(values: xr.DataArray, *over: str) -> xr.DataArray:
 
     NaN is left out; infinity counts as larger than any number.
     """
-    rows = values.stack(cell=over, create_index=False)
-    rows = rows.transpose(..., "cell").values
-    empty = np.asarray(np.isnan(rows).all(axis=-1))
-    filled = np.where(empty[..., None], 0, rows)
-    found = np.nanquantile(filled, (0.5, 0.1, 0.9), axis=-1, method="lower")
-    return _with_ends(values, over, np.moveaxis(np.where(empty, np.nan, found), 0, -1))
-
-
-def _with_ends(values: xr.DataArray, over: tuple[str, ...], found: np.ndarray) -> xr.DataArray:
-    import xarray as xr
-
-    axes = [axis for axis in values.dims if axis not in over]
-    coords = {axis: values.coords[axis] for axis in axes if axis in values.coords}
-    return xr.DataArray(found, dims=[*axes, ESTIMATE], coords={**coords, ESTIMATE: list(ENDS)})
+    empty = values.isnull().all(over)
+    found = values.where(~empty, 0).quantile((0.5, 0.1, 0.9), over, method="lower").where(~empty)
+    named = found.rename(quantile=ESTIMATE).assign_coords({ESTIMATE: list(ENDS)})
+    return named.transpose(..., ESTIMATE)

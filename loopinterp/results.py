@@ -4,7 +4,8 @@ A study is a function that returns a :class:`Result`. Its numbers are one ``xarr
 that a cell is asked for by name (``result.data["iia"].sel(program="ripple", delay="end")``).
 What a result shows is kept out of it: figures and findings are registered for its type in a
 module of their own, beside the study's (``convergence.py`` has ``convergence_views.py``), which is
-imported when they are first asked for.
+imported when they are first asked for, and whose ``SECTION`` is the section of the report that they
+belong to, where they name no other.
 """
 
 from __future__ import annotations
@@ -17,18 +18,19 @@ import time
 import typing
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import singledispatch
 from html import escape
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, ClassVar, SupportsFloat
 
 import numpy as np
 
 from loopinterp.errors import CheckpointError, InputError
 from loopinterp.intervals import ENDS, ESTIMATE
-from loopinterp.storage import read_arrays, write_arrays
+from loopinterp.storage import json_default, read_arrays, write_arrays
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -106,7 +108,8 @@ class Figure:
         caption: How to read it, in plain words.
         control: What its control is and what the control shows ("" where none applies).
         data: The table behind it, linked from the report.
-        section: The report section it belongs to ("convergence", "wavefront", "program", …).
+        section: The report section it belongs to ("convergence", "wavefront", "program", …), by
+            default that of the module of views it is made in.
     """
 
     title: str
@@ -117,27 +120,28 @@ class Figure:
     section: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Finding:
     """One thing a result says, in plain words: the report's summary is made of these.
 
     Attributes:
+        text: A whole sentence that someone new to the field understands.
         kind: The report section it belongs to, as in :attr:`Figure.section`, or ``"verdict"``
             (shown first, and large).
-        text: A whole sentence that someone new to the field understands.
         value: The one number or name that carries it, formatted ("1.00", "loop 17"), or "".
         good: Whether this is what one hopes for; None where that has no meaning.
         label: What the value is, in a few words; such a finding stands beside the verdict.
     """
 
-    kind: str
     text: str
+    _: KW_ONLY
+    kind: str = ""
     value: str = ""
     good: bool | None = None
     label: str = ""
 
 
-def percent(share: float | np.floating) -> str:
+def percent(share: SupportsFloat) -> str:
     """A share as findings say it: a whole percentage, but never rounded up to 100 or down to 0.
 
     Example:
@@ -150,7 +154,7 @@ def percent(share: float | np.floating) -> str:
     return f"{value:.0f}%"
 
 
-def tidy(arrays: Mapping[str, xr.DataArray]) -> pd.DataFrame:
+def tidy(arrays: Mapping[Any, xr.DataArray]) -> pd.DataFrame:
     """A table of arrays with the same axes: a row for each cell, a column for each axis and array.
 
     An estimate called ``iia`` becomes three columns, ``iia``, ``iia_low`` and ``iia_high``.
@@ -294,13 +298,15 @@ class Result:
 
     def figures(self) -> list[Figure]:
         """The figures of this result."""
-        _import_views(type(self))
-        return figures_of(self)
+        section = _import_views(type(self))
+        figures = figures_of(self)
+        return [dataclasses.replace(f, section=f.section or section) for f in figures]
 
     def findings(self) -> list[Finding]:
         """What this result says in plain words, most telling first."""
-        _import_views(type(self))
-        return findings_of(self)
+        section = _import_views(type(self))
+        findings = findings_of(self)
+        return [dataclasses.replace(f, kind=f.kind or section) for f in findings]
 
     def show(self) -> None:
         """Print what the result says, and show its figures (in a notebook, or in a browser)."""
@@ -327,7 +333,7 @@ class Result:
                     given=repr(name),
                     fix="See result.data.",
                 )
-        return tidy({name: self.data[name] for name in wanted})
+        return tidy(self.data[wanted])
 
     def _widest(self) -> list[str]:
         axes = {str(n): set(a.dims) - {ESTIMATE} for n, a in self.data.data_vars.items()}
@@ -348,13 +354,13 @@ class Result:
         header = {
             "kind": self.kind,
             "axes": {name: list(array.dims) for name, array in self.data.data_vars.items()},
-            "coords": {axis: _plain(c.values) for axis, c in self.data.coords.items()},
-            "fields": {n: _jsonable(getattr(self, n)) for n in own},
-            "provenance": dataclasses.asdict(self.provenance),
+            "coords": {axis: c.values for axis, c in self.data.coords.items()},
+            "fields": {name: getattr(self, name) for name in own},
+            "provenance": self.provenance,
         }
         path = Path(folder) / f"{name or self.kind}{SUFFIX}"
         arrays = {str(name): array.values for name, array in self.data.data_vars.items()}
-        write_arrays(path, arrays, metadata={_HEADER: json.dumps(header)})
+        write_arrays(path, arrays, metadata={_HEADER: json.dumps(header, default=json_default)})
         return path
 
     @classmethod
@@ -376,7 +382,7 @@ class Result:
                 fix="Load it with loopinterp.saved_results.load_result.",
             )
         try:
-            variables = {name: (header["axes"][name], array) for name, array in arrays.items()}
+            variables = {name: (axes, arrays[name]) for name, axes in header["axes"].items()}
             return cls(
                 data=xr.Dataset(variables, coords=header["coords"]),
                 provenance=_validated(Provenance, header["provenance"]),
@@ -425,14 +431,9 @@ def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
 
 
 def _fields(cls: type[Result], values: Mapping[str, Any]) -> dict[str, Any]:
-    hints = typing.get_type_hints(cls, localns={"xr": typing.cast("Any", _AnyDataset)})
+    datasets = SimpleNamespace(Dataset=Any)  # the one type that is not imported here
+    hints = typing.get_type_hints(cls, localns={"xr": datasets})
     return {name: _validated(hints.get(name, Any), value) for name, value in values.items()}
-
-
-class _AnyDataset:
-    """Stands in for xarray when the types of a result's other fields are looked up."""
-
-    Dataset = Any
 
 
 def _validated(kind: Any, value: Any) -> Any:
@@ -442,26 +443,14 @@ def _validated(kind: Any, value: Any) -> Any:
     return TypeAdapter(kind).validate_json(json.dumps(value))
 
 
-def _jsonable(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.asdict(value)
-    if isinstance(value, (list, tuple)):
-        return [_jsonable(v) for v in value]
-    if isinstance(value, Mapping):
-        return {str(k): _jsonable(v) for k, v in value.items()}
-    return _plain(value)
-
-
-def _plain(value: Any) -> Any:
-    return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
-
-
-def _import_views(cls: type[Result]) -> None:
-    """Import the modules that register figures and findings of a result's class."""
+def _import_views(cls: type[Result]) -> str:
+    """Import the modules that register figures and findings of a class; the first one's section."""
+    section = ""
     for base in cls.__mro__:
         name = f"{base.__module__}_views"
         if base is not Result and issubclass(base, Result) and _exists(name):
-            importlib.import_module(name)
+            section = section or getattr(importlib.import_module(name), "SECTION", "")
+    return section
 
 
 def _exists(name: str) -> bool:

@@ -5,6 +5,7 @@ No pickle is ever written or read; arrays and weights are safetensors, the rest 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import tempfile
@@ -51,7 +52,7 @@ def write_bytes(path: str | Path, data: bytes) -> None:
 
 def write_json(path: str | Path, document: Any) -> None:
     """Write JSON in one step; NumPy scalars and arrays become numbers and lists."""
-    text = json.dumps(document, indent=1, default=_jsonable, allow_nan=True)
+    text = json.dumps(document, indent=1, default=json_default)
     write_bytes(path, (text + "\n").encode())
 
 
@@ -177,11 +178,12 @@ def _read(path: Path) -> bytes:
         ) from error
 
 
-def _jsonable(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
+def json_default(value: Any) -> Any:
+    """JSON's form of what the json module has none of: NumPy's values, paths, dataclasses."""
+    if isinstance(value, (np.ndarray, np.generic)):
         return value.tolist()
-    if isinstance(value, np.generic):
-        return value.item()
     if isinstance(value, Path):
         return str(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
     raise TypeError(f"{type(value).__name__} is not JSON-ready")

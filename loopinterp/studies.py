@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
+from loopinterp import circuits, dynamics, ground_truth, lenses, probing, rasp
 from loopinterp.results import SUFFIX
 from loopinterp.studied_model import StudiedModel
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from loopinterp.circuits import PairStrategy
     from loopinterp.results import Result
     from loopinterp.tasks import Addition, Batch
 
@@ -48,7 +49,7 @@ class Study:
 
     def unsaid(self, model: StudiedModel) -> str:
         """Why it says nothing of a model, as a clause; "" if it says something."""
-        if self.tasks and model.task.name not in self.tasks:
+        if not self.concerns(model):
             return f"it asks about {' or '.join(self.tasks)} and not about {model.task.name}"
         return self.why_not(model)
 
@@ -57,51 +58,17 @@ class Study:
         return not self.tasks or model.task.name in self.tasks
 
 
-def _convergence(model: StudiedModel) -> Result:
-    from loopinterp.dynamics import convergence_study
-
-    batch = model.sample(model.length(4 * model.cutoff), 32)
-    return convergence_study(model.model, batch, seed=model.seed)
+STUDIES: list[Study] = []
+"""All studies, in the order in which they are run."""
 
 
-def _extrapolation(model: StudiedModel) -> Result:
-    from loopinterp.dynamics import extrapolation_study
+def _study(name: str, about: str, **limits: Any) -> Callable[..., None]:
+    """Makes the function below the next study."""
 
-    trained = model.task.n_loops(model.cutoff)
-    batch = model.sample(model.length(2 * model.cutoff), 64)
-    return extrapolation_study(model.model, batch, n_loops=10 * trained, trained_loops=trained)
+    def add(run: Callable[[StudiedModel], Result]) -> None:
+        STUDIES.append(Study(name=name, about=about, run=run, **limits))
 
-
-def _stabilisation(model: StudiedModel) -> Result:
-    from loopinterp.dynamics import attention_stabilisation_study
-
-    batch = model.sample(model.length(2 * model.cutoff), 32)
-    return attention_stabilisation_study(model.model, batch)
-
-
-def _attention(model: StudiedModel) -> Result:
-    from loopinterp.lenses import attention_study
-
-    batch = model.sample(model.length(2 * model.cutoff), 64)
-    return attention_study(
-        model.model,
-        batch.inputs,
-        n_loops=int(batch.n_loops.max()),
-        labels=_labels(model, batch.inputs[0]),
-        seed=model.seed,
-    )
-
-
-def _labels(model: StudiedModel, tokens: Tensor) -> list[str] | None:
-    """What stands at each position, where a word for it exists."""
-    from loopinterp.rasp import get_program
-
-    words = next((get_program(name).inputs for name in model.programs()), None)
-    if model.task.name == "addition":
-        words = ("0+0", "1+0", "0+1", "1+1", "BOS", "PAD")  # shorter than the programs have it
-    if words is None or model.task.d_vocab is None:
-        return None
-    return [words[int(token)] for token in tokens]
+    return add
 
 
 def _no_program(model: StudiedModel) -> str:
@@ -110,60 +77,9 @@ def _no_program(model: StudiedModel) -> str:
     return f"no stock program solves {model.task.name} with these settings and tokens"
 
 
-def _two_lengths(model: StudiedModel) -> list[int]:
-    """Twice the training cutoff, and twice that; where there is no room, half of it and all."""
-    short, long = (model.length(k * max(model.cutoff, SHORT)) for k in (2, 4))
-    return [short, long] if short < long else [max(short // 2, 2), short]
-
-
-def _programs(model: StudiedModel) -> Result:
-    from loopinterp.circuits import compare_programs
-
-    return compare_programs(
-        model.model,
-        model.programs(),
-        [model.sample(n, 128) for n in _two_lengths(model)],
-        names=[model.run.folder.resolve().name],
-        seed=model.seed,
-    )
-
-
-def _subspaces(model: StudiedModel) -> Result:
-    from loopinterp.circuits import search_subspaces
-
-    return search_subspaces(
-        model.model,
-        _subspace_inputs(model),
-        _nearest(model),
-        ranks=(1, 2, 3),
-        pairs=_subspace_pairs(),
-        steps=40,
-        seed=model.seed,
-    )
-
-
-def _subspace_inputs(model: StudiedModel) -> Batch:
-    return model.sample(model.length(2 * max(model.cutoff, SHORT)), 256)
-
-
-def _subspace_pairs() -> PairStrategy:
-    from loopinterp.circuits import SpreadPairs
-
-    return SpreadPairs(pairs=192, same_value=0)
-
-
-def _nearest(model: StudiedModel) -> str:
-    from loopinterp.circuits import ProgramComparison
-
-    return ProgramComparison.load(model.results / f"programs{SUFFIX}").verdict.nearest
-
-
 def _nothing_moves(model: StudiedModel) -> str:
     """Where no exchange changes an answer, there is nothing to be looked for."""
     import torch
-
-    from loopinterp.circuits import InterchangeRun
-    from loopinterp.rasp import get_program
 
     if why := _no_program(model):
         return why
@@ -171,29 +87,10 @@ def _nothing_moves(model: StudiedModel) -> str:
         return ""  # said once the comparison is made
     generator = torch.Generator().manual_seed(model.seed)
     held_out = _subspace_inputs(model)[1::2].to("cpu")
-    pairs = _subspace_pairs()(model.model, [get_program(_nearest(model))], held_out, generator)
-    run = InterchangeRun(model.model, pairs)
+    pairs = _subspace_pairs()(model.model, [rasp.get_program(_nearest(model))], held_out, generator)
+    run = circuits.InterchangeRun(model.model, pairs)
     changed = ((run.interchange() != run.base) & run.pairs.scored[:, None]).any(-1) & run.within
     return "" if bool(changed.any()) else "no exchange of a state changes an answer of the model"
-
-
-def _hold_time(model: StudiedModel) -> Result:
-    from loopinterp.circuits import planted_carry_study
-
-    batch = model.sample(_carry_bits(model), 128, distribution="propagate")
-    name = model.run.folder.resolve().name
-    return planted_carry_study(model.model, batch, names=[name], seed=model.seed)
-
-
-def _carry_bits(model: StudiedModel) -> int:
-    return model.length(max(24, 2 * model.cutoff))
-
-
-def _wavefront(model: StudiedModel) -> Result:
-    from loopinterp.probing import carry_study
-
-    task, n = cast("Addition", model.task), model.length(max(24, 4 * model.cutoff))
-    return carry_study(model.model, task, n=n, seed=model.seed)
 
 
 def _no_room_for_carries(model: StudiedModel) -> str:
@@ -209,89 +106,148 @@ def _no_planted_carry(model: StudiedModel) -> str:
     return _no_room_for_carries(model)
 
 
-def _decodability(model: StudiedModel) -> Result:
-    from loopinterp.circuits import decodability
+@_study("convergence", "does the state settle, and is it right?")
+def _(model: StudiedModel) -> Result:
+    batch = model.sample(model.length(4 * model.cutoff), 32)
+    return dynamics.convergence_study(model.model, batch, seed=model.seed)
 
+
+@_study("extrapolation", "what if the loops run on?")
+def _(model: StudiedModel) -> Result:
+    trained = model.task.n_loops(model.cutoff)
     batch = model.sample(model.length(2 * model.cutoff), 64)
-    return decodability(model.model, batch, model.programs(), seed=model.seed)
+    return dynamics.extrapolation_study(
+        model.model, batch, n_loops=10 * trained, trained_loops=trained
+    )
 
 
-def _heads(model: StudiedModel) -> Result:
-    from loopinterp.circuits import head_study
+@_study("stabilisation", "do the heads freeze?")
+def _(model: StudiedModel) -> Result:
+    batch = model.sample(model.length(2 * model.cutoff), 32)
+    return dynamics.attention_stabilisation_study(model.model, batch)
 
+
+@_study(
+    "wavefront",
+    "how far has the carry come after each loop?",
+    tasks=("addition",),
+    why_not=_no_room_for_carries,
+)
+def _(model: StudiedModel) -> Result:
+    task, n = cast("Addition", model.task), model.length(max(24, 4 * model.cutoff))
+    return probing.carry_study(model.model, task, n=n, seed=model.seed)
+
+
+@_study("programs", "which program does the circuit run?", why_not=_no_program)
+def _(model: StudiedModel) -> Result:
+    # Twice the training cutoff, and twice that; where there is no room, half of it and all.
+    short, long = (model.length(k * max(model.cutoff, SHORT)) for k in (2, 4))
+    lengths = [short, long] if short < long else [max(short // 2, 2), short]
+    return circuits.compare_programs(
+        model.model,
+        model.programs(),
+        [model.sample(n, 128) for n in lengths],
+        names=[model.run.folder.resolve().name],
+        seed=model.seed,
+    )
+
+
+@_study(
+    "hold-time",
+    "how long does a carry live that is put in by hand?",
+    tasks=("addition",),
+    why_not=_no_planted_carry,
+)
+def _(model: StudiedModel) -> Result:
+    batch = model.sample(_carry_bits(model), 128, distribution="propagate")
+    name = model.run.folder.resolve().name
+    return circuits.planted_carry_study(model.model, batch, names=[name], seed=model.seed)
+
+
+@_study(
+    "subspaces",
+    "in how few directions does an exchange live? (after programs)",
+    why_not=_nothing_moves,
+    needs="programs",
+)
+def _(model: StudiedModel) -> Result:
+    return circuits.search_subspaces(
+        model.model,
+        _subspace_inputs(model),
+        _nearest(model),
+        ranks=(1, 2, 3),
+        pairs=_subspace_pairs(),
+        steps=40,
+        seed=model.seed,
+    )
+
+
+@_study("decodability", "which variables of the programs can be read?", why_not=_no_program)
+def _(model: StudiedModel) -> Result:
     batch = model.sample(model.length(2 * model.cutoff), 64)
-    return head_study(model.model, batch, model.programs(), seed=model.seed)
+    return circuits.decodability(model.model, batch, model.programs(), seed=model.seed)
 
 
-def _ground_truth(model: StudiedModel) -> Result:
+@_study("heads", "do the heads look where the programs look?", why_not=_no_program)
+def _(model: StudiedModel) -> Result:
+    batch = model.sample(model.length(2 * model.cutoff), 64)
+    return circuits.head_study(model.model, batch, model.programs(), seed=model.seed)
+
+
+@_study("attention", "where does each head look at each loop?")
+def _(model: StudiedModel) -> Result:
+    batch = model.sample(model.length(2 * model.cutoff), 64)
+    return lenses.attention_study(
+        model.model,
+        batch.inputs,
+        n_loops=int(batch.n_loops.max()),
+        labels=_labels(model, batch.inputs[0]),
+        seed=model.seed,
+    )
+
+
+@_study(
+    "ground-truth",
+    "do the tools find what is known to be there, in compiled models?",
+    why_not=_no_program,
+)
+def _(model: StudiedModel) -> Result:
     """The tools on the programs that the model is compared with, compiled and disguised."""
-    from functools import partial
-
-    from loopinterp.ground_truth import ground_truth_study, known_models
-    from loopinterp.rasp import distract, permute, rotate
-
-    hide = [partial(disguise, seed=model.seed) for disguise in (distract, permute, rotate)]
+    hidden = (rasp.distract, rasp.permute, rasp.rotate)
     fits = (n for n in range(KNOWN_LENGTH, 1, -1) if model.task.n_positions(n) <= KNOWN_POSITIONS)
-    models = known_models(
+    models = ground_truth.known_models(
         model.programs(),
         n=next(fits, 2),
         examples=128,
-        disguises=hide,
+        disguises=[partial(disguise, seed=model.seed) for disguise in hidden],
         label="disguised",
         seed=model.seed,
     )
-    return ground_truth_study(models, seed=model.seed)
+    return ground_truth.ground_truth_study(models, seed=model.seed)
 
 
-# In the order in which they are run.
-STUDIES = (
-    Study(name="convergence", about="does the state settle, and is it right?", run=_convergence),
-    Study(name="extrapolation", about="what if the loops run on?", run=_extrapolation),
-    Study(name="stabilisation", about="do the heads freeze?", run=_stabilisation),
-    Study(
-        name="wavefront",
-        about="how far has the carry come after each loop?",
-        run=_wavefront,
-        tasks=("addition",),
-        why_not=_no_room_for_carries,
-    ),
-    Study(
-        name="programs",
-        about="which program does the circuit run?",
-        run=_programs,
-        why_not=_no_program,
-    ),
-    Study(
-        name="hold-time",
-        about="how long does a carry live that is put in by hand?",
-        run=_hold_time,
-        tasks=("addition",),
-        why_not=_no_planted_carry,
-    ),
-    Study(
-        name="subspaces",
-        about="in how few directions does an exchange live? (after programs)",
-        run=_subspaces,
-        why_not=_nothing_moves,
-        needs="programs",
-    ),
-    Study(
-        name="decodability",
-        about="which variables of the programs can be read?",
-        run=_decodability,
-        why_not=_no_program,
-    ),
-    Study(
-        name="heads",
-        about="do the heads look where the programs look?",
-        run=_heads,
-        why_not=_no_program,
-    ),
-    Study(name="attention", about="where does each head look at each loop?", run=_attention),
-    Study(
-        name="ground-truth",
-        about="do the tools find what is known to be there, in compiled models?",
-        run=_ground_truth,
-        why_not=_no_program,
-    ),
-)
+def _labels(model: StudiedModel, tokens: Tensor) -> list[str] | None:
+    """What stands at each position, where a word for it exists."""
+    words = next((rasp.get_program(name).inputs for name in model.programs()), None)
+    if model.task.name == "addition":
+        words = ("0+0", "1+0", "0+1", "1+1", "BOS", "PAD")  # shorter than the programs have it
+    if words is None or model.task.d_vocab is None:
+        return None
+    return [words[int(token)] for token in tokens]
+
+
+def _subspace_inputs(model: StudiedModel) -> Batch:
+    return model.sample(model.length(2 * max(model.cutoff, SHORT)), 256)
+
+
+def _subspace_pairs() -> circuits.SpreadPairs:
+    return circuits.SpreadPairs(pairs=192, same_value=0)
+
+
+def _nearest(model: StudiedModel) -> str:
+    comparison = circuits.ProgramComparison.load(model.results / f"programs{SUFFIX}")
+    return comparison.verdict.nearest
+
+
+def _carry_bits(model: StudiedModel) -> int:
+    return model.length(max(24, 2 * model.cutoff))

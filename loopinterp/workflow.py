@@ -13,19 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loopinterp.errors import ConfigError, InputError, unknown_name
+from loopinterp import models, rasp, report, tasks, training
+from loopinterp.errors import ConfigError, InputError, check_choice, check_integer
 from loopinterp.results import SUFFIX
 from loopinterp.stages import Stages, record_how_it_was_made
 from loopinterp.storage import read_json
-from loopinterp.studied_model import RESULTS, open_run
+from loopinterp.studied_model import open_run
 from loopinterp.studies import STUDIES
 
 if TYPE_CHECKING:
-    from loopinterp.models import StoppingRule
     from loopinterp.results import Finding, Result
     from loopinterp.studied_model import StudiedModel
     from loopinterp.studies import Study
-    from loopinterp.training import Run, TrainingConfig
     from loopinterp.training.evaluation import EvaluationResult
 
 DEMO_RECIPE = "addition"
@@ -61,7 +60,7 @@ def configure(
     file: Path | None = None,
     settings: Sequence[str] = (),
     flags: Mapping[str, Any] | None = None,
-) -> TrainingConfig:
+) -> training.TrainingConfig:
     """The configuration that a ``train`` command asks for.
 
     Args:
@@ -75,8 +74,7 @@ def configure(
         InputError: If nothing says what to train, or two things say it differently.
         ConfigError: If an option and a ``key=value`` name the same setting.
     """
-    from loopinterp.training import RECIPES, TrainingConfig, apply_settings
-
+    recipes = training.RECIPES
     if file is not None and recipe is not None:
         raise InputError(
             "start of the configuration",
@@ -85,13 +83,11 @@ def configure(
             fix="Leave one of them out.",
         )
     if file is not None:
-        config = TrainingConfig.from_dict(read_json(file))
+        config = training.TrainingConfig.from_dict(read_json(file))
     elif recipe is not None:
-        if recipe not in RECIPES:
-            raise unknown_name("recipe", recipe, RECIPES)
-        config = RECIPES[recipe]
+        config = recipes[check_choice("recipe", recipe, recipes)]
     elif task is not None:
-        config = RECIPES[task] if task in RECIPES else _plain_config(task)
+        config = recipes[task] if task in recipes else _plain_config(task)
     else:
         raise InputError(
             "task",
@@ -115,15 +111,13 @@ def configure(
                 given=f"--{key} and --set {setting}",
                 fix="Leave one of them out.",
             )
-    return apply_settings(config, [*settings, *(f"{k}={json.dumps(v)}" for k, v in given.items())])
+    flagged = (f"{name}={json.dumps(value)}" for name, value in given.items())
+    return training.apply_settings(config, [*settings, *flagged])
 
 
-def _plain_config(name: str) -> TrainingConfig:
+def _plain_config(name: str) -> training.TrainingConfig:
     """The demo's recipe, fitted to the inputs and outputs of a task that has none of its own."""
-    from loopinterp.tasks import get_task
-    from loopinterp.training import RECIPES
-
-    task, start = get_task(name), RECIPES[DEMO_RECIPE]
+    task, start = tasks.get_task(name), training.RECIPES[DEMO_RECIPE]
     model = dataclasses.replace(
         start.model,
         d_vocab=task.d_vocab,
@@ -134,12 +128,10 @@ def _plain_config(name: str) -> TrainingConfig:
 
 
 def train_run(
-    config: TrainingConfig, out: str | Path, *, progress: bool = True, resume: bool = True
-) -> Run:
+    config: training.TrainingConfig, out: str | Path, *, progress: bool = True, resume: bool = True
+) -> training.Run:
     """Train into a folder, or go on with a run that was stopped; see :func:`training.train`."""
-    from loopinterp.training import train
-
-    run = train(config, out, progress=progress, resume=resume)
+    run = training.train(config, out, progress=progress, resume=resume)
     file = shlex.quote(str(run.folder / "config.json"))
     record_how_it_was_made(
         run.folder, f"loopinterp train --config {file} --out NEW", {"train": run.seconds}
@@ -154,7 +146,7 @@ def compile_run(
     max_length: int,
     disguises: Sequence[str] = (),
     seed: int = 0,
-) -> Run:
+) -> training.Run:
     """Compile a program into a run that is analysed and reported like a trained one.
 
     Args:
@@ -167,25 +159,20 @@ def compile_run(
     Raises:
         InputError: If a name is unknown, the program cannot be compiled, or the folder is taken.
     """
-    from loopinterp import rasp
-    from loopinterp.errors import check_integer
-    from loopinterp.tasks import get_task
-    from loopinterp.training import Run
     from loopinterp.training.run import MODEL
 
     chosen = rasp.get_program(program)
     check_integer("max_length", max_length, least=1)
     for disguise in disguises:
-        if disguise not in DISGUISES:
-            raise unknown_name("disguise", disguise, DISGUISES)
-    task = get_task(chosen.task, **chosen.task_settings)
+        check_choice("disguise", disguise, DISGUISES)
+    task = tasks.get_task(chosen.task, **chosen.task_settings)
     compiled = rasp.compile_program(
         chosen, max_length=task.n_positions(max_length), n_outputs=task.d_vocab_out
     )
     for disguise in disguises:
         compiled = getattr(rasp, disguise)(compiled, seed=seed)
     origin = ", ".join([f"compiled from the program {program}", *compiled.circuit.disguises])
-    run = Run.from_model(compiled.model, task, out, max_n=max_length, origin=origin)
+    run = training.Run.from_model(compiled.model, task, out, max_n=max_length, origin=origin)
     compiled.circuit.save(run.folder / MODEL)
     options = [f"--max-length {max_length}", *(f"--disguise {name}" for name in disguises)]
     options += [f"--seed {seed}"] if disguises else []
@@ -220,14 +207,13 @@ def evaluate_run(
         progress: Whether to say what is being done.
     """
     from loopinterp.tasks.sampling import pick_distribution
-    from loopinterp.training import evaluate
 
     model, stages = open_run(folder, seed=seed, device=device), Stages(show=progress)
     for distribution in distributions or ():
         pick_distribution(model.task, distribution)  # refused before a stage is said to begin
     rules = stopping_rules(stop)
     with stages.stage("generalisation", "is it right beyond its training lengths?"):
-        result = evaluate(
+        result = training.evaluate(
             model.model,
             model.task,
             _lengths(model) if lengths is None else lengths,
@@ -248,7 +234,7 @@ def _lengths(model: StudiedModel) -> list[int]:
     return beyond if len(beyond) > 1 else sorted({max(beyond[0] // k, 1) for k in (1, 2, 4)})
 
 
-def stopping_rules(wanted: Sequence[str]) -> dict[str, StoppingRule]:
+def stopping_rules(wanted: Sequence[str]) -> dict[str, models.StoppingRule]:
     """Stopping rules as a command line names them, by the names that results show.
 
     Example:
@@ -258,30 +244,27 @@ def stopping_rules(wanted: Sequence[str]) -> dict[str, StoppingRule]:
     Raises:
         InputError: If a rule is unknown, or its tolerance is no number above 0.
     """
-    from loopinterp.models import MaxConfidence, ReadoutKL, ResidualBelow
-
-    usual = {"residual": ("residual", 0.03), "readout-kl": ("readout KL", 5e-4)}
-    rules: dict[str, StoppingRule] = {}
+    with_tolerance = {
+        "residual": ("residual", models.ResidualBelow, 0.03),
+        "readout-kl": ("readout KL", models.ReadoutKL, 5e-4),
+    }
+    rules: dict[str, models.StoppingRule] = {}
     for text in wanted:
         name, _, given = text.partition("=")
-        if name not in STOPPING:
-            raise unknown_name("stopping rule", name, STOPPING)
+        check_choice("stopping rule", name, STOPPING)
         if text == "max-confidence":
-            rules["max confidence"] = MaxConfidence()
+            rules["max confidence"] = models.MaxConfidence()
             continue
-        label, tolerance = usual.get(name, ("", 0.0))
         try:
-            tolerance = float(given or tolerance)
-        except ValueError:
-            label = ""
-        if not label:
+            label, rule, usual = with_tolerance[name]
+            tolerance = float(given or usual)
+        except (KeyError, ValueError):
             raise InputError(
                 "stopping rule",
                 expected="max-confidence, residual=TOLERANCE or readout-kl=TOLERANCE",
                 given=repr(text),
                 fix="Write residual=0.03, for instance.",
-            )
-        rule = ResidualBelow if name == "residual" else ReadoutKL
+            ) from None
         rules[f"{label} < {tolerance:g}"] = rule(tolerance)
     return rules
 
@@ -308,10 +291,8 @@ def analyze_run(
         InputError: If a study that was asked for is unknown, can say nothing of this model, or
             needs another one's result.
     """
-    known = {study.name: study for study in STUDIES}
     for name in studies or ():
-        if name not in known:
-            raise unknown_name("study", name, known)
+        check_choice("study", name, [study.name for study in STUDIES])
     model, stages = open_run(folder, seed=seed, device=device), Stages(show=progress)
     chosen = [s for s in STUDIES if (s.name in studies if studies else s.concerns(model))]
     if studies:
@@ -357,13 +338,6 @@ def _unsaid(study: Study, reason: str) -> InputError:
     )
 
 
-def report_run(folder: str | Path, *, out: str | Path | None = None) -> Path:
-    """Write the report of a run from its saved results."""
-    from loopinterp.report import write_report
-
-    return write_report(folder, out)
-
-
 def demo(
     out: str | Path,
     *,
@@ -399,7 +373,7 @@ def demo(
     command = f"loopinterp demo --out {shlex.quote(str(out))}{''.join(given)}"
     record_how_it_was_made(run.folder, command, {})
     with stages.stage("report", "one HTML file"):
-        return report_run(run.folder)
+        return report.write_report(run.folder)
 
 
 def in_reading_order(results: Iterable[Result]) -> list[Finding]:
@@ -411,20 +385,11 @@ def in_reading_order(results: Iterable[Result]) -> list[Finding]:
     return sorted(found, key=lambda finding: order.get(finding.kind, len(order)))
 
 
-def saved_results(folder: str | Path) -> dict[str, Result]:
-    """The results in a run's folder, by name."""
-    from loopinterp.saved_results import load_result, result_files
-
-    return {path.stem: load_result(path) for path in result_files(Path(folder, RESULTS))}
-
-
 def list_task_facts() -> list[dict[str, Any]]:
     """What there is to know about each task, by name of the fact."""
-    from loopinterp.tasks import get_task, list_tasks
-
     facts = []
-    for name in list_tasks():
-        task = get_task(name)
+    for name in tasks.list_tasks():
+        task = tasks.get_task(name)
         facts.append(
             {
                 "task": name,
@@ -446,15 +411,11 @@ def list_model_facts(name: str | None = None) -> list[dict[str, Any]]:
     Raises:
         InputError: If the recipe is unknown.
     """
-    from loopinterp.models import LoopedTransformer
-    from loopinterp.training import RECIPES
-
-    if name is not None and name not in RECIPES:
-        raise unknown_name("model", name, RECIPES)
+    recipes = training.RECIPES
     facts = []
-    for recipe in sorted(RECIPES) if name is None else [name]:
-        config = RECIPES[recipe]
-        weights = sum(p.numel() for p in LoopedTransformer(config.model).parameters())
+    for recipe in sorted(recipes) if name is None else [check_choice("model", name, recipes)]:
+        config = recipes[recipe]
+        weights = sum(p.numel() for p in models.LoopedTransformer(config.model).parameters())
         about = {"recipe": recipe, "task": config.task, "weights": weights}
         model = config.model.to_dict()
         short = ("n_layers", "d_model", "n_heads", "positions", "norm", "loop_norm", "injection")

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import loopinterp
-from loopinterp import cli, workflow
+from loopinterp import cli, report, workflow
 from loopinterp.results import Result, study
 from loopinterp.studied_model import StudiedModel
 from loopinterp.studies import STUDIES
@@ -428,7 +428,7 @@ def test_an_error_of_the_system_is_one_message(
     def no_space(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device", "runs/x")
 
-    monkeypatch.setattr(workflow, "report_run", no_space)
+    monkeypatch.setattr(report, "write_report", no_space)
     assert_refused(command("report", "runs/x"), "runs/x: No space left on device")
 
 
@@ -459,7 +459,7 @@ def demo_calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any
 
     def train(config: TrainingConfig, out: Path, **_: Any) -> Run:
         calls["config"] = config
-        tmp_path.mkdir(exist_ok=True)
+        (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
         return Run(tmp_path, config)
 
     def seed_of(name: str) -> Callable[..., None]:
@@ -471,7 +471,7 @@ def demo_calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any
     monkeypatch.setattr(workflow, "train_run", train)
     monkeypatch.setattr(workflow, "evaluate_run", seed_of("evaluate"))
     monkeypatch.setattr(workflow, "analyze_run", seed_of("analyze"))
-    monkeypatch.setattr(workflow, "report_run", lambda folder: folder / "report.html")
+    monkeypatch.setattr(report, "write_report", lambda folder: folder / "report.html")
     return calls
 
 

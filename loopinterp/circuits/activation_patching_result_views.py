@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from loopinterp.circuits.activation_patching_result import WORDS, PatchingSweep
+from loopinterp.circuits.activation_patching_result import MEASURES, WORDS, PatchingSweep
 from loopinterp.circuits.layer_sections import BLOCK, after
-from loopinterp.plotting import (
-    HeatPanel,
-    Series,
-    bars_with_intervals,
-    heatmap_panels,
-    line_figure,
-)
+from loopinterp.plotting import Series, bars_with_intervals, heatmap_panels, line_figure
 from loopinterp.results import Figure, Finding, figures_of, findings_of, percent
 
 SECTION = "program"
 
 _MAX_PANELS = 3
+_RECOVERED, _CONTROL, _PATCHED = "answers recovered", "unrelated input", "position patched"
 _UNPATCHED = "0: unpatched, 1: the other input's"
 _DATA = "Colours go up to the largest share. The data has the metric as well."
 _CONTROL_TEXT = (
@@ -43,7 +38,7 @@ def _(result: PatchingSweep) -> list[Finding]:
         "of the answers that differ become that input's; taken from an unrelated input, "
         f"{percent(best['control_recovered'])} do."
     )
-    return [Finding(kind=SECTION, text=text, value=value)]
+    return [Finding(text, value=value)]
 
 
 def _place(result: PatchingSweep, row: dict[Any, Any]) -> str:
@@ -70,21 +65,17 @@ def _(result: PatchingSweep) -> list[Figure]:
 
 
 def _loops(result: PatchingSweep) -> Figure:
-    data = result.data.stack(site=("layer", "head"), create_index=False)
+    """Loops against positions at the best sites, against the sites, or alone."""
+    data = _measures(result, result.data).stack(site=("layer", "head"), create_index=False)
+    data = data.assign_coords(site=_sites(result))
+    loops = "loops done" if result.component == "state" else "loop"
     if data.sizes["pos"] > 1:
-        plot, how = _position_maps(result, data)
+        plot, how = _position_maps(data, y_title=loops)
     elif data.sizes["site"] > 1:
-        plot = _maps(
-            _four(result, data.isel(pos=0)),
-            ("loop", "site"),
-            x=_sites(result),
-            y=data["loop"].values,
-            x_title="",
-            y_title=_loop_title(result),
-        )
-        how = _scale_text(result)
+        plot, how = _maps(data.isel(pos=0), x_title=""), _scale_text(result)
     else:
-        plot, how = _lines(result, data.isel(pos=0, site=0)), _scale_text(result)
+        lines = _lines(data.isel(pos=0, site=0))
+        plot, how = line_figure(lines, x_title=loops, y_title=_UNPATCHED), _scale_text(result)
     return _figure(result, plot, "loop by loop", how)
 
 
@@ -92,40 +83,69 @@ def _around(result: PatchingSweep) -> Figure:
     """Layers around the loop: bars, or maps where there are heads or positions."""
     around = result.around()
     layers = [f"{section} {k}" for section, x in around.items() for k in x["layer"].values]
-    data = xr.concat(list(around.values()), dim="layer").assign_coords(layer=layers)
+    data = _measures(result, xr.concat(list(around.values()), dim="layer"))
+    data = data.assign_coords(layer=layers)
     plot: go.Figure
     if data.sizes["pos"] > 1:
-        by_head = _by_head(result)
-        rows = [f"{k}.{h}" for k in layers for h in data["head"].values] if by_head else layers
-        data = data.stack(row=("layer", "head"), create_index=False)
-        plot = _maps(
-            {"answers recovered": data["recovered"], "unrelated input": data["control_recovered"]},
-            ("row", "pos"),
-            x=data["pos"].values,
-            y=rows,
-            x_title="position patched",
-            y_title="head" if by_head else "layer",
-        )
+        row, names = "layer", layers
+        if result.component == "z":
+            row, names = "head", [f"{k}.{h}" for k in layers for h in data["head"].values]
+        rows = data[[_RECOVERED, _CONTROL]].stack(row=("layer", "head"), create_index=False)
+        rows = rows.transpose("row", "pos").assign_coords(row=names)
+        plot, how = _maps(rows, x_title=_PATCHED, y_title=row), _DATA
     elif data.sizes["head"] > 1:
-        plot = _maps(
-            _four(result, data.isel(pos=0)),
-            ("layer", "head"),
-            x=[f"head {h}" for h in data["head"].values],
-            y=layers,
-            x_title="",
-            y_title="layer",
-        )
+        heads = [f"head {h}" for h in data["head"].values]
+        plot = _maps(data.isel(pos=0).assign_coords(head=heads), x_title="")
+        how = _scale_text(result)
     else:
-        cell = data.isel(head=0, pos=0)
-        bars = [
-            Series.of("answers recovered", cell["recovered"]),
-            Series.of(result.metric, cell["effect"]),
-            Series.of("unrelated input", cell["control_recovered"], control=True),
-        ]
-        plot = bars_with_intervals(bars, value_title=_UNPATCHED)
-    more = _DATA if data.sizes["pos"] > 1 else _scale_text(result)
-    how = f"These layers run once, before the loop or after it. {more}"
+        told_apart = data.isel(head=0, pos=0)[[_RECOVERED, result.metric, _CONTROL]]
+        plot = bars_with_intervals(_lines(told_apart), value_title=_UNPATCHED)
+        how = _scale_text(result)
+    how = f"These layers run once, before the loop or after it. {how}"
     return _figure(result, plot, "around the loop", how)
+
+
+def _measures(result: PatchingSweep, data: xr.Dataset) -> xr.Dataset:
+    """All measures by what figures call them."""
+    effects = {"effect": result.metric, "control_effect": f"{_CONTROL}, {result.metric}"}
+    return data[list(MEASURES)].rename(recovered=_RECOVERED, control_recovered=_CONTROL, **effects)
+
+
+def _position_maps(data: xr.Dataset, *, y_title: str) -> tuple[go.Figure, str]:
+    """Loops against positions, at the sites where patches do most."""
+    names = data["site"].values.tolist()
+    gain = (data[_RECOVERED] - data[_CONTROL]).max(["loop", "pos"])
+    best = np.argsort(-gain.values, kind="stable")[:_MAX_PANELS]
+    panels = {names[k]: data[_RECOVERED].isel(site=k) for k in best}
+    panels[_CONTROL] = data[_CONTROL].isel(site=best[0])
+    plot = _maps(panels, x_title=_PATCHED, y_title=y_title)
+    if len(names) == 1:
+        return plot, _DATA
+    return plot, (
+        f"Shown: the {len(best)} of {len(names)} sites where a patch does most, and the control "
+        f"of the first; the data has all of them. {_DATA}"
+    )
+
+
+def _lines(measures: xr.Dataset) -> list[Series]:
+    named = measures.data_vars.items()
+    return [Series.of(str(n), of, control=str(n).startswith(_CONTROL)) for n, of in named]
+
+
+def _maps(
+    panels: Mapping[Any, xr.DataArray], *, x_title: str | None = None, y_title: str | None = None
+) -> go.Figure:
+    """Heat maps from 0 to the most that is in them: one position of many carries only a part."""
+    top = max(float(values.max()) for values in panels.values())
+    return heatmap_panels(
+        panels,
+        x_title=x_title,
+        y_title=y_title,
+        value_title="share",
+        value_range=(0, min(top, 1) if top > 0 else 1),
+        scale="mass",
+        y_down=True,
+    )
 
 
 def _figure(result: PatchingSweep, plot: go.Figure, where: str, how: str) -> Figure:
@@ -140,75 +160,6 @@ def _figure(result: PatchingSweep, plot: go.Figure, where: str, how: str) -> Fig
         ),
         control=_CONTROL_TEXT,
         data=result.to_dataframe(),
-        section=SECTION,
-    )
-
-
-def _lines(result: PatchingSweep, data: xr.Dataset) -> go.Figure:
-    """One site, all positions at once."""
-    unrelated = f"unrelated input, {result.metric}"
-    series = [
-        Series.of("answers recovered", data["recovered"]),
-        Series.of(result.metric, data["effect"]),
-        Series.of("unrelated input", data["control_recovered"], control=True),
-        Series.of(unrelated, data["control_effect"], control=True),
-    ]
-    return line_figure(series, x_title=_loop_title(result), y_title=_UNPATCHED)
-
-
-def _position_maps(result: PatchingSweep, data: xr.Dataset) -> tuple[go.Figure, str]:
-    """Loops against positions, at the sites where patches do most."""
-    gain = (data["recovered"] - data["control_recovered"]).max(["loop", "pos"])
-    best = np.argsort(-gain.values, kind="stable")[:_MAX_PANELS]
-    names = _sites(result)
-    panels = {names[k]: data["recovered"].isel(site=k) for k in best}
-    plot = _maps(
-        {**panels, "unrelated input": data["control_recovered"].isel(site=best[0])},
-        ("loop", "pos"),
-        x=data["pos"].values,
-        y=data["loop"].values,
-        x_title="position patched",
-        y_title=_loop_title(result),
-    )
-    if len(names) == 1:
-        return plot, _DATA
-    return plot, (
-        f"Shown: the {len(best)} of {len(names)} sites where a patch does most, and the control "
-        f"of the first; the data has all of them. {_DATA}"
-    )
-
-
-def _four(result: PatchingSweep, data: xr.Dataset) -> dict[str, xr.DataArray]:
-    """All measures by title."""
-    return {
-        "answers recovered": data["recovered"],
-        "unrelated input": data["control_recovered"],
-        result.metric: data["effect"],
-        f"{result.metric}, unrelated": data["control_effect"],
-    }
-
-
-def _maps(
-    panels: Mapping[str, xr.DataArray],
-    axes: tuple[str, str],
-    *,
-    x: Sequence[Any] | np.ndarray,
-    y: Sequence[Any] | np.ndarray,
-    x_title: str,
-    y_title: str,
-) -> go.Figure:
-    """Heat maps from 0 to the most that is in them: one position of many carries only a part."""
-    top = max(float(values.max()) for values in panels.values())
-    return heatmap_panels(
-        [HeatPanel(values.transpose(*axes).values, title) for title, values in panels.items()],
-        x=list(x),
-        y=list(y),
-        x_title=x_title,
-        y_title=y_title,
-        value_title="share",
-        value_range=(0, min(top, 1) if top > 0 else 1),
-        scale="mass",
-        y_down=True,
     )
 
 
@@ -218,19 +169,11 @@ def _scale_text(result: PatchingSweep) -> str:
     )
 
 
-def _loop_title(result: PatchingSweep) -> str:
-    return "loops done" if result.component == "state" else "loop"
-
-
-def _by_head(result: PatchingSweep) -> bool:
-    return result.component == "z"
-
-
 def _sites(result: PatchingSweep) -> list[str]:
     """Each layer, or each head of it, in words."""
     if result.component == "state":
         return ["the state"]
     layers, heads = result.data["layer"].values, result.data["head"].values
-    if _by_head(result):
+    if result.component == "z":
         return [f"head {layer}.{head}" for layer in layers for head in heads]
     return [f"layer {layer}" for layer in layers]

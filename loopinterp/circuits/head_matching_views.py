@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from loopinterp.circuits.head_matching import TOLERANCE, HeadMatch
-from loopinterp.plotting import HeatPanel, heatmap_panels
+from loopinterp.plotting import heatmap_panels
 from loopinterp.results import Figure, Finding, figures_of, findings_of, percent
 
 SECTION = "program"
@@ -26,7 +24,7 @@ def _(result: HeadMatch) -> list[Finding]:
             f"{value} selectors are computed by a head, whose attention is that of the "
             f"selector to {TOLERANCE:g} at every loop: {pairs}."
         )
-        findings.append(Finding(kind=SECTION, text=text, value=value))
+        findings.append(Finding(text, value=value))
     elif telling:
         findings.append(_nearest(result, telling))
     for names, why in (
@@ -35,7 +33,7 @@ def _(result: HeadMatch) -> list[Finding]:
     ):
         if names:
             listed = ", ".join(f"“{name}”" for name in names)
-            findings.append(Finding(kind=SECTION, text=f"{why}, so nothing is said, by: {listed}."))
+            findings.append(Finding(f"{why}, so nothing is said, by: {listed}."))
     return findings
 
 
@@ -43,37 +41,30 @@ def _nearest(result: HeadMatch, telling: list[str]) -> Finding:
     """The best match of a head and a selector, against even attention."""
     mean = result.data[["overlap", "overlap_even"]].sel(selector=telling).mean("loop")
     gain = (mean["overlap"] - mean["overlap_even"]).transpose("head", "selector")
-    at = gain.argmax(["head", "selector"])
-    best = mean.isel(at)
+    best = mean.isel(gain.argmax(["head", "selector"]))
     value = percent(best["overlap"].item())
     text = (
         f"Of {len(result.heads)} heads, {best['head'].item()} comes nearest to a selector: its "
         f"attention overlaps by {value} with that of “{best['selector'].item()}” over all "
         f"loops, against {percent(best['overlap_even'].item())} if attention were spread evenly."
     )
-    return Finding(kind=SECTION, text=text, value=value)
+    return Finding(text, value=value)
 
 
 @figures_of.register
 def _(result: HeadMatch) -> list[Figure]:
     """Overlap of each head with each selector, beside its controls."""
-    mean = result.data.mean("loop")
-    even = np.broadcast_to(mean["overlap_even"].values, mean["overlap"].shape)
+    names = [_short(name, k) for k, name in enumerate(result.selectors)]
+    mean = result.data.mean("loop").assign_coords(selector=names, head=result.heads)
     plot = heatmap_panels(
-        [
-            HeatPanel(mean["overlap"].values, "overlap"),
-            HeatPanel(mean["overlap_by_position"].values, "mean pattern"),
-            HeatPanel(even, "even attention"),
-            HeatPanel(mean["mass"].values, "mass on selected"),
-        ],
-        x=[_short(name, k) for k, name in enumerate(result.selectors)],
-        y=result.heads,
-        x_title="selector",
-        y_title="head",
+        {
+            "overlap": mean["overlap"],
+            "mean pattern": mean["overlap_by_position"],
+            "even attention": mean["overlap_even"].broadcast_like(mean["overlap"]),
+            "mass on selected": mean["mass"],
+        },
         value_title="share",
-        value_range=(0, 1),
         scale="mass",
-        y_down=True,
     )
     return [
         Figure(
@@ -93,7 +84,6 @@ def _(result: HeadMatch) -> list[Figure]:
                 "attention: spread evenly over the keys within reach."
             ),
             data=result.to_dataframe(),
-            section=SECTION,
         )
     ]
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import xarray as xr
 
 from loopinterp.circuits.planted_carry import ERASED, KINDS, MOST, PLANTED, TOKENS, PlantedCarry
-from loopinterp.plotting import HeatPanel, heatmap_panels
+from loopinterp.plotting import heatmap_panels
 from loopinterp.results import Figure, Finding, figures_of, findings_of
 
 SECTION = "program"
@@ -25,7 +26,7 @@ def _findings(result: PlantedCarry) -> list[Finding]:
         )
         value = f"{_loops(result.quantile(0.5, model))}"
         label = f"Hold time of a carry{f', {model}' if several else ''}"
-        found.append(Finding(kind=SECTION, text=text, value=value, label=label))
+        found.append(Finding(text, value=value, label=label))
     return found
 
 
@@ -46,26 +47,17 @@ def _loops(life: float) -> str:
 
 @figures_of.register
 def _figures(result: PlantedCarry) -> list[Figure]:
-    panels = []
+    panels = {}
     for model in map(str, result.data.model.values):
         for kind in KINDS:
-            table = [
+            medians = [
                 [result.quantile(0.5, model, kind, token=t, left_token=s) for s in TOKENS]
                 for t in TOKENS
             ]
             name = f"{model}, {kind}" if result.data.sizes["model"] > 1 else kind
-            panels.append(HeatPanel(np.array(table), name))
-    plot = heatmap_panels(
-        panels,
-        x=TOKENS,
-        y=TOKENS,
-        x_title="token to the left",
-        y_title="token",
-        value_title="loops",
-        value_range=(0, MOST),
-        columns=2,
-        y_down=True,
-    )
+            axes = {"token": list(TOKENS), "token to the left": list(TOKENS)}
+            panels[name] = xr.DataArray(medians, axes)
+    plot = heatmap_panels(panels, value_title="loops", value_range=(0, MOST), columns=2)
     return [
         Figure(
             title="How long a carry that was put in by hand lives",
@@ -81,6 +73,5 @@ def _figures(result: PlantedCarry) -> list[Figure]:
                 f"carries stay for ever ({MOST}) and erased ones come back after 1 loop."
             ),
             data=result.to_dataframe(),
-            section=SECTION,
         )
     ]

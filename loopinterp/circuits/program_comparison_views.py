@@ -11,7 +11,6 @@ from loopinterp.circuits.pair_strategies import BOTH, TOKEN
 from loopinterp.circuits.program_comparison import END, ProgramComparison
 from loopinterp.circuits.verdict import ALL, NONE, STRATUM_PAIRS, in_loops, plain
 from loopinterp.plotting import (
-    HeatPanel,
     Reference,
     Series,
     bars_with_intervals,
@@ -21,12 +20,12 @@ from loopinterp.plotting import (
 from loopinterp.results import Figure, Finding, figures_of, findings_of, percent, tidy
 
 if TYPE_CHECKING:
-    import pandas as pd
     import xarray as xr
 
 SECTION = "program"
 _SHOWN = 5
 _MOST_DELAYS = 24
+_AFTER = "loops after the exchange"
 
 
 @findings_of.register
@@ -37,14 +36,11 @@ def _findings(result: ProgramComparison) -> list[Finding]:
     text = verdict.statement
     if several:
         text = f"{len(result.verdicts)} models, each with its verdict. {text}"
-    found = [Finding(kind="verdict", text=text, value=value, good=verdict.named or None)]
+    found = [Finding(text, kind="verdict", value=value, good=verdict.named or None)]
     for name, own in result.verdicts.items():
         of = f" ({name})" if several else ""
-        data = result.data.sel(model=name)
-        found.append(Finding(kind=SECTION, text=_by_manifold(data, own.nearest) + of))
-        if alike := _alike(data, own.nearest):
-            found.append(Finding(kind=SECTION, text=alike + of))
-        found.append(Finding(kind=SECTION, text=_controls(data, own.nearest) + of))
+        said = (say(result.data.sel(model=name), own.nearest) for say in _SAID)
+        found += [Finding(text + of) for text in said if text]
     return found
 
 
@@ -78,8 +74,8 @@ def _controls(data: xr.Dataset, program: str) -> str:
     at = {"program": program, "estimate": "value"}
     text = (
         f"Where “{plain(program)}” says that an exchange changes an answer, the whole run follows "
-        f"it in {percent(float(data['specific'].sel(at)))}; after a random change of the same "
-        f"norm, in {percent(float(data['random_change'].sel(at)))}."
+        f"it in {percent(data['specific'].sel(at))}; after a random change of the same "
+        f"norm, in {percent(data['random_change'].sel(at))}."
     )
     same = float(data["same_value"].sel(estimate="value"))
     if not np.isnan(same):
@@ -88,6 +84,10 @@ def _controls(data: xr.Dataset, program: str) -> str:
             f"{percent(same)}."
         )
     return text
+
+
+_SAID = (_by_manifold, _alike, _controls)
+"""What is said of a model and its nearest program beside the verdict."""
 
 
 @figures_of.register
@@ -99,10 +99,10 @@ def _figures(result: ProgramComparison) -> list[Figure]:
     order = _in_order(data)
     return [
         _by_delay(result, data, order),
-        _misses(result, data, nearest),
+        _misses(data, nearest),
         _overall(result, data, order),
         _by_stratum(result, data, nearest),
-        _duels(result, data, order),
+        _duels(data, order),
         *_drawn(nearest),
     ]
 
@@ -113,29 +113,27 @@ def _in_order(data: xr.Dataset) -> list[str]:
     return [str(p) for p in data.program.values[np.argsort(-score.values, kind="stable")]]
 
 
-def _delays(data: xr.Dataset) -> list[str]:
-    """Delays from 0 on, as far as something happens and a figure can show."""
-    active = data["active"].sel(stratum=ALL).max("program")
-    shown = [str(d) for d in data.delay.values if d != END and int(active.sel(delay=d))]
-    return shown[:_MOST_DELAYS]
+def _early(data: xr.Dataset) -> xr.Dataset:
+    """The cells of delays from 0 on, as far as something happens and a figure can show."""
+    active = data["active"].sel(stratum=ALL).max("program").to_series().drop(END, errors="ignore")
+    delays = active.index[active > 0][:_MOST_DELAYS]
+    return data.sel(delay=delays).assign_coords(delay=delays.astype(int))
 
 
-def _line(data: xr.Dataset, program: str, delays: list[str]) -> Series:
-    iia = data["iia"].sel(program=program, stratum=ALL, delay=delays)
-    return Series.of(plain(program), iia.assign_coords(delay=[int(d) for d in delays]))
+def _strata(data: xr.Dataset, prefix: str) -> list[str]:
+    return [str(s) for s in data.stratum.values if str(s).startswith(f"{prefix}: ")]
 
 
 def _by_delay(result: ProgramComparison, data: xr.Dataset, order: list[str]) -> Figure:
-    delays = _delays(data)
-    nothing = data["no_interchange"].sel(program=order[0], stratum=ALL, delay=delays)
-    lines = [_line(data, program, delays) for program in order[:_SHOWN]]
-    control = Series("no exchange", [int(d) for d in delays], nothing.values, control=True)
-    pairs = data["active"].sel(program=order[0], stratum=ALL)
+    at = _early(data).sel(stratum=ALL, program=order[:_SHOWN])
+    first = at.isel(program=0)
+    pairs, delays = first["active"], first["delay"].values.tolist()
+    control = Series.of("no exchange", first["no_interchange"], control=True)
     return Figure(
         title="What happens after an exchange, delay by delay",
         plot=line_figure(
-            [*lines, control],
-            x_title="loops after the exchange",
+            [*Series.each(at["iia"], "program", plain), control],
+            x_title=_AFTER,
             y_title="IIA (whole answers)",
             y_range=(0, 1.03),
             references=[Reference(result.threshold, "needed at every delay")],
@@ -144,43 +142,35 @@ def _by_delay(result: ProgramComparison, data: xr.Dataset, order: list[str]) -> 
             "The state of one position is taken from another input's run, and the run goes on. A "
             "line says how often the model's whole answer, so many loops later, is the one that "
             "the program says; only pairs count on which the program or the model changes an "
-            f"answer (for the first, {int(pairs.sel(delay=delays[0]))} pairs at once and "
-            f"{int(pairs.sel(delay=delays[-1]))} pairs {in_loops(int(delays[-1]))}). "
-            "Bands: 95% intervals."
+            f"answer (for the first, {int(pairs[0])} pairs at once and {int(pairs[-1])} pairs "
+            f"{in_loops(delays[-1])}). Bands: 95% intervals."
         ),
         control=(
             "No exchange: how often doing nothing would be right on the same pairs. A program "
             "that says that nothing happens is right there as often."
         ),
-        data=_table(data, "iia", "active", "no_interchange"),
-        section=SECTION,
+        data=tidy(data[["iia", "active", "no_interchange"]]),
     )
 
 
-def _misses(result: ProgramComparison, data: xr.Dataset, program: str) -> Figure:
-    delays = _delays(data)[:12]
-    prefix = f"{BOTH}: "
-    strata = [str(s) for s in data.stratum.values if str(s).startswith(prefix)]
+def _misses(data: xr.Dataset, program: str) -> Figure:
+    prefix, strata = BOTH, _strata(data, BOTH)
     if len(strata) < 2:
-        prefix = f"{TOKEN}: "
-        strata = [str(s) for s in data.stratum.values if str(s).startswith(prefix)]
-    iia = data["iia"].sel(program=program, stratum=strata, delay=delays, estimate="value")
-    active = data["active"].sel(program=program, stratum=strata, delay=delays)
+        prefix, strata = TOKEN, _strata(data, TOKEN)
+    cells = _early(data).sel(program=program, stratum=strata).isel(delay=slice(12))
+    cells = cells.assign_coords(stratum=[s.removeprefix(f"{prefix}: ") for s in strata])
+    panels = {
+        "IIA": cells["iia"].sel(estimate="value"),
+        "pairs, of the most": cells["active"] / max(int(cells["active"].max()), 1),
+    }
     return Figure(
         title=f"What “{plain(program)}” misses",
         plot=heatmap_panels(
-            [
-                HeatPanel(iia.values, "IIA"),
-                HeatPanel((active / max(int(active.max()), 1)).values, "pairs, of the most"),
-            ],
-            x=[int(d) for d in delays],
-            y=[s.removeprefix(prefix) for s in strata],
-            x_title="loops after the exchange",
+            panels,
+            x_title=_AFTER,
             y_title="token at the position",
             value_title="share",
-            value_range=(0, 1),
             scale="mass",
-            y_down=True,
         ),
         caption=(
             "Accuracy of the nearest program by the token at the exchanged position and the one to "
@@ -190,26 +180,19 @@ def _misses(result: ProgramComparison, data: xr.Dataset, program: str) -> Figure
             "Right: on how many pairs something happens at all; a cell that rests on few says "
             "little, and one without any is empty."
         ),
-        data=_table(data.sel(program=[program], stratum=strata), "iia", "active"),
-        section=SECTION,
+        data=tidy(data.sel(program=[program], stratum=strata)[["iia", "active"]]),
     )
 
 
 def _overall(result: ProgramComparison, data: xr.Dataset, order: list[str]) -> Figure:
-    def bars(what: str, name: str, *, control: bool = False) -> Series:
-        array = data[what].sel(program=order)
-        if "stratum" in array.dims:
-            array = array.sel(stratum=ALL)
-        named = array.assign_coords(program=[plain(p) for p in order])
-        return Series.of(name, named, control=control)
-
+    at = data.sel(program=order, stratum=ALL).assign_coords(program=[plain(p) for p in order])
     return Figure(
         title="Each program, over whole runs",
         plot=bars_with_intervals(
             [
-                bars("whole_run", "after an exchange, at every delay"),
-                bars("undisturbed", "left alone, at every loop"),
-                bars("random_change", "after a random change", control=True),
+                Series.of("after an exchange, at every delay", at["whole_run"]),
+                Series.of("left alone, at every loop", at["undisturbed"]),
+                Series.of("after a random change", at["random_change"], control=True),
             ],
             value_title="whole answers that are the program's",
             value_range=(0, 1.02),
@@ -224,18 +207,14 @@ def _overall(result: ProgramComparison, data: xr.Dataset, order: list[str]) -> F
             "A random change of the state with the norm of the exchange, where the program says "
             "that an exchange changes something."
         ),
-        data=_table(data, "whole_run", "whole_run_active"),
-        section=SECTION,
+        data=tidy(data[["whole_run", "whole_run_active"]]),
     )
 
 
 def _by_stratum(result: ProgramComparison, data: xr.Dataset, program: str) -> Figure:
     own = data.sel(program=program)
-    strata = [
-        str(s)
-        for s in data.stratum.values
-        if not str(s).startswith(f"{BOTH}: ") and int(own["whole_run_active"].sel(stratum=s))
-    ]
+    active = own["whole_run_active"].to_series()
+    strata = [s for s in active.index[active > 0] if s not in _strata(data, BOTH)]
     return Figure(
         title=f"“{plain(program)}” in every stratum",
         plot=bars_with_intervals(
@@ -252,28 +231,17 @@ def _by_stratum(result: ProgramComparison, data: xr.Dataset, program: str) -> Fi
             "“States that a run reaches”: the program's state after the exchange is one that an "
             "undisturbed run passes through; where none does, only exchanges ever test it."
         ),
-        data=_table(data.sel(program=[program]), "whole_run", "whole_run_active"),
-        section=SECTION,
+        data=tidy(data.sel(program=[program])[["whole_run", "whole_run_active"]]),
     )
 
 
-def _duels(result: ProgramComparison, data: xr.Dataset, order: list[str]) -> Figure:
+def _duels(data: xr.Dataset, order: list[str]) -> Figure:
     names = [plain(p) for p in order]
-    duel = data["duel"].sel(program=order, rival=order, estimate="value")
-    apart = data["apart"].sel(program=order, rival=order)
+    at = data.sel(program=order, rival=order, estimate="value")
+    followed = at["duel"].where(at["apart"] > 0).assign_coords(program=names, rival=names)
     return Figure(
         title="Where two programs disagree",
-        plot=heatmap_panels(
-            [HeatPanel(np.where(apart.values > 0, duel.values, np.nan))],
-            x=names,
-            y=names,
-            x_title="rival",
-            y_title="program",
-            value_title="followed",
-            value_range=(0, 1),
-            scale="mass",
-            y_down=True,
-        ),
+        plot=heatmap_panels({"": followed}, value_title="followed", scale="mass"),
         caption=(
             "Pairs on which two programs say different things, at the delay that separates them "
             "best: how often the model follows the program of the row. Empty where no pair tells "
@@ -281,32 +249,21 @@ def _duels(result: ProgramComparison, data: xr.Dataset, order: list[str]) -> Fig
         ),
         control="The cell across the diagonal is the rival's share on the same pairs.",
         data=data[["apart", "duel_delay"]].to_dataframe().reset_index(),
-        section=SECTION,
     )
 
 
 def _by_model(result: ProgramComparison) -> Figure:
-    data = result.data["whole_run"].sel(stratum=ALL, estimate="value")
+    data = result.data["whole_run"].sel(stratum=ALL, estimate="value").transpose("program", "model")
+    data = data.assign_coords(program=[plain(str(p)) for p in data.program.values])
     return Figure(
         title="Each model against each program",
-        plot=heatmap_panels(
-            [HeatPanel(data.values.T)],
-            x=[str(m) for m in data.model.values],
-            y=[plain(str(p)) for p in data.program.values],
-            x_title="model",
-            y_title="program",
-            value_title="whole runs",
-            value_range=(0, 1),
-            scale="mass",
-            y_down=True,
-        ),
+        plot=heatmap_panels({"": data}, value_title="whole runs", scale="mass"),
         caption=(
             "Pairs on which something happens and the model's answer is the program's at every "
             "delay from an exchange to the end."
         ),
         control="Each model's verdict names its controls.",
         data=result.to_dataframe("whole_run"),
-        section=SECTION,
     )
 
 
@@ -325,11 +282,5 @@ def _drawn(name: str) -> list[Figure]:
                 f"{program.doc} Grey: what is read; blue: what a head selects; ochre: maps at each "
                 "position; red: what comes out. The loop is run T(n) times."
             ),
-            section=SECTION,
         )
     ]
-
-
-def _table(data: xr.Dataset, *names: str) -> pd.DataFrame:
-    """A table of some of the arrays."""
-    return tidy({name: data[name] for name in names})

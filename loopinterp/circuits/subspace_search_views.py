@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from loopinterp.circuits.subspace_search import CARRIED, WHOLE, SubspaceSearch
 from loopinterp.circuits.verdict import delay_groups, plain
 from loopinterp.plotting import LinePanel, Reference, Series, line_panels
@@ -31,7 +29,7 @@ def _findings(result: SubspaceSearch) -> list[Finding]:
         )
         value = f"{enough[method]} of {width}"
         label = "Directions that carry an exchange"
-        found.append(Finding(kind=SECTION, text=text, value=value, good=True, label=label))
+        found.append(Finding(text, value=value, good=True, label=label))
     else:
         best = max((s for s in worst if s != WHOLE), key=lambda s: worst[s])
         text = (
@@ -39,7 +37,7 @@ def _findings(result: SubspaceSearch) -> list[Finding]:
             f"{percent(CARRIED)} of pairs at every delay; the best ({best}) does in "
             f"{percent(worst[best])} at its worst delay."
         )
-        found.append(Finding(kind=SECTION, text=text))
+        found.append(Finding(text))
     probes = [s for s in worst if s.startswith("probe")]
     if probes:
         said = "; ".join(f"{s.rsplit(',', 1)[0]}: {percent(worst[s])}" for s in probes)
@@ -47,7 +45,7 @@ def _findings(result: SubspaceSearch) -> list[Finding]:
             f"Exchanging only what linear probes of {_names(result)} read carries, at the worst "
             f"delay, {said}. That is what these probes read, not all of what can be read."
         )
-        found.append(Finding(kind=SECTION, text=text))
+        found.append(Finding(text))
     return found
 
 
@@ -79,29 +77,24 @@ def _shown(result: SubspaceSearch) -> list[str]:
 
 @figures_of.register
 def _figures(result: SubspaceSearch) -> list[Figure]:
-    data = result.data
-    shown = [d for d in data.delay.values if int(data["active"].sel(delay=d))][:_MOST_DELAYS]
-
-    def lines(what: str) -> list[Series]:
-        array = data[what].sel(delay=shown).assign_coords(delay=[int(d) for d in shown])
-        return [Series.of(name, array.sel(subspace=name)) for name in _shown(result)]
-
+    active = result.data["active"]
+    delays = active["delay"].values[active.values > 0][:_MOST_DELAYS]
+    at = result.data.sel(delay=delays, subspace=_shown(result))
+    at = at.assign_coords(delay=[int(delay) for delay in delays])
+    of_whole = {"y_title": "as the whole state", "y_range": (0, 1.03)}
     panels = [
         LinePanel(
-            lines("carried"),
-            "as the whole state",
+            Series.each(at["carried"], "subspace"),
             title="the subspace exchanged",
-            y_range=(0, 1.03),
             references=[Reference(CARRIED, "carries it")],
+            **of_whole,
         ),
         LinePanel(
-            lines("complement"),
-            "as the whole state",
+            Series.each(at["complement"], "subspace"),
             title="everything but the subspace exchanged",
-            y_range=(0, 1.03),
+            **of_whole,
         ),
     ]
-    active = np.asarray(data["active"].values)
     return [
         Figure(
             title="In how many directions the exchanged state lives",
@@ -109,14 +102,14 @@ def _figures(result: SubspaceSearch) -> list[Figure]:
             caption=(
                 "How often exchanging a subspace gives the same whole answer as exchanging the "
                 f"whole state, on {result.scored_on} pairs of inputs that nothing was fitted on; "
-                f"only pairs count in which the whole exchange changes an answer ({active[0]} at "
-                f"once, {active[len(shown) - 1]} at the last delay shown). A number is a rank."
+                f"only pairs count in which the whole exchange changes an answer ({int(active[0])} "
+                f"at once, {int(active[len(delays) - 1])} at the last delay shown). A number is a "
+                "rank."
             ),
             control=(
                 "Below: everything but the subspace. A subspace that holds all of it leaves "
                 "nothing there; one that holds a part leaves the rest."
             ),
             data=result.to_dataframe("carried"),
-            section=SECTION,
         )
     ]

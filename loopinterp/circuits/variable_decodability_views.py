@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from loopinterp.circuits.variable_decodability import Decodability
-from loopinterp.plotting import HeatPanel, heatmap_panels
+from loopinterp.plotting import heatmap_panels
 from loopinterp.results import Figure, Finding, figures_of, findings_of
 
 SECTION = "program"
@@ -39,7 +39,7 @@ def _(result: Decodability) -> list[Finding]:
     text += (
         ". That says where to look, not what is used: rival programs' variables can be read alike."
     )
-    return [Finding(kind=SECTION, text=text, value=f"{len(read)} of {n_all}")]
+    return [Finding(text, value=f"{len(read)} of {n_all}")]
 
 
 def _readable(result: Decodability, name: str) -> set[str]:
@@ -55,19 +55,12 @@ def _(result: Decodability) -> list[Figure]:
     for name in result.data["variable"].values.tolist():
         first.setdefault(name.split(".")[0], name)
     shown = list(first.values())[:_MAX_PANELS]
-
-    def panel(array: str, variable: str, note: str = "") -> HeatPanel:
-        values = result.data[array].sel(variable=variable).values
-        return HeatPanel(values, variable.replace("_", " ") + note)
-
-    panels = [panel("accuracy", variable) for variable in shown]
+    panels = {name.replace("_", " "): result.data["accuracy"].sel(variable=name) for name in shown}
     if "random_weights" in result.data:
-        panels.append(panel("random_weights", shown[0], ", shuffled weights"))
+        shuffled = result.data["random_weights"].sel(variable=shown[0])
+        panels[f"{next(iter(panels))}, shuffled weights"] = shuffled
     plot = heatmap_panels(
         panels,
-        x=result.data["program_loop"].values,
-        y=result.data["loop"].values,
-        x_title="program loop",
         y_title="model loop",
         value_title="balanced accuracy",
         value_range=(0.4, 1),
@@ -89,6 +82,5 @@ def _(result: Decodability) -> list[Figure]:
                 "on labels of other examples, on the input embedding alone, and chance."
             ),
             data=result.to_dataframe(),
-            section=SECTION,
         )
     ]

@@ -13,7 +13,7 @@ from loopinterp.circuits.variable_interchange import (
     VariableInterchange,
 )
 from loopinterp.circuits.verdict import THRESHOLD, in_loops, plain
-from loopinterp.plotting import HeatPanel, heatmap_panels
+from loopinterp.plotting import heatmap_panels
 from loopinterp.results import Figure, Finding, figures_of, findings_of, percent
 
 SECTION = "program"
@@ -31,7 +31,7 @@ def _(result: VariableInterchange) -> list[Finding]:
             f"Whether the model holds the variables of “{name}” where they are said to be cannot "
             "be said: no exchange of one of them changes an answer of the program."
         )
-        return [Finding(kind=SECTION, text=text)]
+        return [Finding(text)]
     wrong = {x: result.pooled(x) for x in INTERVENTIONS if x not in (VARIABLE, SAME_VALUE)}
     wrong = {x: pooled for x, pooled in wrong.items() if pooled[3]}
     text = (
@@ -48,7 +48,7 @@ def _(result: VariableInterchange) -> list[Finding]:
             "runs as they are."
         )
         good = good and kept >= THRESHOLD
-    found = [Finding(kind=SECTION, text=text, value=percent(share), good=good)]
+    found = [Finding(text, value=percent(share), good=good)]
     return found if share == 1 else [*found, _weakest(result)]
 
 
@@ -61,11 +61,11 @@ def _weakest(result: VariableInterchange) -> Finding:
     loops = "1 loop" if at["loop"] == 1 else f"{at['loop']} loops"
     text = (
         f"The model follows “{plain(result.program)}” least when “{plain(at['variable'])}” is "
-        f"exchanged after {loops} and the answer read {when}: in {percent(float(least.min()))} of "
+        f"exchanged after {loops} and the answer read {when}: in {percent(least.min())} of "
         f"{n} exchanges. Without one it answers as the program there in "
-        f"{percent(float(result.data['undisturbed'].sel(at)))}."
+        f"{percent(result.data['undisturbed'].sel(at))}."
     )
-    return Finding(kind=SECTION, text=text, value=percent(float(least.min())))
+    return Finding(text, value=percent(least.min()))
 
 
 @figures_of.register
@@ -77,21 +77,17 @@ def _(result: VariableInterchange) -> list[Figure]:
 
 def _figure(result: VariableInterchange, delay: str) -> Figure:
     at = result.data.sel(delay=delay)
-    made = [x for x in INTERVENTIONS if at["pairs"].sel(intervention=x).any()]
-    agreement = at["agreement"].sel(estimate="value")
-    panels = [HeatPanel(agreement.sel(intervention=x).values, x) for x in made]
     variables = [str(name) for name in at["variable"].values]
+    shown = at.assign_coords(variable=[plain(name) for name in variables])
+    agreement = shown["agreement"].sel(estimate="value")
+    made = [x for x in INTERVENTIONS if at["pairs"].sel(intervention=x).any()]
+    panels = {x: agreement.sel(intervention=x) for x in made}
     plot = heatmap_panels(
-        [*panels, HeatPanel(at["undisturbed"].values, "agreement without an exchange")],
-        x=at["loop"].values.tolist(),
-        y=[plain(name) for name in variables],
+        {**panels, "agreement without an exchange": shown["undisturbed"]},
         x_title="loops before the exchange",
-        y_title="variable",
         value_title="agreement",
-        value_range=(0, 1),
         scale="mass",
         columns=3,
-        y_down=True,
     )
     when = "at the end" if delay == END else in_loops(int(delay))
     sizes = ", ".join(
@@ -119,5 +115,4 @@ def _figure(result: VariableInterchange, delay: str) -> Figure:
             "donor with the same value in another context must leave the answer as it is."
         ),
         data=table.query("delay == @delay", local_dict={"delay": delay}),
-        section=SECTION,
     )

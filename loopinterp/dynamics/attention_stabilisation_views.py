@@ -6,7 +6,7 @@ import numpy as np
 
 from loopinterp.dynamics.attention_stabilisation import FROZEN, AttentionStabilisationResult
 from loopinterp.intervals import ESTIMATE, band_of, share_of
-from loopinterp.plotting import LinePanel, Series, line_panels, ramp
+from loopinterp.plotting import LinePanel, Series, line_panels
 from loopinterp.results import Figure, Finding, figures_of, findings_of, percent, tidy
 
 SECTION = "attention"
@@ -19,7 +19,7 @@ def _(result: AttentionStabilisationResult) -> list[Finding]:
     times = frozen[frozen >= 0]
     if not len(times):
         text = f"None of the {len(frozen)} heads settles on a pattern in {result.n_loops} loops."
-        return [Finding(kind=SECTION, text=text, value="no head freezes")]
+        return [Finding(text, value="no head freezes")]
     first, last = times.min(), times.max()
     span = f"loop {last}" if first == last else f"loops {first} to {last}"
     still = len(frozen) - len(times)
@@ -29,7 +29,7 @@ def _(result: AttentionStabilisationResult) -> list[Finding]:
         f"({result.n_loops} loops) their pattern changes by less than {percent(FROZEN)} of its "
         f"largest change{rest}."
     )
-    return [Finding(kind=SECTION, text=text, value=f"frozen by {span}")]
+    return [Finding(text, value=f"frozen by {span}")]
 
 
 @figures_of.register
@@ -38,13 +38,12 @@ def _(result: AttentionStabilisationResult) -> list[Figure]:
     loops = slice(1, None)
     change = band_of(result.data["change"].sel(loop=loops), "batch")
     exact = share_of(result.data["exact"].sel(loop=loops), "batch")
-    sizes = change.sizes
-    heads = list(np.ndindex(sizes["layer"], sizes["head"]))
-    lines = []
-    for (layer, head), shade in zip(heads, ramp(len(heads))):
-        median = change.isel(layer=layer, head=head).sel({ESTIMATE: "value"})
-        name = f"head {layer}.{head}" if sizes["layer"] > 1 else f"head {head}"
-        lines.append(Series.of(name, median.where(median > 0), colour=shade))
+    heads = np.ndindex(change.sizes["layer"], change.sizes["head"])
+    several = change.sizes["layer"] > 1
+    names = [f"head {layer}.{head}" if several else f"head {head}" for layer, head in heads]
+    median = change.sel({ESTIMATE: "value"}).stack(line=("layer", "head"), create_index=False)
+    median = median.where(median > 0).assign_coords(line=names)
+    lines = Series.each(median, "line", in_order=True)
     plot = line_panels(
         [
             LinePanel(lines, "change of pattern", y_log=True),
@@ -70,6 +69,5 @@ def _(result: AttentionStabilisationResult) -> list[Figure]:
                 "before the answer is right, or long after."
             ),
             data=table.assign(exact_match=table["loop"].map(share)),
-            section=SECTION,
         )
     ]

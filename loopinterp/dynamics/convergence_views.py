@@ -4,8 +4,11 @@ state can settle on a wrong answer, and a right answer can be left again.
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pandas as pd
+import plotly.graph_objects as go
 import xarray as xr
 
 from loopinterp.dynamics.convergence import RITZ_TOLERANCE, ConvergenceResult
@@ -13,7 +16,6 @@ from loopinterp.dynamics.regimes import Regime
 from loopinterp.dynamics.solvers.fixed_point_solver import Status
 from loopinterp.intervals import ESTIMATE, band_of
 from loopinterp.plotting import (
-    HeatPanel,
     LinePanel,
     Reference,
     Series,
@@ -25,6 +27,7 @@ from loopinterp.results import Figure, Finding, figures_of, findings_of, percent
 
 SECTION = "convergence"
 _TOKEN = ("batch", "pos")
+_RIGHT = {"colour": "red", "markers": False}
 
 
 @findings_of.register
@@ -43,11 +46,9 @@ def _settling(result: ConvergenceResult) -> Finding:
         f"{percent(settled)} of the tokens settle within {result.n_loops} loops{when} (a loop "
         f"then moves them by less than {result.threshold:g} of their size, to the end of the "
         f"run); at the last loop the state still moves by {float(residual):.2g} of its size a "
-        f"loop, and {percent(float(exact.sel({ESTIMATE: 'value'})))} of the answers are right."
+        f"loop, and {percent(exact.sel({ESTIMATE: 'value'}))} of the answers are right."
     )
-    return Finding(
-        kind=SECTION, text=text, value=f"{percent(settled)} settle", good=bool(settled >= 0.99)
-    )
+    return Finding(text, value=f"{percent(settled)} settle", good=bool(settled >= 0.99))
 
 
 def _regimes(result: ConvergenceResult) -> list[Finding]:
@@ -60,7 +61,7 @@ def _regimes(result: ConvergenceResult) -> list[Finding]:
         f"The commonest late trajectory is not a fixed point: {percent(share)} of the tokens are "
         f"of class {common!r}."
     )
-    return [Finding(kind=SECTION, text=text, value=common)]
+    return [Finding(text, value=common)]
 
 
 def _limits(result: ConvergenceResult) -> Finding:
@@ -72,12 +73,12 @@ def _limits(result: ConvergenceResult) -> Finding:
             f"No limit was found for any of the {n_examples} examples, so it cannot be said "
             "whether the loop has one, or whether it would be stable."
         )
-        return Finding(kind=SECTION, text=text, value="no limit found", good=False)
+        return Finding(text, value="no limit found", good=False)
     text = f"A limit was found for {n_found} of {n_examples} examples"
     radius = _known_radii(result)
     if not radius.size:
         text += ". Whether they are stable cannot be said, because no spectral radius is known."
-        return Finding(kind=SECTION, text=text, value=f"{n_found} of {n_examples} limits")
+        return Finding(text, value=f"{n_found} of {n_examples} limits")
     low, high = float(radius.min()), float(radius.max())
     stable = high < 1
     verdict = (
@@ -90,7 +91,7 @@ def _limits(result: ConvergenceResult) -> Finding:
         f"computed, and is {low:.2f} to {high:.2f}: {verdict}."
     )
     good = stable and n_found == n_examples
-    return Finding(kind=SECTION, text=text, value=f"{high:.2f}", good=good)
+    return Finding(text, value=f"{high:.2f}", good=good)
 
 
 def _known_radii(result: ConvergenceResult) -> xr.DataArray:
@@ -129,7 +130,7 @@ def residual_figure(result: ConvergenceResult) -> Figure:
     )
     return Figure(
         title="Residual by loop",
-        plot=line_panels([panel, _accuracy_panel(result)], x_title="loops"),
+        plot=_above_accuracy(result, panel),
         caption=(
             "Above: how far a loop moves a token's state, as a share of the state; the band holds "
             "80% of the tokens, and below the dotted line a token counts as settled. Below: the "
@@ -142,30 +143,24 @@ def residual_figure(result: ConvergenceResult) -> Figure:
         data=tidy(
             {"exact_match": result.exact_match(), "residual_mean": mean, "residual_median": token}
         ),
-        section=SECTION,
     )
 
 
 def distance_figure(result: ConvergenceResult) -> Figure:
     """Distance to the limit by position and loop, with the loop from which answers are right."""
-    counted = result.data["counted"]
-    shown = np.flatnonzero(counted.any("batch"))
-    slowest = _slowest(result)
-    found = result.right_from()
+    shown, slowest = _shown(result), _slowest(result)
+    far, right = shown.data["distance"].where(shown.data["counted"], 0), shown.right_from()
+    median, of_slowest = "median of the examples", f"slowest example ({slowest})"
     cells = {
-        "median of the examples": (_median(result.of_counted("distance")), _median(found)),
-        f"slowest example ({slowest})": (
-            result.data["distance"].isel(batch=slowest).where(counted.isel(batch=slowest), 0),
-            found.isel(batch=slowest),
-        ),
+        median: (_median(shown.of_counted("distance")), _median(right)),
+        of_slowest: (far.isel(batch=slowest), right.isel(batch=slowest)),
     }
-    panels, tables = [], []
-    for title, (distance, right) in cells.items():
-        line = Series("answer right from", shown, _gaps(right)[shown], colour="red", markers=False)
-        panels.append(HeatPanel(np.log10(_positive(distance).values[:, shown]), title, [line]))
-        table = tidy({"distance": distance.assign_coords(pos=range(distance.sizes["pos"]))})
-        table = table[table["pos"].isin(shown)]
-        tables.append(table.assign(of=title, answer_right_from=right.values[table["pos"]]))
+    panels, overlay, tables = {}, {}, []
+    for title, (distance, correct) in cells.items():
+        panels[title] = np.log10(_positive(distance))
+        overlay[title] = Series.of("answer right from", _gaps(correct), **_RIGHT)
+        values = {"distance": distance, "answer_right_from": correct.broadcast_like(distance)}
+        tables.append(tidy(values).assign(of=title))
     n_examples = result.data.sizes["batch"]
     unsettled = int((result.data["limit_status"] != Status.CONVERGED).sum())
     note = (
@@ -176,14 +171,7 @@ def distance_figure(result: ConvergenceResult) -> Figure:
     )
     return Figure(
         title="Distance to the " + ("limit" if unsettled < n_examples else "last state reached"),
-        plot=heatmap_panels(
-            panels,
-            x=shown,
-            y=result.data["loop"].values,
-            x_title="position",
-            y_title="loops",
-            value_title="log10 distance",
-        ),
+        plot=heatmap_panels(panels, y_title="loops", value_title="log10 distance", overlay=overlay),
         caption=(
             "Each cell is the distance of a position's state from its limit after that many loops, "
             "relative to the limit (dark is near), in the median of the examples and in the one "
@@ -195,29 +183,22 @@ def distance_figure(result: ConvergenceResult) -> Figure:
             "right to the end (a gap where it ends wrong)."
         ),
         data=pd.concat(tables, ignore_index=True),
-        section=SECTION,
     )
 
 
 def settling_figure(result: ConvergenceResult) -> Figure:
     """Settling time by position, beside the loop from which the answer is right."""
-    counted = result.data["counted"]
-    shown = np.flatnonzero(counted.any("batch"))
-    settled = result.data["settled_at"].astype(float)
-    settled = settled.where(settled >= 0, np.inf).where(counted)
-    final = result.data["right"].isel(loop=-1)
+    shown = _shown(result)
+    final = shown.data["right"].isel(loop=-1, drop=True)
     asked = (final >= 0).sum("batch")
-    values = {
-        "settled": _gaps(band_of(settled, "batch")),
-        "answer_right_from": _gaps(_median(result.right_from())),
-        "accuracy": ((final == 1).sum("batch") / asked.where(asked > 0)),
-    }
+    settled = _settled_at(shown).where(shown.data["counted"])
     lines = {
-        name: array.assign_coords(pos=range(array.sizes["pos"])).isel(pos=shown)
-        for name, array in values.items()
+        "settled": _gaps(band_of(settled, "batch")),
+        "answer_right_from": _gaps(_median(shown.right_from())),
+        "accuracy": (final == 1).sum("batch") / asked.where(asked > 0),
     }
     time = Series.of("settled (median)", lines["settled"], markers=False)
-    right = Series.of("answer right from", lines["answer_right_from"], colour="red", markers=False)
+    right = Series.of("answer right from", lines["answer_right_from"], **_RIGHT)
     share = Series.of("accuracy", lines["accuracy"], colour="green", markers=False)
     plot = line_panels(
         [LinePanel([time, right], "loops"), LinePanel([share], "accuracy", y_range=(0, 1.03))],
@@ -236,7 +217,6 @@ def settling_figure(result: ConvergenceResult) -> Figure:
             "below, the share of right answers after the last loop."
         ),
         data=tidy(lines),
-        section=SECTION,
     )
 
 
@@ -245,16 +225,15 @@ def regime_figure(result: ConvergenceResult) -> Figure:
     kinds = {"right": (1, "green"), "wrong": (0, "red"), "not asked": (-1, "grey")}
     final = result.data["right"].isel(loop=-1)
     regimes = result.of_counted("regime")
-    rows = [
-        (name, regime.label, int(((final == code) & (regimes == regime)).sum()))
-        for name, (code, _) in kinds.items()
-        for regime in Regime
+    cells = [
+        [((final == code) & (regimes == regime)).sum().item() for regime in Regime]
+        for code, _ in kinds.values()
     ]
-    table = pd.DataFrame(rows, columns=["answer", "regime", "tokens"])
+    tokens = xr.DataArray(cells, {"answer": list(kinds), "regime": [r.label for r in Regime]})
     groups = [
-        Series(f"{name} at the end", part["regime"].tolist(), part["tokens"].tolist(), colour=shade)
+        Series.of(f"{name} at the end", tokens.sel(answer=name), colour=shade)
         for name, (_, shade) in kinds.items()
-        if (part := table[table["answer"] == name])["tokens"].sum() or name != "not asked"
+        if name != "not asked" or tokens.sel(answer=name).any()
     ]
     periods = result.data["period"].where(regimes == Regime.ORBIT)
     turns = ""
@@ -269,27 +248,18 @@ def regime_figure(result: ConvergenceResult) -> Figure:
             "or none of these." + turns
         ),
         control="Bars are split by accuracy: whether the answer at that token is right at the end.",
-        data=table,
-        section=SECTION,
+        data=tidy({"tokens": tokens}),
     )
 
 
 def stability_figure(result: ConvergenceResult) -> Figure:
     """Spectral radius at the limit of each example, beside the contraction rate of its run."""
-    exact = (result.data["right"].isel(loop=-1) != 0).all("pos")
-    table = (
-        result.data[["spectral_radius", "spectral_residual", "asymptotic_rate"]]
-        .assign(exact_match=exact)
-        .drop_vars(("loop", ESTIMATE), errors="ignore")
-        .to_dataframe()
-        .rename_axis("example")
-        .reset_index()
-        .dropna(subset="spectral_radius")
-    )
-    names = [
-        f"{row} ({'right' if ok else 'wrong'})"
-        for row, ok in zip(table["example"], table["exact_match"])
-    ]
+    exact = (result.data["right"].isel(loop=-1, drop=True) != 0).all("pos")
+    measured = result.data[["spectral_radius", "spectral_residual", "asymptotic_rate"]]
+    table = measured.assign(exact_match=exact).to_dataframe().dropna(subset="spectral_radius")
+    table = table.rename_axis("example").reset_index()
+    right = table["exact_match"].map({True: "right", False: "wrong"})
+    names = table["example"].astype(str) + " (" + right + ")"
     plot = bars_with_intervals(
         [
             Series("spectral radius", names, table["spectral_radius"]),
@@ -311,30 +281,21 @@ def stability_figure(result: ConvergenceResult) -> Figure:
             "measured without derivatives: the two agree where the run has come near its limit."
         ),
         data=table,
-        section=SECTION,
     )
 
 
 def rate_figure(result: ConvergenceResult) -> Figure:
     """Contraction rate and update angle by loop, above exact match."""
-    contraction, cosine = (
-        band_of(result.of_counted(n), *_TOKEN) for n in ("contraction", "cosine")
-    )
+    bands = {n: band_of(result.of_counted(n), *_TOKEN) for n in ("contraction", "cosine")}
+    factor = Series.of("contraction", bands["contraction"][2:], colour="blue")
+    cosine = Series.of("update cosine", bands["cosine"][2:], colour="magenta")
     panels = [
-        LinePanel(
-            [Series.of("contraction", contraction[2:], colour="blue")],
-            "factor per loop",
-            references=[Reference(1.0, "no contraction")],
-        ),
-        LinePanel(
-            [Series.of("update cosine", cosine[2:], colour="magenta")],
-            "cosine",
-            references=[Reference(0.0, "")],
-        ),
+        LinePanel([factor], "factor per loop", references=[Reference(1.0, "no contraction")]),
+        LinePanel([cosine], "cosine", references=[Reference(0.0, "")]),
     ]
     return Figure(
         title="Rate and direction of the approach",
-        plot=line_panels([*panels, _accuracy_panel(result)], x_title="loops"),
+        plot=_above_accuracy(result, *panels),
         caption=(
             "Above: the length of an update over that of the one before (below 1 updates become "
             "shorter). Middle: the cosine between the two: near 1 a straight path, around "
@@ -342,25 +303,22 @@ def rate_figure(result: ConvergenceResult) -> Figure:
             "updates are no larger than rounding."
         ),
         control="Exact match over the same loops is drawn below.",
-        data=tidy(
-            {"exact_match": result.exact_match(), "contraction": contraction, "cosine": cosine}
-        ),
-        section=SECTION,
+        data=tidy({"exact_match": result.exact_match(), **bands}),
     )
 
 
 def readout_figure(result: ConvergenceResult) -> Figure:
     """Change, entropy and margin of the readout by loop, above exact match."""
-    kl, entropy, margin = (result.data[name].mean("batch") for name in ("kl", "entropy", "margin"))
-    kl = _positive(kl)
+    means = {name: result.data[name].mean("batch") for name in ("kl", "entropy", "margin")}
+    means["kl"] = _positive(means["kl"])
     panels = [
-        LinePanel([Series.of("KL to the loop before", kl[1:])], "KL (nats)", y_log=True),
-        LinePanel([Series.of("entropy", entropy, colour="magenta")], "entropy (nats)"),
-        LinePanel([Series.of("margin", margin, colour="ochre")], "margin (logits)"),
+        LinePanel([Series.of("KL to the loop before", means["kl"][1:])], "KL (nats)", y_log=True),
+        LinePanel([Series.of("entropy", means["entropy"], colour="magenta")], "entropy (nats)"),
+        LinePanel([Series.of("margin", means["margin"], colour="ochre")], "margin (logits)"),
     ]
     return Figure(
         title="When the answer stops changing",
-        plot=line_panels([*panels, _accuracy_panel(result)], x_title="loops"),
+        plot=_above_accuracy(result, *panels),
         caption=(
             "From above: how much a loop changes the distribution that is read out, how undecided "
             "that distribution is, and by how much the first answer leads the second (means over "
@@ -369,28 +327,37 @@ def readout_figure(result: ConvergenceResult) -> Figure:
         control=(
             "Exact match is drawn below: an answer can be stable and certain, and still wrong."
         ),
-        data=tidy(
-            {"exact_match": result.exact_match(), "kl": kl, "entropy": entropy, "margin": margin}
-        ),
-        section=SECTION,
+        data=tidy({"exact_match": result.exact_match(), **means}),
     )
+
+
+def _shown(result: ConvergenceResult) -> ConvergenceResult:
+    """The result at the positions that count in some example, by their number in the sequence."""
+    numbered = result.data.assign_coords(pos=np.arange(result.data.sizes["pos"]))
+    return dataclasses.replace(result, data=numbered.isel(pos=numbered["counted"].any("batch")))
+
+
+def _settled_at(result: ConvergenceResult) -> xr.DataArray:
+    """The loop at which each token settles; infinity where it never does."""
+    settled = result.data["settled_at"].astype(float)
+    return settled.where(settled >= 0, np.inf)
 
 
 def _slowest(result: ConvergenceResult) -> int:
     """The example that settles last; one that never does comes first."""
-    settled = result.data["settled_at"].astype(float)
-    settled = settled.where(settled >= 0, np.inf).where(result.data["counted"], 0)
+    settled = _settled_at(result).where(result.data["counted"], 0)
     return int(settled.max("pos").argmax("batch"))
 
 
-def _accuracy_panel(result: ConvergenceResult) -> LinePanel:
-    """Exact match by loop with its interval, and T(n) marked where it is one for all examples."""
+def _above_accuracy(result: ConvergenceResult, *panels: LinePanel) -> go.Figure:
+    """Panels above exact match by loop, with T(n) marked where it is one for all examples."""
     line = Series.of("exact match", result.exact_match(), colour="green")
     answers = np.unique(result.data["answer_loops"])
     marks = [Reference(t, "T(n)", "x") for t in answers.tolist() if t <= result.n_loops]
-    return LinePanel(
+    exact = LinePanel(
         [line], "exact match", y_range=(0, 1.03), references=marks if len(marks) == 1 else ()
     )
+    return line_panels([*panels, exact], x_title="loops")
 
 
 def _median(values: xr.DataArray) -> xr.DataArray:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 
 from loopinterp.dynamics.extrapolation import ExtrapolationResult
 from loopinterp.intervals import share_of
-from loopinterp.plotting import LinePanel, Reference, Series, line_panels, ramp
+from loopinterp.plotting import LinePanel, Reference, Series, line_panels
 from loopinterp.results import Figure, Finding, figures_of, findings_of, percent, tidy
 
 SECTION = "convergence"
@@ -31,25 +30,22 @@ def _(result: ExtrapolationResult) -> list[Finding]:
     )
     good = last >= max(first, 0.99) and not between
     kept = f"{percent(last)} after {result.n_loops} loops"
-    return [Finding(kind=SECTION, text=text, value=kept, good=good)]
+    return [Finding(text, value=kept, good=good)]
 
 
 @figures_of.register
 def _(result: ExtrapolationResult) -> list[Figure]:
     """Exact match against loops, with the residual below it."""
-    by_length = list(result.data.groupby("length"))
-    exact_lines, residual_lines, tables = [], [], []
-    for (length, part), shade in zip(by_length, ramp(len(by_length))):
-        exact = share_of(part["exact"], "batch")
-        residual = part["residual"].mean("batch", skipna=False)
-        name = f"n = {length}"
-        # Loop 0 has no place on a logarithmic axis, and no residual.
-        drawn = residual.where((residual > 0) & (residual < np.inf))
-        exact_lines.append(Series.of(name, exact[1:], colour=shade))
-        residual_lines.append(Series.of(name, drawn[1:], colour=shade))
-        accuracy = part["accuracy"].mean("batch")
-        table = tidy({"exact_match": exact, "accuracy": accuracy, "residual": residual})
-        tables.append(table.assign(n=length))
+    cells = result.data.set_coords("length").rename(length="n")
+    exact = cells["exact"].groupby("n").map(share_of, args=("batch",))
+    accuracy = cells["accuracy"].groupby("n").mean("batch")
+    residual = cells["residual"].groupby("n").mean("batch", skipna=False)
+    # Loop 0 has no place on a logarithmic axis, and no residual.
+    positive = residual.where((residual > 0) & (residual < np.inf))
+    exact_lines, residual_lines = (
+        Series.each(values.isel(loop=slice(1, None)), "n", "n = {}".format, in_order=True)
+        for values in (exact, positive)
+    )
     answers = np.unique(result.data["answer_loops"]).tolist()
     marks = [Reference(answers[0], "T(n)", "x")] if len(answers) == 1 else []
     if result.trained_loops is not None and result.trained_loops not in answers:
@@ -76,7 +72,6 @@ def _(result: ExtrapolationResult) -> list[Figure]:
                 "Exact match and residual stand together, because a state can converge to a wrong "
                 f"answer or leave a right one. From T(n) to the last loop: {counts}."
             ),
-            data=pd.concat(tables, ignore_index=True),
-            section=SECTION,
+            data=tidy({"exact_match": exact, "accuracy": accuracy, "residual": residual}),
         )
     ]

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-SECTION = "ground-truth"
-"""Section of the report."""
-
 
 @dataclass(frozen=True)
 class Check:

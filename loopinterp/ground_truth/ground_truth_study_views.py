@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import dataclasses
+from typing import Any
 
 import numpy as np
+import pandas as pd
+import xarray as xr
 
-from loopinterp.ground_truth.ground_truth_checks import BY_KEY, SECTION
+from loopinterp.ground_truth.ground_truth_checks import BY_KEY
 from loopinterp.ground_truth.ground_truth_study import GroundTruth
-from loopinterp.plotting import HeatPanel, Series, bars_with_intervals, heatmap_panels
+from loopinterp.intervals import ENDS, ESTIMATE
+from loopinterp.plotting import Series, bars_with_intervals, heatmap_panels
 from loopinterp.results import Figure, Finding, figures_of, findings_of
 
-if TYPE_CHECKING:
-    import pandas as pd
-    import xarray as xr
-
-ROW = 19
-"""Pixels of a row of the table: enough for its name."""
+SECTION = "ground-truth"
 
 
 @findings_of.register
@@ -34,7 +33,7 @@ def _(result: GroundTruth) -> list[Finding]:
         text += f" Not in: {check} on {model} ({value:.3g})"
         text += f", and {len(result.missed) - 1} more." if len(result.missed) > 1 else "."
     value = f"{right} of {asked}"
-    return [Finding(kind=SECTION, text=text, value=value, good=right == asked)]
+    return [Finding(text, value=value, good=right == asked)]
 
 
 @figures_of.register
@@ -58,23 +57,12 @@ def _asked(result: GroundTruth) -> xr.Dataset:
 def _table(result: GroundTruth) -> Figure:
     asked = _asked(result)
     plot: Any = heatmap_panels(
-        [HeatPanel(rightness(asked).values)],
-        x=asked["check"].values.tolist(),
-        y=result.models,
-        x_title="",
-        y_title="",
-        value_title="right answers",
-        scale="mass",
-        value_range=(0, 1),
-        y_down=True,
+        {"": rightness(asked)}, x_title="", y_title="", value_title="right answers", scale="mass"
     )
     plot.update_xaxes(tickangle=-60)
     value = asked["value"].values
     shown = np.where(np.isnan(value), "", np.char.mod("%.3g", value))
     plot.update_traces(customdata=shown, hovertemplate="%{y}<br>%{x}: %{customdata}<extra></extra>")
-    meta = dict(plot.layout.meta["loopinterp"])
-    meta["panel_height"] = max(meta["panel_height"], ROW * len(result.models))
-    plot.update_layout(height=meta["panel_height"] + 200, meta={"loopinterp": meta})
     missed = [f"{check} on {model}" for model, check, _, _ in result.missed]
     return Figure(
         title="Every tool on every model whose circuit is known",
@@ -86,7 +74,6 @@ def _table(result: GroundTruth) -> Figure:
             f"cannot be asked. Missed: {', '.join(missed) or 'none'}."
         ),
         data=result.table().reset_index(names="model"),
-        section=SECTION,
     )
 
 
@@ -95,7 +82,10 @@ def _controls(result: GroundTruth) -> Figure:
     # Counts of heads have no common scale with shares.
     shares = asked.drop_sel(check=[key for key in ("no other head",) if key in asked["check"]])
     plot = bars_with_intervals(
-        [_spread("the tool", shares["value"]), _spread("its control", shares["control"])],
+        [
+            _spread("the tool", shares["value"]),
+            _spread("its control", shares["control"], control=True),
+        ],
         value_title="score: mean, least and largest over all models",
         value_range=(0, 1.02),
     )
@@ -114,41 +104,21 @@ def _controls(result: GroundTruth) -> Figure:
             "circuit. Dynamics: the most common loop. Verdicts: the next program."
         ),
         data=_questions(asked),
-        section=SECTION,
     )
 
 
 def _questions(asked: xr.Dataset) -> pd.DataFrame:
     """What the checks are, with the score over all models that is furthest from right."""
-    import pandas as pd
-
-    rows = []
-    for key in asked["check"].values:
-        check, scores = BY_KEY[key], asked.sel(check=key)
-        worst = scores["value"].max() if check.highest else scores["value"].min()
-        rows.append(
-            {
-                "check": check.key,
-                "tool": check.tool,
-                "question": check.question,
-                "control": check.control,
-                "limit": check.limit,
-                "upper": check.highest,
-                "models": int(scores["value"].count()),
-                "worst": float(worst),
-                "mean control": float(scores["control"].mean()),
-            }
-        )
-    return pd.DataFrame(rows)
+    table = pd.DataFrame([dataclasses.asdict(BY_KEY[key]) for key in asked["check"].values])
+    table = table.rename(columns={"key": "check", "highest": "upper"})
+    scores = asked["value"]
+    worst = np.where(table["upper"], scores.max("model"), scores.min("model"))
+    table = table.assign(models=scores.count("model").values, worst=worst)
+    return table.assign(**{"mean control": asked["control"].mean("model").values})
 
 
-def _spread(name: str, scores: xr.DataArray) -> Series:
+def _spread(name: str, scores: xr.DataArray, *, control: bool = False) -> Series:
     """Mean, least and largest score of each check; NaN where there is none."""
-    return Series(
-        name,
-        scores["check"].values.tolist(),
-        scores.mean("model").values,
-        low=scores.min("model").values,
-        high=scores.max("model").values,
-        control=name != "the tool",
-    )
+    ends: list[xr.DataArray] = [scores.mean("model"), scores.min("model"), scores.max("model")]
+    estimate = xr.concat(ends, xr.Variable(ESTIMATE, list(ENDS)))
+    return Series.of(name, estimate, control=control)

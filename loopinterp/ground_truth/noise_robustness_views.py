@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from loopinterp.ground_truth.ground_truth_checks import SECTION
 from loopinterp.ground_truth.noise_robustness import Robustness
 from loopinterp.plotting import Series, line_figure
 from loopinterp.results import Figure, Finding, figures_of, findings_of, percent
+
+SECTION = "ground-truth"
 
 SOLVED = 0.99
 """Models that answer so many examples right still work."""
@@ -17,27 +18,23 @@ def _(result: Robustness) -> list[Finding]:
     works = result.data.where(result.data["exact_match"] >= SOLVED).dropna("noise", how="all")
     if not works.sizes["noise"]:
         text = "With the least noise that was tried the compiled models no longer work."
-        return [Finding(kind=SECTION, text=text)]
+        return [Finding(text)]
     scores = works.sel(noise=works["noise"].max())["value"].dropna("check")
     text = (
-        f"With noise of {percent(float(scores['noise']))} on every weight the compiled models "
+        f"With noise of {percent(scores['noise'])} on every weight the compiled models "
         f"still work, and the tools score at least {float(scores.min()):.3g} "
         f"({scores['check'].values[scores.values.argmin()]})."
     )
-    return [Finding(kind=SECTION, text=text, value="")]
+    return [Finding(text)]
 
 
 @figures_of.register
 def _(result: Robustness) -> list[Figure]:
     """Scores against noise, beside what the models themselves can still do."""
     levels = result.data["noise"].values.tolist()
-    lines = [
-        Series(str(key), levels, result.data["value"].sel(check=key).values)
-        for key in result.data["check"].values
-    ]
-    right = result.data["exact_match"].values
+    right = Series.of("exact match of the model", result.data["exact_match"], control=True)
     plot = line_figure(
-        [*lines, Series("exact match of the model", levels, right, control=True)],
+        [*Series.each(result.data["value"], "check"), right],
         x_title="noise on the weights, relative to their size",
         y_title="score",
         y_range=(0, 1.02),
@@ -54,6 +51,5 @@ def _(result: Robustness) -> list[Figure]:
             ),
             control="The model's own exact match: beyond it there is no circuit to be found.",
             data=result.to_dataframe(),
-            section=SECTION,
         )
     ]

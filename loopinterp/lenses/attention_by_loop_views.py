@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
-from einops import rearrange
+import xarray as xr
 
 from loopinterp.intervals import ESTIMATE
 from loopinterp.lenses.attention_by_loop import AttentionResult
@@ -26,13 +25,13 @@ def _(result: AttentionResult) -> list[Finding]:
             "No head clearly prefers a distance: none gives any of them more attention than if "
             "it were spread evenly, by more than the interval over examples."
         )
-        return [Finding(kind=SECTION, text=text, value="no preference")]
+        return [Finding(text, value="no preference")]
     text = (
         f"{_head_name(result, best).capitalize()} has the strongest preference: {percent(value)} "
         f"of its attention goes to {place(best['distance'])} (mean over loops), against "
         f"{percent(even)} if it were spread evenly over what a position may see."
     )
-    return [Finding(kind=SECTION, text=text, value=percent(value))]
+    return [Finding(text, value=percent(value))]
 
 
 @figures_of.register
@@ -46,39 +45,21 @@ def _head_name(result: AttentionResult, at: dict[str, int]) -> str:
     return head if result.data.sizes["layer"] == 1 else f"layer {at['layer']}, {head}"
 
 
-def _heads(result: AttentionResult) -> dict[str, dict[str, int]]:
-    """Each head's place, by its name."""
-    sizes = result.data.sizes
-    places = [{"layer": k, "head": h} for k, h in np.ndindex(sizes["layer"], sizes["head"])]
-    return {_head_name(result, place): place for place in places}
+def _by_head(result: AttentionResult) -> xr.Dataset:
+    """The arrays with one axis of heads, by their names."""
+    places = np.ndindex(result.data.sizes["layer"], result.data.sizes["head"])
+    names = [_head_name(result, {"layer": layer, "head": head}) for layer, head in places]
+    by_head = result.data.stack(by_head=("layer", "head"), create_index=False)
+    return by_head.drop_vars(("layer", "head")).rename(by_head="head").assign_coords(head=names)
 
 
 def _patterns(result: AttentionResult) -> Figure:
-    patterns = result.data["patterns"]
-    names = list(_heads(result))
     numbered = result.labels == [str(k) for k in range(len(result.labels))]
     places = [label if numbered else f"{k} · {label}" for k, label in enumerate(result.labels)]
-    values = rearrange(patterns.values, "loop layer head query key -> loop (layer head) query key")
+    patterns = _by_head(result)["patterns"].transpose("loop", "head", "query", "key")
+    patterns = patterns.assign_coords(query=places, key=places)
     plot = loop_slider_figure(
-        values,
-        loops=patterns["loop"].values.tolist(),
-        panel_titles=names,
-        x=places,
-        y=places,
-        x_title="looked at (key)",
-        y_title="looking (query)",
-        value_title="attention",
-    )
-    keep = values > 1e-3
-    loop, panel, query, key = np.nonzero(keep)
-    data = pd.DataFrame(
-        {
-            "loop": loop,
-            "head": np.array(names)[panel],
-            "query": np.array(places)[query],
-            "key": np.array(places)[key],
-            "attention": values[keep].round(4),
-        }
+        patterns, x_title="looked at (key)", y_title="looking (query)", value_title="attention"
     )
     return Figure(
         title="Attention patterns, loop by loop",
@@ -92,36 +73,36 @@ def _patterns(result: AttentionResult) -> Figure:
             "A head without preference would colour alike all the positions that a row may see; "
             "the next figure measures every head against that, over many examples."
         ),
-        data=data,
-        section=SECTION,
+        data=tidy({"attention": patterns}).query("attention > 1e-3").round(4),
     )
 
 
 def _by_loop(result: AttentionResult) -> Figure:
     best = result.strongest()["distance"]
-    data = result.data.sel(distance=best)
-    loops = data["loop"].values
-    heads = _heads(result)
-    looks = [Series.of(name, data["mass"].sel(at)) for name, at in heads.items()]
-    spread = [Series.of(name, data["entropy"].sel(at)) for name, at in heads.items()]
-
-    def even(value: float) -> Series:
-        return Series("even attention", loops, [value] * len(loops), control=True)
-
+    data, by_head = (
+        cells.sel(distance=best, drop=True) for cells in (result.data, _by_head(result))
+    )
+    looks, spread = (Series.each(by_head[name], "head") for name in ("mass", "entropy"))
+    even_mass = data["mass_even"].expand_dims(loop=data["loop"])
+    even_entropy = xr.full_like(data["entropy"][:, 0, 0], result.entropy_even)
     where = place(best)
     plot = line_panels(
         [
             LinePanel(
-                [*looks, even(float(data["mass_even"]))],
+                [*looks, Series.of("even attention", even_mass, control=True)],
                 "attention",
                 title=f"Attention to {where}",
                 y_range=(0, 1.02),
             ),
-            LinePanel([*spread, even(result.entropy_even)], "bits", title="Entropy of attention"),
+            LinePanel(
+                [*spread, Series.of("even attention", even_entropy, control=True)],
+                "bits",
+                title="Entropy of attention",
+            ),
         ],
         x_title="loop",
     )
-    table = tidy({"mass": data["mass"].drop_vars("distance"), "entropy": data["entropy"]})
+    table = tidy({"mass": data["mass"], "entropy": data["entropy"]})
     return Figure(
         title="Where heads look as loops go on",
         plot=plot,
@@ -137,7 +118,6 @@ def _by_loop(result: AttentionResult) -> Figure:
         data=table.assign(
             distance=best, mass_even=float(data["mass_even"]), entropy_even=result.entropy_even
         ),
-        section=SECTION,
     )
 
 

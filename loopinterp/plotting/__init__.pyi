@@ -1,6 +1,5 @@
 from .axes import Reference as Reference
 from .axes import Series as Series
-from .heatmaps import HeatPanel as HeatPanel
 from .heatmaps import heatmap_panels as heatmap_panels
 from .heatmaps import loop_slider_figure as loop_slider_figure
 from .lines import LinePanel as LinePanel

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import plotly.graph_objects as go
+from plotly.subplots import make_subplots
 
 from loopinterp.intervals import ENDS, ESTIMATE
-from loopinterp.plotting.look import PALETTE, SYMBOLS, alpha, colour, template
+from loopinterp.plotting.look import PALETTE, SYMBOLS, alpha, colour, ramp, template
 
 if TYPE_CHECKING:
     import xarray as xr
     from typing_extensions import Self
 
 _CONTROL_DASHES = ["dash", "dot", "dashdot", "longdash"]
-
-PANEL_HEIGHT = 360
-"""Height in pixels of a panel of a heat map."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +61,32 @@ class Series:
         value, low, high = (values.sel({ESTIMATE: end}).values for end in ENDS)
         return cls(name, x, value, low=low, high=high, **look)
 
+    @classmethod
+    def each(
+        cls,
+        values: xr.DataArray,
+        axis: str,
+        name: Callable[[Any], str] = str,
+        *,
+        in_order: bool = False,
+        **look: Any,
+    ) -> list[Self]:
+        """A line for each coordinate of an axis, along the other one; see :meth:`of`.
+
+        Args:
+            values: Values along two axes.
+            axis: The one that has a line for each of its coordinates.
+            name: From the coordinate to the line's name.
+            in_order: Whether colours are in an order that the eye can follow.
+            look: ``control``, ``colour``, ``markers``.
+        """
+        places = values[axis].values.tolist()
+        looks = (
+            [look | {"colour": c} for c in ramp(len(places))] if in_order else [look] * len(places)
+        )
+        lines = zip(places, values.transpose(axis, ...), looks)
+        return [cls.of(name(place), line, **look) for place, line, look in lines]
+
 
 @dataclass(frozen=True)
 class Reference:
@@ -77,30 +101,23 @@ def panel_figure(
     titles: Sequence[str],
     columns: int,
     *,
-    panel_height: int = PANEL_HEIGHT,
+    panel_height: int,
     square: bool = False,
 ) -> go.Figure:
     """Empty axes in a grid; ``layout.meta`` tells the report how to lay them out anew."""
     columns = min(columns, len(titles))
     rows = -(-len(titles) // columns)
-    gap_x, gap_y = 0.06, min(0.16 / rows + 0.04, 0.9 / max(rows, 1))
-    width = (1 - gap_x * (columns - 1)) / columns
-    height = (1 - gap_y * (rows - 1)) / rows
-    figure = go.Figure()
+    in_use = np.arange(rows * columns).reshape(rows, columns) < len(titles)
+    figure = make_subplots(
+        rows,
+        columns,
+        specs=[[{} if used else None for used in row] for row in in_use],
+        horizontal_spacing=0.06,
+        vertical_spacing=min(0.16 / rows + 0.04, 0.9 / rows),
+    )
     for k, title in enumerate(titles):
-        row, column = divmod(k, columns)
-        left, top = column * (width + gap_x), 1 - row * (height + gap_y)
         name = suffix(k)
-        figure.update_layout(
-            {
-                f"xaxis{name}": {"domain": [left, left + width], "anchor": f"y{name}"},
-                f"yaxis{name}": {
-                    "domain": [max(top - height, 0), top],
-                    "anchor": f"x{name}",
-                    "showticklabels": column == 0,
-                },
-            }
-        )
+        figure.layout[f"yaxis{name}"].showticklabels = k % columns == 0
         if title:
             figure.add_annotation(
                 text=f"<b>{title}</b>",
@@ -188,8 +205,7 @@ def _add_reference(figure: go.Figure, mark: Reference, panel: int, anchor: str) 
 
 
 def _is_far_right(figure: go.Figure, value: float, panel: int) -> bool:
-    traces: list[Any] = list(figure.select_traces())
-    on_panel = [t for t in traces if (t.xaxis or "x") == f"x{suffix(panel)}"]
+    on_panel: Any = figure.select_traces({"xaxis": f"x{suffix(panel)}"})
     numbers = [v for t in on_panel for v in t.x if isinstance(v, (int, float, np.number))]
     if figure.layout[f"xaxis{suffix(panel)}"]["type"] == "log":
         numbers = [math.log10(v) for v in numbers if v > 0]
@@ -223,6 +239,11 @@ def axis_range(
     if limits is None:
         return kind
     return kind | {"range": [float(np.log10(v)) for v in limits] if log else list(limits)}
+
+
+def axis_title(axis: Hashable) -> str:
+    """The name of a result's axis in words."""
+    return {"pos": "position", "batch": "example"}.get(str(axis), str(axis).replace("_", " "))
 
 
 def suffix(panel: int) -> str:

@@ -2,175 +2,166 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 import plotly.graph_objects as go
 
 from loopinterp.errors import InputError, check_choice
-from loopinterp.plotting.axes import Series, add_line, axes, panel_figure, suffix
+from loopinterp.plotting.axes import Series, add_line, axes, axis_title, panel_figure, suffix
 from loopinterp.plotting.look import SCALES
 
+if TYPE_CHECKING:
+    import xarray as xr
 
-@dataclass(frozen=True)
-class HeatPanel:
-    """One heat map; ``values`` is [row, column], ``overlay`` is drawn over it as lines."""
-
-    values: Sequence[Sequence[float]] | np.ndarray
-    title: str = ""
-    overlay: Sequence[Series] = ()
+PANEL_HEIGHT, ROW = 360, 19
+"""Pixels of a panel, or of each row that has a name where that is more."""
 
 
 def heatmap_panels(
-    panels: Sequence[HeatPanel],
+    panels: Mapping[str, xr.DataArray],
     *,
-    x: Collection[Any],
-    y: Collection[Any],
-    x_title: str,
-    y_title: str,
     value_title: str,
+    x_title: str | None = None,
+    y_title: str | None = None,
     scale: str = "sequential",
     value_range: tuple[float, float] | None = None,
     columns: int | None = None,
     square: bool = False,
-    y_down: bool = False,
+    y_down: bool | None = None,
+    overlay: Mapping[str, Series] | None = None,
 ) -> go.Figure:
     """Heat maps side by side on one colour scale.
 
     Args:
-        panels: The heat maps, all with the same coordinates; NaN stays empty.
-        x: Coordinates or names of the columns.
-        y: Coordinates or names of the rows.
+        panels: Each map by its title ("" for none): values [row, column] along the same two axes,
+            whose coordinates name the rows and columns; NaN stays empty.
         value_title: What the colour means, as the colour bar says it.
+        x_title: Title of the columns' axis, by default the axis's own name.
+        y_title: Title of the rows' axis, likewise.
         scale: ``sequential``, ``mass`` (from nothing to all) or ``diverging`` (give a symmetric
             ``value_range``).
-        value_range: Values of the ends of the scale; those of the data by default.
+        value_range: Values of the ends of the scale; by default those of the data, and 0 and 1
+            for ``mass``.
         columns: Panels in a row (all, up to four, by default); the report uses fewer on a phone.
         square: Whether cells are square.
-        y_down: Whether the first row is at the top, as in an attention pattern.
+        y_down: Whether the first row is at the top, as in an attention pattern; by default where
+            rows have names instead of numbers.
+        overlay: A line over the panel of that title.
     """
     check_choice("scale", scale, SCALES)
-    arrays = [np.asarray(p.values, dtype=float) for p in panels]
-    for array in arrays:
-        if array.shape != (len(y), len(x)):
+    first = next(iter(panels.values()))
+    for title, values in panels.items():
+        if values.ndim != 2 or values.dims != first.dims or values.shape != first.shape:
             raise InputError(
-                "heat map",
-                expected=f"{len(y)} rows and {len(x)} columns, as y and x say",
-                given=f"an array of shape {array.shape}",
-                fix="Give values as [row, column], with one y for each row.",
+                f"heat map {title!r}",
+                expected=f"values [row, column], along the axes {dict(first.sizes)} of the first",
+                given=f"values along {dict(values.sizes)}",
+                fix="Select or transpose them.",
             )
+    (y_axis, x_axis), (y, x) = first.dims, (first[axis].values for axis in first.dims)
+    x_title = axis_title(x_axis) if x_title is None else x_title
+    y_title = axis_title(y_axis) if y_title is None else y_title
+    y_down = not _is_numeric(y) if y_down is None else y_down
     columns = columns or min(len(panels), 4)
-    figure = panel_figure([p.title for p in panels], columns, square=square)
-    rows = -(-len(panels) // columns)
+    height = max(PANEL_HEIGHT, 0 if _is_numeric(y) else ROW * len(y))
+    figure = panel_figure(list(panels), columns, panel_height=height, square=square)
     hover = f"{x_title} %{{x}}<br>{y_title} %{{y}}<br>{value_title} %{{z:.3g}}<extra></extra>"
-    gap = 1 if max(len(x), len(y)) <= 40 else 0
-    for k, (panel, array) in enumerate(zip(panels, arrays)):
+    gap = 1 if max(first.shape) <= 40 else 0
+    for k, (title, values) in enumerate(panels.items()):
         figure.add_heatmap(
-            z=array,
-            x=list(x),
-            y=list(y),
+            z=values.values.astype(float),
+            x=x.tolist(),
+            y=y.tolist(),
             coloraxis="coloraxis",
             hovertemplate=hover,
             xgap=gap,
             ygap=gap,
             **axes(k),
         )
-        for n, line in enumerate(panel.overlay):
-            add_line(figure, line, k, n + 1, legend=k == 0)
-        row, column = divmod(k, columns)
+        if overlay and title in overlay:
+            add_line(figure, overlay[title], k, 1, legend=k == 0)
         figure.layout[f"xaxis{suffix(k)}"].update(
-            title_text=x_title if row == rows - 1 or k + columns >= len(panels) else None,
+            title_text=x_title if k + columns >= len(panels) else None,
             showgrid=False,
             range=_cell_range(x),
         )
         figure.layout[f"yaxis{suffix(k)}"].update(
-            title_text=y_title if column == 0 else None,
+            title_text=y_title if k % columns == 0 else None,
             showgrid=False,
             autorange="reversed" if y_down else None,
             range=None if y_down else _cell_range(y),
         )
-    low, high = value_range or _limits(arrays)
-    figure.update_layout(
-        coloraxis={
-            "colorscale": SCALES[scale],
-            "cmin": low,
-            "cmax": high,
-            "colorbar": {"title": {"text": value_title}},
-        }
+    low, high = value_range or ((0, 1) if scale == "mass" else _limits(panels))
+    colorbar = {"title": {"text": value_title}}
+    return figure.update_layout(
+        coloraxis={"colorscale": SCALES[scale], "cmin": low, "cmax": high, "colorbar": colorbar}
     )
-    return figure
 
 
 def loop_slider_figure(
-    values: np.ndarray,
+    values: xr.DataArray,
     *,
-    loops: Sequence[int],
-    panel_titles: Sequence[str],
-    x: Collection[Any],
-    y: Collection[Any],
-    x_title: str,
-    y_title: str,
     value_title: str,
+    x_title: str | None = None,
+    y_title: str | None = None,
 ) -> go.Figure:
     """Square heat maps with a slider over loops, such as attention patterns of all heads.
 
     Args:
-        values: Shares in 0..1, [loop, panel, row, column]; row 0 is at the top.
-        loops: Number of each loop, as the slider shows it.
-        panel_titles: One for each panel.
-        x: Names or numbers of the columns.
-        y: Names or numbers of the rows.
+        values: Shares in 0..1, [loop, panel, row, column]; row 0 is at the top, and the
+            coordinates of the second axis are the panels' titles.
         value_title: What the colour means.
+        x_title: Title of the columns' axis, by default the axis's own name.
+        y_title: Title of the rows' axis, likewise.
+
+    Raises:
+        InputError: If there are more or fewer axes.
     """
-    values = np.asarray(values, dtype=np.float32)
-    if values.ndim != 4 or values.shape[:2] != (len(loops), len(panel_titles)):
+    if values.ndim != 4:
         raise InputError(
             "values",
-            expected=f"an array [loop, panel, row, column] with {len(loops)} loops and "
-            f"{len(panel_titles)} panels",
-            given=f"an array of shape {values.shape}",
-            fix="Give one array for each loop and each panel title.",
+            expected="values [loop, panel, row, column]",
+            given=f"values along {dict(values.sizes)}",
+            fix="Select or stack the other axes.",
         )
+    loop_axis, panel_axis = values.dims[:2]
+    titles = values[panel_axis].values.tolist()
     figure = heatmap_panels(
-        [HeatPanel(values[0, k], title) for k, title in enumerate(panel_titles)],
-        x=x,
-        y=y,
+        dict(zip(titles, values.isel({loop_axis: 0}))),
+        value_title=value_title,
         x_title=x_title,
         y_title=y_title,
-        value_title=value_title,
         scale="mass",
-        value_range=(0.0, 1.0),
         square=True,
         y_down=True,
     )
-    traces = list(range(len(panel_titles)))
+    loops = [str(loop) for loop in values[loop_axis].values]
     figure.frames = [
-        go.Frame(name=str(loop), data=[go.Heatmap(z=z) for z in values[t]], traces=traces)
-        for t, loop in enumerate(loops)
+        go.Frame(name=loop, data=[go.Heatmap(z=z) for z in maps], traces=list(range(len(titles))))
+        for loop, maps in zip(loops, values.values.astype(np.float32))
     ]
     jump = {"mode": "immediate", "frame": {"duration": 0}, "transition": {"duration": 0}}
-    steps = [
-        {"label": str(loop), "method": "animate", "args": [[str(loop)], jump]} for loop in loops
-    ]
-    figure.update_layout(
+    steps = [{"label": loop, "method": "animate", "args": [[loop], jump]} for loop in loops]
+    return figure.update_layout(
         sliders=[{"steps": steps, "currentvalue": {"prefix": "loop "}, "pad": {"t": 60}}]
     )
-    return figure
 
 
-def _cell_range(values: Collection[Any]) -> list[float] | None:
+def _is_numeric(names: np.ndarray) -> bool:
+    return np.issubdtype(names.dtype, np.number)
+
+
+def _cell_range(at: np.ndarray) -> list[float] | None:
     """From edge to edge of the cells, where coordinates are evenly spaced numbers."""
-    if len(values) < 2 or not all(isinstance(v, (int, float, np.number)) for v in values):
+    steps = np.diff(at) if _is_numeric(at) else np.array([])
+    if not steps.size or not np.allclose(steps, steps[0]):
         return None
-    numbers = np.asarray(list(values), dtype=float)
-    steps = np.diff(numbers)
-    if not np.allclose(steps, steps[0]):
-        return None
-    return [float(numbers[0] - steps[0] / 2), float(numbers[-1] + steps[0] / 2)]
+    return [float(at[0] - steps[0] / 2), float(at[-1] + steps[0] / 2)]
 
 
-def _limits(arrays: Sequence[np.ndarray]) -> tuple[float, float]:
-    finite = np.concatenate([a[np.isfinite(a)].reshape(-1) for a in arrays])
+def _limits(panels: Mapping[str, xr.DataArray]) -> tuple[float, float]:
+    everything = np.concatenate([values.values.reshape(-1) for values in panels.values()])
+    finite = everything[np.isfinite(everything)]
     return (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)

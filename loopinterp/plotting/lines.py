@@ -13,6 +13,7 @@ from loopinterp.plotting.axes import (
     Series,
     add_line,
     add_references,
+    axes,
     axis_range,
     panel_figure,
     series_colour,
@@ -118,6 +119,7 @@ def bars_with_intervals(
             x=values,
             y=list(bars.x),
             error_x=interval,
+            **axes(0),
         )
     figure.update_xaxes(title_text=value_title, **axis_range(value_range, False))
     figure.update_yaxes(type="category", showgrid=False, autorange="reversed")

@@ -6,14 +6,11 @@ findings and captions say so, and count it for nothing.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pandas as pd
 import xarray as xr
 
 from loopinterp.plotting import (
-    HeatPanel,
     LinePanel,
     Reference,
     Series,
@@ -34,6 +31,8 @@ CHANCE_AT_MOST = 0.60
 
 _ACCURACY = (0.4, 1.02)
 _NEAR_FRONT = 8
+_CELLS = ("accuracy", "in_reach", "random_model", "control_task")
+_CELLS += ("shared_probe", "last_loop_probe", "short_to_long")
 
 
 @findings_of.register
@@ -47,7 +46,7 @@ def _(result: CarryStudyResult) -> list[Finding]:
             f"lengths (best accuracy {float(result.data['accuracy'].max()):.2f}), too few to say "
             "how fast a carry travels."
         )
-        return [Finding(kind=SECTION, text=text, value="no wavefront", good=False)]
+        return [Finding(text, value="no wavefront", good=False)]
     value = f"{result.speed:.2f} positions / loop"
     if result.reach is None:
         text = (
@@ -57,7 +56,7 @@ def _(result: CarryStudyResult) -> list[Finding]:
             "where it has three positions or more still to go."
         )
         good = result.resolved >= READS and result.unresolved <= CHANCE_AT_MOST
-        return [Finding(kind=SECTION, text=text, value=value, good=good)]
+        return [Finding(text, value=value, good=good)]
     good = result.resolved >= READS
     said = (
         "The carry can be read as soon as it can arrive"
@@ -71,7 +70,7 @@ def _(result: CarryStudyResult) -> list[Finding]:
         "it, whatever the model has learned (the window is a light cone), so that half of the "
         "wavefront is not a finding."
     )
-    return [Finding(kind=SECTION, text=text, value=value, good=good)]
+    return [Finding(text, value=value, good=good)]
 
 
 def _per_loop(result: CarryStudyResult) -> str:
@@ -95,22 +94,21 @@ def _wavefront(result: CarryStudyResult) -> Figure:
     loops, chains = data["loop"].values, data["chain_length"].values
     at = result.speed_limit * loops + result.reach_before
     inside = (at >= chains[0]) & (at <= chains[-1])
-    front = Series(_front_name(result), loops[inside], at[inside], colour="red", markers=False)
+    name = "chain length = loops" if result.reach is None else "edge of the light cone"
+    front = Series(name, loops[inside], at[inside], colour="red", markers=False)
     panels = {
-        "trained model": "accuracy",
-        "shared probe": "shared_probe",
-        "random weights": "random_model",
-        "random labels": "control_task",
+        "trained model": data["accuracy"].T,
+        "shared probe": data["shared_probe"].T,
+        "random weights": data["random_model"].T,
+        "random labels": data["control_task"].T,
     }
     plot = heatmap_panels(
-        [HeatPanel(data[name].values.T, title, [front]) for title, name in panels.items()],
-        x=loops,
-        y=chains,
+        panels,
         x_title="loops run",
-        y_title="chain length",
         value_title="accuracy",
         value_range=(0.5, 1.0),
         columns=2,
+        overlay=dict.fromkeys(panels, front),
     )
     line = (
         "On the red line and right of it, information that moves one position a loop has arrived."
@@ -138,21 +136,8 @@ def _wavefront(result: CarryStudyResult) -> Figure:
             "Carries are balanced, so the majority class scores "
             f"{float(data['majority'].mean()):.2f} in every row."
         ),
-        data=result.to_dataframe(
-            "accuracy",
-            "in_reach",
-            "random_model",
-            "control_task",
-            "shared_probe",
-            "last_loop_probe",
-            "short_to_long",
-        ),
-        section=SECTION,
+        data=result.to_dataframe(*_CELLS),
     )
-
-
-def _front_name(result: CarryStudyResult) -> str:
-    return "chain length = loops" if result.reach is None else "edge of the light cone"
 
 
 def _front_profile(result: CarryStudyResult) -> Figure:
@@ -169,10 +154,9 @@ def _front_profile(result: CarryStudyResult) -> Figure:
     series, tables = [], []
     for name, (variable, control) in lines.items():
         table = _around_front(result, variable)
-        band: dict[str, Any] = {}
-        if not control:
-            band = {"low": table["least"], "high": table["greatest"]}
-        series.append(Series(name, table["ahead"], table["mean"], control=control, **band))
+        low, high = (None, None) if control else (table["least"], table["greatest"])
+        mean = table["mean"]
+        series.append(Series(name, table["ahead"], mean, low=low, high=high, control=control))
         tables.append(table.assign(line=name))
     ahead = (
         "right of it the deciding bit has further to go than one position a loop."
@@ -202,17 +186,14 @@ def _front_profile(result: CarryStudyResult) -> Figure:
             "the embedding alone, and the majority class."
         ),
         data=pd.concat(tables, ignore_index=True),
-        section=SECTION,
     )
 
 
 def _around_front(result: CarryStudyResult, name: str) -> pd.DataFrame:
     """Mean, least and greatest over the cells at each distance from the front."""
     table = tidy(dict(zip(("ahead", "value"), xr.broadcast(result.ahead, result.data[name]))))
-    near = table[table["ahead"].abs() <= _NEAR_FRONT]
-    return (
-        near.groupby("ahead")["value"].agg(mean="mean", least="min", greatest="max").reset_index()
-    )
+    near = table[table["ahead"].abs() <= _NEAR_FRONT].groupby("ahead")["value"]
+    return near.agg(mean="mean", least="min", greatest="max").reset_index()
 
 
 def _first_loops(result: CarryStudyResult) -> Figure:
@@ -225,10 +206,9 @@ def _first_loops(result: CarryStudyResult) -> Figure:
     }
     first = {name: first_decodable(a, result.threshold) for name, (a, _) in lines.items()}
     series = [Series.of(name, first[name], control=control) for name, (_, control) in lines.items()]
-    chains = data["chain_length"]
-    soonest = np.ceil((chains - result.reach_before).clip(0) / result.speed_limit)
+    soonest = np.ceil((data["chain_length"] - result.reach_before).clip(0) / result.speed_limit)
     bound = "one position a loop" if result.reach is None else "soonest possible"
-    series.append(Series(bound, chains.values, soonest.values, control=True, markers=False))
+    series.append(Series.of(bound, soonest, control=True, markers=False))
     slope = "not defined here"
     if np.isfinite(result.speed):
         slope = f"{1 / result.speed:.2f} loops per position"
@@ -249,7 +229,6 @@ def _first_loops(result: CarryStudyResult) -> Figure:
             + "; and the model with shuffled weights, which passes on a few positions at most."
         ),
         data=tidy(first),
-        section=SECTION,
     )
 
 
@@ -263,16 +242,9 @@ def _variables(result: CarryStudyResult) -> Figure:
     panels, tables = [], []
     for title, values in sources.items():
         mean = values.mean("chain_length")
-        names = mean["variable"].values.tolist()
-        panels.append(
-            LinePanel(
-                [Series.of(v, mean.sel(variable=v, drop=True)) for v in names],
-                "accuracy",
-                title,
-                y_range=_ACCURACY,
-                references=[Reference(0.5, "chance")],
-            )
-        )
+        lines = Series.each(mean, "variable")
+        chance = [Reference(0.5, "chance")]
+        panels.append(LinePanel(lines, "accuracy", title, y_range=_ACCURACY, references=chance))
         tables.append(tidy({"balanced_accuracy": mean}).assign(source=title))
     return Figure(
         title="What else can be read at each loop",
@@ -287,7 +259,6 @@ def _variables(result: CarryStudyResult) -> Figure:
             "read as well there was given, not computed."
         ),
         data=pd.concat(tables, ignore_index=True),
-        section=SECTION,
     )
 
 
@@ -303,10 +274,7 @@ def _code_lengths(result: CarryStudyResult) -> Figure:
     return Figure(
         title="How many bits the carries still cost",
         plot=line_figure(
-            [
-                Series.of(name, values, control=name != "trained model")
-                for name, values in lines.items()
-            ],
+            [Series.of(name, of, control=name != "trained model") for name, of in lines.items()],
             x_title="loops run",
             y_title="bits per carry",
             y_range=(0.0, 1.05),
@@ -324,5 +292,4 @@ def _code_lengths(result: CarryStudyResult) -> Figure:
             "labels."
         ),
         data=tidy(lines),
-        section=SECTION,
     )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from loopinterp.intervals import wilson_estimate
-from loopinterp.plotting import HeatPanel, LinePanel, Series, heatmap_panels, line_panels
+from loopinterp.intervals import wilson_of
+from loopinterp.plotting import LinePanel, Series, heatmap_panels, line_panels
 from loopinterp.probing.probe_grid import ProbeResult
 from loopinterp.results import Figure, Finding, figures_of, findings_of
 
@@ -18,12 +18,12 @@ def _(result: ProbeResult) -> list[Finding]:
     name = str(best["target"].item())
     if float(best) <= 0:
         text = f"None of the {gain.size} probed variables is read better than by its best control."
-        return [Finding(kind=SECTION, text=text, value="none")]
+        return [Finding(text, value="none")]
     text = (
         f"Of {gain.size} probed variables, {name!r} gains most over the best control: "
         f"{float(best):.2f} in accuracy."
     )
-    return [Finding(kind=SECTION, text=text, value=name)]
+    return [Finding(text, value=name)]
 
 
 @figures_of.register
@@ -45,15 +45,10 @@ def _by_loop(result: ProbeResult, site: str) -> Figure:
         "embedding alone": ("embedding", True),
         "majority class": ("majority", False),
     }
-    n, loops = int(cell["n_test"]), cell["loop"].values
     panels = []
     for title, (name, counted) in sources.items():
-        lines = []
-        for target in cell["target"].values.tolist():
-            values = cell[name].sel(target=target).values
-            _, low, high = wilson_estimate(values * n, n).T
-            band = {"low": low, "high": high} if counted else {}
-            lines.append(Series(target, loops, values, **band))
+        values = wilson_of(cell[name] * cell["n_test"], cell["n_test"]) if counted else cell[name]
+        lines = Series.each(values, "target")
         panels.append(LinePanel(lines, "accuracy", title, y_range=(0.0, 1.02)))
     return Figure(
         title=f"Decodable variables at {site}",
@@ -69,23 +64,16 @@ def _by_loop(result: ProbeResult, site: str) -> Figure:
             "class."
         ),
         data=result.to_dataframe().query("site == @site"),
-        section=SECTION,
     )
 
 
 def _by_group(result: ProbeResult, site: str) -> Figure:
     gain = (result.data["accuracy"] - result.chance).sel(site=site)
-    panels = [
-        HeatPanel(gain.sel(target=target).transpose("group", "loop").values, target)
-        for target in gain["target"].values.tolist()
-    ]
+    panels = {str(k.item()): gain.sel(target=k).transpose("group", "loop") for k in gain["target"]}
     return Figure(
         title=f"Decodable variables by position at {site}",
         plot=heatmap_panels(
             panels,
-            x=gain["loop"].values,
-            y=gain["group"].values.tolist(),
-            x_title="loop",
             y_title="positions",
             value_title="gain",
             value_range=(-1.0, 1.0),
@@ -97,5 +85,4 @@ def _by_group(result: ProbeResult, site: str) -> Figure:
             "and the majority class."
         ),
         data=result.to_dataframe().query("site == @site"),
-        section=SECTION,
     )

@@ -66,10 +66,3 @@ def asset(name: str) -> Markup:
     """The text of a file in ``templates/``, inlined as it is."""
     folder = files("loopinterp.report") / "templates"
     return Markup((folder / name).read_text(encoding="utf-8"))  # escaped above, or our own file
-
-
-def plotly_script() -> Markup:
-    """The whole of plotly.js, as the plotly package ships it."""
-    from plotly.offline import get_plotlyjs
-
-    return Markup(get_plotlyjs())  # escaped above, or our own file

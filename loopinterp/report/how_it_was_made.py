@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from loopinterp.plotting import LinePanel, Series, bars_with_intervals, line_panels
 from loopinterp.results import Figure
+from loopinterp.settings import flatten
 
 if TYPE_CHECKING:
     from loopinterp.report.run_record import RunRecord
@@ -18,34 +18,22 @@ _MOST_POINTS = 600
 _CURVES = {"loss": "loss", "exact_match": "exact match", "longest_n": "longest length"}
 
 
-@dataclass(frozen=True)
-class SettingGroup:
-    """A table of settings."""
-
-    title: str
-    rows: list[tuple[str, str]]
-
-
 def made_figures(record: RunRecord) -> list[Figure]:
     """The training curve and the wall time by stage, where the run has them."""
-    figures = [_training_curve(record), _stage_times(record)]
-    return [figure for figure in figures if figure is not None]
+    return [*_training_curve(record), *_stage_times(record)]
 
 
-def setting_groups(config: Mapping[str, Any]) -> list[SettingGroup]:
-    """A nested configuration as tables, one for each of its parts.
+def setting_groups(config: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """A nested configuration as tables by title, one for each of its parts.
 
     Example:
         >>> setting_groups({"seed": 0, "model": {"d_model": 64, "norm": None}})
-        [SettingGroup(title='run', rows=[('seed', '0')]),
-         SettingGroup(title='model', rows=[('d_model', '64'), ('norm', 'none')])]
+        {'run': {'seed': '0'}, 'model': {'d_model': '64', 'norm': 'none'}}
     """
-    own = [(k, _shown(v)) for k, v in config.items() if not isinstance(v, Mapping)]
-    groups = [SettingGroup("run", own)] if own else []
-    for title, part in config.items():
-        if isinstance(part, Mapping):
-            groups.append(SettingGroup(title, list(_flat(part))))
-    return [group for group in groups if group.rows]
+    parts = {title: part for title, part in config.items() if isinstance(part, Mapping)}
+    own = {name: value for name, value in config.items() if name not in parts}
+    tables = {title: flatten(part) for title, part in {"run": own, **parts}.items()}
+    return {t: {k: _shown(v) for k, v in table.items()} for t, table in tables.items() if table}
 
 
 def seconds(value: float) -> str:
@@ -62,16 +50,6 @@ def seconds(value: float) -> str:
     return f"{int(value // 3600)} h {int(value % 3600 // 60)} min"
 
 
-def _flat(part: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    rows: list[tuple[str, str]] = []
-    for key, value in part.items():
-        if isinstance(value, Mapping):
-            rows += _flat(value, f"{prefix}{key}.")
-        else:
-            rows.append((f"{prefix}{key}", _shown(value)))
-    return rows
-
-
 def _shown(value: Any) -> str:
     if value is None:
         return "none"
@@ -84,23 +62,18 @@ def _shown(value: Any) -> str:
     return str(value)
 
 
-def _training_curve(record: RunRecord) -> Figure | None:
+def _training_curve(record: RunRecord) -> list[Figure]:
     table = pd.DataFrame(record.metrics)
     panels = _training_panels(table)
     if not panels:
-        return None
+        return []
     plot = line_panels(panels, x_title="step")
     plot.update_layout(showlegend=False)  # each panel says on its axis what it shows
-    return Figure(
-        title="Training",
-        plot=plot,
-        caption=(
-            "What training wrote down, on its own batches. Where the longest length drawn goes up, "
-            "the batches become harder: the loss jumps and the exact match drops."
-        ),
-        data=table,
-        section="made",
+    caption = (
+        "What training wrote down, on its own batches. Where the longest length drawn goes up, "
+        "the batches become harder: the loss jumps and the exact match drops."
     )
+    return [Figure(title="Training", plot=plot, caption=caption, data=table, section="made")]
 
 
 def _training_panels(table: pd.DataFrame) -> list[LinePanel]:
@@ -118,15 +91,19 @@ def _training_panels(table: pd.DataFrame) -> list[LinePanel]:
     return panels
 
 
-def _stage_times(record: RunRecord) -> Figure | None:
-    stages = {k: v for k, v in record.stage_seconds.items() if v > 0}
-    if not stages:
-        return None
-    bars = Series("seconds", list(stages), list(stages.values()))
-    return Figure(
-        title="Time by stage",
-        plot=bars_with_intervals([bars], value_title="seconds"),
-        caption=f"Wall time of each stage; {seconds(sum(stages.values()))} in all.",
-        data=pd.DataFrame({"stage": list(stages), "seconds": list(stages.values())}),
-        section="made",
+def _stage_times(record: RunRecord) -> list[Figure]:
+    times = pd.Series(
+        {s: time for s, time in record.stage_seconds.items() if time > 0}, dtype=float
     )
+    if times.empty:
+        return []
+    bars = Series("seconds", times.index, times)
+    return [
+        Figure(
+            title="Time by stage",
+            plot=bars_with_intervals([bars], value_title="seconds"),
+            caption=f"Wall time of each stage; {seconds(times.sum())} in all.",
+            data=times.rename_axis("stage").reset_index(name="seconds"),
+            section="made",
+        )
+    ]

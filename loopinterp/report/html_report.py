@@ -7,16 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from loopinterp.errors import InputError
-from loopinterp.report.assets import asset, plotly_script
+from loopinterp.report.assets import asset
 from loopinterp.report.how_it_was_made import made_figures, seconds, setting_groups
 from loopinterp.report.run_record import RunRecord, read_run
-from loopinterp.report.section_contents import (
-    beside_the_verdict,
-    figure_views,
-    section_views,
-    tiles,
-)
+from loopinterp.report.section_contents import figure_views, section_views, tiles
 from loopinterp.report.sections import SECTIONS, has_programs
 from loopinterp.results import Result
 from loopinterp.storage import write_bytes
@@ -64,11 +61,11 @@ def write_results(results: Mapping[str, Result], out: str | Path, *, title: str)
 
 def render_report(record: RunRecord) -> str:
     """The report of a run as HTML; of results alone, if the record has no configuration."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+    from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
         loader=PackageLoader("loopinterp.report"),
-        autoescape=select_autoescape(default=True, default_for_string=True),
+        autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -90,15 +87,16 @@ def tidy(text: str) -> str:
 
 
 def _context(record: RunRecord) -> dict[str, Any]:
+    from plotly.offline import get_plotlyjs
+
     sections, unshown = section_views(record)
     shown = {view.section.key for view in sections}
-    findings = [finding for view in sections for finding in view.findings]
     return {
         "record": record,
         "problems": [*record.problems, *unshown],
         "title": _title(record),
         "facts": _facts(record),
-        "verdicts": [finding for finding in findings if finding.kind == "verdict"],
+        "verdicts": [f for view in sections for f in view.findings if f.kind == "verdict"],
         "tiles": tiles(sections),
         "sections": sections,
         "not_measured": [
@@ -106,18 +104,14 @@ def _context(record: RunRecord) -> dict[str, Any]:
             for section in SECTIONS
             if record.is_run
             and section.key not in shown
-            and section.study not in record.unsaid
+            and (section.study or section.key) not in record.unsaid
             and section.applies(record.task)
         ],
-        "beside": beside_the_verdict(sections),
         "comparable": record.is_run and has_programs(record.task),
         "made_figures": figure_views(made_figures(record)),
         "settings": setting_groups(record.config),
-        "command": record.made.get("command"),
         "versions": _versions(record),
-        "total_seconds": sum(record.stage_seconds.values()),
-        "machine": record.made.get("machine"),
-        "plotly_script": plotly_script(),
+        "plotly_script": Markup(get_plotlyjs()),  # plotly's own file, as it ships it
     }
 
 
@@ -152,11 +146,11 @@ def _facts(record: RunRecord) -> list[tuple[str, str]]:
     ]
 
 
-def _versions(record: RunRecord) -> list[tuple[str, str]]:
+def _versions(record: RunRecord) -> dict[str, str]:
     from loopinterp import __version__
 
-    made = {str(k): str(v) for k, v in record.made.get("versions", {}).items()}
+    made = dict(record.made.get("versions", {}))
     studies = sorted({r.provenance.version for r in record.results.values()} - {""})
     if "loopinterp" not in made and studies:
         made["loopinterp"] = ", ".join(studies)
-    return [*made.items(), ("this report", f"loopinterp {__version__}")]
+    return {**made, "this report": f"loopinterp {__version__}"}

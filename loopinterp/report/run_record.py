@@ -46,9 +46,9 @@ class RunRecord:
         return str(self.config.get("origin", ""))
 
     @property
-    def unsaid(self) -> dict[str, str]:
+    def unsaid(self) -> Mapping[str, str]:
         """Studies that say nothing of this model, each with the reason, as a clause."""
-        return {str(k): str(v) for k, v in self.made.get("unsaid", {}).items()}
+        return self.made.get("unsaid", {})
 
     @property
     def task(self) -> str:
@@ -57,12 +57,10 @@ class RunRecord:
         return str(task.get("name", "") if isinstance(task, Mapping) else task)
 
     @property
-    def stage_seconds(self) -> dict[str, float]:
+    def stage_seconds(self) -> Mapping[str, float]:
         """Wall time by stage: as the run wrote it, else that of each study."""
-        stages = {str(k): float(v) for k, v in self.made.get("stages", {}).items()}
-        if stages:
-            return stages
-        return {name: result.provenance.wall_time for name, result in self.results.items()}
+        of_studies = {name: result.provenance.wall_time for name, result in self.results.items()}
+        return self.made.get("stages") or of_studies
 
 
 def read_run(folder: str | Path) -> RunRecord:
@@ -88,10 +86,9 @@ def read_run(folder: str | Path) -> RunRecord:
             results[path.stem] = load_result(path)
         except InputError as error:
             problems.append(f"{path.name} cannot be read and is not shown. {error.fix}")
-    config = read_json_object(folder / "config.json")
     return RunRecord(
         name=folder.resolve().name,
-        config=config,
+        config=read_json_object(folder / "config.json"),
         metrics=_read_metrics(folder / "metrics.jsonl", problems),
         results=results,
         made=_read_made(folder / "made.json", problems),

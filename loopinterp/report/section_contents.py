@@ -65,20 +65,21 @@ def section_views(record: RunRecord) -> tuple[list[SectionView], list[str]]:
 
 def figure_views(figures: Iterable[Figure]) -> list[FigureView]:
     """Figures with an anchor of their own each."""
-    return [_figure_view(figure, number) for number, figure in enumerate(figures, start=1)]
-
-
-def beside_the_verdict(views: Sequence[SectionView]) -> list[tuple[SectionView, Finding]]:
-    """What says more of the program than the verdict does, with a number to show large."""
-    return [(view, finding) for view in views for finding in view.findings if finding.label]
+    views = []
+    for number, figure in enumerate(figures, start=1):
+        anchor = f"{slug(figure.section)}-{number}-{slug(figure.title)}"
+        download = None if figure.data is None else table_download(figure.data, anchor)
+        views.append(FigureView(anchor, figure, figure_json(figure.plot), download))
+    return views
 
 
 def tiles(views: Sequence[SectionView]) -> list[tuple[Section, Finding]]:
-    """For the summary: of each section the first finding with a number or a name to show large.
+    """For the summary: what has a number or a name to show large.
 
-    The section whose verdict heads the summary has none.
+    First what says more of the program than the verdict does, then of each section the first such
+    finding; the section whose verdict heads the summary has none.
     """
-    found = []
+    found = [(v.section, finding) for v in views for finding in v.findings if finding.label]
     for view in views:
         short = [finding for finding in view.findings if finding.value and not finding.label]
         if short and not any(finding.kind == "verdict" for finding in view.findings):
@@ -87,9 +88,8 @@ def tiles(views: Sequence[SectionView]) -> list[tuple[Section, Finding]]:
 
 
 def _in_order_of_making(record: RunRecord) -> tuple[list[_Said], list[str]]:
-    stages = list(record.made.get("stages", {}))
-    order = {name: stages.index(name) for name in record.results if name in stages}
-    names = sorted(record.results, key=lambda name: (order.get(name, len(stages)), name))
+    order = {name: place for place, name in enumerate(record.made.get("stages", {}))}
+    names = sorted(record.results, key=lambda name: (order.get(name, len(order)), name))
     said, problems = [], []
     for name in names:
         result = record.results[name]
@@ -134,9 +134,3 @@ def _split(studies: Sequence[Sequence[Figure]]) -> tuple[list[Figure], list[Figu
         shown += figures[:at_once]
         more += figures[at_once:]
     return (shown, more) if len(more) > 1 else ([*shown, *more], [])
-
-
-def _figure_view(figure: Figure, number: int) -> FigureView:
-    anchor = f"{slug(figure.section)}-{number}-{slug(figure.title)}"
-    download = None if figure.data is None else table_download(figure.data, anchor)
-    return FigureView(anchor, figure, figure_json(figure.plot), download)

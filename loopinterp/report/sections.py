@@ -12,22 +12,22 @@ class Section:
     Attributes:
         key: As :attr:`loopinterp.results.Figure.section` has it; also the anchor.
         title: Heading.
-        short: As the table of contents has it.
         question: What the section answers.
         intro: The words one needs to read its figures.
         missing: What is said of a run that it applies to, if no saved study belongs to it.
-        study: The study that it is about.
+        short: As the table of contents has it; the title by default.
+        study: The study that it is about; the one named as the section by default.
         tasks: Tasks that it applies to; all if empty.
         of_programs: Whether it applies only to tasks that a stock program solves.
     """
 
     key: str
     title: str
-    short: str
     question: str
-    intro: str
-    missing: str
-    study: str
+    intro: str = ""
+    missing: str = ""
+    short: str = ""
+    study: str = ""
     tasks: tuple[str, ...] = ()
     of_programs: bool = False
 
@@ -49,7 +49,6 @@ SECTIONS = (
     Section(
         key="generalisation",
         title="Length generalisation",
-        short="Length generalisation",
         question="Does it get inputs right that are longer than any it was trained on?",
         intro=(
             "An answer counts only if every symbol of it is right (exact match). Accuracy bit by "
@@ -57,12 +56,10 @@ SECTIONS = (
             "loops of the same block, as many as the task asks for at that length."
         ),
         missing="no length study, so nothing is known about longer inputs",
-        study="generalisation",
     ),
     Section(
         key="convergence",
         title="Convergence",
-        short="Convergence",
         question="Does the state settle as loops go on, and is the answer right once it has?",
         intro=(
             "Each loop applies the same block to the state once more. The relative residual is how "
@@ -70,7 +67,6 @@ SECTIONS = (
             "on a wrong answer, or leave a right one, so accuracy stands beside every measure."
         ),
         missing="no convergence study, so it is not known whether its loops settle",
-        study="convergence",
     ),
     Section(
         key="wavefront",
@@ -86,7 +82,6 @@ SECTIONS = (
             "soon it is read from then on."
         ),
         missing="no carry study, so it is not known how fast the carry travels",
-        study="wavefront",
         tasks=("addition",),
     ),
     Section(
@@ -108,14 +103,12 @@ SECTIONS = (
     Section(
         key="attention",
         title="Attention by loop",
-        short="Attention by loop",
         question="Where does each head look, and does that change from loop to loop?",
         intro=(
             "Weights are the same at every loop; what a head looks at changes only because the "
             "state has changed."
         ),
         missing="no attention study",
-        study="attention",
     ),
     Section(
         key="ground-truth",
@@ -129,7 +122,6 @@ SECTIONS = (
             "honest test of every tool used above."
         ),
         missing="no scores of the tools on models whose circuit is known",
-        study="ground-truth",
         of_programs=True,
     ),
 )
@@ -138,10 +130,6 @@ SECTIONS = (
 OTHER = Section(
     key="other",
     title="Other studies",
-    short="Other studies",
     question="What else was measured?",
-    intro="",
-    missing="",
-    study="",
 )
 """What belongs to no section of ours, a study of someone else's, is shown all the same."""

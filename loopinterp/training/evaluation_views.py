@@ -15,11 +15,15 @@ _READABLE = {
     "propagate": "carry-rich digits",
     "biased": "biased bits",
 }
-_SHORT = {"uniform": "random", "chain": "chains"}
 
 
-def _readable(distribution: object) -> str:
-    return _READABLE.get(str(distribution), str(distribution))
+def _readable(distribution: str) -> str:
+    return _READABLE.get(distribution, distribution)
+
+
+def _constant_name(distribution: str) -> str:
+    short = {"uniform": "random", "chain": "chains"}.get(distribution, distribution)
+    return f"{short}: constant"
 
 
 @findings_of.register
@@ -56,9 +60,7 @@ def _reach(result: EvaluationResult, distribution: str) -> Finding:
         )
     if len(failing):
         text += f" Its worst length is {scores.idxmin()}, with {percent(scores.min())}."
-    return Finding(
-        kind=SECTION, text=text, value=f"{scores.min():.2f}", good=bool(scores.min() >= 0.99)
-    )
+    return Finding(text, value=f"{scores.min():.2f}", good=bool(scores.min() >= 0.99))
 
 
 def _stopping(result: EvaluationResult) -> Finding:
@@ -71,7 +73,7 @@ def _stopping(result: EvaluationResult) -> Finding:
         "Stopped by a rule that is not told T(n), it answers at the worst length and distribution "
         f"this share wholly right: {said}; read at T(n): {percent(worst[ORACLE])}."
     )
-    return Finding(kind=SECTION, text=text, value=f"{rules.max():.2f}")
+    return Finding(text, value=f"{rules.max():.2f}")
 
 
 @figures_of.register
@@ -87,17 +89,15 @@ def _(result: EvaluationResult) -> list[Figure]:
 
 def _by_length(result: EvaluationResult) -> Figure:
     data = result.data.sel(extra_loop=result.nearest_extra_loop)
-    names = data["distribution"].values.tolist()
     marks = []
     if result.trained_up_to is not None:
         marks = [Reference(result.trained_up_to, "longest in training", "x")]
     panels = []
     for title, measure in (("Exact match", "exact_match"), ("Bit accuracy", "bit_accuracy")):
-        cells = {name: data.sel(distribution=name) for name in names}
-        lines = [Series.of(_readable(n), cell[measure]) for n, cell in cells.items()]
-        lines += [
-            Series.of(f"{_SHORT.get(n, n)}: constant", cell[f"constant_{measure}"], control=True)
-            for n, cell in cells.items()
+        constant = data[f"constant_{measure}"]
+        lines = [
+            *Series.each(data[measure], "distribution", _readable),
+            *Series.each(constant, "distribution", _constant_name, control=True),
         ]
         panels.append(LinePanel(lines, title, title=title, y_range=(0, 1.04), references=marks))
     extra = result.nearest_extra_loop
@@ -117,7 +117,6 @@ def _by_length(result: EvaluationResult) -> Figure:
         control="The dashed lines are the best answer that is the same everywhere. "
         + _constant_note(result),
         data=result.to_dataframe("exact_match", "bit_accuracy"),
-        section=SECTION,
     )
 
 
@@ -127,7 +126,7 @@ def _constant_note(result: EvaluationResult) -> str:
     least = constant.min("length").to_series()
     easy = [_readable(name) for name in least.index[least > 0.5]]
     if not easy:
-        return f"It is wholly right on at most {percent(float(constant.max()))} of the problems."
+        return f"It is wholly right on at most {percent(constant.max())} of the problems."
     return (
         f"On {' and '.join(easy)} it is right, since every answer there is the same: that "
         "distribution tests whether the carry arrives, and the others whether it is a carry."
@@ -136,10 +135,9 @@ def _constant_note(result: EvaluationResult) -> str:
 
 def _by_loops(result: EvaluationResult) -> Figure:
     exact = result.data["exact_match"]
-    lengths = exact["length"].values.tolist()
     panels = [
         LinePanel(
-            [Series.of(f"n = {n}", exact.sel(distribution=name, length=n)) for n in lengths],
+            Series.each(exact.sel(distribution=name), "length", "n = {}".format),
             "exact match",
             title=_readable(name),
             y_range=(0, 1.04),
@@ -154,7 +152,6 @@ def _by_loops(result: EvaluationResult) -> Figure:
         "(dotted line). Left of it the answer is cut short; right of it a model that holds what "
         "it has found stays right.",
         data=result.to_dataframe("exact_match", "bit_accuracy"),
-        section=SECTION,
     )
 
 
@@ -176,5 +173,4 @@ def _by_rule(result: EvaluationResult) -> Figure:
         "answers short.",
         control="Dashed: the answer read at the task's own T(n), which has to be known.",
         data=tidy({"exact_match": exact, "loops": loops}),
-        section=SECTION,
     )

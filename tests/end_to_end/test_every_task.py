@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from loopinterp import workflow
+from loopinterp.report import write_report
 from loopinterp.studies import STUDIES
 from loopinterp.training import RECIPES, TrainingConfig, apply_settings
 
@@ -23,7 +24,7 @@ def _analysed(folder: Path) -> tuple[workflow.Analysis, str]:
     """Every study of a run, and the words of its report."""
     workflow.evaluate_run(folder, samples=8, progress=False)
     analysis = workflow.analyze_run(folder, progress=False)
-    page = workflow.report_run(folder).read_text()
+    page = write_report(folder).read_text()
     return analysis, page[page.index("<body>") : page.index('<script type="text/plain"')]
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 import pytest
+import xarray as xr
 
 from loopinterp.errors import InputError
 from loopinterp.plotting import (
     PALETTE,
-    HeatPanel,
     LinePanel,
     Reference,
     Series,
@@ -47,6 +47,11 @@ SIMULATIONS = {
 def parts(figure: go.Figure) -> Any:
     """Plotly's figures have no types that a checker could follow."""
     return figure
+
+
+def cells(values: Any, **axes: Any) -> xr.DataArray:
+    """Values [row, column], with the coordinates of the rows and columns by their names."""
+    return xr.DataArray(np.asarray(values, float), axes)
 
 
 def linear(colour: str) -> np.ndarray:
@@ -185,58 +190,64 @@ def test_bars_take_absolute_intervals() -> None:
     np.testing.assert_allclose(bar.error_x.arrayminus, [0.1, 0.05])
 
 
-def test_heat_maps_share_one_scale() -> None:
-    figure = parts(
-        heatmap_panels(
-            [HeatPanel([[0, 1]], "one"), HeatPanel([[2, np.nan]], "two")],
-            x=["a", "b"],
-            y=[0],
-            x_title="x",
-            y_title="y",
-            value_title="v",
-        )
-    )
+def test_a_line_is_drawn_for_each_place_on_an_axis() -> None:
+    values = cells([[1, 2], [3, 4]], head=[0, 1], loop=[5, 6])
+    first, second = Series.each(values, "head", "head {}".format, control=True)
+    assert (first.name, list(first.x), list(first.y)) == ("head 0", [5, 6], [1, 2])
+    assert (second.name, list(second.y), second.control) == ("head 1", [3, 4], True)
+    estimates = xr.concat([values, values - 1, values + 1], "estimate")
+    estimates = estimates.assign_coords(estimate=["value", "low", "high"])
+    (_, last) = Series.each(estimates, "head")
+    assert last.low is not None and last.high is not None
+    assert (list(last.y), list(last.low), list(last.high)) == ([3, 4], [2, 3], [4, 5])
+
+
+def test_heat_maps_share_one_scale_and_are_labelled_by_their_axes() -> None:
+    axes: dict[str, Any] = {"pos": [0], "chain_length": ["a", "b"]}
+    one, two = cells([[0, 1]], **axes), cells([[2, np.nan]], **axes)
+    figure = parts(heatmap_panels({"one": one, "two": two}, value_title="v"))
     assert {t.coloraxis for t in figure.data} == {"coloraxis"}
     assert (figure.layout.coloraxis.cmin, figure.layout.coloraxis.cmax) == (0, 2)
     assert figure.layout.meta["loopinterp"]["panels"] == 2
+    assert list(figure.data[0].x) == ["a", "b"] and list(figure.data[0].y) == [0]
+    assert figure.layout.xaxis.title.text == figure.layout.xaxis2.title.text == "chain length"
+    assert figure.layout.yaxis.title.text == "position" and figure.layout.yaxis2.title.text is None
+
+
+def test_rows_with_names_are_read_from_the_top() -> None:
+    named = cells([[0], [1]], head=["a", "b"], loop=[0])
+    numbered = named.assign_coords(head=[0, 1])
+    down = [parts(heatmap_panels({"": v}, value_title="v")).layout.yaxis for v in (named, numbered)]
+    assert [axis.autorange for axis in down] == ["reversed", None]
 
 
 def test_the_slider_has_one_frame_for_each_loop() -> None:
     values = np.random.default_rng(0).random((3, 2, 4, 4))
-    figure = parts(
-        loop_slider_figure(
-            values,
-            loops=[0, 1, 2],
-            panel_titles=["head 0", "head 1"],
-            x=range(4),
-            y=range(4),
-            x_title="key",
-            y_title="query",
-            value_title="attention",
-        )
-    )
+    heads = {"loop": [0, 1, 2], "head": ["head 0", "head 1"]}
+    patterns = xr.DataArray(values, heads, ["loop", "head", "query", "key"])
+    figure = parts(loop_slider_figure(patterns, value_title="attention"))
     for t, frame in enumerate(figure.frames):
         for k, heat in enumerate(frame.data):
             np.testing.assert_allclose(heat.z, values[t, k], rtol=1e-6)
     assert [step.label for step in figure.layout.sliders[0].steps] == ["0", "1", "2"]
+    assert [note.text for note in figure.layout.annotations] == ["<b>head 0</b>", "<b>head 1</b>"]
+    with pytest.raises(InputError, match=r"expected values \[loop, panel, row, column\]"):
+        loop_slider_figure(patterns[0], value_title="attention")
 
 
 def test_figures_hold_no_colour_of_text_or_page() -> None:
-    figure = heatmap_panels(
-        [HeatPanel([[0.0]])], x=[0], y=[0], x_title="x", y_title="y", value_title="v", scale="mass"
-    )
+    figure = heatmap_panels({"": cells([[0]], pos=[0], loop=[0])}, value_title="v", scale="mass")
     layout = json.loads(str(figure.to_json()))["layout"]["template"]["layout"]
     assert "color" not in layout["font"]
     assert layout["paper_bgcolor"] == layout["plot_bgcolor"] == "rgba(0,0,0,0)"
 
 
-def test_a_heat_map_of_the_wrong_shape_is_explained() -> None:
-    titles: dict[str, Any] = {"x_title": "x", "y_title": "y", "value_title": "v"}
-    panels = [HeatPanel([[1.0]])]
-    with pytest.raises(InputError, match="2 rows and 1 columns"):
-        heatmap_panels(panels, x=[0], y=[0, 1], **titles)
+def test_heat_maps_of_different_axes_are_refused() -> None:
+    one = cells([[0]], pos=[0], loop=[0])
+    with pytest.raises(InputError, match=r"heat map 'b'.*\{'pos': 1, 'loop': 1\} of the first"):
+        heatmap_panels({"a": one, "b": one.T}, value_title="v")
     with pytest.raises(InputError, match="Did you mean 'diverging'"):
-        heatmap_panels(panels, x=[0], y=[0], scale="divergin", **titles)
+        heatmap_panels({"": one}, value_title="v", scale="divergin")
 
 
 def test_a_ramp_starts_blue_and_ends_ochre() -> None:

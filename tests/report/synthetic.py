@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import xarray as xr
 
 from loopinterp.lenses import AttentionResult
 from loopinterp.plotting import (
-    HeatPanel,
     LinePanel,
     Reference,
     Series,
@@ -127,11 +127,7 @@ def _convergence() -> list[Figure]:
     positions = np.arange(49)
     distance = np.exp(-np.maximum(loops[None, :] - 0.4 * positions[:, None], 0) / 5)
     heat = heatmap_panels(
-        [HeatPanel(distance)],
-        x=loops,
-        y=positions,
-        x_title="loop",
-        y_title="position",
+        {"": xr.DataArray(distance, {"position": positions, "loop": loops})},
         value_title="distance to limit",
     )
     caption = "Above, the residual of each loop; below, the share of right answers."
@@ -170,13 +166,10 @@ def _wavefront() -> list[Figure]:
     accuracy = np.where(chains[:, None] <= loops[None, :], 0.995, 0.52)
     front = Series("one position a loop", [1, 12], [1, 12], colour="red", markers=False)
     heat = heatmap_panels(
-        [HeatPanel(accuracy, overlay=[front])],
-        x=loops,
-        y=chains,
-        x_title="loop",
-        y_title="chain length",
+        {"": xr.DataArray(accuracy, {"chain length": chains, "loop": loops})},
         value_title="probe accuracy",
         value_range=(0.5, 1),
+        overlay={"": front},
     )
     at_six = accuracy[5]
     lines = [
@@ -221,20 +214,14 @@ def _program() -> list[Figure]:
         references=[Reference(0.9, "bar")],
     )
     loops = np.arange(9)
-    panels = [
-        HeatPanel(0.5 + 0.5 * np.exp(-np.abs(loops[:, None] - loops[None, :] + k / 2) / 2), name)
+    axes = {"model loop": loops, "program loop": loops}
+    panels = {
+        name: xr.DataArray(
+            0.5 + 0.5 * np.exp(-np.abs(loops[:, None] - loops[None, :] + k / 2) / 2), axes
+        )
         for k, name in enumerate(["latched ripple: c", "latched ripple: known", "ripple: c"])
-    ]
-    matrix = heatmap_panels(
-        panels,
-        x=loops,
-        y=loops,
-        x_title="program loop",
-        y_title="model loop",
-        value_title="probe accuracy",
-        value_range=(0.5, 1),
-        square=True,
-    )
+    }
+    matrix = heatmap_panels(panels, value_title="probe accuracy", value_range=(0.5, 1), square=True)
     table = pd.DataFrame({"program": programs, "iia": iia})
     return [
         Figure(
