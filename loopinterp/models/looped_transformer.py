@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 
-from loopinterp.errors import HookError, InputError, unknown_name
+from loopinterp.errors import HookError, InputError, check_choice
 from loopinterp.models.activation_recorder import Recorder
 from loopinterp.models.looped_cache import LoopedCache
 from loopinterp.models.looped_model import Iteration
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ReturnType = Literal["logits", "state", "states", "all_logits"]
-_RETURN_TYPES = ("logits", "state", "states", "all_logits")
 
 
 class LoopedTransformer(TransformerLensMixin, PretrainedMixin, LoopedNetwork):
@@ -145,20 +144,10 @@ class LoopedTransformer(TransformerLensMixin, PretrainedMixin, LoopedNetwork):
         Raises:
             InputError: If a loop is out of range, or shape or type do not fit.
         """
-        if n_loops is not None and n_loops != self._n_loops:
-            with self.unrolled(n_loops):
-                return self.forward(
-                    inputs,
-                    start_at_loop=start_at_loop,
-                    stop_at_loop=stop_at_loop,
-                    state=state,
-                    position_offset=position_offset,
-                    return_type=return_type,
-                )
-        taps = Taps(self._pool.active(self._n_loops))
-        has_state = state is not None
-        span = loop_span(start_at_loop, stop_at_loop, self._n_loops, has_state=has_state)
-        return self._run(inputs, span, state, position_offset, return_type, taps)
+        with self.unrolled(n_loops):
+            span = loop_span(start_at_loop, stop_at_loop, self._n_loops, has_state=state is not None)
+            taps = Taps(self._hooked())
+            return self._run(inputs, span, state, position_offset, return_type, taps)
 
     def run_with_cache(
         self,
@@ -197,14 +186,10 @@ class LoopedTransformer(TransformerLensMixin, PretrainedMixin, LoopedNetwork):
             HookError: If the filter keeps nothing, or a name does not exist.
         """
         with self.unrolled(n_loops):
-            book = self._pool.book(self._n_loops)
-            has_state = state is not None
-            span = loop_span(start_at_loop, stop_at_loop, self._n_loops, has_state=has_state)
-            wanted = [
-                address
-                for address in map(book.addresses.__getitem__, book.select(names_filter, loops))
-                if self._fires(address, span, return_type)
-            ]
+            span = loop_span(start_at_loop, stop_at_loop, self._n_loops, has_state=state is not None)
+            book = self.addresses()
+            chosen = [book.addresses[name] for name in book.select(names_filter, loops)]
+            wanted = [address for address in chosen if self._fires(address, span, return_type)]
             if not wanted:
                 raise HookError(
                     "names_filter",
@@ -214,7 +199,7 @@ class LoopedTransformer(TransformerLensMixin, PretrainedMixin, LoopedNetwork):
                     fix="Widen the filter, run more loops, or return logits.",
                 )
             recorder = Recorder(pos_slice=pos_slice, device=device, dtype=dtype, gradients=incl_bwd)
-            taps = Taps(self._pool.active(self._n_loops), wanted, recorder, gradients=incl_bwd)
+            taps = Taps(self._hooked(), wanted, recorder, gradients=incl_bwd)
             out = self._run(inputs, span, state, position_offset, return_type, taps)
             if incl_bwd:
                 recorder.backward(out if loss_fn is None else loss_fn(out))
@@ -234,8 +219,7 @@ class LoopedTransformer(TransformerLensMixin, PretrainedMixin, LoopedNetwork):
         return_type: str,
         taps: Taps,
     ) -> Tensor:
-        if return_type not in _RETURN_TYPES:
-            raise unknown_name("return_type", str(return_type), _RETURN_TYPES)
+        check_choice("return_type", return_type, get_args(ReturnType))
         context = self._context(inputs, position_offset, taps)
         e = self._embed(inputs, context, position_offset, taps)
         h = self.initial_state(e) if state is None else check_state(state, e)

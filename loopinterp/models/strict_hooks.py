@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
+from transformer_lens.hook_points import HookPoint
 from transformer_lens.HookedRootModule import HookedRootModule
 
 from loopinterp.errors import HookError, check_integer
-from loopinterp.models.hook_pool import HookPool
-from loopinterp.models.sites import AddressBook, Index
+from loopinterp.models.sites import Address, AddressBook, Index, Key
 from loopinterp.models.transformer_lens_names import UnrolledModel
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from torch import Tensor
-    from transformer_lens.hook_points import HookPoint
 
     from loopinterp.models.model_config import LoopedTransformerConfig
 
@@ -28,7 +27,8 @@ if TYPE_CHECKING:
 class LoopHooks(HookedRootModule):
     """The hooks of a looped model: T * L views by name, made as runs need them.
 
-    An unknown name, a filter that keeps nothing, and a hook that never fires are errors.
+    An unknown name, a filter that keeps nothing, and a hook that never fires are errors. Hooks on
+    the first loops stay on when the number of loops changes; only the coda's names move.
 
     Args:
         config: The architecture, which decides what hooks there are.
@@ -38,7 +38,8 @@ class LoopHooks(HookedRootModule):
         super().__init__()
         self.config = config
         self._n_loops = config.n_loops
-        self._pool = HookPool(config)
+        self._points: dict[Key, HookPoint] = {}
+        self._books: dict[int, AddressBook] = {}
 
     @property
     def n_loops(self) -> int:
@@ -104,10 +105,8 @@ class LoopHooks(HookedRootModule):
         book = self.addresses(n_loops)
         names = book.select(names_filter, loops)
         shapes = (book.addresses[name].shape(self.config, batch, n_pos, n_kept) for name in names)
-        return (
-            sum(math.prod(shape) for shape in shapes)
-            * (dtype or next(self.parameters()).dtype).itemsize
-        )
+        itemsize = (dtype or next(self.parameters()).dtype).itemsize
+        return sum(math.prod(shape) for shape in shapes) * itemsize
 
     def site(
         self,
@@ -137,7 +136,10 @@ class LoopHooks(HookedRootModule):
 
     def addresses(self, n_loops: int | None = None) -> AddressBook:
         """All addresses of a run, and the ways to name them."""
-        return self._pool.book(self._loops(n_loops))
+        n_loops = self._loops(n_loops)
+        if n_loops not in self._books:
+            self._books[n_loops] = AddressBook(self.config, n_loops)
+        return self._books[n_loops]
 
     def unroll(self, n_loops: int) -> UnrolledModel:
         """The model as TransformerLens sees it: ``n_loops * n_layers`` layers, tied weights."""
@@ -146,7 +148,8 @@ class LoopHooks(HookedRootModule):
     @property
     def hook_dict(self) -> dict[str, HookPoint]:  # type: ignore[override]
         """Hook points by name, for a run of ``model.n_loops`` loops."""
-        return self._pool.points(self._n_loops)
+        addresses = self.addresses().addresses
+        return {name: self._point(address) for name, address in addresses.items()}
 
     @property
     def mod_dict(self) -> dict[str, nn.Module]:  # type: ignore[override]
@@ -156,12 +159,25 @@ class LoopHooks(HookedRootModule):
 
     def hook_points(self) -> Iterable[HookPoint]:
         """Every hook point, those of loops beyond ``model.n_loops`` included."""
-        return self._pool.all()
+        return self._points.values()
 
-    def remove_all_hook_fns(self, *args: Any, **options: Any) -> None:
-        """Take hook functions off; permanent ones stay unless asked for."""
-        for point in self._pool.hooked():
-            point.remove_hooks(*args, **options)
+    def _point(self, address: Address) -> HookPoint:
+        if address.key not in self._points:
+            self._points[address.key] = HookPoint()
+        point = self._points[address.key]
+        point.name = address.name
+        return point
+
+    def _hooked(self) -> list[tuple[Address, HookPoint]]:
+        """The points that carry functions and lie within a run of ``model.n_loops`` loops."""
+        hooked = [
+            key
+            for key, point in self._points.items()
+            if point._forward_hooks or point._backward_hooks or point._forward_pre_hooks
+        ]
+        # Beyond the run, a loop's name may be that of a coda layer of this shorter run.
+        at = self.addresses().at if hooked else {}
+        return [(at[key], self._point(at[key])) for key in hooked if key in at]
 
     def add_hook(self, name: Any, hook: Callable[..., Any], *args: Any, **options: Any) -> None:
         """Add a hook that stays until ``reset_hooks``; ``name`` may be an alias or a predicate.
@@ -173,11 +189,11 @@ class LoopHooks(HookedRootModule):
 
     def _enable_hook(self, name: Any, hook: Callable[..., Any], dir: Literal["fwd", "bwd"]) -> None:
         for full in self._targets(name):
-            point = self._pool.point(full, self._n_loops)
+            point = self._point(self.addresses().addresses[full])
             point.add_hook(hook, dir=dir, level=self.context_level)
 
     def _targets(self, name: Any) -> list[str]:
-        book = self._pool.book(self._n_loops)
+        book = self.addresses()
         return book.select(name) if callable(name) else [book.resolve(name)]
 
     @contextmanager
