@@ -11,6 +11,7 @@ from transformer_lens.ActivationCache import ActivationCache
 from loopinterp.errors import CheckpointError, HookError, InputError
 from loopinterp.models.cache_files import read_activations, read_index, write_activations
 from loopinterp.models.sites import AddressBook, Index, resolve_index
+from loopinterp.models.transformer_lens_names import require_direct_writes
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -51,11 +52,6 @@ class LoopedCache(ActivationCache):
 
     model: UnrolledModel
 
-    def __init__(
-        self, cache_dict: dict[str, Tensor], model: UnrolledModel, has_batch_dim: bool = True
-    ) -> None:
-        super().__init__(cache_dict, model, has_batch_dim)
-
     def __repr__(self) -> str:
         return (
             f"LoopedCache({len(self)} activations of {self.n_loops} loops, "
@@ -74,15 +70,13 @@ class LoopedCache(ActivationCache):
 
     @property
     def _book(self) -> AddressBook:
-        return self.model.book
+        return self.model.addresses()
 
     def __getitem__(self, key: Any) -> Tensor:
         """By full name, alias (``loops.{t}.blocks.{l}.…``), or TransformerLens' short form."""
-        if isinstance(key, str):
-            if key in self.cache_dict:
-                return self.cache_dict[key]
-            if key.startswith(("loops.", "prelude.", "coda.")):
-                return self._kept(self._book.resolve(key))
+        alias = isinstance(key, str) and key.startswith(("loops.", "prelude.", "coda."))
+        if alias and key not in self.cache_dict:
+            key = self._book.resolve(key)
         try:
             return super().__getitem__(key)
         except KeyError as error:
@@ -169,7 +163,7 @@ class LoopedCache(ActivationCache):
     def get_full_resid_decomposition(self, *args: Any, **options: Any) -> Any:
         """As :meth:`decompose_resid`, by heads and neurons."""
         self._require_sum("get_full_resid_decomposition")
-        self._require_direct_writes("get_full_resid_decomposition")
+        require_direct_writes(self._book.config, "get_full_resid_decomposition")
         return super().get_full_resid_decomposition(*args, **options)
 
     def logit_lens(self, **options: Any) -> Any:
@@ -211,7 +205,7 @@ class LoopedCache(ActivationCache):
         Raises:
             InputError: If a norm stands between the heads and the stream.
         """
-        self._require_direct_writes("compute_head_results")
+        require_direct_writes(self._book.config, "compute_head_results")
         super().compute_head_results()
 
     def stack_head_results(self, *args: Any, **options: Any) -> Any:
@@ -220,7 +214,7 @@ class LoopedCache(ActivationCache):
         Raises:
             InputError: If a norm stands between the heads and the stream.
         """
-        self._require_direct_writes("stack_head_results")
+        require_direct_writes(self._book.config, "stack_head_results")
         return super().stack_head_results(*args, **options)
 
     def get_neuron_results(self, *args: Any, **options: Any) -> Any:
@@ -229,7 +223,7 @@ class LoopedCache(ActivationCache):
         Raises:
             InputError: If a norm stands between the neurons and the stream.
         """
-        self._require_direct_writes("get_neuron_results")
+        require_direct_writes(self._book.config, "get_neuron_results")
         return super().get_neuron_results(*args, **options)
 
     def apply_slice_to_batch_dim(self, batch_slice: Any) -> LoopedCache:
@@ -276,7 +270,7 @@ class LoopedCache(ActivationCache):
                 fix="Load the cache with the model that it was made with.",
             )
         view = model.unroll(index["n_loops"])
-        kept = read_activations(folder, index, known=view.book.addresses)
+        kept = read_activations(folder, index, known=view.addresses().addresses)
         return cls(kept, view, index["has_batch_dim"])
 
     def _kept(self, name: str) -> Tensor:
@@ -292,36 +286,18 @@ class LoopedCache(ActivationCache):
             fix="Run again with a names_filter that keeps it.",
         )
 
-    def _require_direct_writes(self, method: str) -> None:
-        norm = self._book.config.norm
-        if norm in ("sandwich", "post"):
-            raise InputError(
-                method,
-                expected="heads and neurons that write to the stream without a norm between",
-                given=f"norm={norm!r}",
-                fix="Read what a sublayer writes from hook_attn_out and hook_mlp_out.",
-            )
-
     def _require_sum(self, method: str) -> None:
         config = self._book.config
-        reasons = [
-            text
-            for bad, text in (
-                (
-                    config.injection in ("input", "gated_output", "concat"),
-                    f"injection={config.injection!r}",
-                ),
-                (
-                    config.initial_state != "embedding",
-                    f"initial_state={config.initial_state!r}",
-                ),
-                (config.loop_norm, "loop_norm=True"),
-                (config.norm == "post", "norm='post'"),
-            )
-            if bad
-        ]
-        if reasons:
-            raise self._not_a_sum(method, ", ".join(reasons))
+        faults = {
+            f"injection={config.injection!r}": config.injection
+            in ("input", "gated_output", "concat"),
+            f"initial_state={config.initial_state!r}": config.initial_state != "embedding",
+            "loop_norm=True": config.loop_norm,
+            "norm='post'": config.norm == "post",
+        }
+        found = [fault for fault, here in faults.items() if here]
+        if found:
+            raise self._not_a_sum(method, ", ".join(found))
 
     @staticmethod
     def _not_a_sum(method: str, reason: str) -> InputError:

@@ -113,7 +113,7 @@ class LoopedTransformer(TransformerLensMixin, PretrainedMixin, LoopedNetwork):
         """The iteration over one input, with its attention context computed once."""
         context = self._context(inputs, position_offset)
         e = self._embed(inputs, context, position_offset)
-        return self._bound(e, self.initial_state(e), context)
+        return Iteration(e, self.initial_state(e), self._loop, self.readout, context)
 
     # Runs
 
@@ -241,12 +241,3 @@ class LoopedTransformer(TransformerLensMixin, PretrainedMixin, LoopedNetwork):
         if address.loop is not None:
             return address.loop in span
         return return_type in ("logits", "all_logits") or not address.in_readout
-
-    def _bound(self, e: Tensor, h0: Tensor, context: AttentionContext) -> Iteration:
-        return Iteration(
-            e=e,
-            h0=h0,
-            step=lambda h: self._loop(h, e, context),
-            readout=self.readout,
-            select=lambda rows: self._bound(e[rows], h0[rows], context.select(rows)),
-        )

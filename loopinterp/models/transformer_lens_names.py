@@ -7,7 +7,7 @@ model itself answers for its default number of loops.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +45,35 @@ class _View:
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         return self._module(*args, **options)
+
+
+def _no_fork(flag: str) -> Callable[[Any, bool], None]:
+    """A setter of one of TransformerLens' flags that are False here for good."""
+
+    def set_flag(self: Any, use: bool) -> None:
+        """Raise where ``use`` is True: a looped model keeps one copy of each layer's input."""
+        if use:
+            raise InputError(
+                flag,
+                expected="False: a looped model keeps one copy of each layer's input",
+                given="True",
+                fix="Patch attn.hook_q, hook_k or hook_v; cache.compute_head_results() gives "
+                "each head's output.",
+            )
+
+    return set_flag
+
+
+def require_direct_writes(config: LoopedTransformerConfig, method: str) -> None:
+    """Raise if a norm stands between what sublayers put out and the stream."""
+    if config.norm in ("sandwich", "post"):
+        raise InputError(
+            method,
+            expected="heads, neurons and biases that reach the stream without a norm between",
+            given=f"norm={config.norm!r}",
+            fix="Read what a sublayer writes from hook_attn_out and hook_mlp_out, or use a model "
+            "with norm='pre' or 'none'.",
+        )
 
 
 class TransformerLensMixin:
@@ -158,13 +187,7 @@ class TransformerLensMixin:
         Raises:
             InputError: If a norm stands between the biases and the stream.
         """
-        if self.config.norm in ("sandwich", "post"):
-            raise InputError(
-                "accumulated_bias",
-                expected="biases that reach the stream without a norm between",
-                given=f"norm={self.config.norm!r}",
-                fix="Use a model with norm='pre' or 'none'.",
-            )
+        require_direct_writes(self.config, "accumulated_bias")
         total = self.W_U.new_zeros(self.config.d_model)
         blocks = self.blocks
         for block in blocks[:layer]:
@@ -194,32 +217,10 @@ class TransformerLensMixin:
                     named[f"blocks.{number}.{part}.{name}"] = getattr(getattr(block, part), name)
         return named
 
-    def set_use_split_qkv_input(self, use: bool) -> None:
-        """Raise where ``use`` is True: no head has its own copy of the layer's input."""
-        self._no_fork("use_split_qkv_input", use)
-
-    def set_use_attn_in(self, use: bool) -> None:
-        """Raise where ``use`` is True: no head has its own copy of the layer's input."""
-        self._no_fork("use_attn_in", use)
-
-    def set_use_attn_result(self, use: bool) -> None:
-        """Raise where ``use`` is True: heads' outputs are computed from a cache."""
-        self._no_fork("use_attn_result", use)
-
-    def set_use_hook_mlp_in(self, use: bool) -> None:
-        """Raise where ``use`` is True: the MLP reads ``hook_resid_mid``."""
-        self._no_fork("use_hook_mlp_in", use)
-
-    @staticmethod
-    def _no_fork(flag: str, use: bool) -> None:
-        if use:
-            raise InputError(
-                flag,
-                expected="False: a looped model keeps one copy of each layer's input",
-                given="True",
-                fix="Patch attn.hook_q, hook_k or hook_v; cache.compute_head_results() gives "
-                "each head's output.",
-            )
+    set_use_split_qkv_input = _no_fork("use_split_qkv_input")
+    set_use_attn_in = _no_fork("use_attn_in")
+    set_use_attn_result = _no_fork("use_attn_result")
+    set_use_hook_mlp_in = _no_fork("use_hook_mlp_in")
 
     @staticmethod
     def _no_tokenizer(given: Any) -> InputError:
@@ -253,8 +254,7 @@ class UnrolledModel(TransformerLensMixin):
     def __call__(self, inputs: Tensor, **options: Any) -> Tensor:
         return self.looped(inputs, n_loops=self.n_loops, **options)
 
-    @property
-    def book(self) -> AddressBook:
+    def addresses(self) -> AddressBook:
         """The addresses of the run."""
         return self.looped.addresses(self.n_loops)
 
