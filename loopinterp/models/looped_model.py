@@ -122,4 +122,3 @@ def need_model(model: object) -> None:
         given=type(model).__name__,
         fix="Pass its .model." if wrapped else "Pass a LoopedTransformer, or wrap your own model.",
     )
-

@@ -37,9 +37,8 @@ class _View:
 
     def __getattr__(self, name: str) -> Any:
         full = f"{self._prefix}.{name}"
-        hooks = self._model.hook_dict
-        if full in hooks:
-            return hooks[full]
+        if full in self._model.addresses().addresses:
+            return self._model.hook_dict[full]
         inner = getattr(self._module, name)
         return _View(self._model, inner, full) if isinstance(inner, nn.Module) else inner
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loopinterp.errors import CheckpointError, InputError
+from loopinterp.errors import InputError
 from loopinterp.models import LoopedTransformer
+from loopinterp.models.pretrained import check_tensors
 from loopinterp.tasks.task import IGNORE
 from loopinterp.training.curriculum import Curriculum
 from loopinterp.training.device import autocast, make_bind, resolve_device, with_state_noise
@@ -148,7 +149,8 @@ class Trainer:
             for name, parameter in parameters.items()
         }
         wanted |= {f"random/{k}": g.get_state() for k, g in self.generators.items()}
-        _check_tensors(tensors, wanted, path)
+        fix = "Restore them, or train in another folder."
+        check_tensors(tensors, wanted, f"checkpoint {path}", fix=fix)
         with reading_counters(path):
             scalars: dict[str, Any] = json.loads(metadata["scalars"])
             self.steps_done = int(scalars["steps_done"])
@@ -209,21 +211,3 @@ def _exact_match(logits: Tensor, targets: Tensor) -> Tensor:
     """Share of examples that are right at every position that is asked for."""
     right = (logits.argmax(-1) == targets) | (targets == IGNORE)
     return right.all(-1).float().mean()
-
-
-def _check_tensors(found: dict[str, Tensor], wanted: dict[str, Tensor], path: Path) -> None:
-    missing, extra = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
-    wrong = [
-        f"{name} is {tuple(found[name].shape)}, not {tuple(wanted[name].shape)}"
-        for name in sorted(wanted.keys() & found.keys())
-        if found[name].shape != wanted[name].shape or found[name].dtype != wanted[name].dtype
-    ]
-    if missing or extra or wrong:
-        faults = [f"{name} is missing" for name in missing[:2]]
-        faults += [f"{name} is not the run's" for name in extra[:2]] + wrong[:2]
-        raise CheckpointError(
-            f"checkpoint {path}",
-            expected="the state of the run configured beside it",
-            given="; ".join(faults),
-            fix="The files do not belong together: restore them, or train in another folder.",
-        )
