@@ -145,9 +145,7 @@ class LoopedTransformer(TransformerLensMixin, PretrainedMixin, LoopedNetwork):
             InputError: If a loop is out of range, or shape or type do not fit.
         """
         with self.unrolled(n_loops):
-            span = loop_span(
-                start_at_loop, stop_at_loop, self._n_loops, has_state=state is not None
-            )
+            span = loop_span(start_at_loop, stop_at_loop, self._n_loops, state)
             taps = Taps(self._hooked())
             return self._run(inputs, span, state, position_offset, return_type, taps)
 
@@ -188,9 +186,7 @@ class LoopedTransformer(TransformerLensMixin, PretrainedMixin, LoopedNetwork):
             HookError: If the filter keeps nothing, or a name does not exist.
         """
         with self.unrolled(n_loops):
-            span = loop_span(
-                start_at_loop, stop_at_loop, self._n_loops, has_state=state is not None
-            )
+            span = loop_span(start_at_loop, stop_at_loop, self._n_loops, state)
             book = self.addresses()
             chosen = [book.addresses[name] for name in book.select(names_filter, loops)]
             wanted = [address for address in chosen if self._fires(address, span, return_type)]

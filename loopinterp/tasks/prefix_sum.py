@@ -10,7 +10,7 @@ from loopinterp.settings import settings
 from loopinterp.tasks.rows import join, same
 from loopinterp.tasks.sampling import (
     Sampler,
-    check_fits,
+    check_digits,
     check_length,
     check_tokens,
     integers,
@@ -81,8 +81,7 @@ class PrefixSum(Sampler):
         Raises:
             InputError: a digit is not below the modulus, or a length does not fit.
         """
-        check_tokens(bits, self.modulus, "bits")
-        check_fits(n, bits)
+        check_digits(bits, n, self.modulus, "bits")
         parts = [same(self.modulus, n), (bits, n)]
         tokens = join(parts, width=bits.shape[1] + 1, fill=self.modulus + 1)
         return Batch(tokens, self.targets(tokens), n, n + 1)
