@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 
 from loopinterp.errors import HookError, InputError, check_choice
-from loopinterp.models.activation_recorder import Recorder
 from loopinterp.models.looped_cache import LoopedCache
 from loopinterp.models.looped_model import Iteration
 from loopinterp.models.looped_network import LoopedNetwork
@@ -16,7 +15,7 @@ from loopinterp.models.positions import AttentionContext
 from loopinterp.models.pretrained import PretrainedMixin
 from loopinterp.models.run_inputs import check_state, loop_span
 from loopinterp.models.sites import Address, Index
-from loopinterp.models.taps import Taps
+from loopinterp.models.taps import Recorder, Taps
 from loopinterp.models.transformer_lens_names import TransformerLensMixin
 
 if TYPE_CHECKING:
