@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
-    from loopinterp.models.looped_network import LoopedNetwork
-    from loopinterp.models.transformer_lens_names import UnrolledModel
+    from loopinterp.models.transformer_lens_names import TransformerLensNames
 
 
 class MissingActivationError(HookError, KeyError):
@@ -50,7 +49,7 @@ class LoopedCache(ActivationCache):
         True
     """
 
-    model: UnrolledModel
+    model: TransformerLensNames
 
     def __repr__(self) -> str:
         return (
@@ -254,7 +253,7 @@ class LoopedCache(ActivationCache):
         return folder
 
     @classmethod
-    def load(cls, folder: str | Path, model: LoopedNetwork) -> LoopedCache:
+    def load(cls, folder: str | Path, model: TransformerLensNames) -> LoopedCache:
         """Read a cache back, for the model it was made with.
 
         Raises:

@@ -10,13 +10,12 @@ import torch
 from loopinterp.errors import HookError, InputError, check_choice
 from loopinterp.models.looped_cache import LoopedCache
 from loopinterp.models.looped_model import Iteration
-from loopinterp.models.looped_network import LoopedNetwork
 from loopinterp.models.positions import AttentionContext
 from loopinterp.models.pretrained import PretrainedMixin
 from loopinterp.models.run_inputs import check_state, loop_span
 from loopinterp.models.sites import Address, Index
 from loopinterp.models.taps import Recorder, Taps
-from loopinterp.models.transformer_lens_names import TransformerLensMixin
+from loopinterp.models.transformer_lens_names import TransformerLensNames
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 ReturnType = Literal["logits", "state", "states", "all_logits"]
 
 
-class LoopedTransformer(TransformerLensMixin, PretrainedMixin, LoopedNetwork):
+class LoopedTransformer(PretrainedMixin, TransformerLensNames):
     r"""A looped transformer, hooked at every loop.
 
     ::

@@ -155,7 +155,7 @@ class AddressBook:
             "block": config.n_layers,
             "coda": config.n_coda,
         }
-        self._selected: dict[tuple[str | None, int | None], list[str]] = {}
+        self._selected: dict[tuple[object, object], list[str]] = {}
         entries: list[Address] = []
         numbers = count()
 

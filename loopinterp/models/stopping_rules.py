@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, get_args, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, runtime_checkable
 
 import torch
 
@@ -118,7 +118,7 @@ class Fixed:
     """
 
     n: int
-    tolerance: ClassVar[float] = 0.0
+    tolerance = 0.0
 
     def __post_init__(self) -> None:
         check_integer("Fixed(n)", self.n, least=0)
@@ -138,7 +138,7 @@ class Oracle:
     Source: arXiv 2409.15647, section 4.
     """
 
-    tolerance: ClassVar[float] = 0.0
+    tolerance = 0.0
 
     def horizon(self, max_loops: int | None, n_loops: Tensor | None) -> int:
         if n_loops is None:
@@ -178,7 +178,7 @@ class MaxConfidence:
 
     per: Per = "sample"
     min_loop: int = 1
-    tolerance: ClassVar[None] = None
+    tolerance = None
 
     def __post_init__(self) -> None:
         check_choice("MaxConfidence(per)", self.per, get_args(Per))

@@ -14,12 +14,12 @@ from transformer_lens.HookedRootModule import HookedRootModule
 
 from loopinterp.errors import HookError, check_integer
 from loopinterp.models.sites import Address, AddressBook, Index, Key
-from loopinterp.models.transformer_lens_names import UnrolledModel
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from torch import Tensor
+    from typing_extensions import Self
 
     from loopinterp.models.model_config import LoopedTransformerConfig
 
@@ -35,9 +35,11 @@ class LoopHooks(HookedRootModule):
     """
 
     def __init__(self, config: LoopedTransformerConfig) -> None:
+        self._open_hooks: dict[str, int] = {}
         super().__init__()
         self.config = config
         self._n_loops = config.n_loops
+        # Shared with the same model for other numbers of loops, as its weights are.
         self._points: dict[Key, HookPoint] = {}
         self._books: dict[int, AddressBook] = {}
 
@@ -49,6 +51,15 @@ class LoopHooks(HookedRootModule):
     @n_loops.setter
     def n_loops(self, value: int) -> None:
         self._n_loops = check_integer("n_loops", value, least=1)
+
+    @property
+    def context_level(self) -> int:  # type: ignore[override]
+        """How many ``hooks()`` are open now, for whatever number of loops."""
+        return self._open_hooks["level"]
+
+    @context_level.setter
+    def context_level(self, value: int) -> None:
+        self._open_hooks["level"] = value
 
     def _loops(self, n_loops: int | None) -> int:
         return self._n_loops if n_loops is None else check_integer("n_loops", n_loops, least=1)
@@ -141,9 +152,15 @@ class LoopHooks(HookedRootModule):
             self._books[n_loops] = AddressBook(self.config, n_loops)
         return self._books[n_loops]
 
-    def unroll(self, n_loops: int) -> UnrolledModel:
-        """The model as TransformerLens sees it: ``n_loops * n_layers`` layers, tied weights."""
-        return UnrolledModel(self, self._loops(n_loops))  # type: ignore[arg-type]
+    def unroll(self, n_loops: int) -> Self:
+        """The model with another default number of loops; weights and hooks are shared.
+
+        That is what TransformerLens' tools are given, to which it has ``n_loops * n_layers``
+        layers: ``patching.get_act_patch_resid_pre(model.unroll(8), corrupted, cache, metric)``.
+        """
+        unrolled = object.__new__(type(self))
+        vars(unrolled).update(vars(self), _n_loops=self._loops(n_loops))
+        return unrolled
 
     @property
     def hook_dict(self) -> dict[str, HookPoint]:  # type: ignore[override]

@@ -1,20 +1,19 @@
 """What TransformerLens' own tools ask of a model, answered for a run of T loops.
 
 To them a looped model is an ordinary one of ``n_prelude + T * n_layers + n_coda`` layers whose
-weights happen to be the same. :class:`UnrolledModel` is that model for a fixed T; the looped
-model itself answers for its default number of loops.
+weights happen to be the same, for its default number of loops T.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from loopinterp.errors import InputError
+from loopinterp.models.looped_network import LoopedNetwork
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from transformer_lens.config import TransformerBridgeConfig
 
     from loopinterp.models.model_config import LoopedTransformerConfig
-    from loopinterp.models.sites import AddressBook
 
 _NORM_TYPES = {"layernorm": "LN", "rmsnorm": "RMS"}
 
@@ -75,19 +73,8 @@ def require_direct_writes(config: LoopedTransformerConfig, method: str) -> None:
         )
 
 
-class TransformerLensMixin:
+class TransformerLensNames(LoopedNetwork):
     """Names that TransformerLens' caches, patching and attribution look up on a model."""
-
-    config: LoopedTransformerConfig
-    n_loops: int
-    device: torch.device
-    dtype: torch.dtype
-    prelude: nn.ModuleList
-    block: nn.ModuleList
-    coda: nn.ModuleList
-    embedding: nn.Module
-    unembedding: nn.Linear
-    position_embedding: nn.Embedding | None
 
     @property
     def cfg(self) -> TransformerBridgeConfig:
@@ -229,50 +216,3 @@ class TransformerLensMixin:
             given=repr(given),
             fix="Use the sampler of the task, which gives token tensors.",
         )
-
-
-class UnrolledModel(TransformerLensMixin):
-    """A looped model seen as an ordinary one, for a fixed number of loops.
-
-    Shares weights and hooks with the model. Give it to TransformerLens' tools:
-    ``patching.get_act_patch_resid_pre(model.unroll(8), corrupted, cache, metric)``.
-
-    Args:
-        model: The looped model.
-        n_loops: Loops of every run.
-    """
-
-    def __init__(self, model: Any, n_loops: int) -> None:
-        self.looped, self.n_loops = model, n_loops
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "looped":
-            raise AttributeError(name)
-        return getattr(self.looped, name)
-
-    def __call__(self, inputs: Tensor, **options: Any) -> Tensor:
-        return self.looped(inputs, n_loops=self.n_loops, **options)
-
-    def addresses(self) -> AddressBook:
-        """The addresses of the run."""
-        return self.looped.addresses(self.n_loops)
-
-    @property
-    def hook_dict(self) -> dict[str, Any]:
-        """Hook points by name."""
-        with self.looped.unrolled(self.n_loops):
-            return self.looped.hook_dict
-
-    def run_with_hooks(self, *args: Any, **options: Any) -> Tensor:
-        """As the looped model's, with the number of loops set."""
-        return self.looped.run_with_hooks(*args, n_loops=self.n_loops, **options)
-
-    def run_with_cache(self, *args: Any, **options: Any) -> Any:
-        """As the looped model's, with the number of loops set."""
-        return self.looped.run_with_cache(*args, n_loops=self.n_loops, **options)
-
-    @contextmanager
-    def hooks(self, *args: Any, **options: Any) -> Iterator[UnrolledModel]:
-        """As the looped model's, with the number of loops set."""
-        with self.looped.unrolled(self.n_loops), self.looped.hooks(*args, **options):
-            yield self
