@@ -201,17 +201,17 @@ class LoopHooks(HookedRootModule):
 
         It fires in every run that comes to its place; in one that does not, nothing is said.
         """
-        for full in self._targets(name):
-            super().add_hook(full, hook, *args, **options)
+        for full, point in self._targets(name):
+            self.check_and_add_hook(point, full, hook, *args, **options)
 
     def _enable_hook(self, name: Any, hook: Callable[..., Any], dir: Literal["fwd", "bwd"]) -> None:
-        for full in self._targets(name):
-            point = self._point(self.addresses().addresses[full])
+        for _, point in self._targets(name):
             point.add_hook(hook, dir=dir, level=self.context_level)
 
-    def _targets(self, name: Any) -> list[str]:
+    def _targets(self, name: Any) -> list[tuple[str, HookPoint]]:
         book = self.addresses()
-        return book.select(name) if callable(name) else [book.resolve(name)]
+        names = book.select(name) if callable(name) else [book.resolve(name)]
+        return [(full, self._point(book.addresses[full])) for full in names]
 
     @contextmanager
     def hooks(
@@ -249,6 +249,3 @@ class _Watched:
     def __call__(self, activation: Tensor, hook: HookPoint) -> Any:
         self.fired = True
         return self.function(activation, hook=hook)
-
-    def __repr__(self) -> str:
-        return f"_Watched({getattr(self.function, '__name__', type(self.function).__name__)})"

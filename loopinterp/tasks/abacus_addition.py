@@ -61,9 +61,6 @@ class AbacusAddition(Sampler):
     d_vocab_out = len(ALPHABET)
     distributions = ("mixed", "equal", "chain")
 
-    def n_loops(self, n: int) -> int:
-        return check_length(n) + 1
-
     def n_positions(self, n: int) -> int:
         """Two operands, ``+``, ``=``, and n + 1 digits of the sum."""
         return 3 * check_length(n) + 3

@@ -86,9 +86,6 @@ class Addition(Sampler):
         """Position of bit 0: 1 after a BOS token, else 0."""
         return 1 if self.format == "pairs" else 0
 
-    def n_loops(self, n: int) -> int:
-        return check_length(n) + 1
-
     def n_positions(self, n: int) -> int:
         return check_length(n) + self.offset
 

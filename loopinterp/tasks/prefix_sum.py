@@ -64,9 +64,6 @@ class PrefixSum(Sampler):
     def d_vocab_out(self) -> int:
         return self.modulus
 
-    def n_loops(self, n: int) -> int:
-        return check_length(n) + 1
-
     def n_positions(self, n: int) -> int:
         """BOS and n digits."""
         return check_length(n) + 1

@@ -33,6 +33,10 @@ class Sampler(Settings, ABC):
     def d_features(self) -> int | None:
         return None
 
+    def n_loops(self, n: int) -> int:
+        """T(n) = n + 1, where a task does not say otherwise."""
+        return check_length(n) + 1
+
     def config(self) -> dict[str, object]:
         """The task's settings; ``get_task(task.name, **task.config())`` is the task again."""
         return self.to_dict()

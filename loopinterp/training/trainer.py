@@ -142,13 +142,12 @@ class Trainer:
         Raises:
             CheckpointError: If it is of another model or of another version.
         """
-        parameters = dict(self.model.named_parameters())
-        wanted = {
-            f"{kind}/{name}": parameter
-            for kind in ("weights", "ema", *_MOMENTS)
-            for name, parameter in parameters.items()
-        }
-        wanted |= {f"random/{k}": g.get_state() for k, g in self.generators.items()}
+        for parameter in self.model.parameters():
+            self.optimiser.state[parameter] = {
+                "step": torch.tensor(0.0, device=parameter.device),
+                **{moment: torch.zeros_like(parameter) for moment in _MOMENTS},
+            }
+        wanted, _ = self.state()
         fix = "Restore them, or train in another folder."
         check_tensors(tensors, wanted, f"checkpoint {path}", fix=fix)
         with reading_counters(path):
@@ -156,13 +155,10 @@ class Trainer:
             self.steps_done = int(scalars["steps_done"])
             self.ema.n_updates = int(scalars["ema_updates"])
             self.curriculum.load(scalars["curriculum"])
-        for name, parameter in parameters.items():
-            parameter.copy_(tensors[f"weights/{name}"])
-            self.ema.shadow[name].copy_(tensors[f"ema/{name}"])
-            self.optimiser.state[parameter] = {
-                "step": torch.tensor(float(self.steps_done), device=parameter.device),
-                **{m: tensors[f"{m}/{name}"].to(parameter.device).clone() for m in _MOMENTS},
-            }
+        for name, tensor in wanted.items():
+            tensor.copy_(tensors[name])
+        for moments in self.optimiser.state.values():
+            moments["step"].fill_(self.steps_done)
         for name, generator in self.generators.items():
             generator.set_state(tensors[f"random/{name}"])
 
