@@ -11,12 +11,15 @@ from transformer_lens.ActivationCache import ActivationCache
 from loopinterp.errors import CheckpointError, HookError, InputError
 from loopinterp.models.cache_files import read_activations, read_index, write_activations
 from loopinterp.models.sites import AddressBook, Index, resolve_index
-from loopinterp.models.transformer_lens_names import require_direct_writes
+from loopinterp.models.transformer_lens_names import need_direct_writes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from jaxtyping import Float
     from torch import Tensor
 
+    from loopinterp.models.model_config import LoopedTransformerConfig
     from loopinterp.models.transformer_lens_names import TransformerLensNames
 
 
@@ -25,6 +28,65 @@ class MissingActivationError(HookError, KeyError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+def _need_sum(config: LoopedTransformerConfig, method: str) -> None:
+    """Injected to the stream, a start that is no embedding, or a norm on the stream."""
+    injection, start = config.injection, config.initial_state
+    faults = {
+        f"injection={injection!r}": injection in ("input", "gated_output", "concat"),
+        f"initial_state={start!r}": start != "embedding",
+        "loop_norm=True": config.loop_norm,
+        "norm='post'": config.norm == "post",
+    }
+    if any(faults.values()):
+        raise _not_a_sum(method, ", ".join(fault for fault, found in faults.items() if found))
+
+
+def _not_a_sum(method: str, reason: str) -> InputError:
+    return InputError(
+        method,
+        expected="a residual stream that is a plain sum of sublayer outputs",
+        given=reason,
+        fix="Use cache.decompose_loop(loop) where norm is not 'post', or accumulated_resid().",
+    )
+
+
+def _need_layer_readout(config: LoopedTransformerConfig, method: str) -> None:
+    """A layer's output is not what is read: there is a loop norm, a coda, or no final norm."""
+    if config.loop_norm or config.n_coda or not config.final_norm:
+        raise InputError(
+            method,
+            expected="a model that reads logits from a layer's output by its final norm",
+            given=f"loop_norm={config.loop_norm}, n_coda={config.n_coda}, "
+            f"final_norm={config.final_norm}",
+            fix="Use model(inputs, return_type='all_logits'): the readout of every loop.",
+        )
+
+
+def _need_norms(config: LoopedTransformerConfig, method: str) -> None:
+    """There is no norm to apply."""
+    if not config.final_norm or config.norm in ("none", "post"):
+        raise InputError(
+            method,
+            expected="a model with a pre-norm and a final norm",
+            given=f"norm={config.norm!r}, final_norm={config.final_norm}",
+            fix="Multiply with model.W_U directly.",
+        )
+
+
+def _only_if(name: str, *needs: Callable[[LoopedTransformerConfig, str], None]) -> Any:
+    """A method of TransformerLens' cache that raises where its result would mislead."""
+
+    def method(self: LoopedCache, *args: Any, **options: Any) -> Any:
+        for need in needs:
+            need(self.model.config, name)
+        return getattr(ActivationCache, name)(self, *args, **options)
+
+    method.__name__ = name
+    reasons = "".join(f"\n    InputError: {need.__doc__}" for need in needs)
+    method.__doc__ = f"TransformerLens' ``{name}``.\n\nRaises:{reasons}"
+    return method
 
 
 class LoopedCache(ActivationCache):
@@ -134,7 +196,7 @@ class LoopedCache(ActivationCache):
         """
         config = self._book.config
         if config.norm == "post":
-            raise self._not_a_sum("decompose_loop", "norm='post'")
+            raise _not_a_sum("decompose_loop", "norm='post'")
         loop = resolve_index(loop, self.n_loops, "loop")[0][0]
         before = config.injection in ("input", "concat")
         state = self[f"loops.{loop}.blocks.0.hook_resid_pre"]
@@ -149,81 +211,15 @@ class LoopedCache(ActivationCache):
                 labels.append(f"{layer}_{part}")
         return torch.stack(parts), labels
 
-    def decompose_resid(self, *args: Any, **options: Any) -> Any:
-        """TransformerLens' decomposition; only where the stream is one sum over all loops.
-
-        Raises:
-            InputError: With an injection into the stream, a start that is not the embedding, a
-                loop norm or ``norm="post"``.
-        """
-        self._require_sum("decompose_resid")
-        return super().decompose_resid(*args, **options)
-
-    def get_full_resid_decomposition(self, *args: Any, **options: Any) -> Any:
-        """As :meth:`decompose_resid`, by heads and neurons."""
-        self._require_sum("get_full_resid_decomposition")
-        require_direct_writes(self._book.config, "get_full_resid_decomposition")
-        return super().get_full_resid_decomposition(*args, **options)
-
-    def logit_lens(self, **options: Any) -> Any:
-        """TransformerLens' logit lens; only where the final norm reads the stream of a layer.
-
-        Raises:
-            InputError: With a loop norm or a coda, where a layer's output is not what is read.
-        """
-        config = self._book.config
-        if config.loop_norm or config.n_coda or not config.final_norm:
-            raise InputError(
-                "logit_lens",
-                expected="a model that reads logits from a layer's output by its final norm",
-                given=f"loop_norm={config.loop_norm}, n_coda={config.n_coda}, "
-                f"final_norm={config.final_norm}",
-                fix="Use model(inputs, return_type='all_logits'): the readout of every loop.",
-            )
-        return super().logit_lens(**options)
-
-    def apply_ln_to_stack(self, *args: Any, **options: Any) -> Any:
-        """TransformerLens' ``apply_ln_to_stack``.
-
-        Raises:
-            InputError: If the model has no norm to apply.
-        """
-        config = self._book.config
-        if not config.final_norm or config.norm in ("none", "post"):
-            raise InputError(
-                "apply_ln_to_stack",
-                expected="a model with a pre-norm and a final norm",
-                given=f"norm={config.norm!r}, final_norm={config.final_norm}",
-                fix="Multiply with model.W_U directly.",
-            )
-        return super().apply_ln_to_stack(*args, **options)
-
-    def compute_head_results(self) -> None:
-        """TransformerLens' per-head outputs, cached; see :meth:`stack_head_results`.
-
-        Raises:
-            InputError: If a norm stands between the heads and the stream.
-        """
-        require_direct_writes(self._book.config, "compute_head_results")
-        super().compute_head_results()
-
-    def stack_head_results(self, *args: Any, **options: Any) -> Any:
-        """What each head writes to the stream, stacked.
-
-        Raises:
-            InputError: If a norm stands between the heads and the stream.
-        """
-        require_direct_writes(self._book.config, "stack_head_results")
-        return super().stack_head_results(*args, **options)
-
-    def get_neuron_results(self, *args: Any, **options: Any) -> Any:
-        """What each neuron of a layer writes to the stream.
-
-        Raises:
-            InputError: If a norm stands between the neurons and the stream.
-        """
-        require_direct_writes(self._book.config, "get_neuron_results")
-        return super().get_neuron_results(*args, **options)
+    decompose_resid = _only_if("decompose_resid", _need_sum)
+    get_full_resid_decomposition = _only_if(
+        "get_full_resid_decomposition", _need_sum, need_direct_writes
+    )
+    compute_head_results = _only_if("compute_head_results", need_direct_writes)
+    stack_head_results = _only_if("stack_head_results", need_direct_writes)
+    get_neuron_results = _only_if("get_neuron_results", need_direct_writes)
+    logit_lens = _only_if("logit_lens", _need_layer_readout)
+    apply_ln_to_stack = _only_if("apply_ln_to_stack", _need_norms)
 
     def apply_slice_to_batch_dim(self, batch_slice: Any) -> LoopedCache:
         """Some examples of the batch."""
@@ -283,26 +279,4 @@ class LoopedCache(ActivationCache):
             expected="one that the run cached",
             given=f"a cache of {len(self)} others",
             fix="Run again with a names_filter that keeps it.",
-        )
-
-    def _require_sum(self, method: str) -> None:
-        config = self._book.config
-        faults = {
-            f"injection={config.injection!r}": config.injection
-            in ("input", "gated_output", "concat"),
-            f"initial_state={config.initial_state!r}": config.initial_state != "embedding",
-            "loop_norm=True": config.loop_norm,
-            "norm='post'": config.norm == "post",
-        }
-        found = [fault for fault, here in faults.items() if here]
-        if found:
-            raise self._not_a_sum(method, ", ".join(found))
-
-    @staticmethod
-    def _not_a_sum(method: str, reason: str) -> InputError:
-        return InputError(
-            method,
-            expected="a residual stream that is a plain sum of sublayer outputs",
-            given=reason,
-            fix="Use cache.decompose_loop(loop) where norm is not 'post', or accumulated_resid().",
         )

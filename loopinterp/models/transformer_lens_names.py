@@ -61,8 +61,8 @@ def _no_fork(flag: str) -> Callable[[Any, bool], None]:
     return set_flag
 
 
-def require_direct_writes(config: LoopedTransformerConfig, method: str) -> None:
-    """Raise if a norm stands between what sublayers put out and the stream."""
+def need_direct_writes(config: LoopedTransformerConfig, method: str) -> None:
+    """A norm stands between what heads and neurons put out and the stream."""
     if config.norm in ("sandwich", "post"):
         raise InputError(
             method,
@@ -173,7 +173,7 @@ class TransformerLensNames(LoopedNetwork):
         Raises:
             InputError: If a norm stands between the biases and the stream.
         """
-        require_direct_writes(self.config, "accumulated_bias")
+        need_direct_writes(self.config, "accumulated_bias")
         total = self.W_U.new_zeros(self.config.d_model)
         blocks = self.blocks
         for block in blocks[:layer]:

@@ -1,9 +1,9 @@
-"""Where and in which precision a run computes; decided once, never changed silently."""
+"""Where and how a run computes; decided once, never changed silently."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -43,13 +43,6 @@ def resolve_device(name: str) -> torch.device:
             fix="Use --device cpu." if not count else f"Use a number below {count}.",
         )
     return torch.device(name)
-
-
-def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
-    """bf16 autocast, or nothing for fp32."""
-    if precision == "bf16":
-        return torch.autocast(device.type, dtype=torch.bfloat16)
-    return nullcontext()
 
 
 @contextmanager

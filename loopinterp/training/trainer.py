@@ -13,7 +13,7 @@ from loopinterp.models import LoopedTransformer
 from loopinterp.models.pretrained import check_tensors
 from loopinterp.tasks.task import IGNORE
 from loopinterp.training.curriculum import Curriculum
-from loopinterp.training.device import autocast, make_bind, resolve_device, with_state_noise
+from loopinterp.training.device import make_bind, resolve_device, with_state_noise
 from loopinterp.training.ema import Ema
 from loopinterp.training.objectives import supervise
 from loopinterp.training.run import reading_counters
@@ -171,7 +171,8 @@ class Trainer:
         return batch.to(self.device)
 
     def _supervise(self, batch: Batch) -> Supervised:
-        with autocast(self.device, self.config.precision):
+        half = self.config.precision == "bf16"
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=half):
             iteration = self._bind(batch.inputs, position_offset=self._position_offset())
             if self.config.state_noise:
                 iteration = with_state_noise(

@@ -222,7 +222,7 @@ def test_sums_that_do_not_hold_are_refused() -> None:
         cache.decompose_loop(0)
     _, cache = bare.run_with_cache(some_inputs(bare), n_loops=2)
     with pytest.raises(InputError, match="W_U"):
-        cache.apply_ln_to_stack(cache.accumulated_resid())
+        cache.apply_ln_to_stack(cache.stack_activation("resid_post"))
 
 
 def test_moves_casts_slices_and_drops_the_batch_axis() -> None:
