@@ -18,4 +18,3 @@ from .stopping_rules import Oracle as Oracle
 from .stopping_rules import ReadoutKL as ReadoutKL
 from .stopping_rules import ResidualBelow as ResidualBelow
 from .stopping_rules import StoppingRule as StoppingRule
-from .transformer_lens_names import UnrolledModel as UnrolledModel

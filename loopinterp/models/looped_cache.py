@@ -11,13 +11,16 @@ from transformer_lens.ActivationCache import ActivationCache
 from loopinterp.errors import CheckpointError, HookError, InputError
 from loopinterp.models.cache_files import read_activations, read_index, write_activations
 from loopinterp.models.sites import AddressBook, Index, resolve_index
+from loopinterp.models.transformer_lens_names import need_direct_writes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from jaxtyping import Float
     from torch import Tensor
 
-    from loopinterp.models.looped_network import LoopedNetwork
-    from loopinterp.models.transformer_lens_names import UnrolledModel
+    from loopinterp.models.model_config import LoopedTransformerConfig
+    from loopinterp.models.transformer_lens_names import TransformerLensNames
 
 
 class MissingActivationError(HookError, KeyError):
@@ -25,6 +28,65 @@ class MissingActivationError(HookError, KeyError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+def _need_sum(config: LoopedTransformerConfig, method: str) -> None:
+    """Injected to the stream, a start that is no embedding, or a norm on the stream."""
+    injection, start = config.injection, config.initial_state
+    faults = {
+        f"injection={injection!r}": injection in ("input", "gated_output", "concat"),
+        f"initial_state={start!r}": start != "embedding",
+        "loop_norm=True": config.loop_norm,
+        "norm='post'": config.norm == "post",
+    }
+    if any(faults.values()):
+        raise _not_a_sum(method, ", ".join(fault for fault, found in faults.items() if found))
+
+
+def _not_a_sum(method: str, reason: str) -> InputError:
+    return InputError(
+        method,
+        expected="a residual stream that is a plain sum of sublayer outputs",
+        given=reason,
+        fix="Use cache.decompose_loop(loop) where norm is not 'post', or accumulated_resid().",
+    )
+
+
+def _need_layer_readout(config: LoopedTransformerConfig, method: str) -> None:
+    """A layer's output is not what is read: there is a loop norm, a coda, or no final norm."""
+    if config.loop_norm or config.n_coda or not config.final_norm:
+        raise InputError(
+            method,
+            expected="a model that reads logits from a layer's output by its final norm",
+            given=f"loop_norm={config.loop_norm}, n_coda={config.n_coda}, "
+            f"final_norm={config.final_norm}",
+            fix="Use model(inputs, return_type='all_logits'): the readout of every loop.",
+        )
+
+
+def _need_norms(config: LoopedTransformerConfig, method: str) -> None:
+    """There is no norm to apply."""
+    if not config.final_norm or config.norm in ("none", "post"):
+        raise InputError(
+            method,
+            expected="a model with a pre-norm and a final norm",
+            given=f"norm={config.norm!r}, final_norm={config.final_norm}",
+            fix="Multiply with model.W_U directly.",
+        )
+
+
+def _only_if(name: str, *needs: Callable[[LoopedTransformerConfig, str], None]) -> Any:
+    """A method of TransformerLens' cache that raises where its result would mislead."""
+
+    def method(self: LoopedCache, *args: Any, **options: Any) -> Any:
+        for need in needs:
+            need(self.model.config, name)
+        return getattr(ActivationCache, name)(self, *args, **options)
+
+    method.__name__ = name
+    reasons = "".join(f"\n    InputError: {need.__doc__}" for need in needs)
+    method.__doc__ = f"TransformerLens' ``{name}``.\n\nRaises:{reasons}"
+    return method
 
 
 class LoopedCache(ActivationCache):
@@ -49,12 +111,7 @@ class LoopedCache(ActivationCache):
         True
     """
 
-    model: UnrolledModel
-
-    def __init__(
-        self, cache_dict: dict[str, Tensor], model: UnrolledModel, has_batch_dim: bool = True
-    ) -> None:
-        super().__init__(cache_dict, model, has_batch_dim)
+    model: TransformerLensNames
 
     def __repr__(self) -> str:
         return (
@@ -74,15 +131,13 @@ class LoopedCache(ActivationCache):
 
     @property
     def _book(self) -> AddressBook:
-        return self.model.book
+        return self.model.addresses()
 
     def __getitem__(self, key: Any) -> Tensor:
         """By full name, alias (``loops.{t}.blocks.{l}.…``), or TransformerLens' short form."""
-        if isinstance(key, str):
-            if key in self.cache_dict:
-                return self.cache_dict[key]
-            if key.startswith(("loops.", "prelude.", "coda.")):
-                return self._kept(self._book.resolve(key))
+        alias = isinstance(key, str) and key.startswith(("loops.", "prelude.", "coda."))
+        if alias and key not in self.cache_dict:
+            key = self._book.resolve(key)
         try:
             return super().__getitem__(key)
         except KeyError as error:
@@ -141,7 +196,7 @@ class LoopedCache(ActivationCache):
         """
         config = self._book.config
         if config.norm == "post":
-            raise self._not_a_sum("decompose_loop", "norm='post'")
+            raise _not_a_sum("decompose_loop", "norm='post'")
         loop = resolve_index(loop, self.n_loops, "loop")[0][0]
         before = config.injection in ("input", "concat")
         state = self[f"loops.{loop}.blocks.0.hook_resid_pre"]
@@ -156,81 +211,15 @@ class LoopedCache(ActivationCache):
                 labels.append(f"{layer}_{part}")
         return torch.stack(parts), labels
 
-    def decompose_resid(self, *args: Any, **options: Any) -> Any:
-        """TransformerLens' decomposition; only where the stream is one sum over all loops.
-
-        Raises:
-            InputError: With an injection into the stream, a start that is not the embedding, a
-                loop norm or ``norm="post"``.
-        """
-        self._require_sum("decompose_resid")
-        return super().decompose_resid(*args, **options)
-
-    def get_full_resid_decomposition(self, *args: Any, **options: Any) -> Any:
-        """As :meth:`decompose_resid`, by heads and neurons."""
-        self._require_sum("get_full_resid_decomposition")
-        self._require_direct_writes("get_full_resid_decomposition")
-        return super().get_full_resid_decomposition(*args, **options)
-
-    def logit_lens(self, **options: Any) -> Any:
-        """TransformerLens' logit lens; only where the final norm reads the stream of a layer.
-
-        Raises:
-            InputError: With a loop norm or a coda, where a layer's output is not what is read.
-        """
-        config = self._book.config
-        if config.loop_norm or config.n_coda or not config.final_norm:
-            raise InputError(
-                "logit_lens",
-                expected="a model that reads logits from a layer's output by its final norm",
-                given=f"loop_norm={config.loop_norm}, n_coda={config.n_coda}, "
-                f"final_norm={config.final_norm}",
-                fix="Use model(inputs, return_type='all_logits'): the readout of every loop.",
-            )
-        return super().logit_lens(**options)
-
-    def apply_ln_to_stack(self, *args: Any, **options: Any) -> Any:
-        """TransformerLens' ``apply_ln_to_stack``.
-
-        Raises:
-            InputError: If the model has no norm to apply.
-        """
-        config = self._book.config
-        if not config.final_norm or config.norm in ("none", "post"):
-            raise InputError(
-                "apply_ln_to_stack",
-                expected="a model with a pre-norm and a final norm",
-                given=f"norm={config.norm!r}, final_norm={config.final_norm}",
-                fix="Multiply with model.W_U directly.",
-            )
-        return super().apply_ln_to_stack(*args, **options)
-
-    def compute_head_results(self) -> None:
-        """TransformerLens' per-head outputs, cached; see :meth:`stack_head_results`.
-
-        Raises:
-            InputError: If a norm stands between the heads and the stream.
-        """
-        self._require_direct_writes("compute_head_results")
-        super().compute_head_results()
-
-    def stack_head_results(self, *args: Any, **options: Any) -> Any:
-        """What each head writes to the stream, stacked.
-
-        Raises:
-            InputError: If a norm stands between the heads and the stream.
-        """
-        self._require_direct_writes("stack_head_results")
-        return super().stack_head_results(*args, **options)
-
-    def get_neuron_results(self, *args: Any, **options: Any) -> Any:
-        """What each neuron of a layer writes to the stream.
-
-        Raises:
-            InputError: If a norm stands between the neurons and the stream.
-        """
-        self._require_direct_writes("get_neuron_results")
-        return super().get_neuron_results(*args, **options)
+    decompose_resid = _only_if("decompose_resid", _need_sum)
+    get_full_resid_decomposition = _only_if(
+        "get_full_resid_decomposition", _need_sum, need_direct_writes
+    )
+    compute_head_results = _only_if("compute_head_results", need_direct_writes)
+    stack_head_results = _only_if("stack_head_results", need_direct_writes)
+    get_neuron_results = _only_if("get_neuron_results", need_direct_writes)
+    logit_lens = _only_if("logit_lens", _need_layer_readout)
+    apply_ln_to_stack = _only_if("apply_ln_to_stack", _need_norms)
 
     def apply_slice_to_batch_dim(self, batch_slice: Any) -> LoopedCache:
         """Some examples of the batch."""
@@ -260,7 +249,7 @@ class LoopedCache(ActivationCache):
         return folder
 
     @classmethod
-    def load(cls, folder: str | Path, model: LoopedNetwork) -> LoopedCache:
+    def load(cls, folder: str | Path, model: TransformerLensNames) -> LoopedCache:
         """Read a cache back, for the model it was made with.
 
         Raises:
@@ -276,7 +265,7 @@ class LoopedCache(ActivationCache):
                 fix="Load the cache with the model that it was made with.",
             )
         view = model.unroll(index["n_loops"])
-        kept = read_activations(folder, index, known=view.book.addresses)
+        kept = read_activations(folder, index, known=view.addresses().addresses)
         return cls(kept, view, index["has_batch_dim"])
 
     def _kept(self, name: str) -> Tensor:
@@ -290,44 +279,4 @@ class LoopedCache(ActivationCache):
             expected="one that the run cached",
             given=f"a cache of {len(self)} others",
             fix="Run again with a names_filter that keeps it.",
-        )
-
-    def _require_direct_writes(self, method: str) -> None:
-        norm = self._book.config.norm
-        if norm in ("sandwich", "post"):
-            raise InputError(
-                method,
-                expected="heads and neurons that write to the stream without a norm between",
-                given=f"norm={norm!r}",
-                fix="Read what a sublayer writes from hook_attn_out and hook_mlp_out.",
-            )
-
-    def _require_sum(self, method: str) -> None:
-        config = self._book.config
-        reasons = [
-            text
-            for bad, text in (
-                (
-                    config.injection in ("input", "gated_output", "concat"),
-                    f"injection={config.injection!r}",
-                ),
-                (
-                    config.initial_state != "embedding",
-                    f"initial_state={config.initial_state!r}",
-                ),
-                (config.loop_norm, "loop_norm=True"),
-                (config.norm == "post", "norm='post'"),
-            )
-            if bad
-        ]
-        if reasons:
-            raise self._not_a_sum(method, ", ".join(reasons))
-
-    @staticmethod
-    def _not_a_sum(method: str, reason: str) -> InputError:
-        return InputError(
-            method,
-            expected="a residual stream that is a plain sum of sublayer outputs",
-            given=reason,
-            fix="Use cache.decompose_loop(loop) where norm is not 'post', or accumulated_resid().",
         )

@@ -11,7 +11,7 @@ A looped transformer is a discrete dynamical system on the residual stream::
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from loopinterp.errors import InputError, check_integer
@@ -57,16 +57,26 @@ class Iteration:
     Attributes:
         e: The injected input.
         h0: The state before the first loop.
-        step: One loop.
+        advance: One loop, ``(h, e, context) -> h``.
         readout: Logits read from a state.
-        select: The iteration of some examples of the batch (their ``h0`` and ``e`` selected).
+        context: What a loop knows of the input beyond ``e``; its ``select`` gives that of some
+            examples. None if there is nothing.
     """
 
     e: Float[Tensor, "batch pos d_model"]
     h0: Float[Tensor, "batch pos d_model"]
-    step: Callable[[Tensor], Tensor]
+    advance: Callable[[Tensor, Tensor, Any], Tensor]
     readout: Callable[[Tensor], Tensor]
-    select: Callable[[Tensor | slice], Iteration]
+    context: Any = None
+
+    def step(self, h: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+        """One loop."""
+        return self.advance(h, self.e, self.context)
+
+    def select(self, rows: Tensor | slice) -> Iteration:
+        """The iteration of some examples of the batch."""
+        context = None if self.context is None else self.context.select(rows)
+        return replace(self, e=self.e[rows], h0=self.h0[rows], context=context)
 
     def run(
         self, n_loops: int, *, state: Float[Tensor, "batch pos d_model"] | None = None
@@ -93,7 +103,8 @@ def bind(model: LoopedModel | Any, inputs: Tensor) -> Iteration:
     if own is not None:
         return own(inputs)
     e = model.embed(inputs)
-    return _iterate(model, e, model.initial_state(e))
+    h0 = model.initial_state(e)
+    return Iteration(e, h0, advance=lambda h, e, _: model.step(h, e), readout=model.readout)
 
 
 def need_model(model: object) -> None:
@@ -110,14 +121,4 @@ def need_model(model: object) -> None:
         expected="a looped model, with embed, initial_state, step and readout",
         given=type(model).__name__,
         fix="Pass its .model." if wrapped else "Pass a LoopedTransformer, or wrap your own model.",
-    )
-
-
-def _iterate(model: LoopedModel, e: Tensor, h0: Tensor) -> Iteration:
-    return Iteration(
-        e=e,
-        h0=h0,
-        step=lambda h: model.step(h, e),
-        readout=model.readout,
-        select=lambda rows: _iterate(model, e[rows], h0[rows]),
     )

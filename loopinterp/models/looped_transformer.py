@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 
-from loopinterp.errors import HookError, InputError, unknown_name
-from loopinterp.models.activation_recorder import Recorder
+from loopinterp.errors import HookError, InputError, check_choice
 from loopinterp.models.looped_cache import LoopedCache
 from loopinterp.models.looped_model import Iteration
-from loopinterp.models.looped_network import LoopedNetwork
 from loopinterp.models.positions import AttentionContext
 from loopinterp.models.pretrained import PretrainedMixin
 from loopinterp.models.run_inputs import check_state, loop_span
 from loopinterp.models.sites import Address, Index
-from loopinterp.models.taps import Taps
-from loopinterp.models.transformer_lens_names import TransformerLensMixin
+from loopinterp.models.taps import Recorder, Taps
+from loopinterp.models.transformer_lens_names import TransformerLensNames
 
 if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
 ReturnType = Literal["logits", "state", "states", "all_logits"]
-_RETURN_TYPES = ("logits", "state", "states", "all_logits")
 
 
-class LoopedTransformer(TransformerLensMixin, PretrainedMixin, LoopedNetwork):
+class LoopedTransformer(PretrainedMixin, TransformerLensNames):
     r"""A looped transformer, hooked at every loop.
 
     ::
@@ -114,7 +111,7 @@ class LoopedTransformer(TransformerLensMixin, PretrainedMixin, LoopedNetwork):
         """The iteration over one input, with its attention context computed once."""
         context = self._context(inputs, position_offset)
         e = self._embed(inputs, context, position_offset)
-        return self._bound(e, self.initial_state(e), context)
+        return Iteration(e, self.initial_state(e), self._loop, self.readout, context)
 
     # Runs
 
@@ -145,20 +142,10 @@ class LoopedTransformer(TransformerLensMixin, PretrainedMixin, LoopedNetwork):
         Raises:
             InputError: If a loop is out of range, or shape or type do not fit.
         """
-        if n_loops is not None and n_loops != self._n_loops:
-            with self.unrolled(n_loops):
-                return self.forward(
-                    inputs,
-                    start_at_loop=start_at_loop,
-                    stop_at_loop=stop_at_loop,
-                    state=state,
-                    position_offset=position_offset,
-                    return_type=return_type,
-                )
-        taps = Taps(self._pool.active(self._n_loops))
-        has_state = state is not None
-        span = loop_span(start_at_loop, stop_at_loop, self._n_loops, has_state=has_state)
-        return self._run(inputs, span, state, position_offset, return_type, taps)
+        with self.unrolled(n_loops):
+            span = loop_span(start_at_loop, stop_at_loop, self._n_loops, state)
+            taps = Taps(self._hooked())
+            return self._run(inputs, span, state, position_offset, return_type, taps)
 
     def run_with_cache(
         self,
@@ -197,14 +184,10 @@ class LoopedTransformer(TransformerLensMixin, PretrainedMixin, LoopedNetwork):
             HookError: If the filter keeps nothing, or a name does not exist.
         """
         with self.unrolled(n_loops):
-            book = self._pool.book(self._n_loops)
-            has_state = state is not None
-            span = loop_span(start_at_loop, stop_at_loop, self._n_loops, has_state=has_state)
-            wanted = [
-                address
-                for address in map(book.addresses.__getitem__, book.select(names_filter, loops))
-                if self._fires(address, span, return_type)
-            ]
+            span = loop_span(start_at_loop, stop_at_loop, self._n_loops, state)
+            book = self.addresses()
+            chosen = [book.addresses[name] for name in book.select(names_filter, loops)]
+            wanted = [address for address in chosen if self._fires(address, span, return_type)]
             if not wanted:
                 raise HookError(
                     "names_filter",
@@ -214,7 +197,7 @@ class LoopedTransformer(TransformerLensMixin, PretrainedMixin, LoopedNetwork):
                     fix="Widen the filter, run more loops, or return logits.",
                 )
             recorder = Recorder(pos_slice=pos_slice, device=device, dtype=dtype, gradients=incl_bwd)
-            taps = Taps(self._pool.active(self._n_loops), wanted, recorder, gradients=incl_bwd)
+            taps = Taps(self._hooked(), wanted, recorder, gradients=incl_bwd)
             out = self._run(inputs, span, state, position_offset, return_type, taps)
             if incl_bwd:
                 recorder.backward(out if loss_fn is None else loss_fn(out))
@@ -234,8 +217,7 @@ class LoopedTransformer(TransformerLensMixin, PretrainedMixin, LoopedNetwork):
         return_type: str,
         taps: Taps,
     ) -> Tensor:
-        if return_type not in _RETURN_TYPES:
-            raise unknown_name("return_type", str(return_type), _RETURN_TYPES)
+        check_choice("return_type", return_type, get_args(ReturnType))
         context = self._context(inputs, position_offset, taps)
         e = self._embed(inputs, context, position_offset, taps)
         h = self.initial_state(e) if state is None else check_state(state, e)
@@ -257,12 +239,3 @@ class LoopedTransformer(TransformerLensMixin, PretrainedMixin, LoopedNetwork):
         if address.loop is not None:
             return address.loop in span
         return return_type in ("logits", "all_logits") or not address.in_readout
-
-    def _bound(self, e: Tensor, h0: Tensor, context: AttentionContext) -> Iteration:
-        return Iteration(
-            e=e,
-            h0=h0,
-            step=lambda h: self._loop(h, e, context),
-            readout=self.readout,
-            select=lambda rows: self._bound(e[rows], h0[rows], context.select(rows)),
-        )

@@ -20,6 +20,23 @@ if TYPE_CHECKING:
     from loopinterp.models.model_config import LoopedTransformerConfig
 
 
+def _of_each_head(which: int, name: str) -> tuple[property, property]:
+    """Weights and biases of queries, keys or values, as TransformerLens has them."""
+
+    def weight(self: Attention) -> Float[Tensor, "head d_model d_head"]:
+        axes = "(qkv head d_head) d_model -> qkv head d_model d_head"
+        return rearrange(self.qkv.weight, axes, qkv=3, head=self.n_heads)[which]
+
+    def bias(self: Attention) -> Float[Tensor, "head d_head"]:
+        axes = "(qkv head d_head) -> qkv head d_head"
+        return rearrange(self.qkv.bias, axes, qkv=3, head=self.n_heads)[which]
+
+    return (
+        property(weight, doc=f"{name} weights of each head."),
+        property(bias, doc=f"{name} biases of each head."),
+    )
+
+
 class Attention(nn.Module):
     """Multi-head attention. Queries, keys and values are one matrix product."""
 
@@ -30,49 +47,15 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(config.d_model, 3 * width)
         self.out = nn.Linear(width, config.d_model)
 
-    def _weight(self, which: int) -> Float[Tensor, "head d_model d_head"]:
-        axes = "(qkv head d_head) d_model -> qkv head d_model d_head"
-        return rearrange(self.qkv.weight, axes, qkv=3, head=self.n_heads)[which]
-
-    def _bias(self, which: int) -> Float[Tensor, "head d_head"]:
-        axes = "(qkv head d_head) -> qkv head d_head"
-        return rearrange(self.qkv.bias, axes, qkv=3, head=self.n_heads)[which]
-
-    @property
-    def W_Q(self) -> Float[Tensor, "head d_model d_head"]:
-        """Query weights of each head."""
-        return self._weight(0)
-
-    @property
-    def W_K(self) -> Float[Tensor, "head d_model d_head"]:
-        """Key weights of each head."""
-        return self._weight(1)
-
-    @property
-    def W_V(self) -> Float[Tensor, "head d_model d_head"]:
-        """Value weights of each head."""
-        return self._weight(2)
+    W_Q, b_Q = _of_each_head(0, "Query")
+    W_K, b_K = _of_each_head(1, "Key")
+    W_V, b_V = _of_each_head(2, "Value")
 
     @property
     def W_O(self) -> Float[Tensor, "head d_head d_model"]:
         """Output weights of each head."""
         axes = "d_model (head d_head) -> head d_head d_model"
         return rearrange(self.out.weight, axes, head=self.n_heads)
-
-    @property
-    def b_Q(self) -> Float[Tensor, "head d_head"]:
-        """Query biases of each head."""
-        return self._bias(0)
-
-    @property
-    def b_K(self) -> Float[Tensor, "head d_head"]:
-        """Key biases of each head."""
-        return self._bias(1)
-
-    @property
-    def b_V(self) -> Float[Tensor, "head d_head"]:
-        """Value biases of each head."""
-        return self._bias(2)
 
     @property
     def b_O(self) -> Float[Tensor, " d_model"]:

@@ -19,6 +19,9 @@ from loopinterp.storage import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
     from typing_extensions import Self
 
 CONFIG_FILE = "config.json"
@@ -97,27 +100,8 @@ class PretrainedMixin(ModelHubMixin):
 
     def _load_weights(self, path: Path) -> None:
         weights = read_tensors(path)
-        own = self.state_dict()  # type: ignore[attr-defined]
         if self.config.tie_unembed and "embedding.weight" in weights:
             weights.setdefault("unembedding.weight", weights["embedding.weight"])
-        missing, extra = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
-        wrong = [
-            f"{name} is {tuple(weights[name].shape)}, not {tuple(own[name].shape)}"
-            for name in own.keys() & weights.keys()
-            if weights[name].shape != own[name].shape
-        ]
-        if missing or extra or wrong:
-            given = "; ".join(
-                [f"{name} is missing" for name in missing[:2]]
-                + [f"{name} is not the model's" for name in extra[:2]]
-                + sorted(wrong)[:2]
-            )
-            raise CheckpointError(
-                f"weights {path}",
-                expected=f"the {len(own)} tensors of the configuration beside them",
-                given=given,
-                fix="The two files do not belong together: save the model again.",
-            )
         dtypes = {x.dtype for x in weights.values()}
         if len(dtypes) != 1 or not all(dtype.is_floating_point for dtype in dtypes):
             raise CheckpointError(
@@ -127,4 +111,34 @@ class PretrainedMixin(ModelHubMixin):
                 fix="Save the model again, in one precision.",
             )
         self.to(dtypes.pop())  # type: ignore[attr-defined]
+        own = self.state_dict()  # type: ignore[attr-defined]
+        check_tensors(weights, own, f"weights {path}", fix="Save the model again.")
         self.load_state_dict(weights)  # type: ignore[attr-defined]
+
+
+def check_tensors(
+    found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], what: str, *, fix: str
+) -> None:
+    """Check that the tensors of a file have the names, shapes and types of those they are for.
+
+    Raises:
+        CheckpointError: They have not; it names the first that differ.
+    """
+    faults = [f"{name} is missing" for name in sorted(wanted.keys() - found.keys())[:2]]
+    faults += [f"{name} is not known" for name in sorted(found.keys() - wanted.keys())[:2]]
+    faults += [
+        f"{name} is {_shape(found[name])}, not {_shape(wanted[name])}"
+        for name in sorted(found.keys() & wanted.keys())
+        if _shape(found[name]) != _shape(wanted[name])
+    ][:2]
+    if faults:
+        raise CheckpointError(
+            what,
+            expected=f"the {len(wanted)} tensors of the configuration beside them",
+            given="; ".join(faults),
+            fix=f"The files do not belong together. {fix}",
+        )
+
+
+def _shape(x: Tensor) -> str:
+    return f"{tuple(x.shape)} of {x.dtype}"

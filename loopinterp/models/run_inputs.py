@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -47,31 +47,26 @@ def check_inputs(
         )
 
 
-def _check_shape(inputs: object, config: LoopedTransformerConfig) -> None:
+def _check_shape(inputs: Any, config: LoopedTransformerConfig) -> None:
+    is_tensor = isinstance(inputs, torch.Tensor)
     if config.token_input:
         expected = "tokens [batch, pos], integers"
-        fits = (
-            isinstance(inputs, torch.Tensor)
-            and inputs.dim() == 2
-            and not inputs.is_floating_point()
-            and inputs.dtype != torch.bool
-        )
+        whole = is_tensor and not inputs.is_floating_point() and inputs.dtype != torch.bool
+        fits = whole and inputs.dim() == 2
     else:
         expected = f"features [batch, pos, {config.d_features}], floats"
-        fits = (
-            isinstance(inputs, torch.Tensor)
-            and inputs.dim() == 3
-            and inputs.shape[-1] == config.d_features
-            and inputs.is_floating_point()
+        vectors = is_tensor and inputs.dim() == 3 and inputs.shape[-1] == config.d_features
+        fits = vectors and inputs.is_floating_point()
+    if not fits or inputs.shape[1] == 0:
+        given = (
+            f"{tuple(inputs.shape)} of {inputs.dtype}"
+            if is_tensor
+            else f"a {type(inputs).__name__}"
         )
-    is_tensor = isinstance(inputs, torch.Tensor)
-    if not fits or (is_tensor and inputs.shape[1] == 0):
         raise InputError(
             "inputs",
             expected=expected,
-            given=f"{tuple(inputs.shape)} of {inputs.dtype}"
-            if is_tensor
-            else f"a {type(inputs).__name__}",
+            given=given,
             fix="Give what the task's sampler gives: task.sample(...).inputs.",
         )
 
@@ -88,11 +83,11 @@ def check_state(state: Tensor, e: Tensor) -> Tensor:
     return state
 
 
-def loop_span(start: int, stop: int | None, n_loops: int, *, has_state: bool) -> range:
-    """The loops to run, out of ``n_loops``.
+def loop_span(start: int, stop: int | None, n_loops: int, state: Tensor | None) -> range:
+    """The loops to run, out of ``n_loops``; beginning with a later one takes a state.
 
     Example:
-        >>> loop_span(2, None, 5, has_state=True)
+        >>> loop_span(2, None, 5, torch.zeros(1, 1, 8))
         range(2, 5)
     """
     stop = n_loops if stop is None else stop
@@ -103,7 +98,7 @@ def loop_span(start: int, stop: int | None, n_loops: int, *, has_state: bool) ->
             given=f"{start}, {stop}",
             fix="Pass a larger n_loops, or loops inside the run.",
         )
-    if start > 0 and not has_state:
+    if start > 0 and state is None:
         raise InputError(
             "state",
             expected=f"the state before loop {start}",

@@ -12,8 +12,9 @@ here and nowhere else.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING
 
 from loopinterp.errors import HookError, unknown_name
@@ -25,6 +26,9 @@ Index = int | slice | Sequence[int] | None
 
 Place = tuple[str, int | None, int | None]
 """Section ("top" for what belongs to none), loop, layer: where several hooks stand together."""
+
+Key = tuple[str, int | None, int | None, str]
+"""A place and a component: what a hook keeps when the number of loops changes its name."""
 
 _ALIAS = re.compile(r"^(?:(loops)\.(-?\d+)\.(?:blocks\.(-?\d+)\.)?|(prelude|coda)\.(-?\d+)\.)(.+)$")
 _SHORT = {
@@ -39,55 +43,54 @@ _SHORT = {
 }
 
 
-def _norm_sites(name: str) -> dict[str, str]:
-    return {f"{name}.hook_scale": "scale", f"{name}.hook_normalized": "residual"}
+def _norm_sites(name: str, *, present: bool = True) -> dict[str, str]:
+    return {f"{name}.hook_scale": "scale", f"{name}.hook_normalized": "residual"} if present else {}
 
 
 def layer_sites(config: LoopedTransformerConfig) -> dict[str, str]:
     """Component names of one layer, in the order they fire, with the kind of tensor each holds."""
-    normed, sandwich = config.norm != "none", config.norm == "sandwich"
-    post = config.norm == "post"
-    sites = {"hook_resid_pre": "residual"}
-    if normed and not post:
-        sites |= _norm_sites("ln1")
-    sites |= {f"attn.hook_{name}": "head" for name in "qkv"}
-    if config.positions == "rotary":
-        sites |= {"attn.hook_rot_q": "head", "attn.hook_rot_k": "head"}
-    sites |= {"attn.hook_attn_scores": "pattern", "attn.hook_pattern": "pattern"}
-    sites |= {"attn.hook_z": "head"}
-    sites |= _norm_sites("ln1_post") if sandwich else {}
-    sites |= {"hook_attn_out": "residual"}
-    sites |= _norm_sites("ln1") if post else {}
-    sites |= {"hook_resid_mid": "residual"}
-    if normed and not post:
-        sites |= _norm_sites("ln2")
-    sites |= {"mlp.hook_pre": "neuron", "mlp.hook_post": "neuron"}
-    sites |= _norm_sites("ln2_post") if sandwich else {}
-    sites |= {"hook_mlp_out": "residual"}
-    sites |= _norm_sites("ln2") if post else {}
-    return sites | {"hook_resid_post": "residual"}
+    before, sandwich = config.norm in ("pre", "sandwich"), config.norm == "sandwich"
+    after = config.norm == "post"
+    projections = ["q", "k", "v", *(["rot_q", "rot_k"] if config.positions == "rotary" else [])]
+    return {
+        "hook_resid_pre": "residual",
+        **_norm_sites("ln1", present=before),
+        **{f"attn.hook_{name}": "head" for name in projections},
+        "attn.hook_attn_scores": "pattern",
+        "attn.hook_pattern": "pattern",
+        "attn.hook_z": "head",
+        **_norm_sites("ln1_post", present=sandwich),
+        "hook_attn_out": "residual",
+        **_norm_sites("ln1", present=after),
+        "hook_resid_mid": "residual",
+        **_norm_sites("ln2", present=before),
+        "mlp.hook_pre": "neuron",
+        "mlp.hook_post": "neuron",
+        **_norm_sites("ln2_post", present=sandwich),
+        "hook_mlp_out": "residual",
+        **_norm_sites("ln2", present=after),
+        "hook_resid_post": "residual",
+    }
 
 
-def loop_sites(config: LoopedTransformerConfig) -> dict[str, str]:
-    """What happens once per loop: state in, injected input, loop norm, state out."""
-    sites = {"hook_state_pre": "residual"}
-    if config.injection != "none":
-        sites["hook_injection"] = "residual"
-    if config.loop_norm:
-        sites |= _norm_sites("ln_loop")
-    return sites | {"hook_state_post": "residual"}
+def loop_sites(config: LoopedTransformerConfig) -> tuple[dict[str, str], dict[str, str]]:
+    """What happens once per loop, before its layers and after them."""
+    injected = {} if config.injection == "none" else {"hook_injection": "residual"}
+    after = config.injection == "gated_output"
+    return {"hook_state_pre": "residual", **({} if after else injected)}, {
+        **(injected if after else {}),
+        **_norm_sites("ln_loop", present=config.loop_norm),
+        "hook_state_post": "residual",
+    }
 
 
-def top_sites(config: LoopedTransformerConfig) -> dict[str, str]:
-    """What happens once per run: embedding, positions, final norm."""
-    sites = {"hook_embed": "residual"}
-    if config.positions == "absolute" or (
+def top_sites(config: LoopedTransformerConfig) -> tuple[dict[str, str], dict[str, str]]:
+    """What happens once per run, before the first layer and after the last."""
+    added = config.positions == "absolute" or (
         config.positions == "abacus" and config.abacus_target == "input"
-    ):
-        sites["hook_pos_embed"] = "residual"
-    if config.final_norm:
-        sites |= _norm_sites("ln_final")
-    return sites
+    )
+    embedding = {"hook_embed": "residual", **({"hook_pos_embed": "residual"} if added else {})}
+    return embedding, _norm_sites("ln_final", present=config.final_norm)
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,11 @@ class Address:
         return self.section, self.loop, self.layer
 
     @property
+    def key(self) -> Key:
+        """What tells it from all other hooks of runs of any number of loops."""
+        return (*self.place, self.component)
+
+    @property
     def in_readout(self) -> bool:
         """Whether it fires only where logits are read."""
         return self.section == "coda" or self.name.startswith("ln_final.")
@@ -138,42 +146,39 @@ class AddressBook:
 
     def __init__(self, config: LoopedTransformerConfig, n_loops: int) -> None:
         self.config, self.n_loops = config, n_loops
-        layers, loops, top = layer_sites(config), loop_sites(config), top_sites(config)
-        enters = {"hook_embed", "hook_pos_embed", "hook_state_pre"}
-        if config.injection != "gated_output":
-            enters.add("hook_injection")
-
-        def layer(section: str, loop: int | None, k: int, first: int) -> Iterator[Address]:
-            for name, kind in layers.items():
-                yield Address(f"blocks.{first + k}.{name}", name, kind, section, loop, k)
-
-        def around(sites: dict[str, str], loop: int | None, *, before: bool) -> Iterator[Address]:
-            section, prefix = ("top", "") if loop is None else ("block", f"loops.{loop}.")
-            for name, kind in sites.items():
-                if (name in enters) == before:
-                    yield Address(prefix + name, name, kind, section, loop)
-
-        entries = list(around(top, None, before=True))
-        for k in range(config.n_prelude):
-            entries += layer("prelude", None, k, 0)
-        for loop in range(n_loops):
-            entries += around(loops, loop, before=True)
-            for k in range(config.n_layers):
-                entries += layer("block", loop, k, config.n_prelude + loop * config.n_layers)
-            entries += around(loops, loop, before=False)
-        for k in range(config.n_coda):
-            entries += layer("coda", None, k, config.n_prelude + n_loops * config.n_layers)
-        entries += around(top, None, before=False)
-        self.addresses = {entry.name: entry for entry in entries}
-        self.at = {(*entry.place, entry.component): entry for entry in entries}
-        self.components = [*layers, *loops]
-        self._per_loop = set(loops)
+        in_layer, (opening, closing) = layer_sites(config), loop_sites(config)
+        embedding, final = top_sites(config)
+        self.components = [*in_layer, *opening, *closing]
+        self._per_loop = {*opening, *closing}
         self._sizes = {
             "prelude": config.n_prelude,
             "block": config.n_layers,
             "coda": config.n_coda,
         }
-        self._selected: dict[tuple[str, int | None], list[str]] = {}
+        self._selected: dict[tuple[object, object], list[str]] = {}
+        entries: list[Address] = []
+        numbers = count()
+
+        def add(
+            sites: dict[str, str], prefix: str, section: str, loop: int | None, layer: int | None
+        ) -> None:
+            for name, kind in sites.items():
+                entries.append(Address(prefix + name, name, kind, section, loop, layer))
+
+        def add_layers(section: str, loop: int | None = None) -> None:
+            for layer in range(self._sizes[section]):
+                add(in_layer, f"blocks.{next(numbers)}.", section, loop, layer)
+
+        add(embedding, "", "top", None, None)
+        add_layers("prelude")
+        for loop in range(n_loops):
+            add(opening, f"loops.{loop}.", "block", loop, None)
+            add_layers("block", loop)
+            add(closing, f"loops.{loop}.", "block", loop, None)
+        add_layers("coda")
+        add(final, "", "top", None, None)
+        self.addresses = {entry.name: entry for entry in entries}
+        self.at = {entry.key: entry for entry in entries}
 
     def component(self, name: str) -> str:
         """The full component name for a TransformerLens short name ("pattern", "resid_post").
@@ -181,10 +186,14 @@ class AddressBook:
         Raises:
             HookError: If there is no such component.
         """
-        for candidate in (name, f"hook_{name}", _SHORT.get(name, "")):
-            if candidate in self.components:
-                return candidate
-        raise unknown_name("component", name, self.components, HookError)
+        component = self._full_component(name)
+        if component is None:
+            raise unknown_name("component", name, self.components, HookError)
+        return component
+
+    def _full_component(self, name: str) -> str | None:
+        candidates = (name, f"hook_{name}", _SHORT.get(name))
+        return next((known for known in candidates if known in self.components), None)
 
     def site(
         self,
@@ -276,14 +285,13 @@ class AddressBook:
         Raises:
             HookError: If a name, or the whole filter, matches nothing.
         """
-        if not isinstance(names_filter, str):
+        plain = names_filter is None or isinstance(names_filter, str)
+        if not plain or not (loops is None or isinstance(loops, int)):
             return self._select(names_filter, loops)
-        if loops is None or isinstance(loops, int):
-            # Short runs spend as long on finding names as on computing: remember the plain cases.
-            if (names_filter, loops) not in self._selected:
-                self._selected[names_filter, loops] = self._select([names_filter], loops)
-            return list(self._selected[names_filter, loops])
-        return self._select([names_filter], loops)
+        # Short runs spend as long on finding names as on computing: remember the plain cases.
+        if (names_filter, loops) not in self._selected:
+            self._selected[names_filter, loops] = self._select(names_filter, loops)
+        return list(self._selected[names_filter, loops])
 
     def _select(self, names_filter: object, loops: Index) -> list[str]:
         if names_filter is None:
@@ -298,9 +306,8 @@ class AddressBook:
                     given=type(names_filter).__name__,
                     fix="Pass for example names_filter='hook_resid_post'.",
                 )
-            chosen: set[str] = set()
-            for name in names_filter:
-                chosen.update(self._named(name))
+            names = [names_filter] if isinstance(names_filter, str) else names_filter
+            chosen = {full for name in names for full in self._named(name)}
             kept = [name for name in self.addresses if name in chosen]
         if loops is not None:
             inside = set(resolve_index(loops, self.n_loops, "loop")[0])
@@ -316,10 +323,10 @@ class AddressBook:
 
     def _named(self, name: str) -> list[str]:
         # A bare component name means that component everywhere: every loop and layer.
-        for candidate in (name, f"hook_{name}", _SHORT.get(name, "")):
-            if candidate in self.components:
-                return [n for n, a in self.addresses.items() if a.component == candidate]
-        return [self.resolve(name)]
+        component = self._full_component(name)
+        if component is None:
+            return [self.resolve(name)]
+        return [full for full, address in self.addresses.items() if address.component == component]
 
 
 def resolve_index(index: Index, size: int, what: str) -> tuple[list[int], bool]:

@@ -14,11 +14,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, Protocol, get_args, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, runtime_checkable
 
 import torch
 
-from loopinterp.errors import InputError, check_integer, check_number, unknown_name
+from loopinterp.errors import InputError, check_choice, check_integer, check_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,27 +62,25 @@ class LoopView:
 
     def next(self, state: Float[Tensor, "batch pos d_model"]) -> LoopView:
         """The view one loop on. It remembers this one, but nothing before it."""
-        before = replace(self, previous=None)
-        self._hand_on(before, lambda value: value)
+        before = self._copy(lambda read: read, previous=None)
         return replace(self, loop=self.loop + 1, state=state, previous=before)
 
     def select(self, rows: Bool[Tensor, " batch"]) -> LoopView:
         """The view of some examples; what was already read is kept."""
-        chosen = replace(
-            self,
+        return self._copy(
+            lambda read: read[rows],
             state=self.state[rows],
             mask=self.mask[rows],
             n_loops=None if self.n_loops is None else self.n_loops[rows],
             previous=None,
         )
-        self._hand_on(chosen, lambda value: value[rows])
-        return chosen
 
-    def _hand_on(self, other: LoopView, change: Callable[[Tensor], Tensor]) -> None:
-        """Give a copy the readouts that were already computed."""
-        for name in ("logits", "log_probs"):
-            if name in self.__dict__:
-                other.__dict__[name] = change(self.__dict__[name])
+    def _copy(self, change: Callable[[Tensor], Tensor], **fields: Any) -> LoopView:
+        """A changed copy, with the readouts that were already computed."""
+        other = replace(self, **fields)
+        for name in vars(self).keys() & {"logits", "log_probs"}:
+            vars(other)[name] = change(vars(self)[name])
+        return other
 
     def worst(self, per_position: Float[Tensor, "batch pos"]) -> Float[Tensor, " batch"]:
         """The largest value over the positions that count."""
@@ -120,14 +118,10 @@ class Fixed:
     """
 
     n: int
+    tolerance = 0.0
 
     def __post_init__(self) -> None:
         check_integer("Fixed(n)", self.n, least=0)
-
-    @property
-    def tolerance(self) -> float:
-        """Stop when no loops are left."""
-        return 0.0
 
     def horizon(self, max_loops: int | None, n_loops: Tensor | None) -> int:
         return self.n if max_loops is None else min(self.n, max_loops)
@@ -144,10 +138,7 @@ class Oracle:
     Source: arXiv 2409.15647, section 4.
     """
 
-    @property
-    def tolerance(self) -> float:
-        """Stop when no loops are left."""
-        return 0.0
+    tolerance = 0.0
 
     def horizon(self, max_loops: int | None, n_loops: Tensor | None) -> int:
         if n_loops is None:
@@ -178,41 +169,23 @@ class MaxConfidence:
     Args:
         per: One loop for each example (``sample``), or one for all (``batch``).
         min_loop: First loop that may be chosen.
-        max_loop: Last loop that may be chosen; the driver's ``max_loops`` if None.
 
     Raises:
-        InputError: If ``per`` is unknown or the window is empty.
+        InputError: If ``per`` is unknown or ``min_loop`` is negative.
 
     Source: arXiv 2409.15647, equation 5 and section 6.4.
     """
 
     per: Per = "sample"
     min_loop: int = 1
-    max_loop: int | None = None
+    tolerance = None
 
     def __post_init__(self) -> None:
-        if self.per not in get_args(Per):
-            raise unknown_name("MaxConfidence(per)", str(self.per), get_args(Per))
+        check_choice("MaxConfidence(per)", self.per, get_args(Per))
         check_integer("MaxConfidence(min_loop)", self.min_loop, least=0)
-        if self.max_loop is not None:
-            check_integer("MaxConfidence(max_loop)", self.max_loop, least=self.min_loop)
-
-    @property
-    def tolerance(self) -> None:
-        """None: all loops are run, then one is chosen."""
-        return None
 
     def horizon(self, max_loops: int | None, n_loops: Tensor | None) -> int:
-        if self.max_loop is None:
-            return check_integer("max_loops", max_loops, least=self.min_loop)
-        if max_loops is not None and max_loops < self.max_loop:
-            raise InputError(
-                "max_loops",
-                expected=f"at least the rule's own max_loop={self.max_loop}",
-                given=str(max_loops),
-                fix="Raise max_loops, or lower the rule's max_loop.",
-            )
-        return self.max_loop
+        return check_integer("max_loops", max_loops, least=self.min_loop)
 
     def score(self, view: LoopView) -> Float[Tensor, " batch"]:
         """Mean cross-entropy of the readout against its own argmax."""

@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
+from transformer_lens.hook_points import HookPoint
 from transformer_lens.HookedRootModule import HookedRootModule
 
 from loopinterp.errors import HookError, check_integer
-from loopinterp.models.hook_pool import HookPool
-from loopinterp.models.sites import AddressBook, Index
-from loopinterp.models.transformer_lens_names import UnrolledModel
+from loopinterp.models.sites import Address, AddressBook, Index, Key
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from torch import Tensor
-    from transformer_lens.hook_points import HookPoint
+    from typing_extensions import Self
 
     from loopinterp.models.model_config import LoopedTransformerConfig
 
@@ -28,17 +27,21 @@ if TYPE_CHECKING:
 class LoopHooks(HookedRootModule):
     """The hooks of a looped model: T * L views by name, made as runs need them.
 
-    An unknown name, a filter that keeps nothing, and a hook that never fires are errors.
+    An unknown name, a filter that keeps nothing, and a hook that never fires are errors. Hooks on
+    the first loops stay on when the number of loops changes; only the coda's names move.
 
     Args:
         config: The architecture, which decides what hooks there are.
     """
 
     def __init__(self, config: LoopedTransformerConfig) -> None:
+        self._open_hooks: dict[str, int] = {}
         super().__init__()
         self.config = config
         self._n_loops = config.n_loops
-        self._pool = HookPool(config)
+        # Shared with the same model for other numbers of loops, as its weights are.
+        self._points: dict[Key, HookPoint] = {}
+        self._books: dict[int, AddressBook] = {}
 
     @property
     def n_loops(self) -> int:
@@ -48,6 +51,15 @@ class LoopHooks(HookedRootModule):
     @n_loops.setter
     def n_loops(self, value: int) -> None:
         self._n_loops = check_integer("n_loops", value, least=1)
+
+    @property
+    def context_level(self) -> int:  # type: ignore[override]
+        """How many ``hooks()`` are open now, for whatever number of loops."""
+        return self._open_hooks["level"]
+
+    @context_level.setter
+    def context_level(self, value: int) -> None:
+        self._open_hooks["level"] = value
 
     def _loops(self, n_loops: int | None) -> int:
         return self._n_loops if n_loops is None else check_integer("n_loops", n_loops, least=1)
@@ -104,10 +116,8 @@ class LoopHooks(HookedRootModule):
         book = self.addresses(n_loops)
         names = book.select(names_filter, loops)
         shapes = (book.addresses[name].shape(self.config, batch, n_pos, n_kept) for name in names)
-        return (
-            sum(math.prod(shape) for shape in shapes)
-            * (dtype or next(self.parameters()).dtype).itemsize
-        )
+        itemsize = (dtype or next(self.parameters()).dtype).itemsize
+        return sum(math.prod(shape) for shape in shapes) * itemsize
 
     def site(
         self,
@@ -137,16 +147,26 @@ class LoopHooks(HookedRootModule):
 
     def addresses(self, n_loops: int | None = None) -> AddressBook:
         """All addresses of a run, and the ways to name them."""
-        return self._pool.book(self._loops(n_loops))
+        n_loops = self._loops(n_loops)
+        if n_loops not in self._books:
+            self._books[n_loops] = AddressBook(self.config, n_loops)
+        return self._books[n_loops]
 
-    def unroll(self, n_loops: int) -> UnrolledModel:
-        """The model as TransformerLens sees it: ``n_loops * n_layers`` layers, tied weights."""
-        return UnrolledModel(self, self._loops(n_loops))  # type: ignore[arg-type]
+    def unroll(self, n_loops: int) -> Self:
+        """The model with another default number of loops; weights and hooks are shared.
+
+        That is what TransformerLens' tools are given, to which it has ``n_loops * n_layers``
+        layers: ``patching.get_act_patch_resid_pre(model.unroll(8), corrupted, cache, metric)``.
+        """
+        unrolled = object.__new__(type(self))
+        vars(unrolled).update(vars(self), _n_loops=self._loops(n_loops))
+        return unrolled
 
     @property
     def hook_dict(self) -> dict[str, HookPoint]:  # type: ignore[override]
         """Hook points by name, for a run of ``model.n_loops`` loops."""
-        return self._pool.points(self._n_loops)
+        addresses = self.addresses().addresses
+        return {name: self._point(address) for name, address in addresses.items()}
 
     @property
     def mod_dict(self) -> dict[str, nn.Module]:  # type: ignore[override]
@@ -156,29 +176,42 @@ class LoopHooks(HookedRootModule):
 
     def hook_points(self) -> Iterable[HookPoint]:
         """Every hook point, those of loops beyond ``model.n_loops`` included."""
-        return self._pool.all()
+        return self._points.values()
 
-    def remove_all_hook_fns(self, *args: Any, **options: Any) -> None:
-        """Take hook functions off; permanent ones stay unless asked for."""
-        for point in self._pool.hooked():
-            point.remove_hooks(*args, **options)
+    def _point(self, address: Address) -> HookPoint:
+        if address.key not in self._points:
+            self._points[address.key] = HookPoint()
+        point = self._points[address.key]
+        point.name = address.name
+        return point
+
+    def _hooked(self) -> list[tuple[Address, HookPoint]]:
+        """The points that carry functions and lie within a run of ``model.n_loops`` loops."""
+        hooked = [
+            key
+            for key, point in self._points.items()
+            if point._forward_hooks or point._backward_hooks or point._forward_pre_hooks
+        ]
+        # Beyond the run, a loop's name may be that of a coda layer of this shorter run.
+        at = self.addresses().at if hooked else {}
+        return [(at[key], self._point(at[key])) for key in hooked if key in at]
 
     def add_hook(self, name: Any, hook: Callable[..., Any], *args: Any, **options: Any) -> None:
         """Add a hook that stays until ``reset_hooks``; ``name`` may be an alias or a predicate.
 
         It fires in every run that comes to its place; in one that does not, nothing is said.
         """
-        for full in self._targets(name):
-            super().add_hook(full, hook, *args, **options)
+        for full, point in self._targets(name):
+            self.check_and_add_hook(point, full, hook, *args, **options)
 
     def _enable_hook(self, name: Any, hook: Callable[..., Any], dir: Literal["fwd", "bwd"]) -> None:
-        for full in self._targets(name):
-            point = self._pool.point(full, self._n_loops)
+        for _, point in self._targets(name):
             point.add_hook(hook, dir=dir, level=self.context_level)
 
-    def _targets(self, name: Any) -> list[str]:
-        book = self._pool.book(self._n_loops)
-        return book.select(name) if callable(name) else [book.resolve(name)]
+    def _targets(self, name: Any) -> list[tuple[str, HookPoint]]:
+        book = self.addresses()
+        names = book.select(name) if callable(name) else [book.resolve(name)]
+        return [(full, self._point(book.addresses[full])) for full in names]
 
     @contextmanager
     def hooks(
@@ -216,6 +249,3 @@ class _Watched:
     def __call__(self, activation: Tensor, hook: HookPoint) -> Any:
         self.fired = True
         return self.function(activation, hook=hook)
-
-    def __repr__(self) -> str:
-        return f"_Watched({getattr(self.function, '__name__', type(self.function).__name__)})"

@@ -1,20 +1,19 @@
 """What TransformerLens' own tools ask of a model, answered for a run of T loops.
 
 To them a looped model is an ordinary one of ``n_prelude + T * n_layers + n_coda`` layers whose
-weights happen to be the same. :class:`UnrolledModel` is that model for a fixed T; the looped
-model itself answers for its default number of loops.
+weights happen to be the same, for its default number of loops T.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from loopinterp.errors import InputError
+from loopinterp.models.looped_network import LoopedNetwork
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from transformer_lens.config import TransformerBridgeConfig
 
     from loopinterp.models.model_config import LoopedTransformerConfig
-    from loopinterp.models.sites import AddressBook
 
 _NORM_TYPES = {"layernorm": "LN", "rmsnorm": "RMS"}
 
@@ -37,9 +35,8 @@ class _View:
 
     def __getattr__(self, name: str) -> Any:
         full = f"{self._prefix}.{name}"
-        hooks = self._model.hook_dict
-        if full in hooks:
-            return hooks[full]
+        if full in self._model.addresses().addresses:
+            return self._model.hook_dict[full]
         inner = getattr(self._module, name)
         return _View(self._model, inner, full) if isinstance(inner, nn.Module) else inner
 
@@ -47,19 +44,37 @@ class _View:
         return self._module(*args, **options)
 
 
-class TransformerLensMixin:
-    """Names that TransformerLens' caches, patching and attribution look up on a model."""
+def _no_fork(flag: str) -> Callable[[Any, bool], None]:
+    """A setter of one of TransformerLens' flags that are False here for good."""
 
-    config: LoopedTransformerConfig
-    n_loops: int
-    device: torch.device
-    dtype: torch.dtype
-    prelude: nn.ModuleList
-    block: nn.ModuleList
-    coda: nn.ModuleList
-    embedding: nn.Module
-    unembedding: nn.Linear
-    position_embedding: nn.Embedding | None
+    def set_flag(self: Any, use: bool) -> None:
+        """Raise where ``use`` is True: a looped model keeps one copy of each layer's input."""
+        if use:
+            raise InputError(
+                flag,
+                expected="False: a looped model keeps one copy of each layer's input",
+                given="True",
+                fix="Patch attn.hook_q, hook_k or hook_v; cache.compute_head_results() gives "
+                "each head's output.",
+            )
+
+    return set_flag
+
+
+def need_direct_writes(config: LoopedTransformerConfig, method: str) -> None:
+    """A norm stands between what heads and neurons put out and the stream."""
+    if config.norm in ("sandwich", "post"):
+        raise InputError(
+            method,
+            expected="heads, neurons and biases that reach the stream without a norm between",
+            given=f"norm={config.norm!r}",
+            fix="Read what a sublayer writes from hook_attn_out and hook_mlp_out, or use a model "
+            "with norm='pre' or 'none'.",
+        )
+
+
+class TransformerLensNames(LoopedNetwork):
+    """Names that TransformerLens' caches, patching and attribution look up on a model."""
 
     @property
     def cfg(self) -> TransformerBridgeConfig:
@@ -158,13 +173,7 @@ class TransformerLensMixin:
         Raises:
             InputError: If a norm stands between the biases and the stream.
         """
-        if self.config.norm in ("sandwich", "post"):
-            raise InputError(
-                "accumulated_bias",
-                expected="biases that reach the stream without a norm between",
-                given=f"norm={self.config.norm!r}",
-                fix="Use a model with norm='pre' or 'none'.",
-            )
+        need_direct_writes(self.config, "accumulated_bias")
         total = self.W_U.new_zeros(self.config.d_model)
         blocks = self.blocks
         for block in blocks[:layer]:
@@ -194,32 +203,10 @@ class TransformerLensMixin:
                     named[f"blocks.{number}.{part}.{name}"] = getattr(getattr(block, part), name)
         return named
 
-    def set_use_split_qkv_input(self, use: bool) -> None:
-        """Raise where ``use`` is True: no head has its own copy of the layer's input."""
-        self._no_fork("use_split_qkv_input", use)
-
-    def set_use_attn_in(self, use: bool) -> None:
-        """Raise where ``use`` is True: no head has its own copy of the layer's input."""
-        self._no_fork("use_attn_in", use)
-
-    def set_use_attn_result(self, use: bool) -> None:
-        """Raise where ``use`` is True: heads' outputs are computed from a cache."""
-        self._no_fork("use_attn_result", use)
-
-    def set_use_hook_mlp_in(self, use: bool) -> None:
-        """Raise where ``use`` is True: the MLP reads ``hook_resid_mid``."""
-        self._no_fork("use_hook_mlp_in", use)
-
-    @staticmethod
-    def _no_fork(flag: str, use: bool) -> None:
-        if use:
-            raise InputError(
-                flag,
-                expected="False: a looped model keeps one copy of each layer's input",
-                given="True",
-                fix="Patch attn.hook_q, hook_k or hook_v; cache.compute_head_results() gives "
-                "each head's output.",
-            )
+    set_use_split_qkv_input = _no_fork("use_split_qkv_input")
+    set_use_attn_in = _no_fork("use_attn_in")
+    set_use_attn_result = _no_fork("use_attn_result")
+    set_use_hook_mlp_in = _no_fork("use_hook_mlp_in")
 
     @staticmethod
     def _no_tokenizer(given: Any) -> InputError:
@@ -229,51 +216,3 @@ class TransformerLensMixin:
             given=repr(given),
             fix="Use the sampler of the task, which gives token tensors.",
         )
-
-
-class UnrolledModel(TransformerLensMixin):
-    """A looped model seen as an ordinary one, for a fixed number of loops.
-
-    Shares weights and hooks with the model. Give it to TransformerLens' tools:
-    ``patching.get_act_patch_resid_pre(model.unroll(8), corrupted, cache, metric)``.
-
-    Args:
-        model: The looped model.
-        n_loops: Loops of every run.
-    """
-
-    def __init__(self, model: Any, n_loops: int) -> None:
-        self.looped, self.n_loops = model, n_loops
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "looped":
-            raise AttributeError(name)
-        return getattr(self.looped, name)
-
-    def __call__(self, inputs: Tensor, **options: Any) -> Tensor:
-        return self.looped(inputs, n_loops=self.n_loops, **options)
-
-    @property
-    def book(self) -> AddressBook:
-        """The addresses of the run."""
-        return self.looped.addresses(self.n_loops)
-
-    @property
-    def hook_dict(self) -> dict[str, Any]:
-        """Hook points by name."""
-        with self.looped.unrolled(self.n_loops):
-            return self.looped.hook_dict
-
-    def run_with_hooks(self, *args: Any, **options: Any) -> Tensor:
-        """As the looped model's, with the number of loops set."""
-        return self.looped.run_with_hooks(*args, n_loops=self.n_loops, **options)
-
-    def run_with_cache(self, *args: Any, **options: Any) -> Any:
-        """As the looped model's, with the number of loops set."""
-        return self.looped.run_with_cache(*args, n_loops=self.n_loops, **options)
-
-    @contextmanager
-    def hooks(self, *args: Any, **options: Any) -> Iterator[UnrolledModel]:
-        """As the looped model's, with the number of loops set."""
-        with self.looped.unrolled(self.n_loops), self.looped.hooks(*args, **options):
-            yield self

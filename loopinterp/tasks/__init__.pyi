@@ -1,11 +1,11 @@
 from . import carries as carries
 from .abacus_addition import AbacusAddition as AbacusAddition
 from .addition import Addition as Addition
-from .binary_sum import BinarySum as BinarySum
-from .copy import Copy as Copy
+from .bit_prompts import BinarySum as BinarySum
+from .bit_prompts import Copy as Copy
+from .bit_prompts import Parity as Parity
 from .full_output import FullOutput as FullOutput
 from .multiplication import Multiplication as Multiplication
-from .parity import Parity as Parity
 from .prefix_sum import PrefixSum as PrefixSum
 from .task import IGNORE as IGNORE
 from .task import Batch as Batch

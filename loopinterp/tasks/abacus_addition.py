@@ -10,11 +10,11 @@ import torch
 from loopinterp.errors import InputError
 from loopinterp.settings import settings
 from loopinterp.tasks.full_output import answer_from, place_of
-from loopinterp.tasks.integers import carry_over, to_digits
+from loopinterp.tasks.integers import carry_over, operand_digits
 from loopinterp.tasks.rows import cut, join, same
 from loopinterp.tasks.sampling import (
     Sampler,
-    check_fits,
+    check_digits,
     check_length,
     check_tokens,
     inside,
@@ -61,9 +61,6 @@ class AbacusAddition(Sampler):
     d_vocab_out = len(ALPHABET)
     distributions = ("mixed", "equal", "chain")
 
-    def n_loops(self, n: int) -> int:
-        return check_length(n) + 1
-
     def n_positions(self, n: int) -> int:
         """Two operands, ``+``, ``=``, and n + 1 digits of the sum."""
         return 3 * check_length(n) + 3
@@ -90,8 +87,7 @@ class AbacusAddition(Sampler):
             InputError: they are no digits, or a length does not fit.
         """
         for digits, length, what in ((a, n_a, "digits a"), (b, n_b, "digits b")):
-            check_tokens(digits, 10, what)
-            check_fits(length, digits)
+            check_digits(digits, length, 10, what)
         n = torch.maximum(n_a, n_b)
         total, length = _sum(a, b, n_a, n_b)
         tokens = join(
@@ -108,7 +104,7 @@ class AbacusAddition(Sampler):
             InputError: no operands, or one that is no integer of at least 0.
         """
         longest = max((len(str(x)) for pair in operands for x in pair), default=1)
-        a, b = (to_digits([pair[k] for pair in operands], longest, 10) for k in (0, 1))
+        a, b = operand_digits(operands, longest, longest, 10)
         n_a, n_b = (torch.tensor([len(str(pair[k])) for pair in operands]) for k in (0, 1))
         return self.from_digits(a, b, n_a, n_b)
 

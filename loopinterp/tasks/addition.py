@@ -10,11 +10,11 @@ import torch
 from loopinterp.errors import InputError
 from loopinterp.settings import settings
 from loopinterp.tasks import carries
-from loopinterp.tasks.integers import to_digits
+from loopinterp.tasks.integers import operand_digits
 from loopinterp.tasks.rows import join, same
 from loopinterp.tasks.sampling import (
     Sampler,
-    check_fits,
+    check_digits,
     check_length,
     check_tokens,
     choice,
@@ -86,9 +86,6 @@ class Addition(Sampler):
         """Position of bit 0: 1 after a BOS token, else 0."""
         return 1 if self.format == "pairs" else 0
 
-    def n_loops(self, n: int) -> int:
-        return check_length(n) + 1
-
     def n_positions(self, n: int) -> int:
         return check_length(n) + self.offset
 
@@ -124,7 +121,7 @@ class Addition(Sampler):
         Raises:
             InputError: no operands, or one that does not fit in ``n`` bits.
         """
-        a, b = (to_digits([pair[k] for pair in operands], n) for k in (0, 1))
+        a, b = operand_digits(operands, n, n)
         return self.from_bits(a, b, torch.full((len(a),), n))
 
     def operands(
@@ -222,7 +219,7 @@ def check_operands(a: Tensor, b: Tensor, n: Tensor) -> None:
     Raises:
         InputError: they are not.
     """
-    check_tokens(a, 2, "bits a")
+    check_digits(a, n, 2, "bits a")
     check_tokens(b, 2, "bits b")
     if a.shape != b.shape:
         raise InputError(
@@ -231,7 +228,6 @@ def check_operands(a: Tensor, b: Tensor, n: Tensor) -> None:
             given=f"{list(a.shape)} and {list(b.shape)}",
             fix="Pass bits of equal width, least significant first.",
         )
-    check_fits(n, a)
 
 
 def _check_features(x: Float[Tensor, "batch pos 2"]) -> Int[Tensor, "batch pos 2"]:

@@ -1,4 +1,4 @@
-"""What the full-output tasks share whose prompt is a row of bits."""
+"""What is asked about a row of bits, with full-output prediction: copy, parity, number of ones."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from loopinterp.settings import settings
 from loopinterp.tasks.full_output import FullOutput
 from loopinterp.tasks.rows import cut
-from loopinterp.tasks.sampling import check_fits, check_tokens, random_bits
+from loopinterp.tasks.sampling import check_digits, random_bits
 from loopinterp.tasks.task import Batch
 
 if TYPE_CHECKING:
@@ -17,13 +18,19 @@ if TYPE_CHECKING:
 
 
 class BitPrompt(FullOutput):
-    """A full-output task that is asked about n bits."""
+    """A question about n bits, in the full-output format: ``BOS b_1 … b_n = EOS …``. T(n) = n.
+
+    Tokens: bits 0 and 1, ``=`` (2), EOS (3, which is also the padding), BOS (4). Output classes:
+    0, 1, EOS (2).
+
+    Distributions: ``"uniform"`` (fair bits), ``"biased"`` (each example draws its probability
+    of a one from {.05, .5, .95}).
+
+    Source: arXiv 2409.15647.
+    """
 
     symbols = ("0", "1")
     distributions = ("uniform", "biased")
-
-    def prompt_length(self, n: int) -> int:
-        return n
 
     def from_bits(self, bits: Int[Tensor, "batch width"], n: Int[Tensor, " batch"]) -> Batch:
         """The batch of given bits; only the first ``n`` of each row count.
@@ -31,8 +38,7 @@ class BitPrompt(FullOutput):
         Raises:
             InputError: ``bits`` are not 0 and 1, or a length does not fit.
         """
-        check_tokens(bits, 2, "bits")
-        check_fits(n, bits)
+        check_digits(bits, n, 2, "bits")
         return self._batch([(bits, n)], n, n.clone())
 
     def _draw(self, kind: str, n: Tensor, generator: torch.Generator) -> Batch:
@@ -42,3 +48,81 @@ class BitPrompt(FullOutput):
     def _bits(tokens: Tensor, equals: Tensor) -> Tensor:
         """The bits of the prompts, and 0 where a row has fewer than the longest."""
         return cut(tokens, torch.ones_like(equals), equals - 1)
+
+
+@settings
+class Copy(BitPrompt):
+    """The n bits again; see :class:`BitPrompt` for the format and the distributions.
+
+    Bit k is asked for k - 1 positions after the ``=``, then EOS to the end.
+
+    Example:
+        >>> batch = Copy().from_bits(torch.tensor([[1, 0, 0]]), torch.tensor([3]))
+        >>> batch.inputs.tolist(), batch.targets.tolist()
+        ([[4, 1, 0, 0, 2, 3, 3, 3]], [[-100, -100, -100, -100, 1, 0, 0, 2]])
+    """
+
+    name = "copy"
+
+    def describe(self) -> str:
+        return "The n bits again, answered from the '=' sign on and closed by EOS."
+
+    def _solve(self, tokens: Tensor, equals: Tensor) -> tuple[Tensor, Tensor]:
+        return self._bits(tokens, equals), equals - 1
+
+
+@settings
+class Parity(BitPrompt):
+    """Whether the number of ones is odd; see :class:`BitPrompt` for format and distributions.
+
+    At the ``=`` the parity bit is asked for, then EOS to the end.
+
+    Example:
+        >>> batch = Parity().from_bits(torch.tensor([[1, 0, 1, 1]]), torch.tensor([4]))
+        >>> batch.inputs.tolist()
+        [[4, 1, 0, 1, 1, 2, 3]]
+        >>> batch.targets.tolist()
+        [[-100, -100, -100, -100, -100, 1, 2]]
+    """
+
+    name = "parity"
+
+    def answer_length(self, n: int) -> int:
+        return 1
+
+    def describe(self) -> str:
+        return "Parity of n bits, answered at the '=' sign and closed by EOS."
+
+    def _solve(self, tokens: Tensor, equals: Tensor) -> tuple[Tensor, Tensor]:
+        ones = (self._bits(tokens, equals) == 1).sum(dim=1, keepdim=True)
+        return ones % 2, torch.ones_like(equals)
+
+
+@settings
+class BinarySum(BitPrompt):
+    """The number of ones; see :class:`BitPrompt` for the format and the distributions.
+
+    The answer is that number in binary, least significant bit first, without leading zeros (a
+    single 0 if there are no ones), then EOS to the end.
+
+    Example:
+        >>> batch = BinarySum().from_bits(torch.tensor([[1, 1, 0, 1, 1, 1]]), torch.tensor([6]))
+        >>> batch.inputs.tolist()
+        [[4, 1, 1, 0, 1, 1, 1, 2, 3, 3, 3]]
+        >>> batch.targets[0, 7:].tolist()    # 5 = 101
+        [1, 0, 1, 2]
+    """
+
+    name = "binary_sum"
+
+    def answer_length(self, n: int) -> int:
+        return n.bit_length()
+
+    def describe(self) -> str:
+        return "How many of n bits are ones, in binary, from the '=' sign on and closed by EOS."
+
+    def _solve(self, tokens: Tensor, equals: Tensor) -> tuple[Tensor, Tensor]:
+        ones = (self._bits(tokens, equals) == 1).sum(dim=1)
+        place = torch.arange(max(int(ones.max()).bit_length(), 1), device=tokens.device)
+        shifted = ones[:, None] >> place
+        return shifted & 1, (shifted > 0).sum(dim=1).clamp(min=1)

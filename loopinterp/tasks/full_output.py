@@ -39,13 +39,13 @@ class FullOutput(Sampler):
     def equals(self) -> int:
         return len(self.symbols)
 
-    @abstractmethod
     def prompt_length(self, n: int) -> int:
         """Longest prompt of a problem of length n."""
+        return n
 
-    @abstractmethod
     def answer_length(self, n: int) -> int:
         """Longest answer to a problem of length n."""
+        return n
 
     @abstractmethod
     def _solve(self, tokens: Tensor, equals: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,22 +15,29 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def to_digits(numbers: Sequence[int], n: int, base: int = 2) -> Int[Tensor, "number n"]:
-    """The ``n`` digits of each number, least significant first.
+def operand_digits(
+    operands: Sequence[tuple[int, int]], n_a: int, n_b: int, base: int = 2
+) -> tuple[Int[Tensor, "pair n_a"], Int[Tensor, "pair n_b"]]:
+    """The ``n_a`` digits of the first operands, and the ``n_b`` of the second; the least first.
 
     Raises:
-        InputError: there are no numbers, or one does not fit in ``n`` digits.
+        InputError: there are no pairs, or a number does not fit in its digits.
 
     Example:
-        >>> to_digits([6, 1], 3).tolist()
-        [[0, 1, 1], [1, 0, 0]]
+        >>> a, b = operand_digits([(6, 1), (1, 0)], 3, 2)
+        >>> a.tolist(), b.tolist()
+        ([[0, 1, 1], [1, 0, 0]], [[1, 0], [0, 0]])
     """
-    check_length(n)
-    if not numbers:
+    if not operands:
         raise InputError(
             "operands", expected="at least one pair", given="none", fix="Pass e.g. [(3, 5)]."
         )
-    most = base**n - 1
+    first, second = zip(*operands)
+    return _to_digits(first, n_a, base), _to_digits(second, n_b, base)
+
+
+def _to_digits(numbers: Sequence[int], n: int, base: int) -> Tensor:
+    most = base ** check_length(n) - 1
     fix = f"It must fit in {n} digits to base {base}: pass a larger n, or a smaller number."
     integers = [check_integer("operand", x, least=0, most=most, fix=fix) for x in numbers]
     return torch.tensor([_digits(x, n, base) for x in integers])

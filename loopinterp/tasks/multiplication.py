@@ -10,9 +10,9 @@ from pydantic import PositiveInt
 
 from loopinterp.settings import settings
 from loopinterp.tasks.full_output import FullOutput, place_of
-from loopinterp.tasks.integers import carry_over, to_digits
+from loopinterp.tasks.integers import carry_over, operand_digits
 from loopinterp.tasks.rows import cut, same
-from loopinterp.tasks.sampling import check_fits, check_length, check_tokens, integers, random_bits
+from loopinterp.tasks.sampling import check_digits, check_length, integers, random_bits
 from loopinterp.tasks.task import Batch
 
 if TYPE_CHECKING:
@@ -88,10 +88,8 @@ class Multiplication(FullOutput):
         Raises:
             InputError: they are no bits, or a length does not fit.
         """
-        check_tokens(a, 2, "bits a")
-        check_tokens(b, 2, "bits b")
-        check_fits(m, a[:, : self.m])
-        check_fits(n, b)
+        check_digits(a[:, : self.m], m, 2, "bits a")
+        check_digits(b, n, 2, "bits b")
         return self._batch([(a, m), same(TIMES, n), (b, n)], n, n * m)
 
     def encode(self, operands: Sequence[tuple[int, int]], n: int, m: int | None = None) -> Batch:
@@ -101,7 +99,7 @@ class Multiplication(FullOutput):
             InputError: no operands, or one that does not fit.
         """
         m = self.m if m is None else m
-        a, b = to_digits([a for a, _ in operands], m), to_digits([b for _, b in operands], n)
+        a, b = operand_digits(operands, m, n)
         return self.from_bits(a, b, torch.full((len(a),), m), torch.full((len(b),), n))
 
     def _draw(self, kind: str, n: Tensor, generator: torch.Generator) -> Batch:

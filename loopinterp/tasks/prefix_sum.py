@@ -10,7 +10,7 @@ from loopinterp.settings import settings
 from loopinterp.tasks.rows import join, same
 from loopinterp.tasks.sampling import (
     Sampler,
-    check_fits,
+    check_digits,
     check_length,
     check_tokens,
     integers,
@@ -64,9 +64,6 @@ class PrefixSum(Sampler):
     def d_vocab_out(self) -> int:
         return self.modulus
 
-    def n_loops(self, n: int) -> int:
-        return check_length(n) + 1
-
     def n_positions(self, n: int) -> int:
         """BOS and n digits."""
         return check_length(n) + 1
@@ -81,8 +78,7 @@ class PrefixSum(Sampler):
         Raises:
             InputError: a digit is not below the modulus, or a length does not fit.
         """
-        check_tokens(bits, self.modulus, "bits")
-        check_fits(n, bits)
+        check_digits(bits, n, self.modulus, "bits")
         parts = [same(self.modulus, n), (bits, n)]
         tokens = join(parts, width=bits.shape[1] + 1, fill=self.modulus + 1)
         return Batch(tokens, self.targets(tokens), n, n + 1)

@@ -33,6 +33,10 @@ class Sampler(Settings, ABC):
     def d_features(self) -> int | None:
         return None
 
+    def n_loops(self, n: int) -> int:
+        """T(n) = n + 1, where a task does not say otherwise."""
+        return check_length(n) + 1
+
     def config(self) -> dict[str, object]:
         """The task's settings; ``get_task(task.name, **task.config())`` is the task again."""
         return self.to_dict()
@@ -115,23 +119,6 @@ def lengths(
     return n
 
 
-def check_fits(n: Tensor, bits: Tensor) -> None:
-    """Check that ``n`` [batch] gives the length of each row of ``bits`` [batch, width].
-
-    Raises:
-        InputError: wrong dtype or shape, or a length outside 1..width.
-    """
-    rows, width = bits.shape
-    whole = n.dtype == torch.int64 and n.shape == (rows,)
-    if not whole or (rows and not 1 <= int(n.min()) <= int(n.max()) <= width):
-        raise InputError(
-            "n",
-            expected=f"int64 of shape [{rows}] with lengths in 1..{width}, the width of the bits",
-            given=describe_tensor(n),
-            fix="Pass each example's number of bits, one for each row.",
-        )
-
-
 def pick_distribution(task: Task | Sampler, distribution: str | None) -> str:
     """The named distribution of a task, or its first one.
 
@@ -199,6 +186,23 @@ def check_tokens(inputs: Batch | Tensor, d_vocab: int, what: str = "inputs") -> 
             fix="Pass the tokens of a batch of this task and format, tokens[None] for one example.",
         )
     return tokens
+
+
+def check_digits(digits: Tensor, n: Tensor, base: int, what: str) -> None:
+    """Check for digits [batch, width] to a base, of which the first ``n`` [batch] of a row count.
+
+    Raises:
+        InputError: wrong dtype or shape, no digit, or a length outside 1..width.
+    """
+    rows, width = check_tokens(digits, base, what).shape
+    whole = n.dtype == torch.int64 and n.shape == (rows,)
+    if not whole or (rows and not 1 <= int(n.min()) <= int(n.max()) <= width):
+        raise InputError(
+            "n",
+            expected=f"int64 of shape [{rows}] with lengths in 1..{width}, the width of {what}",
+            given=describe_tensor(n),
+            fix="Pass how many digits of each row count, one number for each.",
+        )
 
 
 def describe_tensor(values: object) -> str:

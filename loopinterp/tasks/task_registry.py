@@ -8,10 +8,8 @@ from collections.abc import Callable
 from loopinterp.errors import ConfigError, InputError, unknown_name
 from loopinterp.tasks.abacus_addition import AbacusAddition
 from loopinterp.tasks.addition import Addition
-from loopinterp.tasks.binary_sum import BinarySum
-from loopinterp.tasks.copy import Copy
+from loopinterp.tasks.bit_prompts import BinarySum, Copy, Parity
 from loopinterp.tasks.multiplication import Multiplication
-from loopinterp.tasks.parity import Parity
 from loopinterp.tasks.prefix_sum import PrefixSum
 from loopinterp.tasks.task import Task
 from loopinterp.tasks.token_addition import TokenAddition

@@ -11,7 +11,7 @@ from loopinterp.settings import settings
 from loopinterp.tasks import carries
 from loopinterp.tasks.addition import check_operands, draw_bits
 from loopinterp.tasks.full_output import FullOutput, place_of
-from loopinterp.tasks.integers import to_digits
+from loopinterp.tasks.integers import operand_digits
 from loopinterp.tasks.rows import cut, same
 from loopinterp.tasks.task import Batch
 
@@ -75,8 +75,8 @@ class TokenAddition(FullOutput):
         Raises:
             InputError: no operands, or one that does not fit in ``n`` bits.
         """
-        a, b = (to_digits([pair[k] for pair in operands], n).flip(1) for k in (0, 1))
-        return self.from_bits(a, b, torch.full((len(a),), n))
+        a, b = operand_digits(operands, n, n)
+        return self.from_bits(a.flip(1), b.flip(1), torch.full((len(a),), n))
 
     def _draw(self, kind: str, n: Tensor, generator: torch.Generator) -> Batch:
         a, b = draw_bits(kind, len(n), int(n.max()), generator)

@@ -10,7 +10,7 @@ from pydantic import PositiveInt
 from loopinterp.settings import settings
 from loopinterp.tasks.full_output import FullOutput
 from loopinterp.tasks.rows import cut
-from loopinterp.tasks.sampling import check_fits, check_tokens, inside, integers
+from loopinterp.tasks.sampling import check_digits, inside, integers
 from loopinterp.tasks.task import Batch
 
 if TYPE_CHECKING:
@@ -59,12 +59,6 @@ class UniqueSet(FullOutput):
     def n_answer_symbols(self) -> int:
         return self.n_symbols
 
-    def prompt_length(self, n: int) -> int:
-        return n
-
-    def answer_length(self, n: int) -> int:
-        return n
-
     def describe(self) -> str:
         return f"The distinct ones of n symbols (of {self.n_symbols}), by first appearance."
 
@@ -74,8 +68,7 @@ class UniqueSet(FullOutput):
         Raises:
             InputError: a symbol is not of the alphabet, or a length does not fit.
         """
-        check_tokens(symbols, self.n_symbols, "symbols")
-        check_fits(n, symbols)
+        check_digits(symbols, n, self.n_symbols, "symbols")
         return self._batch([(symbols, n)], n, n.clone())
 
     def _draw(self, kind: str, n: Tensor, generator: torch.Generator) -> Batch:

@@ -1,21 +1,20 @@
-"""Where and in which precision a run computes; decided once, never changed silently."""
+"""Where and how a run computes; decided once, never changed silently."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from loopinterp.errors import InputError, unknown_name
-from loopinterp.models.looped_model import Iteration
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from loopinterp.models import LoopedTransformer
+    from loopinterp.models import Iteration, LoopedTransformer
 
 
 def resolve_device(name: str) -> torch.device:
@@ -46,13 +45,6 @@ def resolve_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
-    """bf16 autocast, or nothing for fp32."""
-    if precision == "bf16":
-        return torch.autocast(device.type, dtype=torch.bfloat16)
-    return nullcontext()
-
-
 @contextmanager
 def cpu_threads(n_threads: int | None) -> Iterator[None]:
     """Use so many CPU threads for a while; None changes nothing."""
@@ -68,15 +60,11 @@ def cpu_threads(n_threads: int | None) -> Iterator[None]:
 def with_state_noise(iteration: Iteration, std: float, generator: torch.Generator) -> Iteration:
     """The iteration ``h -> step(h + std * noise)``; the generator is on the model's device."""
 
-    def step(h: Tensor) -> Tensor:
+    def advance(h: Tensor, e: Tensor, context: Any) -> Tensor:
         noise = torch.randn(h.shape, generator=generator, device=h.device, dtype=h.dtype)
-        return iteration.step(h + std * noise)
+        return iteration.advance(h + std * noise, e, context)
 
-    return replace(
-        iteration,
-        step=step,
-        select=lambda rows: with_state_noise(iteration.select(rows), std, generator),
-    )
+    return replace(iteration, advance=advance)
 
 
 def make_bind(model: LoopedTransformer, *, compiled: bool) -> Callable[..., Iteration]:
@@ -89,11 +77,7 @@ def make_bind(model: LoopedTransformer, *, compiled: bool) -> Callable[..., Iter
         return model.bind
     step = torch.compile(model.step, dynamic=True)
 
-    def faster(bound: Iteration) -> Iteration:
-        return replace(
-            bound,
-            step=lambda h: step(h, bound.e),
-            select=lambda rows: faster(bound.select(rows)),
-        )
+    def bind(inputs: Tensor, **offset: int) -> Iteration:
+        return replace(model.bind(inputs, **offset), advance=lambda h, e, _: step(h, e))
 
-    return lambda inputs, **offset: faster(model.bind(inputs, **offset))
+    return bind

@@ -22,6 +22,7 @@ from loopinterp.training.run import (
     WEIGHTS,
     Run,
     complete_lines,
+    need_free_folder,
     parse_metrics,
     read_metadata,
 )
@@ -102,14 +103,9 @@ def _fit(run: Run, trainer: Trainer, seconds: float, progress: bool) -> None:
 
 def _claim(folder: Path, config: TrainingConfig, resume: bool) -> None:
     """Check that the folder is this run's, or make it so."""
+    if not resume:
+        need_free_folder(folder)
     if (folder / CONFIG).exists():
-        if not resume:
-            raise InputError(
-                f"output folder {folder}",
-                expected="a folder without a run",
-                given="one that holds a run",
-                fix="Choose another folder, or resume the run.",
-            )
         _check_same(Run.load(folder).config, config, folder)
         return
     for name in (METRICS, WEIGHTS, CHECKPOINT):

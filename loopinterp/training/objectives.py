@@ -140,30 +140,22 @@ def answers_at(
         loops: Loops after which each example is asked, any number of times.
     """
     order = loops.amax(0).argsort(descending=True, stable=True)
-    asked = loops[:, order].tolist()
-    ends = [max(times) for times in zip(*asked)]
-    whole = iteration.select(order)
-    running, state, answers = whole, whole.h0, []
-    places: list[tuple[int, int]] = []
-    for loop in range(ends[0] + 1):
+    asked = loops[:, order].cpu()
+    ends = asked.amax(0)
+    running = whole = iteration.select(order)
+    state, answers, places = whole.h0, [], []
+    for loop in range(int(ends[0]) + 1):
         state = running.step(state) if loop else state
-        due = [
-            (ask, row)
-            for ask, times in enumerate(asked)
-            for row in range(len(state))
-            if times[row] == loop
-        ]
-        if due:
-            rows = torch.tensor([row for _, row in due], device=state.device)
-            answers.append(whole.select(rows).readout(state[rows]))
-            places += due
-        still = sum(end > loop for end in ends)
+        due = (asked[:, : len(state)] == loop).nonzero()  # [place, (ask, row)]
+        if len(due):
+            answers.append(whole.readout(state[due[:, 1].to(state.device)]))
+            places.append(due)
+        still = int((ends > loop).sum())
         if still < len(state):
             running, state = whole.select(slice(0, still)), state[:still]
-    back = torch.empty(loops.shape, dtype=torch.int64)
-    home = order.tolist()
-    for k, (ask, row) in enumerate(places):
-        back[ask, home[row]] = k
+    ask, row = torch.cat(places).unbind(1)
+    back = torch.empty_like(asked)
+    back[ask, order.cpu()[row]] = torch.arange(len(ask))
     return torch.cat(answers)[back.to(state.device)]
 
 

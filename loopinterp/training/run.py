@@ -99,13 +99,7 @@ class Run:
             InputError: If the folder holds a run, or the model does not fit the task.
         """
         folder = Path(folder)
-        if (folder / CONFIG).exists():
-            raise InputError(
-                f"output folder {folder}",
-                expected="a folder without a run",
-                given="one that holds a run",
-                fix="Choose another folder.",
-            )
+        need_free_folder(folder)
         config = GivenModelConfig(
             task=task.name,
             model=model.config,
@@ -193,6 +187,17 @@ class Run:
         metadata = read_metadata(path)
         with reading_counters(path):
             return int(json.loads(metadata["scalars"])["steps_done"]), float(metadata["seconds"])
+
+
+def need_free_folder(folder: Path) -> None:
+    """Raise if a folder holds a run already: runs are never overwritten."""
+    if (folder / CONFIG).exists():
+        raise InputError(
+            f"output folder {folder}",
+            expected="a folder without a run",
+            given="one that holds a run",
+            fix="Choose another folder, or resume the run if it is one of training.",
+        )
 
 
 @contextmanager

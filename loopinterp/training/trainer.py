@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loopinterp.errors import CheckpointError, InputError
+from loopinterp.errors import InputError
 from loopinterp.models import LoopedTransformer
+from loopinterp.models.pretrained import check_tensors
 from loopinterp.tasks.task import IGNORE
 from loopinterp.training.curriculum import Curriculum
-from loopinterp.training.device import autocast, make_bind, resolve_device, with_state_noise
+from loopinterp.training.device import make_bind, resolve_device, with_state_noise
 from loopinterp.training.ema import Ema
 from loopinterp.training.objectives import supervise
 from loopinterp.training.run import reading_counters
@@ -141,26 +142,23 @@ class Trainer:
         Raises:
             CheckpointError: If it is of another model or of another version.
         """
-        parameters = dict(self.model.named_parameters())
-        wanted = {
-            f"{kind}/{name}": parameter
-            for kind in ("weights", "ema", *_MOMENTS)
-            for name, parameter in parameters.items()
-        }
-        wanted |= {f"random/{k}": g.get_state() for k, g in self.generators.items()}
-        _check_tensors(tensors, wanted, path)
+        for parameter in self.model.parameters():
+            self.optimiser.state[parameter] = {
+                "step": torch.tensor(0.0, device=parameter.device),
+                **{moment: torch.zeros_like(parameter) for moment in _MOMENTS},
+            }
+        wanted, _ = self.state()
+        fix = "Restore them, or train in another folder."
+        check_tensors(tensors, wanted, f"checkpoint {path}", fix=fix)
         with reading_counters(path):
             scalars: dict[str, Any] = json.loads(metadata["scalars"])
             self.steps_done = int(scalars["steps_done"])
             self.ema.n_updates = int(scalars["ema_updates"])
             self.curriculum.load(scalars["curriculum"])
-        for name, parameter in parameters.items():
-            parameter.copy_(tensors[f"weights/{name}"])
-            self.ema.shadow[name].copy_(tensors[f"ema/{name}"])
-            self.optimiser.state[parameter] = {
-                "step": torch.tensor(float(self.steps_done), device=parameter.device),
-                **{m: tensors[f"{m}/{name}"].to(parameter.device).clone() for m in _MOMENTS},
-            }
+        for name, tensor in wanted.items():
+            tensor.copy_(tensors[name])
+        for moments in self.optimiser.state.values():
+            moments["step"].fill_(self.steps_done)
         for name, generator in self.generators.items():
             generator.set_state(tensors[f"random/{name}"])
 
@@ -173,7 +171,8 @@ class Trainer:
         return batch.to(self.device)
 
     def _supervise(self, batch: Batch) -> Supervised:
-        with autocast(self.device, self.config.precision):
+        half = self.config.precision == "bf16"
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=half):
             iteration = self._bind(batch.inputs, position_offset=self._position_offset())
             if self.config.state_noise:
                 iteration = with_state_noise(
@@ -209,21 +208,3 @@ def _exact_match(logits: Tensor, targets: Tensor) -> Tensor:
     """Share of examples that are right at every position that is asked for."""
     right = (logits.argmax(-1) == targets) | (targets == IGNORE)
     return right.all(-1).float().mean()
-
-
-def _check_tensors(found: dict[str, Tensor], wanted: dict[str, Tensor], path: Path) -> None:
-    missing, extra = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
-    wrong = [
-        f"{name} is {tuple(found[name].shape)}, not {tuple(wanted[name].shape)}"
-        for name in sorted(wanted.keys() & found.keys())
-        if found[name].shape != wanted[name].shape or found[name].dtype != wanted[name].dtype
-    ]
-    if missing or extra or wrong:
-        faults = [f"{name} is missing" for name in missing[:2]]
-        faults += [f"{name} is not the run's" for name in extra[:2]] + wrong[:2]
-        raise CheckpointError(
-            f"checkpoint {path}",
-            expected="the state of the run configured beside it",
-            given="; ".join(faults),
-            fix="The files do not belong together: restore them, or train in another folder.",
-        )

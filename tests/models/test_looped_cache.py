@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,12 @@ from tests.models.variants import VARIANTS, build, some_inputs
 
 T = 4
 each_variant = pytest.mark.parametrize("name", VARIANTS)
+
+
+def cached(name: str, n_loops: int = T, **options: Any) -> LoopedCache:
+    """What a model did on some inputs."""
+    model = build(name)
+    return model.run_with_cache(some_inputs(model), n_loops=n_loops, **options)[1]
 
 
 @each_variant
@@ -68,8 +75,7 @@ def test_stack_is_what_hooks_see(name: str) -> None:
 
 
 def test_every_way_to_name_an_activation() -> None:
-    model = build("surround")
-    _, cache = model.run_with_cache(some_inputs(model), n_loops=T)
+    cache = cached("surround")
     by_alias = cache["loops.2.blocks.1.attn.hook_pattern"]
     assert by_alias is cache["blocks.6.attn.hook_pattern"]
     assert by_alias is cache["pattern", 6]
@@ -113,8 +119,7 @@ def test_a_partial_run_caches_its_own_loops() -> None:
 
 
 def test_what_was_not_cached_is_an_error_and_a_key_error() -> None:
-    model = build("plain")
-    _, cache = model.run_with_cache(some_inputs(model), n_loops=T, names_filter="resid_post")
+    cache = cached("plain", names_filter="resid_post")
     with pytest.raises(HookError, match="Run again with a names_filter"):
         cache["loops.1.blocks.0.attn.hook_z"]
     with pytest.raises(KeyError):
@@ -125,11 +130,10 @@ def test_what_was_not_cached_is_an_error_and_a_key_error() -> None:
 
 @each_variant
 def test_saved_and_read_back(name: str, tmp_path: Path) -> None:
-    model = build(name)
-    _, cache = model.run_with_cache(some_inputs(model), n_loops=T)
+    cache = cached(name)
     cache.save(tmp_path, max_shard_bytes=20_000)
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
-    again = LoopedCache.load(tmp_path, model)
+    again = LoopedCache.load(tmp_path, cache.model)
     assert list(again) == list(cache)
     assert again.n_loops == T
     for key in cache:
@@ -137,16 +141,14 @@ def test_saved_and_read_back(name: str, tmp_path: Path) -> None:
 
 
 def test_an_activation_with_two_names_is_written_once(tmp_path: Path) -> None:
-    model = build("plain")
-    _, cache = model.run_with_cache(some_inputs(model), n_loops=T)
+    cache = cached("plain")
     cache.save(tmp_path)
     index = json.loads((tmp_path / "cache.json").read_text())
     assert index["names"]["blocks.1.hook_resid_pre"] == "blocks.0.hook_resid_post"
 
 
 def test_a_damaged_or_foreign_cache_is_refused(tmp_path: Path) -> None:
-    model = build("plain")
-    _, cache = model.run_with_cache(some_inputs(model), n_loops=2)
+    cache = cached("plain", n_loops=2)
     cache.save(tmp_path)
     with pytest.raises(CheckpointError, match="the model that it was made with"):
         LoopedCache.load(tmp_path, build("demo"))
@@ -154,13 +156,13 @@ def test_a_damaged_or_foreign_cache_is_refused(tmp_path: Path) -> None:
     whole = shard.read_bytes()
     shard.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(CheckpointError, match="truncated or damaged"):
-        LoopedCache.load(tmp_path, model)
+        LoopedCache.load(tmp_path, cache.model)
     write_tensors(shard, {"other": torch.zeros(1)})
     with pytest.raises(CheckpointError, match="do not belong together"):
-        LoopedCache.load(tmp_path, model)
+        LoopedCache.load(tmp_path, cache.model)
     shard.unlink()
     with pytest.raises(CheckpointError, match="No such file"):
-        LoopedCache.load(tmp_path, model)
+        LoopedCache.load(tmp_path, cache.model)
 
 
 @pytest.mark.parametrize("name", ["plain", "demo", "sandwich rotary", "post rms"])
@@ -198,12 +200,11 @@ def test_gradients_need_a_scalar() -> None:
 
 @pytest.mark.parametrize("name", [n for n in VARIANTS if n not in ("post rms",)])
 def test_the_parts_of_a_loop_sum_to_it(name: str) -> None:
-    model = build(name)
-    _, cache = model.run_with_cache(some_inputs(model), n_loops=T)
+    cache = cached(name)
     parts, labels = cache.decompose_loop(2)
     assert len(parts) == len(labels)
-    total = cache[f"loops.2.blocks.{model.config.n_layers - 1}.hook_resid_post"]
-    if model.config.injection == "gated_output":
+    total = cache[f"loops.2.blocks.{cache.model.config.n_layers - 1}.hook_resid_post"]
+    if cache.model.config.injection == "gated_output":
         total = total + cache["loops.2.hook_injection"]
     torch.testing.assert_close(parts.sum(0), total, atol=1e-5, rtol=0)
 
@@ -221,7 +222,7 @@ def test_sums_that_do_not_hold_are_refused() -> None:
         cache.decompose_loop(0)
     _, cache = bare.run_with_cache(some_inputs(bare), n_loops=2)
     with pytest.raises(InputError, match="W_U"):
-        cache.apply_ln_to_stack(cache.accumulated_resid())
+        cache.apply_ln_to_stack(cache.stack_activation("resid_post"))
 
 
 def test_moves_casts_slices_and_drops_the_batch_axis() -> None:
@@ -259,15 +260,13 @@ def test_no_positions_is_an_error() -> None:
 
 
 def test_a_slice_does_not_hold_the_whole() -> None:
-    model = build("demo")
-    _, cache = model.run_with_cache(some_inputs(model), n_loops=2, pos_slice=slice(1, 2))
+    cache = cached("demo", n_loops=2, pos_slice=slice(1, 2))
     held = sum(x.untyped_storage().nbytes() for x in cache.values())
     assert held == cache.nbytes
 
 
 def test_layers_where_there_are_none() -> None:
-    model = build("demo")
-    _, cache = model.run_with_cache(some_inputs(model), n_loops=2)
+    cache = cached("demo", n_loops=2)
     with pytest.raises(HookError, match="once per loop"):
         cache.stack("hook_state_post", layer=3)
     with pytest.raises(HookError, match="at least one layer"):
@@ -276,14 +275,13 @@ def test_layers_where_there_are_none() -> None:
 
 @pytest.mark.parametrize("name", ["sandwich rotary", "post rms"])
 def test_heads_behind_a_norm_have_no_direct_writes(name: str) -> None:
-    model = build(name)
-    _, cache = model.run_with_cache(some_inputs(model), n_loops=2)
+    cache = cached(name, n_loops=2)
     calls = (
         cache.compute_head_results,
         cache.stack_head_results,
         lambda: cache.get_neuron_results(0),
         cache.get_full_resid_decomposition,
-        lambda: model.accumulated_bias(1),
+        lambda: cache.model.accumulated_bias(1),
     )
     for call in calls:
         with pytest.raises(InputError, match="norm="):
@@ -300,13 +298,12 @@ def test_heads_behind_a_norm_have_no_direct_writes(name: str) -> None:
     ],
 )
 def test_a_damaged_index_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
-    model = build("plain")
-    _, cache = model.run_with_cache(some_inputs(model), n_loops=T)
+    cache = cached("plain")
     cache.save(tmp_path)
     path = tmp_path / "cache.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises(CheckpointError, match="save the cache again"):
-        LoopedCache.load(tmp_path, model)
+        LoopedCache.load(tmp_path, cache.model)
     path.write_text("[]")
     with pytest.raises(CheckpointError, match="a JSON object"):
-        LoopedCache.load(tmp_path, model)
+        LoopedCache.load(tmp_path, cache.model)

@@ -91,8 +91,8 @@ def test_maximum_confidence_is_the_argmin_over_the_whole_trajectory(
     logits = torch.randn(8, 5, 4, 3, generator=generator) * 3
     mask = torch.rand(5, 4, generator=generator) < 0.6
     mask[:, 0] = True
-    rule = MaxConfidence(per=per, min_loop=2, max_loop=6)
-    stopped = run_until(Scripted(logits), torch.zeros(5, 4), rule, mask=mask)
+    rule = MaxConfidence(per=per, min_loop=2)
+    stopped = run_until(Scripted(logits), torch.zeros(5, 4), rule, max_loops=6, mask=mask)
     doubt = -logits.log_softmax(-1).amax(-1)  # [loop, batch, pos]
     if per == "sample":
         expected = [

@@ -132,8 +132,6 @@ def test_horizons() -> None:
     assert Fixed(6).horizon(4, None) == 4
     assert Oracle().horizon(None, n_loops) == 7
     assert Oracle().horizon(5, n_loops) == 5
-    assert MaxConfidence(max_loop=9).horizon(None, None) == 9
-    assert MaxConfidence(max_loop=9).horizon(12, None) == 9
     assert MaxConfidence().horizon(12, None) == 12
     assert ResidualBelow(0.1).horizon(12, None) == 12
     assert ReadoutKL(0.1).horizon(12, None) == 12
@@ -169,14 +167,13 @@ def test_a_selected_view_keeps_what_was_read() -> None:
         (lambda: Fixed(-1), r"Fixed\(n\): expected an integer >= 0, got -1"),
         (lambda: Fixed(True), "expected an integer"),
         (lambda: MaxConfidence(min_loop=-2), "min_loop"),
-        (lambda: MaxConfidence(min_loop=5, max_loop=4), "max_loop.*>= 5"),
+        (lambda: MaxConfidence(min_loop=5).horizon(4, None), "max_loops.*>= 5"),
         (lambda: ResidualBelow(0.0), "a number > 0"),
         (lambda: ResidualBelow(math.nan), "a number > 0"),
         (lambda: ReadoutKL(-1.0), "a number > 0"),
         (lambda: ReadoutKL(math.inf), "a number > 0"),
         (lambda: Oracle().horizon(5, None), "Pass n_loops=batch.n_loops"),
         (lambda: MaxConfidence().horizon(None, None), "max_loops: expected an integer >= 1"),
-        (lambda: MaxConfidence(max_loop=9).horizon(8, None), "at least the rule's own max_loop=9"),
         (lambda: ResidualBelow(0.1).horizon(None, None), "max_loops"),
         (lambda: ReadoutKL(0.1).horizon(0, None), "max_loops"),
     ],

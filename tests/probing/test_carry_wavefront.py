@@ -12,8 +12,8 @@ from loopinterp.errors import InputError
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
 from loopinterp.probing import CarryStudyResult, LogisticProbe, carry_study
 from loopinterp.saved_results import load_result
+from loopinterp.tasks import Parity
 from loopinterp.tasks.addition import Addition
-from loopinterp.tasks.parity import Parity
 from tests.probing.toys import CarryToy
 
 SIZES = {"n": 16, "max_chain": 8, "n_short": 8, "n_train": 16, "n_test": 16}

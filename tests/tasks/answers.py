@@ -1,10 +1,27 @@
-"""The right answers to the tasks in the full-output format, in Python integers and strings."""
+"""The tasks, and the right answers to those in the full-output format, in plain Python."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from loopinterp.tasks import FullOutput
+
+SETTINGS: list[tuple[str, dict[str, object]]] = [
+    ("addition", {}),
+    ("addition", {"format": "features"}),
+    ("parity", {}),
+    ("prefix_sum", {}),
+    ("prefix_sum", {"modulus": 7}),
+    ("copy", {}),
+    ("binary_sum", {}),
+    ("unique_set", {}),
+    ("unique_set", {"n_symbols": 3}),
+    ("token_addition", {}),
+    ("multiplication", {}),
+    ("multiplication", {"m": 3}),
+    ("abacus_addition", {}),
+]
+"""Every task of the library, with settings."""
 
 
 def copied(prompt: str) -> str:

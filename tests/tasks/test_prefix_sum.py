@@ -17,15 +17,6 @@ def running_xor(bits: list[int]) -> list[int]:
     return [x % 2 for x in itertools.accumulate(bits)]
 
 
-@pytest.mark.parametrize("n", range(1, 9))
-def test_all_short_inputs(n):
-    every = [list(bits) for bits in itertools.product([0, 1], repeat=n)]
-    batch = PrefixSum().from_bits(torch.tensor(every), torch.full((len(every),), n))
-    for row, bits in enumerate(every):
-        assert batch.inputs[row].tolist() == [2, *bits]
-        assert batch.targets[row].tolist() == [IGNORE, *running_xor(bits)]
-
-
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=500), min_size=1, max_size=4))
 def test_mixed_lengths_are_padded_on_the_right(rows):
@@ -39,7 +30,9 @@ def test_mixed_lengths_are_padded_on_the_right(rows):
     assert batch.n_loops.tolist() == [len(row) + 1 for row in rows]
 
 
-@pytest.mark.parametrize(("modulus", "n"), [(3, 6), (5, 4), (10, 3)])
+@pytest.mark.parametrize(
+    ("modulus", "n"), [*((2, n) for n in range(1, 9)), (3, 6), (5, 4), (10, 3)]
+)
 def test_all_short_sequences_of_digits(modulus, n):
     task = PrefixSum(modulus=modulus)
     every = [list(digits) for digits in itertools.product(range(modulus), repeat=n)]

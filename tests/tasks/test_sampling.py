@@ -6,33 +6,10 @@ import pytest
 import torch
 
 from loopinterp.errors import InputError
-from loopinterp.tasks import (
-    IGNORE,
-    AbacusAddition,
-    Addition,
-    BinarySum,
-    Copy,
-    FullOutput,
-    Multiplication,
-    Parity,
-    PrefixSum,
-    TokenAddition,
-    UniqueSet,
-)
+from loopinterp.tasks import IGNORE, Addition, FullOutput, Parity, PrefixSum, get_task
+from tests.tasks.answers import SETTINGS
 
-TASKS = [
-    Addition(),
-    Addition(format="features"),
-    Parity(),
-    PrefixSum(),
-    PrefixSum(modulus=7),
-    Copy(),
-    BinarySum(),
-    UniqueSet(),
-    TokenAddition(),
-    Multiplication(),
-    AbacusAddition(),
-]
+TASKS = [get_task(name, **settings) for name, settings in SETTINGS]
 
 
 def rng(seed: int = 0) -> torch.Generator:

@@ -8,25 +8,10 @@ import torch
 from loopinterp.errors import ConfigError, InputError
 from loopinterp.tasks import Addition, Task, get_task, list_tasks, register_task
 from loopinterp.tasks import task_registry as registry_module
-
-BUILT_IN = [
-    ("addition", {}),
-    ("addition", {"format": "features"}),
-    ("parity", {}),
-    ("prefix_sum", {}),
-    ("prefix_sum", {"modulus": 7}),
-    ("copy", {}),
-    ("binary_sum", {}),
-    ("unique_set", {}),
-    ("unique_set", {"n_symbols": 3}),
-    ("token_addition", {}),
-    ("multiplication", {}),
-    ("multiplication", {"m": 3}),
-    ("abacus_addition", {}),
-]
+from tests.tasks.answers import SETTINGS
 
 
-@pytest.mark.parametrize(("name", "settings"), BUILT_IN)
+@pytest.mark.parametrize(("name", "settings"), SETTINGS)
 def test_every_built_in_task_meets_the_protocol_and_survives_its_own_config(name, settings):
     task = get_task(name, **settings)
     assert isinstance(task, Task)
@@ -38,7 +23,7 @@ def test_every_built_in_task_meets_the_protocol_and_survives_its_own_config(name
     assert "\n" not in task.describe()
 
 
-@pytest.mark.parametrize(("name", "settings"), BUILT_IN)
+@pytest.mark.parametrize(("name", "settings"), SETTINGS)
 def test_a_sample_agrees_with_what_the_task_says_of_itself(name, settings):
     task = get_task(name, **settings)
     for distribution in task.distributions:
@@ -56,7 +41,7 @@ def test_a_sample_agrees_with_what_the_task_says_of_itself(name, settings):
             assert int(batch.inputs.max()) < task.d_vocab
 
 
-@pytest.mark.parametrize(("name", "settings"), BUILT_IN)
+@pytest.mark.parametrize(("name", "settings"), SETTINGS)
 def test_the_same_seed_gives_the_same_examples_and_another_seed_others(name, settings):
     task = get_task(name, **settings)
     first, again, other = (

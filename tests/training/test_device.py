@@ -11,7 +11,6 @@ from loopinterp.errors import InputError
 from loopinterp.models import LoopedTransformer
 from loopinterp.training import TrainingConfig
 from loopinterp.training.device import (
-    autocast,
     cpu_threads,
     make_bind,
     resolve_device,
@@ -52,14 +51,6 @@ def test_threads_are_set_for_a_while_only() -> None:
     assert torch.get_num_threads() == before
     with cpu_threads(None):
         assert torch.get_num_threads() == before
-
-
-def test_autocast_computes_in_bf16() -> None:
-    x = torch.ones(2, 2)
-    with autocast(torch.device("cpu"), "bf16"):
-        assert (x @ x).dtype == torch.bfloat16
-    with autocast(torch.device("cpu"), "fp32"):
-        assert (x @ x).dtype == torch.float32
 
 
 def test_noise_enters_before_each_step(tiny: TrainingConfig) -> None:

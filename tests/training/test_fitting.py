@@ -6,7 +6,6 @@ import json
 import math
 import pickle
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +25,22 @@ class Stopped(Exception):
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Callable[[TrainingConfig], Path]:
-    """The folder of an uninterrupted run, made once for each configuration."""
-    made: dict[str, Path] = {}
+def _whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("run") / "whole"
 
-    def make(config: TrainingConfig) -> Path:
-        key = json.dumps(config.to_dict())
-        if key not in made:
-            made[key] = tmp_path_factory.mktemp("run") / "whole"
-            train(config, made[key], progress=False)
-        return made[key]
 
-    return make
+@pytest.fixture
+def whole(tiny: TrainingConfig, _whole: Path) -> Path:
+    """The folder of an uninterrupted run, made once; it is not to be changed."""
+    if not _whole.exists():
+        train(tiny, _whole, progress=False)
+    return _whole
+
+
+@pytest.fixture
+def copy(whole: Path, tmp_path: Path) -> Path:
+    """A finished run that may be spoiled."""
+    return Path(shutil.copytree(whole, tmp_path / "copy"))
 
 
 def train_until(
@@ -66,11 +69,8 @@ def assert_same_run(one: Path, other: Path) -> None:
         assert torch.equal(left[name], right[name]), name
 
 
-def test_a_run_leaves_what_it_promises(
-    tiny: TrainingConfig, finished: Callable[[TrainingConfig], Path]
-) -> None:
-    folder = finished(tiny)
-    run = Run.load(folder)
+def test_a_run_leaves_what_it_promises(tiny: TrainingConfig, whole: Path) -> None:
+    run = Run.load(whole)
     assert run.config == tiny
     assert run.finished
     assert run.steps_done == 24
@@ -80,7 +80,7 @@ def test_a_run_leaves_what_it_promises(
     assert {"loss", "exact_match", "longest_n", "lr", "grad_norm"} < set(metrics.columns)
     assert run.model().config == tiny.model
     assert run.task().name == "addition"
-    files = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
+    files = {str(p.relative_to(whole)) for p in whole.rglob("*") if p.is_file()}
     assert files == {
         "config.json",
         "metrics.jsonl",
@@ -90,20 +90,18 @@ def test_a_run_leaves_what_it_promises(
     }
 
 
-def test_saved_weights_are_the_average(
-    tiny: TrainingConfig, finished: Callable[[TrainingConfig], Path]
-) -> None:
+def test_saved_weights_are_the_average(tiny: TrainingConfig, whole: Path) -> None:
     trainer = Trainer(tiny)
     for _ in range(tiny.steps):
         trainer.step()
-    for name, weight in Run.load(finished(tiny)).model().named_parameters():
+    for name, weight in Run.load(whole).model().named_parameters():
         assert torch.equal(weight, trainer.ema.shadow[name])
 
 
 @pytest.mark.parametrize("stops", [(3,), (5,), (13, 13, 17), (23,)])
 def test_a_stopped_run_ends_like_a_whole_one(
     tiny: TrainingConfig,
-    finished: Callable[[TrainingConfig], Path],
+    whole: Path,
     stops: tuple[int, ...],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -111,7 +109,7 @@ def test_a_stopped_run_ends_like_a_whole_one(
     for stop in stops:
         train_until(tiny, tmp_path / "run", stop, monkeypatch)
     train(tiny, tmp_path / "run", progress=False)
-    assert_same_run(tmp_path / "run", finished(tiny))
+    assert_same_run(tmp_path / "run", whole)
 
 
 @pytest.mark.parametrize("kind", ["progressive", "step_dependent"])
@@ -128,7 +126,7 @@ def test_drawn_loops_are_resumed_as_well(
 
 def test_a_half_written_line_of_metrics_is_made_again(
     tiny: TrainingConfig,
-    finished: Callable[[TrainingConfig], Path],
+    whole: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -137,31 +135,25 @@ def test_a_half_written_line_of_metrics_is_made_again(
         file.write('{"step": 14, "lo')
     assert len(Run.load(tmp_path / "run").metrics()) >= 5
     train(tiny, tmp_path / "run", progress=False)
-    assert_same_run(tmp_path / "run", finished(tiny))
+    assert_same_run(tmp_path / "run", whole)
 
 
 def test_a_model_that_lags_its_checkpoint_is_caught_up(
-    tiny: TrainingConfig, finished: Callable[[TrainingConfig], Path], tmp_path: Path
+    tiny: TrainingConfig, whole: Path, copy: Path
 ) -> None:
-    folder = tmp_path / "run"
-    shutil.copytree(finished(tiny), folder)
-    (folder / "model/model.safetensors").unlink()
+    (copy / "model/model.safetensors").unlink()
     with pytest.raises(CheckpointError, match="before its first checkpoint"):
-        Run.load(folder).model()
-    train(tiny, folder, progress=False)
-    assert_same_run(folder, finished(tiny))
+        Run.load(copy).model()
+    train(tiny, copy, progress=False)
+    assert_same_run(copy, whole)
 
 
-def test_leftovers_of_cut_writes_are_swept_up(
-    tiny: TrainingConfig, finished: Callable[[TrainingConfig], Path], tmp_path: Path
-) -> None:
-    folder = tmp_path / "run"
-    shutil.copytree(finished(tiny), folder)
-    (folder / "state/.checkpoint.safetensors.x1y2").write_bytes(b"half")
-    (folder / ".config.json.abc").write_bytes(b"half")
-    (folder / ".mine").write_bytes(b"kept")
-    train(tiny, folder, progress=False)
-    assert {p.name for p in folder.rglob(".*")} == {".mine"}
+def test_leftovers_of_cut_writes_are_swept_up(tiny: TrainingConfig, copy: Path) -> None:
+    (copy / "state/.checkpoint.safetensors.x1y2").write_bytes(b"half")
+    (copy / ".config.json.abc").write_bytes(b"half")
+    (copy / ".mine").write_bytes(b"kept")
+    train(tiny, copy, progress=False)
+    assert {p.name for p in copy.rglob(".*")} == {".mine"}
 
 
 def test_a_run_without_checkpoint_has_no_steps(
@@ -182,23 +174,17 @@ def test_a_run_without_checkpoint_has_no_steps(
     ],
 )
 def test_another_configuration_names_the_setting(
-    tiny: TrainingConfig,
-    finished: Callable[[TrainingConfig], Path],
-    changes: dict[str, Any],
-    key: str,
+    tiny: TrainingConfig, whole: Path, changes: dict[str, Any], key: str
 ) -> None:
-    folder = finished(tiny)
-    before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    before = {p: p.read_bytes() for p in whole.rglob("*") if p.is_file()}
     with pytest.raises(ConfigError, match=key):
-        train(tiny.replace(**changes), folder, progress=False)
-    assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
+        train(tiny.replace(**changes), whole, progress=False)
+    assert {p: p.read_bytes() for p in whole.rglob("*") if p.is_file()} == before
 
 
-def test_a_run_is_never_overwritten(
-    tiny: TrainingConfig, finished: Callable[[TrainingConfig], Path]
-) -> None:
+def test_a_run_is_never_overwritten(tiny: TrainingConfig, whole: Path) -> None:
     with pytest.raises(InputError, match="a folder without a run"):
-        train(tiny, finished(tiny), progress=False, resume=False)
+        train(tiny, whole, progress=False, resume=False)
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "model/model.safetensors", CHECKPOINT])
@@ -210,10 +196,8 @@ def test_a_folder_of_something_else_is_refused(
         train(tiny, tmp_path, progress=False)
 
 
-def test_a_model_folder_is_not_a_run(
-    tiny: TrainingConfig, finished: Callable[[TrainingConfig], Path]
-) -> None:
-    folder = finished(tiny) / "model"
+def test_a_model_folder_is_not_a_run(tiny: TrainingConfig, whole: Path) -> None:
+    folder = whole / "model"
     with pytest.raises(CheckpointError, match="the folder that training wrote"):
         Run.load(folder)
     with pytest.raises(CheckpointError, match="the folder that training wrote"):
@@ -247,22 +231,15 @@ def test_no_gpu_is_refused_before_anything_is_written(
 
 
 def test_auto_is_written_down_as_what_it_was(
-    tiny: TrainingConfig, finished: Callable[[TrainingConfig], Path], tmp_path: Path
+    tiny: TrainingConfig, whole: Path, tmp_path: Path
 ) -> None:
     if torch.cuda.is_available():
         pytest.fail("this test expects a machine without a GPU")
     config = tiny.replace(device="auto")
     run = train(config, tmp_path / "run", progress=False)
     assert isinstance(run.config, TrainingConfig) and run.config.device == "cpu"
-    assert_same_run(tmp_path / "run", finished(tiny))
+    assert_same_run(tmp_path / "run", whole)
     train(config, tmp_path / "run", progress=False)
-
-
-@pytest.fixture
-def copy(tiny: TrainingConfig, finished: Callable[[TrainingConfig], Path], tmp_path: Path) -> Path:
-    """A finished run that may be spoiled."""
-    shutil.copytree(finished(tiny), tmp_path / "copy")
-    return tmp_path / "copy"
 
 
 @pytest.mark.parametrize("keep", [0, 7, 500, -1])
@@ -380,22 +357,16 @@ def test_threads_are_given_back(
 
 
 @pytest.mark.parametrize("line", ['{"step": 4, "lo', "[1]", "3", "", "\x00\xff"])
-def test_a_damaged_line_of_metrics_is_named(
-    tiny: TrainingConfig,
-    finished: Callable[[TrainingConfig], Path],
-    tmp_path: Path,
-    line: str,
-) -> None:
-    folder = Path(shutil.copytree(finished(tiny), tmp_path / "run"))
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
+def test_a_damaged_line_of_metrics_is_named(tiny: TrainingConfig, copy: Path, line: str) -> None:
+    lines = (copy / "metrics.jsonl").read_text().splitlines()
     lines[1] = line
     damaged = "".join(f"{text}\n" for text in lines).encode("latin-1")
-    (folder / "metrics.jsonl").write_bytes(damaged)
+    (copy / "metrics.jsonl").write_bytes(damaged)
     with pytest.raises(CheckpointError, match=r"metrics\.jsonl, line 2"):
-        Run.load(folder).metrics()
+        Run.load(copy).metrics()
     with pytest.raises(CheckpointError, match=r"metrics\.jsonl, line 2"):
-        train(tiny, folder, progress=False)
-    assert (folder / "metrics.jsonl").read_bytes() == damaged
+        train(tiny, copy, progress=False)
+    assert (copy / "metrics.jsonl").read_bytes() == damaged
 
 
 @pytest.mark.parametrize(
@@ -410,16 +381,12 @@ def test_a_damaged_line_of_metrics_is_named(
     ],
 )
 def test_counters_that_cannot_be_read_are_one_clear_error(
-    tiny: TrainingConfig,
-    finished: Callable[[TrainingConfig], Path],
-    tmp_path: Path,
-    damage: dict[str, str],
+    tiny: TrainingConfig, copy: Path, damage: dict[str, str]
 ) -> None:
-    folder = Path(shutil.copytree(finished(tiny), tmp_path / "run"))
-    metadata = read_metadata(folder / CHECKPOINT) | damage
-    write_tensors(folder / CHECKPOINT, read_tensors(folder / CHECKPOINT), metadata)
-    for read in (lambda: Run.load(folder).seconds, lambda: Run.load(folder).steps_done):
+    metadata = read_metadata(copy / CHECKPOINT) | damage
+    write_tensors(copy / CHECKPOINT, read_tensors(copy / CHECKPOINT), metadata)
+    for read in (lambda: Run.load(copy).seconds, lambda: Run.load(copy).steps_done):
         with pytest.raises(CheckpointError, match="the counters of a training run"):
             read()
     with pytest.raises(CheckpointError, match="the counters of a training run"):
-        train(tiny, folder, progress=False)
+        train(tiny, copy, progress=False)

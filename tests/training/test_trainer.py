@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -154,6 +155,15 @@ def test_every_objective_trains(tiny: TrainingConfig, kind: str) -> None:
     values = tiny.to_dict() | {"objective": {"kind": kind}, "precision": "bf16"}
     trainer = Trainer(TrainingConfig.from_dict(values))
     assert all(math.isfinite(trainer.step()["loss"]) for _ in range(3))
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("fp32", "float32"), ("bf16", "bfloat16")])
+def test_precision_is_that_of_the_forward_pass(
+    tiny: TrainingConfig, precision: Any, dtype: str
+) -> None:
+    trainer = Trainer(tiny.replace(precision=precision))
+    assert trainer._supervise(trainer._batch()).logits.dtype == getattr(torch, dtype)
+    assert trainer.model.dtype == torch.float32
 
 
 def test_features_can_be_trained_on(tiny: TrainingConfig) -> None:

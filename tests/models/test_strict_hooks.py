@@ -23,3 +23,15 @@ def test_a_hook_beyond_the_run_does_not_fall_on_the_coda() -> None:
     assert hits == []
     model(some_inputs(model))
     assert hits == ["blocks.5.hook_resid_post"]
+
+
+def test_hooks_for_another_number_of_loops_leave_those_that_are_on() -> None:
+    model = build("plain", n_loops=2)
+    unrolled, x, outer, inner = model.unroll(3), some_inputs(model), [], []
+    with model.hooks(fwd_hooks=[("blocks.1.hook_resid_post", lambda a, hook: outer.append(0))]):
+        unrolled.run_with_hooks(
+            x, fwd_hooks=[("blocks.2.hook_resid_post", lambda a, hook: inner.append(0))]
+        )
+        model(x, n_loops=3)
+    assert (len(outer), len(inner)) == (2, 1)
+    assert model.n_loops == 2 and unrolled.cfg.n_layers == 3
