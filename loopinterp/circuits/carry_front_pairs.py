@@ -115,15 +115,12 @@ class CarryFrontPairs:
             )
         chosen = evenly_by_class(place[some], self.per_place * len(PLACES), generator)
         rows = some[chosen]
-        return InterchangePairs(
-            inputs=tokens,
-            asked=batch.targets != IGNORE,
-            n_loops=last,
+        return InterchangePairs.of(
+            batch,
             base=base[pair[rows]],
             source=source[pair[rows]],
             positions=position[rows, None],
             loop=loop[pair[rows]],
-            source_loop=loop[pair[rows]],
             strata={
                 KIND: Stratum((OTHER_VALUE,), torch.zeros_like(rows)),
                 PLACE: Stratum(PLACES, place[rows]),

@@ -17,7 +17,6 @@ import torch
 from loopinterp.circuits.interchange_pairs import InterchangePairs, draw_pairs, evenly_by_class
 from loopinterp.circuits.program_counterfactuals import Prediction
 from loopinterp.rasp.language import UNKNOWN
-from loopinterp.tasks.task import IGNORE
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int
@@ -67,17 +66,7 @@ class VariablePairs:
         generator: torch.Generator,
     ) -> None:
         self.runs, self.apart, self.per_loop, self.generator = runs, apart, per_loop, generator
-        nothing = torch.empty(0, dtype=torch.long)
-        self._none = InterchangePairs(
-            inputs=batch.inputs,
-            asked=batch.targets != IGNORE,
-            n_loops=n_loops,
-            base=nothing,
-            source=nothing,
-            positions=nothing[:, None],
-            loop=nothing,
-            source_loop=nothing,
-        )
+        self.batch, self.n_loops = batch, n_loops
 
     def of(self, variable: str, loops: Collection[int]) -> InterchangePairs:
         """Pairs on which an exchange of the variable matters, after each number of loops.
@@ -150,7 +139,7 @@ class VariablePairs:
 
     def _after(self, variable: str, loop: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Base, source, position and loop of the pairs after one number of loops."""
-        inputs = self._none.inputs
+        inputs = self.batch.inputs
         base, source = draw_pairs(len(inputs), _SEARCHED * self.per_loop, self.generator)
         values = self._values(variable)[loop]
         differs = values[base] != values[source]
@@ -169,13 +158,13 @@ class VariablePairs:
     def _pairs(
         self, base: Tensor, source: Tensor, position: Tensor, loop: Tensor
     ) -> InterchangePairs:
-        return replace(
-            self._none,
+        return InterchangePairs.of(
+            self.batch,
             base=base,
             source=source,
             positions=position[:, None],
             loop=loop,
-            source_loop=loop,
+            n_loops=self.n_loops,
         )
 
     def _values(self, variable: str) -> Int[Tensor, "loops input pos"]:

@@ -11,10 +11,9 @@ import numpy as np
 import torch
 
 from loopinterp.circuits.comparison_evidence import gather_evidence
+from loopinterp.circuits.evidence_counts import count_evidence
 from loopinterp.circuits.pair_strategies import SpreadPairs
-from loopinterp.circuits.program_comparison import EvidenceTable, stratum_classes
-from loopinterp.circuits.task_strata import strata_of
-from loopinterp.circuits.verdict import Counts, decide
+from loopinterp.circuits.verdict import decide
 from loopinterp.rasp.compiler.compiled import Compiled, compile_program
 from loopinterp.rasp.mutations import equivalence, near_misses
 from loopinterp.rasp.program_registry import get_program, list_programs
@@ -22,6 +21,8 @@ from loopinterp.results import Result, study
 from loopinterp.tasks.task_registry import get_task
 
 if TYPE_CHECKING:
+    import xarray as xr
+
     from loopinterp.rasp.program import LoopProgram
     from loopinterp.tasks.task import Batch
 
@@ -187,7 +188,7 @@ def _score(
         lists = [others] + [[p for p in others if p != out] for out in others if len(others) > 1]
         told: dict[str, float] = {}
         for names in lists:
-            winner = decide(counts.only(names)).winner
+            winner = decide(counts.sel(program=names, rival=names)).winner
             found["lists"] += 1
             if winner is None:
                 continue
@@ -204,9 +205,6 @@ def _score(
 
 def _counts(
     model: Compiled, programs: Sequence[LoopProgram], data: list[Batch], seed: int
-) -> Counts:
-    strata = strata_of(programs[0].task)
-    evidence = gather_evidence(model.model, programs, data, SpreadPairs(), strata, seed=seed)
-    classes = stratum_classes([evidence])
-    table = EvidenceTable(evidence, classes, evidence.within.shape[1])
-    return table.counts([p.name for p in programs], classes)
+) -> xr.Dataset:
+    evidence = gather_evidence(model.model, programs, data, SpreadPairs(), seed=seed)
+    return count_evidence([evidence]).sel(model=0)
