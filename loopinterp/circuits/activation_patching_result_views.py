@@ -9,8 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from loopinterp.circuits.activation_patching_result import WORDS, PatchingSweep
-from loopinterp.circuits.layer_sections import BLOCK, after
+from loopinterp.circuits.activation_patching_result import BLOCK, WORDS, PatchingSweep
 from loopinterp.plotting import (
     HeatPanel,
     Series,
@@ -49,7 +48,7 @@ def _(result: PatchingSweep) -> list[Finding]:
 def _place(result: PatchingSweep, row: dict[Any, Any]) -> str:
     """Where a row of the table was patched, in words."""
     if result.component == "state":
-        where = after(row["loop"])
+        where = f"after {row['loop']} loop" + ("s" if row["loop"] != 1 else "")
     elif row["section"] == BLOCK:
         where = f"in loop {row['loop']}, layer {row['layer']}"
     else:

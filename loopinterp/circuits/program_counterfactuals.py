@@ -145,7 +145,7 @@ class Prediction:
         return self.runs.trace.outputs[loops, pairs.base[:, None]].to(torch.int16)
 
     @cached_property
-    def swapped(self) -> Int[Tensor, "pair delay pos"]:
+    def exchanged(self) -> Int[Tensor, "pair delay pos"]:
         """With it."""
         pairs, shift = self.pairs, self.alignment.shift
         return self.runs.after(
@@ -161,9 +161,9 @@ class Prediction:
     def claims(self, natural: Int[Tensor, "pair delay pos"]) -> Claims:
         """What it says of a model that answers so without the exchange."""
         natural = natural[:, : self.steps + 1]
-        changed = self.base != self.swapped
-        silent = changed & (self.swapped == UNKNOWN)
-        expected = torch.where(changed, self.swapped.to(natural), natural)
+        changed = self.base != self.exchanged
+        silent = changed & (self.exchanged == UNKNOWN)
+        expected = torch.where(changed, self.exchanged.to(natural), natural)
         asked = self.pairs.scored[:, None]
         return Claims(
             expected=expected.masked_fill(silent | ~asked, SILENT),

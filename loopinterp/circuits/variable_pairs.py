@@ -79,7 +79,7 @@ class VariablePairs:
     def told(self, variable: str, pairs: InterchangePairs) -> Bool[Tensor, "pair delay"]:
         """Where the program gives another answer with the exchange than without."""
         prediction = self.predict(variable, pairs)
-        return _apart(prediction.base, prediction.swapped, pairs)
+        return _apart(prediction.base, prediction.exchanged, pairs)
 
     def predict(self, variable: str, pairs: InterchangePairs) -> Prediction:
         """What the program says if a variable (or with the whole state, all) is exchanged."""
@@ -175,8 +175,8 @@ class VariablePairs:
     ) -> Bool[Tensor, "pair delay"]:
         """Where the program says something else to a control than to the right exchange."""
         right = self.predict(variable, pairs)
-        return _apart(right.swapped, control.swapped, pairs) & _apart(
-            right.base, right.swapped, pairs
+        return _apart(right.exchanged, control.exchanged, pairs) & _apart(
+            right.base, right.exchanged, pairs
         )
 
 

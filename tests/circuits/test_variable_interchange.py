@@ -221,12 +221,12 @@ def one_patched_run(
     taken = program.run(source, n_loops=loop).variables
     for name in state:
         state[name][0, at] = taken[name][-1, 0, at]
-    swapped = program.run(base, n_loops=horizon, variables=state).outputs[:, 0]
+    exchanged = program.run(base, n_loops=horizon, variables=state).outputs[:, 0]
     plain = program.run(base, n_loops=pairs.n_loops).outputs[loop:, 0]
-    assert (swapped != UNKNOWN).all()
+    assert (exchanged != UNKNOWN).all()
     asked = (batch.targets != IGNORE)[pairs.base[k]]
-    told = ((swapped != plain) & asked).any(-1)
-    expected = torch.where(swapped == plain, natural, swapped)
+    told = ((exchanged != plain) & asked).any(-1)
+    expected = torch.where(exchanged == plain, natural, exchanged)
     return told, ((answers == expected) | ~asked).all(-1)
 
 
