@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from loopinterp.circuits.interchange_pairs import KIND, OTHER_VALUE, SAME_VALUE
 
@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     import xarray as xr
 
     from loopinterp.circuits.comparison_evidence import Evidence
+
+    Counted = TypeVar("Counted", xr.DataArray, xr.Dataset)
 
 ALL = "all"
 """The stratum of all pairs."""
@@ -71,16 +73,12 @@ def _count(evidence: Evidence, classes: dict[str, tuple[str, str]], n_delays: in
 
     kind = evidence.strata[KIND].to_numpy()
     same = evidence.data.isel(pair=kind == SAME_VALUE)
-    other = evidence.data.isel(pair=kind == OTHER_VALUE).reindex(
-        delay=range(n_delays), fill_value=False
-    )
+    other = evidence.data.isel(pair=kind == OTHER_VALUE)
     masks = _masks(other.reached, evidence.strata[kind == OTHER_VALUE], classes)
     last = other.within.sum("delay") - 1
 
-    def with_end(x: xr.DataArray) -> xr.DataArray:
-        """One more delay, each pair's last."""
-        whole = x.assign_coords(delay=[str(d) for d in range(n_delays)])
-        return xr.concat([whole, x.isel(delay=last).assign_coords(delay=END)], "delay")
+    def ended(x: xr.DataArray) -> xr.DataArray:
+        return with_end(x, last, n_delays)
 
     def by_stratum(x: xr.DataArray) -> xr.DataArray:
         return xr.dot(masks.astype(int), x.astype(int), dim="pair")
@@ -94,16 +92,16 @@ def _count(evidence: Evidence, classes: dict[str, tuple[str, str]], n_delays: in
     random_holds = (other.random_agree | ~other.within).all("delay")
     return xr.Dataset(
         {
-            "right": by_stratum(with_end(happens & other.agree)),
-            "active": by_stratum(with_end(happens)),
-            "nothing_right": by_stratum(with_end(happens & ~other.changes)),
+            "right": by_stratum(ended(happens & other.agree)),
+            "active": by_stratum(ended(happens)),
+            "nothing_right": by_stratum(ended(happens & ~other.changes)),
             "run_right": by_stratum(ever & holds),
             "run_active": by_stratum(ever),
-            "prefix_right": with_end(so_far & kept).sum("pair"),
-            "prefix_active": with_end(so_far).sum("pair"),
+            "prefix_right": ended(so_far & kept).sum("pair"),
+            "prefix_active": ended(so_far).sum("pair"),
             "pairs": masks.sum("pair"),
-            "duel_right": with_end(other.apart & other.agree).sum("pair"),
-            "apart": with_end(other.apart).sum("pair"),
+            "duel_right": ended(other.apart & other.agree).sum("pair"),
+            "apart": ended(other.apart).sum("pair"),
             "undisturbed": other.undisturbed.sum("input"),
             "decided": other.decided.mean("input"),
             "n_runs": other.sizes["input"],
@@ -116,6 +114,25 @@ def _count(evidence: Evidence, classes: dict[str, tuple[str, str]], n_delays: in
             "solved": other.solved.mean(),
         }
     )
+
+
+def with_end(x: Counted, last: xr.DataArray, n_delays: int) -> Counted:
+    """All delays of a run [pair, delay], false past the end; and one more, each pair's last."""
+    import xarray as xr
+
+    whole = x.reindex(delay=range(n_delays), fill_value=False)
+    end = x.isel(delay=last).assign_coords(delay=END)
+    return xr.concat([whole.assign_coords(delay=delay_names(n_delays)[:-1]), end], "delay")
+
+
+def delay_names(n_delays: int) -> list[str]:
+    """The coordinates of delays; the last reads each pair's answer at the end of its run.
+
+    Example:
+        >>> delay_names(2)
+        ['0', '1', 'end']
+    """
+    return [*map(str, range(n_delays)), END]
 
 
 def _masks(

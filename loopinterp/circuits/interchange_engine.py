@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loopinterp.circuits.subspaces import project, random_change
+from loopinterp.circuits.subspaces import check_orthonormal, project, random_change
 from loopinterp.models import bind, device_of, iterate, reach
 
 if TYPE_CHECKING:
@@ -38,13 +38,15 @@ def answer(logits: Float[Tensor, "*shape d_vocab_out"]) -> Int[Tensor, "*shape"]
     """The class with the largest logit; of those that are equal to rounding, the first.
 
     A model that has not decided yet may have all logits alike; which of them is largest by a
-    rounding error says nothing, but would change from one basis of the state to another.
+    rounding error says nothing, but would change from one basis of the state to another. Answers
+    are kept for every pair, delay and position, and so in as few bytes as classes need.
 
     Example:
         >>> answer(torch.tensor([[0.2, 1.3], [1e-7, 2e-7]])).tolist()
         [1, 0]
     """
-    return (logits >= logits.amax(-1, keepdim=True) - TIE).int().argmax(-1)
+    narrow = torch.int16 if logits.shape[-1] <= 2**15 else torch.int32
+    return (logits >= logits.amax(-1, keepdim=True) - TIE).int().argmax(-1).to(narrow)
 
 
 @torch.no_grad()
@@ -136,6 +138,7 @@ class InterchangeRun:
         """
         change = self.difference
         if subspace is not None:
+            check_orthonormal(subspace)
             inside = project(change, subspace)
             change = change - inside if complement else inside
         return self.after(self.own + change)
