@@ -178,10 +178,8 @@ def _measured(
 
     pairs, within, keep = run.pairs, run.within, scored.to(run.within.device)
     made = [runs(p, a.lag) for p, a in zip(runs.programs, laid)]
-    claims = [
-        Prediction(p, pairs, a, runs=m).claims(run.base)
-        for p, a, m in zip(runs.programs, laid, made)
-    ]
+    predictions = [Prediction(p, pairs, a, runs=m) for p, a, m in zip(runs.programs, laid, made)]
+    claims = [prediction.claims(run.base) for prediction in predictions]
     undisturbed, decided = zip(*(_undisturbed(run, m, a) for m, a in zip(made, laid)))
     answers = [runs(p, 0).trace.outputs[1 : pairs.n_loops + 1] for p in runs.programs]
     targets = batch.targets.to(run.natural.device)
@@ -191,7 +189,7 @@ def _measured(
         return (torch.stack(by_program) & within)[:, keep]
 
     arrays = {
-        "reached": torch.stack([_reached(m, pairs, a)[keep] for m, a in zip(made, laid)]),
+        "reached": torch.stack([_reached(prediction)[keep] for prediction in predictions]),
         "within": within[keep],
         "moves": kept(((exchanged != run.base) & pairs.scored[:, None]).any(-1))[0],
         "changes": kept(*(c.changes for c in claims)),
@@ -227,29 +225,22 @@ _AXES = {
 }
 
 
-def _reached(
-    made: ProgramRuns, pairs: InterchangePairs, alignment: Alignment
-) -> Bool[Tensor, " pair"]:
+def _reached(prediction: Prediction) -> Bool[Tensor, " pair"]:
     """Whether the program's state after the exchange is one that a run of the base passes through.
 
     Tokens are part of the state, so no run but the base's own can reach it; it may do so at
     another loop.
     """
-    reached = torch.zeros(len(pairs), dtype=torch.bool, device=pairs.loop.device)
-    variables, shift = made.trace.variables, alignment.shift
-    at = (pairs.positions - alignment.offset).clamp(min=0)
-    for rows in torch.arange(len(pairs), device=reached.device).split(64):
-        base, same = pairs.base[rows], None
-        for values in variables.values():
-            state = values[pairs.loop[rows] + shift, base]
-            taken = values[
-                (pairs.source_loop[rows] + shift)[:, None], pairs.source[rows, None], at[rows]
-            ]
-            state = state.scatter(1, at[rows], taken)
-            equal = (values[:, base] == state).all(-1)
-            same = equal if same is None else same & equal
-        if same is not None:
-            reached[rows] = same.any(0)
+    pairs, variables = prediction.pairs, prediction.runs.trace.variables
+    reached = torch.zeros_like(pairs.base, dtype=torch.bool)
+    for start in range(0, len(pairs), 64):
+        rows = slice(start, start + 64)
+        same = [
+            (variables[name][:, pairs.base[rows]] == values).all(-1)
+            for name, values in prediction.state(rows).items()
+        ]
+        if same:
+            reached[rows] = torch.stack(same).all(0).any(0)
     return reached
 
 

@@ -105,7 +105,16 @@ class InterchangeRun:
         self.model, self.pairs = model, pairs.to(device_of(model))
         self._reach = None if _reads_tokens(model) else reach(model)
         self._cached: _Undisturbed | None = None
-        self._prepare()
+        pairs, natural = self.pairs, []
+        for run in self._runs():
+            if not natural:
+                shape = (*pairs.positions.shape, run.states.shape[-1])
+                self.own, self.donor = (run.states.new_empty(shape) for _ in range(2))
+            run.fill(self.own, pairs.base, pairs.loop, pairs.positions)
+            run.fill(self.donor, pairs.source, pairs.source_loop, pairs.positions)
+            readout = bind(model, pairs.inputs[run.rows]).readout
+            natural.append(torch.stack([answer(readout(state)) for state in run.states]))
+        self.natural = torch.cat(natural, dim=1)
 
     @cached_property
     def base(self) -> Int[Tensor, "pair delay pos"]:
@@ -159,8 +168,8 @@ class InterchangeRun:
                 continue
             in_order = here[self.pairs.loop[here].argsort(stable=True)]
             for rows in in_order.split(_AT_A_TIME):
-                go_on = self._whole if self._reach is None else self._cone
-                go_on(rows, state[rows], undisturbed.states, place[self.pairs.base[rows]], read)
+                base = place[self.pairs.base[rows]]
+                self._go_on(rows, state[rows], undisturbed.states, base, read)
         return read
 
     @torch.no_grad()
@@ -177,19 +186,6 @@ class InterchangeRun:
         delays = torch.arange(self.pairs.longest + 1, device=self.pairs.loop.device)
         return (self.pairs.loop[:, None] + delays).clamp(max=self.pairs.n_loops)
 
-    def _prepare(self) -> None:
-        pairs = self.pairs
-        natural: list[Tensor] = []
-        for run in self._runs():
-            if not natural:
-                shape = (*pairs.positions.shape, run.states.shape[-1])
-                self.own, self.donor = (run.states.new_empty(shape) for _ in range(2))
-            run.fill(self.own, pairs.base, pairs.loop, pairs.positions)
-            run.fill(self.donor, pairs.source, pairs.source_loop, pairs.positions)
-            readout = bind(self.model, pairs.inputs[run.rows]).readout
-            natural.append(torch.stack([answer(readout(state)) for state in run.states]))
-        self.natural = torch.cat(natural, dim=1)
-
     def _runs(self) -> Iterator[_Undisturbed]:
         """The undisturbed runs of all inputs, some at a time; kept if they are few."""
         if self._cached is not None:
@@ -205,38 +201,26 @@ class InterchangeRun:
                 self._cached = run
             yield run
 
-    def _whole(
-        self, rows: Tensor, state: Tensor, states: Tensor, base: Tensor, read: Tensor
-    ) -> None:
-        """Go on with all positions; pairs come in the order of their loops."""
-        pairs = self.pairs
-        loop, each = pairs.loop[rows], torch.arange(len(rows), device=rows.device)
-        h = states[loop, base]
-        h[each[:, None], pairs.positions[rows]] = state
-        iteration = bind(self.model, pairs.inputs[pairs.base[rows]])
-        begun = 0
-        for t in range(int(loop[0]), pairs.n_loops + 1):
-            if begun:  # those whose exchange lies before t have been running
-                h[:begun] = iteration.select(slice(0, begun)).step(h[:begun])
-            begun = int((loop <= t).sum())
-            read[rows[:begun], t - loop[:begun]] = answer(iteration.readout(h[:begun])).to(read)
-
-    def _cone(
+    def _go_on(
         self, rows: Tensor, state: Tensor, states: Tensor, base: Tensor, read: Tensor
     ) -> None:
         """Go on with the positions that the exchange can have reached.
 
         ``h`` holds positions ``start .. start + width`` of each pair; those left of the first
         exchanged position are undisturbed, and so are all that lie ``window`` a loop beyond it.
+        Without a window all positions are held. Pairs come in the order of their loops.
         """
         pairs, window, n_pos = self.pairs, self._reach, self.pairs.inputs.shape[1]
-        assert window is not None
         loop, positions = pairs.loop[rows], pairs.positions[rows]
         each = torch.arange(len(rows), device=rows.device)[:, None]
-        first = positions.amin(1, keepdim=True)
+        iteration = bind(self.model, pairs.inputs[pairs.base[rows]])
+        last = positions.amax(1, keepdim=True)
+        if window is None:
+            first, window, last = torch.zeros_like(last), 0, torch.full_like(last, n_pos - 1)
+        else:
+            first = positions.amin(1, keepdim=True)
         start = (first - window).clamp(min=0)
-        spread = int((positions.amax(1, keepdim=True) - start).max()) + 1
-        e = bind(self.model, pairs.inputs[pairs.base[rows]]).e
+        spread = int((last - start).max()) + 1
         h = states.new_empty(len(rows), 0, states.shape[-1])
         begun, earliest = 0, int(loop[0])
         for t in range(earliest, pairs.n_loops + 1):
@@ -250,7 +234,10 @@ class InterchangeRun:
                 around = states[t - 1, base[:begun, None], inside[:begun]]
                 grown = torch.nn.functional.pad(h[:begun], (0, 0, 0, width - h.shape[1]))
                 mixed = torch.where(reached[..., None], grown, around)
-                stepped = self.model.step(mixed, e[each[:begun], inside[:begun]])
+                if self._reach is None:  # the step may read more than the injected input
+                    stepped = iteration.select(slice(0, begun)).step(mixed)
+                else:
+                    stepped = self.model.step(mixed, iteration.e[each[:begun], inside[:begun]])
             else:
                 stepped = h.new_empty(0, width, h.shape[-1])
             before, begun = begun, int((loop <= t).sum())
@@ -260,7 +247,7 @@ class InterchangeRun:
             h = torch.cat([stepped, fresh])
             reached = (place[:begun] >= first[:begun]) & (place[:begun] < n_pos)
             pair, column = reached.nonzero(as_tuple=True)
-            answers = answer(self.model.readout(h))[pair, column].to(read)
+            answers = answer(iteration.readout(h))[pair, column]
             read[rows[pair], t - loop[pair], place[pair, column]] = answers
 
 

@@ -89,16 +89,11 @@ class _Crop:
         self._reach = reach(run.model)
         with torch.no_grad():
             self._iteration = bind(run.model, run.pairs.inputs)
-        n_pos = run.pairs.inputs.shape[1]
+        n_pos, positions = run.pairs.inputs.shape[1], run.pairs.positions
         around = n_pos if self._reach is None else self._reach * delays
-        first = run.pairs.positions.amin(1)
-        last = run.pairs.positions.amax(1)
-        if self._reach is None:
-            self._start = torch.zeros_like(first)
-            self._width = n_pos
-        else:
-            self._width = min(int((last - first).max()) + 2 * around + 1, n_pos)
-            self._start = (first - around).clamp(min=0, max=n_pos - self._width)
+        first, last = positions.amin(1), positions.amax(1)
+        self._width = min(int((last - first).max()) + 2 * around + 1, n_pos)
+        self._start = (first - around).clamp(min=0, max=n_pos - self._width)
         every = torch.arange(len(first), device=first.device)
         self._states = run.base_states(self._places(every))
 

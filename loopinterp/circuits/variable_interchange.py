@@ -260,12 +260,14 @@ def _exchange(
         subspace[ANOTHER_VARIABLE], made[ANOTHER_VARIABLE] = bases[other[0]], other[1]
 
     rows = {name: control.counts.any(1).nonzero().squeeze(1) for name, control in made.items()}
-    joined = join([c.pairs[rows[name]] for name, c in made.items()], "intervention", tuple(made))
+    rows = {name: where for name, where in rows.items() if len(where)}
+    sizes = [len(where) for where in rows.values()]
+    joined = join([made[n].pairs[where] for n, where in rows.items()], "intervention", tuple(rows))
     run = InterchangeRun(model, joined)
-    changes = dict(zip(made, run.difference.split([len(r) for r in rows.values()])))
-    for name, basis in subspace.items():
-        if basis is not None:
-            changes[name] = project(changes[name], basis)
+    changes = dict(zip(rows, run.difference.split(sizes)))
+    for name, change in changes.items():
+        if (basis := subspace[name]) is not None:
+            changes[name] = project(change, basis)
     changes[RANDOM] = random_change(changes[VARIABLE], generator)
     answers = run.after(run.own + torch.cat(list(changes.values()))).cpu()
 
@@ -274,16 +276,16 @@ def _exchange(
     claims = prediction.claims(natural)
     decided = pairs.scored[:, None] & (prediction.base != UNKNOWN)
     unchanged = Claims(natural.masked_fill(~decided, SILENT), claims.changes)
-    counted = {
+    counts = {
         NOTHING: _count(pairs, claims.agree(natural), told),
         UNDISTURBED: _count(pairs, ((natural == prediction.base) | ~decided).all(-1), told),
     }
-    for (name, control), read in zip(made.items(), answers.split([len(r) for r in rows.values()])):
+    for (name, where), read in zip(rows.items(), answers.split(sizes)):
         expected = unchanged if name == SAME_VALUE else claims
-        right = expected[rows[name]].agree(read)
-        counted[name] = _count(pairs[rows[name]], right, control.counts[rows[name]])
-    joined_counts = xr.concat(counted.values(), "intervention", join="outer", fill_value=0)
-    return joined_counts.assign_coords(intervention=list(counted))
+        right = expected[where].agree(read)
+        counts[name] = _count(pairs[where], right, made[name].counts[where])
+    found = xr.concat(counts.values(), "intervention", join="outer", fill_value=0)
+    return found.assign_coords(intervention=list(counts))
 
 
 def _count(
@@ -292,19 +294,18 @@ def _count(
     """How many pairs are right where they count, after each loop; and over whole runs."""
     import xarray as xr
 
-    last = xr.DataArray(pairs.horizon.numpy(), dims="pair")
-    axes = ("pair", "delay")
-    table = xr.Dataset(
+    within = torch.arange(right.shape[1]) <= pairs.horizon[:, None]
+    ever, axes = counts.any(1), ("pair", "delay")
+    by_delay = xr.Dataset(
         {"right": (axes, (right & counts).numpy()), "n": (axes, counts.numpy())},
         coords={"delay": range(right.shape[1]), "loop": ("pair", pairs.loop.numpy())},
     )
-    within = torch.arange(right.shape[1]) <= pairs.horizon[:, None]
-    ever = counts.any(1)
-    by_delay = with_end(table, last, pairs.n_loops + 1)
-    by_run = {"run_right": (right | ~within).all(1) & ever, "run_n": ever}
-    return (
-        by_delay.assign({n: ("pair", x.numpy()) for n, x in by_run.items()}).groupby("loop").sum()
-    )
+    last = xr.DataArray(pairs.horizon.numpy(), dims="pair")
+    by_run = {
+        "run_right": ("pair", ((right | ~within).all(1) & ever).numpy()),
+        "run_n": ("pair", ever.numpy()),
+    }
+    return with_end(by_delay, last, pairs.n_loops + 1).assign(by_run).groupby("loop").sum()
 
 
 def _check_subspaces(

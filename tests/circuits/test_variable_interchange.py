@@ -305,7 +305,7 @@ def test_where_nothing_matters_it_says_that_it_cannot_be_said():
         ({"n_loops": -1}, "n_loops"),
         ({"loops": [0, 5]}, "loops: expected an integer in 0..4"),
         ({"loops": [2, 1]}, "increasing"),
-        ({"loops": []}, "at least one"),
+        ({"loops": []}, "loops: expected numbers of loops, increasing"),
         ({"pairs_per_loop": 0}, "pairs_per_loop"),
         ({"subspaces": {"bits": torch.eye(9)[:1]}}, "Did you mean 'bit'"),
         ({"subspaces": {"bit": torch.eye(8)[:1]}}, "model's width 9"),
