@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -104,23 +103,8 @@ def patching_sweep(
     wanted = chosen_loops(loops, check_integer("n_loops", n_loops, least=1) + of_state)
     about = {"study": "patching", "component": component, "n_loops": n_loops}
     with study(seed, **about, model=model.config.to_dict(), n_examples=len(base)) as watch:
-        states, *others = [
-            model(inputs, n_loops=n_loops, return_type="states") for inputs in (base, source, third)
-        ]
-        compared = Comparison(
-            model.readout(states[-1]), model.readout(others[0][-1]), scored, metric
-        )
-        sweep = _Sweep(
-            model=model,
-            base=base,
-            states=states,
-            donors=(source, third),
-            donor_states=torch.stack(others),
-            compared=compared,
-            chosen=chosen,
-            n_loops=n_loops,
-            component=component,
-        )
+        sweep = _Sweep(model, base, (source, third), chosen, n_loops=n_loops, component=component)
+        compared = sweep.compare(scored, metric)
         block = sweep.states_after(wanted) if of_state else sweep.block(wanted)
         around = {} if of_state else sweep.around()
         return PatchingSweep.of(
@@ -143,26 +127,42 @@ def patching_sweep(
         )
 
 
-@dataclass(frozen=True)
 class _Sweep:
     """Everything that the patches of one sweep share.
 
-    Attributes:
-        states: States of the base's run.
+    Args:
+        model: The model.
+        base: Inputs of the run that is patched.
         donors: The source, and the third input of the control.
-        donor_states: States of their runs.
-        chosen: Where each patch is made [place, batch, pos].
+        chosen: Where each patch is made.
     """
 
-    model: LoopedTransformer
-    base: Tensor
-    states: Float[Tensor, "loop batch pos d_model"]
-    donors: tuple[Tensor, Tensor]
-    donor_states: Float[Tensor, "donor loop batch pos d_model"]
     compared: Comparison
-    chosen: Bool[Tensor, "place batch pos"]
-    n_loops: int
-    component: str
+
+    def __init__(
+        self,
+        model: LoopedTransformer,
+        base: Tensor,
+        donors: tuple[Tensor, Tensor],
+        chosen: Bool[Tensor, "place batch pos"],
+        *,
+        n_loops: int,
+        component: str,
+    ) -> None:
+        self.model, self.base, self.donors, self.chosen = model, base, donors, chosen
+        self.n_loops, self.component = n_loops, component
+        self.states, *others = [
+            model(inputs, n_loops=n_loops, return_type="states") for inputs in (base, *donors)
+        ]
+        self.donor_states = torch.stack(others)
+
+    def compare(
+        self, scored: Bool[Tensor, "batch pos"] | None, metric: Metric | None
+    ) -> Comparison:
+        """The two ends between which patched runs lie."""
+        ends = self.model.readout(self.states[-1]), self.model.readout(self.donor_states[0, -1])
+        self.compared = Comparison(*ends, scored, metric)
+        return self.compared
 
     def states_after(self, wanted: list[int]) -> np.ndarray:
         """Patches of the state [measure, loop, 1, 1, place]."""

@@ -157,16 +157,14 @@ def _place(
     """The number of each pair's place; -1 where it is in none."""
     own, next_, after = (resolved[base, position + k] <= loop for k in range(3))
     other = resolved[source, position] <= loop
-    place = torch.full_like(position, -1)
-    for number, where in enumerate(
-        (
+    places = torch.stack(
+        [
             ~own & ~other,
             own & other & ~next_,
             own & other & next_ & ~after,
             own & other & next_ & after,
             ~own & other,
             own & next_ & after & ~other,
-        )
-    ):
-        place[where] = number
-    return place
+        ]
+    )
+    return torch.where(places.any(0), places.int().argmax(0), -1)

@@ -188,41 +188,33 @@ def _measured(
     def kept(*by_program: Bool[Tensor, "pair delay"]) -> Bool[Tensor, "program pair delay"]:
         return (torch.stack(by_program) & within)[:, keep]
 
+    undisturbed_alike = [
+        [[bool(((a == b) | ~pairs.asked).all()) for b in answers] for a in answers]
+    ]
     arrays = {
-        "reached": torch.stack([_reached(prediction)[keep] for prediction in predictions]),
-        "within": within[keep],
-        "moves": kept(((exchanged != run.base) & pairs.scored[:, None]).any(-1))[0],
-        "changes": kept(*(c.changes for c in claims)),
-        "agree": kept(*(c.agree(exchanged) for c in claims)),
-        "random_agree": kept(*(c.agree(random) for c in claims)),
-        "apart": torch.stack([kept(*(own.apart(c) for c in claims)) for own in claims]),
-        "undisturbed": torch.stack(undisturbed),
-        "decided": torch.stack(decided),
-        "alike": torch.tensor(
-            [[[bool(((a == b) | ~pairs.asked).all()) for b in answers] for a in answers]]
+        "reached": ("program pair", torch.stack([_reached(p)[keep] for p in predictions])),
+        "within": ("pair delay", within[keep]),
+        "moves": (
+            "pair delay",
+            kept(((exchanged != run.base) & pairs.scored[:, None]).any(-1))[0],
         ),
-        "solved": solved.double().mean()[None],
+        "changes": ("program pair delay", kept(*(c.changes for c in claims))),
+        "agree": ("program pair delay", kept(*(c.agree(exchanged) for c in claims))),
+        "random_agree": ("program pair delay", kept(*(c.agree(random) for c in claims))),
+        "apart": (
+            "program rival pair delay",
+            torch.stack([kept(*(own.apart(c) for c in claims)) for own in claims]),
+        ),
+        "undisturbed": ("program input", torch.stack(undisturbed)),
+        "decided": ("program input", torch.stack(decided)),
+        "alike": ("batch program rival", torch.tensor(undisturbed_alike)),
+        "solved": ("batch", solved.double().mean()[None]),
     }
     names = [p.name for p in runs.programs]
     return xr.Dataset(
-        {name: (_AXES[name].split(), array.cpu().numpy()) for name, array in arrays.items()},
+        {name: (axes.split(), array.cpu().numpy()) for name, (axes, array) in arrays.items()},
         coords={"program": names, "rival": names, "delay": range(within.shape[1])},
     )
-
-
-_AXES = {
-    "reached": "program pair",
-    "within": "pair delay",
-    "moves": "pair delay",
-    "changes": "program pair delay",
-    "agree": "program pair delay",
-    "random_agree": "program pair delay",
-    "apart": "program rival pair delay",
-    "undisturbed": "program input",
-    "decided": "program input",
-    "alike": "batch program rival",
-    "solved": "batch",
-}
 
 
 def _reached(prediction: Prediction) -> Bool[Tensor, " pair"]:
@@ -267,7 +259,7 @@ def _joined(parts: Sequence[xr.Dataset]) -> xr.Dataset:
         named = [part[[name for name in part if axis in part[name].dims]] for part in parts]
         return xr.concat(named, axis, join="outer", fill_value=False)
 
-    return xr.merge([along(axis) for axis in ("pair", "input", "batch")])
+    return along("pair").merge(along("input")).merge(along("batch"))
 
 
 def _joined_labels(parts: Sequence[pd.DataFrame]) -> pd.DataFrame:

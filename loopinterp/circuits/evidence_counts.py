@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from loopinterp.circuits.interchange_pairs import KIND, OTHER_VALUE, SAME_VALUE
 
@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     import xarray as xr
 
     from loopinterp.circuits.comparison_evidence import Evidence
-
-    Counted = TypeVar("Counted", xr.DataArray, xr.Dataset)
 
 ALL = "all"
 """The stratum of all pairs."""
@@ -74,7 +72,7 @@ def _count(evidence: Evidence, classes: dict[str, tuple[str, str]], n_delays: in
     kind = evidence.strata[KIND].to_numpy()
     same = evidence.data.isel(pair=kind == SAME_VALUE)
     other = evidence.data.isel(pair=kind == OTHER_VALUE)
-    masks = _masks(other.reached, evidence.strata[kind == OTHER_VALUE], classes)
+    masks = _masks(other.reached, evidence.strata.loc[kind == OTHER_VALUE], classes)
     last = other.within.sum("delay") - 1
 
     def ended(x: xr.DataArray) -> xr.DataArray:
@@ -116,11 +114,11 @@ def _count(evidence: Evidence, classes: dict[str, tuple[str, str]], n_delays: in
     )
 
 
-def with_end(x: Counted, last: xr.DataArray, n_delays: int) -> Counted:
+def with_end(x: xr.DataArray, last: xr.DataArray, n_delays: int) -> xr.DataArray:
     """All delays of a run [pair, delay], false past the end; and one more, each pair's last."""
     import xarray as xr
 
-    whole = x.reindex(delay=range(n_delays), fill_value=False)
+    whole = x.pad(delay=(0, n_delays - x.sizes["delay"]), constant_values=False)
     end = x.isel(delay=last).assign_coords(delay=END)
     return xr.concat([whole.assign_coords(delay=delay_names(n_delays)[:-1]), end], "delay")
 

@@ -94,6 +94,7 @@ class InterchangeRun:
         own: State of the base at the positions of the exchange, at its loop.
         donor: State of the source there.
         natural: Answers of all inputs after 0 .. T loops, undisturbed.
+        reach: Positions that one loop can carry something to the right; None where all are run.
     """
 
     own: Float[Tensor, "pair site d_model"]
@@ -103,7 +104,7 @@ class InterchangeRun:
     @torch.no_grad()
     def __init__(self, model: LoopedModel | Any, pairs: InterchangePairs) -> None:
         self.model, self.pairs = model, pairs.to(device_of(model))
-        self._reach = None if _reads_tokens(model) else reach(model)
+        self.reach = None if _reads_tokens(model) else reach(model)
         self._cached: _Undisturbed | None = None
         pairs, natural = self.pairs, []
         for run in self._runs():
@@ -210,7 +211,7 @@ class InterchangeRun:
         exchanged position are undisturbed, and so are all that lie ``window`` a loop beyond it.
         Without a window all positions are held. Pairs come in the order of their loops.
         """
-        pairs, window, n_pos = self.pairs, self._reach, self.pairs.inputs.shape[1]
+        pairs, window, n_pos = self.pairs, self.reach, self.pairs.inputs.shape[1]
         loop, positions = pairs.loop[rows], pairs.positions[rows]
         each = torch.arange(len(rows), device=rows.device)[:, None]
         iteration = bind(self.model, pairs.inputs[pairs.base[rows]])
@@ -234,7 +235,7 @@ class InterchangeRun:
                 around = states[t - 1, base[:begun, None], inside[:begun]]
                 grown = torch.nn.functional.pad(h[:begun], (0, 0, 0, width - h.shape[1]))
                 mixed = torch.where(reached[..., None], grown, around)
-                if self._reach is None:  # the step may read more than the injected input
+                if self.reach is None:  # the step may read more than the injected input
                     stepped = iteration.select(slice(0, begun)).step(mixed)
                 else:
                     stepped = self.model.step(mixed, iteration.e[each[:begun], inside[:begun]])

@@ -164,26 +164,44 @@ def search_subspaces(
                 given=str(ranks),
                 fix="Pass 1.",
             )
-        whole = len(names) == len(chosen.variables)
-        target = None if whole else Prediction(chosen, fit.pairs, names=names).claims(fit.base)
-        found = [_Subspace(name, len(rows), rows.to(fit.own)) for name, rows in bases.items()]
-        for rank in kept:
-            if LEARNED in methods:
-                rows = learn_subspace(fit, rank, target=target, steps=steps, seed=seed)
-                found.append(_Subspace(LEARNED, rank, rows))
-            if PRINCIPAL in methods:
-                rows = principal_subspace(fit.difference.flatten(0, 1), rank)
-                found.append(_Subspace(PRINCIPAL, rank, rows))
-        for method, probe in _PROBES.items():
-            if method in methods:
-                rows = probe(model, chosen, names, half)
-                found.append(_Subspace(method, rows.shape[-2], rows))
+        found = [
+            *(_Subspace(name, len(rows), rows.to(fit.own)) for name, rows in bases.items()),
+            *_fitted(fit, half, chosen, names, kept, methods, steps=steps, seed=seed),
+        ]
         held_out = [
             InterchangeRun(model, strategy(model, [chosen], batch[1::2], generator))
             for batch in batches
         ]
         counts = _joined([_counts(run, found, chosen, names) for run in held_out])
         return _result(watch, found, counts, chosen, names, fit, held_out)
+
+
+def _fitted(
+    fit: InterchangeRun,
+    half: Batch,
+    program: LoopProgram,
+    names: list[str],
+    ranks: Sequence[int],
+    methods: Sequence[str],
+    *,
+    steps: int,
+    seed: int,
+) -> Iterator[_Subspace]:
+    """The subspaces that each method finds."""
+    target = None
+    if len(names) < len(program.variables):
+        target = Prediction(program, fit.pairs, names=names).claims(fit.base)
+    for rank in ranks:
+        if LEARNED in methods:
+            rows = learn_subspace(fit, rank, target=target, steps=steps, seed=seed)
+            yield _Subspace(LEARNED, rank, rows)
+        if PRINCIPAL in methods:
+            rows = principal_subspace(fit.difference.flatten(0, 1), rank)
+            yield _Subspace(PRINCIPAL, rank, rows)
+    for method, probe in _PROBES.items():
+        if method in methods:
+            rows = probe(fit.model, program, names, half)
+            yield _Subspace(method, rows.shape[-2], rows)
 
 
 _PROBES = {PROBE: probe_directions, PROBE_BY_TOKEN: probe_directions_by_token}

@@ -194,15 +194,7 @@ def interchange_study(
             per_loop=pairs_per_loop,
             generator=torch.Generator().manual_seed(seed),
         )
-        # Of its own, so that models of other widths are tried on the same pairs.
-        generator = torch.Generator().manual_seed(seed)
-        totals = _no_counts(chosen.variables, after, last)
-        for variable in chosen.variables:
-            pairs = finder.of(variable, after)
-            if len(pairs):
-                found = _exchange(model, finder, variable, pairs, bases, generator)
-                whole = totals.sel(variable=variable)
-                totals.loc[{"variable": variable}] = found.reindex_like(whole, fill_value=0)
+        totals = _count_all(model, finder, bases, after, seed)
         put = totals.sel(intervention=list(INTERVENTIONS))
         alone = totals.sel(intervention=UNDISTURBED)
         return VariableInterchange.of(
@@ -218,20 +210,36 @@ def interchange_study(
         )
 
 
-def _no_counts(variables: Sequence[str], loops: Sequence[int], n_loops: int) -> xr.Dataset:
-    """Counts by what was put in (and by nothing: undisturbed), before any are made."""
+def _count_all(
+    model: LoopedModel | Any,
+    finder: VariablePairs,
+    bases: Mapping[str, Tensor],
+    loops: Sequence[int],
+    seed: int,
+) -> xr.Dataset:
+    """Counts by what was put in (and by nothing: undisturbed), of every variable."""
     import xarray as xr
 
+    variables = finder.runs.program.variables
     coords = {
         "intervention": [*INTERVENTIONS, UNDISTURBED],
         "variable": list(variables),
         "loop": list(loops),
-        "delay": delay_names(n_loops + 1),
+        "delay": delay_names(finder.n_loops + 1),
     }
     by_delay = xr.DataArray(np.zeros([len(x) for x in coords.values()], int), coords=coords)
     by_run = by_delay.isel(delay=0, drop=True)
-    made = {"right": by_delay, "n": by_delay, "run_right": by_run, "run_n": by_run}
-    return xr.Dataset(made).copy(deep=True)
+    none = {"right": by_delay, "n": by_delay, "run_right": by_run, "run_n": by_run}
+    totals = xr.Dataset(none).copy(deep=True)
+    # Of its own, so that models of other widths are tried on the same pairs.
+    generator = torch.Generator().manual_seed(seed)
+    for variable in variables:
+        pairs = finder.of(variable, loops)
+        if len(pairs):
+            found = _exchange(model, finder, variable, pairs, bases, generator)
+            whole = totals.sel(variable=variable)
+            totals.loc[{"variable": variable}] = found.reindex_like(whole, fill_value=0)
+    return totals
 
 
 def _exchange(
@@ -294,18 +302,24 @@ def _count(
     """How many pairs are right where they count, after each loop; and over whole runs."""
     import xarray as xr
 
-    within = torch.arange(right.shape[1]) <= pairs.horizon[:, None]
-    ever, axes = counts.any(1), ("pair", "delay")
-    by_delay = xr.Dataset(
-        {"right": (axes, (right & counts).numpy()), "n": (axes, counts.numpy())},
-        coords={"delay": range(right.shape[1]), "loop": ("pair", pairs.loop.numpy())},
-    )
     last = xr.DataArray(pairs.horizon.numpy(), dims="pair")
-    by_run = {
-        "run_right": ("pair", ((right | ~within).all(1) & ever).numpy()),
-        "run_n": ("pair", ever.numpy()),
-    }
-    return with_end(by_delay, last, pairs.n_loops + 1).assign(by_run).groupby("loop").sum()
+    within = torch.arange(right.shape[1]) <= pairs.horizon[:, None]
+    ever = counts.any(1)
+
+    def by_delay(x: Bool[Tensor, "pair delay"]) -> xr.DataArray:
+        array = xr.DataArray(x.numpy(), dims=("pair", "delay"))
+        return with_end(array, last, pairs.n_loops + 1)
+
+    table = xr.Dataset(
+        {
+            "right": by_delay(right & counts),
+            "n": by_delay(counts),
+            "run_right": ("pair", ((right | ~within).all(1) & ever).numpy()),
+            "run_n": ("pair", ever.numpy()),
+        },
+        coords={"loop": ("pair", pairs.loop.numpy())},
+    )
+    return table.groupby("loop").sum()
 
 
 def _check_subspaces(
