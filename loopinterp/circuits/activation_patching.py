@@ -103,8 +103,16 @@ def patching_sweep(
     wanted = chosen_loops(loops, check_integer("n_loops", n_loops, least=1) + of_state)
     about = {"study": "patching", "component": component, "n_loops": n_loops}
     with study(seed, **about, model=model.config.to_dict(), n_examples=len(base)) as watch:
-        sweep = _Sweep(model, base, (source, third), chosen, n_loops=n_loops, component=component)
-        compared = sweep.compare(scored, metric)
+        sweep = _Sweep(
+            model,
+            base,
+            (source, third),
+            chosen,
+            scored=scored,
+            metric=metric,
+            n_loops=n_loops,
+            component=component,
+        )
         block = sweep.states_after(wanted) if of_state else sweep.block(wanted)
         around = {} if of_state else sweep.around()
         return PatchingSweep.of(
@@ -119,11 +127,11 @@ def patching_sweep(
             **dict(zip(MEASURES, block)),
             **{f"{section}_{m}": v for section, x in around.items() for m, v in zip(MEASURES, x)},
             component=component,
-            metric=compared.name,
-            metric_base=compared.at_base,
-            metric_source=compared.at_source,
+            metric=sweep.compared.name,
+            metric_base=sweep.compared.at_base,
+            metric_source=sweep.compared.at_source,
             n_examples=len(base),
-            n_scored=int(compared.differ.sum()),
+            n_scored=int(sweep.compared.differ.sum()),
         )
 
 
@@ -137,8 +145,6 @@ class _Sweep:
         chosen: Where each patch is made.
     """
 
-    compared: Comparison
-
     def __init__(
         self,
         model: LoopedTransformer,
@@ -146,6 +152,8 @@ class _Sweep:
         donors: tuple[Tensor, Tensor],
         chosen: Bool[Tensor, "place batch pos"],
         *,
+        scored: Bool[Tensor, "batch pos"] | None,
+        metric: Metric | None,
         n_loops: int,
         component: str,
     ) -> None:
@@ -155,14 +163,8 @@ class _Sweep:
             model(inputs, n_loops=n_loops, return_type="states") for inputs in (base, *donors)
         ]
         self.donor_states = torch.stack(others)
-
-    def compare(
-        self, scored: Bool[Tensor, "batch pos"] | None, metric: Metric | None
-    ) -> Comparison:
-        """The two ends between which patched runs lie."""
-        ends = self.model.readout(self.states[-1]), self.model.readout(self.donor_states[0, -1])
+        ends = model.readout(self.states[-1]), model.readout(others[0][-1])
         self.compared = Comparison(*ends, scored, metric)
-        return self.compared
 
     def states_after(self, wanted: list[int]) -> np.ndarray:
         """Patches of the state [measure, loop, 1, 1, place]."""
