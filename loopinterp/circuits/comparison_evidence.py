@@ -256,8 +256,8 @@ def _joined(parts: Sequence[xr.Dataset]) -> xr.Dataset:
     import xarray as xr
 
     def along(axis: str) -> xr.Dataset:
-        named = [part[[name for name in part if axis in part[name].dims]] for part in parts]
-        return xr.concat(named, axis, join="outer", fill_value=False)
+        named = (part[[name for name in part if axis in part[name].dims]] for part in parts)
+        return xr.concat(list[xr.Dataset](named), axis, join="outer", fill_value=False)
 
     return along("pair").merge(along("input")).merge(along("batch"))
 

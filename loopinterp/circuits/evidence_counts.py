@@ -120,7 +120,8 @@ def with_end(x: xr.DataArray, last: xr.DataArray, n_delays: int) -> xr.DataArray
 
     whole = x.pad(delay=(0, n_delays - x.sizes["delay"]), constant_values=False)
     end = x.isel(delay=last).assign_coords(delay=END)
-    return xr.concat([whole.assign_coords(delay=delay_names(n_delays)[:-1]), end], "delay")
+    parts: list[xr.DataArray] = [whole.assign_coords(delay=delay_names(n_delays)[:-1]), end]
+    return xr.concat(parts, "delay")
 
 
 def delay_names(n_delays: int) -> list[str]:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from loopinterp.circuits import program_counterfactuals
 from loopinterp.circuits.interchange_pairs import InterchangePairs
-from loopinterp.circuits import program_counterfactuals
 from loopinterp.circuits.program_counterfactuals import SILENT, Prediction
 from loopinterp.errors import InputError
 from loopinterp.rasp import UNKNOWN, get_program
