@@ -3,15 +3,15 @@ from .activation_patching_result import PatchingSweep as PatchingSweep
 from .carry_front_pairs import CarryFrontPairs as CarryFrontPairs
 from .comparison_evidence import Evidence as Evidence
 from .head_matching import HeadMatch as HeadMatch
+from .head_matching import head_name as head_name
+from .head_matching import head_study as head_study
 from .head_matching import match_heads as match_heads
 from .interchange_engine import InterchangeRun as InterchangeRun
 from .interchange_engine import answers_by_loop as answers_by_loop
 from .interchange_pairs import InterchangePairs as InterchangePairs
 from .interchange_pairs import PairStrategy as PairStrategy
 from .interchange_pairs import Stratum as Stratum
-from .layer_sections import head_name as head_name
 from .learned_subspace import learn_subspace as learn_subspace
-from .model_heads import head_study as head_study
 from .pair_strategies import SpreadPairs as SpreadPairs
 from .planted_carry import PlantedCarry as PlantedCarry
 from .planted_carry import planted_carry_study as planted_carry_study

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,11 +14,15 @@ from loopinterp.circuits.activation_patching_inputs import (
     check_run,
     chosen_loops,
     chosen_positions,
-    compare,
     unrelated,
 )
-from loopinterp.circuits.activation_patching_result import MEASURES, PatchingSweep
-from loopinterp.circuits.layer_sections import CODA, PRELUDE, surround
+from loopinterp.circuits.activation_patching_result import (
+    BLOCK,
+    CODA,
+    MEASURES,
+    PRELUDE,
+    PatchingSweep,
+)
 from loopinterp.errors import check_integer
 from loopinterp.results import study
 
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
 
     from loopinterp.models import LoopedTransformer
     from loopinterp.models.sites import Index
+
+_AT_A_TIME = 1024
+"""Examples in one run of the model, over which patches are run side by side."""
 
 
 @torch.no_grad()
@@ -45,7 +50,6 @@ def patching_sweep(
     metric: Metric | None = None,
     other: Tensor | None = None,
     loops: Index = None,
-    max_rows: int = 1024,
     seed: int = 0,
 ) -> PatchingSweep:
     r"""Put one activation of the source's run into the base's run, place by place.
@@ -76,7 +80,6 @@ def patching_sweep(
         other: The third inputs; by default the sources moved by one example (or by more, if one
             of them would meet itself).
         loops: Loops to patch; all by default. Layers around the loop are patched in any case.
-        max_rows: Examples in one run of the model, over which patches are run side by side.
         seed: Written to the provenance; nothing is drawn.
 
     Raises:
@@ -93,75 +96,75 @@ def patching_sweep(
         >>> found.data["recovered"].sel(layer=0, head="all", pos="all").values.tolist()
         [1.0, 1.0, 1.0]
     """
-    check_run(model, base, source, other, component, max_rows)
+    check_run(model, base, source, other, component)
     third = unrelated(source) if other is None else other
     chosen, places = chosen_positions(positions, base)
-    of_state, config = component == "state", model.config
+    of_state = component == "state"
     wanted = chosen_loops(loops, check_integer("n_loops", n_loops, least=1) + of_state)
     about = {"study": "patching", "component": component, "n_loops": n_loops}
-    with study(seed, **about, model=config.to_dict(), n_examples=len(base)) as watch:
-        states, *others = [
-            model(inputs, n_loops=n_loops, return_type="states") for inputs in (base, source, third)
-        ]
-        ends = model.readout(states[-1]), model.readout(others[0][-1])
-        compared = compare(*ends, scored, metric)
+    with study(seed, **about, model=model.config.to_dict(), n_examples=len(base)) as watch:
         sweep = _Sweep(
-            model=model,
-            base=base,
-            states=states,
-            donors=(source, third),
-            donor_states=torch.stack(others),
-            compared=compared,
-            chosen=chosen,
+            model,
+            base,
+            (source, third),
+            chosen,
+            scored=scored,
+            metric=metric,
             n_loops=n_loops,
             component=component,
-            max_rows=max_rows,
         )
-        measured = sweep.states_after(wanted) if of_state else sweep.block(wanted)
-        arrays = dict(zip(MEASURES, measured))
-        coords: dict[str, Sequence[Any]] = {
-            "loop": wanted,
-            "layer": ["state"] if of_state else range(config.n_layers),
-            "head": range(config.n_heads) if component == "z" else ["all"],
-            "pos": places,
-        }
-        for section, measures in ({} if of_state else sweep.around()).items():
-            arrays |= {f"{section}_{m}": values for m, values in zip(MEASURES, measures)}
-            coords[f"{section}_layer"] = range(measures.shape[1])
+        block = sweep.states_after(wanted) if of_state else sweep.block(wanted)
+        around = {} if of_state else sweep.around()
         return PatchingSweep.of(
             watch,
-            coords=coords,
-            **arrays,
+            coords={
+                "loop": wanted,
+                "layer": ["state"] if of_state else range(model.config.n_layers),
+                "head": range(model.config.n_heads) if component == "z" else ["all"],
+                "pos": places,
+                **{f"{section}_layer": range(x.shape[1]) for section, x in around.items()},
+            },
+            **dict(zip(MEASURES, block)),
+            **{f"{section}_{m}": v for section, x in around.items() for m, v in zip(MEASURES, x)},
             component=component,
-            metric=compared.name,
-            metric_base=compared.at_base,
-            metric_source=compared.at_source,
+            metric=sweep.compared.name,
+            metric_base=sweep.compared.at_base,
+            metric_source=sweep.compared.at_source,
             n_examples=len(base),
-            n_scored=int(compared.differ.sum()),
+            n_scored=int(sweep.compared.differ.sum()),
         )
 
 
-@dataclass(frozen=True)
 class _Sweep:
     """Everything that the patches of one sweep share.
 
-    Attributes:
-        states: States of the base's run.
+    Args:
+        model: The model.
+        base: Inputs of the run that is patched.
         donors: The source, and the third input of the control.
-        donor_states: States of their runs.
-        chosen: Where each patch is made [place, batch, pos].
+        chosen: Where each patch is made.
     """
 
-    model: LoopedTransformer
-    base: Tensor
-    states: Float[Tensor, "loop batch pos d_model"]
-    donors: tuple[Tensor, Tensor]
-    donor_states: Float[Tensor, "donor loop batch pos d_model"]
-    compared: Comparison
-    chosen: Bool[Tensor, "place batch pos"]
-    n_loops: int
-    component: str
-    max_rows: int
+    def __init__(
+        self,
+        model: LoopedTransformer,
+        base: Tensor,
+        donors: tuple[Tensor, Tensor],
+        chosen: Bool[Tensor, "place batch pos"],
+        *,
+        scored: Bool[Tensor, "batch pos"] | None,
+        metric: Metric | None,
+        n_loops: int,
+        component: str,
+    ) -> None:
+        self.model, self.base, self.donors, self.chosen = model, base, donors, chosen
+        self.n_loops, self.component = n_loops, component
+        self.states, *others = [
+            model(inputs, n_loops=n_loops, return_type="states") for inputs in (base, *donors)
+        ]
+        self.donor_states = torch.stack(others)
+        ends = model.readout(self.states[-1]), model.readout(others[0][-1])
+        self.compared = Comparison(*ends, scored, metric)
 
     def states_after(self, wanted: list[int]) -> np.ndarray:
         """Patches of the state [measure, loop, 1, 1, place]."""
@@ -170,34 +173,32 @@ class _Sweep:
 
     def block(self, wanted: list[int]) -> np.ndarray:
         """Patches inside the loop [measure, loop, layer, head, place]."""
-        layers = range(self.model.config.n_layers)
-        found = []
-        for loop in wanted:
-            names = [
-                str(self.model.site(self.component, loop=loop, layer=k, n_loops=self.n_loops))
-                for k in layers
-            ]
-            found.append(self._patches(names, loop, loop + 1))
-        return np.stack(found, axis=1)
+        return np.stack([self._patches(BLOCK, t, t + 1) for t in wanted], axis=1)
 
     def around(self) -> dict[str, np.ndarray]:
         """Patches before and after the loop [measure, layer, head, place], where there are any."""
-        component = self.model.addresses(self.n_loops).component(self.component)
-        spans = {PRELUDE: (None, 0), CODA: (self.n_loops, None)}
-        return {
-            section: self._patches([f"blocks.{n}.{component}" for n in numbers], *spans[section])
-            for section, numbers in surround(self.model.config, self.n_loops).items()
-            if len(numbers)
-        }
+        found = {}
+        if self.model.config.n_prelude:
+            found[PRELUDE] = self._patches(PRELUDE, None, 0)
+        if self.model.config.n_coda:
+            found[CODA] = self._patches(CODA, self.n_loops, None)
+        return found
 
-    def _patches(self, names: list[str], start: int | None, stop: int | None) -> np.ndarray:
-        """Every patch at some hooks [measure, hook, head, place].
+    def _patches(self, section: str, start: int | None, stop: int | None) -> np.ndarray:
+        """Every patch in the layers of a section [measure, layer, head, place].
 
         Args:
-            names: The hooks.
-            start: First loop that has to be run for them; None to start from the input.
-            stop: The loop before which all of them have fired; None for the readout.
+            section: The prelude, the coda, or the block at loop ``start``.
+            start: First loop that has to be run; None to start from the input.
+            stop: The loop before which all layers have run; None for the readout.
         """
+        names = self.model.site(
+            self.component,
+            section=section,
+            loop=start if section == BLOCK else None,
+            layer=slice(None),
+            n_loops=self.n_loops,
+        )
         caches = [
             self.model.run_with_cache(
                 inputs,
@@ -210,8 +211,11 @@ class _Sweep:
             )[1]
             for inputs, states in zip(self.donors, self.donor_states)
         ]
-        donors = [torch.stack([cache[name] for cache in caches]) for name in names]
-        return np.stack([self._patch(n, start, d) for n, d in zip(names, donors)], axis=1)
+        patched = [
+            self._patch(name, start, torch.stack([cache[name] for cache in caches]))
+            for name in names
+        ]
+        return np.stack(patched, axis=1)
 
     def _patch(self, name: str | None, start: int | None, donors: Tensor) -> np.ndarray:
         """Every patch at one site [measure, head, place].
@@ -222,12 +226,10 @@ class _Sweep:
             donors: Activations of the two donors [donor, batch, ...].
         """
         masks = self._masks()
-        n_patches = len(masks)
-        rows = torch.arange(2 * n_patches)
         scores: list[tuple[float, float]] = []
-        for part in rows.split(max(1, self.max_rows // len(self.base))):
-            mask = masks[part % n_patches].flatten(0, 1)
-            donor = donors[part // n_patches].flatten(0, 1)
+        for part in torch.arange(2 * len(masks)).split(max(1, _AT_A_TIME // len(self.base))):
+            mask = masks[part % len(masks)].flatten(0, 1)
+            donor = donors[part // len(masks)].flatten(0, 1)
             logits = self._run(name, start, mask, donor, len(part))
             scores += [self.compared.score(one) for one in logits.chunk(len(part))]
         return rearrange(

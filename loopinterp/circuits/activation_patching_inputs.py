@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from loopinterp.circuits.activation_patching_result import WORDS
-from loopinterp.errors import InputError, check_choice, check_integer, unknown_name
+from loopinterp.errors import InputError, check_choice, unknown_name
 from loopinterp.models.looped_transformer import LoopedTransformer
 from loopinterp.models.sites import resolve_index
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
+    from jaxtyping import Bool, Float
     from torch import Tensor
 
     from loopinterp.models.sites import Index
@@ -26,91 +25,82 @@ Metric = Callable[["Tensor"], "Tensor"]
 """From logits [batch, pos, d_vocab_out] to one number, or one for each example [batch]."""
 
 
-@dataclass(frozen=True)
 class Comparison:
     """The runs of base and source, and how a patched run lies between them.
 
-    Attributes:
-        base: Answers of the base's run.
-        source: Answers of the source's run.
-        differ: Positions that count: scored, and answered differently.
+    Args:
+        base: Logits of the base's run.
+        source: Logits of the source's run.
+        scored: Positions that may count; all by default.
         metric: From logits to a number; the logit difference if None.
+
+    Attributes:
+        differ: Positions that count: scored, and answered differently.
         at_base: The metric of the base's run.
         at_source: The metric of the source's run.
-    """
-
-    base: Int[Tensor, "batch pos"]
-    source: Int[Tensor, "batch pos"]
-    differ: Bool[Tensor, "batch pos"]
-    metric: Metric | None
-    at_base: float = 0.0
-    at_source: float = 1.0
-
-    @property
-    def name(self) -> str:
-        """Of the metric."""
-        if self.metric is None:
-            return "logit difference"
-        return getattr(self.metric, "__name__", type(self.metric).__name__)
-
-    def measure(self, logits: Float[Tensor, "batch pos d_vocab_out"]) -> float:
-        """The metric of a run."""
-        if self.metric is not None:
-            return float(torch.as_tensor(self.metric(logits)).double().mean())
-        both = torch.stack([self.source, self.base], -1)[self.differ]
-        pair = logits[self.differ].gather(-1, both).double()
-        return float((pair[:, 0] - pair[:, 1]).mean())
-
-    def score(self, logits: Float[Tensor, "batch pos d_vocab_out"]) -> tuple[float, float]:
-        """Share of answers that are the source's, and the metric between base and source."""
-        taken = (logits.argmax(-1) == self.source)[self.differ]
-        effect = (self.measure(logits) - self.at_base) / (self.at_source - self.at_base)
-        return float(taken.double().mean()), effect
-
-
-def compare(
-    base: Float[Tensor, "batch pos d_vocab_out"],
-    source: Float[Tensor, "batch pos d_vocab_out"],
-    scored: Bool[Tensor, "batch pos"] | None,
-    metric: Metric | None,
-) -> Comparison:
-    """Compare the logits of the two runs.
 
     Raises:
         InputError: ``scored`` does not fit, or nothing tells the two runs apart.
     """
-    answers = base.argmax(-1), source.argmax(-1)
-    differ = answers[0] != answers[1]
-    if scored is not None:
-        if scored.shape != differ.shape or scored.dtype != torch.bool:
+
+    def __init__(
+        self,
+        base: Float[Tensor, "batch pos d_vocab_out"],
+        source: Float[Tensor, "batch pos d_vocab_out"],
+        scored: Bool[Tensor, "batch pos"] | None,
+        metric: Metric | None,
+    ) -> None:
+        self._base, self._source, self._metric = base.argmax(-1), source.argmax(-1), metric
+        self.differ = self._base != self._source
+        if scored is not None:
+            if scored.shape != self.differ.shape or scored.dtype != torch.bool:
+                raise InputError(
+                    "scored",
+                    expected=f"booleans of shape {list(self.differ.shape)}",
+                    given=f"{scored.dtype} of shape {list(scored.shape)}",
+                    fix="Pass one boolean for each example and position.",
+                )
+            self.differ = self.differ & scored.to(self.differ.device)
+        if not self.differ.any():
             raise InputError(
-                "scored",
-                expected=f"booleans of shape {list(differ.shape)}",
-                given=f"{scored.dtype} of shape {list(scored.shape)}",
-                fix="Pass one boolean for each example and position.",
+                "base and source",
+                expected="inputs that the model answers differently at a scored position",
+                given="the same answers throughout",
+                fix="Pass other pairs, more of them, or more scored positions.",
             )
-        differ = differ & scored.to(differ.device)
-    if not differ.any():
-        raise InputError(
-            "base and source",
-            expected="inputs that the model answers differently at a scored position",
-            given="the same answers throughout",
-            fix="Pass other pairs, more of them, or more scored positions.",
-        )
-    found = Comparison(*answers, differ, metric)
-    ends = found.measure(base), found.measure(source)
-    if ends[0] == ends[1]:
-        raise InputError(
-            "metric",
-            expected="another value for the source's run than for the base's",
-            given=f"{ends[0]} for both",
-            fix="Pass pairs that it tells apart, or another metric.",
-        )
-    return Comparison(*answers, differ, metric, *ends)
+        self.at_base, self.at_source = self._measure(base), self._measure(source)
+        if self.at_base == self.at_source:
+            raise InputError(
+                "metric",
+                expected="another value for the source's run than for the base's",
+                given=f"{self.at_base} for both",
+                fix="Pass pairs that it tells apart, or another metric.",
+            )
+
+    @property
+    def name(self) -> str:
+        """Of the metric."""
+        if self._metric is None:
+            return "logit difference"
+        return getattr(self._metric, "__name__", type(self._metric).__name__)
+
+    def score(self, logits: Float[Tensor, "batch pos d_vocab_out"]) -> tuple[float, float]:
+        """Share of answers that are the source's, and the metric between base and source."""
+        taken = (logits.argmax(-1) == self._source)[self.differ]
+        effect = (self._measure(logits) - self.at_base) / (self.at_source - self.at_base)
+        return float(taken.double().mean()), effect
+
+    def _measure(self, logits: Float[Tensor, "batch pos d_vocab_out"]) -> float:
+        """The metric of a run."""
+        if self._metric is not None:
+            return float(torch.as_tensor(self._metric(logits)).double().mean())
+        both = torch.stack([self._source, self._base], -1)[self.differ]
+        pair = logits[self.differ].gather(-1, both).double()
+        return float((pair[:, 0] - pair[:, 1]).mean())
 
 
 def check_run(
-    model: Any, base: Tensor, source: Tensor, other: Tensor | None, component: str, max_rows: int
+    model: Any, base: Tensor, source: Tensor, other: Tensor | None, component: str
 ) -> None:
     """Raise unless there are pairs to patch between, and a component to patch."""
     if not isinstance(model, LoopedTransformer):
@@ -121,7 +111,6 @@ def check_run(
             fix="Use interchange interventions on states (compare_programs).",
         )
     check_choice("component", component, WORDS)
-    check_integer("max_rows", max_rows, least=1)
     if base.ndim < 2 or not len(base):
         raise InputError(
             "base",

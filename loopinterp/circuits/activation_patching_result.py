@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from loopinterp.circuits.layer_sections import BLOCK, CODA, PRELUDE
 from loopinterp.results import Result, tidy
 
 if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
 
+PRELUDE, BLOCK, CODA = "prelude", "block", "coda"
 MEASURES = ("recovered", "effect", "control_recovered", "control_effect")
 """What is measured of every patch."""
 

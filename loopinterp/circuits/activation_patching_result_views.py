@@ -9,8 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from loopinterp.circuits.activation_patching_result import MEASURES, WORDS, PatchingSweep
-from loopinterp.circuits.layer_sections import BLOCK, after
+from loopinterp.circuits.activation_patching_result import BLOCK, MEASURES, WORDS, PatchingSweep
 from loopinterp.plotting import Series, bars_with_intervals, heatmap_panels, line_figure
 from loopinterp.results import Figure, Finding, figures_of, findings_of, percent
 
@@ -44,7 +43,7 @@ def _(result: PatchingSweep) -> list[Finding]:
 def _place(result: PatchingSweep, row: dict[Any, Any]) -> str:
     """Where a row of the table was patched, in words."""
     if result.component == "state":
-        where = after(row["loop"])
+        where = f"after {row['loop']} loop" + ("s" if row["loop"] != 1 else "")
     elif row["section"] == BLOCK:
         where = f"in loop {row['loop']}, layer {row['layer']}"
     else:

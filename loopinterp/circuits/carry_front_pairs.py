@@ -115,15 +115,12 @@ class CarryFrontPairs:
             )
         chosen = evenly_by_class(place[some], self.per_place * len(PLACES), generator)
         rows = some[chosen]
-        return InterchangePairs(
-            inputs=tokens,
-            asked=batch.targets != IGNORE,
-            n_loops=last,
+        return InterchangePairs.of(
+            batch,
             base=base[pair[rows]],
             source=source[pair[rows]],
             positions=position[rows, None],
             loop=loop[pair[rows]],
-            source_loop=loop[pair[rows]],
             strata={
                 KIND: Stratum((OTHER_VALUE,), torch.zeros_like(rows)),
                 PLACE: Stratum(PLACES, place[rows]),
@@ -160,16 +157,14 @@ def _place(
     """The number of each pair's place; -1 where it is in none."""
     own, next_, after = (resolved[base, position + k] <= loop for k in range(3))
     other = resolved[source, position] <= loop
-    place = torch.full_like(position, -1)
-    for number, where in enumerate(
-        (
+    places = torch.stack(
+        [
             ~own & ~other,
             own & other & ~next_,
             own & other & next_ & ~after,
             own & other & next_ & after,
             ~own & other,
             own & next_ & after & ~other,
-        )
-    ):
-        place[where] = number
-    return place
+        ]
+    )
+    return torch.where(places.any(0), places.int().argmax(0), -1)

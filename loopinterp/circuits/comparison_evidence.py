@@ -5,28 +5,26 @@ Nothing is averaged here; :mod:`loopinterp.circuits.program_comparison` counts i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from loopinterp.circuits.interchange_engine import InterchangeRun
-from loopinterp.circuits.interchange_pairs import KIND, OTHER_VALUE, InterchangePairs
-from loopinterp.circuits.pair_strategies import common_strata
+from loopinterp.circuits.pair_strata import strata_of
 from loopinterp.circuits.program_counterfactuals import Prediction, ProgramRuns
 from loopinterp.rasp.language import UNKNOWN
 from loopinterp.rasp.program_alignment import Alignment, alignments
 from loopinterp.tasks.task import IGNORE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from jaxtyping import Bool, Float
+    import pandas as pd
+    import xarray as xr
+    from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
-    from loopinterp.circuits.interchange_pairs import PairStrategy, Stratum
+    from loopinterp.circuits.interchange_pairs import InterchangePairs, PairStrategy, Stratum
     from loopinterp.models import LoopedModel
     from loopinterp.rasp.program import LoopProgram
     from loopinterp.tasks.task import Batch
@@ -39,54 +37,39 @@ _TUNED_DELAYS = 3
 _CLEARLY = 0.02
 """By so much must another alignment suit better than a plainer one."""
 
-MANIFOLD = "states"
-REACHED, UNREACHED = "that a run reaches", "that no run reaches"
 LENGTH = "length"
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What one model does after each exchange, and what each program says; arrays of NumPy.
+    """What one model does after each exchange, and what each program says.
+
+    Arrays of ``data``, with the axes program (and rival), pair, delay, input, batch:
+
+    - ``reached`` [program, pair]: whether each program's state after the exchange is one that a
+      run reaches;
+    - ``within`` [pair, delay]: whether a delay comes before the end; what follows is false beyond;
+    - ``moves`` [pair, delay]: whether the exchange changes some answer of the model;
+    - ``changes`` [program, pair, delay]: whether each program says that it does;
+    - ``agree`` [program, pair, delay]: whether the model's whole answer is the one it says;
+      ``random_agree``: after a random change of the same norm;
+    - ``apart`` [program, rival, pair, delay]: whether two programs say different things;
+    - ``undisturbed`` [program, input]: share of the loops of a run without an exchange at which
+      the whole answer is the program's; ``decided``: share of the answers of such a run of which
+      the program says something;
+    - ``alike`` [batch, program, rival]: whether two programs give the same answers at every loop
+      of every such run;
+    - ``solved`` [batch]: share of inputs that the model answers right after T(n) loops.
 
     Attributes:
-        strata: Ways of sorting the pairs: labels, and the class of each pair (-1: none).
-        reached: Whether each program's state after the exchange is one that a run reaches
-            [program, pair].
-        within: Whether a delay comes before the end [pair, delay].
-        moves: Whether the exchange changes some answer of the model [pair, delay].
-        changes: Whether each program says that it does [program, pair, delay].
-        agree: Whether the model's whole answer is the one it says [program, pair, delay].
-        random_moves: ``moves`` of a random change of the same norm.
-        random_agree: ``agree`` after such a change.
-        apart: Whether two programs say different things [program, program, pair, delay].
-        undisturbed: Share of the loops of a run without an exchange at which the whole answer is
-            the program's [program, input].
-        decided: Share of the answers of such a run of which the program says something
-            [program, input].
-        alike: Whether two programs give the same answers at every loop of every such run.
-        solved: Share of inputs that the model answers right after T(n) loops.
+        data: These arrays.
+        strata: The label of each pair in each way of sorting them, a row for each pair.
         alignments: How each program lies over the model.
     """
 
-    strata: Mapping[str, tuple[tuple[str, ...], np.ndarray]]
-    reached: np.ndarray
-    within: np.ndarray
-    moves: np.ndarray
-    changes: np.ndarray
-    agree: np.ndarray
-    random_moves: np.ndarray
-    random_agree: np.ndarray
-    apart: np.ndarray
-    undisturbed: np.ndarray
-    decided: np.ndarray
-    alike: np.ndarray
-    solved: float
-    alignments: tuple[Alignment, ...]
-
-    def of_kind(self, kind: str) -> np.ndarray:
-        """Which pairs are of one kind."""
-        labels, codes = self.strata[KIND]
-        return codes == labels.index(kind) if kind in labels else np.zeros(len(codes), bool)
+    data: xr.Dataset
+    strata: pd.DataFrame
+    alignments: list[Alignment]
 
 
 def gather_evidence(
@@ -94,7 +77,6 @@ def gather_evidence(
     programs: Sequence[LoopProgram],
     batches: Sequence[Batch],
     strategy: PairStrategy,
-    strata: Callable[[InterchangePairs], Mapping[str, Stratum]],
     *,
     seed: int,
 ) -> Evidence:
@@ -105,49 +87,43 @@ def gather_evidence(
         programs: The programs.
         batches: Inputs, each of one length; programs are laid over the model on the first only.
         strategy: Chooses pairs.
-        strata: What sorts the pairs of this task, beyond what sorts those of all.
         seed: Seed of pairs and random changes.
     """
-    parts, laid = [], None
+    data, strata, laid = [], [], []
     for number, batch in enumerate(batches):
         generator = torch.Generator().manual_seed(seed + number)
         pairs = strategy(model, programs, batch, generator)
-        more = common_strata(pairs, programs[0].inputs) | dict(strata(pairs))
-        pairs = pairs.sorted_by(**more)
         run = InterchangeRun(model, pairs)
-        swapped, random = run.interchange(), run.random_change(generator)
+        exchanged, random = run.interchange(), run.random_change(generator)
         runs = _RunsByLag(programs, run.pairs)
         scored = torch.ones(len(pairs), dtype=torch.bool)
-        if laid is None:
-            tuning = torch.arange(len(pairs)) % TUNED_ON == 0
-            laid = [_lay_over(p, run, swapped, tuning, runs) for p in programs]
-            scored = ~tuning
-        parts.append(_part(run, swapped, random, programs, laid, runs, batch, scored))
-    assert laid is not None
-    return _joined(parts, tuple(laid))
+        if not laid:
+            scored = torch.arange(len(pairs)) % TUNED_ON != 0
+            laid = [_lay_over(p, run, exchanged, ~scored, runs) for p in programs]
+        data.append(_measured(run, exchanged, random, laid, runs, batch, scored))
+        strata.append(_labels({**pairs.strata, **strata_of(pairs, programs[0])}, batch, scored))
+    return Evidence(_joined(data), _joined_labels(strata), laid)
 
 
 class _RunsByLag:
     """Each program's runs on the inputs, made once for each lag of its answers."""
 
     def __init__(self, programs: Sequence[LoopProgram], pairs: InterchangePairs) -> None:
-        self._pairs = pairs
+        self.programs, self._inputs = programs, pairs.inputs
         self._made: dict[tuple[str, int], ProgramRuns] = {}
         self._n_loops = pairs.n_loops + max(a.shift for a in alignments())
 
     def __call__(self, program: LoopProgram, lag: int) -> ProgramRuns:
         key = (program.name, lag)
         if key not in self._made:
-            self._made[key] = ProgramRuns(
-                program, self._pairs.inputs, n_loops=self._n_loops, lag=lag
-            )
+            self._made[key] = ProgramRuns(program, self._inputs, n_loops=self._n_loops, lag=lag)
         return self._made[key]
 
 
 def _lay_over(
     program: LoopProgram,
     run: InterchangeRun,
-    swapped: Tensor,
+    exchanged: Int[Tensor, "pair delay pos"],
     tuning: Bool[Tensor, " pair"],
     runs: _RunsByLag,
 ) -> Alignment:
@@ -155,10 +131,10 @@ def _lay_over(
 
     Of equals the plainest: another one must be better by a clear margin.
     """
-    pairs = run.pairs[tuning.to(run.pairs.loop.device)]
-    chosen = tuning.to(swapped.device)
+    chosen = tuning.to(exchanged.device)
+    pairs = run.pairs[chosen]
     delays = min(_TUNED_DELAYS, run.pairs.longest) + 1
-    natural, after = run.base[chosen, :delays], swapped[chosen, :delays]
+    natural, after = run.base[chosen, :delays], exchanged[chosen, :delays]
     moves = (natural != after).any(-1).any(-1)
     first = int(run.pairs.loop.min())
     options = [a for a in alignments() if first + a.shift >= 0]
@@ -188,145 +164,117 @@ def _undisturbed(
     return right, decided.sum((0, 2)) / (pairs.asked.sum(1) * len(loops)).clamp(min=1)
 
 
-def _part(
+def _measured(
     run: InterchangeRun,
-    swapped: Tensor,
-    random: Tensor,
-    programs: Sequence[LoopProgram],
+    exchanged: Int[Tensor, "pair delay pos"],
+    random: Int[Tensor, "pair delay pos"],
     laid: Sequence[Alignment],
     runs: _RunsByLag,
     batch: Batch,
     scored: Bool[Tensor, " pair"],
-) -> Evidence:
-    """The evidence of one batch."""
-    made = [runs(p, a.lag) for p, a in zip(programs, laid)]
-    claims = [
-        Prediction(p, run.pairs, a, runs=m).claims(run.base)
-        for p, a, m in zip(programs, laid, made)
-    ]
-    asked = run.pairs.scored[:, None]
-    within = run.within
-    natural = [_undisturbed(run, m, a) for m, a in zip(made, laid)]
-    answers = [runs(p, 0).trace.outputs[1 : run.pairs.n_loops + 1] for p in programs]
-    asked_of = run.pairs.asked
-    alike = [[bool(((a == b) | ~asked_of).all()) for b in answers] for a in answers]
+) -> xr.Dataset:
+    """The arrays of one batch."""
+    import xarray as xr
+
+    pairs, within, keep = run.pairs, run.within, scored.to(run.within.device)
+    made = [runs(p, a.lag) for p, a in zip(runs.programs, laid)]
+    predictions = [Prediction(p, pairs, a, runs=m) for p, a, m in zip(runs.programs, laid, made)]
+    claims = [prediction.claims(run.base) for prediction in predictions]
+    undisturbed, decided = zip(*(_undisturbed(run, m, a) for m, a in zip(made, laid)))
+    answers = [runs(p, 0).trace.outputs[1 : pairs.n_loops + 1] for p in runs.programs]
     targets = batch.targets.to(run.natural.device)
     solved = ((run.natural[-1] == targets) | (targets == IGNORE)).all(-1)
-    keep = scored.to(within.device)
 
-    def kept(x: Tensor) -> np.ndarray:
-        return (x & within)[keep].cpu().numpy()
+    def kept(*by_program: Bool[Tensor, "pair delay"]) -> Bool[Tensor, "program pair delay"]:
+        return (torch.stack(by_program) & within)[:, keep]
 
-    strata = {
-        name: (stratum.labels, stratum.codes[scored].numpy())
-        for name, stratum in run.pairs.strata.items()
-    }
-    n = batch.n.unique().tolist()
-    strata[LENGTH] = (tuple(f"n = {x}" for x in n), np.zeros(int(scored.sum()), int))
-    return Evidence(
-        strata=strata,
-        reached=np.stack(
-            [_reached(m, run.pairs, a)[keep].cpu().numpy() for m, a in zip(made, laid)]
+    undisturbed_alike = [
+        [[bool(((a == b) | ~pairs.asked).all()) for b in answers] for a in answers]
+    ]
+    arrays = {
+        "reached": ("program pair", torch.stack([_reached(p)[keep] for p in predictions])),
+        "within": ("pair delay", within[keep]),
+        "moves": (
+            "pair delay",
+            kept(((exchanged != run.base) & pairs.scored[:, None]).any(-1))[0],
         ),
-        within=within[keep].cpu().numpy(),
-        moves=kept(((swapped != run.base) & asked).any(-1)),
-        changes=np.stack([kept(c.changes) for c in claims]),
-        agree=np.stack([kept(c.agree(swapped)) for c in claims]),
-        random_moves=kept(((random != run.base) & asked).any(-1)),
-        random_agree=np.stack([kept(c.agree(random)) for c in claims]),
-        apart=np.stack([np.stack([kept(a.apart(b)) for b in claims]) for a in claims]),
-        undisturbed=torch.stack([right for right, _ in natural]).cpu().numpy(),
-        decided=torch.stack([decided for _, decided in natural]).cpu().numpy(),
-        alike=np.array(alike),
-        solved=float(solved.double().mean()),
-        alignments=tuple(laid),
+        "changes": ("program pair delay", kept(*(c.changes for c in claims))),
+        "agree": ("program pair delay", kept(*(c.agree(exchanged) for c in claims))),
+        "random_agree": ("program pair delay", kept(*(c.agree(random) for c in claims))),
+        "apart": (
+            "program rival pair delay",
+            torch.stack([kept(*(own.apart(c) for c in claims)) for own in claims]),
+        ),
+        "undisturbed": ("program input", torch.stack(undisturbed)),
+        "decided": ("program input", torch.stack(decided)),
+        "alike": ("batch program rival", torch.tensor(undisturbed_alike)),
+        "solved": ("batch", solved.double().mean()[None]),
+    }
+    names = [p.name for p in runs.programs]
+    return xr.Dataset(
+        {name: (axes.split(), array.cpu().numpy()) for name, (axes, array) in arrays.items()},
+        coords={"program": names, "rival": names, "delay": range(within.shape[1])},
     )
 
 
-def _reached(
-    made: ProgramRuns, pairs: InterchangePairs, alignment: Alignment
-) -> Bool[Tensor, " pair"]:
+def _reached(prediction: Prediction) -> Bool[Tensor, " pair"]:
     """Whether the program's state after the exchange is one that a run of the base passes through.
 
     Tokens are part of the state, so no run but the base's own can reach it; it may do so at
     another loop.
     """
-    reached = torch.zeros(len(pairs), dtype=torch.bool, device=pairs.loop.device)
-    variables, shift = made.trace.variables, alignment.shift
-    at = (pairs.positions - alignment.offset).clamp(min=0)
-    for rows in torch.arange(len(pairs), device=reached.device).split(64):
-        base, same = pairs.base[rows], None
-        for values in variables.values():
-            state = values[pairs.loop[rows] + shift, base]
-            taken = values[
-                (pairs.source_loop[rows] + shift)[:, None], pairs.source[rows, None], at[rows]
-            ]
-            state = state.scatter(1, at[rows], taken)
-            equal = (values[:, base] == state).all(-1)
-            same = equal if same is None else same & equal
-        if same is not None:
-            reached[rows] = same.any(0)
+    pairs, variables = prediction.pairs, prediction.runs.trace.variables
+    reached = torch.zeros_like(pairs.base, dtype=torch.bool)
+    for start in range(0, len(pairs), 64):
+        rows = slice(start, start + 64)
+        same = [
+            (variables[name][:, pairs.base[rows]] == values).all(-1)
+            for name, values in prediction.state(rows).items()
+        ]
+        if same:
+            reached[rows] = torch.stack(same).all(0).any(0)
     return reached
 
 
-def _joined(parts: Sequence[Evidence], laid: tuple[Alignment, ...]) -> Evidence:
-    """The evidence of several batches as one; shorter horizons are padded with "not within"."""
-    delays = max(part.within.shape[-1] for part in parts)
+def _labels(
+    strata: dict[str, Stratum], batch: Batch, scored: Bool[Tensor, " pair"]
+) -> pd.DataFrame:
+    """The label of each scored pair in each stratum; the length of a batch is one, too."""
+    import pandas as pd
 
-    def joined(name: str, axis: int) -> np.ndarray:
-        arrays = []
-        for part in parts:
-            array = getattr(part, name)
-            widths = [(0, 0)] * (array.ndim - 1) + [(0, delays - array.shape[-1])]
-            arrays.append(np.pad(array, widths) if name in _BY_DELAY else array)
-        return np.concatenate(arrays, axis=axis)
-
-    return Evidence(
-        strata=_joined_strata(parts),
-        alike=np.logical_and.reduce([part.alike for part in parts]),
-        solved=float(np.mean([part.solved for part in parts])),
-        alignments=laid,
-        **{name: joined(name, axis) for name, axis in _PAIR_AXIS.items()},
-    )
+    columns = {
+        name: pd.Categorical.from_codes(stratum.codes[scored].numpy(), stratum.labels)
+        for name, stratum in strata.items()
+    }
+    length = [f"n = {n}" for n in batch.n.unique().tolist()]
+    columns[LENGTH] = pd.Categorical(length * int(scored.sum()), categories=length)
+    return pd.DataFrame(columns)
 
 
-_PAIR_AXIS = {
-    "reached": 1,
-    "within": 0,
-    "moves": 0,
-    "changes": 1,
-    "agree": 1,
-    "random_moves": 0,
-    "random_agree": 1,
-    "apart": 2,
-    "undisturbed": 1,
-    "decided": 1,
-}
-"""Along which axis the pairs (or inputs) of several batches are put together."""
+def _joined(parts: Sequence[xr.Dataset]) -> xr.Dataset:
+    """The arrays of several batches; beyond the end of a shorter run nothing holds."""
+    import xarray as xr
 
-_BY_DELAY = {"within", "moves", "changes", "agree", "random_moves", "random_agree", "apart"}
+    def along(axis: str) -> xr.Dataset:
+        named = (part[[name for name in part if axis in part[name].dims]] for part in parts)
+        return xr.concat(list[xr.Dataset](named), axis, join="outer", fill_value=False)
+
+    return along("pair").merge(along("input")).merge(along("batch"))
 
 
-def _joined_strata(
-    parts: Sequence[Evidence],
-) -> dict[str, tuple[tuple[str, ...], np.ndarray]]:
-    joined = {}
-    names = {name: None for part in parts for name in part.strata}
-    for name in names:
-        labels = tuple(
-            dict.fromkeys(
-                label for part in parts if name in part.strata for label in part.strata[name][0]
+def _joined_labels(parts: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """The labels of several batches, whose strata need not have the same classes."""
+    import pandas as pd
+
+    names = dict.fromkeys(name for part in parts for name in part)
+    return pd.DataFrame(
+        {
+            name: pd.api.types.union_categoricals(
+                [
+                    pd.Categorical(part[name] if name in part else [None] * len(part))
+                    for part in parts
+                ]
             )
-        )
-        codes = []
-        for part in parts:
-            own, code = part.strata.get(name, ((), np.full(len(part.within), -1)))
-            lookup = np.array([*(labels.index(label) for label in own), -1])
-            codes.append(lookup[code])
-        joined[name] = (labels, np.concatenate(codes))
-    return joined
-
-
-def scored_pairs(evidence: Evidence) -> np.ndarray:
-    """The pairs that exchange another value; those of the same value are a control."""
-    return evidence.of_kind(OTHER_VALUE)
+            for name in names
+        }
+    )

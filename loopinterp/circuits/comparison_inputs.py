@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from loopinterp.errors import InputError
+from loopinterp.models.looped_model import need_model
 from loopinterp.rasp.program import LoopProgram
 from loopinterp.rasp.program_registry import get_program
 from loopinterp.tasks.sampling import check_tokens
@@ -13,6 +14,8 @@ from loopinterp.tasks.task import Batch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from loopinterp.models import LoopedModel
 
 
 def check_program(program: str | LoopProgram) -> LoopProgram:
@@ -109,18 +112,24 @@ def check_batch(batch: object, programs: Iterable[LoopProgram]) -> Batch:
     return batch.to("cpu")
 
 
-def name_models(names: Sequence[str] | None, count: int) -> list[str]:
-    """A name for each model.
+def named_models(
+    models: LoopedModel | Any | Sequence[LoopedModel | Any], names: Sequence[str] | None
+) -> dict[str, LoopedModel | Any]:
+    """One model or several, each under its name.
 
     Raises:
-        InputError: no model, or names that do not fit.
+        InputError: no model, what is none, or names that do not fit.
     """
-    given = [f"model {k}" for k in range(count)] if names is None else list(names)
-    if count < 1 or len(given) != count or len(set(given)) < count:
+    several = list(models) if isinstance(models, (list, tuple)) else [models]
+    count = len(several)
+    labels = [f"model {k}" for k in range(count)] if names is None else list(names)
+    if count < 1 or len(labels) != count or len(set(labels)) < count:
         raise InputError(
             "names",
             expected=f"one name for each of {count} models (at least one model)",
-            given=repr(given),
+            given=repr(labels),
             fix="Pass as many different names as models.",
         )
-    return given
+    for model in several:
+        need_model(model)
+    return dict(zip(labels, several))

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 
+from loopinterp.circuits.comparison_inputs import check_batch, check_programs
 from loopinterp.errors import InputError
+from loopinterp.models.looped_model import need_model
+from loopinterp.models.model_description import describe_model
+from loopinterp.models.positions import attention_mask
+from loopinterp.rasp.graph import selectors as selectors_of
+from loopinterp.rasp.interpreter import evaluate
 from loopinterp.results import Result, study
 
 if TYPE_CHECKING:
     import xarray as xr
-    from jaxtyping import Bool, Float
+    from jaxtyping import Bool, Float, Int
     from torch import Tensor
+
+    from loopinterp.models import LoopedTransformer
+    from loopinterp.rasp.program import LoopProgram
+    from loopinterp.tasks.task import Batch
+
+_PATTERN = "attn.hook_pattern"
 
 TOLERANCE = 1e-3
 """A head computes a selector whose overlap with its attention falls short of 1 by no more."""
@@ -84,8 +96,7 @@ class HeadMatch(Result, kind="head-match"):
 
 
 def match_heads(
-    patterns: Float[Tensor, "loop batch head query key"]
-    | Sequence[Float[Tensor, "#loop batch _ query key"]],
+    patterns: Float[Tensor, "loop batch head query key"],
     selectors: Mapping[str, Bool[Tensor, "loop batch query key"]],
     *,
     heads: Sequence[str] | None = None,
@@ -106,8 +117,7 @@ def match_heads(
     even attention is largest (Hungarian algorithm).
 
     Args:
-        patterns: Attention patterns; or those of several sections, heads one after another. A
-            section of one loop (prelude or coda) counts at every loop.
+        patterns: Attention patterns.
         selectors: Name -> selector at the same loops, examples and positions.
         heads: Name of each head.
         visible: Keys that each query may see; by default those that any head ever looks at.
@@ -124,36 +134,143 @@ def match_heads(
         >>> found.computes, found.data["overlap"].sel(loop=0).item()
         ([['head 0']], 1.0)
     """
-    parts = [patterns] if isinstance(patterns, torch.Tensor) else list(patterns)
-    _check(parts, selectors)
+    _check(patterns, selectors)
     groups = _merge(selectors)
-    n_loops = max(len(part) for part in parts)
-    n_heads = sum(part.shape[2] for part in parts)
-    names = [f"head {h}" for h in range(n_heads)] if heads is None else list(heads)
+    names = [f"head {h}" for h in range(patterns.shape[2])] if heads is None else list(heads)
     with study(seed, **{"study": "heads", **(config or {})}) as watch:
         if visible is None:
-            visible = torch.stack([part.amax((0, 1, 2)) > 0 for part in parts]).any(0)
+            visible = patterns.amax((0, 1, 2)) > 0
         even = visible / visible.sum(-1, keepdim=True).clamp(min=1)
-        chosen = [values for _, values in groups]
-        measured = [_measure(_at(parts, t), even, [s[t] for s in chosen]) for t in range(n_loops)]
-        table = {
-            name: torch.stack([one[name] for one in measured]).cpu().numpy() for name in measured[0]
-        }
+        measured = [
+            _measure(pattern, even, [selector[loop] for _, selector in groups])
+            for loop, pattern in enumerate(patterns)
+        ]
+        table = {name: torch.stack([one[name] for one in measured]) for name in measured[0]}
         exact = table["overlap"] >= 1 - TOLERANCE
-        always = np.logical_or(exact, np.isnan(table["overlap"])).all(0) & exact.any(0)
-        gain = table["overlap"] - table["overlap_even"][:, None]
+        always = (exact | table["overlap"].isnan()).all(0) & exact.any(0)
+        gain = (table["overlap"] - table["overlap_even"][:, None]).nanmean(0)
         return HeadMatch.of(
             watch,
             coords={
-                "loop": range(n_loops),
+                "loop": range(len(patterns)),
                 "head": names,
                 "selector": [" = ".join(group) for group, _ in groups],
             },
             **table,
             names=[group for group, _ in groups],
-            computes=[[names[h] for h in np.flatnonzero(column)] for column in always.T],
-            assigned=_assign(_over_loops(gain), np.asarray(always), names),
+            computes=[[names[h] for h in column.nonzero().flatten()] for column in always.T],
+            assigned=_assign(gain.cpu().numpy(), always.cpu().numpy(), names),
         )
+
+
+def head_study(
+    model: LoopedTransformer,
+    batch: Batch,
+    programs: Sequence[str | LoopProgram],
+    *,
+    seed: int = 0,
+) -> HeadMatch:
+    """:func:`match_heads` of a model, against every selector of the programs.
+
+    Heads of the prelude, the block and the coda are all matched with the selectors of
+    ``prepare``, ``step`` and ``finish``: a selection of ``step`` that reads no variable may be
+    made once for all loops. What is done once (heads of prelude and coda, selectors of
+    ``prepare`` and of ``finish`` after the last loop) is compared at every loop.
+
+    Args:
+        model: The model.
+        batch: Examples of one length in the programs' token format, on the model's device.
+        programs: The programs, such as ``list_programs(task.name)``. Selectors that programs
+            share are listed once.
+        seed: Written to the provenance.
+
+    Raises:
+        InputError: what is no model, no batch or no list of programs, or tokens that a program
+            does not know.
+    """
+    chosen = check_programs(programs)
+    check_batch(batch, chosen)
+    need_model(model)
+    n_loops = int(batch.n_loops.max())
+    selectors: dict[str, Tensor] = {}
+    for program in chosen:
+        for name, values in _selectors(program, batch.inputs, n_loops):
+            known = selectors.get(name)
+            if known is None or not torch.equal(known, values):
+                selectors[name if known is None else f"{program.name}.{name}"] = values
+    patterns, heads = _patterns(model, batch.inputs, n_loops)
+    visible = attention_mask(
+        batch.inputs.shape[1],
+        causal=model.config.causal,
+        window=model.config.attention_window,
+        device=batch.inputs.device,
+    )
+    return match_heads(
+        patterns,
+        selectors,
+        heads=heads,
+        visible=visible,
+        seed=seed,
+        config={"model": describe_model(model)},
+    )
+
+
+def _selectors(
+    program: LoopProgram, tokens: Tensor, n_loops: int
+) -> Iterator[tuple[str, Bool[Tensor, "loop batch query key"]]]:
+    """Every selector of a program at every loop, by name."""
+    trace = program.trace(tokens, n_loops=n_loops)
+    yield from trace.selectors.items()
+    at_the_end = {name: values[-1] for name, values in trace.variables.items()}
+    once = dict(trace.prepare_selectors)
+    for name, select in selectors_of([program.finish]).items():
+        # The same selection in ``step`` reads the variables as they were before each loop.
+        own = f"finish.{name}" if select.variables and name in trace.selectors else name
+        once[own] = evaluate(select, tokens, at_the_end)
+    for name, values in once.items():
+        yield name, values.expand(n_loops, *values.shape)
+
+
+@torch.no_grad()
+def _patterns(
+    model: LoopedTransformer, inputs: Int[Tensor, "batch pos"], n_loops: int
+) -> tuple[Float[Tensor, "loop batch head query key"], list[str]]:
+    """Patterns of all heads, those of prelude and coda at every loop; and the heads' names."""
+    _, cache = model.run_with_cache(inputs, n_loops=n_loops, names_filter=_PATTERN)
+    config, patterns, heads = model.config, [], []
+    sections = {"prelude": config.n_prelude, "block": config.n_layers, "coda": config.n_coda}
+    for section, n_layers in sections.items():
+        for layer in range(n_layers):
+            if section == "block":
+                patterns.append(cache.stack(_PATTERN, layer=layer))
+            else:
+                once = cache[f"{section}.{layer}.{_PATTERN}"]
+                patterns.append(once.expand(n_loops, *once.shape))
+            heads += [
+                head_name(section, layer, head, n_layers=config.n_layers)
+                for head in range(config.n_heads)
+            ]
+    return torch.cat(patterns, dim=2), heads
+
+
+def head_name(section: str, layer: int, head: int, *, n_layers: int) -> str:
+    """What results call a head.
+
+    Args:
+        section: ``prelude``, ``block`` or ``coda``.
+        layer: Its layer inside that section.
+        head: Its index inside that layer.
+        n_layers: Layers of the tied block; the layer is left out where there is but one.
+
+    Example:
+        >>> [head_name("block", 0, 3, n_layers=n) for n in (1, 2)]
+        ['head 3', 'head 0.3']
+        >>> head_name("coda", 0, 3, n_layers=1)
+        'coda 0.3'
+    """
+    if section != "block":
+        return f"{section} {layer}.{head}"
+    return f"head {head}" if n_layers == 1 else f"head {layer}.{head}"
 
 
 def _merge(selectors: Mapping[str, Tensor]) -> list[tuple[list[str], Tensor]]:
@@ -166,11 +283,6 @@ def _merge(selectors: Mapping[str, Tensor]) -> list[tuple[list[str], Tensor]]:
         else:
             same.append(name)
     return groups
-
-
-def _at(parts: Sequence[Tensor], loop: int) -> Float[Tensor, "batch head query key"]:
-    """All patterns of one loop; what runs once is there at every loop."""
-    return torch.cat([part[loop if len(part) > 1 else 0] for part in parts], dim=1)
 
 
 def _measure(
@@ -219,14 +331,6 @@ def _mean(
     return total / queries.sum().to(total)
 
 
-def _over_loops(values: np.ndarray) -> np.ndarray:
-    """Mean over loops, of those that say something; NaN where none does."""
-    said = ~np.isnan(values)
-    count = said.sum(0)
-    total = np.where(said, values, 0).sum(0)
-    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
-
-
 def _assign(gain: np.ndarray, exact: np.ndarray, heads: list[str]) -> list[str]:
     """The head of each selector, one to one, for the largest total gain [head, selector].
 
@@ -243,8 +347,8 @@ def _assign(gain: np.ndarray, exact: np.ndarray, heads: list[str]) -> list[str]:
     return [heads[found[s]] if s in found else "" for s in range(gain.shape[1])]
 
 
-def _check(parts: Sequence[Tensor], selectors: Mapping[str, Tensor]) -> None:
-    batch = min((part.shape[1] for part in parts), default=0)
+def _check(patterns: Tensor, selectors: Mapping[str, Tensor]) -> None:
+    loops, batch, _, query, key = patterns.shape
     if not selectors or batch < 2:
         raise InputError(
             "selectors and patterns",
@@ -252,17 +356,6 @@ def _check(parts: Sequence[Tensor], selectors: Mapping[str, Tensor]) -> None:
             given=f"{len(selectors)} selectors and {batch} examples",
             fix="Pass trace.selectors of a program, and more examples.",
         )
-    loops = max(len(part) for part in parts)
-    _, _, _, query, key = parts[0].shape
-    for part in parts:
-        rest = (part.shape[1], *part.shape[3:])
-        if len(part) not in (1, loops) or rest != (batch, query, key):
-            raise InputError(
-                "patterns",
-                expected=f"shape [{loops} or 1, {batch}, head, {query}, {key}] of every section",
-                given=str(list(part.shape)),
-                fix="Take all of them from one run.",
-            )
     for name, selector in selectors.items():
         if selector.shape != (loops, batch, query, key):
             raise InputError(

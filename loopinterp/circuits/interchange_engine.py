@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loopinterp.circuits.subspaces import project, random_change
+from loopinterp.circuits.subspaces import check_orthonormal, project, random_change
 from loopinterp.models import bind, device_of, iterate, reach
 
 if TYPE_CHECKING:
@@ -38,13 +38,15 @@ def answer(logits: Float[Tensor, "*shape d_vocab_out"]) -> Int[Tensor, "*shape"]
     """The class with the largest logit; of those that are equal to rounding, the first.
 
     A model that has not decided yet may have all logits alike; which of them is largest by a
-    rounding error says nothing, but would change from one basis of the state to another.
+    rounding error says nothing, but would change from one basis of the state to another. Answers
+    are kept for every pair, delay and position, and so in as few bytes as classes need.
 
     Example:
         >>> answer(torch.tensor([[0.2, 1.3], [1e-7, 2e-7]])).tolist()
         [1, 0]
     """
-    return (logits >= logits.amax(-1, keepdim=True) - TIE).int().argmax(-1)
+    narrow = torch.int16 if logits.shape[-1] <= 2**15 else torch.int32
+    return (logits >= logits.amax(-1, keepdim=True) - TIE).int().argmax(-1).to(narrow)
 
 
 @torch.no_grad()
@@ -92,6 +94,7 @@ class InterchangeRun:
         own: State of the base at the positions of the exchange, at its loop.
         donor: State of the source there.
         natural: Answers of all inputs after 0 .. T loops, undisturbed.
+        reach: Positions that one loop can carry something to the right; None where all are run.
     """
 
     own: Float[Tensor, "pair site d_model"]
@@ -101,9 +104,18 @@ class InterchangeRun:
     @torch.no_grad()
     def __init__(self, model: LoopedModel | Any, pairs: InterchangePairs) -> None:
         self.model, self.pairs = model, pairs.to(device_of(model))
-        self._reach = None if _reads_tokens(model) else reach(model)
+        self.reach = None if _reads_tokens(model) else reach(model)
         self._cached: _Undisturbed | None = None
-        self._prepare()
+        pairs, natural = self.pairs, []
+        for run in self._runs():
+            if not natural:
+                shape = (*pairs.positions.shape, run.states.shape[-1])
+                self.own, self.donor = (run.states.new_empty(shape) for _ in range(2))
+            run.fill(self.own, pairs.base, pairs.loop, pairs.positions)
+            run.fill(self.donor, pairs.source, pairs.source_loop, pairs.positions)
+            readout = bind(model, pairs.inputs[run.rows]).readout
+            natural.append(torch.stack([answer(readout(state)) for state in run.states]))
+        self.natural = torch.cat(natural, dim=1)
 
     @cached_property
     def base(self) -> Int[Tensor, "pair delay pos"]:
@@ -136,6 +148,7 @@ class InterchangeRun:
         """
         change = self.difference
         if subspace is not None:
+            check_orthonormal(subspace)
             inside = project(change, subspace)
             change = change - inside if complement else inside
         return self.after(self.own + change)
@@ -156,8 +169,8 @@ class InterchangeRun:
                 continue
             in_order = here[self.pairs.loop[here].argsort(stable=True)]
             for rows in in_order.split(_AT_A_TIME):
-                go_on = self._whole if self._reach is None else self._cone
-                go_on(rows, state[rows], undisturbed.states, place[self.pairs.base[rows]], read)
+                base = place[self.pairs.base[rows]]
+                self._go_on(rows, state[rows], undisturbed.states, base, read)
         return read
 
     @torch.no_grad()
@@ -174,19 +187,6 @@ class InterchangeRun:
         delays = torch.arange(self.pairs.longest + 1, device=self.pairs.loop.device)
         return (self.pairs.loop[:, None] + delays).clamp(max=self.pairs.n_loops)
 
-    def _prepare(self) -> None:
-        pairs = self.pairs
-        natural: list[Tensor] = []
-        for run in self._runs():
-            if not natural:
-                shape = (*pairs.positions.shape, run.states.shape[-1])
-                self.own, self.donor = (run.states.new_empty(shape) for _ in range(2))
-            run.fill(self.own, pairs.base, pairs.loop, pairs.positions)
-            run.fill(self.donor, pairs.source, pairs.source_loop, pairs.positions)
-            readout = bind(self.model, pairs.inputs[run.rows]).readout
-            natural.append(torch.stack([answer(readout(state)) for state in run.states]))
-        self.natural = torch.cat(natural, dim=1)
-
     def _runs(self) -> Iterator[_Undisturbed]:
         """The undisturbed runs of all inputs, some at a time; kept if they are few."""
         if self._cached is not None:
@@ -202,38 +202,26 @@ class InterchangeRun:
                 self._cached = run
             yield run
 
-    def _whole(
-        self, rows: Tensor, state: Tensor, states: Tensor, base: Tensor, read: Tensor
-    ) -> None:
-        """Go on with all positions; pairs come in the order of their loops."""
-        pairs = self.pairs
-        loop, each = pairs.loop[rows], torch.arange(len(rows), device=rows.device)
-        h = states[loop, base]
-        h[each[:, None], pairs.positions[rows]] = state
-        iteration = bind(self.model, pairs.inputs[pairs.base[rows]])
-        begun = 0
-        for t in range(int(loop[0]), pairs.n_loops + 1):
-            if begun:  # those whose exchange lies before t have been running
-                h[:begun] = iteration.select(slice(0, begun)).step(h[:begun])
-            begun = int((loop <= t).sum())
-            read[rows[:begun], t - loop[:begun]] = answer(iteration.readout(h[:begun])).to(read)
-
-    def _cone(
+    def _go_on(
         self, rows: Tensor, state: Tensor, states: Tensor, base: Tensor, read: Tensor
     ) -> None:
         """Go on with the positions that the exchange can have reached.
 
         ``h`` holds positions ``start .. start + width`` of each pair; those left of the first
         exchanged position are undisturbed, and so are all that lie ``window`` a loop beyond it.
+        Without a window all positions are held. Pairs come in the order of their loops.
         """
-        pairs, window, n_pos = self.pairs, self._reach, self.pairs.inputs.shape[1]
-        assert window is not None
+        pairs, window, n_pos = self.pairs, self.reach, self.pairs.inputs.shape[1]
         loop, positions = pairs.loop[rows], pairs.positions[rows]
         each = torch.arange(len(rows), device=rows.device)[:, None]
-        first = positions.amin(1, keepdim=True)
+        iteration = bind(self.model, pairs.inputs[pairs.base[rows]])
+        last = positions.amax(1, keepdim=True)
+        if window is None:
+            first, window, last = torch.zeros_like(last), 0, torch.full_like(last, n_pos - 1)
+        else:
+            first = positions.amin(1, keepdim=True)
         start = (first - window).clamp(min=0)
-        spread = int((positions.amax(1, keepdim=True) - start).max()) + 1
-        e = bind(self.model, pairs.inputs[pairs.base[rows]]).e
+        spread = int((last - start).max()) + 1
         h = states.new_empty(len(rows), 0, states.shape[-1])
         begun, earliest = 0, int(loop[0])
         for t in range(earliest, pairs.n_loops + 1):
@@ -247,7 +235,10 @@ class InterchangeRun:
                 around = states[t - 1, base[:begun, None], inside[:begun]]
                 grown = torch.nn.functional.pad(h[:begun], (0, 0, 0, width - h.shape[1]))
                 mixed = torch.where(reached[..., None], grown, around)
-                stepped = self.model.step(mixed, e[each[:begun], inside[:begun]])
+                if self.reach is None:  # the step may read more than the injected input
+                    stepped = iteration.select(slice(0, begun)).step(mixed)
+                else:
+                    stepped = self.model.step(mixed, iteration.e[each[:begun], inside[:begun]])
             else:
                 stepped = h.new_empty(0, width, h.shape[-1])
             before, begun = begun, int((loop <= t).sum())
@@ -257,7 +248,7 @@ class InterchangeRun:
             h = torch.cat([stepped, fresh])
             reached = (place[:begun] >= first[:begun]) & (place[:begun] < n_pos)
             pair, column = reached.nonzero(as_tuple=True)
-            answers = answer(self.model.readout(h))[pair, column].to(read)
+            answers = answer(iteration.readout(h))[pair, column]
             read[rows[pair], t - loop[pair], place[pair, column]] = answers
 
 

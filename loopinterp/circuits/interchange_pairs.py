@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from loopinterp.tasks.task import IGNORE
+
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int
     from torch import Tensor
@@ -72,6 +74,31 @@ class InterchangePairs:
     source_loop: Int[Tensor, " pair"]
     strata: Mapping[str, Stratum] = field(default_factory=dict)
 
+    @classmethod
+    def of(
+        cls,
+        batch: Batch,
+        *,
+        base: Int[Tensor, " pair"],
+        source: Int[Tensor, " pair"],
+        positions: Int[Tensor, "pair site"],
+        loop: Int[Tensor, " pair"],
+        n_loops: int | None = None,
+        strata: Mapping[str, Stratum] | None = None,
+    ) -> Self:
+        """Exchanges among the inputs of a batch of one length, each with the donor's same loop."""
+        return cls(
+            inputs=batch.inputs,
+            asked=batch.targets != IGNORE,
+            n_loops=int(batch.n_loops.max()) if n_loops is None else n_loops,
+            base=base,
+            source=source,
+            positions=positions,
+            loop=loop,
+            source_loop=loop,
+            strata=strata or {},
+        )
+
     def __len__(self) -> int:
         return len(self.base)
 
@@ -107,15 +134,6 @@ class InterchangePairs:
         position = self.positions[:, 0]
         left = (position - 1).clamp(min=0)
         return self.inputs[self.base, position], self.inputs[self.base, left]
-
-    def sorted_by(self, **strata: Stratum) -> Self:
-        """The same pairs with more ways of sorting them."""
-        return dataclasses.replace(self, strata={**self.strata, **strata})
-
-    def only(self, stratum: str, label: str) -> Bool[Tensor, " pair"]:
-        """Which pairs are of one class."""
-        found = self.strata[stratum]
-        return found.codes == found.labels.index(label)
 
 
 def join(

@@ -8,7 +8,6 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from loopinterp.circuits.subspaces import principal_subspace
-from loopinterp.models import reach
 from loopinterp.models.looped_model import bind
 
 if TYPE_CHECKING:
@@ -86,19 +85,13 @@ class _Crop:
 
     def __init__(self, run: InterchangeRun, delays: int) -> None:
         self.run, self.delays = run, delays
-        self._reach = reach(run.model)
         with torch.no_grad():
             self._iteration = bind(run.model, run.pairs.inputs)
-        n_pos = run.pairs.inputs.shape[1]
-        around = n_pos if self._reach is None else self._reach * delays
-        first = run.pairs.positions.amin(1)
-        last = run.pairs.positions.amax(1)
-        if self._reach is None:
-            self._start = torch.zeros_like(first)
-            self._width = n_pos
-        else:
-            self._width = min(int((last - first).max()) + 2 * around + 1, n_pos)
-            self._start = (first - around).clamp(min=0, max=n_pos - self._width)
+        n_pos, positions = run.pairs.inputs.shape[1], run.pairs.positions
+        around = n_pos if run.reach is None else run.reach * delays
+        first, last = positions.amin(1), positions.amax(1)
+        self._width = min(int((last - first).max()) + 2 * around + 1, n_pos)
+        self._start = (first - around).clamp(min=0, max=n_pos - self._width)
         every = torch.arange(len(first), device=first.device)
         self._states = run.base_states(self._places(every))
 
@@ -149,7 +142,7 @@ class _Crop:
         base = pairs.base[rows, None]
         at = (pairs.positions[rows] - self._start[rows, None])[..., None].expand_as(state)
         h = self._states[rows].scatter(1, at, state)
-        whole = self._iteration.select(pairs.base[rows]) if self._reach is None else None
+        whole = self._iteration.select(pairs.base[rows]) if self.run.reach is None else None
         e, model = self._iteration.e[base, place], self.run.model
         readout = model.readout if whole is None else whole.readout
         # Left of the first exchanged position the crop's own edge is seen, not the run's.

@@ -13,14 +13,12 @@ from loopinterp.circuits.interchange_pairs import (
     OTHER_VALUE,
     SAME_VALUE,
     InterchangePairs,
-    Stratum,
     draw_pairs,
     evenly_by_class,
     join,
 )
 from loopinterp.circuits.program_counterfactuals import Prediction
 from loopinterp.errors import InputError, check_integer
-from loopinterp.tasks.task import IGNORE
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int
@@ -31,10 +29,6 @@ if TYPE_CHECKING:
 
 _TRIED = 6
 """So many times as many exchanges are looked at as are wanted."""
-
-TOKEN, LEFT, WHEN, WHERE = "token", "left token", "loop", "position"
-BOTH = "token and left token"
-THIRDS = ("first third", "second third", "last third")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,15 +137,8 @@ class SpreadPairs:
 def _pairs(found: Int[Tensor, "row pair"], batch: Batch) -> InterchangePairs:
     """Pairs out of rows: base, source, loop, and the positions."""
     base, source, loop, *positions = found
-    return InterchangePairs(
-        inputs=batch.inputs,
-        asked=batch.targets != IGNORE,
-        n_loops=int(batch.n_loops.max()),
-        base=base,
-        source=source,
-        positions=torch.stack(positions, 1),
-        loop=loop,
-        source_loop=loop,
+    return InterchangePairs.of(
+        batch, base=base, source=source, positions=torch.stack(positions, 1), loop=loop
     )
 
 
@@ -165,27 +152,6 @@ def spread_loops(n_loops: int, most: int) -> list[int]:
     last = max(n_loops - 1, 1)
     count = min(most, last)
     return sorted({round(1 + k * (last - 1) / max(count - 1, 1)) for k in range(count)})
-
-
-def common_strata(pairs: InterchangePairs, tokens: Sequence[str]) -> dict[str, Stratum]:
-    """Strata that every task has: token, left token, both, when and where.
-
-    Args:
-        pairs: The pairs; those of several positions count by the first.
-        tokens: What each token means.
-    """
-    position = pairs.positions[:, 0]
-    own, left = pairs.tokens
-    both = own * len(tokens) + left
-    kinds = both.unique()
-    names = [f"{tokens[k // len(tokens)]} after {tokens[k % len(tokens)]}" for k in kinds.tolist()]
-    return {
-        TOKEN: Stratum(tuple(tokens), own),
-        LEFT: Stratum(tuple(tokens), left),
-        BOTH: Stratum(tuple(names), torch.searchsorted(kinds, both)),
-        WHEN: Stratum(THIRDS, 3 * (pairs.loop - 1) // max(pairs.n_loops - 1, 1)),
-        WHERE: Stratum(THIRDS, 3 * (position - 1) // max(pairs.inputs.shape[1] - 1, 1)),
-    }
 
 
 def _differ(

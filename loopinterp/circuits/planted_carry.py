@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
-from loopinterp.circuits.comparison_inputs import check_batch, name_models
+from loopinterp.circuits.comparison_inputs import check_batch, named_models
 from loopinterp.circuits.interchange_engine import InterchangeRun
 from loopinterp.circuits.interchange_pairs import InterchangePairs, draw_pairs
 from loopinterp.errors import InputError, check_integer
 from loopinterp.models import describe_model
-from loopinterp.models.looped_model import need_model
 from loopinterp.rasp.program_registry import get_program
 from loopinterp.results import Result, study
 from loopinterp.tasks.addition import Addition
@@ -92,27 +91,26 @@ def planted_carry_study(
         InputError: inputs that are too short, or without such pairs.
     """
     check_integer("per_cell", per_cell, least=1)
-    several = list(models) if isinstance(models, (list, tuple)) else [models]
-    labels = name_models(names, len(several))
+    labelled = named_models(models, names)
     batch = check_batch(batch, [get_program("ripple")])
     pairs, cell = _pairs(batch, per_cell, torch.Generator().manual_seed(seed))
     with study(
         seed,
         study="planted carry",
-        models=[describe_model(model) for model in several],
+        models=[describe_model(model) for model in labelled.values()],
         n=int(batch.n[0]),
         per_cell=per_cell,
     ) as watch:
         return PlantedCarry.of(
             watch,
             coords={
-                "model": labels,
+                "model": list(labelled),
                 "kind": KINDS,
                 "token": TOKENS,
                 "left_token": TOKENS,
                 "life": range(MOST + 1),
             },
-            count=np.stack([_counts(model, pairs, cell) for model in several]),
+            count=np.stack([_counts(model, pairs, cell) for model in labelled.values()]),
             n=int(batch.n[0]),
         )
 
@@ -120,7 +118,6 @@ def planted_carry_study(
 def _counts(
     model: LoopedModel | Any, pairs: InterchangePairs, cell: Int[Tensor, " pair"]
 ) -> np.ndarray:
-    need_model(model)
     run = InterchangeRun(model, pairs)
     rows = torch.arange(len(pairs), device=run.base.device)
     at = run.pairs.positions[:, 0]
@@ -160,14 +157,11 @@ def _pairs(
     cell = (kind * 4 + tokens[row, position]) * 4 + tokens[row, position - 1]
     shuffled = torch.randperm(len(cell), generator=generator)
     some = torch.cat([shuffled[cell[shuffled] == k][:per_cell] for k in cell.unique().tolist()])
-    pairs = InterchangePairs(
-        inputs=tokens,
-        asked=real,
-        n_loops=int(batch.n_loops.max()),
+    pairs = InterchangePairs.of(
+        batch,
         base=row[some],
         source=source[pair][some],
         positions=position[some, None],
         loop=loop[pair][some],
-        source_loop=loop[pair][some],
     )
     return pairs, cell[some]

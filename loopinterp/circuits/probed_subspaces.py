@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,7 +13,7 @@ from loopinterp.probing.linear_probes import RidgeProbe
 from loopinterp.tasks.task import IGNORE
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Float, Int
     from torch import Tensor
 
     from loopinterp.rasp.program import LoopProgram
@@ -35,22 +35,10 @@ REAL = 1e-2
 """Singular values of a probe's coefficients below this share of the largest are rounding."""
 
 
-@overload
-def probe_directions(
-    model: Any, program: LoopProgram, names: Sequence[str], batch: Batch, *, by_token: Literal[True]
-) -> dict[int, Float[Tensor, "rank d_model"]]: ...
-
-
-@overload
-def probe_directions(
-    model: Any, program: LoopProgram, names: Sequence[str], batch: Batch, *, by_token: bool = False
-) -> Float[Tensor, "rank d_model"]: ...
-
-
 @torch.no_grad()
 def probe_directions(
-    model: Any, program: LoopProgram, names: Sequence[str], batch: Batch, *, by_token: bool = False
-) -> Float[Tensor, "rank d_model"] | dict[int, Float[Tensor, "rank d_model"]]:
+    model: Any, program: LoopProgram, names: Sequence[str], batch: Batch
+) -> Float[Tensor, "rank d_model"]:
     """Orthonormal rows that span what probes of some variables read.
 
     One probe per variable, on the states after loops 1 .. T - 1 together.
@@ -60,33 +48,51 @@ def probe_directions(
         program: Whose variables.
         names: Which of them.
         batch: Inputs of one length.
-        by_token: A span for each token at the position, in place of one for all.
     """
+    states, _, labels = _labelled_states(model, program, names, batch)
+    return _span(states, labels)
+
+
+@torch.no_grad()
+def probe_directions_by_token(
+    model: Any, program: LoopProgram, names: Sequence[str], batch: Batch
+) -> Float[Tensor, "token rank d_model"]:
+    """:func:`probe_directions` for each token at the position; rows of 0 where there are fewer."""
+    states, tokens, labels = _labelled_states(model, program, names, batch)
+    spans = {
+        token: _span(states[tokens == token], labels[:, tokens == token])
+        for token in tokens.unique().tolist()
+    }
+    rank = max(len(rows) for rows in spans.values())
+    table = states.new_zeros(len(program.inputs), rank, states.shape[-1])
+    for token, rows in spans.items():
+        table[token, : len(rows)] = rows
+    return table
+
+
+def _labelled_states(
+    model: Any, program: LoopProgram, names: Sequence[str], batch: Batch
+) -> tuple[Float[Tensor, "place d_model"], Int[Tensor, " place"], Int[Tensor, "variable place"]]:
+    """States in random order, the token at each, and the value of each variable."""
     inputs = batch.inputs.to(device_of(model))
     last = int(batch.n_loops.max())
     loops = spread_loops(last, 12)
-    kept = {t: h for t, h in iterate(model, inputs, last) if t in loops}
-    trace = program.trace(inputs, n_loops=last).variables
     asked = (batch.targets != IGNORE).to(inputs.device)
-    states = torch.stack([kept[t][asked] for t in loops]).flatten(0, 1)
+    states = torch.cat([h[asked] for t, h in iterate(model, inputs, last) if t in loops])
+    trace = program.trace(inputs, n_loops=last).variables
+    labels = torch.stack([torch.cat([trace[n][t][asked] for t in loops]) for n in names])
     tokens = inputs[asked].repeat(len(loops))
-    labels = {n: torch.stack([trace[n][t][asked] for t in loops]).flatten() for n in names}
-    generator = torch.Generator().manual_seed(0)
-    order = torch.randperm(len(states), generator=generator).to(states.device)
-    if not by_token:
-        some = order[:PLACES]
-        return _span(states[some], [values[some] for values in labels.values()])
-    spans = {}
-    for token in tokens.unique().tolist():
-        some = order[(tokens == token)[order]][:PLACES]
-        spans[token] = _span(states[some], [values[some] for values in labels.values()])
-    return spans
+    order = torch.randperm(len(states), generator=torch.Generator().manual_seed(0))
+    order = order.to(states.device)
+    return states[order], tokens[order], labels[:, order]
 
 
-def _span(states: Tensor, labels: Sequence[Tensor]) -> Float[Tensor, "rank d_model"]:
+def _span(
+    states: Float[Tensor, "place d_model"], labels: Int[Tensor, "variable place"]
+) -> Float[Tensor, "rank d_model"]:
     """Orthonormal rows that span the probes' coefficients; none where nothing varies."""
-    rows = []
-    for values in labels:
+    rows, states = [], states[:PLACES]
+    for values in labels[:, :PLACES]:
         if len(values.unique()) > 1:
             probe = RidgeProbe(alpha=PENALTY).fit(states, values)
             coef = probe.coef_ - probe.coef_.mean(0) if len(probe.coef_) > 1 else probe.coef_

@@ -8,32 +8,22 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from loopinterp.circuits.comparison_evidence import (
-    MANIFOLD,
-    REACHED,
-    UNREACHED,
-    Evidence,
-    gather_evidence,
-    scored_pairs,
-)
-from loopinterp.circuits.comparison_inputs import check_batches, check_programs, name_models
-from loopinterp.circuits.interchange_pairs import KIND, SAME_VALUE
+from loopinterp.circuits.comparison_evidence import gather_evidence
+from loopinterp.circuits.comparison_inputs import check_batches, check_programs, named_models
+from loopinterp.circuits.evidence_counts import END, count_evidence
 from loopinterp.circuits.pair_strategies import SpreadPairs
-from loopinterp.circuits.task_strata import strata_of
-from loopinterp.circuits.verdict import ALL, THRESHOLD, Counts, Verdict, decide
+from loopinterp.circuits.verdict import THRESHOLD, Verdict, decide
 from loopinterp.intervals import wilson_estimate
 from loopinterp.models import describe_model
-from loopinterp.models.looped_model import need_model
 from loopinterp.results import Result, study
 
 if TYPE_CHECKING:
+    import xarray as xr
+
     from loopinterp.circuits.interchange_pairs import PairStrategy
     from loopinterp.models import LoopedModel
     from loopinterp.rasp.program import LoopProgram
     from loopinterp.tasks.task import Batch
-
-END = "end"
-"""The delay that reads each pair's answer after T(n) loops."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -168,181 +158,72 @@ def compare_programs(
 
     Source: interchange interventions, Geiger et al., arXiv 2106.02997 and 2303.02536.
     """
-    several = list(models) if isinstance(models, (list, tuple)) else [models]
     rivals = check_programs(programs)
     batches = check_batches(data, rivals)
-    labels = name_models(names, len(several))
-    for model in several:
-        need_model(model)
+    labelled = named_models(models, names)
     strategy = pairs or SpreadPairs()
     lengths = [int(batch.n[0]) for batch in batches]
     with study(
         seed,
         study="program comparison",
-        models=[describe_model(model) for model in several],
+        models=[describe_model(model) for model in labelled.values()],
         programs=[p.name for p in rivals],
         lengths=lengths,
         pairs=repr(strategy),
     ) as watch:
-        strata = strata_of(rivals[0].task)
-        found = [
-            gather_evidence(model, rivals, batches, strategy, strata, seed=seed)
-            for model in several
-        ]
-        classes = stratum_classes(found)
-        delays = max(e.within.shape[1] for e in found)
-        tables = [EvidenceTable(e, classes, delays) for e in found]
-        arrays = {
-            name: np.stack([getattr(t, name) for t in tables])
-            for name in ProgramComparison.VARIABLES
+        found = {
+            label: gather_evidence(model, rivals, batches, strategy, seed=seed)
+            for label, model in labelled.items()
         }
-        verdicts = {
-            label: decide(table.counts([p.name for p in rivals], classes), threshold=threshold)
-            for label, table in zip(labels, tables)
-        }
+        counts = count_evidence(list(found.values())).assign_coords(model=list(found))
         return ProgramComparison.of(
             watch,
-            coords={
-                "model": labels,
-                "program": [p.name for p in rivals],
-                "rival": [p.name for p in rivals],
-                "stratum": classes,
-                "delay": [*map(str, range(delays)), END],
+            coords={axis: counts[axis].values for axis in _AXES},
+            verdicts={
+                label: decide(counts.sel(model=label), threshold=threshold) for label in found
             },
-            verdicts=verdicts,
-            alignments={label: [str(a) for a in e.alignments] for label, e in zip(labels, found)},
-            solved={label: e.solved for label, e in zip(labels, found)},
+            alignments={label: [str(a) for a in e.alignments] for label, e in found.items()},
+            solved={label: float(counts.solved.sel(model=label)) for label in found},
             lengths=lengths,
             threshold=threshold,
-            **arrays,
+            **_shares(counts),
         )
 
 
-def stratum_classes(found: Sequence[Evidence]) -> list[str]:
-    """Names of all classes of all strata, "all" first."""
-    names = {
-        f"{stratum}: {label}": None
-        for evidence in found
-        for stratum, (labels, codes) in evidence.strata.items()
-        if stratum != KIND
-        for k, label in enumerate(labels)
-        if (codes[scored_pairs(evidence)] == k).any()
-    }
-    return [ALL, *(f"{MANIFOLD}: {label}" for label in (REACHED, UNREACHED)), *names]
+_AXES = ("model", "program", "rival", "stratum", "delay")
 
 
-class EvidenceTable:
-    """The evidence on one model, counted by program, stratum and delay."""
-
-    def __init__(self, evidence: Evidence, classes: Sequence[str], delays: int) -> None:
-        e, other = evidence, scored_pairs(evidence)
-        self.evidence = e
-        masks = self._masks(classes)[:, :, other]  # [program, stratum, pair]
-        happens = (e.moves | e.changes)[:, other]
-        agree, changes, within = e.agree[:, other], e.changes[:, other], e.within[other]
-        last = within.sum(-1) - 1
-
-        def with_end(x: np.ndarray) -> np.ndarray:
-            """[..., pair, delay] -> one more delay, each pair's last."""
-            index = np.broadcast_to(last[:, None], (*x.shape[:-1], 1))
-            padded = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, delays - x.shape[-1])])
-            return np.concatenate([padded, np.take_along_axis(x, index, axis=-1)], axis=-1)
-
-        def count(x: np.ndarray) -> np.ndarray:
-            """[program, pair, delay] -> [program, stratum, delay]."""
-            return np.einsum("psn,pnd->psd", masks.astype(np.int64), with_end(x).astype(np.int64))
-
-        self.active = count(happens)
-        self.right = count(happens & agree)
-        self.iia = wilson_estimate(self.right, self.active)
-        still = count(happens & ~changes)
-        self.no_interchange = np.where(self.active > 0, still / np.maximum(self.active, 1), np.nan)
-
-        ever = happens.any(-1)
-        holds = np.asarray((agree | ~within).all(-1))
-        self.whole_run_active = np.einsum("psn,pn->ps", masks, ever.astype(np.int64))
-        self.whole_run_right = np.einsum("psn,pn->ps", masks, (ever & holds).astype(np.int64))
-        self.whole_run = wilson_estimate(self.whole_run_right, self.whole_run_active)
-        # Runs that have ended say nothing of later delays.
-        so_far = np.logical_or.accumulate(happens, -1) & within
-        kept = np.logical_and.accumulate(agree | ~within, -1)
-        self.prefix_active = with_end(so_far).sum(1)
-        self.prefix_right = with_end(so_far & kept).sum(1)
-        self.followed = wilson_estimate(self.prefix_right, self.prefix_active)
-        self.pairs = masks.sum(-1)
-
-        n_runs = e.undisturbed.shape[1]
+def _shares(counts: xr.Dataset) -> dict[str, np.ndarray | xr.DataArray]:
+    """The arrays of the result, out of the counts."""
+    nothing = counts.nothing_right / counts.active.where(counts.active > 0)
+    return {
+        "iia": wilson_estimate(counts.right, counts.active),
+        "active": counts.active,
+        "no_interchange": nothing,
+        "whole_run": wilson_estimate(counts.run_right, counts.run_active),
+        "whole_run_active": counts.run_active,
+        "followed": wilson_estimate(counts.prefix_right, counts.prefix_active),
+        "pairs": counts.pairs,
         # A run's loops are alike, so that intervals count runs.
-        self.n_runs, self.undisturbed_right = n_runs, e.undisturbed.sum(1)
-        self.undisturbed = wilson_estimate(self.undisturbed_right, n_runs)
-        self.decided = e.decided.mean(1)
-        self.alike = e.alike
-        self._duels(other)
-        self._controls(other, changes, holds)
+        "undisturbed": wilson_estimate(counts.undisturbed, counts.n_runs.values[:, None]),
+        "decided": counts.decided,
+        "alike": counts.alike,
+        "random_change": wilson_estimate(counts.random_right, counts.random_active),
+        "specific": wilson_estimate(counts.exchange_right, counts.random_active),
+        "same_value": wilson_estimate(counts.unchanged, counts.n_same),
+        **_duels(counts.drop_sel(delay=END)),
+    }
 
-    def _masks(self, classes: Sequence[str]) -> np.ndarray:
-        e = self.evidence
-        table = np.zeros((len(e.agree), len(classes), len(e.within)), bool)
-        for at, name in enumerate(classes):
-            stratum, _, label = name.partition(": ")
-            if name == ALL:
-                table[:, at] = True
-            elif stratum == MANIFOLD:
-                table[:, at] = e.reached if label == REACHED else ~e.reached
-            elif stratum in e.strata and label in e.strata[stratum][0]:
-                labels, codes = e.strata[stratum]
-                table[:, at] = codes == labels.index(label)
-        return table
 
-    def _duels(self, other: np.ndarray) -> None:
-        """For every two programs, the pairs on which they differ, delay by delay."""
-        apart = self.evidence.apart[:, :, other]
-        agree = self.evidence.agree[:, None, other]
-        self.apart_by_delay = apart.sum(2)
-        self.duel_right = (apart & agree).sum(2)
-        own = wilson_estimate(self.duel_right, self.apart_by_delay)
-        rival = wilson_estimate(self.duel_right.swapaxes(0, 1), self.apart_by_delay)
-        # The delay at which one is told from the other best, whichever it is.
-        lead = np.maximum(own[..., 1] - rival[..., 2], rival[..., 1] - own[..., 2])
-        lead = np.nan_to_num(lead, nan=-2.0)
-        self.duel_delay = lead.argmax(-1)
-        best = self.duel_delay[..., None]
-        self.duel = np.take_along_axis(own, best[..., None], axis=2)[:, :, 0]
-        self.apart = np.take_along_axis(self.apart_by_delay, best, axis=2)[..., 0]
-
-    def _controls(self, other: np.ndarray, changes: np.ndarray, holds: np.ndarray) -> None:
-        e = self.evidence
-        said = changes.any(-1)
-        random_holds = (e.random_agree[:, other] | ~e.within[other]).all(-1)
-        self.random_active = said.sum(-1)
-        self.random_right = (said & random_holds).sum(-1)
-        self.swap_right = (said & holds).sum(-1)
-        self.random_change = wilson_estimate(self.random_right, self.random_active)
-        self.specific = wilson_estimate(self.swap_right, self.random_active)
-        same = e.of_kind(SAME_VALUE)
-        self.n_same, self.unchanged = int(same.sum()), int((~e.moves[same].any(-1)).sum())
-        self.same_value = wilson_estimate(self.unchanged, self.n_same)
-
-    def counts(self, programs: Sequence[str], classes: Sequence[str]) -> Counts:
-        """What the verdict rests on; the last column, "end", is no delay of its own."""
-        return Counts(
-            programs=programs,
-            right=self.right[:, 0, :-1],
-            active=self.active[:, 0, :-1],
-            run_right=self.whole_run_right,
-            run_active=self.whole_run_active,
-            strata=classes,
-            prefix_right=self.prefix_right[:, :-1],
-            prefix_active=self.prefix_active[:, :-1],
-            duel_right=self.duel_right,
-            apart=self.apart_by_delay,
-            undisturbed=self.undisturbed_right,
-            decided=self.decided,
-            n_runs=self.n_runs,
-            random_right=self.random_right,
-            swap_right=self.swap_right,
-            random_active=self.random_active,
-            unchanged=self.unchanged,
-            n_same=self.n_same,
-            solved=self.evidence.solved,
-        )
+def _duels(counts: xr.Dataset) -> dict[str, np.ndarray]:
+    """For every two programs, at the delay at which one is told from the other best."""
+    own = wilson_estimate(counts.duel_right, counts.apart)
+    rival = wilson_estimate(counts.duel_right.values.swapaxes(1, 2), counts.apart)
+    lead = np.maximum(own[..., 1] - rival[..., 2], rival[..., 1] - own[..., 2])
+    delay = np.nan_to_num(lead, nan=-2.0).argmax(-1)
+    best = delay[..., None]
+    return {
+        "duel": np.take_along_axis(own, best[..., None], axis=3)[:, :, :, 0],
+        "duel_delay": delay,
+        "apart": np.take_along_axis(counts.apart.values, best, axis=3)[..., 0],
+    }

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loopinterp.circuits.comparison_evidence import MANIFOLD, REACHED, UNREACHED
-from loopinterp.circuits.pair_strategies import BOTH, TOKEN
-from loopinterp.circuits.program_comparison import END, ProgramComparison
-from loopinterp.circuits.verdict import ALL, NONE, STRATUM_PAIRS, in_loops, plain
+from loopinterp.circuits.evidence_counts import ALL, END, MANIFOLD, REACHED, UNREACHED
+from loopinterp.circuits.pair_strata import BOTH, TOKEN
+from loopinterp.circuits.program_comparison import ProgramComparison
+from loopinterp.circuits.verdict import NONE, STRATUM_PAIRS, in_loops, plain
 from loopinterp.plotting import (
     Reference,
     Series,

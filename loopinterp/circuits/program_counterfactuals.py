@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loopinterp.errors import InputError
-from loopinterp.rasp.interpreter import Interpreter
 from loopinterp.rasp.language import UNKNOWN
 from loopinterp.rasp.program_alignment import Alignment, delayed
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from loopinterp.circuits.interchange_pairs import InterchangePairs
     from loopinterp.rasp.program import LoopProgram
 
-_AT_A_TIME = 2**18
+_AT_A_TIME = 2**16
 """Positions of all pairs that go on together."""
 
 
@@ -42,57 +41,8 @@ class ProgramRuns:
         n_loops: int,
         lag: int = 0,
     ) -> None:
-        self.program, self.inputs, self.n_loops = delayed(program, lag), inputs, n_loops
+        self.program = delayed(program, lag)
         self.trace = self.program.trace(inputs, n_loops=n_loops)
-
-    def after(
-        self,
-        names: Sequence[str],
-        *,
-        base: Int[Tensor, " pair"],
-        source: Int[Tensor, " pair"],
-        positions: Int[Tensor, "pair site"],
-        loop: Int[Tensor, " pair"],
-        source_loop: Int[Tensor, " pair"],
-        steps: int,
-    ) -> Int[Tensor, "pair delay pos"]:
-        """Answers after 0 .. ``steps`` more loops, if some variables come from another run.
-
-        Args:
-            names: The variables that are taken.
-            base: Which input the run is of.
-            source: Which input's run they are taken from.
-            positions: At which positions.
-            loop: After how many loops they are put in.
-            source_loop: After how many loops of the source's run they are taken.
-            steps: Loops to go on.
-        """
-        found = torch.empty(
-            len(base), steps + 1, self.inputs.shape[1], dtype=torch.int16, device=base.device
-        )
-        rows = torch.arange(len(base), device=base.device)
-        for part in rows.split(max(_AT_A_TIME // self.inputs.shape[1], 1)):
-            row, at = rows[: len(part), None], positions[part]
-            state = {n: x[loop[part], base[part]] for n, x in self.trace.variables.items()}
-            for name in names:
-                donor = self.trace.variables[name]
-                taken = donor[source_loop[part, None], source[part, None], at]
-                state[name][row, at] = taken
-            # A step knows no loop number, so pairs of different loops go on together.
-            for step, read in enumerate(self._answers(self.inputs[base[part]], state, steps)):
-                found[part, step] = read.to(torch.int16)
-        return found
-
-    def _answers(self, tokens: Tensor, state: dict[str, Tensor], steps: int) -> list[Tensor]:
-        interpreter, orders = Interpreter(tokens), self.program.orders
-        step, finish = self.program.step, self.program.finish
-        read = []
-        for done in range(steps + 1):
-            if done:
-                values = interpreter.run(orders["step"], state, step.values())
-                state = {**state, **{name: values[x] for name, x in step.items()}}
-            read.append(interpreter.run(orders["finish"], state, [finish])[finish])
-        return read
 
 
 class Prediction:
@@ -145,25 +95,39 @@ class Prediction:
         return self.runs.trace.outputs[loops, pairs.base[:, None]].to(torch.int16)
 
     @cached_property
-    def swapped(self) -> Int[Tensor, "pair delay pos"]:
+    def exchanged(self) -> Int[Tensor, "pair delay pos"]:
         """With it."""
-        pairs, shift = self.pairs, self.alignment.shift
-        return self.runs.after(
-            self._names,
-            base=pairs.base,
-            source=pairs.source,
-            positions=(pairs.positions - self.alignment.offset).clamp(min=0),
-            loop=pairs.loop + shift,
-            source_loop=pairs.source_loop + shift,
-            steps=self.steps,
-        )
+        pairs = self.pairs
+        n_pos = pairs.inputs.shape[1]
+        found = self.base.new_empty(len(pairs), self.steps + 1, n_pos)
+        at_a_time = max(_AT_A_TIME // n_pos, 1)
+        for start in range(0, len(pairs), at_a_time):
+            rows = slice(start, start + at_a_time)
+            # A step knows no loop number, so pairs of different loops go on together.
+            after = self.runs.program.run(
+                pairs.inputs[pairs.base[rows]], n_loops=self.steps, variables=self.state(rows)
+            )
+            found[rows] = after.outputs.transpose(0, 1)
+        return found
+
+    def state(self, rows: slice) -> dict[str, Int[Tensor, "pair pos"]]:
+        """The program's variables right after the exchange, in some of the pairs."""
+        pairs, shift = self.pairs[rows], self.alignment.shift
+        at = (pairs.positions - self.alignment.offset).clamp(min=0)
+        loop, source_loop = pairs.loop + shift, (pairs.source_loop + shift)[:, None]
+        variables = self.runs.trace.variables
+        state = {name: values[loop, pairs.base] for name, values in variables.items()}
+        for name in self._names:
+            taken = variables[name][source_loop, pairs.source[:, None], at]
+            state[name] = state[name].scatter(1, at, taken)
+        return state
 
     def claims(self, natural: Int[Tensor, "pair delay pos"]) -> Claims:
         """What it says of a model that answers so without the exchange."""
         natural = natural[:, : self.steps + 1]
-        changed = self.base != self.swapped
-        silent = changed & (self.swapped == UNKNOWN)
-        expected = torch.where(changed, self.swapped.to(natural), natural)
+        changed = self.base != self.exchanged
+        silent = changed & (self.exchanged == UNKNOWN)
+        expected = torch.where(changed, self.exchanged.to(natural), natural)
         asked = self.pairs.scored[:, None]
         return Claims(
             expected=expected.masked_fill(silent | ~asked, SILENT),

@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-import numpy as np
 import torch
+from torch.nn.functional import one_hot
 
 from loopinterp.circuits.comparison_inputs import check_batches, check_program
 from loopinterp.circuits.interchange_engine import InterchangeRun
 from loopinterp.circuits.learned_subspace import learn_subspace
 from loopinterp.circuits.pair_strategies import SpreadPairs
-from loopinterp.circuits.probed_subspaces import probe_directions
+from loopinterp.circuits.probed_subspaces import probe_directions, probe_directions_by_token
 from loopinterp.circuits.program_counterfactuals import Prediction
-from loopinterp.circuits.subspaces import principal_subspace, project
+from loopinterp.circuits.subspaces import check_orthonormal, principal_subspace, project
 from loopinterp.circuits.verdict import delay_groups
 from loopinterp.errors import InputError, check_choice, check_integer
 from loopinterp.intervals import wilson_estimate
 from loopinterp.models import describe_model
 from loopinterp.models.looped_model import need_model
-from loopinterp.results import Result, study
+from loopinterp.results import Result, Stopwatch, study
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from jaxtyping import Float, Int
+    import xarray as xr
+    from jaxtyping import Bool, Float
     from torch import Tensor
 
-    from loopinterp.circuits.interchange_pairs import InterchangePairs, PairStrategy
+    from loopinterp.circuits.interchange_pairs import PairStrategy
     from loopinterp.models import LoopedModel
     from loopinterp.rasp.program import LoopProgram
     from loopinterp.tasks.task import Batch
@@ -126,8 +125,8 @@ def search_subspaces(
         seed: Seed of pairs and of learning.
 
     Raises:
-        InputError: unknown methods or variables, ranks that the state does not have, or no pair
-            in which an exchange changes an answer.
+        InputError: unknown methods or variables, ranks that the state does not have, rows that are
+            not orthonormal, or no pair in which an exchange changes an answer.
 
     Source: distributed alignment search, Geiger et al., arXiv 2303.02536. TransformerLens'
     ``fit_das`` aligns one read-out class at one hook; here a whole answer at several delays
@@ -136,6 +135,9 @@ def search_subspaces(
     chosen = check_program(program)
     need_model(model)
     batches = check_batches(data, [chosen])
+    bases = dict(given or {})
+    for name, rows in bases.items():
+        check_orthonormal(rows, f"subspace {name!r}")
     for method in methods:
         check_choice("method", method, METHODS)
     names = list(chosen.variables if variables is None else variables)
@@ -153,171 +155,175 @@ def search_subspaces(
         lengths=[int(b.n[0]) for b in batches],
     ) as watch:
         generator = torch.Generator().manual_seed(seed)
-        fit = InterchangeRun(model, strategy(model, [chosen], batches[0][::2], generator))
-        width = fit.own.shape[-1]
-        kept = [rank for rank in ranks if rank < width]
-        if not kept:
+        half = batches[0][::2]
+        fit = InterchangeRun(model, strategy(model, [chosen], half, generator))
+        if not (kept := [rank for rank in ranks if rank < fit.own.shape[-1]]):
             raise InputError(
-                "ranks", expected=f"some below d_model = {width}", given=str(ranks), fix="Pass 1."
+                "ranks",
+                expected=f"some below d_model = {fit.own.shape[-1]}",
+                given=str(ranks),
+                fix="Pass 1.",
             )
-        whole = len(names) == len(chosen.variables)
-        target = None if whole else Prediction(chosen, fit.pairs, names=names).claims(fit.base)
-        found: list[tuple[str, int, Tensor | _ByToken]] = []
-        for name, rows in (given or {}).items():
-            found.append((name, len(rows), rows.to(fit.own)))
-        for rank in kept:
-            if LEARNED in methods:
-                rows = learn_subspace(fit, rank, target=target, steps=steps, seed=seed)
-                found.append((LEARNED, rank, rows))
-            if PRINCIPAL in methods:
-                found.append(
-                    (PRINCIPAL, rank, principal_subspace(fit.difference.flatten(0, 1), rank))
-                )
-        if PROBE in methods:
-            rows = probe_directions(model, chosen, names, batches[0][::2])
-            found.append((PROBE, len(rows), rows))
-        if PROBE_BY_TOKEN in methods:
-            each = _ByToken(probe_directions(model, chosen, names, batches[0][::2], by_token=True))
-            found.append((PROBE_BY_TOKEN, each.rank, each))
+        found = [
+            *(_Subspace(name, len(rows), rows.to(fit.own)) for name, rows in bases.items()),
+            *_fitted(fit, half, chosen, names, kept, methods, steps=steps, seed=seed),
+        ]
         held_out = [
             InterchangeRun(model, strategy(model, [chosen], batch[1::2], generator))
             for batch in batches
         ]
-        return _result(found, held_out, chosen, names, whole, len(fit.pairs), watch)
+        counts = _joined([_counts(run, found, chosen, names) for run in held_out])
+        return _result(watch, found, counts, chosen, names, fit, held_out)
 
 
-class _ByToken:
-    """A subspace for each token at the exchanged position."""
-
-    def __init__(self, rows: dict[int, Tensor]) -> None:
-        self.rank = max(len(r) for r in rows.values())
-        self._rows = rows
-
-    def of(self, pairs: InterchangePairs) -> Float[Tensor, "pair d_model d_model"]:
-        """The projection for each pair; nothing for a token without a probe."""
-        tokens, _ = pairs.tokens
-        some = next(iter(self._rows.values()))
-        width = some.shape[-1]
-        table = some.new_zeros(int(pairs.inputs.max()) + 1, width, width)
-        for token, rows in self._rows.items():
-            if token < len(table):
-                table[token] = rows.mT @ rows
-        return table[tokens]
-
-
-def _result(
-    found: Sequence[tuple[str, int, Tensor | _ByToken]],
-    held_out: Sequence[InterchangeRun],
+def _fitted(
+    fit: InterchangeRun,
+    half: Batch,
     program: LoopProgram,
     names: list[str],
-    whole: bool,
-    fitted_on: int,
-    watch: Any,
-) -> SubspaceSearch:
-    delays = max(run.pairs.longest for run in held_out) + 1
-    tokens = list(program.inputs)
-    table = _Tally(len(found) + 1, delays, len(tokens))
-    for run in held_out:
-        everything = run.interchange()
-        claims = Prediction(program, run.pairs, names=names).claims(run.base)
-        asked = run.pairs.scored[:, None]
-        moves = ((everything != run.base) & asked).any(-1) & run.within
-        own, _ = run.pairs.tokens
-        for k, (_, _, rows) in enumerate(found):
-            inside = _projected(run.difference, rows, run.pairs)
-            part = run.after(run.own + inside)
-            rest = run.after(run.own + run.difference - inside)
-            table.add(k, run, part, rest, everything, moves, claims, own)
-        table.add(len(found), run, everything, run.base, everything, moves, claims, own)
-    labels = [f"{method}, {rank}" for method, rank, _ in found] + [WHOLE]
-    if not table.active.any():
+    ranks: Sequence[int],
+    methods: Sequence[str],
+    *,
+    steps: int,
+    seed: int,
+) -> Iterator[_Subspace]:
+    """The subspaces that each method finds."""
+    target = None
+    if len(names) < len(program.variables):
+        target = Prediction(program, fit.pairs, names=names).claims(fit.base)
+    for rank in ranks:
+        if LEARNED in methods:
+            rows = learn_subspace(fit, rank, target=target, steps=steps, seed=seed)
+            yield _Subspace(LEARNED, rank, rows)
+        if PRINCIPAL in methods:
+            rows = principal_subspace(fit.difference.flatten(0, 1), rank)
+            yield _Subspace(PRINCIPAL, rank, rows)
+    for method, probe in _PROBES.items():
+        if method in methods:
+            rows = probe(fit.model, program, names, half)
+            yield _Subspace(method, rows.shape[-2], rows)
+
+
+_PROBES = {PROBE: probe_directions, PROBE_BY_TOKEN: probe_directions_by_token}
+
+
+class _Subspace(NamedTuple):
+    """A subspace that was found, or one for each token at the exchanged position."""
+
+    method: str
+    rank: int
+    rows: Float[Tensor, "*token rank d_model"]
+
+    def part(self, run: InterchangeRun) -> Float[Tensor, "pair site d_model"]:
+        """What an exchange of it adds."""
+        rows = self.rows[run.pairs.tokens[0]] if self.rows.ndim > 2 else self.rows
+        return project(run.difference, rows)
+
+
+def _counts(
+    run: InterchangeRun, found: Sequence[_Subspace], program: LoopProgram, names: list[str]
+) -> xr.Dataset:
+    """Pairs of one batch on which each subspace, and last the whole state, is right.
+
+    ``active`` [delay]: the whole exchange changes an answer; of those, ``same`` and ``rest``
+    [subspace, delay]: the subspace, or all but it, does what the whole does; ``same_of_token`` of
+    ``of_token`` at all delays. ``right`` of ``says``: the answer is the program's, of those on
+    which it or the model changes one.
+    """
+    import xarray as xr
+
+    everything = run.interchange()
+    claims = Prediction(program, run.pairs, names=names).claims(run.base)
+    token = one_hot(run.pairs.tokens[0], len(program.inputs)).bool()
+
+    def alike(first: Tensor, second: Tensor) -> Bool[Tensor, "pair delay"]:
+        return ((first == second) | ~run.pairs.scored[:, None]).all(-1)
+
+    def exchanged() -> Iterator[tuple[Tensor, Tensor]]:
+        for subspace in found:
+            part = subspace.part(run)
+            yield run.after(run.own + part), run.after(run.own + run.difference - part)
+        yield everything, run.base
+
+    moves = ~alike(everything, run.base) & run.within
+    rows = []
+    for inside, outside in exchanged():
+        same = alike(inside, everything)
+        happens = (~alike(inside, run.base) | claims.changes) & run.within
+        always = moves.any(-1) & (same | ~moves).all(-1)
+        row = {
+            "same": same & moves,
+            "rest": alike(outside, everything) & moves,
+            "right": claims.agree(inside) & happens,
+            "says": happens,
+            "same_of_token": always[:, None] & token,
+        }
+        rows.append({name: x.sum(0) for name, x in row.items()})
+    delays, by_token = range(moves.shape[1]), ("subspace", "token")
+    table = {name: torch.stack([row[name] for row in rows]).cpu().numpy() for name in rows[0]}
+    return xr.Dataset(
+        {
+            "active": ("delay", moves.sum(0).cpu().numpy()),
+            "of_token": ("token", (moves.any(-1)[:, None] & token).sum(0).cpu().numpy()),
+            "same_of_token": (by_token, table.pop("same_of_token")),
+            **{name: (("subspace", "delay"), x) for name, x in table.items()},
+        },
+        coords={"delay": delays},
+    )
+
+
+def _joined(parts: Sequence[xr.Dataset]) -> xr.Dataset:
+    """The counts of all batches, whose runs may be longer or shorter."""
+    import xarray as xr
+
+    counts = xr.concat(parts, "batch", join="outer", fill_value=0).sum("batch")
+    if not counts.active.any():
         raise InputError(
             "data",
             expected="inputs on which exchanging a state changes an answer of the model",
             given="none",
             fix="Draw more, or longer, inputs.",
         )
-    ranks = [rank for _, rank, _ in found] + [held_out[0].own.shape[-1]]
-    methods = [method for method, _, _ in found] + [WHOLE]
+    return counts
+
+
+def _result(
+    watch: Stopwatch,
+    found: Sequence[_Subspace],
+    counts: xr.Dataset,
+    program: LoopProgram,
+    names: list[str],
+    fit: InterchangeRun,
+    held_out: Sequence[InterchangeRun],
+) -> SubspaceSearch:
     return SubspaceSearch.of(
         watch,
         coords={
-            "subspace": labels,
-            "delay": [*map(str, range(delays))],
-            "token": tokens,
+            "subspace": [*(f"{method}, {rank}" for method, rank, _ in found), WHOLE],
+            "delay": map(str, counts.delay.values),
+            "token": program.inputs,
         },
-        carried=wilson_estimate(table.same, table.active),
-        complement=wilson_estimate(table.rest, table.active),
-        active=table.active,
-        iia=wilson_estimate(table.right, table.says),
-        carried_by_token=wilson_estimate(table.by_token, table.of_token),
-        ranks=ranks,
-        methods=methods,
+        carried=wilson_estimate(counts.same, counts.active),
+        complement=wilson_estimate(counts.rest, counts.active),
+        active=counts.active,
+        iia=wilson_estimate(counts.right, counts.says),
+        carried_by_token=wilson_estimate(counts.same_of_token, counts.of_token),
+        ranks=[*(subspace.rank for subspace in found), fit.own.shape[-1]],
+        methods=[*(subspace.method for subspace in found), WHOLE],
         program=program.name,
         variables=names,
-        smallest=_smallest(methods, ranks, table),
-        fitted_on=fitted_on,
+        smallest=_smallest(found, counts),
+        fitted_on=len(fit.pairs),
         scored_on=sum(len(run.pairs) for run in held_out),
     )
 
 
-def _smallest(methods: list[str], ranks: list[int], table: _Tally) -> dict[str, int]:
-    """The smallest rank of each method that carries exchanges at every delay."""
-    groups = delay_groups(table.active)
-    smallest = {}
-    for k, (method, rank) in enumerate(zip(methods, ranks)):
-        shares = [
-            table.same[k, a : b + 1].sum() / max(table.active[a : b + 1].sum(), 1)
-            for a, b in groups
-        ]
-        if method != WHOLE and min(shares) >= CARRIED:
-            smallest[method] = min(rank, smallest.get(method, rank))
-    return {m: smallest.get(m, 0) for m in dict.fromkeys(methods) if m != WHOLE}
-
-
-class _Tally:
-    """Counts of what each subspace does, by delay and by token."""
-
-    def __init__(self, subspaces: int, delays: int, tokens: int) -> None:
-        self.active = np.zeros(delays, dtype=np.int64)
-        self.same, self.rest, self.right, self.says = (
-            np.zeros((subspaces, delays), dtype=np.int64) for _ in range(4)
-        )
-        self.by_token, self.of_token = (
-            np.zeros((subspaces, tokens), dtype=np.int64) for _ in range(2)
-        )
-
-    def add(
-        self,
-        k: int,
-        run: InterchangeRun,
-        part: Int[Tensor, "pair delay pos"],
-        rest: Int[Tensor, "pair delay pos"],
-        everything: Int[Tensor, "pair delay pos"],
-        moves: Tensor,
-        claims: Any,
-        own: Tensor,
-    ) -> None:
-        asked = run.pairs.scored[:, None]
-        n = moves.shape[1]
-        same = ((part == everything) | ~asked).all(-1)
-        left = ((rest == everything) | ~asked).all(-1)
-        happens = (((part != run.base) & asked).any(-1) | claims.changes) & run.within
-        if k == len(self.same) - 1:  # once for each run
-            self.active[:n] += moves.sum(0).cpu().numpy()
-        self.same[k, :n] += (same & moves).sum(0).cpu().numpy()
-        self.rest[k, :n] += (left & moves).sum(0).cpu().numpy()
-        self.right[k, :n] += (claims.agree(part) & happens).sum(0).cpu().numpy()
-        self.says[k, :n] += happens.sum(0).cpu().numpy()
-        ever, always = moves.any(-1), (same | ~moves).all(-1)
-        size = self.by_token.shape[1]
-        self.of_token[k] += np.bincount(own[ever].cpu().numpy(), minlength=size)
-        self.by_token[k] += np.bincount(own[ever & always].cpu().numpy(), minlength=size)
-
-
-def _projected(
-    change: Float[Tensor, "pair site d_model"], rows: Tensor | _ByToken, pairs: InterchangePairs
-) -> Float[Tensor, "pair site d_model"]:
-    if isinstance(rows, _ByToken):
-        return change @ rows.of(pairs).to(change)
-    return project(change, rows)
+def _smallest(found: Sequence[_Subspace], counts: xr.Dataset) -> dict[str, int]:
+    """The smallest rank of each method that carries exchanges at every delay; 0 if none does."""
+    active, smallest = counts.active.values, {subspace.method: 0 for subspace in found}
+    groups = [slice(first, last + 1) for first, last in delay_groups(active)]
+    for (method, rank, _), same in zip(found, counts.same.values):
+        shares = [same[group].sum() / max(active[group].sum(), 1) for group in groups]
+        if min(shares) >= CARRIED:
+            smallest[method] = min(rank, smallest[method] or rank)
+    return smallest

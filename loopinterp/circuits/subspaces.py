@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from loopinterp.errors import InputError
+from loopinterp.errors import InputError, check_integer
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -21,7 +21,8 @@ def principal_subspace(
     Raises:
         InputError: a rank outside 1..d_model, or more than there are pairs.
     """
-    _check_rank(rank, min(difference.shape))
+    most = min(difference.shape)
+    check_integer("rank", rank, least=1, most=most, fix=f"Pass a rank from 1 to {most}.")
     return torch.linalg.svd(difference, full_matrices=False).Vh[:rank]
 
 
@@ -32,16 +33,12 @@ def project(
 
     Args:
         change: What an exchange of the whole state adds.
-        subspace: Orthonormal rows: one subspace for all pairs [rank, d_model], or one each.
-
-    Raises:
-        InputError: rows that are not orthonormal.
+        subspace: Orthonormal rows, or rows of 0: one subspace for all pairs, or one each.
 
     Example:
         >>> project(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 1.0]])).tolist()
         [[0.0, 4.0]]
     """
-    check_orthonormal(subspace)
     basis = subspace.to(change)
     return change @ basis.mT @ basis
 
@@ -71,14 +68,4 @@ def check_orthonormal(rows: Float[Tensor, "... rank d_model"], what: str = "subs
             expected="orthonormal rows [..., rank, d_model]",
             given="rows that are not",
             fix="Orthonormalise them: torch.linalg.qr(rows.mT).Q.mT.",
-        )
-
-
-def _check_rank(rank: int, most: int) -> None:
-    if not 1 <= rank <= most:
-        raise InputError(
-            "rank",
-            expected=f"1..{most}",
-            given=str(rank),
-            fix="Pass a rank that the space (and the number of pairs) allows.",
         )

@@ -20,7 +20,7 @@ from loopinterp.tasks.task import IGNORE
 
 if TYPE_CHECKING:
     import xarray as xr
-    from jaxtyping import Float, Int
+    from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
     from loopinterp.models.looped_model import LoopedModel
@@ -106,9 +106,8 @@ def decodability(
     ) as watch:
         batch = batch.to(device_of(model))
         row, pos = (batch.targets != IGNORE).nonzero(as_tuple=True)
-        labels = _labels(chosen, batch.inputs, row, pos, last)
-        train = row % 2 == 0
-        score = _Scorer(torch.stack(list(labels.values())), train)
+        values = _labels(chosen, batch.inputs, row, pos, last)
+        labels, train = torch.stack(list(values.values())), row % 2 == 0
 
         def states_of(some_model: Any) -> tuple[Tensor, Tensor]:
             return states_at(some_model, batch.inputs, row, pos, loops=range(last + 1))
@@ -121,15 +120,17 @@ def decodability(
         return Decodability.of(
             watch,
             coords={
-                "variable": list(labels),
+                "variable": list(values),
                 "loop": range(last + 1),
                 "program_loop": range(last + 1),
             },
-            accuracy=score(states),
-            random_weights=None if random_model is None else score(states_of(random_model)[0]),
-            shuffled=_Scorer(score.labels[..., other], train)(states),
-            embedding=score(e[None])[:, 0],
-            chance=score.chance(),
+            accuracy=_scores(states, labels, train),
+            random_weights=None
+            if random_model is None
+            else _scores(states_of(random_model)[0], labels, train),
+            shuffled=_scores(states, labels[..., other], train),
+            embedding=_scores(e[None], labels, train)[:, 0],
+            chance=torch.stack([_chance(x[:, ~train]) for x in labels]),
         )
 
 
@@ -159,29 +160,24 @@ def _other_examples(
     return torch.where(found >= 0, found, torch.arange(len(row), device=row.device))
 
 
-class _Scorer:
-    """Fits and scores probes of all labels at once, from whatever states it is given."""
-
-    def __init__(self, labels: Int[Tensor, "variable program_loop place"], train: Tensor) -> None:
-        self.labels, self._train = labels, train
-        self._test = labels[..., ~train]
-
-    def __call__(self, states: Float[Tensor, "loop place d_model"]) -> Tensor:
-        """Balanced accuracy [variable, loop, program_loop]."""
-        tables = []
-        for labels, test in zip(self.labels, self._test):
-            probe = RidgeProbe().fit(states[:, None, self._train], labels[None, :, self._train])
-            tables.append(_balanced(probe.predict(states[:, None, ~self._train]), test))
-        return torch.stack(tables)
-
-    def chance(self) -> Tensor:
-        """1 / classes [variable, program_loop]; NaN where there is one class."""
-        counts = torch.stack([_counts(test).ge(_FEWEST).sum(-1) for test in self._test])
-        return torch.where(counts > 1, 1.0 / counts, torch.nan)
+def _scores(
+    states: Float[Tensor, "loop place d_model"],
+    labels: Int[Tensor, "variable program_loop place"],
+    train: Bool[Tensor, " place"],
+) -> Float[Tensor, "variable loop program_loop"]:
+    """Balanced accuracy of probes of all labels, from whatever states they are given."""
+    tables = []
+    for values in labels:
+        probe = RidgeProbe().fit(states[:, None, train], values[None, :, train])
+        tables.append(_balanced(probe.predict(states[:, None, ~train]), values[:, ~train]))
+    return torch.stack(tables)
 
 
-def _counts(labels: Int[Tensor, "program_loop place"]) -> Tensor:
-    return torch.stack([(labels == c).sum(-1) for c in labels.unique()], dim=-1)
+def _chance(labels: Int[Tensor, "program_loop place"]) -> Float[Tensor, " program_loop"]:
+    """1 / classes; NaN where there is one class."""
+    counts = torch.stack([(labels == value).sum(-1) for value in labels.unique()])
+    classes = (counts >= _FEWEST).sum(0)
+    return torch.where(classes > 1, 1.0 / classes, torch.nan)
 
 
 def _balanced(predicted: Tensor, labels: Int[Tensor, "program_loop place"]) -> Tensor:

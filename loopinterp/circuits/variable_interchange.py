@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from loopinterp.circuits.comparison_inputs import check_batch, check_program
+from loopinterp.circuits.evidence_counts import delay_names, with_end
 from loopinterp.circuits.interchange_engine import InterchangeRun
 from loopinterp.circuits.interchange_pairs import join
 from loopinterp.circuits.program_counterfactuals import SILENT, Claims, ProgramRuns
@@ -24,12 +25,14 @@ from loopinterp.circuits.variable_pairs import Control, VariablePairs
 from loopinterp.errors import InputError, check_integer, unknown_name
 from loopinterp.intervals import wilson_estimate
 from loopinterp.models import bind, describe_model
+from loopinterp.models.iteration import check_increasing
 from loopinterp.models.looped_model import need_model
 from loopinterp.rasp.language import UNKNOWN
 from loopinterp.results import Result, study
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    import xarray as xr
+    from jaxtyping import Bool, Float
     from torch import Tensor
 
     from loopinterp.circuits.interchange_pairs import InterchangePairs
@@ -49,9 +52,6 @@ INTERVENTIONS = (VARIABLE, RANDOM, ANOTHER_LOOP, ANOTHER_VARIABLE, NOTHING, SAME
 
 UNDISTURBED = "undisturbed"
 """In the tally, beside the interventions: the program's own answer against the model's."""
-
-END = "end"
-"""The delay that reads each pair's answer after the last loop."""
 
 _COUNTED = "intervention variable loop delay"
 
@@ -172,7 +172,8 @@ def interchange_study(
     last = check_integer(
         "n_loops", int(batch.n_loops.max()) if n_loops is None else n_loops, least=0
     )
-    after = _check_loops(range(last + 1) if loops is None else loops, last)
+    wanted = check_increasing(range(last + 1) if loops is None else loops)
+    after = [check_integer("loops", loop, least=0, most=last) for loop in wanted]
     check_integer("pairs_per_loop", pairs_per_loop, least=1)
     bases = dict(subspaces or {})
     _check_subspaces(bases, chosen, bind(model, batch.inputs[:1]).h0.shape[-1])
@@ -193,20 +194,52 @@ def interchange_study(
             per_loop=pairs_per_loop,
             generator=torch.Generator().manual_seed(seed),
         )
-        # Of its own, so that models of other widths are tried on the same pairs.
-        generator = torch.Generator().manual_seed(seed)
-        tally = _Tally(chosen.variables, after, last)
-        for variable in chosen.variables:
-            pairs = finder.of(variable, after)
-            if len(pairs):
-                _exchange(model, finder, variable, pairs, bases, tally, generator)
+        totals = _count_all(model, finder, bases, after, seed)
+        put = totals.sel(intervention=list(INTERVENTIONS))
+        alone = totals.sel(intervention=UNDISTURBED)
         return VariableInterchange.of(
             watch,
-            coords=tally.coords,
-            **tally.arrays(),
+            coords={axis: x.values for axis, x in put.coords.items()},
+            agreement=wilson_estimate(put.right, put.n),
+            pairs=put.n,
+            whole_run=wilson_estimate(put.run_right, put.run_n),
+            whole_run_pairs=put.run_n,
+            undisturbed=wilson_estimate(alone.right, alone.n)[..., 0],
             program=chosen.name,
             ranks={name: len(rows) for name, rows in bases.items()},
         )
+
+
+def _count_all(
+    model: LoopedModel | Any,
+    finder: VariablePairs,
+    bases: Mapping[str, Tensor],
+    loops: Sequence[int],
+    seed: int,
+) -> xr.Dataset:
+    """Counts by what was put in (and by nothing: undisturbed), of every variable."""
+    import xarray as xr
+
+    variables = finder.runs.program.variables
+    coords = {
+        "intervention": [*INTERVENTIONS, UNDISTURBED],
+        "variable": list(variables),
+        "loop": list(loops),
+        "delay": delay_names(finder.n_loops + 1),
+    }
+    by_delay = xr.DataArray(np.zeros([len(x) for x in coords.values()], int), coords=coords)
+    by_run = by_delay.isel(delay=0, drop=True)
+    none = {"right": by_delay, "n": by_delay, "run_right": by_run, "run_n": by_run}
+    totals = xr.Dataset(none).copy(deep=True)
+    # Of its own, so that models of other widths are tried on the same pairs.
+    generator = torch.Generator().manual_seed(seed)
+    for variable in variables:
+        pairs = finder.of(variable, loops)
+        if len(pairs):
+            found = _exchange(model, finder, variable, pairs, bases, generator)
+            whole = totals.sel(variable=variable)
+            totals.loc[{"variable": variable}] = found.reindex_like(whole, fill_value=0)
+    return totals
 
 
 def _exchange(
@@ -215,10 +248,14 @@ def _exchange(
     variable: str,
     pairs: InterchangePairs,
     bases: Mapping[str, Tensor],
-    tally: _Tally,
     generator: torch.Generator,
-) -> None:
-    """Make all interventions on the pairs of one variable, and count."""
+) -> xr.Dataset:
+    """Make all interventions on the pairs of one variable, and count [intervention, loop, delay].
+
+    ``right`` of ``n`` pairs; of whole runs, ``run_right`` of ``run_n``.
+    """
+    import xarray as xr
+
     told = finder.told(variable, pairs)
     made = {
         VARIABLE: Control(pairs, told),
@@ -231,12 +268,14 @@ def _exchange(
         subspace[ANOTHER_VARIABLE], made[ANOTHER_VARIABLE] = bases[other[0]], other[1]
 
     rows = {name: control.counts.any(1).nonzero().squeeze(1) for name, control in made.items()}
-    joined = join([c.pairs[rows[name]] for name, c in made.items()], "intervention", tuple(made))
+    rows = {name: where for name, where in rows.items() if len(where)}
+    sizes = [len(where) for where in rows.values()]
+    joined = join([made[n].pairs[where] for n, where in rows.items()], "intervention", tuple(rows))
     run = InterchangeRun(model, joined)
-    changes = dict(zip(made, run.difference.split([len(r) for r in rows.values()])))
-    for name, basis in subspace.items():
-        if basis is not None:
-            changes[name] = project(changes[name], basis)
+    changes = dict(zip(rows, run.difference.split(sizes)))
+    for name, change in changes.items():
+        if (basis := subspace[name]) is not None:
+            changes[name] = project(change, basis)
     changes[RANDOM] = random_change(changes[VARIABLE], generator)
     answers = run.after(run.own + torch.cat(list(changes.values()))).cpu()
 
@@ -245,76 +284,42 @@ def _exchange(
     claims = prediction.claims(natural)
     decided = pairs.scored[:, None] & (prediction.base != UNKNOWN)
     unchanged = Claims(natural.masked_fill(~decided, SILENT), claims.changes)
-    tally.add(NOTHING, variable, pairs, claims.agree(natural), told)
-    for (name, control), read in zip(made.items(), answers.split([len(r) for r in rows.values()])):
+    counts = {
+        NOTHING: _count(pairs, claims.agree(natural), told),
+        UNDISTURBED: _count(pairs, ((natural == prediction.base) | ~decided).all(-1), told),
+    }
+    for (name, where), read in zip(rows.items(), answers.split(sizes)):
         expected = unchanged if name == SAME_VALUE else claims
-        right = expected[rows[name]].agree(read)
-        tally.add(name, variable, pairs[rows[name]], right, control.counts[rows[name]])
-    tally.add(UNDISTURBED, variable, pairs, ((natural == prediction.base) | ~decided).all(-1), told)
+        right = expected[where].agree(read)
+        counts[name] = _count(pairs[where], right, made[name].counts[where])
+    found = xr.concat(counts.values(), "intervention", join="outer", fill_value=0)
+    return found.assign_coords(intervention=list(counts))
 
 
-class _Tally:
-    """Counts of every intervention on every variable, after each loop and at each delay."""
+def _count(
+    pairs: InterchangePairs, right: Bool[Tensor, "pair delay"], counts: Bool[Tensor, "pair delay"]
+) -> xr.Dataset:
+    """How many pairs are right where they count, after each loop; and over whole runs."""
+    import xarray as xr
 
-    def __init__(self, variables: Sequence[str], loops: Sequence[int], n_loops: int) -> None:
-        self.names = [*INTERVENTIONS, UNDISTURBED]
-        self.variables, self.loops, self.n_loops = list(variables), list(loops), n_loops
-        shape = (len(self.names), len(self.variables), len(self.loops))
-        self.right, self.n = (np.zeros((*shape, n_loops + 2), dtype=np.int64) for _ in range(2))
-        self.run_right, self.run_n = (np.zeros(shape, dtype=np.int64) for _ in range(2))
+    last = xr.DataArray(pairs.horizon.numpy(), dims="pair")
+    within = torch.arange(right.shape[1]) <= pairs.horizon[:, None]
+    ever = counts.any(1)
 
-    @property
-    def coords(self) -> dict[str, list[Any]]:
-        return {
-            "intervention": list(INTERVENTIONS),
-            "variable": self.variables,
-            "loop": self.loops,
-            "delay": [*map(str, range(self.n_loops + 1)), END],
-        }
+    def by_delay(x: Bool[Tensor, "pair delay"]) -> xr.DataArray:
+        array = xr.DataArray(x.numpy(), dims=("pair", "delay"))
+        return with_end(array, last, pairs.n_loops + 1)
 
-    def add(
-        self, name: str, variable: str, pairs: InterchangePairs, right: Tensor, counts: Tensor
-    ) -> None:
-        """Count pairs that are right, [pair, delay] each, where they count."""
-        cell = self.names.index(name), self.variables.index(variable)
-        loop = np.searchsorted(self.loops, pairs.loop.numpy())
-        within = torch.arange(right.shape[1]) <= pairs.horizon[:, None]
-        ever = counts.any(1)
-        np.add.at(self.right[cell], loop, self._with_end(right & counts, pairs))
-        np.add.at(self.n[cell], loop, self._with_end(counts, pairs))
-        np.add.at(self.run_right[cell], loop, ((right | ~within).all(1) & ever).numpy())
-        np.add.at(self.run_n[cell], loop, ever.numpy())
-
-    def _with_end(self, x: Tensor, pairs: InterchangePairs) -> np.ndarray:
-        """[pair, delay] -> all delays of the run, and one more: each pair's last."""
-        end = x.gather(1, pairs.horizon[:, None])
-        padded = torch.nn.functional.pad(x, (0, self.n_loops + 1 - x.shape[1]))
-        return torch.cat([padded, end], 1).numpy()
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        agreement, run = (
-            wilson_estimate(right, n)
-            for right, n in ((self.right, self.n), (self.run_right, self.run_n))
-        )
-        return {
-            "agreement": agreement[:-1],
-            "pairs": self.n[:-1],
-            "whole_run": run[:-1],
-            "whole_run_pairs": self.run_n[:-1],
-            "undisturbed": agreement[-1, ..., 0],
-        }
-
-
-def _check_loops(loops: Sequence[int], last: int) -> list[int]:
-    chosen = [check_integer("loops", loop, least=0, most=last) for loop in loops]
-    if not chosen or sorted(set(chosen)) != chosen:
-        raise InputError(
-            "loops",
-            expected="increasing numbers of loops, at least one",
-            given=repr(chosen[:12]),
-            fix=f"Pass e.g. loops=range({last + 1}).",
-        )
-    return chosen
+    table = xr.Dataset(
+        {
+            "right": by_delay(right & counts),
+            "n": by_delay(counts),
+            "run_right": ("pair", ((right | ~within).all(1) & ever).numpy()),
+            "run_n": ("pair", ever.numpy()),
+        },
+        coords={"loop": ("pair", pairs.loop.numpy())},
+    )
+    return table.groupby("loop").sum()
 
 
 def _check_subspaces(

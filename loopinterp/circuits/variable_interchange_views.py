@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from loopinterp.circuits.evidence_counts import END
 from loopinterp.circuits.variable_interchange import (
-    END,
     INTERVENTIONS,
     NOTHING,
     SAME_VALUE,

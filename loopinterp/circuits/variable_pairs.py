@@ -14,10 +14,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from loopinterp.circuits.interchange_pairs import InterchangePairs, draw_pairs, evenly_by_class
+from loopinterp.circuits.interchange_pairs import (
+    InterchangePairs,
+    draw_pairs,
+    evenly_by_class,
+    join,
+)
 from loopinterp.circuits.program_counterfactuals import Prediction
 from loopinterp.rasp.language import UNKNOWN
-from loopinterp.tasks.task import IGNORE
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int
@@ -67,30 +71,19 @@ class VariablePairs:
         generator: torch.Generator,
     ) -> None:
         self.runs, self.apart, self.per_loop, self.generator = runs, apart, per_loop, generator
-        nothing = torch.empty(0, dtype=torch.long)
-        self._none = InterchangePairs(
-            inputs=batch.inputs,
-            asked=batch.targets != IGNORE,
-            n_loops=n_loops,
-            base=nothing,
-            source=nothing,
-            positions=nothing[:, None],
-            loop=nothing,
-            source_loop=nothing,
-        )
+        self.batch, self.n_loops = batch, n_loops
 
     def of(self, variable: str, loops: Collection[int]) -> InterchangePairs:
         """Pairs on which an exchange of the variable matters, after each number of loops.
 
         They are drawn evenly by the last delay at which the answer is another one.
         """
-        parts = [self._after(variable, loop) for loop in loops]
-        return self._pairs(*(torch.cat(columns) for columns in zip(*parts)))
+        return join([self._after(variable, loop) for loop in loops], "loop", tuple(map(str, loops)))
 
     def told(self, variable: str, pairs: InterchangePairs) -> Bool[Tensor, "pair delay"]:
         """Where the program gives another answer with the exchange than without."""
         prediction = self.predict(variable, pairs)
-        return _apart(prediction.base, prediction.swapped, pairs)
+        return _apart(prediction.base, prediction.exchanged, pairs)
 
     def predict(self, variable: str, pairs: InterchangePairs) -> Prediction:
         """What the program says if a variable (or with the whole state, all) is exchanged."""
@@ -120,9 +113,8 @@ class VariablePairs:
         position = pairs.positions[:, 0]
 
         def differing(name: str) -> int:
-            values = self._values(name)[pairs.loop]
-            each = torch.arange(len(pairs))
-            own, donor = (values[each, row, position] for row in (pairs.base, pairs.source))
+            values = self._values(name)
+            own, donor = (values[pairs.loop, row, position] for row in (pairs.base, pairs.source))
             return int((own != donor).sum())
 
         other = max(others, key=differing)
@@ -148,9 +140,9 @@ class VariablePairs:
         delays = torch.arange(pairs.longest + 1)
         return Control(made, (source != pairs.base)[:, None] & (delays <= pairs.horizon[:, None]))
 
-    def _after(self, variable: str, loop: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Base, source, position and loop of the pairs after one number of loops."""
-        inputs = self._none.inputs
+    def _after(self, variable: str, loop: int) -> InterchangePairs:
+        """The pairs after one number of loops."""
+        inputs = self.batch.inputs
         base, source = draw_pairs(len(inputs), _SEARCHED * self.per_loop, self.generator)
         values = self._values(variable)[loop]
         differs = values[base] != values[source]
@@ -159,24 +151,18 @@ class VariablePairs:
             differs &= inputs[base] == inputs[source]
         pair, position = differs.nonzero(as_tuple=True)
         some = torch.randperm(len(pair), generator=self.generator)[: _SEARCHED * self.per_loop]
-        tried = (base[pair[some]], source[pair[some]], position[some], torch.full_like(some, loop))
-        matters = self.told(variable, self._pairs(*tried)).int()
+        tried = InterchangePairs.of(
+            self.batch,
+            base=base[pair[some]],
+            source=source[pair[some]],
+            positions=position[some, None],
+            loop=torch.full_like(some, loop),
+            n_loops=self.n_loops,
+        )
+        matters = self.told(variable, tried).int()
         found = matters.any(1).nonzero().squeeze(1)
         last = matters.shape[1] - 1 - matters.flip(1).argmax(1)
-        kept = found[evenly_by_class(last[found], self.per_loop, self.generator)]
-        return tried[0][kept], tried[1][kept], tried[2][kept], tried[3][kept]
-
-    def _pairs(
-        self, base: Tensor, source: Tensor, position: Tensor, loop: Tensor
-    ) -> InterchangePairs:
-        return replace(
-            self._none,
-            base=base,
-            source=source,
-            positions=position[:, None],
-            loop=loop,
-            source_loop=loop,
-        )
+        return tried[found[evenly_by_class(last[found], self.per_loop, self.generator)]]
 
     def _values(self, variable: str) -> Int[Tensor, "loops input pos"]:
         return self.runs.trace.variables[variable]
@@ -186,9 +172,8 @@ class VariablePairs:
     ) -> Bool[Tensor, "pair delay"]:
         """Where the program says something else to a control than to the right exchange."""
         right = self.predict(variable, pairs)
-        return _apart(right.swapped, control.swapped, pairs) & _apart(
-            right.base, right.swapped, pairs
-        )
+        told = _apart(right.base, right.exchanged, pairs)
+        return told & _apart(right.exchanged, control.exchanged, pairs)
 
 
 def _apart(

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from loopinterp.circuits.evidence_counts import ALL, END
 from loopinterp.intervals import wilson_estimate
 from loopinterp.results import percent
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 THRESHOLD = 0.9
 """Least lower end of the interval of a named program's accuracy, wherever it is asked."""
@@ -20,7 +24,6 @@ DELAY_PAIRS = 60
 STRATUM_PAIRS = 36
 """Least pairs of a stratum of which something can be said: 36 of 36 have a lower end of .90."""
 
-ALL = "all"
 NONE = "none of these"
 
 
@@ -57,83 +60,7 @@ class Verdict:
         return self.winner is not None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Counts:
-    """Counts on which a verdict rests, for one model.
-
-    ``right`` and ``active`` count pairs: those on which something happens (the program or the
-    model changes an answer), and those of them whose whole answer is the one the program says.
-
-    Attributes:
-        programs: Names of the programs.
-        right: By delay [program, delay].
-        active: By delay [program, delay].
-        run_right: Over whole runs after the exchange (right at every delay), by stratum
-            [program, stratum]; the first stratum is all pairs.
-        run_active: The same.
-        strata: Names of the strata.
-        prefix_right: Right at every delay up to this one [program, delay].
-        prefix_active: The same.
-        duel_right: Of two programs, pairs on which they differ and the first is followed
-            [program, rival, delay].
-        apart: Pairs on which they differ.
-        undisturbed: Runs without exchange whose loops are the program's [program], of ``n_runs``;
-            a run counts by the share of its loops.
-        decided: Share of their answers of which the program says something [program].
-        n_runs: How many.
-        random_right: Whole runs after a random change that look as the program says, of those in
-            which it says that something changes [program].
-        swap_right: The same after the exchange itself.
-        random_active: How many.
-        unchanged: Runs that a donor with the same values leaves as they are.
-        n_same: How many such donors.
-        solved: Share of inputs answered right.
-    """
-
-    programs: Sequence[str]
-    right: np.ndarray
-    active: np.ndarray
-    run_right: np.ndarray
-    run_active: np.ndarray
-    strata: Sequence[str]
-    prefix_right: np.ndarray
-    prefix_active: np.ndarray
-    duel_right: np.ndarray
-    apart: np.ndarray
-    undisturbed: np.ndarray
-    decided: np.ndarray
-    n_runs: int
-    random_right: np.ndarray
-    swap_right: np.ndarray
-    random_active: np.ndarray
-    unchanged: int
-    n_same: int
-    solved: float
-
-    def only(self, programs: Sequence[str]) -> Counts:
-        """The same counts for some of the programs: the evidence of a shorter list."""
-        at = [list(self.programs).index(p) for p in programs]
-        by_program = {
-            name: getattr(self, name)[at]
-            for name in (
-                "right",
-                "active",
-                "run_right",
-                "run_active",
-                "prefix_right",
-                "prefix_active",
-                "undisturbed",
-                "decided",
-                "random_right",
-                "swap_right",
-                "random_active",
-            )
-        }
-        by_two = {name: getattr(self, name)[np.ix_(at, at)] for name in ("duel_right", "apart")}
-        return dataclasses.replace(self, programs=list(programs), **by_program, **by_two)
-
-
-def decide(counts: Counts, *, threshold: float = THRESHOLD) -> Verdict:
+def decide(counts: xr.Dataset, *, threshold: float = THRESHOLD) -> Verdict:
     """Name the program that holds wherever it was asked, or say what holds.
 
     A program is named if the lower end of the 95% interval of its accuracy, over pairs on which
@@ -150,48 +77,46 @@ def decide(counts: Counts, *, threshold: float = THRESHOLD) -> Verdict:
     the same values in another context changes nothing. The model must answer right, too.
 
     Args:
-        counts: The evidence, counted.
+        counts: Those of one model, of :func:`~loopinterp.circuits.evidence_counts.count_evidence`;
+            of a shorter list of programs, ``counts.sel(program=names, rival=names)``.
         threshold: Least lower end.
     """
-    rates = _rate(counts.run_right[:, 0], counts.run_active[:, 0])
-    nearest = int(np.argmax(np.nan_to_num(rates, nan=-1.0)))
-    tied = [
-        q
-        for q in range(len(counts.programs))
-        if q != nearest and not counts.apart[nearest, q].any()
-    ]
-    untested = [
-        name for name, n in zip(counts.strata, counts.run_active[nearest]) if 0 < n < STRATUM_PAIRS
-    ]
+    counts = counts.drop_sel(delay=END)  # no delay of its own
+    programs: list[str] = counts.program.values.tolist()
+    whole = counts.sel(stratum=ALL)
+    rates = whole.run_right / whole.run_active
+    nearest = str(rates.fillna(-1).idxmax("program").item())
+    own = counts.sel(program=nearest)
+    tied = [q for q in programs if q != nearest and not own.apart.sel(rival=q).any()]
+    tested = own.run_active.where(own.run_active > 0, drop=True)
     reasons = [
-        *_by_delay(counts, nearest, threshold),
-        *_by_stratum(counts, nearest, threshold),
-        *_left_alone(counts, nearest, threshold),
-        *_exceptions(counts, nearest),
+        *_by_delay(own.sel(stratum=ALL), threshold),
+        *_by_stratum(own, threshold),
+        *_left_alone(own, threshold),
+        *_exceptions(own),
         *_against_rivals(counts, nearest, tied),
-        *_against_controls(counts, nearest, threshold),
+        *_against_controls(own, threshold),
     ]
-    name = counts.programs[nearest]
     holds = wilson_estimate(counts.undisturbed, counts.n_runs)[:, 1] >= threshold
     # A program that leaves answers open is contradicted less: it counts if none says more.
-    most = counts.decided[holds].max(initial=0.0)
-    left_alone = [
-        p for k, p in enumerate(counts.programs) if holds[k] and counts.decided[k] > most - 0.05
-    ]
+    most = counts.decided.values[holds].max(initial=0.0)
     verdict = Verdict(
-        winner=None if reasons else name,
-        nearest=name,
-        undisturbed=left_alone,
-        followed_for=_followed_for(counts, nearest, threshold),
-        longest=counts.right.shape[1] - 1,
-        tied=[counts.programs[q] for q in tied],
+        winner=None if reasons else nearest,
+        nearest=nearest,
+        undisturbed=counts.program.values[holds & (counts.decided.values > most - 0.05)].tolist(),
+        followed_for=_followed_for(own, threshold),
+        longest=counts.sizes["delay"] - 1,
+        tied=tied,
         reasons=reasons,
-        untested=untested,
+        untested=tested.stratum.values[tested < STRATUM_PAIRS].tolist(),
     )
     # Of programs that answer alike when left alone, the nearest is as good a name as any.
-    known = nearest if holds[nearest] else int(holds.argmax())
-    alone = float(counts.undisturbed[known] / counts.n_runs)
-    return _with_statement(verdict, float(rates[nearest]), alone, rivals=len(counts.programs) - 1)
+    known = nearest if holds[programs.index(nearest)] else programs[int(holds.argmax())]
+    alone = float(counts.undisturbed.sel(program=known) / counts.n_runs)
+    rate = float(rates.sel(program=nearest))
+    return dataclasses.replace(
+        verdict, statement=_statement(verdict, rate, alone, rivals=len(programs) - 1)
+    )
 
 
 def plain(program: str) -> str:
@@ -236,62 +161,54 @@ def in_loops(delay: int) -> str:
     return "at once" if delay == 0 else f"{delay} loop{'s' if delay > 1 else ''} later"
 
 
-def _rate(right: np.ndarray, active: np.ndarray) -> np.ndarray:
-    return np.where(active > 0, right / np.maximum(active, 1), np.nan)
-
-
-def _by_delay(counts: Counts, p: int, threshold: float) -> list[str]:
-    if not counts.active[p].any():
+def _by_delay(own: xr.Dataset, threshold: float) -> list[str]:
+    """Delays at which it fails, the first of them in words [delay]."""
+    right, active = own.right.values, own.active.values
+    if not active.any():
         return ["no exchange changes an answer of the model or of the program"]
     failed = []
-    for first, last in delay_groups(counts.active[p]):
-        right = counts.right[p, first : last + 1].sum()
-        active = counts.active[p, first : last + 1].sum()
-        value, low, _ = wilson_estimate(right, active)
+    for first, last in delay_groups(active):
+        together = slice(first, last + 1)
+        value, low, _ = wilson_estimate(right[together].sum(), active[together].sum())
         if not low >= threshold:
             failed.append((value, low, first, last))
     # A delay at which it clearly fails is not made good by those it is taken together with.
-    for delay in range(counts.active.shape[1]):
-        value, low, high = wilson_estimate(counts.right[p, delay], counts.active[p, delay])
+    for delay, (value, low, high) in enumerate(wilson_estimate(right, active)):
         if high < threshold and not any(f <= delay <= t for _, _, f, t in failed):
             failed.append((value, low, delay, delay))
     if not failed:
         return []
     value, low, first, last = min(failed, key=lambda found: found[2])
     when = in_loops(first) if first == last else f"{first} to {last} loops later"
+    delays = sum(last - first + 1 for _, _, first, last in failed)
     return [
         f"{when} it is right in {percent(value)} of pairs (95% interval from {percent(low)}), and "
-        f"fails at {_span(counts, failed)}"
+        f"fails at {delays} of {len(active)} delays"
     ]
 
 
-def _span(counts: Counts, failed: list[tuple[float, float, int, int]]) -> str:
-    delays = sum(last - first + 1 for _, _, first, last in failed)
-    return f"{delays} of {counts.active.shape[1]} delays"
-
-
-def _by_stratum(counts: Counts, p: int, threshold: float) -> list[str]:
-    failed = []
-    for name, right, active in zip(counts.strata, counts.run_right[p], counts.run_active[p]):
-        if not active:
-            continue
-        value, low, high = wilson_estimate(right, active)
-        enough = active >= STRATUM_PAIRS
-        if (enough and not low >= threshold) or high < threshold:
-            failed.append((float(high), float(value), float(low), name, int(active)))
+def _by_stratum(own: xr.Dataset, threshold: float) -> list[str]:
+    estimates = wilson_estimate(own.run_right, own.run_active)
+    failed = [
+        (float(high), float(value), float(low), name, n)
+        for name, n, (value, low, high) in zip(
+            own.stratum.values.tolist(), own.run_active.values.tolist(), estimates
+        )
+        if (n >= STRATUM_PAIRS and not low >= threshold) or high < threshold
+    ]
     if not failed:
         return []
     # The worst is the one that is surely low, not the one with the fewest pairs.
-    _, value, low, name, active = min(failed)
+    _, value, low, name, n = min(failed)
     where = "over all pairs" if name == ALL else f"worst in the stratum “{name}”"
     return [
-        f"{where} it is right over the whole run in {percent(value)} of {active} pairs (95% "
+        f"{where} it is right over the whole run in {percent(value)} of {n} pairs (95% "
         f"interval from {percent(low)})"
     ]
 
 
-def _left_alone(counts: Counts, p: int, threshold: float) -> list[str]:
-    value, low, _ = wilson_estimate(counts.undisturbed[p], counts.n_runs)
+def _left_alone(own: xr.Dataset, threshold: float) -> list[str]:
+    value, low, _ = wilson_estimate(own.undisturbed, own.n_runs)
     if low >= threshold:
         return []
     return [
@@ -300,63 +217,63 @@ def _left_alone(counts: Counts, p: int, threshold: float) -> list[str]:
     ]
 
 
-def _exceptions(counts: Counts, p: int) -> list[str]:
+def _exceptions(own: xr.Dataset) -> list[str]:
     """A model that makes no mistake when left alone has none to blame exceptions on."""
-    exceptions = int(counts.run_active[p, 0] - counts.run_right[p, 0])
-    if counts.undisturbed[p] < counts.n_runs or not exceptions:
+    n = int(own.run_active.sel(stratum=ALL))
+    exceptions = n - int(own.run_right.sel(stratum=ALL))
+    if own.undisturbed < own.n_runs or not exceptions:
         return []
     return [
         f"left alone it answers exactly as the program, but after an exchange it does not in "
-        f"{exceptions} of {int(counts.run_active[p, 0])} runs"
+        f"{exceptions} of {n} runs"
     ]
 
 
-def _against_rivals(counts: Counts, p: int, tied: list[int]) -> list[str]:
+def _against_rivals(counts: xr.Dataset, nearest: str, tied: list[str]) -> list[str]:
     reasons = []
     if tied:
-        names = " and ".join(f"“{plain(counts.programs[q])}”" for q in tied)
+        names = " and ".join(f"“{plain(name)}”" for name in tied)
         reasons.append(f"no pair tells it from {names}")
-    for q in range(len(counts.programs)):
-        n = counts.apart[p, q]
-        if q == p or not n.any():
+    for name in counts.program.values.tolist():
+        own, rival = (
+            counts.sel(program=first, rival=second)
+            for first, second in ((nearest, name), (name, nearest))
+        )
+        if name == nearest or not own.apart.any():
             continue
-        own = wilson_estimate(counts.duel_right[p, q], n)
-        rival = wilson_estimate(counts.duel_right[q, p], n)
-        if not bool((np.nan_to_num(own[:, 1] - rival[:, 2], nan=-1.0) > 0).any()):
-            reasons.append(f"it is not told from “{plain(counts.programs[q])}” by the model")
+        low = wilson_estimate(own.duel_right, own.apart)[:, 1]
+        high = wilson_estimate(rival.duel_right, own.apart)[:, 2]
+        if not (low > high).any():
+            reasons.append(f"it is not told from “{plain(name)}” by the model")
     return reasons
 
 
-def _against_controls(counts: Counts, p: int, threshold: float) -> list[str]:
+def _against_controls(own: xr.Dataset, threshold: float) -> list[str]:
     reasons = []
-    n = counts.random_active[p]
-    if n:
-        own = wilson_estimate(counts.swap_right[p], n)
-        random = wilson_estimate(counts.random_right[p], n)
-        if not own[1] > random[2]:
+    if own.random_active:
+        exchange = wilson_estimate(own.exchange_right, own.random_active)
+        random = wilson_estimate(own.random_right, own.random_active)
+        if not exchange[1] > random[2]:
             reasons.append(f"a random change of the same norm does as well ({percent(random[0])})")
-    if counts.n_same:
-        value, low, _ = wilson_estimate(counts.unchanged, counts.n_same)
+    if own.n_same:
+        value, low, _ = wilson_estimate(own.unchanged, own.n_same)
         if low < threshold:
             reasons.append(
                 "the state holds more than the programs' variables: a donor with the same values "
                 f"changes an answer in {percent(1 - value)} of pairs"
             )
-    if counts.solved < threshold:
-        reasons.append(f"the model answers only {percent(counts.solved)} of inputs right")
+    if own.solved < threshold:
+        reasons.append(f"the model answers only {percent(float(own.solved))} of inputs right")
     return reasons
 
 
-def _followed_for(counts: Counts, p: int, threshold: float) -> int:
-    kept = -1
-    for delay, (right, active) in enumerate(zip(counts.prefix_right[p], counts.prefix_active[p])):
-        if not wilson_estimate(right, active)[1] >= threshold:
-            break
-        kept = delay
-    return kept
+def _followed_for(own: xr.Dataset, threshold: float) -> int:
+    """The last delay up to which it is followed at each; -1 if it is not at once."""
+    followed = wilson_estimate(own.prefix_right, own.prefix_active)[:, 1] >= threshold
+    return int(followed.cumprod().sum()) - 1
 
 
-def _with_statement(verdict: Verdict, rate: float, alike: float, *, rivals: int) -> Verdict:
+def _statement(verdict: Verdict, rate: float, alike: float, *, rivals: int) -> str:
     name = plain(verdict.nearest)
     alone = "" if rivals else " It had no rival: no other program was compared."
     if verdict.named:
@@ -367,31 +284,30 @@ def _with_statement(verdict: Verdict, rate: float, alike: float, *, rivals: int)
         )
         if verdict.untested:
             text += f" Too few pairs to say in {len(verdict.untested)} strata."
-        return dataclasses.replace(verdict, statement=text + alone)
-    parts = []
+        return text + alone
+    holds = []
     if verdict.undisturbed:
         known = sorted(verdict.undisturbed, key=lambda p: (p != verdict.nearest, p))
         others = len(known) - 1
-        parts.append(
-            f"left alone, the model answers as “{plain(known[0])}” at {percent(alike)} of loops"
+        also = f" (as {others} other{'s' if others > 1 else ''} of them would)" if others else ""
+        holds.append(
+            f"left alone, the model answers as “{plain(known[0])}” at {percent(alike)} of "
+            f"loops{also}"
         )
-        if others:
-            parts[-1] += f" (as {others} other{'s' if others > 1 else ''} of them would)"
     if verdict.followed_for == 0:
-        parts.append(f"after an exchange it follows “{name}” at once, and no longer")
+        holds.append(f"after an exchange it follows “{name}” at once, and no longer")
     elif verdict.followed_for > 0:
         loops = f"{verdict.followed_for} loop{'s' if verdict.followed_for > 1 else ''}"
-        parts.append(f"after an exchange it follows “{name}” for {loops}")
-    said = "; ".join(parts)
-    followed = f"“{name}” (whole runs after an exchange: {percent(rate)})."
+        holds.append(f"after an exchange it follows “{name}” for {loops}")
     if not rivals:
-        text = f"It is not {followed}"
+        text = "It is not"
     elif verdict.tied:
-        text = f"No one program can be named; the nearest is {followed}"
+        text = "No one program can be named; the nearest is"
     else:
-        text = f"It is none of these programs; the nearest is {followed}"
-    if said:
+        text = "It is none of these programs; the nearest is"
+    text += f" “{name}” (whole runs after an exchange: {percent(rate)})."
+    if said := "; ".join(holds):
         text += f" {said[0].upper()}{said[1:]}."
     if verdict.reasons:
         text += f" Not named, because {'; '.join(verdict.reasons)}."
-    return dataclasses.replace(verdict, statement=text + alone)
+    return text + alone

@@ -8,24 +8,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import torch
 
 from loopinterp.circuits.comparison_evidence import gather_evidence
+from loopinterp.circuits.evidence_counts import count_evidence
 from loopinterp.circuits.pair_strategies import SpreadPairs
-from loopinterp.circuits.program_comparison import EvidenceTable, stratum_classes
-from loopinterp.circuits.task_strata import strata_of
-from loopinterp.circuits.verdict import Counts, decide
-from loopinterp.rasp.compiler.compiled import Compiled, compile_program
+from loopinterp.circuits.verdict import decide
+from loopinterp.ground_truth.known_models import Disguise, compiled_with_inputs, disguised
+from loopinterp.ground_truth.verdict_scores import rivals_of
 from loopinterp.rasp.mutations import equivalence, near_misses
 from loopinterp.rasp.program_registry import get_program, list_programs
 from loopinterp.results import Result, study
-from loopinterp.tasks.task_registry import get_task
 
 if TYPE_CHECKING:
+    import xarray as xr
+
+    from loopinterp.rasp.compiler.compiled import Compiled
     from loopinterp.rasp.program import LoopProgram
     from loopinterp.tasks.task import Batch
-
-Disguise = Callable[[Compiled], Compiled]
 
 LENGTHS = {"multiplication": 3, "unique_set": 4, "token_addition": 4, "abacus_addition": 4}
 """Problem lengths of the models, where they are not :data:`LENGTH`."""
@@ -72,33 +71,20 @@ class FalseNames(Result, kind="false-names"):
 
     def totals(self) -> dict[str, dict[str, int]]:
         """Counts by task: near misses, models, lists, wrong and equivalent names, own names."""
-        table = {}
-        for task in dict.fromkeys(self.tasks):
-            of = np.array([t == task for t in self.tasks])
-            misses = {
-                p
-                for p, o, t in zip(self.programs, self.originals, self.tasks)
-                if t == task and p != o
-            }
-            data = {name: self.data[name].values[of] for name in self.VARIABLES}
-            table[task] = {
-                "near misses": len(misses),
-                "models": int(of.sum()),
-                "lists": int(data["lists"].sum()),
-                "wrong names": int(data["wrong"].sum()),
-                "equivalent names": int(data["equivalent"].sum()),
-                "named when listed": int(data["named"].sum()),
-            }
-        return table
+        import pandas as pd
 
-
-@dataclass(frozen=True)
-class _Case:
-    """A program to be compiled, and the stock programs that it may be taken for."""
-
-    program: LoopProgram
-    original: str
-    rivals: tuple[str, ...]
+        table = self.data.to_dataframe().assign(task=self.tasks, program=self.programs)
+        by_task = table.groupby("task", sort=False)
+        misses = table["program"].where(table["program"] != self.originals).groupby(table["task"])
+        counts = {
+            "near misses": misses.nunique(),
+            "models": by_task.size(),
+            "lists": by_task["lists"].sum(),
+            "wrong names": by_task["wrong"].sum(),
+            "equivalent names": by_task["equivalent"].sum(),
+            "named when listed": by_task["named"].sum(),
+        }
+        return pd.DataFrame(counts).reindex(list(dict.fromkeys(self.tasks))).to_dict("index")
 
 
 def false_names_study(
@@ -127,86 +113,73 @@ def false_names_study(
     stock = list_programs() if programs is None else list(programs)
     with study(seed, study="false names", programs=stock, misses_of_each=misses_of_each) as watch:
         rows, wrong_names = [], []
-        for case in _cases(stock, misses_of_each, seed):
-            compiled, data = _compiled(case.program, seed)
+        for original, program in _stock_and_misses(stock, misses_of_each, seed):
+            n = LENGTHS.get(program.task, LENGTH)
+            compiled, data = compiled_with_inputs(
+                program, [n, math.ceil(LONGER * n)], examples=EXAMPLES, seed=seed
+            )
             for label, disguise in disguises:
-                name = f"{case.program.name}, {label}"
+                name = f"{program.name}, {label}"
                 progress(name)
-                model = compiled
-                for change in disguise:
-                    model = change(model)
-                row, wrong = _score(model, case, data, seed)
-                rows.append((name, case, label, row))
-                wrong_names += [(name, *found) for found in wrong]
+                counts, wrong = _score(disguised(compiled, disguise), program, data, seed)
+                about = {"model": name, "program": program, "original": original}
+                rows.append({**about, "disguise": label, **counts})
+                wrong_names += [(name, *found) for found in wrong.items()]
         return FalseNames.of(
             watch,
-            coords={"model": [name for name, *_ in rows]},
-            **{key: np.array([row[key] for *_, row in rows]) for key in FalseNames.VARIABLES},
-            programs=[case.program.name for _, case, *_ in rows],
-            originals=[case.original for _, case, *_ in rows],
-            tasks=[case.program.task for _, case, *_ in rows],
-            disguises=[label for *_, label, _ in rows],
+            coords={"model": [row["model"] for row in rows]},
+            **{key: np.array([row[key] for row in rows]) for key in FalseNames.VARIABLES},
+            programs=[row["program"].name for row in rows],
+            originals=[row["original"] for row in rows],
+            tasks=[row["program"].task for row in rows],
+            disguises=[row["disguise"] for row in rows],
             wrong_names=wrong_names,
         )
 
 
-def _cases(stock: Sequence[str], misses_of_each: int, seed: int) -> Iterator[_Case]:
+def _stock_and_misses(
+    stock: Sequence[str], misses_of_each: int, seed: int
+) -> Iterator[tuple[str, LoopProgram]]:
+    """Stock programs and near misses of each, with the stock program's name."""
     for name in stock:
         program = get_program(name)
-        rivals = tuple(
-            other
-            for other in list_programs(program.task)
-            if get_program(other).inputs == program.inputs
-        )
-        yield _Case(program, name, rivals)
+        yield name, program
         for miss in near_misses(program, most=misses_of_each, seed=seed):
-            yield _Case(miss, name, rivals)
-
-
-def _compiled(program: LoopProgram, seed: int) -> tuple[Compiled, list[Batch]]:
-    """The program, compiled for its longest inputs, and inputs of two lengths."""
-    task = get_task(program.task, **program.task_settings)
-    n = LENGTHS.get(program.task, LENGTH)
-    generator = torch.Generator().manual_seed(seed)
-    data = [
-        task.sample(torch.full((EXAMPLES,), length), generator=generator)
-        for length in (n, math.ceil(LONGER * n))
-    ]
-    return compile_program(program, max_length=data[-1].inputs.shape[1]), data
+            yield name, miss
 
 
 def _score(
-    model: Compiled, case: _Case, data: list[Batch], seed: int
-) -> tuple[dict[str, int], list[tuple[str, float]]]:
-    """Counts of names on one model, and the wrong ones."""
-    others = [p for p in case.rivals if p != case.program.name]
-    found = {"lists": 0, "wrong": 0, "equivalent": 0}
-    wrong: dict[str, float] = {}
-    if others:
-        counts = _counts(model, [get_program(p) for p in others], data, seed)
-        lists = [others] + [[p for p in others if p != out] for out in others if len(others) > 1]
-        told: dict[str, float] = {}
-        for names in lists:
-            winner = decide(counts.only(names)).winner
-            found["lists"] += 1
-            if winner is None:
-                continue
-            if winner not in told:
-                apart = equivalence(winner, case.program)
-                told[winner] = 0.0 if apart.equivalent else max(apart.share, apart.natural_share)
-            found["wrong" if told[winner] else "equivalent"] += 1
-            if told[winner]:
-                wrong[winner] = told[winner]
-    listed = [case.program, *(get_program(p) for p in others)]
-    winner = decide(_counts(model, listed, data, seed)).winner
-    return {**found, "named": int(winner == case.program.name)}, list(wrong.items())
+    model: Compiled, program: LoopProgram, data: list[Batch], seed: int
+) -> tuple[dict[str, int], dict[str, float]]:
+    """Counts of names on one model; and the wrong ones, with the share that tells them apart."""
+    _, *others = rivals_of(program)
+    names = [p.name for p in others]
+    lists = [names] if names else []
+    if len(names) > 1:
+        lists += [[p for p in names if p != out] for out in names]
+    winners = []
+    if lists:
+        counts = _counts(model, others, data, seed)
+        winners = [decide(counts.sel(program=some, rival=some)).winner for some in lists]
+    named = [winner for winner in winners if winner is not None]
+    apart = {winner: _told_apart(winner, program) for winner in dict.fromkeys(named)}
+    listed = decide(_counts(model, [program, *others], data, seed)).winner
+    return {
+        "lists": len(lists),
+        "wrong": sum(apart[winner] > 0 for winner in named),
+        "equivalent": sum(apart[winner] == 0 for winner in named),
+        "named": int(listed == program.name),
+    }, {winner: share for winner, share in apart.items() if share}
+
+
+def _told_apart(winner: str, program: LoopProgram) -> float:
+    """Share of interventions, or of undisturbed runs, that tell two programs apart."""
+    found = equivalence(winner, program)
+    return 0.0 if found.equivalent else max(found.share, found.natural_share)
 
 
 def _counts(
     model: Compiled, programs: Sequence[LoopProgram], data: list[Batch], seed: int
-) -> Counts:
-    strata = strata_of(programs[0].task)
-    evidence = gather_evidence(model.model, programs, data, SpreadPairs(), strata, seed=seed)
-    classes = stratum_classes([evidence])
-    table = EvidenceTable(evidence, classes, evidence.within.shape[1])
-    return table.counts([p.name for p in programs], classes)
+) -> xr.Dataset:
+    evidence = gather_evidence(model.model, programs, data, SpreadPairs(), seed=seed)
+    return count_evidence([evidence]).sel(model=0)

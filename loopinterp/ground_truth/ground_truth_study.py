@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from loopinterp.errors import InputError, check_choice, unknown_name
+from loopinterp.errors import InputError, check_choice
 from loopinterp.ground_truth.dynamics_scores import score_dynamics
 from loopinterp.ground_truth.ground_truth_checks import BY_KEY, CHECKS, Score
 from loopinterp.ground_truth.head_scores import score_heads
@@ -83,17 +83,6 @@ class GroundTruth(Result, kind="ground-truth"):
             for (model, check), row in rows.iterrows()
         ]
 
-    def score(self, model: str, check: str) -> float:
-        """The score of one model in one check.
-
-        Raises:
-            InputError: there is no such model or check.
-        """
-        for axis, name in (("model", model), ("check", check)):
-            if name not in self.data[axis]:
-                raise unknown_name(axis, name, self.data[axis].values)
-        return float(self.data["value"].sel(model=model, check=check))
-
     def table(self) -> pd.DataFrame:
         """Scores, a row for each model and a column for each check."""
         import pandas as pd
@@ -127,7 +116,7 @@ def ground_truth_study(
         >>> from loopinterp.ground_truth import known_models
         >>> models = known_models(["prefix_xor"], n=4, examples=64)
         >>> result = ground_truth_study(models, tools=["interchange interventions"])
-        >>> result.score("prefix_xor", "interchange")
+        >>> float(result.data["value"].sel(model="prefix_xor", check="interchange"))
         1.0
     """
     if isinstance(models, KnownModel) or not all(isinstance(m, KnownModel) for m in models):

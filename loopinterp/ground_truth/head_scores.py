@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from loopinterp.circuits.layer_sections import head_name
-from loopinterp.circuits.model_heads import head_study
+from loopinterp.circuits.head_matching import head_name, head_study
 from loopinterp.ground_truth.ground_truth_checks import Score
 
 if TYPE_CHECKING:

@@ -106,13 +106,26 @@ def known_models(
     check_integer("n", n, least=1)
     made = []
     for program in check_program_list(programs):
-        task = get_task(program.task, **program.task_settings)
-        generator = torch.Generator().manual_seed(seed)
-        batch = task.sample(torch.full((examples,), n), generator=generator)
-        compiled = compile_program(program, max_length=batch.inputs.shape[1])
-        for disguise in disguises:
-            compiled = disguise(compiled)
+        bare, (batch,) = compiled_with_inputs(program, [n], examples=examples, seed=seed)
+        compiled = disguised(bare, disguises)
         done = " ".join(words.split()[0] for words in compiled.circuit.disguises)
         called = done if label is None else label
         made.append(KnownModel(compiled, batch, program.n_loops(n), called))
     return made
+
+
+def compiled_with_inputs(
+    program: LoopProgram, lengths: Sequence[int], *, examples: int, seed: int
+) -> tuple[Compiled, list[Batch]]:
+    """A program compiled for the last of some problem lengths, and a batch of each length."""
+    task = get_task(program.task, **program.task_settings)
+    generator = torch.Generator().manual_seed(seed)
+    batches = [task.sample(torch.full((examples,), n), generator=generator) for n in lengths]
+    return compile_program(program, max_length=batches[-1].inputs.shape[1]), batches
+
+
+def disguised(compiled: Compiled, disguises: Sequence[Disguise]) -> Compiled:
+    """A model put through disguises, one after the other."""
+    for disguise in disguises:
+        compiled = disguise(compiled)
+    return compiled

@@ -8,6 +8,8 @@ import numpy as np
 import torch
 
 from loopinterp.circuits.activation_patching import patching_sweep
+from loopinterp.circuits.interchange_pairs import InterchangePairs
+from loopinterp.circuits.program_counterfactuals import Prediction
 from loopinterp.ground_truth.ground_truth_checks import Score
 from loopinterp.rasp.language import UNKNOWN
 
@@ -64,22 +66,26 @@ def _predicted(
     All variables at one position are taken from the source after t loops. At the end the state is
     read together with the source's own injected input, so that the answer there is the source's.
     """
-    ran, donor = (program.run(x, n_loops=n_loops) for x in (base, source))
-    differ = scored & (ran.outputs[-1] != donor.outputs[-1])
-    said = torch.empty(n_loops + 1, base.shape[1])
-    for loop in range(n_loops + 1):
-        for place in range(base.shape[1]):
-            state = {name: x[loop].clone() for name, x in ran.variables.items()}
-            for name, values in donor.variables.items():
-                state[name][:, place] = values[loop][:, place]
-            after = program.run(base, n_loops=n_loops, start_at_loop=loop, variables=state)
-            answers = after.outputs[-1].clone()
-            if loop == n_loops:
-                answers[:, place] = donor.outputs[-1][:, place]
-            counted = answers[differ]
-            right = (counted == donor.outputs[-1][differ]).float().mean()
-            said[loop, place] = torch.nan if bool((counted == UNKNOWN).any()) else right
-    return said
+    (n, n_pos), both = base.shape, torch.cat([base, source])
+    loop, place, row = torch.cartesian_prod(*map(torch.arange, (n_loops + 1, n_pos, n))).T
+    pairs = InterchangePairs(
+        inputs=both,
+        asked=scored.repeat(2, 1),
+        n_loops=n_loops,
+        base=row,
+        source=row + n,
+        positions=place[:, None],
+        loop=loop,
+        source_loop=loop,
+    )
+    own, donor = program.run(both, n_loops=n_loops).outputs[-1].chunk(2)
+    after = Prediction(program, pairs).exchanged[torch.arange(len(pairs)), pairs.horizon]
+    after = after.view(n_loops + 1, n_pos, n, n_pos)  # [loop, place, example, pos]
+    after[-1] = torch.where(torch.eye(n_pos).bool()[:, None], donor, after[-1])
+    differ = scored & (own != donor)
+    counted = after[:, :, differ]
+    right = (counted == donor[differ]).float().mean(-1)
+    return right.masked_fill((counted == UNKNOWN).any(-1), torch.nan)
 
 
 def _alike(states: PatchingSweep, said: Tensor) -> Score:

@@ -27,7 +27,7 @@ def score_probes(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
     say is what the rest of the program's state says, in whatever disguise: a fourth probe reads
     that from the program's own trace, position and token included. Distractors hold functions of
     whatever they read, so they are no part of the second; what a probe finds in them is the
-    control of the swaps that show it is not used.
+    control of the exchange that shows it is not used.
     """
     compiled, tokens = known.compiled, known.batch.inputs
     states = compiled.model(tokens, n_loops=known.n_loops, return_type="states")
@@ -77,8 +77,8 @@ def _changed_by_distractors(
     asked = known.batch.targets >= 0
     shares = []
     for loop, h in enumerate(states):
-        swapped = h - distracting[loop] + distracting[loop].roll(1, 0)
-        answers = run(start_at_loop=loop, state=swapped).argmax(-1)
+        exchanged = h - distracting[loop] + distracting[loop].roll(1, 0)
+        answers = run(start_at_loop=loop, state=exchanged).argmax(-1)
         shares.append(float((answers != own)[asked].float().mean()))
     return max(shares)
 

@@ -10,6 +10,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from loopinterp.circuits import activation_patching
 from loopinterp.circuits.activation_patching import patching_sweep
 from loopinterp.circuits.activation_patching_inputs import unrelated
 from loopinterp.circuits.activation_patching_result import MEASURES, PatchingSweep
@@ -264,11 +265,13 @@ def test_another_metric_is_scaled_from_base_to_source():
     np.testing.assert_allclose(whole.data["effect"], 1, atol=1e-5)
 
 
-def test_side_by_side_is_one_by_one():
+def test_side_by_side_is_one_by_one(monkeypatch):
     model = without_injection(n_layers=2, n_coda=1)
     base, source, _ = tokens()
     args = {"n_loops": 2, "component": "z", "positions": "each"}
-    many, one = (patching_sweep(model, base, source, **args, max_rows=m) for m in (1024, 1))
+    many = patching_sweep(model, base, source, **args)
+    monkeypatch.setattr(activation_patching, "_AT_A_TIME", 1)
+    one = patching_sweep(model, base, source, **args)
     assert many.data.keys() == one.data.keys() and "coda_effect" in many.data
     for name in many.data:
         np.testing.assert_allclose(many.data[name], one.data[name], atol=1e-5)
@@ -356,7 +359,6 @@ def test_what_cannot_be_patched_is_said():
     refused("positions: expected None", positions=torch.full((BATCH,), POS))
     refused("positions: expected None", positions=torch.zeros(2, dtype=torch.long))
     refused("scored: expected booleans", scored=torch.ones(BATCH, POS))
-    refused("max_rows", max_rows=0)
     refused("answers differently", source=base, other=source)
     refused("metric: expected another value", metric=lambda logits: torch.zeros(()))
     refused("tokens from 0 to 4", source=source + 5)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -19,7 +21,8 @@ from tests.circuits.random_pairs import random_pairs
 def pairs() -> InterchangePairs:
     tokens = torch.arange(12).view(3, 4)
     made = random_pairs(tokens, n_loops=5, count=20, sites=2)
-    return made.sorted_by(parity=Stratum(("even", "odd"), torch.arange(20) % 2))
+    parity = Stratum(("even", "odd"), torch.arange(20) % 2)
+    return dataclasses.replace(made, strata={"parity": parity})
 
 
 @pytest.mark.parametrize(("n_inputs", "most"), [(2, 1), (2, 9), (5, 7), (5, 100), (40, 8)])
@@ -57,12 +60,6 @@ def test_some_of_the_pairs_keep_all_that_belongs_to_them(pairs, rows):
         assert torch.equal(getattr(some, name), getattr(pairs, name)[rows])
     assert torch.equal(some.strata["parity"].codes, (torch.arange(20) % 2)[rows])
     assert some.inputs is pairs.inputs
-
-
-def test_a_class_of_pairs_is_found_by_its_name(pairs):
-    assert torch.equal(pairs.only("parity", "odd"), torch.arange(20) % 2 == 1)
-    more = pairs.sorted_by(all=Stratum(("all",), torch.zeros(20, dtype=torch.long)))
-    assert set(more.strata) == {"parity", "all"} and set(pairs.strata) == {"parity"}
 
 
 def test_horizons_run_from_the_exchange_to_the_end(pairs):

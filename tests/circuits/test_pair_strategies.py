@@ -7,16 +7,8 @@ import pytest
 import torch
 
 from loopinterp.circuits.interchange_pairs import KIND, OTHER_VALUE, SAME_VALUE, InterchangePairs
-from loopinterp.circuits.pair_strategies import (
-    BOTH,
-    LEFT,
-    TOKEN,
-    WHEN,
-    WHERE,
-    SpreadPairs,
-    common_strata,
-    spread_loops,
-)
+from loopinterp.circuits.pair_strata import BOTH, LEFT, TOKEN, WHEN, WHERE, strata_of
+from loopinterp.circuits.pair_strategies import SpreadPairs, spread_loops
 from loopinterp.circuits.program_counterfactuals import Prediction
 from loopinterp.errors import InputError
 from loopinterp.rasp import LoopProgram, get_program
@@ -51,9 +43,10 @@ def differ(programs: list[LoopProgram], pairs: InterchangePairs, k: int) -> bool
 @pytest.mark.parametrize("names", [RIVALS, ["parity"], ["copy"], ["token_addition"]])
 def test_pairs_share_the_token_and_differ_in_a_variable_unless_they_are_of_the_same_value(names):
     programs, batch, pairs = drawn(names)
-    other = pairs.only(KIND, OTHER_VALUE)
+    kind = pairs.strata[KIND]
+    assert kind.labels == (OTHER_VALUE, SAME_VALUE)
+    other = kind.codes == 0
     assert int(other.sum()) == STRATEGY.pairs
-    assert torch.equal(~other, pairs.only(KIND, SAME_VALUE))
     assert torch.equal(pairs.source_loop, pairs.loop)
     assert set(pairs.loop.tolist()) <= set(spread_loops(int(batch.n_loops[0]), STRATEGY.loops))
     for k in range(0, len(pairs), 3):
@@ -74,7 +67,7 @@ def test_every_two_rivals_are_told_apart_by_many_pairs():
 
 def test_token_classes_are_spread_evenly():
     _, _, pairs = drawn(["ripple"], SpreadPairs(pairs=240, same_value=0, loops=5), batch_size=256)
-    both = common_strata(pairs, get_program("ripple").inputs)[BOTH]
+    both = strata_of(pairs, get_program("ripple"))[BOTH]
     counts = torch.bincount(both.codes)
     assert len(counts) == 16 and counts.max() <= 3 * counts.min()
 
@@ -122,7 +115,7 @@ def test_loops_are_spread_over_the_run(n_loops, most):
 def test_strata_say_token_left_token_when_and_where():
     program, _, pairs = drawn(["ripple"])
     names = program[0].inputs
-    strata = common_strata(pairs, names)
+    strata = strata_of(pairs, program[0])
 
     def label(stratum: str, k: int) -> str:
         return strata[stratum].labels[int(strata[stratum].codes[k])]

@@ -3,7 +3,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from loopinterp.circuits.subspaces import principal_subspace, project, random_change
+from loopinterp.circuits.subspaces import (
+    check_orthonormal,
+    principal_subspace,
+    project,
+    random_change,
+)
 from loopinterp.errors import InputError
 
 
@@ -35,7 +40,7 @@ def test_a_projection_keeps_the_part_that_lies_in_the_subspace(generator):
 
 def test_rows_that_are_not_orthonormal_are_refused():
     with pytest.raises(InputError, match="orthonormal"):
-        project(torch.ones(1, 1, 4), 2 * torch.eye(4)[:2])
+        check_orthonormal(2 * torch.eye(4)[:2])
 
 
 def test_a_random_change_keeps_the_norm_and_favours_no_direction(generator):

@@ -221,12 +221,12 @@ def one_patched_run(
     taken = program.run(source, n_loops=loop).variables
     for name in state:
         state[name][0, at] = taken[name][-1, 0, at]
-    swapped = program.run(base, n_loops=horizon, variables=state).outputs[:, 0]
+    exchanged = program.run(base, n_loops=horizon, variables=state).outputs[:, 0]
     plain = program.run(base, n_loops=pairs.n_loops).outputs[loop:, 0]
-    assert (swapped != UNKNOWN).all()
+    assert (exchanged != UNKNOWN).all()
     asked = (batch.targets != IGNORE)[pairs.base[k]]
-    told = ((swapped != plain) & asked).any(-1)
-    expected = torch.where(swapped == plain, natural, swapped)
+    told = ((exchanged != plain) & asked).any(-1)
+    expected = torch.where(exchanged == plain, natural, exchanged)
     return told, ((answers == expected) | ~asked).all(-1)
 
 
@@ -305,7 +305,7 @@ def test_where_nothing_matters_it_says_that_it_cannot_be_said():
         ({"n_loops": -1}, "n_loops"),
         ({"loops": [0, 5]}, "loops: expected an integer in 0..4"),
         ({"loops": [2, 1]}, "increasing"),
-        ({"loops": []}, "at least one"),
+        ({"loops": []}, "loops: expected numbers of loops, increasing"),
         ({"pairs_per_loop": 0}, "pairs_per_loop"),
         ({"subspaces": {"bits": torch.eye(9)[:1]}}, "Did you mean 'bit'"),
         ({"subspaces": {"bit": torch.eye(8)[:1]}}, "model's width 9"),

@@ -84,10 +84,10 @@ def test_each_pair_changes_an_answer_of_the_program(name, apart):
             assert values[0][at] != values[1][at]
             assert apart or base[at] == source[at]
             asked = batch.targets[pairs.base[k]] != IGNORE
-            swapped = answers(program, pairs, k, variable if apart else None)
+            exchanged = answers(program, pairs, k, variable if apart else None)
             plain = program.trace(base, n_loops=pairs.n_loops).outputs[loop:, 0]
             horizon = int(pairs.horizon[k])
-            assert torch.equal(counts[k, : horizon + 1], told(plain, swapped, asked))
+            assert torch.equal(counts[k, : horizon + 1], told(plain, exchanged, asked))
             assert not counts[k, horizon + 1 :].any()
             seen += 1
     assert seen > N
@@ -99,8 +99,8 @@ def test_another_loop_has_another_value_and_another_answer(name):
     seen = 0
     for variable, pairs in found_by(finder):
         control = finder.another_loop(variable, pairs)
-        right = finder.predict(variable, pairs).swapped
-        wrong = finder.predict(variable, control.pairs).swapped
+        right = finder.predict(variable, pairs).exchanged
+        wrong = finder.predict(variable, control.pairs).exchanged
         apart = told(right, wrong, pairs.scored[:, None]) & finder.told(variable, pairs)
         assert torch.equal(control.counts, apart)
         for k in control.counts.any(1).nonzero().squeeze(1).tolist():
@@ -144,7 +144,7 @@ def test_a_donor_of_the_same_value_changes_no_answer_of_the_program(name, apart)
         valid = control.counts.any(1)
         assert torch.equal(valid, made.source != made.base)
         prediction = finder.predict(variable, made)
-        assert torch.equal(prediction.base[control.counts], prediction.swapped[control.counts])
+        assert torch.equal(prediction.base[control.counts], prediction.exchanged[control.counts])
         at = made.positions[:, 0]
         tokens = [made.inputs[rows, at] for rows in (made.base, made.source)]
         assert apart or torch.equal(*tokens)

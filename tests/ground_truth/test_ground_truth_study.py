@@ -150,8 +150,6 @@ def test_the_table_figures_and_findings_say_what_was_missed(result):
         (lambda s: ground_truth_study([s], tools=["probe"]), "tool"),
         (lambda s: known_models(["ripple"], examples=4), "an integer >= 8"),
         (lambda s: known_models(["ripples"]), "ripple"),
-        (lambda s: ground_truth_study([s], tools=["dynamics"]).score("x", "stability"), "model"),
-        (lambda s: ground_truth_study([s], tools=["dynamics"]).score("ripple", "y"), "check"),
     ],
 )
 def test_bad_arguments_are_named(call, words, ripple):
