@@ -13,7 +13,7 @@ from loopinterp.circuits.layer_sections import BLOCK, CODA, PRELUDE, head_name, 
 from loopinterp.models.looped_model import need_model
 from loopinterp.models.model_description import describe_model
 from loopinterp.models.positions import attention_mask
-from loopinterp.rasp.graph import selectors as selectors_of
+from loopinterp.rasp.expr import selectors as selectors_of
 from loopinterp.rasp.interpreter import evaluate
 
 if TYPE_CHECKING:

@@ -10,12 +10,16 @@ and the other operators build expressions.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
 
 from loopinterp.errors import InputError, check_choice, check_integer, unknown_name
 from loopinterp.rasp.expression_checks import check_int, check_relation, check_table
-from loopinterp.rasp.node import Expr
+from loopinterp.rasp.node import Expr, postorder
 from loopinterp.rasp.ops import OPS, PREDICATES
 
 
@@ -68,10 +72,16 @@ class Seq(Expr):
 class Tokens(Seq):
     """The input tokens."""
 
+    def written(self, text: Mapping[Expr, str], *, short: bool) -> str:
+        return "tokens"
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Indices(Seq):
     """The positions 0, 1, 2, …"""
+
+    def written(self, text: Mapping[Expr, str], *, short: bool) -> str:
+        return "indices"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -83,6 +93,9 @@ class Full(Seq):
     def __post_init__(self) -> None:
         check_int(self.value, "value of full")
         super().__post_init__()
+
+    def written(self, text: Mapping[Expr, str], *, short: bool) -> str:
+        return f"full({self.value})"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -101,6 +114,9 @@ class Var(Seq):
                 fix="Name it like carry or span_2.",
             )
         self._set("variables", frozenset((self.name,)))
+
+    def written(self, text: Mapping[Expr, str], *, short: bool) -> str:
+        return self.name if short else f"var({self.name!r})"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -123,6 +139,17 @@ class TokMap(Seq):
             check_int(self.default, "default of tok_map")
         super().__post_init__()
 
+    @cached_property
+    def entries(self) -> Tensor:
+        """Keys of the table, in order, and what it gives for them [2, entry]."""
+        return torch.tensor(self.table, dtype=torch.int64).reshape(-1, 2).T
+
+    def written(self, text: Mapping[Expr, str], *, short: bool) -> str:
+        if short and self.name:
+            return self.name if isinstance(self.x, Tokens) else f"{self.name}({text[self.x]})"
+        default = "" if self.default is None else f", default={self.default}"
+        return f"tok_map({text[self.x]}, {dict(self.table)}{default}{_named(self.name)})"
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Elementwise(Seq):
@@ -143,6 +170,23 @@ class Elementwise(Seq):
                 fix="Pass as many sequences as the operation takes.",
             )
         super().__post_init__()
+
+    def written(self, text: Mapping[Expr, str], *, short: bool) -> str:
+        symbol = OPS[self.op].symbol
+        bare = [str(x.value) if isinstance(x, Full) else text[x] for x in self.args]
+        if symbol is None:
+            # abs(3) would be Python's own.
+            args = bare if len(bare) > 1 else [text[self.args[0]]]
+            return f"{self.op}({', '.join(args)})"
+        args = [
+            f"({text[x]})" if isinstance(x, Elementwise) and OPS[x.op].symbol else text[x]
+            for x in self.args
+        ]
+        if len(args) == 1:
+            return f"{symbol}{args[0]}"
+        # A bare integer is enough where the other side is a sequence already.
+        right = bare[1] if isinstance(self.args[1], Full) else args[1]
+        return f"{args[0]} {symbol} {right}"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -171,6 +215,12 @@ class Select(Selector):
             raise unknown_name(what, self.predicate, PREDICATES)
         super().__post_init__()
 
+    def written(self, text: Mapping[Expr, str], *, short: bool) -> str:
+        predicate = self.predicate if isinstance(self.predicate, str) else list(self.predicate)
+        causal = "" if self.causal else ", causal=False"
+        inside = f"{text[self.k]}, {text[self.q]}, {predicate!r}{causal}{_named(self.name)}"
+        return f"select({inside})"
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Aggregate(Seq):
@@ -191,6 +241,10 @@ class Aggregate(Seq):
         check_choice("mode of aggregate", self.mode, ("mean", "max", "min"))
         super().__post_init__()
 
+    def written(self, text: Mapping[Expr, str], *, short: bool) -> str:
+        inside = f"{text[self.selector]}, {text[self.value]}"
+        return f"aggregate({inside}, {self.mode!r}, default={self.default})"
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SelWidth(Seq):
@@ -201,6 +255,9 @@ class SelWidth(Seq):
     def __post_init__(self) -> None:
         need_selector(self.selector, "selector of sel_width")
         super().__post_init__()
+
+    def written(self, text: Mapping[Expr, str], *, short: bool) -> str:
+        return f"sel_width({text[self.selector]})"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -223,6 +280,9 @@ class ShiftRight(Seq):
         )
         check_integer("n of shift_right", self.n, least=1, fix=fix)
         super().__post_init__()
+
+    def written(self, text: Mapping[Expr, str], *, short: bool) -> str:
+        return f"shift_right({text[self.x]}, {self.n}, default={self.default})"
 
     @property
     def selector(self) -> Select:
@@ -263,3 +323,18 @@ def need_selector(x: object, what: str) -> None:
             given=f"{kind} {x!r}",
             fix="Make one with select(k, q, predicate).",
         )
+
+
+def selects(roots: Iterable[Expr]) -> list[Select]:
+    """Every selection below the roots; a shift counts as the one that it stands for."""
+    nodes = [node.selector if isinstance(node, ShiftRight) else node for node in postorder(roots)]
+    return [node for node in dict.fromkeys(nodes) if isinstance(node, Select)]
+
+
+def selectors(roots: Iterable[Expr]) -> dict[str, Select]:
+    """:func:`selects` by name; a selector without a name goes by its code."""
+    return {select.name or repr(select): select for select in selects(roots)}
+
+
+def _named(name: str | None) -> str:
+    return "" if name is None else f", name={name!r}"

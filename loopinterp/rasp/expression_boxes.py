@@ -13,9 +13,7 @@ from dataclasses import dataclass, field
 
 from loopinterp.errors import InputError
 from loopinterp.rasp import expr as nodes
-from loopinterp.rasp.expression_code import code
-from loopinterp.rasp.graph import postorder
-from loopinterp.rasp.node import Expr
+from loopinterp.rasp.node import Expr, code, postorder
 
 LINE = 30
 """Characters in a line of a box."""

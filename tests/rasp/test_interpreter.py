@@ -24,7 +24,7 @@ from loopinterp.rasp import (
     var,
 )
 from loopinterp.rasp.expr import Select, ShiftRight
-from loopinterp.rasp.graph import postorder
+from loopinterp.rasp.node import postorder
 from tests.rasp.reference import SELECTORS, SEQUENCES, read
 
 pytestmark = pytest.mark.usefixtures("quick")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
 
 from loopinterp.rasp.expr import Aggregate, Select, SelWidth, Seq, ShiftRight, Var
-from loopinterp.rasp.graph import postorder
-from loopinterp.rasp.node import Expr
+from loopinterp.rasp.node import Expr, postorder, rewritten
 
 if TYPE_CHECKING:
     from loopinterp.rasp.program import LoopProgram
@@ -24,23 +23,13 @@ def substituted(root: Seq, exchange: Mapping[Seq, Seq]) -> Seq:
         >>> substituted(shift_right(var("x") & tokens), {var("x"): tokens + 1})
         shift_right((tokens + 1) & tokens, 1, default=0)
     """
-    new: dict[Expr, Expr] = {}
 
-    def renewed(x: object) -> object:
-        if isinstance(x, tuple):
-            return tuple(map(renewed, x))
-        return new[x] if isinstance(x, Expr) else x
+    def change(old: Expr, new: Expr) -> Expr:
+        if isinstance(old, Seq) and old in exchange:
+            return exchange[old]
+        return replace(new, name=None) if isinstance(new, Select) and new is not old else new
 
-    for node in postorder([root]):
-        old = {f.name: getattr(node, f.name) for f in dataclasses.fields(node)}  # type: ignore[arg-type]
-        fields = {name: renewed(x) for name, x in old.items()}
-        if isinstance(node, Select) and fields != old:
-            fields["name"] = None
-        exchanged = exchange.get(node) if isinstance(node, Seq) else None
-        new[node] = type(node)(**fields) if exchanged is None else exchanged
-    result = new[root]
-    assert isinstance(result, Seq)  # what replaces a sequence is one
-    return result
+    return cast(Seq, rewritten([root], change)[root])
 
 
 def after_a_step(root: Seq, program: LoopProgram) -> Seq:
@@ -81,7 +70,7 @@ def changed(
         >>> changed(get_program("ripple"), "still", doc="It never moves.", step=still).name
         'ripple, still'
     """
-    return dataclasses.replace(
+    return replace(
         program,
         name=f"{program.name}, {name}",
         prepare={**program.prepare, **(prepare or {})},

@@ -19,7 +19,7 @@ from loopinterp.rasp import (
 )
 from loopinterp.rasp.compiler.validate import MAX_LENGTH, validate, written_out
 from loopinterp.rasp.expr import Aggregate, Select, ShiftRight
-from loopinterp.rasp.graph import postorder
+from loopinterp.rasp.node import postorder
 from tests.rasp.compiler.small_programs import program
 
 u = var("u")

@@ -15,9 +15,7 @@ from loopinterp.rasp.compiler.lower.section_lowering import SectionLowering
 from loopinterp.rasp.compiler.validate import ValidatedProgram
 from loopinterp.rasp.compiler.value_domains import Values
 from loopinterp.rasp.expr import Aggregate, Indices, SelWidth, Seq, Tokens, Var
-from loopinterp.rasp.expression_code import code
-from loopinterp.rasp.graph import postorder
-from loopinterp.rasp.node import Expr
+from loopinterp.rasp.node import Expr, code, postorder
 
 
 @dataclass(eq=False)
