@@ -136,6 +136,12 @@ class LoopProgram:
         """All of them: those of ``prepare``, of ``step``, and the answer."""
         return [*self.prepare.values(), *self.step.values(), self.finish]
 
+    def unused_name(self, name: str) -> str:
+        """The name with as many underscores behind it as make it no variable of the program."""
+        while name in self.prepare:
+            name += "_"
+        return name
+
     def trace(self, tokens: Int[Tensor, "batch pos"], n_loops: int) -> Trace:
         """Run, and return every variable, selector and output at every loop.
 

@@ -1,12 +1,13 @@
-"""A loop program with some of its expressions exchanged."""
+"""A loop program with some of its expressions exchanged, always or under a condition."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
 
 from loopinterp.rasp.expr import Aggregate, Select, SelWidth, Seq, ShiftRight, Var
+from loopinterp.rasp.language import where
 from loopinterp.rasp.node import Expr, postorder, rewritten
 
 if TYPE_CHECKING:
@@ -53,41 +54,64 @@ def reads_of_other_positions(program: LoopProgram) -> list[Seq]:
     return [read for read in found if read not in inner]
 
 
+@dataclass(frozen=True)
+class Condition:
+    """A condition on positions and loops, with the variables it needs.
+
+    Attributes:
+        label: How the name of a mutation says it; empty for the one that always holds.
+        holds: 1 where it holds; None if it always does.
+        prepare: Variables it needs, before the first loop.
+        step: The same, after a loop.
+    """
+
+    label: str = ""
+    holds: Seq | None = None
+    prepare: Mapping[str, Seq] = field(default_factory=dict)
+    step: Mapping[str, Seq] = field(default_factory=dict)
+
+    def choose(self, inside: Seq, outside: Seq) -> Seq:
+        """One expression where the condition holds, the other elsewhere."""
+        return inside if self.holds is None else where(self.holds, inside, outside)
+
+    def __and__(self, other: Condition) -> Condition:
+        parts = [x for x in (self.holds, other.holds) if x is not None]
+        return Condition(
+            " ".join(filter(None, (self.label, other.label))),
+            None if not parts else parts[0] if len(parts) == 1 else parts[0] & parts[1],
+            {**self.prepare, **other.prepare},
+            {**self.step, **other.step},
+        )
+
+
+ALWAYS = Condition()
+
+
 def changed(
     program: LoopProgram,
-    name: str,
+    what: str,
+    when: Condition = ALWAYS,
     *,
-    doc: str,
     prepare: Mapping[str, Seq] | None = None,
     step: Mapping[str, Seq] | None = None,
     finish: Seq | None = None,
 ) -> LoopProgram:
-    """The program under another name, with variables added or given another step.
+    """The program under a name that says what is changed, with variables added or another step.
+
+    The variables of the condition are added; the expressions that are given say what it decides.
 
     Example:
         >>> from loopinterp.rasp import get_program, var
         >>> still = {"carry": var("carry")}
-        >>> changed(get_program("ripple"), "still", doc="It never moves.", step=still).name
-        'ripple, still'
+        >>> changed(get_program("ripple"), "carry never moves", step=still).name
+        'ripple, carry never moves'
     """
+    name = f"{program.name}, {what} {when.label}".rstrip()
     return replace(
         program,
-        name=f"{program.name}, {name}",
-        prepare={**program.prepare, **(prepare or {})},
-        step={**program.step, **(step or {})},
+        name=name,
+        prepare={**program.prepare, **(prepare or {}), **when.prepare},
+        step={**program.step, **(step or {}), **when.step},
         finish=program.finish if finish is None else finish,
-        doc=doc,
+        doc=f"A mutation: {name}.",
     )
-
-
-def fresh(program: LoopProgram, name: str) -> str:
-    """A name that no variable of the program has.
-
-    Example:
-        >>> from loopinterp.rasp import get_program
-        >>> fresh(get_program("ripple"), "carry"), fresh(get_program("ripple"), "age")
-        ('carry_', 'age')
-    """
-    while name in program.prepare:
-        name += "_"
-    return name
