@@ -110,7 +110,8 @@ def _nodes(
         yield node, reads, [feature for feature, _ in written]
     inputs = {feature: writes.inputs for feature, writes in layer.writes}
     for k, (how, feature, group) in enumerate(neurons(layer)):
-        if feature is not None or group:
+        written = [] if feature is None else [feature]
+        if written or group:
             node = NeuronGroup(
                 id=f"{section}.{number}.neurons.{k}",
                 neurons=tuple(group),
@@ -118,4 +119,4 @@ def _nodes(
                 how=how,
                 **place,
             )
-            yield node, *(((), ()) if feature is None else (inputs[feature], [feature]))
+            yield node, [read for x in written for read in inputs[x]], written

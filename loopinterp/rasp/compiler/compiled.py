@@ -75,9 +75,8 @@ class Compiled:
             InputError: the program is not registered and not given, or another one.
         """
         circuit = Circuit.load(folder)
-        program = get_program(program) if isinstance(program, str) else program
-        if program is None and circuit.program in list_programs():
-            program = get_program(circuit.program)
+        if program is not None or circuit.program in list_programs():
+            program = get_program(program or circuit.program)
         if (
             program is None
             or (circuit.program, circuit.inputs) != (program.name, program.inputs)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import cast
 
-from loopinterp.errors import InputError, check_integer
+from loopinterp.errors import check_integer
 from loopinterp.rasp.expr import Select, Seq, ShiftRight, Var, selects
 from loopinterp.rasp.node import Expr, postorder, rewritten
 from loopinterp.rasp.program import LoopProgram
@@ -38,20 +38,15 @@ class ValidatedProgram:
     causal: bool
 
     @property
-    def parts(self) -> dict[str, tuple[Seq, ...]]:
+    def roots(self) -> dict[str, Iterable[Seq]]:
         """The expressions of each part."""
-        return {
-            "prepare": tuple(self.prepare.values()),
-            "step": tuple(self.step.values()),
-            "finish": (self.finish,),
-        }
+        parts = {"prepare": self.prepare.values(), "step": self.step.values()}
+        return {**parts, "finish": [self.finish]}
 
     def where(self, node: Expr) -> str:
         """A node, and the part of the program it stands in: for error messages."""
-        for part, roots in self.parts.items():
-            if node in postorder(roots):
-                return f"{node!r} in {part} of program {self.program.name}"
-        return f"{node!r} of program {self.program.name}"
+        part = next((f" in {part}" for part, x in self.roots.items() if node in postorder(x)), "")
+        return f"{node!r}{part} of program {self.program.name}"
 
 
 def validate(program: LoopProgram | str, max_length: int) -> ValidatedProgram:
@@ -60,14 +55,7 @@ def validate(program: LoopProgram | str, max_length: int) -> ValidatedProgram:
     Raises:
         InputError: no loop program, or a length out of range.
     """
-    program = get_program(program) if isinstance(program, str) else program
-    if not isinstance(program, LoopProgram):
-        raise InputError(
-            "program",
-            expected="a LoopProgram, or the name of a registered one",
-            given=type(program).__name__,
-            fix="Build one with LoopProgram(name=..., prepare=..., step=..., finish=...).",
-        )
+    program = get_program(program)
     fix = "Pass the longest sequence that the model shall read, BOS and padding included."
     check_integer("max_length", max_length, least=1, most=MAX_LENGTH, fix=fix)
     plain = written_out(program.expressions)

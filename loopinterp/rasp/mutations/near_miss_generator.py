@@ -82,7 +82,7 @@ def near_misses_by_kind(
     """:func:`near_misses` by the kind of mutation; a kind that leaves none is left out."""
     if most is not None:
         check_integer("most", most, least=0)
-    original = get_program(program) if isinstance(program, str) else program
+    original = get_program(program)
     task = get_task(original.task, **original.task_settings)
     batch = inputs_of(task, LENGTHS, EXAMPLES, seed=seed)
     needed = torch.tensor([original.n_loops(n) for n in batch.n.tolist()])

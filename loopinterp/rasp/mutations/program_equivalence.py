@@ -110,7 +110,7 @@ def equivalence(
         (False, 0.0, True)
     """
     check_integer("interventions", interventions, least=1)
-    first, second = (get_program(p) if isinstance(p, str) else p for p in (program, other))
+    first, second = get_program(program), get_program(other)
     if (first.task, first.task_settings) != (second.task, second.task_settings):
         raise InputError(
             "other",

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from loopinterp.rasp import get_program, list_programs
+from loopinterp.rasp import LoopProgram, get_program, list_programs
 from loopinterp.rasp.compiler import compile_program
 from loopinterp.rasp.programs.distinct_scan import unique_set
 from loopinterp.tasks import UniqueSet
@@ -18,7 +18,13 @@ from tests.rasp.programs.inputs import every_input, task_of
 pytestmark = pytest.mark.usefixtures("quick")
 
 PROGRAMS = list_programs()
-MOST = {"abacus_ripple": 128, "prefix_mod_5": 16_384, "token_addition": 1_024, "unique_set": 128}
+MOST = {
+    "abacus_ripple": 128,
+    "multiplication": 256,
+    "prefix_mod_5": 16_384,
+    "token_addition": 1_024,
+    "unique_set": 128,
+}
 """Inputs of one length that are tried where models are large or inputs many; else, all are."""
 
 LONG = {
@@ -34,6 +40,22 @@ LONG = {
 def compared(name: str, inputs: Tensor, n_loops: int) -> None:
     compiled = compile_program(get_program(name), max_length=inputs.shape[1])
     agrees(compiled, inputs, n_loops=n_loops)
+
+
+def two_of_all_alike(program: LoopProgram, inputs: Tensor) -> Tensor:
+    """Of the inputs with the same bits killing, propagating and generating, two opposite ones.
+
+    Each propagating bit is (1, 0), token 1, in one of them and (0, 1), token 2, in the other, as it
+    is drawn. That the program makes no difference between all of the inputs is checked.
+    """
+    same = inputs.where(inputs != 2, 1)
+    n_loops = program.n_loops(inputs.shape[1])
+    whole, merged = (program.trace(x, n_loops).variables for x in (inputs, same))
+    assert all(torch.equal(whole[name], merged[name]) for name in whole)
+    one = same.unique(dim=0)
+    swapped = torch.rand(one.shape, generator=torch.Generator().manual_seed(0)) < 0.5
+    both = [one.where((one != 1) | swap, 2) for swap in (swapped, ~swapped)]
+    return torch.cat(both)
 
 
 def lengths(name: str) -> list[int]:
@@ -59,6 +81,9 @@ def test_all_inputs_run_as_the_program_does(name, n):
     if len(inputs) > MOST.get(name, len(inputs)):
         chosen = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(n))
         inputs = inputs[chosen[: MOST[name]]]
+    if program.task == "addition" and n > 5 and name != "ripple_held_by_token":
+        inputs = two_of_all_alike(program, inputs)
+        assert len(inputs) == 2 * 3**n
     compared(name, inputs, program.n_loops(n) + 1)
 
 
@@ -77,12 +102,13 @@ def test_long_inputs_of_mixed_lengths_run_as_the_program_does(name):
     task = task_of(program)
     generator = torch.Generator().manual_seed(0)
     longest = LONG.get(name, 64)
+    inputs = []
     for distribution in task.distributions:
         n = torch.cat(
             [torch.tensor([longest]), torch.randint(1, longest, (5,), generator=generator)]
         )
-        inputs = task.sample(n, generator=generator, distribution=distribution).inputs
-        compared(name, inputs, program.n_loops(longest) + 1)
+        inputs.append(task.sample(n, generator=generator, distribution=distribution).inputs)
+    compared(name, torch.cat(inputs), program.n_loops(longest) + 1)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -100,8 +126,8 @@ def test_after_500_loops_the_state_is_still_exact(name):
     inputs = every_input(task_of(program), n).inputs[:8]
     compiled = compile_program(program, max_length=inputs.shape[1])
     agrees(compiled, inputs, n_loops=500)
-    logits = compiled.model(inputs, n_loops=500, return_type="all_logits")
     outputs = program.trace(inputs, 500).outputs
     settled = program.n_loops(n)
     if bool((outputs[settled:] == outputs[-1]).all()):
+        logits = compiled.model(inputs, n_loops=500, return_type="all_logits")
         assert (logits[settled:] - logits[-1]).abs().max() < 1e-3

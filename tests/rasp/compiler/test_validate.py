@@ -26,7 +26,7 @@ u = var("u")
 
 
 def nodes(source):
-    return postorder(root for roots in source.parts.values() for root in roots)
+    return postorder(root for roots in source.roots.values() for root in roots)
 
 
 @pytest.mark.parametrize("name", list_programs())

@@ -61,6 +61,16 @@ class Feature:
         return slice(self.start, self.start + self.width)
 
     @property
+    def inputs(self) -> tuple[Feature, ...]:
+        """The features that it is made from."""
+        if self.writes is not None:
+            return self.writes.inputs
+        if self.head is None:
+            return ()
+        carried = self.head.carried[self].feature
+        return self.head.inputs if carried is None else (*self.head.inputs, carried)
+
+    @property
     def for_attention(self) -> int:
         """First layer whose attention can read it."""
         return self.layer + 1
@@ -143,7 +153,7 @@ class Writes:
     how: str
     inputs: tuple[Feature, ...]
     units: tuple[Unit, ...] = ()
-    constants: tuple[tuple[int, float], ...] = field(default=())
+    constants: tuple[tuple[int, float], ...] = ()
 
     @property
     def layer(self) -> int:
