@@ -55,7 +55,6 @@ from .library import mode as mode
 from .library import num_prev as num_prev
 from .node import Expr as Expr
 from .program import LoopProgram as LoopProgram
-from .program import counterfactual as counterfactual
 from .program_alignment import Alignment as Alignment
 from .program_registry import get_program as get_program
 from .program_registry import list_programs as list_programs

@@ -72,30 +72,27 @@ class Seq(Expr):
 class Tokens(Seq):
     """The input tokens."""
 
-    def written(self, text: Mapping[Expr, str], *, short: bool) -> str:
-        return "tokens"
+    form = "tokens"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Indices(Seq):
     """The positions 0, 1, 2, …"""
 
-    def written(self, text: Mapping[Expr, str], *, short: bool) -> str:
-        return "indices"
+    form = "indices"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Full(Seq):
     """The same integer at every position."""
 
+    form = "full({value})"
+
     value: int
 
     def __post_init__(self) -> None:
         check_int(self.value, "value of full")
         super().__post_init__()
-
-    def written(self, text: Mapping[Expr, str], *, short: bool) -> str:
-        return f"full({self.value})"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -229,6 +226,8 @@ class Aggregate(Seq):
     The mean is an integer: it is truncated towards zero.
     """
 
+    form = "aggregate({selector}, {value}, {mode!r}, default={default})"
+
     selector: Selector
     value: Seq
     mode: str = "mean"
@@ -241,23 +240,18 @@ class Aggregate(Seq):
         check_choice("mode of aggregate", self.mode, ("mean", "max", "min"))
         super().__post_init__()
 
-    def written(self, text: Mapping[Expr, str], *, short: bool) -> str:
-        inside = f"{text[self.selector]}, {text[self.value]}"
-        return f"aggregate({inside}, {self.mode!r}, default={self.default})"
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SelWidth(Seq):
     """How many positions each query selects."""
+
+    form = "sel_width({selector})"
 
     selector: Selector
 
     def __post_init__(self) -> None:
         need_selector(self.selector, "selector of sel_width")
         super().__post_init__()
-
-    def written(self, text: Mapping[Expr, str], *, short: bool) -> str:
-        return f"sel_width({text[self.selector]})"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -266,6 +260,8 @@ class ShiftRight(Seq):
 
     A shorthand for :attr:`expanded`, which is what it means and what a compiler sees.
     """
+
+    form = "shift_right({x}, {n}, default={default})"
 
     x: Seq
     n: int = 1
@@ -280,9 +276,6 @@ class ShiftRight(Seq):
         )
         check_integer("n of shift_right", self.n, least=1, fix=fix)
         super().__post_init__()
-
-    def written(self, text: Mapping[Expr, str], *, short: bool) -> str:
-        return f"shift_right({text[self.x]}, {self.n}, default={self.default})"
 
     @property
     def selector(self) -> Select:

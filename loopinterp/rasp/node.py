@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 from weakref import WeakValueDictionary
 
 from loopinterp.errors import InputError
@@ -38,7 +38,10 @@ class Expr(metaclass=_Interned):
         children: The nodes it is made from, in order.
         variables: Names of the loop program's variables it reads, itself or below.
         depth: Longest path to a leaf.
+        form: How it is written, in terms of its fields.
     """
+
+    form: ClassVar[str]
 
     children: tuple[Expr, ...]
     variables: frozenset[str]
@@ -64,13 +67,11 @@ class Expr(metaclass=_Interned):
 
     def written(self, text: Mapping[Expr, str], *, short: bool) -> str:
         """Its own code, given that of the nodes below it; see :func:`code`."""
-        raise NotImplementedError
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
+        return self.form.format(**{name: text.get(x, x) for name, x in fields.items()})
 
     def __repr__(self) -> str:
         return code(self)
-
-    def __copy__(self) -> Expr:
-        return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Expr:
         return self

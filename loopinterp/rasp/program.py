@@ -20,7 +20,7 @@ from loopinterp.rasp.trace import Intervention, LazySelectors, Trace
 from loopinterp.tasks.sampling import check_tokens
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Int
+    from jaxtyping import Int
     from torch import Tensor
 
     from loopinterp.rasp.counts import LoopCount
@@ -297,58 +297,15 @@ class LoopProgram:
     def _check_intervention(self, tokens: Tensor, change: Intervention, loops: range) -> None:
         self._check_variable(change.variable)
         what = f"intervention on {change.variable!r}"
-        _check_within(f"loop of the {what}", change.loop, loops)
+        fix = "t means after t loops; run more loops, or choose an earlier one."
+        least, most = loops.start, loops.stop - 1
+        check_integer(f"loop of the {what}", change.loop, least=least, most=most, fix=fix)
         _check_values(f"values of the {what}", change.values, tokens, torch.int64)
         if change.mask is not None:
             _check_values(f"mask of the {what}", change.mask, tokens, torch.bool)
 
     def _check_variable(self, name: str) -> None:
         check_choice(f"variable of program {self.name}", name, self.prepare)
-
-
-def counterfactual(
-    program: LoopProgram,
-    base: Int[Tensor, "batch pos"],
-    source: Int[Tensor, "batch pos"],
-    variable: str,
-    loop: int | Sequence[int],
-    mask: Bool[Tensor, "batch pos"] | None = None,
-    *,
-    n_loops: int,
-) -> Trace:
-    """The run of ``base`` with one variable taken from the run of ``source``.
-
-    Args:
-        program: The program.
-        base: Tokens [batch, pos] of the run that is changed.
-        source: Tokens of the run whose values are put in, pair by pair.
-        variable: The variable.
-        loop: After how many loops it is replaced (0 is after ``prepare``), or several such.
-        mask: Where it is replaced [batch, pos]; everywhere if omitted.
-        n_loops: Loops of the whole run.
-
-    Raises:
-        InputError: an unknown variable, a loop beyond the run, or inputs of different shapes.
-    """
-    if base.shape != source.shape:
-        raise InputError(
-            "source",
-            expected=f"the shape of base, {list(base.shape)}",
-            given=str(list(source.shape)),
-            fix="Pass pairs of inputs of equal length.",
-        )
-    loops = [loop] if isinstance(loop, int) else list(loop)
-    program._check_variable(variable)
-    for t in loops:
-        _check_within(f"loop of the counterfactual on {variable!r}", t, range(n_loops + 1))
-    donor = program.run(source, n_loops=max(loops, default=0)).variables[variable]
-    changes = [Intervention(variable, t, donor[t], mask) for t in loops]
-    return program.run(base, n_loops=n_loops, interventions=changes)
-
-
-def _check_within(what: str, loop: int, loops: range) -> None:
-    fix = "t means after t loops; run more loops, or choose an earlier one."
-    check_integer(what, loop, least=loops.start, most=loops.stop - 1, fix=fix)
 
 
 def _check_values(what: str, values: Tensor, tokens: Tensor, dtype: torch.dtype) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 
 from loopinterp.rasp.language import UNKNOWN, full, var
 from loopinterp.rasp.program import LoopProgram
@@ -52,10 +53,8 @@ def alignments(
         >>> len(list(alignments())), str(next(alignments()))
         (12, 'loop by loop, position by position')
     """
-    for lag in range(lags + 1):
-        for offset in offsets:
-            for shift in shifts:
-                yield Alignment(shift, offset, lag)
+    for lag, offset, shift in product(range(lags + 1), offsets, shifts):
+        yield Alignment(shift, offset, lag)
 
 
 def delayed(program: LoopProgram, lag: int) -> LoopProgram:

@@ -54,16 +54,14 @@ def infer_domains(source: ValidatedProgram) -> dict[Expr, Values]:
         >>> [infer_domains(source)[x].tolist() for x in source.step.values()]
         [[0, 1, 2], [-1, 0, 1]]
     """
-    known: _Known = {}
-    _infer(source, source.prepare.values(), known)
-    state = {name: _values(known[x]) for name, x in source.prepare.items()}
-    order = postorder([*source.step.values(), source.finish])
-    _infer(source, [node for node in order if not node.variables], known)
+    fixed: _Known = {}
+    _infer(source, source.prepare.values(), fixed)
+    state = {name: _values(fixed[x]) for name, x in source.prepare.items()}
+    roots = [*source.step.values(), source.finish]
+    _infer(source, [node for node in postorder(roots) if not node.variables], fixed)
     while True:
-        known.update({nodes.Var(name): _leaf(values) for name, values in state.items()})
-        for node in order:
-            if isinstance(node, nodes.Seq) and node.variables and not isinstance(node, nodes.Var):
-                known[node] = _of_node(source, node, known)
+        known = {**fixed, **{nodes.Var(name): _leaf(values) for name, values in state.items()}}
+        _infer(source, roots, known)
         grown = {n: _both(state[n], _values(known[x])) for n, x in source.step.items()}
         for name, values in grown.items():
             _check_size(f"variable {name!r} of program {source.program.name}", values)

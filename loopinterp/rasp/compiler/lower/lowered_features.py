@@ -120,10 +120,6 @@ class Read:
     weights: np.ndarray
     constant: float = 0.0
 
-    def times(self, factor: float) -> Read:
-        """The same read, scaled."""
-        return Read(self.feature, factor * self.weights, factor * self.constant)
-
 
 def read_any(feature: Feature, chosen: np.ndarray) -> Read:
     """A read that is 1 where the feature has one of the chosen values, else 0."""
@@ -180,4 +176,5 @@ def at_least(
     distance to spare on either side.
     """
     scale = 2.0 / gap
-    return Unit(tuple(read.times(scale) for read in reads), 0.5 - scale * threshold, out)
+    scaled = (Read(read.feature, scale * read.weights, scale * read.constant) for read in reads)
+    return Unit(tuple(scaled), 0.5 - scale * threshold, out)
