@@ -26,8 +26,7 @@ from loopinterp.rasp.expr import (
     TokMap,
     Var,
 )
-from loopinterp.rasp.graph import postorder
-from loopinterp.rasp.node import Expr
+from loopinterp.rasp.node import Expr, postorder
 
 Array = np.ndarray[Any, Any]
 

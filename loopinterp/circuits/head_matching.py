@@ -14,7 +14,7 @@ from loopinterp.errors import InputError
 from loopinterp.models.looped_model import need_model
 from loopinterp.models.model_description import describe_model
 from loopinterp.models.positions import attention_mask
-from loopinterp.rasp.graph import selectors as selectors_of
+from loopinterp.rasp.expr import selectors as selectors_of
 from loopinterp.rasp.interpreter import evaluate
 from loopinterp.results import Result, study
 

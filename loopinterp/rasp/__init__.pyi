@@ -61,4 +61,3 @@ from .program_registry import list_programs as list_programs
 from .program_registry import register_program as register_program
 from .trace import Intervention as Intervention
 from .trace import Trace as Trace
-from .trace import counterfactual as counterfactual

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from loopinterp.errors import InputError
 from loopinterp.rasp.compiler.circuit import Circuit
-from loopinterp.rasp.compiler.circuit_boxes import circuit_boxes
+from loopinterp.rasp.diagram_boxes import Box, circuit_boxes, expression_boxes
 from loopinterp.rasp.expr import Seq
-from loopinterp.rasp.expression_boxes import Box, expression_boxes
 from loopinterp.rasp.program import LoopProgram
 
 if TYPE_CHECKING:
@@ -128,12 +127,13 @@ def layered(drawn: list[Box]) -> tuple[list[list[Box]], list[tuple[str, list[Box
     """
     import networkx as nx
 
+    inner, results = [], []
+    for box in drawn:
+        (results if box.kind == "result" else inner).append(box)
     reads: nx.DiGraph[Box] = nx.DiGraph()
-    reads.add_nodes_from(drawn)
-    reads.add_edges_from((child, box) for box in drawn for child, _ in box.inputs)
-    inner = reads.subgraph(box for box in drawn if box.kind != "result")
-    columns = [list(generation) for generation in nx.topological_generations(inner)]
-    columns.append([box for box in drawn if box.kind == "result"])
+    reads.add_nodes_from(inner)
+    reads.add_edges_from((child, box) for box in inner for child, _ in box.inputs)
+    columns = [*map(list, nx.topological_generations(reads)), results]
     columns = [column for column in columns if column]
     place = {box: k for k, column in enumerate(columns) for box in column}
     graph, paths = nx.Graph(), []
@@ -149,7 +149,10 @@ def layered(drawn: list[Box]) -> tuple[list[list[Box]], list[tuple[str, list[Box
                 path.append(bends[child, role, k])
             paths.append((role, [*path, box]))
             nx.add_path(graph, paths[-1][1])
-    order = {box: k for k, box in enumerate(nx.spectral_ordering(graph, seed=0))}
+    # By numbers, as sets of boxes would be walked in another order in every run.
+    boxes = nx.convert_node_labels_to_integers(graph, label_attribute="box")
+    in_order = nx.spectral_ordering(boxes, seed=0)
+    order = {boxes.nodes[number]["box"]: k for k, number in enumerate(in_order)}
     return [sorted(column, key=order.__getitem__) for column in columns], paths
 
 

@@ -10,12 +10,16 @@ and the other operators build expressions.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
 
 from loopinterp.errors import InputError, check_choice, check_integer, unknown_name
 from loopinterp.rasp.expression_checks import check_int, check_relation, check_table
-from loopinterp.rasp.node import Expr
+from loopinterp.rasp.node import Expr, postorder
 from loopinterp.rasp.ops import OPS, PREDICATES
 
 
@@ -68,15 +72,21 @@ class Seq(Expr):
 class Tokens(Seq):
     """The input tokens."""
 
+    form = "tokens"
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Indices(Seq):
     """The positions 0, 1, 2, …"""
 
+    form = "indices"
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Full(Seq):
     """The same integer at every position."""
+
+    form = "full({value})"
 
     value: int
 
@@ -102,6 +112,9 @@ class Var(Seq):
             )
         self._set("variables", frozenset((self.name,)))
 
+    def written(self, text: Mapping[Expr, str], *, short: bool) -> str:
+        return self.name if short else f"var({self.name!r})"
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TokMap(Seq):
@@ -123,6 +136,17 @@ class TokMap(Seq):
             check_int(self.default, "default of tok_map")
         super().__post_init__()
 
+    @cached_property
+    def entries(self) -> Tensor:
+        """Keys of the table, in order, and what it gives for them [2, entry]."""
+        return torch.tensor(self.table, dtype=torch.int64).reshape(-1, 2).T
+
+    def written(self, text: Mapping[Expr, str], *, short: bool) -> str:
+        if short and self.name:
+            return self.name if isinstance(self.x, Tokens) else f"{self.name}({text[self.x]})"
+        default = "" if self.default is None else f", default={self.default}"
+        return f"tok_map({text[self.x]}, {dict(self.table)}{default}{_named(self.name)})"
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Elementwise(Seq):
@@ -143,6 +167,23 @@ class Elementwise(Seq):
                 fix="Pass as many sequences as the operation takes.",
             )
         super().__post_init__()
+
+    def written(self, text: Mapping[Expr, str], *, short: bool) -> str:
+        symbol = OPS[self.op].symbol
+        bare = [str(x.value) if isinstance(x, Full) else text[x] for x in self.args]
+        if symbol is None:
+            # abs(3) would be Python's own.
+            args = bare if len(bare) > 1 else [text[self.args[0]]]
+            return f"{self.op}({', '.join(args)})"
+        args = [
+            f"({text[x]})" if isinstance(x, Elementwise) and OPS[x.op].symbol else text[x]
+            for x in self.args
+        ]
+        if len(args) == 1:
+            return f"{symbol}{args[0]}"
+        # A bare integer is enough where the other side is a sequence already.
+        right = bare[1] if isinstance(self.args[1], Full) else args[1]
+        return f"{args[0]} {symbol} {right}"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -171,6 +212,12 @@ class Select(Selector):
             raise unknown_name(what, self.predicate, PREDICATES)
         super().__post_init__()
 
+    def written(self, text: Mapping[Expr, str], *, short: bool) -> str:
+        predicate = self.predicate if isinstance(self.predicate, str) else list(self.predicate)
+        causal = "" if self.causal else ", causal=False"
+        inside = f"{text[self.k]}, {text[self.q]}, {predicate!r}{causal}{_named(self.name)}"
+        return f"select({inside})"
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Aggregate(Seq):
@@ -178,6 +225,8 @@ class Aggregate(Seq):
 
     The mean is an integer: it is truncated towards zero.
     """
+
+    form = "aggregate({selector}, {value}, {mode!r}, default={default})"
 
     selector: Selector
     value: Seq
@@ -196,6 +245,8 @@ class Aggregate(Seq):
 class SelWidth(Seq):
     """How many positions each query selects."""
 
+    form = "sel_width({selector})"
+
     selector: Selector
 
     def __post_init__(self) -> None:
@@ -209,6 +260,8 @@ class ShiftRight(Seq):
 
     A shorthand for :attr:`expanded`, which is what it means and what a compiler sees.
     """
+
+    form = "shift_right({x}, {n}, default={default})"
 
     x: Seq
     n: int = 1
@@ -263,3 +316,18 @@ def need_selector(x: object, what: str) -> None:
             given=f"{kind} {x!r}",
             fix="Make one with select(k, q, predicate).",
         )
+
+
+def selects(roots: Iterable[Expr]) -> list[Select]:
+    """Every selection below the roots; a shift counts as the one that it stands for."""
+    nodes = [node.selector if isinstance(node, ShiftRight) else node for node in postorder(roots)]
+    return [node for node in dict.fromkeys(nodes) if isinstance(node, Select)]
+
+
+def selectors(roots: Iterable[Expr]) -> dict[str, Select]:
+    """:func:`selects` by name; a selector without a name goes by its code."""
+    return {select.name or repr(select): select for select in selects(roots)}
+
+
+def _named(name: str | None) -> str:
+    return "" if name is None else f", name={name!r}"

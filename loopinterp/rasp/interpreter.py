@@ -7,27 +7,24 @@ does, so a selector that is the same for all examples is never copied over the b
 
 from __future__ import annotations
 
+import reprlib
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from loopinterp.errors import InputError, unknown_name
 from loopinterp.rasp import expr as nodes
-from loopinterp.rasp.expression_code import code
-from loopinterp.rasp.graph import postorder
 from loopinterp.rasp.integer_tables import look_up
-from loopinterp.rasp.node import Expr
+from loopinterp.rasp.node import Expr, code, postorder
 from loopinterp.rasp.ops import OPS
 from loopinterp.rasp.selection import Selection
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int
     from torch import Tensor
-
-MOST_LISTED = 32
-"""Keys of a table that an error lists."""
 
 
 def evaluate(
@@ -60,8 +57,7 @@ def evaluate(
             given=f"{tokens.dtype} of shape {list(tokens.shape)}",
             fix="Add a batch axis with tokens[None].",
         )
-    value = Interpreter(tokens).run(postorder([expr]), variables or {}, [expr])[expr]
-    return value.expand(len(tokens), *value.shape[1:])
+    return Interpreter(tokens).value(expr, variables or {})
 
 
 class Interpreter:
@@ -71,6 +67,11 @@ class Interpreter:
         self.tokens = tokens
         self.indices = torch.arange(tokens.shape[1], device=tokens.device)[None]
         self._kept: dict[Expr, Tensor | Selection] = {}
+
+    def value(self, expr: Expr, variables: Mapping[str, Tensor]) -> Tensor:
+        """The value of one expression, of every example."""
+        value = self.run(postorder([expr]), variables, [expr])[expr]
+        return value.expand(len(self.tokens), *value.shape[1:])
 
     def run(
         self,
@@ -119,10 +120,9 @@ class Interpreter:
                 if node.name not in variables:
                     raise unknown_name("variable", node.name, variables)
                 return variables[node.name]
-            case nodes.Elementwise():
-                return _elementwise(node, [values[arg] for arg in node.args])
-            case nodes.TokMap():
-                return _tok_map(node, values[node.x])
+            case nodes.Elementwise() | nodes.TokMap():
+                args = [values[child] for child in node.children]
+                return apply_operation(node, args, partial(code, short=True))
             case nodes.ShiftRight():
                 return _shift_right(values[node.x], node.n, node.default)
             case nodes.Select():
@@ -136,32 +136,37 @@ class Interpreter:
         raise AssertionError(f"no meaning of {type(node).__name__}")
 
 
-def _elementwise(node: nodes.Elementwise, args: Sequence[Tensor]) -> Tensor:
-    if node.op in ("floordiv", "mod") and bool((args[1] == 0).any()):
-        raise InputError(
-            repr(node),
-            expected="a divisor that is nowhere 0",
-            given=f"0 as a value of {node.args[1]!r}",
-            fix="Guard it with where(divisor, divisor, 1).",
-        )
-    return OPS[node.op].apply(*args)
+def apply_operation(
+    node: nodes.Elementwise | nodes.TokMap,
+    args: Sequence[Tensor],
+    said: Callable[[Expr], str],
+) -> Tensor:
+    """An operation or a table on the values of its arguments; ``said`` writes it in errors.
 
-
-def _tok_map(node: nodes.TokMap, x: Tensor) -> Tensor:
-    keys, new = torch.tensor(node.table, dtype=torch.int64, device=x.device).reshape(-1, 2).T
-    if node.default is not None:
-        return look_up(x, keys, new, node.default)
-    known = look_up(x, keys, torch.ones_like(keys), 0) == 1
-    if not bool(known.all()):
-        listed = ", ".join(str(key) for key, _ in node.table[:MOST_LISTED])
-        more = len(node.table) - MOST_LISTED
-        raise InputError(
-            code(node, short=True),
-            expected=f"values of {node.x!r} among [{listed}]" + (f" and {more} more" * (more > 0)),
-            given=str(int(x[~known][0])),
-            fix="Add it to the table, or give tok_map a default.",
-        )
-    return look_up(x, keys, new, 0)
+    Raises:
+        InputError: a division by 0, or a table that lacks a value and has no default.
+    """
+    if isinstance(node, nodes.Elementwise):
+        if node.op in ("floordiv", "mod") and bool((args[1] == 0).any()):
+            raise InputError(
+                said(node),
+                expected="a divisor that is never 0",
+                given=f"{node.args[1]!r}, which may be 0",
+                fix="Divide by larger(x, 1), or by a constant.",
+            )
+        return OPS[node.op].apply(*args)
+    (x,), (keys, new) = args, node.entries.to(args[0].device)
+    if node.default is None:
+        known = look_up(x, keys, torch.ones_like(keys), 0).bool()
+        if not bool(known.all()):
+            missing, number = int(x[~known].min()), len(x.unique())
+            raise InputError(
+                f"table of {said(node)}",
+                expected=f"an entry for each of the {number} values it is given, or a default",
+                given=f"none for {missing}, only for {reprlib.repr(keys.tolist())}",
+                fix=f"Add {missing} to the table, or pass default=.",
+            )
+    return look_up(x, keys, new, node.default or 0)
 
 
 def _shift_right(x: Tensor, n: int, default: int) -> Tensor:

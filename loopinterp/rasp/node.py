@@ -1,18 +1,22 @@
-"""The nodes of an expression graph: immutable and interned, so that equality is identity."""
+"""The nodes of an expression graph: immutable and interned, so that equality is identity.
+
+Graphs are walked without recursion, and written as code.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, ClassVar, TypeVar
 from weakref import WeakValueDictionary
 
 from loopinterp.errors import InputError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 MAX_DEPTH = 5_000
 """Deepest expression; deeper ones are refused when they are built."""
+
+MAX_LENGTH = 2_000
+"""Characters of code after which a subexpression is left out as ``…``."""
 
 Node = TypeVar("Node")
 
@@ -34,7 +38,10 @@ class Expr(metaclass=_Interned):
         children: The nodes it is made from, in order.
         variables: Names of the loop program's variables it reads, itself or below.
         depth: Longest path to a leaf.
+        form: How it is written, in terms of its fields.
     """
+
+    form: ClassVar[str]
 
     children: tuple[Expr, ...]
     variables: frozenset[str]
@@ -58,13 +65,13 @@ class Expr(metaclass=_Interned):
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
 
+    def written(self, text: Mapping[Expr, str], *, short: bool) -> str:
+        """Its own code, given that of the nodes below it; see :func:`code`."""
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
+        return self.form.format(**{name: text.get(x, x) for name, x in fields.items()})
+
     def __repr__(self) -> str:
-        from loopinterp.rasp.expression_code import code
-
         return code(self)
-
-    def __copy__(self) -> Expr:
-        return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Expr:
         return self
@@ -72,3 +79,66 @@ class Expr(metaclass=_Interned):
     def __reduce__(self) -> tuple[Any, ...]:
         fields = dataclasses.fields(self)  # type: ignore[arg-type]
         return type(self), tuple(getattr(self, field.name) for field in fields)
+
+
+def postorder(roots: Iterable[Expr], known: Collection[Expr] = ()) -> list[Expr]:
+    """Every node below the roots, once, children before parents.
+
+    Args:
+        roots: Where to start.
+        known: Nodes to leave out, with what only they need.
+
+    Example:
+        >>> from loopinterp.rasp import tokens
+        >>> postorder([(tokens + 1) & (tokens + 1)])
+        [tokens, full(1), tokens + 1, (tokens + 1) & (tokens + 1)]
+    """
+    seen = set(known)
+    order: list[Expr] = []
+    stack = [(root, False) for root in reversed(list(roots))]
+    while stack:
+        node, children_done = stack.pop()
+        if children_done:
+            order.append(node)
+        elif node not in seen:
+            seen.add(node)
+            stack.append((node, True))
+            stack.extend((child, False) for child in reversed(node.children))
+    return order
+
+
+def code(expr: Expr, *, short: bool = False, names: Mapping[Expr, str] | None = None) -> str:
+    """The expression as code in the words of :mod:`loopinterp.rasp.language`.
+
+    Evaluated, the code gives the same node, unless parts of a very large expression were left
+    out.
+
+    Args:
+        expr: Any expression.
+        short: Write named tables and selectors by their names alone.
+        names: Subexpressions that go by a name.
+    """
+    text = dict(names or {})
+    for node in postorder([expr], text):
+        written = node.written(text, short=short)
+        text[node] = written if len(written) <= MAX_LENGTH else "…"
+    return text[expr]
+
+
+def rewritten(roots: Iterable[Expr], change: Callable[[Expr, Expr], Expr]) -> dict[Expr, Expr]:
+    """Every node below the roots -> the one in its place.
+
+    ``change`` is given each node as it was, and as it is made of the new ones; it returns what
+    takes its place.
+    """
+    new: dict[Expr, Expr] = {}
+
+    def renewed(field: Any) -> Any:
+        if isinstance(field, tuple):
+            return tuple(map(renewed, field))
+        return new[field] if isinstance(field, Expr) else field
+
+    for node in postorder(roots):
+        kind, fields = node.__reduce__()
+        new[node] = change(node, kind(*map(renewed, fields)))
+    return new

@@ -21,10 +21,6 @@ class Op:
     apply: Callable[..., Tensor]
 
 
-def _truth(x: Tensor) -> Tensor:
-    return x != 0
-
-
 OPS: dict[str, Op] = {
     "add": Op(2, "+", torch.add),
     "sub": Op(2, "-", torch.sub),
@@ -35,9 +31,9 @@ OPS: dict[str, Op] = {
     "le": Op(2, "<=", lambda x, y: (x <= y).long()),
     "gt": Op(2, ">", lambda x, y: (x > y).long()),
     "ge": Op(2, ">=", lambda x, y: (x >= y).long()),
-    "and": Op(2, "&", lambda x, y: (_truth(x) & _truth(y)).long()),
-    "or": Op(2, "|", lambda x, y: (_truth(x) | _truth(y)).long()),
-    "xor": Op(2, "^", lambda x, y: (_truth(x) ^ _truth(y)).long()),
+    "and": Op(2, "&", lambda x, y: torch.logical_and(x, y).long()),
+    "or": Op(2, "|", lambda x, y: torch.logical_or(x, y).long()),
+    "xor": Op(2, "^", lambda x, y: torch.logical_xor(x, y).long()),
     "not": Op(1, "~", lambda x: (x == 0).long()),
     "neg": Op(1, "-", torch.neg),
     "abs": Op(1, None, torch.abs),
@@ -45,7 +41,7 @@ OPS: dict[str, Op] = {
     "ne": Op(2, None, lambda x, y: (x != y).long()),
     "smaller": Op(2, None, torch.minimum),
     "larger": Op(2, None, torch.maximum),
-    "where": Op(3, None, lambda c, x, y: torch.where(_truth(c), x, y)),
+    "where": Op(3, None, lambda c, x, y: torch.where(c != 0, x, y)),
 }
 """Elementwise operations by name.
 

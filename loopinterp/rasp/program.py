@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from loopinterp.errors import InputError, unknown_name
-from loopinterp.rasp import graph
-from loopinterp.rasp.expr import Select, Seq, need_seq
+import torch
+
+from loopinterp.errors import InputError, check_choice, check_integer, unknown_name
+from loopinterp.rasp.expr import Select, Seq, TokMap, need_seq, selectors, selects
 from loopinterp.rasp.expression_checks import MAX_TABLE
-from loopinterp.rasp.node import Expr
-from loopinterp.rasp.trace import Trace, run
+from loopinterp.rasp.interpreter import Interpreter
+from loopinterp.rasp.node import MAX_LENGTH, Expr, code, postorder
+from loopinterp.rasp.trace import Intervention, LazySelectors, Trace
+from loopinterp.tasks.sampling import check_tokens
 
 if TYPE_CHECKING:
     from jaxtyping import Int
     from torch import Tensor
 
     from loopinterp.rasp.counts import LoopCount
+
+MAX_TRACE = 2**30
+"""Most values that a trace may hold: 8 GiB of them."""
 
 
 @dataclass(frozen=True)
@@ -92,9 +98,19 @@ class LoopProgram:
         return hash((self.name, self.task, self.inputs, steps, self.n_loops))
 
     def __str__(self) -> str:
-        from loopinterp.rasp.expression_code import program_code
-
-        return program_code(self)
+        """A few lines: its tables, ``prepare``, ``loop`` and ``finish``."""
+        lines = [f"program {self.name} for {self.task}: T(n) = {self.n_loops}"]
+        for node in postorder(self.expressions):
+            if isinstance(node, TokMap) and node.name:
+                rest = "" if node.default is None else f", otherwise {node.default}"
+                table = str(dict(node.table))
+                if len(table) > MAX_LENGTH:
+                    table = f"a table of {len(node.table):,} entries"
+                lines.append(f"  {node.name}: {table}{rest}")
+        for part, expressions in (("prepare", self.prepare), ("loop", self.step)):
+            lines.append(f"  {part}")
+            lines += [f"    {name} = {code(x, short=True)}" for name, x in expressions.items()]
+        return "\n".join([*lines, "  finish", f"    {code(self.finish, short=True)}"])
 
     @property
     def variables(self) -> tuple[str, ...]:
@@ -104,21 +120,27 @@ class LoopProgram:
     @property
     def selectors(self) -> dict[str, Select]:
         """The selectors of ``step`` by name."""
-        return graph.selectors(self.step.values())
+        return selectors(self.step.values())
 
     @cached_property
     def orders(self) -> dict[str, list[Expr]]:
         """The nodes of each part, children before parents."""
         return {
-            "prepare": graph.postorder(self.prepare.values()),
-            "step": graph.postorder(self.step.values()),
-            "finish": graph.postorder([self.finish]),
+            "prepare": postorder(self.prepare.values()),
+            "step": postorder(self.step.values()),
+            "finish": postorder([self.finish]),
         }
 
     @property
     def expressions(self) -> list[Seq]:
         """All of them: those of ``prepare``, of ``step``, and the answer."""
         return [*self.prepare.values(), *self.step.values(), self.finish]
+
+    def unused_name(self, name: str) -> str:
+        """The name with as many underscores behind it as make it no variable of the program."""
+        while name in self.prepare:
+            name += "_"
+        return name
 
     def trace(self, tokens: Int[Tensor, "batch pos"], n_loops: int) -> Trace:
         """Run, and return every variable, selector and output at every loop.
@@ -128,7 +150,63 @@ class LoopProgram:
         """
         return self.run(tokens, n_loops=n_loops)
 
-    run = run
+    def run(
+        self,
+        tokens: Int[Tensor, "batch pos"],
+        *,
+        n_loops: int,
+        interventions: Sequence[Intervention] = (),
+        start_at_loop: int = 0,
+        variables: Mapping[str, Int[Tensor, "batch pos"]] | None = None,
+    ) -> Trace:
+        """Run loops ``start_at_loop`` .. ``n_loops - 1``, with interventions, and trace.
+
+        Args:
+            tokens: Input tokens [batch, pos], int64.
+            n_loops: Loops done at the end, counted from ``prepare``.
+            interventions: Values to put in place of computed ones; each must fall within the run.
+            start_at_loop: Loops done before the first one that is run here.
+            variables: Values [batch, pos] of the variables after ``start_at_loop`` loops. Those
+                that are not given come from ``prepare``; with ``start_at_loop > 0`` every variable
+                that ``step`` sets must be given.
+
+        Raises:
+            InputError: wrong tokens, loops out of range, an unknown or missing variable, or values
+                of a wrong shape, dtype or device.
+        """
+        given = dict(variables or {})
+        self._check_run(tokens, n_loops, start_at_loop)
+        self._check_start(tokens, given, start_at_loop)
+        loops = range(start_at_loop, n_loops + 1)
+        for change in interventions:
+            self._check_intervention(tokens, change, loops)
+        interpreter = Interpreter(tokens)
+        prepared = interpreter.run(self.orders["prepare"], {}, self.prepare.values())
+        state = {name: prepared[x] for name, x in self.prepare.items()} | given
+        shape = (len(loops), *tokens.shape)
+        kept = {name: tokens.new_empty(shape) for name in self.prepare}
+        outputs = tokens.new_empty(shape)
+        for entry, loop in enumerate(loops):
+            if entry:
+                values = interpreter.run(self.orders["step"], state, self.step.values())
+                state |= {name: values[x] for name, x in self.step.items()}
+            for change in interventions:
+                if change.loop == loop:
+                    old, new, mask = state[change.variable], change.values, change.mask
+                    state[change.variable] = new if mask is None else new.where(mask, old)
+            for name, value in state.items():
+                kept[name][entry] = value
+            finished = interpreter.run(self.orders["finish"], state, [self.finish])
+            outputs[entry] = finished[self.finish]
+        in_prepare = selectors(self.prepare.values())
+        return Trace(
+            program=self.name,
+            start=start_at_loop,
+            variables=kept,
+            outputs=outputs,
+            selectors=LazySelectors(self.selectors, interpreter, kept, n_loops - start_at_loop),
+            prepare_selectors=LazySelectors(in_prepare, interpreter, {}),
+        )
 
     def _check_inputs(self) -> None:
         if not 0 < len(self.inputs) <= MAX_TABLE:
@@ -171,7 +249,7 @@ class LoopProgram:
 
     def _check_selectors(self) -> None:
         named: dict[str, Select] = {}
-        for select in graph.selects(self.expressions):
+        for select in selects(self.expressions):
             name = select.name or repr(select)
             if named.setdefault(name, select) is not select:
                 raise InputError(
@@ -180,3 +258,63 @@ class LoopProgram:
                     given=f"{named[name]!r} and {select!r}",
                     fix="Give one of them another name.",
                 )
+
+    def _check_run(self, tokens: Tensor, n_loops: int, start_at_loop: int) -> None:
+        what = f"tokens of program {self.name}"
+        check_tokens(tokens, len(self.inputs), what)
+        if tokens.numel() == 0:
+            raise InputError(
+                what,
+                expected="at least one example and one position",
+                given=f"shape {list(tokens.shape)}",
+                fix="Pass a non-empty batch.",
+            )
+        check_integer("n_loops", n_loops, least=0)
+        fix = "n_loops counts from prepare: pass start_at_loop + the loops to run."
+        check_integer("start_at_loop", start_at_loop, least=0, most=n_loops, fix=fix)
+        size = (n_loops - start_at_loop + 1) * (len(self.prepare) + 1) * tokens.numel()
+        if size > MAX_TRACE:
+            raise InputError(
+                f"trace of program {self.name}",
+                expected=f"at most {MAX_TRACE:,} values (loops x variables x batch x positions)",
+                given=f"{size:,}",
+                fix="Run fewer loops or examples at a time; start_at_loop takes a run up again.",
+            )
+
+    def _check_start(self, tokens: Tensor, given: Mapping[str, Tensor], start_at_loop: int) -> None:
+        for name, values in given.items():
+            self._check_variable(name)
+            _check_values(f"values of variable {name!r}", values, tokens, torch.int64)
+        missing = [name for name in self.step if name not in given]
+        if start_at_loop > 0 and missing:
+            raise InputError(
+                f"variables at loop {start_at_loop} of program {self.name}",
+                expected=f"values of {', '.join(self.step)}",
+                given=f"none of {', '.join(missing)}",
+                fix="Take them from a trace: {name: trace.variables[name][t] for name in ...}.",
+            )
+
+    def _check_intervention(self, tokens: Tensor, change: Intervention, loops: range) -> None:
+        self._check_variable(change.variable)
+        what = f"intervention on {change.variable!r}"
+        fix = "t means after t loops; run more loops, or choose an earlier one."
+        least, most = loops.start, loops.stop - 1
+        check_integer(f"loop of the {what}", change.loop, least=least, most=most, fix=fix)
+        _check_values(f"values of the {what}", change.values, tokens, torch.int64)
+        if change.mask is not None:
+            _check_values(f"mask of the {what}", change.mask, tokens, torch.bool)
+
+    def _check_variable(self, name: str) -> None:
+        check_choice(f"variable of program {self.name}", name, self.prepare)
+
+
+def _check_values(what: str, values: Tensor, tokens: Tensor, dtype: torch.dtype) -> None:
+    given = (values.dtype, tuple(values.shape), values.device)
+    wanted = (dtype, tuple(tokens.shape), tokens.device)
+    if given != wanted:
+        raise InputError(
+            what,
+            expected=f"{dtype} of shape {list(tokens.shape)} on {tokens.device}",
+            given=f"{values.dtype} of shape {list(values.shape)} on {values.device}",
+            fix="Pass one value per example and position, as the tokens have.",
+        )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 
 from loopinterp.rasp.language import UNKNOWN, full, var
 from loopinterp.rasp.program import LoopProgram
@@ -30,15 +31,16 @@ class Alignment:
         parts = []
         if self.shift:
             side = "ahead of" if self.shift > 0 else "behind"
-            parts.append(f"program {_loops(abs(self.shift))} {side} the model")
+            parts.append(f"program {spell_loops(abs(self.shift))} {side} the model")
         if self.offset:
             parts.append(f"variables {self.offset} position to the left")
         if self.lag:
-            parts.append(f"answers {_loops(self.lag)} late")
+            parts.append(f"answers {spell_loops(self.lag)} late")
         return ", ".join(parts) or "loop by loop, position by position"
 
 
-def _loops(n: int) -> str:
+def spell_loops(n: int) -> str:
+    """``1 loop``, ``2 loops``."""
     return "1 loop" if n == 1 else f"{n} loops"
 
 
@@ -51,10 +53,8 @@ def alignments(
         >>> len(list(alignments())), str(next(alignments()))
         (12, 'loop by loop, position by position')
     """
-    for lag in range(lags + 1):
-        for offset in offsets:
-            for shift in shifts:
-                yield Alignment(shift, offset, lag)
+    for lag, offset, shift in product(range(lags + 1), offsets, shifts):
+        yield Alignment(shift, offset, lag)
 
 
 def delayed(program: LoopProgram, lag: int) -> LoopProgram:
@@ -68,17 +68,11 @@ def delayed(program: LoopProgram, lag: int) -> LoopProgram:
         ('carry', 'answer')
     """
     for _ in range(lag):
-        name = ANSWER
-        while name in program.prepare:
-            name += "_"
-        program = LoopProgram(
-            name=program.name,
-            task=program.task,
-            inputs=program.inputs,
+        name = program.unused_name(ANSWER)
+        program = replace(
+            program,
             prepare={**program.prepare, name: full(UNKNOWN)},
             step={**program.step, name: program.finish},
             finish=var(name),
-            n_loops=program.n_loops,
-            doc=program.doc,
         )
     return program

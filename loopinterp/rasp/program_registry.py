@@ -39,8 +39,8 @@ def list_programs(task: str | None = None) -> list[str]:
     return names
 
 
-def get_program(name: str) -> LoopProgram:
-    """The program of that name.
+def get_program(name: str | LoopProgram) -> LoopProgram:
+    """The program of that name; a program itself is returned as it is.
 
     Raises:
         InputError: there is none.
@@ -56,6 +56,10 @@ def get_program(name: str) -> LoopProgram:
           finish
             prefix
     """
+    if isinstance(name, LoopProgram):
+        return name
+    if not isinstance(name, str):
+        raise _no_program("a LoopProgram, or the name of a registered one", name)
     if name not in _PROGRAMS:
         raise unknown_name("program", name, _PROGRAMS)
     return _PROGRAMS[name]
@@ -72,12 +76,7 @@ def register_program(program: LoopProgram, *, replace: bool = False) -> LoopProg
         InputError: the name is taken, or it is no loop program.
     """
     if not isinstance(program, LoopProgram):
-        raise InputError(
-            "program",
-            expected="a LoopProgram",
-            given=type(program).__name__,
-            fix="Build one with LoopProgram(name=..., task=..., prepare=..., step=..., ...).",
-        )
+        raise _no_program("a LoopProgram", program)
     if program.name in _PROGRAMS and not replace:
         raise InputError(
             "program name",
@@ -87,3 +86,8 @@ def register_program(program: LoopProgram, *, replace: bool = False) -> LoopProg
         )
     _PROGRAMS[program.name] = program
     return program
+
+
+def _no_program(expected: str, given: object) -> InputError:
+    fix = "Build one with LoopProgram(name=..., task=..., prepare=..., step=..., finish=..., ...)."
+    return InputError("program", expected=expected, given=type(given).__name__, fix=fix)

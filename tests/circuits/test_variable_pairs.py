@@ -10,7 +10,7 @@ import torch
 from loopinterp.circuits.interchange_pairs import InterchangePairs
 from loopinterp.circuits.program_counterfactuals import ProgramRuns
 from loopinterp.circuits.variable_pairs import VariablePairs
-from loopinterp.rasp import UNKNOWN, LoopProgram, counterfactual, get_program
+from loopinterp.rasp import UNKNOWN, Intervention, LoopProgram, get_program
 from loopinterp.tasks import IGNORE, Batch, get_task
 
 N = 4
@@ -55,7 +55,9 @@ def answers(
     mask[0, pairs.positions[k]] = True
     if variable is not None:
         assert pairs.loop[k] == pairs.source_loop[k]
-        run = counterfactual(program, base, source, variable, loop, mask, n_loops=last)
+        donor = program.trace(source, n_loops=loop).variables[variable][loop]
+        change = Intervention(variable, loop, donor, mask)
+        run = program.run(base, n_loops=last, interventions=[change])
         return run.outputs[loop:, 0]
     both = [program.trace(x, n_loops=loop).variables for x in (base, source)]
     state = {v: torch.where(mask, both[1][v][-1], both[0][v][-1]) for v in program.variables}

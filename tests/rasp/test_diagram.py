@@ -21,7 +21,7 @@ from loopinterp.rasp import (
     var,
 )
 from loopinterp.rasp.diagram import layered
-from loopinterp.rasp.expression_boxes import expression_boxes
+from loopinterp.rasp.diagram_boxes import expression_boxes
 from tests.rasp.reference import SEQUENCES
 
 pytestmark = pytest.mark.usefixtures("quick")

@@ -80,7 +80,7 @@ def test_a_deep_expression_of_many_sequences_needs_the_memory_of_a_few_nodes():
 
 def test_a_long_table_is_named_and_not_listed():
     table = tok_map(tokens, dict.fromkeys(range(MAX_TABLE), 0))
-    with pytest.raises(InputError, match=r"and 65504 more.*got -5") as error:
+    with pytest.raises(InputError, match=r"none for -5, only for \[0, 1, 2, .*\.\.\.\]") as error:
         evaluate(table, torch.tensor([[-5]]))
     assert len(str(error.value)) < 5_000
     named = tok_map(tokens, dict.fromkeys(range(MAX_TABLE), 0), name="zero")

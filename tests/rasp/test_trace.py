@@ -1,4 +1,4 @@
-"""Traces, interventions, restarts and counterfactuals."""
+"""Traces, interventions and restarts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from loopinterp.rasp import (
     Linear,
     LoopProgram,
     aggregate,
-    counterfactual,
     full,
     get_program,
     indices,
@@ -156,24 +155,13 @@ def test_an_intervention_sets_exactly_what_it_says_and_nothing_earlier(name, loo
     assert torch.equal(rest.outputs, patched.outputs[loop:])
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_a_counterfactual_with_everything_taken_gives_the_sources_variable(name):
-    program = get_program(name)
-    base, source = inputs(name, seed=1), inputs(name, seed=2)
-    theirs = program.trace(source, n_loops=4)
-    for variable in program.variables:
-        mixed = counterfactual(program, base, source, variable, 3, n_loops=4)
-        assert torch.equal(mixed.variables[variable][3], theirs.variables[variable][3])
-        unchanged = counterfactual(program, base, base, variable, [0, 1, 2, 3, 4], n_loops=4)
-        assert torch.equal(unchanged.outputs, program.trace(base, n_loops=4).outputs)
-
-
-def test_a_counterfactual_at_several_loops_takes_each_loops_value():
+def test_values_of_another_run_are_put_in_at_each_of_several_loops():
     base, source = inputs("ripple", seed=1), inputs("ripple", seed=2)
     theirs = RIPPLE.trace(source, n_loops=5).variables["carry"]
     mask = torch.zeros_like(base, dtype=torch.bool)
     mask[:, 3] = True
-    mixed = counterfactual(RIPPLE, base, source, "carry", range(2, 6), mask, n_loops=5)
+    changes = [Intervention("carry", loop, theirs[loop], mask) for loop in range(2, 6)]
+    mixed = RIPPLE.run(base, n_loops=5, interventions=changes)
     clean = RIPPLE.trace(base, n_loops=5).variables["carry"]
     assert torch.equal(mixed.variables["carry"][2:, :, 3], theirs[2:, :, 3])
     assert torch.equal(mixed.variables["carry"][:, :, :3], clean[:, :, :3])
@@ -234,19 +222,6 @@ def test_bad_runs_say_what_is_wrong(arguments, message):
 def test_bad_tokens_are_refused(x, message):
     with pytest.raises(InputError, match=message):
         RIPPLE.trace(x, n_loops=1)
-
-
-def test_bad_counterfactuals_say_what_is_wrong():
-    with pytest.raises(InputError, match="variable of program ripple"):
-        counterfactual(RIPPLE, TOKENS, TOKENS, "c", 1, n_loops=2)
-    with pytest.raises(InputError, match=r"an integer in 0\.\.2"):
-        counterfactual(RIPPLE, TOKENS, TOKENS, "carry", 3, n_loops=2)
-
-
-@pytest.mark.usefixtures("no_type_checks")
-def test_a_source_of_another_shape_is_refused():
-    with pytest.raises(InputError, match="the shape of base"):
-        counterfactual(RIPPLE, TOKENS, TOKENS[:, :3], "carry", 1, n_loops=2)
 
 
 def test_the_constant_program_has_nothing_to_select():

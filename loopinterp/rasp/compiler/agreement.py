@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from loopinterp.errors import check_integer
-from loopinterp.rasp import graph
 from loopinterp.rasp.compiler.compiled import Compiled, need_compiled
+from loopinterp.rasp.expr import selectors
 from loopinterp.rasp.interpreter import evaluate
 from loopinterp.rasp.language import UNKNOWN
 from loopinterp.tasks.sampling import check_tokens
@@ -93,7 +93,7 @@ def compare_with_program(
         decided = trace.outputs != UNKNOWN
         answers += int(((logits.argmax(-1) != trace.outputs) & decided).sum())
         in_program = {**trace.prepare_selectors, **trace.selectors}
-        in_finish = graph.selectors([compiled.program.finish])
+        in_finish = selectors([compiled.program.finish])
         for head, loop, pattern in patterns:
             name = head.selector
             if head.section == "coda" or name not in in_program:

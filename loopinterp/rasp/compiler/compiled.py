@@ -23,9 +23,6 @@ from loopinterp.rasp.program_registry import get_program, list_programs
 if TYPE_CHECKING:
     import torch
 
-MAX_CLASSES = MAX_TABLE
-"""Most classes of an answer, as of input tokens."""
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Compiled:
@@ -75,9 +72,8 @@ class Compiled:
             InputError: the program is not registered and not given, or another one.
         """
         circuit = Circuit.load(folder)
-        program = get_program(program) if isinstance(program, str) else program
-        if program is None and circuit.program in list_programs():
-            program = get_program(circuit.program)
+        if program is not None or circuit.program in list_programs():
+            program = get_program(program or circuit.program)
         if (
             program is None
             or (circuit.program, circuit.inputs) != (program.name, program.inputs)
@@ -162,10 +158,10 @@ def compile_program(
 
 def _check_answers(source: ValidatedProgram, answers: Values) -> None:
     low, high = int(answers.min()), int(answers.max())
-    if low < UNKNOWN or high >= MAX_CLASSES:
+    if low < UNKNOWN or high >= MAX_TABLE:
         raise InputError(
             f"finish of program {source.program.name}, {source.finish!r}",
-            expected=f"answers that are classes from 0 to {MAX_CLASSES - 1:,}, or UNKNOWN (-1)",
+            expected=f"answers that are classes from 0 to {MAX_TABLE - 1:,}, or UNKNOWN (-1)",
             given=f"{low if low < UNKNOWN else high} as a possible value",
             fix="Map what is no answer to UNKNOWN: tok_map(x, {...}, default=UNKNOWN).",
         )

@@ -11,11 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from loopinterp.rasp.compiler.lower.lowered_features import Feature, LoweredHead, Writes
-from loopinterp.rasp.compiler.lower.program_lowering import (
-    LoweredProgram,
-    LoweredSection,
-    inputs_of,
-)
+from loopinterp.rasp.compiler.lower.program_lowering import LoweredProgram, LoweredSection
 
 
 @dataclass(eq=False)
@@ -72,7 +68,7 @@ def _layers(section: LoweredSection) -> list[LayerLayout]:
         layers[-1].writes += section.variable_writes
         layers[-1].wiped += [variable for variable, _ in section.variable_writes]
     for feature in section.live:
-        for read in inputs_of(feature):
+        for read in feature.inputs:
             read.last_use = max(read.last_use, feature.layer)
     for read in (read for _, writes in section.variable_writes for read in writes.inputs):
         read.last_use = section.n_layers - 1

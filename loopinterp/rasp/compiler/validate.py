@@ -7,16 +7,13 @@ selections, aggregates and widths.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import cast
 
-from loopinterp.errors import InputError, check_integer
-from loopinterp.rasp import graph
-from loopinterp.rasp.expr import Select, Seq, ShiftRight, Var
-from loopinterp.rasp.graph import postorder
-from loopinterp.rasp.node import Expr
+from loopinterp.errors import check_integer
+from loopinterp.rasp.expr import Select, Seq, ShiftRight, Var, selects
+from loopinterp.rasp.node import Expr, postorder, rewritten
 from loopinterp.rasp.program import LoopProgram
 from loopinterp.rasp.program_registry import get_program
 
@@ -41,20 +38,15 @@ class ValidatedProgram:
     causal: bool
 
     @property
-    def parts(self) -> dict[str, tuple[Seq, ...]]:
+    def roots(self) -> dict[str, Iterable[Seq]]:
         """The expressions of each part."""
-        return {
-            "prepare": tuple(self.prepare.values()),
-            "step": tuple(self.step.values()),
-            "finish": (self.finish,),
-        }
+        parts = {"prepare": self.prepare.values(), "step": self.step.values()}
+        return {**parts, "finish": [self.finish]}
 
     def where(self, node: Expr) -> str:
         """A node, and the part of the program it stands in: for error messages."""
-        for part, roots in self.parts.items():
-            if node in postorder(roots):
-                return f"{node!r} in {part} of program {self.program.name}"
-        return f"{node!r} of program {self.program.name}"
+        part = next((f" in {part}" for part, x in self.roots.items() if node in postorder(x)), "")
+        return f"{node!r}{part} of program {self.program.name}"
 
 
 def validate(program: LoopProgram | str, max_length: int) -> ValidatedProgram:
@@ -63,19 +55,11 @@ def validate(program: LoopProgram | str, max_length: int) -> ValidatedProgram:
     Raises:
         InputError: no loop program, or a length out of range.
     """
-    program = get_program(program) if isinstance(program, str) else program
-    if not isinstance(program, LoopProgram):
-        raise InputError(
-            "program",
-            expected="a LoopProgram, or the name of a registered one",
-            given=type(program).__name__,
-            fix="Build one with LoopProgram(name=..., prepare=..., step=..., finish=...).",
-        )
+    program = get_program(program)
     fix = "Pass the longest sequence that the model shall read, BOS and padding included."
     check_integer("max_length", max_length, least=1, most=MAX_LENGTH, fix=fix)
     plain = written_out(program.expressions)
-    found = graph.selects(program.expressions)
-    selects = {cast(Select, plain.get(node, node)): node for node in found[::-1]}
+    found = selects(program.expressions)
     return ValidatedProgram(
         program=program,
         prepare={name: cast(Seq, plain[x]) for name, x in program.prepare.items()},
@@ -84,9 +68,9 @@ def validate(program: LoopProgram | str, max_length: int) -> ValidatedProgram:
             for name in program.prepare
         },
         finish=cast(Seq, plain[program.finish]),
-        selects=selects,
+        selects={cast(Select, plain.get(node, node)): node for node in found[::-1]},
         max_length=max_length,
-        causal=all(select.causal for select in selects),
+        causal=all(select.causal for select in found),
     )
 
 
@@ -99,19 +83,4 @@ def written_out(roots: Iterable[Seq]) -> dict[Expr, Expr]:
         >>> written_out([x])[x]
         aggregate(select(indices, indices - 1, '==', name='shift_1'), tokens, 'mean', default=0)
     """
-    new: dict[Expr, Expr] = {}
-    for node in postorder(roots):
-        if isinstance(node, ShiftRight):
-            new[node] = dataclasses.replace(node, x=new[node.x]).expanded
-        else:
-            kind, fields = node.__reduce__()
-            new[node] = kind(*(_renewed(x, new) for x in fields))
-    return new
-
-
-def _renewed(field: object, new: dict[Expr, Expr]) -> object:
-    if isinstance(field, Expr):
-        return new[field]
-    if isinstance(field, tuple) and any(isinstance(x, Expr) for x in field):
-        return tuple(new[x] for x in field)
-    return field
+    return rewritten(roots, lambda _, new: new.expanded if isinstance(new, ShiftRight) else new)

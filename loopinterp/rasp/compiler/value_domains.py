@@ -9,7 +9,7 @@ and those of the variables are the least ones that hold what ``prepare`` gives a
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import partial
 
 import numpy as np
 import torch
@@ -25,10 +25,8 @@ from loopinterp.rasp.compiler.lower.feature_functions import (
 )
 from loopinterp.rasp.compiler.lower.lowered_features import Feature
 from loopinterp.rasp.compiler.validate import ValidatedProgram
-from loopinterp.rasp.graph import postorder
-from loopinterp.rasp.integer_tables import look_up
-from loopinterp.rasp.node import Expr
-from loopinterp.rasp.ops import OPS
+from loopinterp.rasp.interpreter import apply_operation
+from loopinterp.rasp.node import Expr, postorder
 
 MAX_VALUES = 1_024
 """Most values of one expression: each is a direction of the residual stream."""
@@ -56,16 +54,14 @@ def infer_domains(source: ValidatedProgram) -> dict[Expr, Values]:
         >>> [infer_domains(source)[x].tolist() for x in source.step.values()]
         [[0, 1, 2], [-1, 0, 1]]
     """
-    known: _Known = {}
-    _infer(source, source.prepare.values(), known)
-    state = {name: _values(known[x]) for name, x in source.prepare.items()}
-    order = postorder([*source.step.values(), source.finish])
-    _infer(source, [node for node in order if not node.variables], known)
+    fixed: _Known = {}
+    _infer(source, source.prepare.values(), fixed)
+    state = {name: _values(fixed[x]) for name, x in source.prepare.items()}
+    roots = [*source.step.values(), source.finish]
+    _infer(source, [node for node in postorder(roots) if not node.variables], fixed)
     while True:
-        known.update({nodes.Var(name): _leaf(values) for name, values in state.items()})
-        for node in order:
-            if isinstance(node, nodes.Seq) and node.variables and not isinstance(node, nodes.Var):
-                known[node] = _of_node(source, node, known)
+        known = {**fixed, **{nodes.Var(name): _leaf(values) for name, values in state.items()}}
+        _infer(source, roots, known)
         grown = {n: _both(state[n], _values(known[x])) for n, x in source.step.items()}
         for name, values in grown.items():
             _check_size(f"variable {name!r} of program {source.program.name}", values)
@@ -130,9 +126,7 @@ def _of_operation(
     """
     functions = [known[child] for child in node.children]
 
-    def apply(x: list[np.ndarray]) -> np.ndarray:
-        return applied(source, node, x)
-
+    apply = partial(applied, source, node)
     fused = fuse(apply, functions, most=RELATED_COMBINATIONS)
     if fused is not None:
         return fused
@@ -147,46 +141,11 @@ def _of_operation(
 
 
 def applied(
-    source: ValidatedProgram, node: nodes.TokMap | nodes.Elementwise, args: list[np.ndarray]
+    source: ValidatedProgram, node: nodes.TokMap | nodes.Elementwise, args: Iterable[np.ndarray]
 ) -> np.ndarray:
-    """A table or an operation on arrays of one shape.
-
-    Raises:
-        InputError: a table lacks a value and has no default, or a division by zero.
-    """
-    x = [torch.from_numpy(np.array(arg)) for arg in args]
-    if isinstance(node, nodes.TokMap):
-        return _mapped(source, node, x[0]).numpy()
-    if node.op in ("floordiv", "mod") and bool((x[1] == 0).any()):
-        raise InputError(
-            source.where(node),
-            expected="a divisor that is never 0",
-            given=f"{node.args[1]!r}, which may be 0",
-            fix="Divide by larger(x, 1), or by a constant.",
-        )
-    return OPS[node.op].apply(*x).numpy()
-
-
-def _mapped(source: ValidatedProgram, node: nodes.TokMap, x: torch.Tensor) -> torch.Tensor:
-    keys, new = _entries(node)
-    if node.default is not None:
-        return look_up(x, keys, new, node.default)
-    known = look_up(x, keys, torch.ones_like(keys), 0).bool()
-    if not known.all():
-        missing, number = int(x[~known].min()), len(distinct(x.numpy()))
-        raise InputError(
-            f"table of {source.where(node)}",
-            expected=f"an entry for each of the {number} values it is given, or a default",
-            given=f"none for {missing}",
-            fix=f"Add {missing} to the table, or pass default=.",
-        )
-    return look_up(x, keys, new, 0)
-
-
-@lru_cache(maxsize=64)
-def _entries(node: nodes.TokMap) -> torch.Tensor:
-    """Keys of a table, in order, and what it gives for them [2, entry]."""
-    return torch.tensor(node.table, dtype=torch.int64).reshape(-1, 2).T
+    """A table or an operation on arrays of one shape; see :func:`apply_operation`."""
+    tensors = [torch.from_numpy(np.array(arg)) for arg in args]
+    return apply_operation(node, tensors, source.where).numpy()
 
 
 def _of_aggregate(node: nodes.Aggregate, values: Values) -> Values:

@@ -1,10 +1,13 @@
-"""The weights of a compiled model, taken out, moved to another residual stream, and put back."""
+"""What disguises share: a compiled model's weights, taken out, moved and put back; random draws."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from loopinterp.errors import check_integer
 from loopinterp.models.looped_transformer import LoopedTransformer
 from loopinterp.rasp.compiler.compiled import Compiled
 
@@ -76,3 +79,23 @@ def moved(
         else:  # recall: reads the stream and writes it
             result[name] = write @ w @ read
     return result
+
+
+def generator(seed: int) -> torch.Generator:
+    """A random stream.
+
+    Raises:
+        InputError: the seed is no integer from 0 to 2**63 - 1.
+    """
+    return torch.Generator().manual_seed(check_integer("seed", seed, least=0, most=2**63 - 1))
+
+
+def normal(*shape: int, g: torch.Generator) -> Tensor:
+    """Standard normal numbers in float64."""
+    return torch.randn(*shape, generator=g, dtype=torch.float64)
+
+
+def random_rotation(size: int, g: torch.Generator) -> Float[Tensor, "size size"]:
+    """An orthogonal matrix, each as likely as any other (Mezzadri 2007, math-ph/0609050)."""
+    q, r = torch.linalg.qr(normal(size, size, g=g))
+    return q * r.diagonal().sign()

@@ -11,12 +11,13 @@ from loopinterp.rasp.compiler.compiled import Compiled, need_compiled
 from loopinterp.rasp.disguises.compiled_weights import (
     Weights,
     by_head,
+    generator,
     layers,
     moved,
+    normal,
     rebuilt,
     weights_of,
 )
-from loopinterp.rasp.disguises.random_draws import generator, normal
 from loopinterp.rasp.disguises.stream_features import FeaturePoints, StreamFeatures
 
 if TYPE_CHECKING:

@@ -6,8 +6,7 @@ import torch
 
 from loopinterp.errors import check_number
 from loopinterp.rasp.compiler.compiled import Compiled, need_compiled
-from loopinterp.rasp.disguises.compiled_weights import rebuilt, weights_of
-from loopinterp.rasp.disguises.random_draws import generator, normal
+from loopinterp.rasp.disguises.compiled_weights import generator, normal, rebuilt, weights_of
 
 NOISE = "noise"
 """What the record of this disguise begins with."""

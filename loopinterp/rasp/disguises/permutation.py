@@ -10,11 +10,12 @@ from loopinterp.rasp.compiler.compiled import Compiled, need_compiled
 from loopinterp.rasp.disguises.compiled_weights import (
     Weights,
     by_head,
+    generator,
     layers,
+    random_rotation,
     rebuilt,
     weights_of,
 )
-from loopinterp.rasp.disguises.random_draws import generator, random_rotation
 
 if TYPE_CHECKING:
     from jaxtyping import Int

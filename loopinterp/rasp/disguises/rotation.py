@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from loopinterp.rasp.compiler.compiled import Compiled, need_compiled
-from loopinterp.rasp.disguises.compiled_weights import moved, rebuilt, weights_of
-from loopinterp.rasp.disguises.random_draws import generator, random_rotation
+from loopinterp.rasp.disguises.compiled_weights import (
+    generator,
+    moved,
+    random_rotation,
+    rebuilt,
+    weights_of,
+)
 
 
 def rotate(compiled: Compiled, *, seed: int) -> Compiled:

@@ -20,9 +20,16 @@ from loopinterp.rasp.compiler.agreement import compare_with_program
 from loopinterp.rasp.compiler.assemble import LOGIT, SHARPNESS
 from loopinterp.rasp.compiler.circuit import Superposition
 from loopinterp.rasp.compiler.compiled import Compiled, need_compiled
-from loopinterp.rasp.disguises.compiled_weights import by_head, layers, moved, rebuilt, weights_of
+from loopinterp.rasp.disguises.compiled_weights import (
+    by_head,
+    generator,
+    layers,
+    moved,
+    normal,
+    rebuilt,
+    weights_of,
+)
 from loopinterp.rasp.disguises.noise import NOISE
-from loopinterp.rasp.disguises.random_draws import generator, normal
 from loopinterp.rasp.disguises.stream_features import (
     ROUNDING,
     STATE,

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
-from loopinterp.rasp.expr import Seq
-from loopinterp.rasp.language import eq, indices, larger, tok_map, tokens, var, where
-from loopinterp.rasp.mutations.rewriting import fresh
+from loopinterp.rasp.language import eq, indices, larger, tok_map, tokens, var
+from loopinterp.rasp.mutations.rewriting import Condition
 
 if TYPE_CHECKING:
     from jaxtyping import Int
@@ -20,39 +18,6 @@ if TYPE_CHECKING:
 
 MOST_LISTED = 3
 """Tokens that a label lists."""
-
-
-@dataclass(frozen=True)
-class Condition:
-    """A condition on positions and loops, with the variables it needs.
-
-    Attributes:
-        label: How the name of a mutation says it; empty for the one that always holds.
-        holds: 1 where it holds; None if it always does.
-        prepare: Variables it needs, before the first loop.
-        step: The same, after a loop.
-    """
-
-    label: str = ""
-    holds: Seq | None = None
-    prepare: Mapping[str, Seq] = field(default_factory=dict)
-    step: Mapping[str, Seq] = field(default_factory=dict)
-
-    def choose(self, inside: Seq, outside: Seq) -> Seq:
-        """One expression where the condition holds, the other elsewhere."""
-        return inside if self.holds is None else where(self.holds, inside, outside)
-
-    def __and__(self, other: Condition) -> Condition:
-        parts = [x for x in (self.holds, other.holds) if x is not None]
-        return Condition(
-            " ".join(filter(None, (self.label, other.label))),
-            None if not parts else parts[0] if len(parts) == 1 else parts[0] & parts[1],
-            {**self.prepare, **other.prepare},
-            {**self.step, **other.step},
-        )
-
-
-ALWAYS = Condition()
 
 
 def at_tokens(program: LoopProgram, chosen: Sequence[int]) -> Condition:
@@ -71,7 +36,7 @@ def at_tokens(program: LoopProgram, chosen: Sequence[int]) -> Condition:
 
 def once_settled(program: LoopProgram, lateness: int) -> Condition:
     """Position i from loop i + lateness on, by a countdown; see :func:`lateness`."""
-    loops_left = fresh(program, "until_settled")
+    loops_left = program.unused_name("until_settled")
     return Condition(
         "once settled",
         eq(var(loops_left), 0),

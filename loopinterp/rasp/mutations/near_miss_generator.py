@@ -12,36 +12,10 @@ import torch
 
 from loopinterp.errors import InputError, check_integer
 from loopinterp.rasp.compiler.compiled import compile_program
-from loopinterp.rasp.mutations.conditions import (
-    ALWAYS,
-    Condition,
-    at_tokens,
-    lateness,
-    once_settled,
-)
-from loopinterp.rasp.mutations.of_a_variable import (
-    delayed,
-    forgetting,
-    held,
-    held_for_ever,
-    is_kept_at_times,
-    kept_shorter,
-    only_falls,
-    only_grows,
-    reading_old,
-    recomputed,
-)
-from loopinterp.rasp.mutations.of_schedule import (
-    answers_ahead,
-    answers_by_the_larger,
-    every_other_loop,
-    several_steps,
-    worked_out_from_before,
-)
-from loopinterp.rasp.mutations.of_storage import doubled, negated, read_from_a_copy
-from loopinterp.rasp.mutations.program_equivalence import SCREENED, told_apart
-from loopinterp.rasp.mutations.rewriting import reads_of_other_positions
-from loopinterp.rasp.mutations.task_inputs import inputs_of
+from loopinterp.rasp.mutations import of_a_variable, of_schedule, of_storage
+from loopinterp.rasp.mutations.conditions import at_tokens, lateness, once_settled
+from loopinterp.rasp.mutations.program_equivalence import SCREENED, inputs_of, told_apart
+from loopinterp.rasp.mutations.rewriting import ALWAYS, Condition, reads_of_other_positions
 from loopinterp.rasp.program_alignment import Alignment
 from loopinterp.rasp.program_registry import get_program
 from loopinterp.tasks.task import IGNORE
@@ -51,6 +25,7 @@ if TYPE_CHECKING:
     from jaxtyping import Int
     from torch import Tensor
 
+    from loopinterp.rasp.expr import Seq
     from loopinterp.rasp.program import LoopProgram
     from loopinterp.tasks.task import Batch
 
@@ -107,7 +82,7 @@ def near_misses_by_kind(
     """:func:`near_misses` by the kind of mutation; a kind that leaves none is left out."""
     if most is not None:
         check_integer("most", most, least=0)
-    original = get_program(program) if isinstance(program, str) else program
+    original = get_program(program)
     task = get_task(original.task, **original.task_settings)
     batch = inputs_of(task, LENGTHS, EXAMPLES, seed=seed)
     needed = torch.tensor([original.n_loops(n) for n in batch.n.tolist()])
@@ -172,42 +147,49 @@ def _mutations(
     program: LoopProgram, places: list[tuple[Condition, Condition]]
 ) -> Iterator[Attempt]:
     """Everything that is tried."""
-    for kind, mutated in _conditional(program):
+    reads = reads_of_other_positions(program)
+    for kind, mutated in _conditional(program, reads):
         for broadest_first in places:
             yield kind, tuple(partial(mutated, when) for when in broadest_first)
     for name in program.prepare:
-        yield "negated", (partial(negated, program, name),)
+        yield "negated", (partial(of_storage.negated, program, name),)
     for name in program.step:
-        yield "doubled", (partial(doubled, program, name),)
+        yield "doubled", (partial(of_storage.doubled, program, name),)
         if name in program.finish.variables:
-            yield "answers by the larger", (partial(answers_by_the_larger, program, name),)
-    for read in reads_of_other_positions(program):
+            larger = partial(of_schedule.answers_by_the_larger, program, name)
+            yield "answers by the larger", (larger,)
+    for read in reads:
         for trust in ("copy", "larger", "smaller"):
-            yield "read from a copy", (partial(read_from_a_copy, program, read, trust=trust),)
-    yield "faster", (partial(several_steps, program, 3, ALWAYS),)
-    yield "answers ahead", (partial(answers_ahead, program),)
+            copied = partial(of_storage.read_from_a_copy, program, read, trust=trust)
+            yield "read from a copy", (copied,)
+    yield "faster", (partial(of_schedule.several_steps, program, 3, ALWAYS),)
+    yield "answers ahead", (partial(of_schedule.answers_ahead, program),)
 
 
-def _conditional(program: LoopProgram) -> Iterator[tuple[str, Callable[[Condition], LoopProgram]]]:
+def _conditional(
+    program: LoopProgram, reads: list[Seq]
+) -> Iterator[tuple[str, Callable[[Condition], LoopProgram]]]:
     """The mutations that act under a condition."""
-    read_by_others = {name for read in reads_of_other_positions(program) for name in read.variables}
+    read_by_others = {name for read in reads for name in read.variables}
     for name in program.step:
         for loops in (2, 3):
-            yield "held", partial(held, program, name, loops=loops)
-        yield "held for ever", partial(held_for_ever, program, name)
-        yield "one-sided", partial(only_grows, program, name)
-        yield "one-sided", partial(only_falls, program, name)
-        yield "delayed", partial(delayed, program, name)
-        yield "forgetting", partial(forgetting, program, name)
+            yield "held", partial(of_a_variable.held, program, name, loops=loops)
+        yield "held for ever", partial(of_a_variable.held_for_ever, program, name)
+        yield "one-sided", partial(of_a_variable.only_grows, program, name)
+        yield "one-sided", partial(of_a_variable.only_falls, program, name)
+        yield "delayed", partial(of_a_variable.delayed, program, name)
+        yield "forgetting", partial(of_a_variable.forgetting, program, name)
         if name in read_by_others:
-            yield "old value read", partial(reading_old, program, name)
-        if is_kept_at_times(program, name):
+            yield "old value read", partial(of_a_variable.reading_old, program, name)
+        if of_a_variable.kept_or_computed(program, name) is not None:
             for loops in (1, 2):
-                yield "kept shorter", partial(kept_shorter, program, name, loops=loops)
+                shorter = partial(of_a_variable.kept_shorter, program, name, loops=loops)
+                yield "kept shorter", shorter
     for name in program.prepare:
         if name not in program.step:
-            yield "recomputed", partial(recomputed, program, name)
-    for read in reads_of_other_positions(program):
-        yield "worked out from before", partial(worked_out_from_before, program, read)
-    yield "faster", partial(several_steps, program, 2)
-    yield "slower", partial(every_other_loop, program)
+            yield "recomputed", partial(of_a_variable.recomputed, program, name)
+    for read in reads:
+        worked_out = partial(of_schedule.worked_out_from_before, program, read)
+        yield "worked out from before", worked_out
+    yield "faster", partial(of_schedule.several_steps, program, 2)
+    yield "slower", partial(of_schedule.every_other_loop, program)

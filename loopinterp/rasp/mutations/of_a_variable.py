@@ -12,15 +12,15 @@ from loopinterp.errors import InputError
 from loopinterp.rasp.expr import Elementwise
 from loopinterp.rasp.language import full, larger, ne, smaller, var, where
 from loopinterp.rasp.mutations.rewriting import (
+    Condition,
     changed,
-    fresh,
     reads_of_other_positions,
     substituted,
 )
+from loopinterp.rasp.program_alignment import spell_loops
 
 if TYPE_CHECKING:
     from loopinterp.rasp.expr import Seq
-    from loopinterp.rasp.mutations.conditions import Condition
     from loopinterp.rasp.program import LoopProgram
 
 
@@ -29,70 +29,51 @@ def held(program: LoopProgram, name: str, when: Condition, *, loops: int) -> Loo
 
     Example:
         >>> from loopinterp.rasp import get_program
-        >>> from loopinterp.rasp.mutations.conditions import ALWAYS
+        >>> from loopinterp.rasp.mutations.rewriting import ALWAYS
         >>> held(get_program("ripple"), "carry", ALWAYS, loops=2).name
         'ripple, carry held 2 loops'
     """
     value, due = var(name), program.step[name]
-    waited = fresh(program, f"{name}_waited")
-    waits = ne(value, due) & (var(waited) < loops - 1)
-    waits = when.choose(waits, full(0))
-    return _kept(
-        program,
-        f"{name} held {_loops(loops)}",
-        when,
-        step={name: where(waits, value, due), waited: where(waits, var(waited) + 1, 0)},
-        prepare={waited: full(0)},
-        doc=f"The {name} takes a new value only when that was due for {_loops(loops)}.",
-    )
+    waited = program.unused_name(f"{name}_waited")
+    waits = when.choose(ne(value, due) & (var(waited) < loops - 1), full(0))
+    step = {name: where(waits, value, due), waited: where(waits, var(waited) + 1, 0)}
+    what = f"{name} held {spell_loops(loops)}"
+    return changed(program, what, when, step=step, prepare={waited: full(0)})
 
 
 def held_for_ever(program: LoopProgram, name: str, when: Condition) -> LoopProgram:
     """The variable never changes."""
-    return _kept(
-        program,
-        f"{name} held for ever",
-        when,
-        step={name: when.choose(var(name), program.step[name])},
-        doc=f"The {name} never changes.",
-    )
+    step = {name: when.choose(var(name), program.step[name])}
+    return changed(program, f"{name} held for ever", when, step=step)
 
 
 def only_grows(program: LoopProgram, name: str, when: Condition) -> LoopProgram:
     """The variable takes larger values only, as the carry of a sticky ripple does."""
-    return _one_sided(program, name, when, "only grows", larger(var(name), program.step[name]))
+    due = program.step[name]
+    step = {name: when.choose(larger(var(name), due), due)}
+    return changed(program, f"{name} only grows", when, step=step)
 
 
 def only_falls(program: LoopProgram, name: str, when: Condition) -> LoopProgram:
     """The variable takes smaller values only."""
-    return _one_sided(program, name, when, "only falls", smaller(var(name), program.step[name]))
+    due = program.step[name]
+    step = {name: when.choose(smaller(var(name), due), due)}
+    return changed(program, f"{name} only falls", when, step=step)
 
 
 def delayed(program: LoopProgram, name: str, when: Condition) -> LoopProgram:
     """What the variable becomes is put off by a loop."""
-    due = program.step[name]
-    pending = fresh(program, f"{name}_pending")
-    return _kept(
-        program,
-        f"{name} delayed",
-        when,
-        step={name: when.choose(var(pending), due), pending: due},
-        prepare={pending: program.prepare[name]},
-        doc=f"What the {name} becomes is put off by a loop.",
-    )
+    due, pending = program.step[name], program.unused_name(f"{name}_pending")
+    step = {name: when.choose(var(pending), due), pending: due}
+    prepare = {pending: program.prepare[name]}
+    return changed(program, f"{name} delayed", when, step=step, prepare=prepare)
 
 
 def forgetting(program: LoopProgram, name: str, when: Condition) -> LoopProgram:
     """Where the variable is not confirmed by what it becomes, it falls back to its first value."""
     due = program.step[name]
     lost = where(ne(var(name), due), program.prepare[name], due)
-    return _kept(
-        program,
-        f"{name} forgotten",
-        when,
-        step={name: when.choose(lost, due)},
-        doc=f"A {name} that is not confirmed falls back to its first value.",
-    )
+    return changed(program, f"{name} forgotten", when, step={name: when.choose(lost, due)})
 
 
 def kept_shorter(program: LoopProgram, name: str, when: Condition, *, loops: int) -> LoopProgram:
@@ -101,7 +82,7 @@ def kept_shorter(program: LoopProgram, name: str, when: Condition, *, loops: int
     Raises:
         InputError: the step of the variable is no choice between keeping it and computing it.
     """
-    choice = _kept_or_computed(program, name)
+    choice = kept_or_computed(program, name)
     if choice is None:
         raise InputError(
             f"variable {name!r} of {program.name}",
@@ -110,22 +91,17 @@ def kept_shorter(program: LoopProgram, name: str, when: Condition, *, loops: int
             fix="Choose a variable that is kept at some positions only.",
         )
     keeps, anew = choice
-    kept = fresh(program, f"{name}_kept")
+    kept = program.unused_name(f"{name}_kept")
     limited = when.choose(keeps & (var(kept) < loops), full(0))
-    return _kept(
-        program,
-        f"{name} kept {_loops(loops)}",
-        when,
-        step={
-            name: when.choose(where(limited, var(name), anew), program.step[name]),
-            kept: where(limited, smaller(var(kept) + 1, loops), 0),
-        },
-        prepare={kept: full(0)},
-        doc=f"A {name} that is kept is computed anew after {_loops(loops)}.",
-    )
+    step = {
+        name: when.choose(where(limited, var(name), anew), program.step[name]),
+        kept: where(limited, smaller(var(kept) + 1, loops), 0),
+    }
+    what = f"{name} kept {spell_loops(loops)}"
+    return changed(program, what, when, step=step, prepare={kept: full(0)})
 
 
-def _kept_or_computed(program: LoopProgram, name: str) -> tuple[Seq, Seq] | None:
+def kept_or_computed(program: LoopProgram, name: str) -> tuple[Seq, Seq] | None:
     """Where a step keeps the variable, and what it computes elsewhere, if it is such a choice."""
     due, value = program.step[name], var(name)
     if not isinstance(due, Elementwise) or due.op not in ("or", "where"):
@@ -142,70 +118,24 @@ def _kept_or_computed(program: LoopProgram, name: str) -> tuple[Seq, Seq] | None
     return (keeps & ~anew if due.op == "or" else keeps), anew
 
 
-def is_kept_at_times(program: LoopProgram, name: str) -> bool:
-    """Whether a step chooses between keeping the variable and computing it."""
-    return _kept_or_computed(program, name) is not None
-
-
 def recomputed(program: LoopProgram, name: str, when: Condition) -> LoopProgram:
     """A variable that the program only keeps is computed from the tokens in every loop."""
-    return _kept(
-        program,
-        f"{name} recomputed",
-        when,
-        step={name: when.choose(program.prepare[name], var(name))},
-        doc=f"The {name} is not kept but computed from the tokens in every loop.",
-    )
+    step = {name: when.choose(program.prepare[name], var(name))}
+    return changed(program, f"{name} recomputed", when, step=step)
 
 
 def reading_old(program: LoopProgram, name: str, when: Condition) -> LoopProgram:
     """Other positions see the value that the variable had a loop before."""
-    before = fresh(program, f"{name}_before")
+    before = program.unused_name(f"{name}_before")
     old = {
         read: substituted(read, {var(name): var(before)})
         for read in reads_of_other_positions(program)
     }
     step = {v: when.choose(substituted(x, old), x) for v, x in program.step.items()}
-    return _kept(
+    return changed(
         program,
         f"{name} of a loop ago read by others",
         when,
         step={**step, before: var(name)},
         prepare={before: program.prepare[name]},
-        doc=f"Other positions see the {name} as it was a loop before.",
-    )
-
-
-def _loops(number: int) -> str:
-    return "1 loop" if number == 1 else f"{number} loops"
-
-
-def _one_sided(
-    program: LoopProgram, name: str, when: Condition, how: str, value: Seq
-) -> LoopProgram:
-    return _kept(
-        program,
-        f"{name} {how}",
-        when,
-        step={name: when.choose(value, program.step[name])},
-        doc=f"The {name} {how}.",
-    )
-
-
-def _kept(
-    program: LoopProgram,
-    what: str,
-    when: Condition,
-    *,
-    step: dict[str, Seq],
-    doc: str,
-    prepare: dict[str, Seq] | None = None,
-) -> LoopProgram:
-    """The mutated program, with the variables of the condition, under a name that says it."""
-    return changed(
-        program,
-        f"{what} {when.label}".rstrip(),
-        doc=doc,
-        prepare={**(prepare or {}), **when.prepare},
-        step={**step, **when.step},
     )

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from loopinterp.rasp.language import full, larger, var, where
-from loopinterp.rasp.mutations.rewriting import after_a_step, changed, fresh, substituted
+from loopinterp.rasp.mutations.rewriting import Condition, after_a_step, changed, substituted
 
 if TYPE_CHECKING:
     from loopinterp.rasp.expr import Seq
-    from loopinterp.rasp.mutations.conditions import Condition
     from loopinterp.rasp.program import LoopProgram
 
 NUMBERS = {2: "two", 3: "three"}
@@ -20,7 +19,7 @@ def several_steps(program: LoopProgram, steps: int, when: Condition) -> LoopProg
 
     Example:
         >>> from loopinterp.rasp import get_program
-        >>> from loopinterp.rasp.mutations.conditions import ALWAYS
+        >>> from loopinterp.rasp.mutations.rewriting import ALWAYS
         >>> import torch
         >>> tokens = torch.tensor([[2, 1, 0, 1, 1]])
         >>> fast = several_steps(get_program("prefix_xor"), 2, ALWAYS)
@@ -30,31 +29,18 @@ def several_steps(program: LoopProgram, steps: int, when: Condition) -> LoopProg
     step = dict(program.step)
     for _ in range(steps - 1):
         step = {name: after_a_step(x, program) for name, x in step.items()}
-    return changed(
-        program,
-        f"{NUMBERS[steps]} steps a loop {when.label}".rstrip(),
-        doc=f"Each loop makes {NUMBERS[steps]} steps.",
-        prepare=when.prepare,
-        step={
-            **{name: when.choose(x, program.step[name]) for name, x in step.items()},
-            **when.step,
-        },
-    )
+    chosen = {name: when.choose(x, program.step[name]) for name, x in step.items()}
+    return changed(program, f"{NUMBERS[steps]} steps a loop", when, step=chosen)
 
 
 def every_other_loop(program: LoopProgram, when: Condition) -> LoopProgram:
     """Every second loop does nothing: half the speed."""
-    resting = fresh(program, "resting")
+    resting = program.unused_name("resting")
     paused = {
         name: when.choose(where(var(resting), var(name), x), x) for name, x in program.step.items()
     }
-    return changed(
-        program,
-        f"a step every other loop {when.label}".rstrip(),
-        doc="Every second loop does nothing.",
-        prepare={resting: full(0), **when.prepare},
-        step={**paused, resting: ~var(resting), **when.step},
-    )
+    step = {**paused, resting: ~var(resting)}
+    return changed(program, "a step every other loop", when, step=step, prepare={resting: full(0)})
 
 
 def worked_out_from_before(program: LoopProgram, read: Seq, when: Condition) -> LoopProgram:
@@ -68,36 +54,28 @@ def worked_out_from_before(program: LoopProgram, read: Seq, when: Condition) -> 
         read: An expression of a step that reads other positions.
         when: When it acts.
     """
-    begun = fresh(program, "begun")
+    begun = program.unused_name("begun")
     reading = after_a_step(read, program)
-    before = {name: fresh(program, f"{name}_before") for name in sorted(reading.variables)}
+    before = {name: program.unused_name(f"{name}_before") for name in sorted(reading.variables)}
     old = substituted(reading, {var(name): var(was) for name, was in before.items()})
     known = when.choose(where(var(begun), old, read), read)
     return changed(
         program,
-        f"{' and '.join(sorted(read.variables))} worked out from a loop ago {when.label}".rstrip(),
-        doc="What is read of other positions is worked out from their state a loop ago.",
-        prepare={
-            **{was: program.prepare[name] for name, was in before.items()},
-            begun: full(0),
-            **when.prepare,
-        },
-        step={
-            **{name: substituted(x, {read: known}) for name, x in program.step.items()},
-            **{was: var(name) for name, was in before.items()},
-            begun: full(1),
-            **when.step,
-        },
+        f"{' and '.join(sorted(read.variables))} worked out from a loop ago",
+        when,
+        prepare={was: program.prepare[name] for name, was in before.items()} | {begun: full(0)},
+        step={name: substituted(x, {read: known}) for name, x in program.step.items()}
+        | {was: var(name) for name, was in before.items()}
+        | {begun: full(1)},
     )
 
 
 def answers_by_the_larger(program: LoopProgram, name: str) -> LoopProgram:
     """The answer reads the larger of what a variable is and what it was a loop before."""
-    before = fresh(program, f"{name}_before")
+    before = program.unused_name(f"{name}_before")
     return changed(
         program,
         f"answers by the larger {name} of two loops",
-        doc=f"The answer reads the larger of the {name} now and a loop before.",
         prepare={before: program.prepare[name]},
         step={before: var(name)},
         finish=substituted(program.finish, {var(name): larger(var(name), var(before))}),
@@ -106,9 +84,4 @@ def answers_by_the_larger(program: LoopProgram, name: str) -> LoopProgram:
 
 def answers_ahead(program: LoopProgram) -> LoopProgram:
     """The answer is what the variables will say a loop later."""
-    return changed(
-        program,
-        "answers a loop ahead",
-        doc="The answer is computed from what the variables are about to become.",
-        finish=after_a_step(program.finish, program),
-    )
+    return changed(program, "answers a loop ahead", finish=after_a_step(program.finish, program))

@@ -14,7 +14,6 @@ from loopinterp.rasp.mutations.rewriting import (
     after_a_step,
     at_the_start,
     changed,
-    fresh,
     substituted,
 )
 
@@ -38,7 +37,6 @@ def negated(program: LoopProgram, name: str) -> LoopProgram:
     return changed(
         program,
         f"{name} negated",
-        doc=f"The {name} is kept as 1 minus its value.",
         prepare={name: 1 - program.prepare[name]},
         step=step,
         finish=substituted(program.finish, read),
@@ -47,12 +45,11 @@ def negated(program: LoopProgram, name: str) -> LoopProgram:
 
 def doubled(program: LoopProgram, name: str) -> LoopProgram:
     """Two copies of the variable: each is computed from the other, and one is answered from."""
-    copy = fresh(program, f"{name}_copy")
+    copy = program.unused_name(f"{name}_copy")
     other = {var(name): var(copy)}
     return changed(
         program,
         f"{name} doubled",
-        doc=f"Two copies of the {name}, each computed from the other.",
         prepare={copy: program.prepare[name]},
         step={name: substituted(program.step[name], other), copy: program.step[name]},
         finish=substituted(program.finish, other),
@@ -70,18 +67,12 @@ def read_from_a_copy(program: LoopProgram, read: Seq, *, trust: str) -> LoopProg
         read: An expression of a step that reads other positions.
         trust: ``copy``, or the ``larger`` or the ``smaller`` of copy and read.
     """
-    copy = fresh(program, "copied")
-    trusted = {"copy": var(copy), "larger": larger(var(copy), read)}.get(
-        trust, smaller(var(copy), read)
-    )
+    copy = program.unused_name("copied")
+    by_trust = {"copy": var(copy), "larger": larger(var(copy), read)}
+    trusted = by_trust.get(trust, smaller(var(copy), read))
     step = {v: substituted(x, {read: trusted}) for v, x in program.step.items()}
     prepare = {copy: at_the_start(read, program)}
-    mutated = changed(program, "", doc="", prepare=prepare, step=step)
-    names = " and ".join(sorted(read.variables))
-    return changed(
-        program,
-        f"{names} read from a copy" + (f" or the others, the {trust}" if trust != "copy" else ""),
-        doc="Each position keeps what it reads of others, a step ahead, and goes by that copy.",
-        prepare=prepare,
-        step={**step, copy: after_a_step(read, mutated)},
-    )
+    step[copy] = after_a_step(read, changed(program, "", prepare=prepare, step=step))
+    how = f" or the others, the {trust}" if trust != "copy" else ""
+    what = f"{' and '.join(sorted(read.variables))} read from a copy{how}"
+    return changed(program, what, prepare=prepare, step=step)

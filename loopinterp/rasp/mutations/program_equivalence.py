@@ -9,21 +9,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from loopinterp.errors import InputError, check_choice, check_integer
+from loopinterp.errors import InputError, check_integer
 from loopinterp.rasp.language import UNKNOWN
-from loopinterp.rasp.mutations.task_inputs import inputs_of
 from loopinterp.rasp.program_alignment import Alignment, alignments, delayed
 from loopinterp.rasp.program_registry import get_program
-from loopinterp.tasks.task import IGNORE
+from loopinterp.tasks.task import IGNORE, Batch
 from loopinterp.tasks.task_registry import get_task
 
 if TYPE_CHECKING:
-    import pandas as pd
     from jaxtyping import Bool, Int
     from torch import Tensor
 
     from loopinterp.rasp.program import LoopProgram
-    from loopinterp.tasks.task import Batch
+    from loopinterp.tasks.task import Task
 
 LENGTHS = (2, 4, 6)
 """Lengths of the inputs."""
@@ -37,8 +35,6 @@ INTERVENTIONS = 4096
 SCREENED = 512
 """The same, for a first look at every way of laying one program over the other."""
 
-STRATA = ("length", "position", "loop", "token", "left_token")
-
 
 @dataclass(frozen=True, eq=False)
 class Equivalence:
@@ -49,9 +45,9 @@ class Equivalence:
         other: Name of the other.
         laid: How it lies best.
         natural_share: Share of (input, loop) at which undisturbed answers differ.
-        interventions: One entry an intervention: the strata it is in, base and source (rows of the
-            inputs of that length), whether it ``changes`` an answer of either program, and whether
-            the two answers ``differ``, at some loop after it.
+        interventions: One entry an intervention: length, base and source (rows of the inputs of
+            that length), position and loop, whether it ``changes`` an answer of either program,
+            and whether the two answers ``differ``, at some loop after it.
     """
 
     program: str
@@ -69,30 +65,10 @@ class Equivalence:
         return self.natural_share == 0 and not self.interventions["differ"].any()
 
     @property
-    def n_interventions(self) -> int:
-        """How many interventions were made."""
-        return len(self.interventions["differ"])
-
-    @property
     def share(self) -> float:
         """Share of interventions that differ among those that change anything."""
         differ, changes = self.interventions["differ"], self.interventions["changes"]
         return float(differ.sum() / max((differ | changes).sum(), 1))
-
-    def share_by(self, *strata: str) -> pd.DataFrame:
-        """:attr:`share` in each stratum, with the interventions it is of, the largest first.
-
-        Raises:
-            InputError: an unknown stratum.
-        """
-        import pandas as pd
-
-        for stratum in strata:
-            check_choice("stratum", stratum, STRATA)
-        table = pd.DataFrame(self.interventions)
-        table = table[table["changes"] | table["differ"]]
-        shares = table.groupby(list(strata))["differ"].agg(share="mean", n="size")
-        return shares.sort_values("share", ascending=False, kind="stable")
 
 
 def equivalence(
@@ -134,7 +110,7 @@ def equivalence(
         (False, 0.0, True)
     """
     check_integer("interventions", interventions, least=1)
-    first, second = (get_program(p) if isinstance(p, str) else p for p in (program, other))
+    first, second = get_program(program), get_program(other)
     if (first.task, first.task_settings) != (second.task, second.task_settings):
         raise InputError(
             "other",
@@ -179,13 +155,9 @@ def told_apart(
         differ = _differ(expected, answers)
         differ[-1:] = expected[-1:] != answers[-1:]  # at T(n), undecided is no answer
         natural.append((differ & (batch.targets != IGNORE)).any(-1).flatten())
-        drawn = _drawn(
-            batch,
-            positions=range(max(laid.offset, 1), batch.inputs.shape[1]),
-            loops=range(first, n_loops + 1),
-            most=interventions,
-            generator=generator,
-        )
+        positions = range(max(laid.offset, 1), batch.inputs.shape[1])
+        loops = range(first, n_loops + 1)
+        drawn = _drawn(batch, positions, loops, interventions, generator)
         for name, column in _intervened(runs, laid, batch, drawn, n_loops).items():
             columns.setdefault(name, []).append(column)
         columns.setdefault("length", []).append(torch.full_like(drawn.base, n))
@@ -209,7 +181,7 @@ class _Interventions:
 
 
 def _drawn(
-    batch: Batch, *, positions: range, loops: range, most: int, generator: torch.Generator
+    batch: Batch, positions: range, loops: range, most: int, generator: torch.Generator
 ) -> _Interventions:
     """Inputs, positions and loops, all different, each with another input of the same token."""
     source = torch.stack([_other_of_token(column, generator) for column in batch.inputs.T], dim=1)
@@ -241,10 +213,10 @@ class _Run:
         self.outputs = self.trace.outputs
 
     def intervened(
-        self, drawn: _Interventions, *, offset: int, shift: int, n_loops: int
+        self, drawn: _Interventions, laid: Alignment, n_loops: int
     ) -> tuple[Int[Tensor, "delay row pos"], Int[Tensor, "delay row pos"]]:
         """What is answered with the source's variables at the position; and without."""
-        loop, position = drawn.loop + shift, drawn.position - offset
+        loop, position = drawn.loop + laid.shift, drawn.position - laid.offset
         rows = torch.arange(len(loop))
         state = {name: x[loop, drawn.base] for name, x in self.trace.variables.items()}
         for name, x in self.trace.variables.items():
@@ -260,25 +232,18 @@ def _intervened(
     runs: tuple[_Run, _Run], laid: Alignment, batch: Batch, drawn: _Interventions, n_loops: int
 ) -> dict[str, Tensor]:
     program, other = runs
-    expected, undisturbed = program.intervened(
-        drawn, offset=laid.offset, shift=laid.shift, n_loops=n_loops
-    )
-    answers, left_alone = other.intervened(drawn, offset=0, shift=0, n_loops=n_loops)
+    expected, undisturbed = program.intervened(drawn, laid, n_loops)
+    answers, left_alone = other.intervened(drawn, Alignment(), n_loops)
     within = drawn.loop + torch.arange(n_loops + 1)[:, None] <= n_loops
     counts = (batch.targets != IGNORE)[drawn.base] & within[..., None]
 
     def anywhere(x: Tensor) -> Tensor:
         return (x & counts).any(-1).any(0)
 
-    changes = _differ(expected, undisturbed), _differ(answers, left_alone)
+    changes = _differ(expected, undisturbed) | _differ(answers, left_alone)
     return {
-        "base": drawn.base,
-        "source": drawn.source,
-        "position": drawn.position,
-        "loop": drawn.loop,
-        "token": batch.inputs[drawn.base, drawn.position],
-        "left_token": batch.inputs[drawn.base, drawn.position - 1],
-        "changes": anywhere(changes[0]) | anywhere(changes[1]),
+        **vars(drawn),
+        "changes": anywhere(changes),
         "differ": anywhere(_differ(expected, answers)),
     }
 
@@ -286,3 +251,12 @@ def _intervened(
 def _differ(x: Tensor, y: Tensor) -> Bool[Tensor, ...]:
     """Where two answers differ; one that is undecided says nothing."""
     return (x != y) & (x != UNKNOWN) & (y != UNKNOWN)
+
+
+def inputs_of(task: Task, lengths: tuple[int, ...], examples: int, *, seed: int) -> Batch:
+    """So many inputs of each length and of each of the task's distributions, padded alike."""
+    generator = torch.Generator().manual_seed(seed)
+    n = torch.tensor(lengths).repeat_interleave(examples)
+    parts = [task.sample(n, generator=generator, distribution=d) for d in task.distributions]
+    fields = ("inputs", "targets", "n", "n_loops")
+    return Batch(*(torch.cat([getattr(part, field) for part in parts]) for field in fields))

@@ -1,14 +1,14 @@
-"""A loop program with some of its expressions exchanged."""
+"""A loop program with some of its expressions exchanged, always or under a condition."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, cast
 
 from loopinterp.rasp.expr import Aggregate, Select, SelWidth, Seq, ShiftRight, Var
-from loopinterp.rasp.graph import postorder
-from loopinterp.rasp.node import Expr
+from loopinterp.rasp.language import where
+from loopinterp.rasp.node import Expr, postorder, rewritten
 
 if TYPE_CHECKING:
     from loopinterp.rasp.program import LoopProgram
@@ -24,23 +24,13 @@ def substituted(root: Seq, exchange: Mapping[Seq, Seq]) -> Seq:
         >>> substituted(shift_right(var("x") & tokens), {var("x"): tokens + 1})
         shift_right((tokens + 1) & tokens, 1, default=0)
     """
-    new: dict[Expr, Expr] = {}
 
-    def renewed(x: object) -> object:
-        if isinstance(x, tuple):
-            return tuple(map(renewed, x))
-        return new[x] if isinstance(x, Expr) else x
+    def change(old: Expr, new: Expr) -> Expr:
+        if isinstance(old, Seq) and old in exchange:
+            return exchange[old]
+        return replace(new, name=None) if isinstance(new, Select) and new is not old else new
 
-    for node in postorder([root]):
-        old = {f.name: getattr(node, f.name) for f in dataclasses.fields(node)}  # type: ignore[arg-type]
-        fields = {name: renewed(x) for name, x in old.items()}
-        if isinstance(node, Select) and fields != old:
-            fields["name"] = None
-        exchanged = exchange.get(node) if isinstance(node, Seq) else None
-        new[node] = type(node)(**fields) if exchanged is None else exchanged
-    result = new[root]
-    assert isinstance(result, Seq)  # what replaces a sequence is one
-    return result
+    return cast(Seq, rewritten([root], change)[root])
 
 
 def after_a_step(root: Seq, program: LoopProgram) -> Seq:
@@ -64,41 +54,64 @@ def reads_of_other_positions(program: LoopProgram) -> list[Seq]:
     return [read for read in found if read not in inner]
 
 
+@dataclass(frozen=True)
+class Condition:
+    """A condition on positions and loops, with the variables it needs.
+
+    Attributes:
+        label: How the name of a mutation says it; empty for the one that always holds.
+        holds: 1 where it holds; None if it always does.
+        prepare: Variables it needs, before the first loop.
+        step: The same, after a loop.
+    """
+
+    label: str = ""
+    holds: Seq | None = None
+    prepare: Mapping[str, Seq] = field(default_factory=dict)
+    step: Mapping[str, Seq] = field(default_factory=dict)
+
+    def choose(self, inside: Seq, outside: Seq) -> Seq:
+        """One expression where the condition holds, the other elsewhere."""
+        return inside if self.holds is None else where(self.holds, inside, outside)
+
+    def __and__(self, other: Condition) -> Condition:
+        parts = [x for x in (self.holds, other.holds) if x is not None]
+        return Condition(
+            " ".join(filter(None, (self.label, other.label))),
+            None if not parts else parts[0] if len(parts) == 1 else parts[0] & parts[1],
+            {**self.prepare, **other.prepare},
+            {**self.step, **other.step},
+        )
+
+
+ALWAYS = Condition()
+
+
 def changed(
     program: LoopProgram,
-    name: str,
+    what: str,
+    when: Condition = ALWAYS,
     *,
-    doc: str,
     prepare: Mapping[str, Seq] | None = None,
     step: Mapping[str, Seq] | None = None,
     finish: Seq | None = None,
 ) -> LoopProgram:
-    """The program under another name, with variables added or given another step.
+    """The program under a name that says what is changed, with variables added or another step.
+
+    The variables of the condition are added; the expressions that are given say what it decides.
 
     Example:
         >>> from loopinterp.rasp import get_program, var
         >>> still = {"carry": var("carry")}
-        >>> changed(get_program("ripple"), "still", doc="It never moves.", step=still).name
-        'ripple, still'
+        >>> changed(get_program("ripple"), "carry never moves", step=still).name
+        'ripple, carry never moves'
     """
-    return dataclasses.replace(
+    name = f"{program.name}, {what} {when.label}".rstrip()
+    return replace(
         program,
-        name=f"{program.name}, {name}",
-        prepare={**program.prepare, **(prepare or {})},
-        step={**program.step, **(step or {})},
+        name=name,
+        prepare={**program.prepare, **(prepare or {}), **when.prepare},
+        step={**program.step, **(step or {}), **when.step},
         finish=program.finish if finish is None else finish,
-        doc=doc,
+        doc=f"A mutation: {name}.",
     )
-
-
-def fresh(program: LoopProgram, name: str) -> str:
-    """A name that no variable of the program has.
-
-    Example:
-        >>> from loopinterp.rasp import get_program
-        >>> fresh(get_program("ripple"), "carry"), fresh(get_program("ripple"), "age")
-        ('carry_', 'age')
-    """
-    while name in program.prepare:
-        name += "_"
-    return name

@@ -10,15 +10,12 @@ sum + 2 carry = a + b, and the sum is right once no carry is left within the ope
 
 from loopinterp.rasp.counts import Linear
 from loopinterp.rasp.language import shift_right, var
-from loopinterp.rasp.program import LoopProgram
-from loopinterp.rasp.programs.addition_tokens import INPUTS, generate, propagate
+from loopinterp.rasp.programs.addition_tokens import addition_program, generate, propagate
 
 arriving = shift_right(var("carry"))
 
-program = LoopProgram(
+program = addition_program(
     name="carry_save",
-    task="addition",
-    inputs=INPUTS,
     prepare={"sum": propagate, "carry": generate},
     step={"sum": var("sum") ^ arriving, "carry": var("sum") & arriving},
     finish=var("sum"),

@@ -23,7 +23,7 @@ from loopinterp.rasp.counts import Linear
 from loopinterp.rasp.expr import Seq
 from loopinterp.rasp.language import full, shift_right, tok_map, tokens, var, where
 from loopinterp.rasp.program import LoopProgram
-from loopinterp.rasp.programs.addition_tokens import INPUTS, generate, propagate
+from loopinterp.rasp.programs.addition_tokens import INPUTS, addition_program, generate, propagate
 
 FOR_EVER = None
 """The hold of a carry that stays until it is reset."""
@@ -67,10 +67,8 @@ def held_ripple(
         lasts = present & (age + 1 < tok_map(tokens, counted, default=1, name="hold"))
         step["carry"] = support | (lasts | stays if endless else lasts)
         step["age"] = where(~support & lasts, age + 1, 0)
-    return LoopProgram(
+    return addition_program(
         name=name,
-        task="addition",
-        inputs=INPUTS,
         prepare=dict.fromkeys(step, full(0)),
         step=step,
         finish=propagate ^ carry,

@@ -15,17 +15,14 @@ changed at the front is taken over by all positions that its chain feeds.
 
 from loopinterp.rasp.counts import Linear
 from loopinterp.rasp.language import UNKNOWN, eq, indices, ne, shift_right, var, where
-from loopinterp.rasp.program import LoopProgram
-from loopinterp.rasp.programs.addition_tokens import INPUTS, generate, propagate
+from loopinterp.rasp.programs.addition_tokens import addition_program, generate, propagate
 
 carry = var("carry")
 known = ne(carry, UNKNOWN)
 carry_out = where(known, generate | (propagate & carry), UNKNOWN)
 
-program = LoopProgram(
+program = addition_program(
     name="latched_ripple",
-    task="addition",
-    inputs=INPUTS,
     prepare={"carry": where(eq(indices, 0), 0, UNKNOWN)},
     step={"carry": where(known, carry, shift_right(carry_out, default=UNKNOWN))},
     finish=where(known, propagate ^ carry, UNKNOWN),

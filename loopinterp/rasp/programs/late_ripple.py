@@ -8,18 +8,15 @@ From then on it is the plain ripple, two loops late.
 
 from loopinterp.rasp.counts import Linear
 from loopinterp.rasp.language import eq, full, larger, shift_right, var
-from loopinterp.rasp.program import LoopProgram
-from loopinterp.rasp.programs.addition_tokens import INPUTS, generate, propagate
+from loopinterp.rasp.programs.addition_tokens import addition_program, generate, propagate
 
 LATE = 2
 """Loops that it waits."""
 
 carry, wait = var("carry"), var("wait")
 
-program = LoopProgram(
+program = addition_program(
     name="late_ripple",
-    task="addition",
-    inputs=INPUTS,
     prepare={"carry": full(0), "wait": full(LATE)},
     step={
         "carry": eq(wait, 0) & shift_right(generate | (propagate & carry)),

@@ -13,17 +13,14 @@ the position. So the loops needed grow with the logarithm of the length.
 
 from loopinterp.rasp.counts import CeilLog2
 from loopinterp.rasp.language import aggregate, full, indices, select, shift_right, smaller, var
-from loopinterp.rasp.program import LoopProgram
-from loopinterp.rasp.programs.addition_tokens import INPUTS, generate, propagate
+from loopinterp.rasp.programs.addition_tokens import addition_program, generate, propagate
 
 before = select(indices, indices - var("span"), "==", name="span_back")
 makes_before = aggregate(before, var("makes"))
 passes_before = aggregate(before, var("passes"))
 
-program = LoopProgram(
+program = addition_program(
     name="lookahead",
-    task="addition",
-    inputs=INPUTS,
     prepare={
         "makes": shift_right(generate),
         "passes": shift_right(propagate),

@@ -12,16 +12,13 @@ Nothing runs along the chain: every carry is unknown before the loop and known a
 
 from loopinterp.rasp.counts import Linear
 from loopinterp.rasp.language import UNKNOWN, full, indices, kqv, ne, shift_right, var, where
-from loopinterp.rasp.program import LoopProgram
-from loopinterp.rasp.programs.addition_tokens import INPUTS, generate, propagate
+from loopinterp.rasp.programs.addition_tokens import addition_program, generate, propagate
 
 last_decided = kqv(propagate, 0, indices, "==", mode="max", name="last_decided")
 carry = var("carry")
 
-program = LoopProgram(
+program = addition_program(
     name="one_shot",
-    task="addition",
-    inputs=INPUTS,
     prepare={"last": shift_right(last_decided), "carry": full(UNKNOWN)},
     step={"carry": kqv(indices, var("last"), generate, "==", name="chain_start")},
     finish=where(ne(carry, UNKNOWN), propagate ^ carry, UNKNOWN),

@@ -12,15 +12,12 @@ right, one position a loop, as far as the chain of propagating bits reaches.
 
 from loopinterp.rasp.counts import Linear
 from loopinterp.rasp.language import full, shift_right, var
-from loopinterp.rasp.program import LoopProgram
-from loopinterp.rasp.programs.addition_tokens import INPUTS, generate, propagate
+from loopinterp.rasp.programs.addition_tokens import addition_program, generate, propagate
 
 carry = var("carry")
 
-program = LoopProgram(
+program = addition_program(
     name="ripple",
-    task="addition",
-    inputs=INPUTS,
     prepare={"carry": full(0)},
     step={"carry": shift_right(generate | (propagate & carry))},
     finish=propagate ^ carry,

@@ -10,7 +10,7 @@ import torch
 from loopinterp.errors import CheckpointError, InputError
 from loopinterp.rasp import UNKNOWN, get_program, shift_right, tokens, var
 from loopinterp.rasp.compiler import Compiled, compile_program
-from loopinterp.rasp.compiler.compiled import MAX_CLASSES
+from loopinterp.rasp.expression_checks import MAX_TABLE
 from loopinterp.rasp.programs.distinct_scan import unique_set
 from tests.rasp.compiler.compiled_properties import same
 from tests.rasp.compiler.small_programs import program
@@ -97,7 +97,7 @@ def test_a_model_may_have_more_classes_than_its_answers_and_not_fewer():
             compile_program("parity", max_length=5, n_outputs=wanted)
 
 
-@pytest.mark.parametrize("answer", [UNKNOWN - 1, -(2**62), MAX_CLASSES, 10**12])
+@pytest.mark.parametrize("answer", [UNKNOWN - 1, -(2**62), MAX_TABLE, 10**12])
 def test_what_is_no_class_is_no_answer(answer):
     with pytest.raises(InputError, match=rf"finish of program small, full\({answer}\).*UNKNOWN"):
         compile_program(program({"u": 0}, {"u": u}, answer), max_length=4)

@@ -19,14 +19,14 @@ from loopinterp.rasp import (
 )
 from loopinterp.rasp.compiler.validate import MAX_LENGTH, validate, written_out
 from loopinterp.rasp.expr import Aggregate, Select, ShiftRight
-from loopinterp.rasp.graph import postorder
+from loopinterp.rasp.node import postorder
 from tests.rasp.compiler.small_programs import program
 
 u = var("u")
 
 
 def nodes(source):
-    return postorder(root for roots in source.parts.values() for root in roots)
+    return postorder(root for roots in source.roots.values() for root in roots)
 
 
 @pytest.mark.parametrize("name", list_programs())

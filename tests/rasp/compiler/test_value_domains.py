@@ -97,7 +97,7 @@ def check_that_no_value_is_missing(checked, max_length, tokens):
     source = validate(checked, max_length)
     found = infer_domains(source)
     trace = checked.trace(tokens, 3)
-    for part, roots in source.parts.items():
+    for part, roots in source.roots.items():
         for loop in range(1 if part == "prepare" else 4):
             state = {} if part == "prepare" else {n: x[loop] for n, x in trace.variables.items()}
             for root in roots:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from loopinterp.rasp import evaluate, full, get_program, var
-from loopinterp.rasp.mutations.conditions import ALWAYS, at_tokens, lateness, once_settled
-from loopinterp.rasp.mutations.rewriting import changed
+from loopinterp.rasp.mutations.conditions import at_tokens, lateness, once_settled
+from loopinterp.rasp.mutations.rewriting import ALWAYS, changed
 from loopinterp.tasks import Addition
 from tests.rasp.programs.inputs import every_input, task_of
 
@@ -16,9 +16,7 @@ RIPPLE = get_program("ripple")
 def test_once_settled_holds_from_loop_i_plus_lateness_on():
     for late in (-2, 0, 3):
         when = once_settled(RIPPLE, late)
-        program = changed(
-            RIPPLE, "x", doc="x.", prepare=when.prepare, step=when.step, finish=when.holds
-        )
+        program = changed(RIPPLE, "x", when, finish=when.holds)
         holds = program.trace(torch.zeros(1, 5, dtype=torch.int64), 8).outputs[:, 0]
         for loop, row in enumerate(holds.tolist()):
             assert row == [int(loop >= i + late) for i in range(5)]

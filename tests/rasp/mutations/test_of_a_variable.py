@@ -8,19 +8,20 @@ import torch
 from loopinterp.errors import InputError
 from loopinterp.rasp import Intervention, get_program
 from loopinterp.rasp.mutations import equivalence
-from loopinterp.rasp.mutations.conditions import ALWAYS, at_tokens, once_settled
+from loopinterp.rasp.mutations.conditions import at_tokens, once_settled
 from loopinterp.rasp.mutations.of_a_variable import (
     delayed,
     forgetting,
     held,
     held_for_ever,
-    is_kept_at_times,
+    kept_or_computed,
     kept_shorter,
     only_falls,
     only_grows,
     reading_old,
     recomputed,
 )
+from loopinterp.rasp.mutations.rewriting import ALWAYS
 from tests.rasp.programs.inputs import every_input, task_of
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -100,7 +101,7 @@ def test_only_what_is_kept_at_times_can_be_kept_shorter():
         (name, v)
         for name in ("ripple", "sticky_ripple", "latched_ripple", "copy", "token_addition")
         for v in get_program(name).step
-        if is_kept_at_times(get_program(name), v)
+        if kept_or_computed(get_program(name), v)
     }
     assert kept == {
         ("sticky_ripple", "carry"),

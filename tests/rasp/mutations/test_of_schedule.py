@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from loopinterp.rasp import get_program, list_programs
-from loopinterp.rasp.mutations.conditions import ALWAYS, at_tokens
+from loopinterp.rasp.mutations.conditions import at_tokens
 from loopinterp.rasp.mutations.of_schedule import (
     answers_ahead,
     answers_by_the_larger,
@@ -14,7 +14,7 @@ from loopinterp.rasp.mutations.of_schedule import (
     several_steps,
     worked_out_from_before,
 )
-from loopinterp.rasp.mutations.rewriting import reads_of_other_positions
+from loopinterp.rasp.mutations.rewriting import ALWAYS, reads_of_other_positions
 
 pytestmark = pytest.mark.usefixtures("quick")
 

@@ -12,10 +12,10 @@ from loopinterp.rasp.mutations.program_equivalence import (
     EXAMPLES,
     INTERVENTIONS,
     SCREENED,
+    inputs_of,
     told_apart,
 )
 from loopinterp.rasp.mutations.rewriting import after_a_step, at_the_start, changed
-from loopinterp.rasp.mutations.task_inputs import inputs_of
 from loopinterp.rasp.program_alignment import Alignment, alignments, delayed
 from loopinterp.rasp.programs.addition_tokens import INPUTS, generate, propagate
 from loopinterp.tasks import Addition
@@ -89,9 +89,7 @@ def carries_out():
 
 
 def test_a_program_is_found_a_loop_ahead_a_position_to_the_left_or_with_late_answers():
-    ahead = changed(
-        RIPPLE, "ahead", doc="", prepare={"carry": at_the_start(RIPPLE.step["carry"], RIPPLE)}
-    )
+    ahead = changed(RIPPLE, "ahead", prepare={"carry": at_the_start(RIPPLE.step["carry"], RIPPLE)})
     assert after_a_step(var("carry"), RIPPLE) == RIPPLE.step["carry"]
     for other, laid in (
         (ahead, Alignment(shift=1)),
@@ -119,15 +117,6 @@ def test_an_undecided_answer_at_the_end_is_no_equivalence():
     ).equivalent
 
 
-def test_shares_are_by_stratum_and_unknown_ones_are_refused():
-    found = equivalence("ripple", "sticky_ripple", lengths=(4,))
-    by_loop = found.share_by("loop")
-    assert by_loop["n"].sum() <= found.n_interventions
-    assert by_loop["share"].is_monotonic_decreasing
-    assert (by_loop["share"] * by_loop["n"]).sum() / by_loop["n"].sum() == pytest.approx(
-        found.share
-    )
-    with pytest.raises(InputError, match="stratum"):
-        found.share_by("colour")
+def test_programs_of_different_tasks_are_refused():
     with pytest.raises(InputError, match="a program of addition"):
         equivalence("ripple", "parity")

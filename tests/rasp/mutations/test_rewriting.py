@@ -63,5 +63,5 @@ def test_reads_are_the_outermost_ones_that_see_variables():
     assert read == shift_right(var("symbol"))
     assert len(reads_of_other_positions(get_program("lookahead"))) == 2
     nested = {"carry": shift_right(shift_right(var("carry"))) | shift_right(tokens)}
-    program = changed(get_program("ripple"), "nested", doc="Nested.", step=nested)
+    program = changed(get_program("ripple"), "nested", step=nested)
     assert reads_of_other_positions(program) == [shift_right(shift_right(var("carry")))]

@@ -36,7 +36,7 @@ from loopinterp.rasp.compiler.lower.lowered_features import (
     read_any,
 )
 from loopinterp.rasp.compiler.lower.mlp_lookups import MOST_FUSED_RULES, advance, cost, thresholds
-from loopinterp.rasp.expression_code import code
+from loopinterp.rasp.node import code
 
 if TYPE_CHECKING:
     from loopinterp.rasp.compiler.lower.feature_writer import FeatureWriter

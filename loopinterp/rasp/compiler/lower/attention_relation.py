@@ -18,7 +18,7 @@ import torch
 from loopinterp.rasp.compiler.lower.feature_functions import FeatureFunction
 from loopinterp.rasp.compiler.lower.lowered_features import Codes, Feature
 from loopinterp.rasp.expr import Select
-from loopinterp.rasp.expression_code import code
+from loopinterp.rasp.node import code
 from loopinterp.rasp.ops import PREDICATES
 
 

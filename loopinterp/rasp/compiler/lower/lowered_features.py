@@ -61,6 +61,16 @@ class Feature:
         return slice(self.start, self.start + self.width)
 
     @property
+    def inputs(self) -> tuple[Feature, ...]:
+        """The features that it is made from."""
+        if self.writes is not None:
+            return self.writes.inputs
+        if self.head is None:
+            return ()
+        carried = self.head.carried[self].feature
+        return self.head.inputs if carried is None else (*self.head.inputs, carried)
+
+    @property
     def for_attention(self) -> int:
         """First layer whose attention can read it."""
         return self.layer + 1
@@ -110,10 +120,6 @@ class Read:
     weights: np.ndarray
     constant: float = 0.0
 
-    def times(self, factor: float) -> Read:
-        """The same read, scaled."""
-        return Read(self.feature, factor * self.weights, factor * self.constant)
-
 
 def read_any(feature: Feature, chosen: np.ndarray) -> Read:
     """A read that is 1 where the feature has one of the chosen values, else 0."""
@@ -143,7 +149,7 @@ class Writes:
     how: str
     inputs: tuple[Feature, ...]
     units: tuple[Unit, ...] = ()
-    constants: tuple[tuple[int, float], ...] = field(default=())
+    constants: tuple[tuple[int, float], ...] = ()
 
     @property
     def layer(self) -> int:
@@ -170,4 +176,5 @@ def at_least(
     distance to spare on either side.
     """
     scale = 2.0 / gap
-    return Unit(tuple(read.times(scale) for read in reads), 0.5 - scale * threshold, out)
+    scaled = (Read(read.feature, scale * read.weights, scale * read.constant) for read in reads)
+    return Unit(tuple(scaled), 0.5 - scale * threshold, out)

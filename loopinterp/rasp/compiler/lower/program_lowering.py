@@ -15,9 +15,7 @@ from loopinterp.rasp.compiler.lower.section_lowering import SectionLowering
 from loopinterp.rasp.compiler.validate import ValidatedProgram
 from loopinterp.rasp.compiler.value_domains import Values
 from loopinterp.rasp.expr import Aggregate, Indices, SelWidth, Seq, Tokens, Var
-from loopinterp.rasp.expression_code import code
-from loopinterp.rasp.graph import postorder
-from loopinterp.rasp.node import Expr
+from loopinterp.rasp.node import Expr, code, postorder
 
 
 @dataclass(eq=False)
@@ -101,7 +99,7 @@ def lower_program(source: ValidatedProgram, domains: Mapping[Expr, Values]) -> L
         _section(block, [], {}, variable_writes),
         _section(coda, list(answer.features), {}, []),
     )
-    used = {f for section in sections for written in section.live for f in inputs_of(written)}
+    used = {f for section in sections for written in section.live for f in written.inputs}
     used.update(answer.features, *(writes.inputs for _, writes in variable_writes))
     read = [f for f in (tokens, indices) if f in used]
     persistent = [*read, *fixed.values(), *variables.values()]
@@ -180,15 +178,5 @@ def live(roots: Iterable[Feature]) -> set[Feature]:
         feature = waiting.pop()
         if feature not in found:
             found.add(feature)
-            waiting.extend(inputs_of(feature))
+            waiting.extend(feature.inputs)
     return found
-
-
-def inputs_of(feature: Feature) -> list[Feature]:
-    """The features that one is made from."""
-    if feature.writes is not None:
-        return list(feature.writes.inputs)
-    if feature.head is not None:
-        carried = feature.head.carried[feature].feature
-        return [*feature.head.inputs, *([] if carried is None else [carried])]
-    return []

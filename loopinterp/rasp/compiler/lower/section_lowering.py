@@ -9,6 +9,7 @@ where it is a variable, or where the table would be too large otherwise.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from loopinterp.errors import InputError
 from loopinterp.rasp import expr as nodes
@@ -25,9 +26,7 @@ from loopinterp.rasp.compiler.lower.lowered_features import Feature
 from loopinterp.rasp.compiler.lower.mlp_lookups import MOST_FUSED_RULES, cost
 from loopinterp.rasp.compiler.validate import ValidatedProgram
 from loopinterp.rasp.compiler.value_domains import Values, applied
-from loopinterp.rasp.expression_code import code
-from loopinterp.rasp.graph import postorder
-from loopinterp.rasp.node import Expr
+from loopinterp.rasp.node import Expr, code, postorder
 
 
 class SectionLowering:
@@ -66,10 +65,8 @@ class SectionLowering:
         match node:
             case nodes.Full():
                 return constant(node.value)
-            case nodes.TokMap():
-                return self._operation(node, (node.x,))
-            case nodes.Elementwise():
-                return self._operation(node, node.args)
+            case nodes.TokMap() | nodes.Elementwise():
+                return self._operation(node)
             case nodes.SelWidth():
                 return self._heads.width(node, self._relation(node.selector))
             case nodes.Aggregate():
@@ -81,25 +78,24 @@ class SectionLowering:
         assert isinstance(select, nodes.Select)  # there is no other selector
         return AttentionRelation.of(select, self.readable(select.k), self.readable(select.q))
 
-    def _operation(
-        self, node: nodes.TokMap | nodes.Elementwise, args: tuple[nodes.Seq, ...]
-    ) -> FeatureFunction:
+    def _operation(self, node: nodes.TokMap | nodes.Elementwise) -> FeatureFunction:
         """An operation on functions; their features are shared, or they are stored first."""
+        op = node.op if isinstance(node, nodes.Elementwise) else None
 
         def fused() -> FeatureFunction | None:
-            op = node.op if isinstance(node, nodes.Elementwise) else None
-            functions = [self.functions[arg] for arg in args]
-            return fuse(lambda x: applied(self.source, node, x), functions, op)
+            functions = [self.functions[arg] for arg in node.children]
+            return fuse(partial(applied, self.source, node), functions, op)
 
         function = fused()
-        several = [arg for arg in dict.fromkeys(args) if len(self.functions[arg].features) > 1]
+        args = dict.fromkeys(node.children)
+        several = [arg for arg in args if len(self.functions[arg].features) > 1]
         if several and (function is None or cost(function, MOST_FUSED_RULES) > MOST_FUSED_RULES):
             for arg in several:
                 self._store(arg)
             function = fused()
         if function is None:
             # Flags of large features are small features.
-            for arg in dict.fromkeys(args):
+            for arg in args:
                 large = self.functions[arg]
                 if large.features and len(large.values) < large.table.size:
                     self._store(arg)
@@ -108,11 +104,13 @@ class SectionLowering:
             raise InputError(
                 self.source.where(node),
                 expected="arguments with few enough values to be tabled together",
-                given=" and ".join(f"{len(self.functions[x].values)} values" for x in args),
+                given=" and ".join(
+                    f"{len(self.functions[x].values)} values" for x in node.children
+                ),
                 fix="Compile for a smaller max_length, or write it in smaller steps.",
             )
         return function
 
-    def _store(self, node: nodes.Seq) -> None:
+    def _store(self, node: Expr) -> None:
         function = self.functions[node]
         self.functions[node] = of_feature(self.writer.store(function, code(node, short=True)))

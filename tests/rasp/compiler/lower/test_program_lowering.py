@@ -18,7 +18,6 @@ from loopinterp.rasp import (
 )
 from loopinterp.rasp.compiler.lower.program_lowering import (
     LoweredProgram,
-    inputs_of,
     live,
     lower_program,
 )
@@ -100,7 +99,7 @@ def test_sections_write_what_is_needed_and_read_what_is_there_by_then(name):
         there = set(made.persistent)
         for feature in sorted(section.live, key=lambda f: f.layer):
             assert feature.layer < section.n_layers
-            for read in inputs_of(feature):
+            for read in feature.inputs:
                 assert read in there
                 in_time = read.for_mlp if feature.writes is not None else read.for_attention
                 assert read in made.persistent or in_time <= feature.layer

@@ -1,7 +1,7 @@
-"""An expression graph in boxes: what is read, the heads that select, and the maps between them.
+"""An expression graph or a circuit in boxes: what is read, the heads that select, and the maps.
 
-A box is what one part of a transformer would do. Sources are the tokens, the positions and the
-variables; a head is one selection with what it reads; a map is a whole elementwise formula.
+A box is what one part of a transformer does, or would do. Sources are the tokens, the positions and
+the variables; a head is one selection with what it reads; a map is a whole elementwise formula.
 """
 
 from __future__ import annotations
@@ -13,15 +13,18 @@ from dataclasses import dataclass, field
 
 from loopinterp.errors import InputError
 from loopinterp.rasp import expr as nodes
-from loopinterp.rasp.expression_code import code
-from loopinterp.rasp.graph import postorder
-from loopinterp.rasp.node import Expr
+from loopinterp.rasp.compiler.circuit import Circuit, FeatureNode, HeadNode, NeuronGroup
+from loopinterp.rasp.node import Expr, code, postorder
 
 LINE = 30
 """Characters in a line of a box."""
 
 MOST_BOXES = 400
 """Boxes of the largest graph that is drawn."""
+
+
+PARTS = {"prelude": "prelude", "block": "loop", "coda": "readout"}
+"""What the sections of a model are called in a drawing."""
 
 
 @dataclass(eq=False)
@@ -116,12 +119,12 @@ def _box(node: Expr, names: Mapping[Expr, str], numbers: Counter[str]) -> Box:
         case nodes.TokMap() if node.name:
             otherwise = "" if node.default is None else f", else {node.default}"
             what = f"{text(node.x)}: {dict(node.table)}{otherwise}"
-            return Box("map", node.name, wrapped(what), whole)
+            return Box("map", node.name, _wrapped(what), whole)
         case nodes.TokMap() | nodes.Elementwise():
-            return Box("map", _numbered("map", numbers), wrapped(text(node)), whole)
+            return Box("map", _numbered("map", numbers), _wrapped(text(node)), whole)
         case nodes.ShiftRight():
             what = f"{text(node.x)}, {node.n} to the left"
-            return Box("head", node.selector.name or "shift", wrapped(what), whole)
+            return Box("head", node.selector.name or "shift", _wrapped(what), whole)
     assert isinstance(node, nodes.Aggregate | nodes.SelWidth)
     select = node.selector
     assert isinstance(select, nodes.Select)  # there is no other selector
@@ -133,7 +136,7 @@ def _box(node: Expr, names: Mapping[Expr, str], numbers: Counter[str]) -> Box:
         what = f"number of keys {where}"
     else:
         what = f"{node.mode} of {text(node.value)} {where}, else {node.default}"
-    return Box("head", select.name or _numbered("head", numbers), wrapped(what), whole)
+    return Box("head", select.name or _numbered("head", numbers), _wrapped(what), whole)
 
 
 def _numbered(kind: str, numbers: Counter[str]) -> str:
@@ -141,7 +144,54 @@ def _numbered(kind: str, numbers: Counter[str]) -> str:
     return f"{kind} {numbers[kind]}"
 
 
-def wrapped(text: str) -> list[str]:
+def _wrapped(text: str) -> list[str]:
     """A text in the lines of a box, cut off after six."""
     lines = textwrap.wrap(text, LINE, break_long_words=True)
     return lines if len(lines) <= 6 else [*lines[:6], "…"]
+
+
+def circuit_boxes(circuit: Circuit) -> dict[str, list[Box]]:
+    """The boxes of each section: persistent features, heads, neurons, and what is written.
+
+    Neurons that wipe are left out; scratch features are the boxes that write them.
+    """
+    found = {title: _section_boxes(circuit, section) for section, title in PARTS.items()}
+    return {title: boxes for title, boxes in found.items() if boxes}
+
+
+def _section_boxes(circuit: Circuit, section: str) -> list[Box]:
+    """The boxes of one section, in the order in which it computes them."""
+    features = {f.id: f for f in circuit.features}
+    read = {source for source, _ in circuit.edges}
+    box_of: dict[str, Box] = {}
+    boxes, ends = [], []
+    working = (*circuit.heads, *(group for group in circuit.neurons if group.writes))
+    nodes = [node for node in working if node.section == section]
+    for node in sorted(nodes, key=lambda n: (n.layer, isinstance(n, NeuronGroup))):
+        box = _part_box(node, features)
+        for source in (source for source, target in circuit.edges if target == node.id):
+            if source not in box_of:
+                name, n_values = features[source].name, len(features[source].values)
+                lines = [f"{n_values} values"] if n_values != 1 else []
+                box_of[source] = Box("source", name, lines, name)
+                boxes.append(box_of[source])
+            box.inputs.append((box_of[source], ""))
+        boxes.append(box)
+        for target in (target for source, target in circuit.edges if source == node.id):
+            if target in read and features[target].role == "scratch":
+                box_of[target] = box
+            else:  # what nothing reads, the unembedding does
+                ends.append((target if target in read else "output", box))
+    after = " after a loop" if section == "block" else ""
+    return [*boxes, *(Box("result", f"{n}{after}", [], n, [(box, "")]) for n, box in ends)]
+
+
+def _part_box(node: HeadNode | NeuronGroup, features: Mapping[str, FeatureNode]) -> Box:
+    if isinstance(node, HeadNode):
+        where = f"layer {node.layer}, head {node.head}"
+        return Box("head", node.selector, [where], node.attends_to)
+    written = features[node.writes]
+    where = f"layer {node.layer}, {len(node.neurons)} neurons: {node.how}"
+    if written.role == "variable":
+        return Box("map", written.name, [where], written.name)
+    return Box("map", "map", [*_wrapped(written.name), where], written.name)
