@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from torch.nn.functional import one_hot
 
@@ -13,9 +14,14 @@ from loopinterp.circuits.comparison_inputs import check_batches, check_program
 from loopinterp.circuits.interchange_engine import InterchangeRun
 from loopinterp.circuits.learned_subspace import learn_subspace
 from loopinterp.circuits.pair_strategies import SpreadPairs
-from loopinterp.circuits.probed_subspaces import probe_directions, probe_directions_by_token
 from loopinterp.circuits.program_counterfactuals import Prediction
 from loopinterp.circuits.subspaces import check_orthonormal, principal_subspace, project
+from loopinterp.circuits.variable_directions import (
+    mean_directions,
+    probe_directions,
+    variable_subspace,
+    variable_subspace_by_token,
+)
 from loopinterp.circuits.verdict import delay_groups
 from loopinterp.errors import InputError, check_choice, check_integer
 from loopinterp.intervals import wilson_estimate
@@ -34,8 +40,14 @@ if TYPE_CHECKING:
     from loopinterp.tasks.task import Batch
 
 LEARNED, PRINCIPAL = "learned", "principal directions"
-PROBE, PROBE_BY_TOKEN = "probe", "probe, per token"
-METHODS = (LEARNED, PRINCIPAL, PROBE, PROBE_BY_TOKEN)
+MEANS, PROBE = "difference of means", "probe"
+READ = {MEANS: mean_directions, PROBE: probe_directions}
+"""Ways to find the directions along which a variable can be read."""
+
+BY_TOKEN = {f"{method}, per token": method for method in READ}
+"""The same with directions for each token at the exchanged position."""
+
+METHODS = (LEARNED, PRINCIPAL, *READ, *BY_TOKEN)
 WHOLE = "whole state"
 CARRIED = 0.95
 """A subspace carries an exchange if it does so in this share of pairs, at every delay."""
@@ -61,8 +73,6 @@ class SubspaceSearch(Result, kind="subspace-search"):
         methods: How each was found.
         program: The program whose variables were looked for.
         variables: Those variables.
-        smallest: The smallest rank that carries the exchange at every delay, by method; 0 if none
-            of those tried does.
         fitted_on: Pairs that subspaces were fitted on.
         scored_on: Pairs that they were scored on.
     """
@@ -79,9 +89,30 @@ class SubspaceSearch(Result, kind="subspace-search"):
     methods: list[str]
     program: str
     variables: list[str]
-    smallest: dict[str, int]
     fitted_on: int
     scored_on: int
+
+    @property
+    def smallest(self) -> dict[str, int]:
+        """The smallest rank that carries exchanges at every delay, by method; 0 if none does."""
+        found = dict.fromkeys(self.methods[:-1], 0)
+        for name, method, rank in zip(self.data.subspace.values, self.methods[:-1], self.ranks):
+            if self.worst(name)[0] >= CARRIED:
+                found[method] = min(rank, found[method] or rank)
+        return found
+
+    def worst(self, subspace: str) -> tuple[float, float, float]:
+        """Share of pairs that a subspace carries at its worst delay, with its 95% interval.
+
+        Delays with few pairs are taken together with those beside them.
+        """
+        active = self.data["active"].values
+        share = self.data["carried"].sel(subspace=subspace, estimate="value").fillna(0).values
+        groups = [slice(first, last + 1) for first, last in delay_groups(active)]
+        n = np.array([active[group].sum() for group in groups])
+        same = np.array([(share * active)[group].sum() for group in groups])
+        value, low, high = wilson_estimate(same, n)[(same / n.clip(min=1)).argmin()].tolist()
+        return value, low, high
 
 
 def search_subspaces(
@@ -106,8 +137,10 @@ def search_subspaces(
       same answers as exchanging the whole state, and exchanging the rest changes nothing
       (distributed alignment search);
     - ``principal directions`` of what exchanges of the whole state change;
-    - ``probe``: what linear probes of the program's variables read, over all tokens together;
-    - ``probe, per token``: one probe for each token at the position, as the direction of a
+    - ``difference of means``: between the mean states of the values of the program's variables,
+      over all tokens together;
+    - ``probe``: what linear probes of these variables read;
+    - each of the two ``per token``: directions for each token at the position, as those of a
       variable may turn with the token;
     - any that are ``given``, a compiled model's circuit for instance.
 
@@ -198,13 +231,12 @@ def _fitted(
         if PRINCIPAL in methods:
             rows = principal_subspace(fit.difference.flatten(0, 1), rank)
             yield _Subspace(PRINCIPAL, rank, rows)
-    for method, probe in _PROBES.items():
-        if method in methods:
-            rows = probe(fit.model, program, names, half)
+    for method in methods:
+        read = READ.get(BY_TOKEN.get(method, method))
+        if read:
+            find = variable_subspace_by_token if method in BY_TOKEN else variable_subspace
+            rows = find(fit.model, program, names, half, directions=read)
             yield _Subspace(method, rows.shape[-2], rows)
-
-
-_PROBES = {PROBE: probe_directions, PROBE_BY_TOKEN: probe_directions_by_token}
 
 
 class _Subspace(NamedTuple):
@@ -312,18 +344,6 @@ def _result(
         methods=[*(subspace.method for subspace in found), WHOLE],
         program=program.name,
         variables=names,
-        smallest=_smallest(found, counts),
         fitted_on=len(fit.pairs),
         scored_on=sum(len(run.pairs) for run in held_out),
     )
-
-
-def _smallest(found: Sequence[_Subspace], counts: xr.Dataset) -> dict[str, int]:
-    """The smallest rank of each method that carries exchanges at every delay; 0 if none does."""
-    active, smallest = counts.active.values, {subspace.method: 0 for subspace in found}
-    groups = [slice(first, last + 1) for first, last in delay_groups(active)]
-    for (method, rank, _), same in zip(found, counts.same.values):
-        shares = [same[group].sum() / max(active[group].sum(), 1) for group in groups]
-        if min(shares) >= CARRIED:
-            smallest[method] = min(rank, smallest[method] or rank)
-    return smallest

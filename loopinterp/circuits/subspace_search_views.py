@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from loopinterp.circuits.subspace_search import CARRIED, WHOLE, SubspaceSearch
-from loopinterp.circuits.verdict import delay_groups, plain
+from loopinterp.circuits.subspace_search import BY_TOKEN, CARRIED, READ, WHOLE, SubspaceSearch
+from loopinterp.circuits.verdict import plain
 from loopinterp.plotting import LinePanel, Reference, Series, line_panels
 from loopinterp.results import Figure, Finding, figures_of, findings_of, percent
 
@@ -13,37 +13,39 @@ _MOST_DELAYS = 16
 
 @findings_of.register
 def _findings(result: SubspaceSearch) -> list[Finding]:
-    enough = {m: r for m, r in result.smallest.items() if r}
-    worst = {str(s): _worst(result, str(s)) for s in result.data.subspace.values}
-    width = result.ranks[-1]
+    smallest, width = result.smallest, result.ranks[-1]
+    shared = {m: r for m, r in smallest.items() if r and m not in BY_TOKEN}
     found = []
-    if enough:
-        method = min(enough, key=lambda m: enough[m])
-        name = f"{method}, {enough[method]}"
+    if shared:
+        method = min(shared, key=lambda m: shared[m])
+        name = f"{method}, {shared[method]}"
         rest = float(result.data["complement"].sel(subspace=name, estimate="value").max())
         text = (
-            f"{enough[method]} of {width} directions ({method}) carry what an exchange of the "
-            f"state changes: the same whole answers in {percent(worst[name])} of pairs at the "
+            f"{shared[method]} of {width} directions ({method}) carry what an exchange of the "
+            f"state changes: the same whole answers in {_interval(result, name)} of pairs at the "
             f"worst delay, on inputs they were not fitted on; everything but these directions "
             f"does so in at most {percent(rest)}."
         )
-        value = f"{enough[method]} of {width}"
+        value = f"{shared[method]} of {width}"
         label = "Directions that carry an exchange"
         found.append(Finding(text, value=value, good=True, label=label))
     else:
-        best = max((s for s in worst if s != WHOLE), key=lambda s: worst[s])
+        names = (str(name) for name in result.data.subspace.values)
+        best = max((n for n in names if n != WHOLE), key=lambda n: result.worst(n)[0])
         text = (
-            f"No subspace that was tried carries what an exchange of the state changes in "
-            f"{percent(CARRIED)} of pairs at every delay; the best ({best}) does in "
-            f"{percent(worst[best])} at its worst delay."
+            f"No subspace for all tokens that was tried carries what an exchange of the state "
+            f"changes in {percent(CARRIED)} of pairs at every delay; the best of all ({best}) does "
+            f"in {_interval(result, best)} at its worst delay."
         )
         found.append(Finding(text))
-    probes = [s for s in worst if s.startswith("probe")]
-    if probes:
-        said = "; ".join(f"{s.rsplit(',', 1)[0]}: {percent(worst[s])}" for s in probes)
+    read = [m for m in result.methods if BY_TOKEN.get(m, m) in READ]
+    if read:
+        ranks = dict(zip(result.methods, result.ranks))
+        said = "; ".join(f"{m} {_interval(result, f'{m}, {ranks[m]}')}" for m in read)
         text = (
-            f"Exchanging only what linear probes of {_names(result)} read carries, at the worst "
-            f"delay, {said}. That is what these probes read, not all of what can be read."
+            f"Exchanging only the directions along which {_names(result)} can be read carries, at "
+            f"the worst delay: {said}. Which direction reads a variable best and which one the "
+            "model uses are two questions."
         )
         found.append(Finding(text))
     return found
@@ -53,13 +55,9 @@ def _names(result: SubspaceSearch) -> str:
     return " and ".join(f"“{plain(name)}”" for name in result.variables)
 
 
-def _worst(result: SubspaceSearch, subspace: str) -> float:
-    active = result.data["active"].values
-    share = result.data["carried"].sel(subspace=subspace, estimate="value").fillna(0).values
-    return min(
-        float((share[a : b + 1] * active[a : b + 1]).sum() / max(active[a : b + 1].sum(), 1))
-        for a, b in delay_groups(active)
-    )
+def _interval(result: SubspaceSearch, subspace: str) -> str:
+    value, low, high = result.worst(subspace)
+    return f"{percent(value)} (95% interval {percent(low)} to {percent(high)})"
 
 
 def _shown(result: SubspaceSearch) -> list[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from loopinterp.circuits.probed_subspaces import probe_directions
+from loopinterp.circuits.variable_directions import variable_subspace
 from loopinterp.circuits.variable_interchange import (
     ANOTHER_LOOP,
     ANOTHER_VARIABLE,
@@ -49,7 +49,8 @@ def score_interchange(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
         # Probes see the loops of the run: of states that have settled there are many alike.
         seen = replace(known.batch, n_loops=torch.full_like(known.batch.n_loops, known.n_loops + 1))
         probed = {
-            v: probe_directions(known.compiled.model, program, [v], seen) for v in program.variables
+            v: variable_subspace(known.compiled.model, program, [v], seen)
+            for v in program.variables
         }
         blind = _exchanged(known, {v: rows for v, rows in probed.items() if len(rows)}, seed)
         scores["interchange by probe"] = Score(blind.pooled()[0], blind.pooled(RANDOM)[0])

@@ -43,7 +43,7 @@ SCRIPTS = sorted(path.stem for path in (ROOT / "analyses").glob("*.py"))
 
 
 def test_no_script_is_left_out() -> None:
-    assert sorted([*SMALL, *OWN_MODELS, *TABLES]) == SCRIPTS
+    assert sorted([*SMALL, *OWN_MODELS, *TABLES, "alignment"]) == SCRIPTS
 
 
 @pytest.mark.slow
@@ -70,6 +70,17 @@ def test_a_script_of_many_models_prints_its_table(name: str, tmp_path: Path) -> 
     said = _run(name, ["--out", str(tmp_path / "out"), *TABLES[name]], tmp_path)
     assert {"near_misses": "wrong names", "seeds": "followed for"}[name] in said[0]
     assert str(tmp_path / "out") in said[-1] and Path(said[-1]).is_file()
+
+
+@pytest.mark.slow
+def test_the_alignment_of_a_known_model_has_one_direction(tmp_path: Path) -> None:
+    compiling = [sys.executable, "-m", "loopinterp", "compile", "ripple", "--max-length", "9"]
+    subprocess.run([*compiling, "--out", str(tmp_path / "ripple")], check=True, cwd=ROOT)
+    small = ["--n", "8", "--rank", "1", "--pairs", "64", "--samples", "64", "--steps", "20"]
+    said = _run("alignment", ["--run", str(tmp_path / "ripple"), *small], tmp_path)
+    (learned,) = (line for line in said if line.strip().startswith("learned, 1"))
+    assert learned.split()[2:] == ["1.000", "(0.943-1.000)", "0.000"]
+    assert (tmp_path / "alignment.html").is_file()
 
 
 def _run(name: str, arguments: list[str], folder: Path) -> list[str]:

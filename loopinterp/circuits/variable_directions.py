@@ -1,8 +1,8 @@
-"""The directions along which linear probes read a program's variables."""
+"""The directions along which a program's variables can be read off the state."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from loopinterp.tasks.task import Batch
 
 PLACES = 8192
-"""Most states that a probe is fitted on."""
+"""Most states that directions are fitted on."""
 
 PENALTY = 30.0
 """Ridge penalty.
@@ -32,35 +32,70 @@ penalty 0.001 finds is 0.53 on the ripple and 0.03 on lookahead (6 bits), where 
 """
 
 REAL = 1e-2
-"""Singular values of a probe's coefficients below this share of the largest are rounding."""
+"""Singular values below this share of the largest are rounding."""
+
+
+def probe_directions(
+    states: Float[Tensor, "place d_model"], values: Int[Tensor, " place"]
+) -> Float[Tensor, "row d_model"]:
+    """The coefficients of a ridge probe: what tells the values best from one another."""
+    coef = RidgeProbe(alpha=PENALTY).fit(states, values).coef_
+    return coef - coef.mean(0) if len(coef) > 1 else coef
+
+
+def mean_directions(
+    states: Float[Tensor, "place d_model"], values: Int[Tensor, " place"]
+) -> Float[Tensor, "class d_model"]:
+    """Mean state of each value, less the mean of these means: what goes along with the values.
+
+    Source: mass-mean probes, Marks & Tegmark, arXiv 2310.06824, whose direction changes what a
+    model does where that of a probe which reads as well does not.
+    """
+    means = torch.stack([states[values == value].mean(0) for value in values.unique()])
+    return means - means.mean(0)
+
+
+Directions = Callable[["Tensor", "Tensor"], "Tensor"]
+"""Rows along which the values of a variable differ, from states and values."""
 
 
 @torch.no_grad()
-def probe_directions(
-    model: Any, program: LoopProgram, names: Sequence[str], batch: Batch
+def variable_subspace(
+    model: Any,
+    program: LoopProgram,
+    names: Sequence[str],
+    batch: Batch,
+    *,
+    directions: Directions = probe_directions,
 ) -> Float[Tensor, "rank d_model"]:
-    """Orthonormal rows that span what probes of some variables read.
+    """Orthonormal rows that span the directions of some variables.
 
-    One probe per variable, on the states after loops 1 .. T - 1 together.
+    Those of each variable are found by themselves, on the states after loops 1 .. T - 1 together.
 
     Args:
         model: Any looped model.
         program: Whose variables.
         names: Which of them.
         batch: Inputs of one length.
+        directions: How a variable's directions are found.
     """
     states, _, labels = _labelled_states(model, program, names, batch)
-    return _span(states, labels)
+    return _span(states, labels, directions)
 
 
 @torch.no_grad()
-def probe_directions_by_token(
-    model: Any, program: LoopProgram, names: Sequence[str], batch: Batch
+def variable_subspace_by_token(
+    model: Any,
+    program: LoopProgram,
+    names: Sequence[str],
+    batch: Batch,
+    *,
+    directions: Directions = probe_directions,
 ) -> Float[Tensor, "token rank d_model"]:
-    """:func:`probe_directions` for each token at the position; rows of 0 where there are fewer."""
+    """:func:`variable_subspace` for each token at the position; rows of 0 where there are fewer."""
     states, tokens, labels = _labelled_states(model, program, names, batch)
     spans = {
-        token: _span(states[tokens == token], labels[:, tokens == token])
+        token: _span(states[tokens == token], labels[:, tokens == token], directions)
         for token in tokens.unique().tolist()
     }
     rank = max(len(rows) for rows in spans.values())
@@ -88,17 +123,16 @@ def _labelled_states(
 
 
 def _span(
-    states: Float[Tensor, "place d_model"], labels: Int[Tensor, "variable place"]
+    states: Float[Tensor, "place d_model"],
+    labels: Int[Tensor, "variable place"],
+    directions: Directions,
 ) -> Float[Tensor, "rank d_model"]:
-    """Orthonormal rows that span the probes' coefficients; none where nothing varies."""
-    rows, states = [], states[:PLACES]
-    for values in labels[:, :PLACES]:
-        if len(values.unique()) > 1:
-            probe = RidgeProbe(alpha=PENALTY).fit(states, values)
-            coef = probe.coef_ - probe.coef_.mean(0) if len(probe.coef_) > 1 else probe.coef_
-            _, sizes, basis = torch.linalg.svd(coef, full_matrices=False)
-            rows.append(basis[sizes > REAL * sizes[0]])
-    if not rows:
-        return states.new_zeros(0, states.shape[-1])
-    _, sizes, basis = torch.linalg.svd(torch.cat(rows), full_matrices=False)
+    """Orthonormal rows that span the directions of variables; none where nothing varies."""
+    states, labels = states[:PLACES], labels[:, :PLACES]
+    found = [_real(directions(states, v)) for v in labels if len(v.unique()) > 1]
+    return _real(torch.cat(found)) if found else states.new_zeros(0, states.shape[-1])
+
+
+def _real(rows: Float[Tensor, "row d_model"]) -> Float[Tensor, "rank d_model"]:
+    _, sizes, basis = torch.linalg.svd(rows, full_matrices=False)
     return basis[sizes > REAL * sizes[0]]
