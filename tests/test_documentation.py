@@ -62,13 +62,36 @@ def test_rooms_import_no_others_than_the_map_says() -> None:
     above = {"studied_model", "studies", "workflow", "cli"}
     for room, others in allowed.items():
         for path in (ROOT / "loopinterp" / room).rglob("*.py"):
-            known = _imported(path) & (rooms | above) - {room}
+            names = {name.split(".")[1] for name in _imported(path) if "loopinterp." in name}
+            known = names & (rooms | above) - {room}
             assert known <= others, f"{path} imports {known - others}"
 
 
+def test_no_module_imports_itself_through_others() -> None:
+    """No circles, imports inside functions and for types alone included."""
+    modules = {_name(path): path for path in (ROOT / "loopinterp").rglob("*.py")}
+    exported = {}  # name that a package exports -> the module that defines it
+    for stub in (ROOT / "loopinterp").rglob("__init__.pyi"):
+        for node in ast.parse(stub.read_text()).body:
+            if isinstance(node, ast.ImportFrom) and node.module:
+                names = (f"{_name(stub)}.{alias.name}" for alias in node.names)
+                exported |= dict.fromkeys(names, f"{_name(stub)}.{node.module}")
+    imports = {}
+    for module, path in modules.items():
+        imported = (exported.get(name, name) for name in _imported(path))
+        known = (name if name in modules else name.rpartition(".")[0] for name in imported)
+        imports[module] = {name for name in known if name in modules} - {module}
+    assert sum(map(len, imports.values())) > len(modules)
+    list(TopologicalSorter(imports).static_order())  # raises where there is a circle
+
+
+def _name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
 def _imported(path: Path) -> set[str]:
-    """Second parts of the names of the package's modules that a file imports, lazily or not."""
+    """Full names of what a file imports, at its top or later: modules, and names in modules."""
     nodes = list(ast.walk(ast.parse(path.read_text())))
-    names = [n.module or "" for n in nodes if isinstance(n, ast.ImportFrom)]
-    names += [a.name for n in nodes if isinstance(n, ast.Import) for a in n.names]
-    return {name.split(".")[1] for name in names if name.startswith("loopinterp.")}
+    names = {a.name for n in nodes if isinstance(n, ast.Import) for a in n.names}
+    froms = [n for n in nodes if isinstance(n, ast.ImportFrom)]
+    return names | {f"{n.module}.{a.name}" for n in froms for a in n.names}
