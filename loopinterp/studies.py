@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from loopinterp import circuits, dynamics, ground_truth, lenses, probing, rasp
+from loopinterp import circuits, dynamics, ground_truth, lenses, models, probing, rasp
 from loopinterp.results import SUFFIX
 from loopinterp.studied_model import StudiedModel
 
@@ -87,7 +87,9 @@ def _nothing_moves(model: StudiedModel) -> str:
         return ""  # said once the comparison is made
     generator = torch.Generator().manual_seed(model.seed)
     held_out = _subspace_inputs(model)[1::2].to("cpu")
-    pairs = _subspace_pairs()(model.model, [rasp.get_program(_nearest(model))], held_out, generator)
+    pairs = _subspace_pairs(model)(
+        model.model, [rasp.get_program(_nearest(model))], held_out, generator
+    )
     run = circuits.InterchangeRun(model.model, pairs)
     changed = ((run.interchange() != run.base) & run.pairs.scored[:, None]).any(-1) & run.within
     return "" if bool(changed.any()) else "no exchange of a state changes an answer of the model"
@@ -176,8 +178,8 @@ def _(model: StudiedModel) -> Result:
         _subspace_inputs(model),
         _nearest(model),
         ranks=(1, 2, 3),
-        pairs=_subspace_pairs(),
-        steps=40,
+        pairs=_subspace_pairs(model),
+        steps=60,
         seed=model.seed,
     )
 
@@ -237,11 +239,14 @@ def _labels(model: StudiedModel, tokens: Tensor) -> list[str] | None:
 
 
 def _subspace_inputs(model: StudiedModel) -> Batch:
-    return model.sample(model.length(2 * max(model.cutoff, SHORT)), 256)
+    return model.sample(model.length(2 * max(model.cutoff, SHORT)), 2048)
 
 
-def _subspace_pairs() -> circuits.SpreadPairs:
-    return circuits.SpreadPairs(pairs=192, same_value=0)
+def _subspace_pairs(model: StudiedModel) -> circuits.SpreadPairs:
+    # Under a window only a cone is run again after an exchange, else the whole sequence.
+    return circuits.SpreadPairs(
+        pairs=256 if models.reach(model.model) is None else 1536, same_value=0
+    )
 
 
 def _nearest(model: StudiedModel) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from loopinterp.circuits.interchange_engine import InterchangeRun
@@ -242,10 +243,10 @@ def _labels(
     """The label of each scored pair in each stratum; the length of a batch is one, too."""
     import pandas as pd
 
-    columns = {
-        name: pd.Categorical.from_codes(stratum.codes[scored].numpy(), stratum.labels)
-        for name, stratum in strata.items()
-    }
+    columns = {}
+    for name, stratum in strata.items():
+        labels = np.array([*stratum.labels, None], dtype=object)[stratum.codes[scored].cpu()]
+        columns[name] = pd.Categorical(labels, categories=list(dict.fromkeys(stratum.labels)))
     length = [f"n = {n}" for n in batch.n.unique().tolist()]
     columns[LENGTH] = pd.Categorical(length * int(scored.sum()), categories=length)
     return pd.DataFrame(columns)
@@ -263,18 +264,12 @@ def _joined(parts: Sequence[xr.Dataset]) -> xr.Dataset:
 
 
 def _joined_labels(parts: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """The labels of several batches, whose strata need not have the same classes."""
+    """The labels of several batches, which need not have the same strata or classes."""
     import pandas as pd
 
-    names = dict.fromkeys(name for part in parts for name in part)
-    return pd.DataFrame(
-        {
-            name: pd.api.types.union_categoricals(
-                [
-                    pd.Categorical(part[name] if name in part else [None] * len(part))
-                    for part in parts
-                ]
-            )
-            for name in names
-        }
-    )
+    joined = pd.concat([part.astype(object) for part in parts], ignore_index=True)
+    for name in joined:
+        known = (part[name].cat.categories for part in parts if name in part)
+        classes = list(dict.fromkeys(label for labels in known for label in labels))
+        joined[name] = pd.Categorical(joined[name], categories=classes)
+    return joined

@@ -138,15 +138,18 @@ def _masks(
     reached: xr.DataArray, strata: pd.DataFrame, classes: dict[str, tuple[str, str]]
 ) -> xr.DataArray:
     """Which pairs are of each class [program, stratum, pair]; all of them are of the first."""
+    import pandas as pd
     import xarray as xr
 
     every = xr.ones_like(reached)
+    missing = pd.Series([None] * len(strata))  # a stratum that only other models' pairs have
     masks = {
         ALL: every,
         f"{MANIFOLD}: {REACHED}": reached,
         f"{MANIFOLD}: {UNREACHED}": ~reached,
         **{
-            name: every & xr.DataArray(strata[stratum] == label, dims="pair")
+            name: every
+            & xr.DataArray((strata.get(stratum, missing) == label).to_numpy(), dims="pair")
             for name, (stratum, label) in classes.items()
         },
     }

@@ -65,8 +65,9 @@ def learn_subspace(
         change = run.difference[batch]
         inside = (change @ basis) @ basis.mT
         if target is None:
-            loss = crop.distance(batch, run.own[batch] + inside, run.donor[batch])
-            loss = loss + crop.distance(batch, run.own[batch] + change - inside, run.own[batch])
+            states = torch.cat([run.own[batch] + inside, run.own[batch] + change - inside])
+            wanted = torch.cat([run.donor[batch], run.own[batch]])
+            loss = crop.distance(batch.repeat(2), states, wanted)
         else:
             loss = crop.loss(batch, run.own[batch] + inside, answers, answers)
             loss = loss + crop.loss(batch, run.own[batch] + change - inside, run.base, answers)

@@ -22,7 +22,7 @@ from loopinterp.circuits.variable_directions import (
     variable_subspace,
     variable_subspace_by_token,
 )
-from loopinterp.circuits.verdict import delay_groups
+from loopinterp.circuits.verdict import THRESHOLD, delay_groups
 from loopinterp.errors import InputError, check_choice, check_integer
 from loopinterp.intervals import wilson_estimate
 from loopinterp.models import describe_model
@@ -49,8 +49,6 @@ BY_TOKEN = {f"{method}, per token": method for method in READ}
 
 METHODS = (LEARNED, PRINCIPAL, *READ, *BY_TOKEN)
 WHOLE = "whole state"
-CARRIED = 0.95
-"""A subspace carries an exchange if it does so in this share of pairs, at every delay."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -94,10 +92,13 @@ class SubspaceSearch(Result, kind="subspace-search"):
 
     @property
     def smallest(self) -> dict[str, int]:
-        """The smallest rank that carries exchanges at every delay, by method; 0 if none does."""
+        """The smallest rank that carries exchanges at every delay, by method; 0 if none does.
+
+        As in a verdict, the lower end of the 95% interval has to reach 0.9 at each of them.
+        """
         found = dict.fromkeys(self.methods[:-1], 0)
         for name, method, rank in zip(self.data.subspace.values, self.methods[:-1], self.ranks):
-            if self.worst(name)[0] >= CARRIED:
+            if self.worst(name)[1] >= THRESHOLD:
                 found[method] = min(rank, found[method] or rank)
         return found
 
@@ -170,7 +171,14 @@ def search_subspaces(
     batches = check_batches(data, [chosen])
     bases = dict(given or {})
     for name, rows in bases.items():
-        check_orthonormal(rows, f"subspace {name!r}")
+        if name in (*METHODS, WHOLE) or rows.ndim != 2:
+            raise InputError(
+                f"given subspace {name!r}",
+                expected="rows [rank, d_model], under a name that is no method's",
+                given=f"shape {list(rows.shape)}",
+                fix="Pass given={'circuit': rows}, for instance.",
+            )
+        check_orthonormal(rows, f"given subspace {name!r}")
     for method in methods:
         check_choice("method", method, METHODS)
     names = list(chosen.variables if variables is None else variables)
@@ -190,7 +198,7 @@ def search_subspaces(
         generator = torch.Generator().manual_seed(seed)
         half = batches[0][::2]
         fit = InterchangeRun(model, strategy(model, [chosen], half, generator))
-        if not (kept := [rank for rank in ranks if rank < fit.own.shape[-1]]):
+        if not (kept := [rank for rank in dict.fromkeys(ranks) if rank < fit.own.shape[-1]]):
             raise InputError(
                 "ranks",
                 expected=f"some below d_model = {fit.own.shape[-1]}",
@@ -236,7 +244,8 @@ def _fitted(
         if read:
             find = variable_subspace_by_token if method in BY_TOKEN else variable_subspace
             rows = find(fit.model, program, names, half, directions=read)
-            yield _Subspace(method, rows.shape[-2], rows)
+            if rank := rows.shape[-2]:  # none for variables that never vary
+                yield _Subspace(method, rank, rows)
 
 
 class _Subspace(NamedTuple):

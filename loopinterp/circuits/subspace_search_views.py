@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from loopinterp.circuits.subspace_search import BY_TOKEN, CARRIED, READ, WHOLE, SubspaceSearch
-from loopinterp.circuits.verdict import plain
+from loopinterp.circuits.subspace_search import BY_TOKEN, READ, WHOLE, SubspaceSearch
+from loopinterp.circuits.verdict import THRESHOLD, plain
 from loopinterp.plotting import LinePanel, Reference, Series, line_panels
 from loopinterp.results import Figure, Finding, figures_of, findings_of, percent
 
@@ -15,40 +15,46 @@ _MOST_DELAYS = 16
 def _findings(result: SubspaceSearch) -> list[Finding]:
     smallest, width = result.smallest, result.ranks[-1]
     shared = {m: r for m, r in smallest.items() if r and m not in BY_TOKEN}
+    names = [str(name) for name in result.data.subspace.values if name != WHOLE]
     found = []
     if shared:
         method = min(shared, key=lambda m: shared[m])
         name = f"{method}, {shared[method]}"
-        rest = float(result.data["complement"].sel(subspace=name, estimate="value").max())
         text = (
             f"{shared[method]} of {width} directions ({method}) carry what an exchange of the "
             f"state changes: the same whole answers in {_interval(result, name)} of pairs at the "
             f"worst delay, on inputs they were not fitted on; everything but these directions "
-            f"does so in at most {percent(rest)}."
+            f"does so in at most {percent(_rest(result, name))}."
         )
         value = f"{shared[method]} of {width}"
         label = "Directions that carry an exchange"
-        found.append(Finding(text, value=value, good=True, label=label))
+        good = _rest(result, name) <= 1 - THRESHOLD or None
+        found.append(Finding(text, value=value, good=good, label=label))
     else:
-        names = (str(name) for name in result.data.subspace.values)
-        best = max((n for n in names if n != WHOLE), key=lambda n: result.worst(n)[0])
+        best = max(names, key=lambda n: result.worst(n)[0])
         text = (
             f"No subspace for all tokens that was tried carries what an exchange of the state "
-            f"changes in {percent(CARRIED)} of pairs at every delay; the best of all ({best}) does "
-            f"in {_interval(result, best)} at its worst delay."
+            f"changes at every delay (lower end of the interval at least {percent(THRESHOLD)}); "
+            f"the best of all, “{best}”, does in {_interval(result, best)} at its worst delay."
         )
         found.append(Finding(text))
-    read = [m for m in result.methods if BY_TOKEN.get(m, m) in READ]
-    if read:
-        ranks = dict(zip(result.methods, result.ranks))
-        said = "; ".join(f"{m} {_interval(result, f'{m}, {ranks[m]}')}" for m in read)
+    methods = zip(names, result.methods)
+    if read := [name for name, method in methods if BY_TOKEN.get(method, method) in READ]:
+        said = "; ".join(
+            f"“{name}” {_interval(result, name)}, all but it {percent(_rest(result, name))}"
+            for name in read
+        )
         text = (
-            f"Exchanging only the directions along which {_names(result)} can be read carries, at "
-            f"the worst delay: {said}. Which direction reads a variable best and which one the "
-            "model uses are two questions."
+            f"What the directions found by reading {_names(result)} carry at the worst delay, and "
+            f"all but them at its best (a number is how many): {said}. Which direction reads a "
+            "variable best and which one the model uses are two questions."
         )
         found.append(Finding(text))
     return found
+
+
+def _rest(result: SubspaceSearch, subspace: str) -> float:
+    return float(result.data["complement"].sel(subspace=subspace, estimate="value").max())
 
 
 def _names(result: SubspaceSearch) -> str:
@@ -84,7 +90,7 @@ def _figures(result: SubspaceSearch) -> list[Figure]:
         LinePanel(
             Series.each(at["carried"], "subspace"),
             title="the subspace exchanged",
-            references=[Reference(CARRIED, "carries it")],
+            references=[Reference(THRESHOLD, "needed of the lower end")],
             **of_whole,
         ),
         LinePanel(
@@ -102,7 +108,7 @@ def _figures(result: SubspaceSearch) -> list[Figure]:
                 f"whole state, on {result.scored_on} pairs of inputs that nothing was fitted on; "
                 f"only pairs count in which the whole exchange changes an answer ({int(active[0])} "
                 f"at once, {int(active[len(delays) - 1])} at the last delay shown). A number is a "
-                "rank."
+                "rank; the smallest that carries an exchange was chosen on these pairs."
             ),
             control=(
                 "Below: everything but the subspace. A subspace that holds all of it leaves "

@@ -23,7 +23,7 @@ def principal_subspace(
     """
     most = min(difference.shape)
     check_integer("rank", rank, least=1, most=most, fix=f"Pass a rank from 1 to {most}.")
-    return torch.linalg.svd(difference, full_matrices=False).Vh[:rank]
+    return torch.linalg.svd(difference.double(), full_matrices=False).Vh[:rank].to(difference)
 
 
 def project(

@@ -48,8 +48,8 @@ def mean_directions(
 ) -> Float[Tensor, "class d_model"]:
     """Mean state of each value, less the mean of these means: what goes along with the values.
 
-    Source: mass-mean probes, Marks & Tegmark, arXiv 2310.06824, whose direction changes what a
-    model does where that of a probe which reads as well does not.
+    Source: mass-mean probes, Marks & Tegmark, arXiv 2310.06824, who find that interventions along
+    such a direction move a model more than along those of other probes that read as well.
     """
     means = torch.stack([states[values == value].mean(0) for value in values.unique()])
     return means - means.mean(0)
@@ -134,5 +134,5 @@ def _span(
 
 
 def _real(rows: Float[Tensor, "row d_model"]) -> Float[Tensor, "rank d_model"]:
-    _, sizes, basis = torch.linalg.svd(rows, full_matrices=False)
-    return basis[sizes > REAL * sizes[0]]
+    _, sizes, basis = torch.linalg.svd(rows.double(), full_matrices=False)
+    return basis[sizes > REAL * sizes[0]].to(rows)

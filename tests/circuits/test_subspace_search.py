@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 import torch
+import xarray as xr
 
 from loopinterp.circuits import (
     InterchangeRun,
@@ -12,7 +16,9 @@ from loopinterp.circuits import (
     learn_subspace,
     search_subspaces,
 )
+from loopinterp.circuits.subspace_search import BY_TOKEN, READ, SubspaceSearch
 from loopinterp.errors import InputError
+from loopinterp.intervals import ENDS
 from loopinterp.rasp import compile_program, get_program, rotate
 from loopinterp.saved_results import load_result
 from loopinterp.tasks import Addition
@@ -97,6 +103,70 @@ def test_one_of_two_variables_is_found_by_following_the_program(batch):
     assert float(iia.sel(subspace="learned, 1")) > 0.9
 
 
+def test_each_way_of_reading_is_scored_under_its_own_name(monkeypatch, batch):
+    """A direction that carries all stands in for one way, one that carries nothing for another."""
+    ripple = compile_program("ripple", max_length=N + 1)
+    circuit = ripple.circuit.subspace("carry")
+    known = torch.linalg.qr((circuit[0] - circuit[1])[:, None]).Q.mT
+    other = torch.linalg.svd(circuit).Vh[-1:]
+    right = {"difference of means": True, "probe": False}
+    for method, is_right in right.items():
+        rows = known if is_right else other
+        monkeypatch.setitem(READ, method, lambda states, values, rows=rows: rows.to(states))
+    found = search_subspaces(
+        ripple.model, batch, "ripple", methods=(*READ, *BY_TOKEN), pairs=SpreadPairs(pairs=200)
+    )
+    for method in (*READ, *BY_TOKEN):
+        is_right = right[BY_TOKEN.get(method, method)]
+        value, low, high = found.worst(f"{method}, 1")
+        rest = found.data["complement"].sel(subspace=f"{method}, 1", estimate="value").max()
+        assert (value, float(rest)) == ((1, 0) if is_right else (0, 1))
+        assert low <= value <= high
+        assert found.smallest[method] == int(is_right)
+    told = found.findings()[-1].text
+    assert (
+        "“difference of means, 1” 100% (95% interval 9" in told
+        and "to 100%), all but it 0%" in told
+    )
+    assert "“probe, per token, 1” 0% (95% interval 0% to" in told
+
+
+def test_one_direction_per_token_carries_what_no_single_one_does(monkeypatch, batch):
+    """Each token has a direction that carries all or nothing: pairs of its own tell which."""
+    ripple = compile_program("ripple", max_length=N + 1)
+    circuit = ripple.circuit.subspace("carry")
+    known = torch.linalg.qr((circuit[0] - circuit[1])[:, None]).Q.mT
+    calls = []
+
+    def by_turns(states, values):
+        calls.append(len(states))
+        return (known if len(calls) % 2 else torch.linalg.svd(circuit).Vh[-1:]).to(states)
+
+    monkeypatch.setitem(READ, "probe", by_turns)
+    found = search_subspaces(
+        ripple.model, batch, "ripple", methods=("probe, per token",), pairs=SpreadPairs(pairs=200)
+    )
+    shares = found.data["carried_by_token"].sel(subspace="probe, per token, 1", estimate="value")
+    assert shares.dropna("token").values.tolist() == [1, 0, 1, 0]
+    assert sum(calls) <= 128 * N * 12 and len(calls) == 4
+
+
+def test_the_worst_delay_is_that_of_the_least_share():
+    active = np.array([100, 100, 50, 10, 3])
+    share = np.array([1.0, 0.9, 0.98, 0.5, 0.0])
+    data = xr.Dataset(
+        {
+            "active": ("delay", active),
+            "carried": (("subspace", "delay", "estimate"), share[None, :, None] * np.ones(3)),
+        },
+        coords={"subspace": ["learned, 1"], "delay": list("01234"), "estimate": list(ENDS)},
+    )
+    search = SimpleNamespace(data=data)
+    # 10 and 3 pairs say too little by themselves: with the 50 before them, 54 of 63.
+    value, low, high = SubspaceSearch.worst(search, "learned, 1")
+    assert value == pytest.approx(54 / 63) and low < value < high
+
+
 def test_it_is_scored_on_inputs_it_was_not_fitted_on(result):
     assert result.fitted_on > 0 < result.scored_on
     assert int(result.data["active"].sel(delay="0")) > 50
@@ -116,6 +186,7 @@ def test_it_is_said_and_drawn_from_the_saved_result(result, tmp_path):
         ({"variables": ["sum"]}, "variable of program ripple"),
         ({"ranks": (0,)}, "rank"),
         ({"ranks": (10_000,)}, "below d_model"),
+        ({"given": {"learned": torch.eye(1, 18)}}, "no method's"),
     ],
 )
 def test_wrong_arguments_are_named(ripple, batch, change, says):
