@@ -67,15 +67,17 @@ def _interval(result: SubspaceSearch, subspace: str) -> str:
 
 
 def _shown(result: SubspaceSearch) -> list[str]:
-    """Of the first method all ranks up to the smallest that carries it; of others that one."""
-    first, shown = result.methods[0], []
-    for name, method, rank in zip(result.data.subspace.values, result.methods, result.ranks):
-        if method == WHOLE:
-            continue
-        ranks = [r for m, r in zip(result.methods, result.ranks) if m == method]
-        last = result.smallest[method] or max(ranks)
-        if rank == last or (method == first and rank < last):
-            shown.append(str(name))
+    """Of each method the smallest rank that carries it, or the largest; of the first one less, too.
+
+    Of directions that are read, those per token: five lines are told apart, and ten are not.
+    """
+    shown = []
+    for method in dict.fromkeys(result.methods[:-1]):
+        ranks = [rank for m, rank in zip(result.methods, result.ranks) if m == method]
+        last = ranks.index(result.smallest[method] or max(ranks))
+        first = max(last - 1, 0) if method == result.methods[0] else last
+        if method not in READ:
+            shown += [f"{method}, {rank}" for rank in ranks[first : last + 1]]
     return shown
 
 
