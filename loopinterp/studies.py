@@ -62,11 +62,12 @@ STUDIES: list[Study] = []
 """All studies, in the order in which they are run."""
 
 
-def _study(name: str, about: str, **limits: Any) -> Callable[..., None]:
-    """Makes the function below the next study."""
+def _study(name: str, about: str, **limits: Any) -> Callable[..., Any]:
+    """Makes the function below the next study; tracebacks name it."""
 
-    def add(run: Callable[[StudiedModel], Result]) -> None:
+    def add(run: Callable[[StudiedModel], Result]) -> Callable[[StudiedModel], Result]:
         STUDIES.append(Study(name=name, about=about, run=run, **limits))
+        return run
 
     return add
 
@@ -109,13 +110,13 @@ def _no_planted_carry(model: StudiedModel) -> str:
 
 
 @_study("convergence", "does the state settle, and is it right?")
-def _(model: StudiedModel) -> Result:
+def _convergence(model: StudiedModel) -> Result:
     batch = model.sample(model.length(4 * model.cutoff), 32)
     return dynamics.convergence_study(model.model, batch, seed=model.seed)
 
 
 @_study("extrapolation", "what if the loops run on?")
-def _(model: StudiedModel) -> Result:
+def _extrapolation(model: StudiedModel) -> Result:
     trained = model.task.n_loops(model.cutoff)
     batch = model.sample(model.length(2 * model.cutoff), 64)
     return dynamics.extrapolation_study(
@@ -124,7 +125,7 @@ def _(model: StudiedModel) -> Result:
 
 
 @_study("stabilisation", "do the heads freeze?")
-def _(model: StudiedModel) -> Result:
+def _stabilisation(model: StudiedModel) -> Result:
     batch = model.sample(model.length(2 * model.cutoff), 32)
     return dynamics.attention_stabilisation_study(model.model, batch)
 
@@ -135,13 +136,13 @@ def _(model: StudiedModel) -> Result:
     tasks=("addition",),
     why_not=_no_room_for_carries,
 )
-def _(model: StudiedModel) -> Result:
+def _wavefront(model: StudiedModel) -> Result:
     task, n = cast("Addition", model.task), model.length(max(24, 4 * model.cutoff))
     return probing.carry_study(model.model, task, n=n, seed=model.seed)
 
 
 @_study("programs", "which program does the circuit run?", why_not=_no_program)
-def _(model: StudiedModel) -> Result:
+def _programs(model: StudiedModel) -> Result:
     # Twice the training cutoff, and twice that; where there is no room, half of it and all.
     short, long = (model.length(k * max(model.cutoff, SHORT)) for k in (2, 4))
     lengths = [short, long] if short < long else [max(short // 2, 2), short]
@@ -160,7 +161,7 @@ def _(model: StudiedModel) -> Result:
     tasks=("addition",),
     why_not=_no_planted_carry,
 )
-def _(model: StudiedModel) -> Result:
+def _hold_time(model: StudiedModel) -> Result:
     batch = model.sample(_carry_bits(model), 128, distribution="propagate")
     name = model.run.folder.resolve().name
     return circuits.planted_carry_study(model.model, batch, names=[name], seed=model.seed)
@@ -172,7 +173,7 @@ def _(model: StudiedModel) -> Result:
     why_not=_nothing_moves,
     needs="programs",
 )
-def _(model: StudiedModel) -> Result:
+def _subspaces(model: StudiedModel) -> Result:
     return circuits.search_subspaces(
         model.model,
         _subspace_inputs(model),
@@ -185,19 +186,19 @@ def _(model: StudiedModel) -> Result:
 
 
 @_study("decodability", "which variables of the programs can be read?", why_not=_no_program)
-def _(model: StudiedModel) -> Result:
+def _decodability(model: StudiedModel) -> Result:
     batch = model.sample(model.length(2 * model.cutoff), 64)
     return circuits.decodability(model.model, batch, model.programs(), seed=model.seed)
 
 
 @_study("heads", "do the heads look where the programs look?", why_not=_no_program)
-def _(model: StudiedModel) -> Result:
+def _heads(model: StudiedModel) -> Result:
     batch = model.sample(model.length(2 * model.cutoff), 64)
     return circuits.head_study(model.model, batch, model.programs(), seed=model.seed)
 
 
 @_study("attention", "where does each head look at each loop?")
-def _(model: StudiedModel) -> Result:
+def _attention(model: StudiedModel) -> Result:
     batch = model.sample(model.length(2 * model.cutoff), 64)
     return lenses.attention_study(
         model.model,
@@ -213,7 +214,7 @@ def _(model: StudiedModel) -> Result:
     "do the tools find what is known to be there, in compiled models?",
     why_not=_no_program,
 )
-def _(model: StudiedModel) -> Result:
+def _ground_truth(model: StudiedModel) -> Result:
     """The tools on the programs that the model is compared with, compiled and disguised."""
     hidden = (rasp.distract, rasp.permute, rasp.rotate)
     fits = (n for n in range(KNOWN_LENGTH, 1, -1) if model.task.n_positions(n) <= KNOWN_POSITIONS)

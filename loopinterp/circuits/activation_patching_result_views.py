@@ -65,15 +65,15 @@ def _(result: PatchingSweep) -> list[Figure]:
 
 def _loops(result: PatchingSweep) -> Figure:
     """Loops against positions at the best sites, against the sites, or alone."""
-    data = _measures(result, result.data).stack(site=("layer", "head"), create_index=False)
+    data = result.data[list(MEASURES)].stack(site=("layer", "head"), create_index=False)
     data = data.assign_coords(site=_sites(result))
     loops = "loops done" if result.component == "state" else "loop"
     if data.sizes["pos"] > 1:
         plot, how = _position_maps(data, y_title=loops)
     elif data.sizes["site"] > 1:
-        plot, how = _maps(data.isel(pos=0), x_title=""), _scale_text(result)
+        plot, how = _maps(_named(result, data.isel(pos=0)), x_title=""), _scale_text(result)
     else:
-        lines = _lines(data.isel(pos=0, site=0))
+        lines = _lines(result, data.isel(pos=0, site=0))
         plot, how = line_figure(lines, x_title=loops, y_title=_UNPATCHED), _scale_text(result)
     return _figure(result, plot, "loop by loop", how)
 
@@ -82,41 +82,47 @@ def _around(result: PatchingSweep) -> Figure:
     """Layers around the loop: bars, or maps where there are heads or positions."""
     around = result.around()
     layers = [f"{section} {k}" for section, x in around.items() for k in x["layer"].values]
-    data = _measures(result, xr.concat(list(around.values()), dim="layer"))
-    data = data.assign_coords(layer=layers)
+    data = xr.concat(list(around.values()), dim="layer").assign_coords(layer=layers)
     plot: go.Figure
     if data.sizes["pos"] > 1:
         row, names = "layer", layers
         if result.component == "z":
             row, names = "head", [f"{k}.{h}" for k in layers for h in data["head"].values]
-        rows = data[[_RECOVERED, _CONTROL]].stack(row=("layer", "head"), create_index=False)
+        rows = data.stack(row=("layer", "head"), create_index=False)
         rows = rows.transpose("row", "pos").assign_coords(row=names)
-        plot, how = _maps(rows, x_title=_PATCHED, y_title=row), _DATA
+        panels = {_RECOVERED: rows["recovered"], _CONTROL: rows["control_recovered"]}
+        plot, how = _maps(panels, x_title=_PATCHED, y_title=row), _DATA
     elif data.sizes["head"] > 1:
         heads = [f"head {h}" for h in data["head"].values]
-        plot = _maps(data.isel(pos=0).assign_coords(head=heads), x_title="")
+        plot = _maps(_named(result, data.isel(pos=0).assign_coords(head=heads)), x_title="")
         how = _scale_text(result)
     else:
-        told_apart = data.isel(head=0, pos=0)[[_RECOVERED, result.metric, _CONTROL]]
-        plot = bars_with_intervals(_lines(told_apart), value_title=_UNPATCHED)
+        bars = _lines(result, data.isel(head=0, pos=0))
+        plot = bars_with_intervals(bars, value_title=_UNPATCHED)
         how = _scale_text(result)
     how = f"These layers run once, before the loop or after it. {how}"
     return _figure(result, plot, "around the loop", how)
 
 
-def _measures(result: PatchingSweep, data: xr.Dataset) -> xr.Dataset:
-    """All measures by what figures call them."""
-    effects = {"effect": result.metric, "control_effect": f"{_CONTROL}, {result.metric}"}
-    return data[list(MEASURES)].rename(recovered=_RECOVERED, control_recovered=_CONTROL, **effects)
+def _named(result: PatchingSweep, data: xr.Dataset) -> dict[str, xr.DataArray]:
+    """Each measure by what figures call it, its control after it; metrics have any name."""
+    taken = result.metric in (_RECOVERED, _CONTROL)
+    effect = f"metric {result.metric!r}" if taken else result.metric
+    return {
+        _RECOVERED: data["recovered"],
+        _CONTROL: data["control_recovered"],
+        effect: data["effect"],
+        f"{_CONTROL}, {effect}": data["control_effect"],
+    }
 
 
 def _position_maps(data: xr.Dataset, *, y_title: str) -> tuple[go.Figure, str]:
     """Loops against positions, at the sites where patches do most."""
     names = data["site"].values.tolist()
-    gain = (data[_RECOVERED] - data[_CONTROL]).max(["loop", "pos"])
+    gain = (data["recovered"] - data["control_recovered"]).max(["loop", "pos"])
     best = np.argsort(-gain.values, kind="stable")[:_MAX_PANELS]
-    panels = {names[k]: data[_RECOVERED].isel(site=k) for k in best}
-    panels[_CONTROL] = data[_CONTROL].isel(site=best[0])
+    panels = {names[k]: data["recovered"].isel(site=k) for k in best}
+    panels[_CONTROL] = data["control_recovered"].isel(site=best[0])
     plot = _maps(panels, x_title=_PATCHED, y_title=y_title)
     if len(names) == 1:
         return plot, _DATA
@@ -126,9 +132,9 @@ def _position_maps(data: xr.Dataset, *, y_title: str) -> tuple[go.Figure, str]:
     )
 
 
-def _lines(measures: xr.Dataset) -> list[Series]:
-    named = measures.data_vars.items()
-    return [Series.of(str(n), of, control=str(n).startswith(_CONTROL)) for n, of in named]
+def _lines(result: PatchingSweep, data: xr.Dataset) -> list[Series]:
+    named = _named(result, data).items()
+    return [Series.of(name, of, control=k % 2 == 1) for k, (name, of) in enumerate(named)]
 
 
 def _maps(

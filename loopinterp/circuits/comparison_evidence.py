@@ -1,6 +1,6 @@
 """The evidence of a comparison: what a model and each program do, pair by pair, delay by delay.
 
-Nothing is averaged here; :mod:`loopinterp.circuits.program_comparison` counts it by stratum.
+Nothing is averaged here; :mod:`loopinterp.circuits.evidence_counts` counts it by stratum.
 """
 
 from __future__ import annotations

@@ -125,7 +125,8 @@ def match_heads(
         config: Written to the provenance.
 
     Raises:
-        InputError: no selector, fewer than two examples, or shapes that do not fit.
+        InputError: patterns without these five axes, no selector, fewer than two examples, or
+            shapes that do not fit.
 
     Example:
         >>> keys = torch.tensor([[0, 0, 1], [0, 1, 0]])
@@ -348,6 +349,14 @@ def _assign(gain: np.ndarray, exact: np.ndarray, heads: list[str]) -> list[str]:
 
 
 def _check(patterns: Tensor, selectors: Mapping[str, Tensor]) -> None:
+    if not isinstance(patterns, torch.Tensor) or patterns.ndim != 5:
+        tensor = isinstance(patterns, torch.Tensor)
+        raise InputError(
+            "patterns",
+            expected="a tensor [loop, batch, head, query, key]",
+            given=f"shape {list(patterns.shape)}" if tensor else type(patterns).__name__,
+            fix="Pass cache.stack('attn.hook_pattern') of a run.",
+        )
     loops, batch, _, query, key = patterns.shape
     if not selectors or batch < 2:
         raise InputError(

@@ -55,7 +55,8 @@ def answers_by_loop(
 ) -> Int[Tensor, "loops batch pos"]:
     """The answer that would be read after 0, 1, … ``n_loops`` loops."""
     readout = bind(model, inputs).readout
-    return torch.stack([answer(readout(h)) for _, h in iterate(model, inputs, n_loops)])
+    read = [answer(readout(h)) for _, h in iterate(model, inputs, n_loops)]
+    return torch.stack(read).long()  # classes as torch's indexing wants them
 
 
 @dataclass(frozen=True)

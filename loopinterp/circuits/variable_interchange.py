@@ -172,8 +172,7 @@ def interchange_study(
     last = check_integer(
         "n_loops", int(batch.n_loops.max()) if n_loops is None else n_loops, least=0
     )
-    wanted = check_increasing(range(last + 1) if loops is None else loops)
-    after = [check_integer("loops", loop, least=0, most=last) for loop in wanted]
+    after = check_increasing(range(last + 1) if loops is None else loops, most=last)
     check_integer("pairs_per_loop", pairs_per_loop, least=1)
     bases = dict(subspaces or {})
     _check_subspaces(bases, chosen, bind(model, batch.inputs[:1]).h0.shape[-1])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loopinterp.errors import InputError
+from loopinterp.errors import InputError, check_integer
 from loopinterp.models.looped_model import bind
 
 if TYPE_CHECKING:
@@ -96,18 +97,23 @@ def states_at(
     return states, embedding
 
 
-def check_increasing(loops: Sequence[int]) -> list[int]:
+def check_increasing(loops: Sequence[int], *, most: int | None = None) -> list[int]:
     """Numbers of loops as a list.
 
+    Args:
+        loops: The numbers.
+        most: Loops of the run, if it is known.
+
     Raises:
-        InputError: If they are not increasing integers from 0 on.
+        InputError: If they are not increasing integers from 0 on, up to ``most``.
     """
-    steps = list(loops)
-    if not steps or steps[0] < 0 or any(b <= a for a, b in pairwise(steps)):
+    fix = f"Pass e.g. loops=range(0, {37 if most is None else most + 1})."
+    steps = [check_integer("loops", loop, least=0, most=most, fix=fix) for loop in loops]
+    if not steps or any(b <= a for a, b in pairwise(steps)):
         raise InputError(
             "loops",
             expected="numbers of loops, increasing, 0 or more",
-            given=repr(steps[:12]),
-            fix="Pass e.g. loops=range(0, 37).",
+            given=reprlib.repr(steps),
+            fix=fix,
         )
     return steps

@@ -103,14 +103,15 @@ class PretrainedMixin(ModelHubMixin):
         if self.config.tie_unembed and "embedding.weight" in weights:
             weights.setdefault("unembedding.weight", weights["embedding.weight"])
         dtypes = {x.dtype for x in weights.values()}
-        if len(dtypes) != 1 or not all(dtype.is_floating_point for dtype in dtypes):
+        if len(dtypes) > 1 or not all(dtype.is_floating_point for dtype in dtypes):
             raise CheckpointError(
                 f"weights {path}",
                 expected="weights of one floating-point type",
                 given=", ".join(sorted(map(str, dtypes))),
                 fix="Save the model again, in one precision.",
             )
-        self.to(dtypes.pop())  # type: ignore[attr-defined]
+        for dtype in dtypes:
+            self.to(dtype)  # type: ignore[attr-defined]
         own = self.state_dict()  # type: ignore[attr-defined]
         check_tensors(weights, own, f"weights {path}", fix="Save the model again.")
         self.load_state_dict(weights)  # type: ignore[attr-defined]

@@ -157,6 +157,9 @@ class LoopHooks(HookedRootModule):
 
         That is what TransformerLens' tools are given, to which it has ``n_loops * n_layers``
         layers: ``patching.get_act_patch_resid_pre(model.unroll(8), corrupted, cache, metric)``.
+
+        Set train and eval mode on the model it is made from: ``model.unroll(3).train()`` sets the
+        layers, which are shared, and leaves ``model.training`` as it was.
         """
         unrolled = object.__new__(type(self))
         vars(unrolled).update(vars(self), _n_loops=self._loops(n_loops))

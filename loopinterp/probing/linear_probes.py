@@ -1,8 +1,8 @@
 """Linear probes for a whole grid of cells: scikit-learn's solvers, tensors in and out.
 
 ``X`` of shape [..., n, d] is a grid of problems: one independent probe for each cell of the leading
-axes (loop, site, position group). ``y`` of shape [..., n] broadcasts against it, and all targets
-that share an ``X`` share its factorisation.
+axes (loop, site, position group). ``y`` of shape [..., n] broadcasts against it; for
+:class:`RidgeProbe`, all targets that share an ``X`` share its factorisation.
 """
 
 from __future__ import annotations

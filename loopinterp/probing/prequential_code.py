@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from loopinterp.errors import InputError
 from loopinterp.probing.linear_probes import LogisticProbe
 
 if TYPE_CHECKING:
@@ -40,8 +41,15 @@ def online_code_length(
         x: Activations, in the order in which their labels are sent: shuffle them first.
         y: Classes.
         alpha: L2 penalty of the probes.
+
+    Raises:
+        InputError: there are no samples.
     """
     n = x.shape[-2]
+    if not n:
+        raise InputError(
+            "y", expected="at least one label to send", given="none", fix="Give samples."
+        )
     doubling = [n >> k for k in range(_DOUBLINGS, -1, -1)]
     ends = [end for end in doubling if end >= _LEAST_BLOCK or end == n]
     n_classes = len(torch.unique(y))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -105,7 +106,8 @@ def probe_study(
         seed: Seed of the split, of the random labels and of the random weights.
 
     Raises:
-        InputError: If shapes do not fit, or a group has too few places.
+        InputError: If shapes do not fit, or a group has too few places (for code lengths, too few
+            that have a class at every loop).
     """
     probe = RidgeProbe() if probe is None else probe
     generator = torch.Generator().manual_seed(seed)
@@ -115,6 +117,8 @@ def probe_study(
     if groups is None:
         groups = {"all": torch.ones_like(labels[0, 0], dtype=torch.bool)}
     halves = _halves(groups, train, labels)
+    if code_lengths:
+        _check_coded(groups, list(targets), labels, halves)
     with study(
         seed, study="probe", model=describe_model(model), n_loops=n_loops, probe=repr(probe)
     ) as watch:
@@ -166,6 +170,24 @@ def _halves(
     return halves
 
 
+def _check_coded(
+    groups: Mapping[str, Bool[Tensor, "batch pos"]],
+    targets: Sequence[str],
+    labels: Int[Tensor, "target loop batch pos"],
+    halves: list[tuple[Tensor, Tensor]],
+) -> None:
+    """Check that each group and target has a label to send: the same places code every loop."""
+    always = (labels != IGNORE).all(1)
+    for (name, (fit, _)), (target, known) in product(zip(groups, halves), zip(targets, always)):
+        if not bool((fit & known).any()):
+            raise InputError(
+                f"code length of target {target!r} in group {name!r}",
+                expected="places to train on that have a class at every loop",
+                given="none",
+                fix="Label some place at every loop, or leave code_lengths out.",
+            )
+
+
 def _scores(
     probe: LinearProbe,
     activations: Float[Tensor, "loop batch pos d"],
@@ -174,7 +196,8 @@ def _scores(
 ) -> np.ndarray:
     """Accuracy on the other half, [draw, loop, group, target].
 
-    All draws of a target have a class at the same places, and share a factorisation.
+    All draws of a target have a class at the same places, and are fitted in one call: a
+    :class:`RidgeProbe` factorises once for all of them.
     """
     n_draws, n_targets, n_loops = labels.shape[:3]
     scores = np.empty((n_draws, n_loops, len(halves), n_targets))

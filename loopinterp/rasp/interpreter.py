@@ -140,8 +140,15 @@ def apply_operation(
     node: nodes.Elementwise | nodes.TokMap,
     args: Sequence[Tensor],
     said: Callable[[Expr], str],
+    zero: str = "is 0",
 ) -> Tensor:
-    """An operation or a table on the values of its arguments; ``said`` writes it in errors.
+    """An operation or a table on the values of its arguments.
+
+    Args:
+        node: The operation or table.
+        args: Values of its arguments.
+        said: Writes it in errors.
+        zero: What errors say of a divisor that has the value 0 here.
 
     Raises:
         InputError: a division by 0, or a table that lacks a value and has no default.
@@ -151,8 +158,8 @@ def apply_operation(
             raise InputError(
                 said(node),
                 expected="a divisor that is never 0",
-                given=f"{node.args[1]!r}, which may be 0",
-                fix="Divide by larger(x, 1), or by a constant.",
+                given=f"{node.args[1]!r}, which {zero}",
+                fix="Divide by where(x, x, 1) instead of x, or by a constant.",
             )
         return OPS[node.op].apply(*args)
     (x,), (keys, new) = args, node.entries.to(args[0].device)

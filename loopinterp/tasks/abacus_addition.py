@@ -10,7 +10,7 @@ import torch
 from loopinterp.errors import InputError
 from loopinterp.settings import settings
 from loopinterp.tasks.full_output import answer_from, place_of
-from loopinterp.tasks.integers import carry_over, operand_digits
+from loopinterp.tasks.integers import carry_over, check_pairs, operand_digits
 from loopinterp.tasks.rows import cut, join, same
 from loopinterp.tasks.sampling import (
     Sampler,
@@ -103,9 +103,10 @@ class AbacusAddition(Sampler):
         Raises:
             InputError: no operands, or one that is no integer of at least 0.
         """
-        longest = max((len(str(x)) for pair in operands for x in pair), default=1)
-        a, b = operand_digits(operands, longest, longest, 10)
-        n_a, n_b = (torch.tensor([len(str(pair[k])) for pair in operands]) for k in (0, 1))
+        pairs = check_pairs(operands)
+        longest = max(len(str(x)) for pair in pairs for x in pair)
+        a, b = operand_digits(pairs, longest, longest, 10)
+        n_a, n_b = (torch.tensor([len(str(pair[k])) for pair in pairs]) for k in (0, 1))
         return self.from_digits(a, b, n_a, n_b)
 
     def targets(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:

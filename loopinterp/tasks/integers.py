@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -21,19 +22,39 @@ def operand_digits(
     """The ``n_a`` digits of the first operands, and the ``n_b`` of the second; the least first.
 
     Raises:
-        InputError: there are no pairs, or a number does not fit in its digits.
+        InputError: they are no pairs, or a number does not fit in its digits.
 
     Example:
         >>> a, b = operand_digits([(6, 1), (1, 0)], 3, 2)
         >>> a.tolist(), b.tolist()
         ([[0, 1, 1], [1, 0, 0]], [[1, 0], [0, 0]])
     """
-    if not operands:
-        raise InputError(
-            "operands", expected="at least one pair", given="none", fix="Pass e.g. [(3, 5)]."
-        )
-    first, second = zip(*operands)
+    first, second = zip(*check_pairs(operands))
     return _to_digits(first, n_a, base), _to_digits(second, n_b, base)
+
+
+def check_pairs(operands: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The operands as a list of pairs; a tuple, a row of an array or a list may be one.
+
+    Raises:
+        InputError: there are none, or something else is among them.
+
+    Example:
+        >>> check_pairs([[3, 5]])
+        [(3, 5)]
+    """
+    try:
+        pairs = [(a, b) for a, b in operands]
+    except (TypeError, ValueError):  # not a sequence, or not of pairs
+        pairs = []
+    if not pairs:
+        raise InputError(
+            "operands",
+            expected="at least one pair of integers, and nothing but pairs",
+            given=reprlib.repr(operands),
+            fix="Pass e.g. [(3, 5)].",
+        )
+    return pairs
 
 
 def _to_digits(numbers: Sequence[int], n: int, base: int) -> Tensor:

@@ -12,7 +12,13 @@ from loopinterp.settings import settings
 from loopinterp.tasks.full_output import FullOutput, place_of
 from loopinterp.tasks.integers import carry_over, operand_digits
 from loopinterp.tasks.rows import cut, same
-from loopinterp.tasks.sampling import check_digits, check_length, integers, random_bits
+from loopinterp.tasks.sampling import (
+    check_digits,
+    check_length,
+    check_tokens,
+    integers,
+    random_bits,
+)
 from loopinterp.tasks.task import Batch
 
 if TYPE_CHECKING:
@@ -88,7 +94,7 @@ class Multiplication(FullOutput):
         Raises:
             InputError: they are no bits, or a length does not fit.
         """
-        check_digits(a[:, : self.m], m, 2, "bits a")
+        check_digits(check_tokens(a, 2, "bits a")[:, : self.m], m, 2, "bits a")
         check_digits(b, n, 2, "bits b")
         return self._batch([(a, m), same(TIMES, n), (b, n)], n, n * m)
 

@@ -195,7 +195,7 @@ def check_digits(digits: Tensor, n: Tensor, base: int, what: str) -> None:
         InputError: wrong dtype or shape, no digit, or a length outside 1..width.
     """
     rows, width = check_tokens(digits, base, what).shape
-    whole = n.dtype == torch.int64 and n.shape == (rows,)
+    whole = isinstance(n, torch.Tensor) and n.dtype == torch.int64 and n.shape == (rows,)
     if not whole or (rows and not 1 <= int(n.min()) <= int(n.max()) <= width):
         raise InputError(
             "n",

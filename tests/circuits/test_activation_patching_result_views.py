@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,7 +20,12 @@ CASES = list(itertools.product([1, 2], [0, 1], ["resid_pre", "z", "state"], [Non
 
 
 def drawn(
-    n_layers: int, n_prelude: int, component: str, positions: str | None, folder: Path
+    n_layers: int,
+    n_prelude: int,
+    component: str,
+    positions: str | None,
+    folder: Path,
+    metric: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> PatchingSweep:
     config = LoopedTransformerConfig(
         d_model=8,
@@ -38,6 +45,7 @@ def drawn(
         n_loops=LOOPS,
         component=component,
         positions=positions,
+        metric=metric,
     )
     return PatchingSweep.load(found.save(folder))
 
@@ -58,6 +66,31 @@ def test_all_kinds_are_drawn_and_explained(n_layers, n_prelude, component, posit
         traces = plot.data
         shown = [a.text for a in annotations] + [trace.name for trace in traces]
         assert any("unrelated" in str(text) for text in shown)
+
+
+@pytest.mark.parametrize(("n_layers", "component"), [(1, "resid_pre"), (2, "z")])
+@pytest.mark.parametrize("name", ["loop", "pos", "layer", "site", "recovered", "unrelated input"])
+def test_a_metric_may_have_any_name(name, n_layers, component, tmp_path):
+    def metric(logits: torch.Tensor) -> torch.Tensor:
+        return logits[..., 0].mean(-1)
+
+    metric.__name__ = name
+    result = drawn(n_layers, 1, component, None, tmp_path, metric)
+    for figure in result.figures():
+        plot: Any = figure.plot
+        assert len([x for x in plot.data if getattr(x, "fill", None) != "toself"]) == 4
+        assert name in f"{plot.layout.annotations} {[x.name for x in plot.data]}"
+
+
+def test_maps_show_each_measure_with_its_control_beside_it(tmp_path):
+    result = drawn(2, 1, "z", None, tmp_path)
+    shown = ("recovered", "control_recovered", "effect", "control_effect")
+    for figure, data in zip(result.figures(), (result.data, result.around()["prelude"])):
+        plot: Any = figure.plot
+        for panel, title, name in zip(plot.data, plot.layout.annotations, shown):
+            assert name.startswith("control") == ("unrelated input" in title.text)
+            cells = data[name].sel(pos="all").transpose(..., "layer", "head").values
+            np.testing.assert_array_equal(np.ravel(panel.z), cells.ravel())
 
 
 def test_cells_are_those_of_the_result(tmp_path):

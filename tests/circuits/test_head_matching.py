@@ -230,6 +230,10 @@ def test_a_saved_result_is_the_same(parts, tmp_path):
 @pytest.mark.usefixtures("no_type_checks")
 def test_shapes_must_fit(parts):
     patterns, selectors = parts
+    with pytest.raises(InputError, match=r"patterns: expected a tensor \[loop, .* got list"):
+        match_heads([patterns], selectors)  # type: ignore
+    with pytest.raises(InputError, match=r"patterns: .* got shape \[3, 40, 6, 6\]"):
+        match_heads(patterns[:, :, 0], selectors)
     with pytest.raises(InputError, match="selector 'shift'"):
         match_heads(patterns, {"shift": selectors["shift"][:2]})
     with pytest.raises(InputError, match="at least one selector"):

@@ -220,6 +220,16 @@ def test_rows_that_are_not_orthonormal_are_refused():
         run.interchange(2 * torch.eye(D_MODEL)[:1])
 
 
+def test_answers_by_loop_are_classes_that_index() -> None:
+    model = LoopedTransformer(
+        LoopedTransformerConfig(d_model=8, n_heads=2, d_vocab=5, d_vocab_out=3)
+    )
+    answers = answers_by_loop(model, torch.tensor([[0, 4, 2]]), 2)
+    marked = torch.nn.functional.one_hot(answers, 3)
+    assert marked.shape == (3, 1, 3, 3)
+    assert bool((marked.gather(-1, answers[..., None]) == 1).all())
+
+
 def test_of_logits_that_are_equal_to_rounding_the_first_class_is_the_answer():
     logits = torch.tensor([[1.0, 1.0 + 5e-5, 0.0], [0.0, 1.0, 2.0], [0.0, 1.0, 1.0 - 5e-5]])
     assert answer(logits).tolist() == [0, 2, 1]

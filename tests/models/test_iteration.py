@@ -63,9 +63,18 @@ def test_states_at_chosen_places(batch_size: int, generator: torch.Generator) ->
     assert not states.requires_grad
 
 
-@pytest.mark.parametrize("loops", [[], [-1, 2], [2, 2]])
-def test_loops_of_chosen_places_increase(loops: list[int]) -> None:
-    with pytest.raises(InputError, match="increasing"):
+@pytest.mark.usefixtures("no_type_checks")
+@pytest.mark.parametrize(
+    ("loops", "message"),
+    [
+        ([], "increasing"),
+        ([2, 2], "increasing"),
+        ([-1, 2], "integer >= 0, got -1"),
+        (["a"], "integer >= 0, got 'a'"),
+    ],
+)
+def test_loops_of_chosen_places_increase(loops: list[int], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         states_at(Halving(), torch.zeros(1, 3, 1), PLACE, PLACE, loops=loops)
 
 

@@ -58,6 +58,14 @@ def test_weights_of_another_model(saved: Path, tmp_path: Path) -> None:
         LoopedTransformer.from_pretrained(saved)
 
 
+def test_weights_of_an_empty_file_are_named(saved: Path) -> None:
+    weights = saved / "model.safetensors"
+    first = min(read_tensors(weights))
+    write_tensors(weights, {})
+    with pytest.raises(CheckpointError, match=rf"got {first} is missing; .* is missing\. "):
+        LoopedTransformer.from_pretrained(saved)
+
+
 def test_weights_of_no_or_two_precisions(saved: Path) -> None:
     path = saved / "model.safetensors"
     weights = read_tensors(path)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
+from loopinterp.errors import InputError
 from loopinterp.probing import online_code_length
 
 
@@ -52,3 +53,9 @@ def test_blocks_before_every_class_has_occurred_cost_the_uniform_code() -> None:
 def test_blocks_double_from_a_few_samples_on() -> None:
     x, y = data(5, 0.5)
     assert float(online_code_length(x, y)) == 1.0  # a single block, sent uniformly
+
+
+def test_no_labels_have_no_code() -> None:
+    x, y = data(5, 0.5)
+    with pytest.raises(InputError, match="at least one label to send, got none"):
+        online_code_length(x[:0], y[:0])

@@ -95,6 +95,17 @@ def test_targets_may_differ_from_loop_to_loop_and_have_gaps() -> None:
     assert bit["majority"].sel(loop=2) != bit["majority"].sel(loop=0)
 
 
+def test_code_lengths_need_a_place_that_has_a_class_at_every_loop() -> None:
+    early, late = (REAL & (torch.arange(7) % 2 == k) for k in (0, 1))
+    carry = TARGETS["carry"]
+    by_turns = torch.stack([torch.where(places, carry, IGNORE) for places in (early, late)])
+    targets = {"carry": carry, "by turns": by_turns}
+    result = probe_study(MODEL, BATCH.inputs, targets, n_loops=2)  # accuracy asks for no such place
+    assert result.data["accuracy"].notnull().all()
+    with pytest.raises(InputError, match=r"'by turns' in group 'all'.*at every loop, got none"):
+        probe_study(MODEL, BATCH.inputs, targets, n_loops=2, code_lengths=True)
+
+
 def test_code_lengths_on_demand() -> None:
     result = probe_study(
         MODEL,

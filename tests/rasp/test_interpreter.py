@@ -22,6 +22,7 @@ from loopinterp.rasp import (
     tok_map,
     tokens,
     var,
+    where,
 )
 from loopinterp.rasp.expr import Select, ShiftRight
 from loopinterp.rasp.node import postorder
@@ -150,8 +151,18 @@ def test_a_value_missing_from_a_table_is_named():
 
 @pytest.mark.parametrize("op", ["floordiv", "mod"])
 def test_a_division_by_zero_is_named(op):
-    with pytest.raises(InputError, match="never 0, got tokens, which may be 0"):
+    with pytest.raises(InputError, match="never 0, got tokens, which is 0"):
         evaluate(seq_map(op, indices, tokens), torch.tensor([[1, 0]]))
+
+
+@pytest.mark.parametrize("op", ["floordiv", "mod"])
+def test_the_advice_against_a_division_by_zero_changes_no_other_result(op):
+    inputs = torch.tensor([[-2, 0, 3, -3]])
+    with pytest.raises(InputError, match=r"Divide by where\(x, x, 1\)"):
+        evaluate(seq_map(op, indices, tokens), inputs)
+    found = evaluate(seq_map(op, indices, where(tokens, tokens, 1)), inputs)
+    python = {"floordiv": int.__floordiv__, "mod": int.__mod__}[op]
+    assert found[inputs != 0].tolist() == [python(i, x) for i, x in ((0, -2), (2, 3), (3, -3))]
 
 
 def test_an_unknown_variable_is_named():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -65,6 +66,12 @@ def test_samples_of_mixed_lengths(distribution):
             assert all(len(x) == 1 or x[-1] != "0" for x in question)
 
 
+@pytest.mark.usefixtures("no_type_checks")
+def test_operands_may_be_the_rows_of_an_array():
+    pairs = [(3, 51), (12, 0)]
+    assert torch.equal(TASK.encode(np.array(pairs)).inputs, TASK.encode(pairs).inputs)  # type: ignore
+
+
 def test_the_answer_follows_from_the_operands_whatever_stands_after_the_equals_sign():
     batch = TASK.encode([(95, 8)])
     wrong = batch.inputs.clone()
@@ -78,6 +85,8 @@ def test_the_answer_follows_from_the_operands_whatever_stands_after_the_equals_s
     ("attempt", "message"),
     [
         (lambda: TASK.encode([]), "at least one pair"),
+        (lambda: TASK.encode([(1, 2, 3)]), "at least one pair"),  # type: ignore
+        (lambda: TASK.encode(7), "at least one pair .* got 7"),  # type: ignore
         (lambda: TASK.encode([(-1, 3)]), "operand: expected an integer"),
         (lambda: TASK.encode([(1, "5")]), "operand: expected an integer"),  # type: ignore
         (lambda: TASK.targets(torch.tensor([[1, 11, 2]])), r"operator \(token 13\)"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -129,7 +130,15 @@ def test_an_unknown_format_is_refused():
 
 
 @pytest.mark.usefixtures("no_type_checks")
-@pytest.mark.parametrize("operands", [[(4, 0)], [(0, -1)], [(True, 0)], [("1", 0)], []])
+def test_operands_may_be_the_rows_of_an_array():
+    pairs = [(3, 5), (1, 2)]
+    assert torch.equal(PAIRS.encode(np.array(pairs), 4).inputs, PAIRS.encode(pairs, 4).inputs)  # type: ignore
+
+
+@pytest.mark.usefixtures("no_type_checks")
+@pytest.mark.parametrize(
+    "operands", [[(4, 0)], [(0, -1)], [(True, 0)], [("1", 0)], [], [(1, 2, 3)], [1, 2], 3]
+)
 def test_integers_that_do_not_fit_are_refused(operands):
     with pytest.raises(InputError):
         PAIRS.encode(operands, n=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -125,6 +126,16 @@ def test_bad_settings_are_refused(setting):
 ONE = torch.tensor([1])
 
 
+def product_of(a: Any, m: Any = ONE + 1) -> Batch:
+    """A product by 1 of first factors that need not be right."""
+    return Multiplication(m=2).from_bits(a, ONE[None], m, ONE)
+
+
+def test_only_the_first_bits_of_a_first_factor_count():
+    wide, narrow = product_of(torch.tensor([[1, 1, 1]])), product_of(torch.tensor([[1, 1]]))
+    assert torch.equal(wide.inputs, narrow.inputs)
+
+
 @pytest.mark.usefixtures("no_type_checks")
 @pytest.mark.parametrize(
     ("attempt", "message"),
@@ -135,8 +146,14 @@ ONE = torch.tensor([1])
         (lambda: UniqueSet(n_symbols=3).from_symbols(torch.tensor([[3]]), ONE), "symbols"),
         (lambda: TokenAddition().encode([(4, 0)], n=2), r"integer in 0\.\.3"),
         (lambda: TokenAddition().encode([], n=2), "at least one pair"),
+        (lambda: TokenAddition().encode([(1, 2, 3)], n=2), r"got \[\(1, 2, 3\)\]"),  # type: ignore
+        (lambda: TokenAddition().encode([3, 1], n=2), "nothing but pairs"),  # type: ignore
         (lambda: Multiplication().encode([(4, 0)], n=2), r"integer in 0\.\.3"),
         (lambda: Multiplication(m=1).encode([(3, 0)], n=2, m=2), r"lengths in 1\.\.1"),
+        (lambda: product_of([[1, 1]]), "bits a: .* got list"),
+        (lambda: product_of(torch.tensor([1, 1])), r"bits a: .* of shape \[2\]"),
+        (lambda: product_of(torch.tensor([[1, 1, 7]])), r"bits a: expected tokens in 0\.\.1"),
+        (lambda: product_of(torch.tensor([[1, 1]]), m=[2]), "n: .* got list"),
         (lambda: Copy().targets(torch.tensor([[4, 0, 1]])), r"one '=' \(token 2\)"),
         (lambda: Copy().targets(torch.tensor([[4, 2, 2]])), r"one '=' \(token 2\)"),
         (lambda: Copy().targets(torch.tensor([[5, 2, 2]])), r"tokens in 0\.\.4"),

@@ -145,7 +145,7 @@ def applied(
 ) -> np.ndarray:
     """A table or an operation on arrays of one shape; see :func:`apply_operation`."""
     tensors = [torch.from_numpy(np.array(arg)) for arg in args]
-    return apply_operation(node, tensors, source.where).numpy()
+    return apply_operation(node, tensors, source.where, zero="may be 0").numpy()
 
 
 def _of_aggregate(node: nodes.Aggregate, values: Values) -> Values:
