@@ -58,6 +58,7 @@ class Evidence:
     - ``undisturbed`` [program, input]: share of the loops of a run without an exchange at which
       the whole answer is the program's; ``decided``: share of the answers of such a run of which
       the program says something;
+    - ``worst_loop`` [batch, program]: share of such inputs at the loop at which it is least;
     - ``alike`` [batch, program, rival]: whether two programs give the same answers at every loop
       of every such run;
     - ``solved`` [batch]: share of inputs that the model answers right after T(n) loops.
@@ -139,7 +140,7 @@ def _lay_over(
     moves = (natural != after).any(-1).any(-1)
     first = int(run.pairs.loop.min())
     options = [a for a in alignments() if first + a.shift >= 0]
-    alone = [float(_undisturbed(run, runs(program, a.lag), a)[0].mean()) for a in options]
+    alone = [float(_undisturbed(run, runs(program, a.lag), a)[0].double().mean()) for a in options]
     best, best_score = options[0], -1.0
     for option, suits in zip(options, alone):
         if suits < max(alone) - _CLEARLY:
@@ -155,13 +156,13 @@ def _lay_over(
 
 def _undisturbed(
     run: InterchangeRun, made: ProgramRuns, alignment: Alignment
-) -> tuple[Float[Tensor, " input"], Float[Tensor, " input"]]:
-    """Share of loops 1 .. T at which the whole answer is the program's; share that it decides."""
+) -> tuple[Bool[Tensor, "loop input"], Float[Tensor, " input"]]:
+    """At which loops 1 .. T the whole answer is the program's; share of answers it decides."""
     pairs = run.pairs
     loops = torch.arange(1, pairs.n_loops + 1, device=pairs.loop.device) + alignment.shift
     said = made.trace.outputs[loops]
     decided = (said != UNKNOWN) & pairs.asked
-    right = ((said == run.natural[1:]) | ~decided).all(-1).double().mean(0)
+    right = ((said == run.natural[1:]) | ~decided).all(-1)
     return right, decided.sum((0, 2)) / (pairs.asked.sum(1) * len(loops)).clamp(min=1)
 
 
@@ -182,6 +183,7 @@ def _measured(
     predictions = [Prediction(p, pairs, a, runs=m) for p, a, m in zip(runs.programs, laid, made)]
     claims = [prediction.claims(run.base) for prediction in predictions]
     undisturbed, decided = zip(*(_undisturbed(run, m, a) for m, a in zip(made, laid)))
+    alone = torch.stack(undisturbed).double()
     answers = [runs(p, 0).trace.outputs[1 : pairs.n_loops + 1] for p in runs.programs]
     targets = batch.targets.to(run.natural.device)
     solved = ((run.natural[-1] == targets) | (targets == IGNORE)).all(-1)
@@ -206,7 +208,8 @@ def _measured(
             "program rival pair delay",
             torch.stack([kept(*(own.apart(c) for c in claims)) for own in claims]),
         ),
-        "undisturbed": ("program input", torch.stack(undisturbed)),
+        "undisturbed": ("program input", alone.mean(1)),
+        "worst_loop": ("batch program", alone.mean(2).amin(1)[None]),
         "decided": ("program input", torch.stack(decided)),
         "alike": ("batch program rival", torch.tensor(undisturbed_alike)),
         "solved": ("batch", solved.double().mean()[None]),

@@ -41,12 +41,14 @@ def count_evidence(found: Sequence[Evidence]) -> xr.Dataset:
       those on which the first is followed;
     - ``undisturbed``, ``decided`` [program]: runs without exchange whose loops are the program's,
       of ``n_runs``, each by the share of its loops; share of their answers of which the program
-      says something; ``alike`` [program, rival]: whether two programs answer alike in all of them;
+      says something; ``slipped``: runs with a loop that is not its own; ``worst_loop``: share of
+      the runs of one length that are its own at the worst loop of the worst length; ``alike``
+      [program, rival]: whether two programs answer alike in all of them;
     - ``random_right``, ``exchange_right``, ``random_active`` [program]: whole runs after a random
       change that look as the program says, the same after the exchange itself, of those in which
       it says that something changes;
     - ``unchanged``, ``n_same``: runs that a donor with the same values leaves as they are;
-    - ``solved``: share of inputs answered right.
+    - ``solved``: share of inputs answered right, of the length at which it is least.
     """
     import xarray as xr
 
@@ -101,6 +103,8 @@ def _count(evidence: Evidence, classes: dict[str, tuple[str, str]], n_delays: in
             "duel_right": ended(other.apart & other.agree).sum("pair"),
             "apart": ended(other.apart).sum("pair"),
             "undisturbed": other.undisturbed.sum("input"),
+            "slipped": (other.undisturbed < 1).sum("input"),
+            "worst_loop": other.worst_loop.min("batch"),
             "decided": other.decided.mean("input"),
             "n_runs": other.sizes["input"],
             "alike": other.alike.all("batch"),
@@ -109,7 +113,7 @@ def _count(evidence: Evidence, classes: dict[str, tuple[str, str]], n_delays: in
             "random_active": said.sum("pair"),
             "unchanged": (~same.moves.any("delay")).sum(),
             "n_same": same.sizes["pair"],
-            "solved": other.solved.mean(),
+            "solved": other.solved.min(),
         }
     )
 

@@ -44,7 +44,8 @@ class SpreadPairs:
     Attributes:
         pairs: How many.
         same_value: How many of the same value.
-        loops: After at most so many different numbers of loops, evenly from 1 to T(n) - 1.
+        loops: After at most so many different numbers of loops: 1 .. T(n) - 1 is parted evenly
+            into so many spans, and one is drawn from each.
         sites: Positions whose states are exchanged at once.
     """
 
@@ -72,7 +73,7 @@ class SpreadPairs:
         """
         del model
         last = int(batch.n_loops.max())
-        loops = spread_loops(last, self.loops)
+        loops = drawn_loops(last, self.loops, generator)
         traces = [p.trace(batch.inputs, n_loops=last).variables for p in programs]
         differing, alike = [], []
         for loop in loops:
@@ -152,6 +153,17 @@ def spread_loops(n_loops: int, most: int) -> list[int]:
     last = max(n_loops - 1, 1)
     count = min(most, last)
     return sorted({round(1 + k * (last - 1) / max(count - 1, 1)) for k in range(count)})
+
+
+def drawn_loops(n_loops: int, most: int, generator: torch.Generator) -> list[int]:
+    """One of each of so many spans of 1 .. T - 1: evenly spaced ones would miss what has a period.
+
+    Example:
+        >>> drawn_loops(25, 5, torch.Generator().manual_seed(0))
+        [5, 10, 14, 16, 24]
+    """
+    spans = torch.arange(1, max(n_loops, 2)).tensor_split(min(most, max(n_loops - 1, 1)))
+    return [int(s[torch.randint(len(s), (), generator=generator)]) for s in spans]
 
 
 def _differ(

@@ -69,12 +69,15 @@ def decide(counts: xr.Dataset, *, threshold: float = THRESHOLD) -> Verdict:
     - at every delay from the exchange to the end of the run (neighbouring delays at which little
       happens are taken together);
     - over whole runs, in every stratum of which something can be said;
-    - over whole runs that nothing disturbs; where those are its own without exception, whole runs
-      after an exchange must be so as well: such a model has no noise to blame exceptions on;
+    - over whole runs that nothing disturbs, and of these ``threshold`` is reached at every loop and
+      for every length by itself;
 
+    where exchanges make no more exceptions than there are in runs left alone (none at all in a
+    model that makes no mistake there: it has no noise to blame them on);
     and if it beats every other program where the two say different things, at the delay that
     separates them best; does so too against a random change of the same norm; and a donor with
-    the same values in another context changes nothing. The model must answer right, too.
+    the same values in another context changes nothing. It must say of most exchanges of which
+    something comes what comes of them, and the model must answer right, for every length.
 
     Args:
         counts: Those of one model, of :func:`~loopinterp.circuits.evidence_counts.count_evidence`;
@@ -94,6 +97,7 @@ def decide(counts: xr.Dataset, *, threshold: float = THRESHOLD) -> Verdict:
         *_by_stratum(own, threshold),
         *_left_alone(own, threshold),
         *_exceptions(own),
+        *_silence(own),
         *_against_rivals(counts, nearest, tied),
         *_against_controls(own, threshold),
     ]
@@ -110,12 +114,15 @@ def decide(counts: xr.Dataset, *, threshold: float = THRESHOLD) -> Verdict:
         reasons=reasons,
         untested=tested.stratum.values[tested < STRATUM_PAIRS].tolist(),
     )
-    # Of programs that answer alike when left alone, the nearest is as good a name as any.
-    known = nearest if holds[programs.index(nearest)] else programs[int(holds.argmax())]
-    alone = float(counts.undisturbed.sel(program=known) / counts.n_runs)
-    rate = float(rates.sel(program=nearest))
-    return dataclasses.replace(
-        verdict, statement=_statement(verdict, rate, alone, rivals=len(programs) - 1)
+    statement = _statement(verdict, counts, _spelt_rate(whole.sel(program=nearest)))
+    return dataclasses.replace(verdict, statement=statement)
+
+
+def _spelt_rate(whole: xr.Dataset) -> str:
+    value, low, _ = wilson_estimate(whole.run_right, whole.run_active)
+    n = int(whole.run_active)
+    return (
+        f"whole runs after an exchange: {percent(value)} of {n}, 95% interval from {percent(low)}"
     )
 
 
@@ -194,7 +201,7 @@ def _by_stratum(own: xr.Dataset, threshold: float) -> list[str]:
         for name, n, (value, low, high) in zip(
             own.stratum.values.tolist(), own.run_active.values.tolist(), estimates
         )
-        if (n >= STRATUM_PAIRS and not low >= threshold) or high < threshold
+        if ((n >= STRATUM_PAIRS or name == ALL) and not low >= threshold) or high < threshold
     ]
     if not failed:
         return []
@@ -209,24 +216,47 @@ def _by_stratum(own: xr.Dataset, threshold: float) -> list[str]:
 
 def _left_alone(own: xr.Dataset, threshold: float) -> list[str]:
     value, low, _ = wilson_estimate(own.undisturbed, own.n_runs)
-    if low >= threshold:
+    if low >= threshold and own.worst_loop >= threshold:
         return []
-    return [
+    text = (
         f"left alone, the model's whole answer is its own at {percent(value)} of loops (95% "
         f"interval from {percent(low)})"
-    ]
+    )
+    if own.worst_loop < threshold <= value:
+        text += f", but at the worst loop of one length in {percent(float(own.worst_loop))} of runs"
+    return [text]
 
 
 def _exceptions(own: xr.Dataset) -> list[str]:
-    """A model that makes no mistake when left alone has none to blame exceptions on."""
+    """A model has its mistakes when left alone, and no more, to blame exceptions on."""
     n = int(own.run_active.sel(stratum=ALL))
     exceptions = n - int(own.run_right.sel(stratum=ALL))
-    if own.undisturbed < own.n_runs or not exceptions:
+    more = f"after an exchange it does not in {exceptions} of {n} runs"
+    if not own.slipped:
+        if exceptions:
+            return [f"left alone it answers exactly as the program, but {more}"]
+        if own.unchanged < own.n_same:
+            return [
+                "left alone it answers exactly as the program, but the state holds more than the "
+                "programs' variables: a donor with the same values changes an answer in "
+                f"{int(own.n_same - own.unchanged)} of {int(own.n_same)} pairs"
+            ]
         return []
-    return [
-        f"left alone it answers exactly as the program, but after an exchange it does not in "
-        f"{exceptions} of {n} runs"
-    ]
+    alone = wilson_estimate(own.slipped, own.n_runs)
+    if n and wilson_estimate(exceptions, n)[1] > alone[2]:
+        return [
+            f"left alone it answers as the program but in {percent(alone[0])} of runs; {more}, "
+            "which is more than that can explain"
+        ]
+    return []
+
+
+def _silence(own: xr.Dataset) -> list[str]:
+    """Answers left open are never wrong, so a program that leaves most open says nothing."""
+    n, says = int(own.run_active.sel(stratum=ALL)), int(own.random_active)
+    if 2 * says >= n:
+        return []
+    return [f"it says of {says} of {n} exchanges only what answers they change"]
 
 
 def _against_rivals(counts: xr.Dataset, nearest: str, tied: list[str]) -> list[str]:
@@ -269,43 +299,50 @@ def _against_controls(own: xr.Dataset, threshold: float) -> list[str]:
 
 def _followed_for(own: xr.Dataset, threshold: float) -> int:
     """The last delay up to which it is followed at each; -1 if it is not at once."""
-    followed = wilson_estimate(own.prefix_right, own.prefix_active)[:, 1] >= threshold
+    whole = own.sel(stratum=ALL)
+    so_far, there = (
+        wilson_estimate(right, active)
+        for right, active in (
+            (own.prefix_right, own.prefix_active),
+            (whole.right, whole.active),
+        )
+    )
+    # Late delays at which little happens are no evidence against it; a clear failure is.
+    followed = (so_far[:, 1] >= threshold) & ~(there[:, 2] < threshold)
     return int(followed.cumprod().sum()) - 1
 
 
-def _statement(verdict: Verdict, rate: float, alike: float, *, rivals: int) -> str:
-    name = plain(verdict.nearest)
+def _statement(verdict: Verdict, counts: xr.Dataset, rate: str) -> str:
+    name, rivals = plain(verdict.nearest), counts.sizes["program"] - 1
     alone = "" if rivals else " It had no rival: no other program was compared."
     if verdict.named:
         text = (
             f"The model runs “{name}”: at every delay from 0 to {verdict.longest} loops after an "
-            f"exchange, in every stratum with enough pairs, and when left alone (whole runs after "
-            f"an exchange: {percent(rate)})."
+            f"exchange, in every stratum with enough pairs, and when left alone ({rate})."
         )
         if verdict.untested:
             text += f" Too few pairs to say in {len(verdict.untested)} strata."
         return text + alone
     holds = []
     if verdict.undisturbed:
-        known = sorted(verdict.undisturbed, key=lambda p: (p != verdict.nearest, p))
-        others = len(known) - 1
+        # Of programs that answer alike when left alone, the nearest is as good a name as any.
+        known = min(verdict.undisturbed, key=lambda p: (p != verdict.nearest, p))
+        share = percent(float(counts.undisturbed.sel(program=known) / counts.n_runs))
+        others = len(verdict.undisturbed) - 1
         also = f" (as {others} other{'s' if others > 1 else ''} of them would)" if others else ""
-        holds.append(
-            f"left alone, the model answers as “{plain(known[0])}” at {percent(alike)} of "
-            f"loops{also}"
-        )
+        holds.append(f"left alone, the model answers as “{plain(known)}” at {share} of loops{also}")
     if verdict.followed_for == 0:
         holds.append(f"after an exchange it follows “{name}” at once, and no longer")
     elif verdict.followed_for > 0:
         loops = f"{verdict.followed_for} loop{'s' if verdict.followed_for > 1 else ''}"
         holds.append(f"after an exchange it follows “{name}” for {loops}")
-    if not rivals:
-        text = "It is not"
-    elif verdict.tied:
-        text = "No one program can be named; the nearest is"
+    own = counts.sel(program=verdict.nearest, stratum=ALL)
+    if verdict.tied or wilson_estimate(own.run_right, own.run_active)[2] >= THRESHOLD:
+        # What was seen does not rule the nearest out: too little data, or a tie.
+        text = "No program can be named; the nearest is"
     else:
-        text = "It is none of these programs; the nearest is"
-    text += f" “{name}” (whole runs after an exchange: {percent(rate)})."
+        text = "It is none of these programs; the nearest is" if rivals else "It is not"
+    text += f" “{name}” ({rate})."
     if said := "; ".join(holds):
         text += f" {said[0].upper()}{said[1:]}."
     if verdict.reasons:

@@ -48,7 +48,8 @@ def test_pairs_share_the_token_and_differ_in_a_variable_unless_they_are_of_the_s
     other = kind.codes == 0
     assert int(other.sum()) == STRATEGY.pairs
     assert torch.equal(pairs.source_loop, pairs.loop)
-    assert set(pairs.loop.tolist()) <= set(spread_loops(int(batch.n_loops[0]), STRATEGY.loops))
+    assert 1 <= int(pairs.loop.min()) <= int(pairs.loop.max()) < int(batch.n_loops[0])
+    assert len(pairs.loop.unique()) <= STRATEGY.loops
     for k in range(0, len(pairs), 3):
         position = pairs.positions[k, 0]
         base, source = (pairs.inputs[r[k]] for r in (pairs.base, pairs.source))
@@ -69,7 +70,7 @@ def test_token_classes_are_spread_evenly():
     _, _, pairs = drawn(["ripple"], SpreadPairs(pairs=240, same_value=0, loops=5), batch_size=256)
     both = strata_of(pairs, get_program("ripple"))[BOTH]
     counts = torch.bincount(both.codes)
-    assert len(counts) == 16 and counts.max() <= 3 * counts.min()
+    assert len(counts) == 16 and counts.max() <= 4 * counts.min()
 
 
 def test_other_positions_of_an_exchange_have_the_same_token_too():

@@ -151,7 +151,9 @@ def test_a_length_that_was_not_tuned_on_counts_too():
 
 def test_a_state_that_holds_more_than_the_program_is_not_the_program():
     """The same-value donor is a control that bites."""
-    result = compare_programs(compiled("carry_save"), ["ripple"], drawn("addition"))
+    result = compare_programs(
+        compiled("carry_save"), ["ripple"], drawn("addition"), pairs=SpreadPairs(same_value=600)
+    )
     assert float(result.data["same_value"].sel(estimate="high").item()) < 1
 
 

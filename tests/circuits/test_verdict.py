@@ -37,6 +37,8 @@ def clear() -> xr.Dataset:
             "undisturbed": ("program", np.array([63.5, 63.5])),
             "decided": ("program", np.array([1.0, 1.0])),
             "n_runs": 64,
+            "slipped": ("program", np.array([4, 4])),
+            "worst_loop": ("program", np.array([0.95, 0.95])),
             "random_right": ("program", np.array([0, 0])),
             "exchange_right": ("program", np.array([100, 20])),
             "random_active": ("program", np.array([100, 100])),
@@ -73,6 +75,7 @@ def test_a_program_that_holds_everywhere_is_named(clear):
         ("run_right", {"program": "a", "stratum": "token: 1"}, 44, "token: 1"),
         ("run_right", {"program": "a", "stratum": "all"}, 90, "over all pairs"),
         ("undisturbed", {"program": "a"}, 50.0, "left alone"),
+        ("worst_loop", {"program": "a"}, 0.5, "at the worst loop of one length in 50%"),
         ("duel_right", {}, 40, "not told from"),
         ("apart", {}, 0, "no pair tells it from"),
         ("random_right", {"program": "a"}, 99, "random change"),
@@ -153,6 +156,57 @@ def test_a_model_without_noise_is_allowed_no_exception(clear):
     """A near miss may differ in one exchange of a hundred; a model that errs alone may, too."""
     one_off = changed(clear, "run_right", 99, program="a", stratum="all")
     assert decide(one_off).winner == "a"
-    verdict = decide(changed(one_off, "undisturbed", 64.0))
+    verdict = decide(changed(one_off, "slipped", 0))
     assert verdict.winner is None
     assert "1 of 100 runs" in verdict.reasons[0]
+
+
+def test_a_model_without_noise_has_none_to_blame_a_donor_of_the_same_values_on(clear):
+    one_off = changed(clear, "unchanged", 59)
+    assert decide(one_off).winner == "a"
+    verdict = decide(changed(one_off, "slipped", 0))
+    assert verdict.winner is None and "in 1 of 60 pairs" in verdict.reasons[0]
+
+
+def test_exceptions_must_be_no_more_than_a_model_makes_when_left_alone(clear):
+    """One slip in many runs is no licence for exceptions in one exchange of twenty."""
+    counts = changed(clear, "run_right", 96, program="a", stratum="all")
+    assert decide(counts).winner == "a"  # 4 of 100; left alone 4 of 64
+    counts["n_runs"], counts["undisturbed"] = counts.n_runs * 100, counts.undisturbed * 100
+    verdict = decide(counts)  # left alone 4 of 6,400
+    assert verdict.winner is None
+    assert "in 4 of 100 runs, which is more" in verdict.reasons[0]
+
+
+def test_a_program_that_leaves_most_open_is_not_run(clear):
+    """Open answers contradict nothing, so what it does say decides nothing."""
+    at = {"program": "a"}
+    counts = changed(changed(clear, "random_active", 40, **at), "exchange_right", 40, **at)
+    verdict = decide(counts)
+    assert verdict.winner is None
+    assert "it says of 40 of 100 exchanges only" in verdict.reasons[0]
+
+
+def test_too_little_data_is_not_said_to_refute(clear):
+    few = {"program": "a", "stratum": "all"}
+    counts = changed(changed(clear, "run_right", 20, **few), "run_active", 20, **few)
+    verdict = decide(counts)
+    assert verdict.winner is None
+    assert verdict.statement.startswith("No program can be named; the nearest is “a”")
+    refuted = decide(changed(clear, "run_right", 10, program="a"))
+    assert refuted.statement.startswith("It is none of these programs")
+
+
+def test_it_is_followed_no_further_than_to_a_delay_that_clearly_fails(clear):
+    """Pairs of which nothing comes any more keep a run so far right, and say nothing."""
+    verdict = decide(changed(clear, "right", 50, program="a", delay="2"))
+    assert verdict.followed_for == 1
+
+
+def test_the_share_of_runs_left_alone_is_that_of_the_program_it_is_said_of(clear):
+    """The nearest does not hold; of those that do the first by name is said, with its share."""
+    third = clear.sel(program=["a", "b", "b"], rival=["a", "b", "b"])
+    counts = third.assign_coords(program=["b", "c", "a"], rival=["b", "c", "a"])
+    counts["undisturbed"] = ("program", np.array([10.0, 63.5, 63.0]))
+    text = decide(counts).statement
+    assert "answers as “a” at 98% of loops (as 1 other of them would)" in text
