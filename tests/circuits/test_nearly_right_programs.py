@@ -1,0 +1,127 @@
+"""Programs that are nearly a stock program, each made to slip through a part of the rule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from loopinterp.circuits import ProgramComparison, compare_programs
+from loopinterp.rasp import (
+    UNKNOWN,
+    LoopProgram,
+    compile_program,
+    eq,
+    full,
+    get_program,
+    indices,
+    kqv,
+    larger,
+    list_programs,
+    ne,
+    shift_right,
+    smaller,
+    tokens,
+    var,
+    where,
+)
+from loopinterp.rasp.mutations.rewriting import changed
+from loopinterp.tasks import Addition
+
+RIPPLE = get_program("ripple")
+CARRY, NEW = var("carry"), RIPPLE.step["carry"]
+
+
+def compared(
+    program: LoopProgram, listed: Sequence[str | LoopProgram], lengths: Sequence[int]
+) -> ProgramComparison:
+    """A model of one program held against others, 64 inputs of each length."""
+    generator = torch.Generator().manual_seed(0)
+    data = [Addition().sample(n, batch_size=64, generator=generator) for n in lengths]
+    model = compile_program(program, max_length=max(lengths) + 1).model
+    return compare_programs(model, list(listed), data)
+
+
+def token_left(places: int, token: int):
+    return shift_right(eq(tokens, token), places)
+
+
+@pytest.mark.parametrize("n", [19, 20])
+def test_an_exchange_that_is_mended_late_after_even_loops_only(n):
+    """Loops evenly spaced could all be odd."""
+    disturbed = ne(var("memo"), shift_right(var("before"))) & eq(var("clock"), 0)
+    program = changed(
+        RIPPLE,
+        "mends late after even loops",
+        step={
+            "carry": where(disturbed, CARRY, NEW),
+            "before": CARRY,
+            "memo": shift_right(CARRY),
+            "clock": eq(var("clock"), 0),
+        },
+        prepare={"before": full(0), "memo": full(0), "clock": full(0)},
+    )
+    verdict = compared(program, list_programs("addition"), [n]).verdict
+    assert verdict.winner is None, verdict.statement
+
+
+@pytest.mark.parametrize(("loop", "lengths"), [(2, [24, 26]), (20, [*range(8, 18), 24])])
+def test_an_answer_that_is_wrong_at_one_loop_or_one_length(loop, lengths):
+    """A share over all loops and lengths hides it."""
+    program = changed(
+        RIPPLE,
+        "bit 1 wrong at one loop",
+        step={"carry": NEW, "age": smaller(var("age") + 1, loop + (loop < 20))},
+        prepare={"age": full(0)},
+        finish=RIPPLE.finish ^ (eq(var("age"), loop) & eq(indices, 1)),
+    )
+    result = compared(program, ["ripple", "sticky_ripple"], lengths)
+    assert result.verdict.nearest == "ripple" and result.verdict.winner is None
+    assert result.data["undisturbed"].sel(program="ripple", estimate="value").item() > 0.95
+    assert any("at the worst loop of one length" in r for r in result.verdict.reasons)
+
+
+@pytest.mark.parametrize("listed", [["ripple"], ["ripple", "ripple_held_2", "sticky_ripple"]])
+def test_a_state_that_holds_more_which_matters_rarely(listed):
+    """What the two tokens before were: wrong, it flips the carry for a loop."""
+    context = token_left(2, 3) & token_left(3, 0)
+    glitch = eq(var("left"), 0) & ne(var("context"), context) & eq(CARRY, NEW)
+    program = changed(
+        RIPPLE,
+        "flips in a wrong context",
+        step={
+            "carry": NEW ^ glitch,
+            "context": context,
+            "left": larger(var("left") - 1, 0),
+        },
+        prepare={"context": context, "left": indices},
+    )
+    verdict = compared(program, listed, [8, 10, 12]).verdict
+    assert verdict.winner is None, verdict.statement
+    assert any("a donor with the same values" in r for r in verdict.reasons)
+
+
+@pytest.mark.parametrize("run", ["sticky_ripple", "ripple"])
+def test_a_program_that_falls_silent_when_disturbed(run):
+    """It is the ripple while nothing happens, and says nothing of anything that does."""
+    first = eq(var("begun"), 0) | eq(indices, 0)
+    propagated = shift_right(eq(tokens, 1) | eq(tokens, 2)) & var("memo")
+    consistent = eq(CARRY, where(first, 0, shift_right(eq(tokens, 3)) | propagated))
+    bad = ne(var("memo"), shift_right(var("before"))) | eq(consistent, 0) | var("flag")
+    anywhere = kqv(bad, 1, 1, "==", mode="max", default=0)
+    silent = changed(
+        RIPPLE,
+        "says nothing when disturbed",
+        step={
+            "carry": NEW,
+            "before": CARRY,
+            "memo": shift_right(CARRY),
+            "begun": full(1),
+            "flag": anywhere,
+        },
+        prepare={name: full(0) for name in ("before", "memo", "begun", "flag")},
+        finish=where(anywhere, UNKNOWN, RIPPLE.finish),
+    )
+    verdict = compared(get_program(run), [silent], [8, 10]).verdict
+    assert verdict.winner is None, verdict.statement
