@@ -97,11 +97,19 @@ class ProgramComparison(Result, kind="program-comparison"):
             winner=winner,
             nearest=first.nearest,
             undisturbed=[p for p in first.undisturbed if all(p in v.undisturbed for v in each)],
-            followed_for=min(v.followed_for for v in each),
+            followed_for=min(v.followed_for if v.nearest == first.nearest else -1 for v in each),
             longest=min(v.longest for v in each),
-            reasons=[] if winner else ["the models do not all run the same program"],
+            tied=sorted({program for v in each for program in v.tied}),
+            reasons=[] if winner else [_why_none(winners)],
+            untested=list(dict.fromkeys(stratum for v in each for stratum in v.untested)),
             statement=said,
         )
+
+
+def _why_none(winners: set[str | None]) -> str:
+    if winners == {None}:
+        return "no program is named of any of the models"
+    return "the models do not all run the same program, as far as can be said"
 
 
 def compare_programs(
@@ -176,13 +184,15 @@ def compare_programs(
             for label, model in labelled.items()
         }
         counts = count_evidence(list(found.values())).assign_coords(model=list(found))
+        laid = {label: [str(a) for a in e.alignments] for label, e in found.items()}
         return ProgramComparison.of(
             watch,
             coords={axis: counts[axis].values for axis in _AXES},
             verdicts={
-                label: decide(counts.sel(model=label), threshold=threshold) for label in found
+                label: decide(counts.sel(model=label), threshold=threshold, laid=laid[label])
+                for label in found
             },
-            alignments={label: [str(a) for a in e.alignments] for label, e in found.items()},
+            alignments=laid,
             solved={label: float(counts.solved.sel(model=label)) for label in found},
             lengths=lengths,
             threshold=threshold,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from loopinterp.circuits.evidence_counts import ALL, END
 from loopinterp.intervals import wilson_estimate
+from loopinterp.rasp.program_alignment import Alignment
 from loopinterp.results import percent
 
 if TYPE_CHECKING:
@@ -60,7 +62,9 @@ class Verdict:
         return self.winner is not None
 
 
-def decide(counts: xr.Dataset, *, threshold: float = THRESHOLD) -> Verdict:
+def decide(
+    counts: xr.Dataset, *, threshold: float = THRESHOLD, laid: Sequence[str] = ()
+) -> Verdict:
     """Name the program that holds wherever it was asked, or say what holds.
 
     A program is named if the lower end of the 95% interval of its accuracy, over pairs on which
@@ -83,6 +87,7 @@ def decide(counts: xr.Dataset, *, threshold: float = THRESHOLD) -> Verdict:
         counts: Those of one model, of :func:`~loopinterp.circuits.evidence_counts.count_evidence`;
             of a shorter list of programs, ``counts.sel(program=names, rival=names)``.
         threshold: Least lower end.
+        laid: How each program lies over the model, in words that the statement then has.
     """
     counts = counts.drop_sel(delay=END)  # no delay of its own
     programs: list[str] = counts.program.values.tolist()
@@ -115,6 +120,8 @@ def decide(counts: xr.Dataset, *, threshold: float = THRESHOLD) -> Verdict:
         untested=tested.stratum.values[tested < STRATUM_PAIRS].tolist(),
     )
     statement = _statement(verdict, counts, _spelt_rate(whole.sel(program=nearest)))
+    if laid and (how := laid[programs.index(nearest)]) != str(Alignment()):
+        statement += f" It lies over the model so: {how}."
     return dataclasses.replace(verdict, statement=statement)
 
 

@@ -147,6 +147,13 @@ def test_a_program_that_leaves_answers_open_is_not_said_to_be_run_where_another_
     assert decide(changed(clear, "decided", 0.4, program="b")).undisturbed == ["a"]
 
 
+def test_how_the_nearest_lies_over_the_model_is_said_unless_it_is_plain(clear):
+    plain = "loop by loop, position by position"
+    assert "lies over" not in decide(clear, laid=[plain, "answers 1 loop late"]).statement
+    late = decide(clear, laid=["answers 1 loop late", plain])
+    assert late.winner == "a" and late.statement.endswith("so: answers 1 loop late.")
+
+
 def test_a_shorter_list_has_the_same_evidence(clear):
     assert decide(clear.sel(program=["b"], rival=["b"])).winner is None
     assert decide(clear.sel(program=["a"], rival=["a"])).winner == "a"
