@@ -20,6 +20,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="How often is a wrong program named?")
     parser.add_argument("--out", type=Path, default=Path("runs/near-misses"))
     parser.add_argument("--misses", type=int, default=10, help="most near misses of each program")
+    parser.add_argument("--pairs", type=int, default=1536, help="exchanges of each length")
     parser.add_argument("--program", action="append", help="a stock program (default: all)")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
@@ -28,6 +29,7 @@ def main() -> None:
         args.program,
         misses_of_each=args.misses,
         disguises=[("bare", []), ("disguised", hide)],
+        pairs=args.pairs,
         seed=args.seed,
         progress=lambda name: print(name, file=sys.stderr, flush=True),
     )

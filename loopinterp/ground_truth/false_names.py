@@ -92,6 +92,7 @@ def false_names_study(
     *,
     misses_of_each: int = 10,
     disguises: Sequence[tuple[str, Sequence[Disguise]]] = (("bare", ()),),
+    pairs: int = 1536,
     seed: int = 0,
     progress: Callable[[str], None] = lambda name: None,
 ) -> FalseNames:
@@ -107,6 +108,8 @@ def false_names_study(
         programs: Stock programs; by default all.
         misses_of_each: Most near misses of each.
         disguises: What is done to each model: a name, and disguises one after the other.
+        pairs: Exchanges of each length. A near miss that differs in one of two hundred is caught
+            by few of them, and now and then by none.
         seed: Seed of mutations, inputs, pairs.
         progress: Called with the name of each model before it is compared.
     """
@@ -121,7 +124,7 @@ def false_names_study(
             for label, disguise in disguises:
                 name = f"{program.name}, {label}"
                 progress(name)
-                counts, wrong = _score(disguised(compiled, disguise), program, data, seed)
+                counts, wrong = _score(disguised(compiled, disguise), program, data, pairs, seed)
                 about = {"model": name, "program": program, "original": original}
                 rows.append({**about, "disguise": label, **counts})
                 wrong_names += [(name, *found) for found in wrong.items()]
@@ -149,7 +152,7 @@ def _stock_and_misses(
 
 
 def _score(
-    model: Compiled, program: LoopProgram, data: list[Batch], seed: int
+    model: Compiled, program: LoopProgram, data: list[Batch], pairs: int, seed: int
 ) -> tuple[dict[str, int], dict[str, float]]:
     """Counts of names on one model; and the wrong ones, with the share that tells them apart."""
     _, *others = rivals_of(program)
@@ -159,11 +162,11 @@ def _score(
         lists += [[p for p in names if p != out] for out in names]
     winners = []
     if lists:
-        counts = _counts(model, others, data, seed)
+        counts = _counts(model, others, data, pairs, seed)
         winners = [decide(counts.sel(program=some, rival=some)).winner for some in lists]
     named = [winner for winner in winners if winner is not None]
     apart = {winner: _told_apart(winner, program) for winner in dict.fromkeys(named)}
-    listed = decide(_counts(model, [program, *others], data, seed)).winner
+    listed = decide(_counts(model, [program, *others], data, pairs, seed)).winner
     return {
         "lists": len(lists),
         "wrong": sum(apart[winner] > 0 for winner in named),
@@ -179,7 +182,7 @@ def _told_apart(winner: str, program: LoopProgram) -> float:
 
 
 def _counts(
-    model: Compiled, programs: Sequence[LoopProgram], data: list[Batch], seed: int
+    model: Compiled, programs: Sequence[LoopProgram], data: list[Batch], pairs: int, seed: int
 ) -> xr.Dataset:
-    evidence = gather_evidence(model.model, programs, data, SpreadPairs(), seed=seed)
+    evidence = gather_evidence(model.model, programs, data, SpreadPairs(pairs=pairs), seed=seed)
     return count_evidence([evidence]).sel(model=0)

@@ -15,7 +15,9 @@ DISGUISES = [("bare", []), ("rotated", [partial(rotate, seed=0)])]
 
 @pytest.fixture(scope="module")
 def result():
-    return false_names_study(["prefix_xor", "ripple"], misses_of_each=2, disguises=DISGUISES)
+    return false_names_study(
+        ["prefix_xor", "ripple"], misses_of_each=2, disguises=DISGUISES, pairs=768
+    )
 
 
 def test_no_wrong_program_is_named(result):
