@@ -10,11 +10,15 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
 
 from tests import runtime_types
 
 runtime_types.install()
 torch.set_num_threads(1)
+# No test is timed: how long one example takes says how busy the machine is.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 def _no_silent_skip(report: Any) -> None:
@@ -51,9 +55,9 @@ def barely_trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small addition run of a second's training. Shared: copy it before writing into it."""
     from loopinterp.training import RECIPES, apply_settings, train
 
-    settings = ["steps=60", "curriculum.max_n=3", "model.d_model=32", "model.n_heads=2"]
+    small = ["steps=60", "curriculum.max_n=3", "model.d_model=32", "model.n_heads=2"]
     folder = tmp_path_factory.mktemp("runs") / "addition"
-    train(apply_settings(RECIPES["addition"], settings), folder, progress=False)
+    train(apply_settings(RECIPES["addition"], small), folder, progress=False)
     return folder
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -33,7 +33,7 @@ def operand_digits(
     return _to_digits(first, n_a, base), _to_digits(second, n_b, base)
 
 
-def check_pairs(operands: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def check_pairs(operands: Iterable[Any]) -> list[tuple[int, int]]:
     """The operands as a list of pairs; a tuple, a row of an array or a list may be one.
 
     Raises:
