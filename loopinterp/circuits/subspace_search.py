@@ -17,10 +17,9 @@ from loopinterp.circuits.pair_strategies import SpreadPairs
 from loopinterp.circuits.program_counterfactuals import Prediction
 from loopinterp.circuits.subspaces import check_orthonormal, principal_subspace, project
 from loopinterp.circuits.variable_directions import (
+    labelled_states,
     mean_directions,
     probe_directions,
-    variable_subspace,
-    variable_subspace_by_token,
 )
 from loopinterp.circuits.verdict import THRESHOLD, delay_groups
 from loopinterp.errors import InputError, check_choice, check_integer
@@ -239,13 +238,14 @@ def _fitted(
         if PRINCIPAL in methods:
             rows = principal_subspace(fit.difference.flatten(0, 1), rank)
             yield _Subspace(PRINCIPAL, rank, rows)
-    for method in methods:
-        read = READ.get(BY_TOKEN.get(method, method))
-        if read:
-            find = variable_subspace_by_token if method in BY_TOKEN else variable_subspace
-            rows = find(fit.model, program, names, half, directions=read)
-            if rank := rows.shape[-2]:  # none for variables that never vary
-                yield _Subspace(method, rank, rows)
+    reading = [method for method in methods if BY_TOKEN.get(method, method) in READ]
+    if reading:
+        labelled = labelled_states(fit.model, program, names, half)
+    for method in reading:
+        find = labelled.subspace_by_token if method in BY_TOKEN else labelled.subspace
+        rows = find(READ[BY_TOKEN.get(method, method)])
+        if rank := rows.shape[-2]:  # none for variables that never vary
+            yield _Subspace(method, rank, rows)
 
 
 class _Subspace(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -59,56 +59,53 @@ Directions = Callable[["Tensor", "Tensor"], "Tensor"]
 """Rows along which the values of a variable differ, from states and values."""
 
 
-@torch.no_grad()
-def variable_subspace(
-    model: Any,
-    program: LoopProgram,
-    names: Sequence[str],
-    batch: Batch,
-    *,
-    directions: Directions = probe_directions,
-) -> Float[Tensor, "rank d_model"]:
-    """Orthonormal rows that span the directions of some variables.
+class LabelledStates(NamedTuple):
+    """States of a model in random order, with what a program says of each.
 
-    Those of each variable are found by themselves, on the states after loops 1 .. T - 1 together.
+    Attributes:
+        states: After loops 1 .. T - 1, at the positions that are asked for.
+        tokens: The token at each.
+        labels: The value of each variable.
+        n_tokens: Tokens that the program knows.
+    """
+
+    states: Float[Tensor, "place d_model"]
+    tokens: Int[Tensor, " place"]
+    labels: Int[Tensor, "variable place"]
+    n_tokens: int
+
+    def subspace(self, directions: Directions = probe_directions) -> Float[Tensor, "rank d_model"]:
+        """Orthonormal rows that span the directions of the variables, each found by itself."""
+        return _span(self.states, self.labels, directions)
+
+    def subspace_by_token(
+        self, directions: Directions = probe_directions
+    ) -> Float[Tensor, "token rank d_model"]:
+        """:meth:`subspace` for each token at the position; rows of 0 where there are fewer."""
+        spans = {
+            token: _span(self.states[here], self.labels[:, here], directions)
+            for token in self.tokens.unique().tolist()
+            for here in [self.tokens == token]
+        }
+        rank = max(len(rows) for rows in spans.values())
+        table = self.states.new_zeros(self.n_tokens, rank, self.states.shape[-1])
+        for token, rows in spans.items():
+            table[token, : len(rows)] = rows
+        return table
+
+
+@torch.no_grad()
+def labelled_states(
+    model: Any, program: LoopProgram, names: Sequence[str], batch: Batch
+) -> LabelledStates:
+    """Run a model, and a program beside it.
 
     Args:
         model: Any looped model.
         program: Whose variables.
         names: Which of them.
         batch: Inputs of one length.
-        directions: How a variable's directions are found.
     """
-    states, _, labels = _labelled_states(model, program, names, batch)
-    return _span(states, labels, directions)
-
-
-@torch.no_grad()
-def variable_subspace_by_token(
-    model: Any,
-    program: LoopProgram,
-    names: Sequence[str],
-    batch: Batch,
-    *,
-    directions: Directions = probe_directions,
-) -> Float[Tensor, "token rank d_model"]:
-    """:func:`variable_subspace` for each token at the position; rows of 0 where there are fewer."""
-    states, tokens, labels = _labelled_states(model, program, names, batch)
-    spans = {
-        token: _span(states[tokens == token], labels[:, tokens == token], directions)
-        for token in tokens.unique().tolist()
-    }
-    rank = max(len(rows) for rows in spans.values())
-    table = states.new_zeros(len(program.inputs), rank, states.shape[-1])
-    for token, rows in spans.items():
-        table[token, : len(rows)] = rows
-    return table
-
-
-def _labelled_states(
-    model: Any, program: LoopProgram, names: Sequence[str], batch: Batch
-) -> tuple[Float[Tensor, "place d_model"], Int[Tensor, " place"], Int[Tensor, "variable place"]]:
-    """States in random order, the token at each, and the value of each variable."""
     inputs = batch.inputs.to(device_of(model))
     last = int(batch.n_loops.max())
     loops = spread_loops(last, 12)
@@ -119,7 +116,7 @@ def _labelled_states(
     tokens = inputs[asked].repeat(len(loops))
     order = torch.randperm(len(states), generator=torch.Generator().manual_seed(0))
     order = order.to(states.device)
-    return states[order], tokens[order], labels[:, order]
+    return LabelledStates(states[order], tokens[order], labels[:, order], len(program.inputs))
 
 
 def _span(

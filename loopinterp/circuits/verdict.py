@@ -240,15 +240,7 @@ def _exceptions(own: xr.Dataset) -> list[str]:
     exceptions = n - int(own.run_right.sel(stratum=ALL))
     more = f"after an exchange it does not in {exceptions} of {n} runs"
     if not own.slipped:
-        if exceptions:
-            return [f"left alone it answers exactly as the program, but {more}"]
-        if own.unchanged < own.n_same:
-            return [
-                "left alone it answers exactly as the program, but the state holds more than the "
-                "programs' variables: a donor with the same values changes an answer in "
-                f"{int(own.n_same - own.unchanged)} of {int(own.n_same)} pairs"
-            ]
-        return []
+        return [f"left alone it answers exactly as the program, but {more}"] if exceptions else []
     alone = wilson_estimate(own.slipped, own.n_runs)
     if n and wilson_estimate(exceptions, n)[1] > alone[2]:
         return [
@@ -293,11 +285,12 @@ def _against_controls(own: xr.Dataset, threshold: float) -> list[str]:
         if not exchange[1] > random[2]:
             reasons.append(f"a random change of the same norm does as well ({percent(random[0])})")
     if own.n_same:
-        value, low, _ = wilson_estimate(own.unchanged, own.n_same)
-        if low < threshold:
+        n, changed = int(own.n_same), int(own.n_same - own.unchanged)
+        # A model that makes no mistake when left alone has none to blame one on.
+        if wilson_estimate(own.unchanged, n)[1] < threshold or (changed and not own.slipped):
             reasons.append(
                 "the state holds more than the programs' variables: a donor with the same values "
-                f"changes an answer in {percent(1 - value)} of pairs"
+                f"changes an answer in {changed} of {n} pairs"
             )
     if own.solved < threshold:
         reasons.append(f"the model answers only {percent(float(own.solved))} of inputs right")
@@ -307,13 +300,8 @@ def _against_controls(own: xr.Dataset, threshold: float) -> list[str]:
 def _followed_for(own: xr.Dataset, threshold: float) -> int:
     """The last delay up to which it is followed at each; -1 if it is not at once."""
     whole = own.sel(stratum=ALL)
-    so_far, there = (
-        wilson_estimate(right, active)
-        for right, active in (
-            (own.prefix_right, own.prefix_active),
-            (whole.right, whole.active),
-        )
-    )
+    so_far = wilson_estimate(own.prefix_right, own.prefix_active)
+    there = wilson_estimate(whole.right, whole.active)
     # Late delays at which little happens are no evidence against it; a clear failure is.
     followed = (so_far[:, 1] >= threshold) & ~(there[:, 2] < threshold)
     return int(followed.cumprod().sum()) - 1

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from loopinterp.circuits.variable_directions import variable_subspace
+from loopinterp.circuits.variable_directions import labelled_states
 from loopinterp.circuits.variable_interchange import (
     ANOTHER_LOOP,
     ANOTHER_VARIABLE,
@@ -49,7 +49,7 @@ def score_interchange(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
         # Probes see the loops of the run: of states that have settled there are many alike.
         seen = replace(known.batch, n_loops=torch.full_like(known.batch.n_loops, known.n_loops + 1))
         probed = {
-            v: variable_subspace(known.compiled.model, program, [v], seen)
+            v: labelled_states(known.compiled.model, program, [v], seen).subspace()
             for v in program.variables
         }
         blind = _exchanged(known, {v: rows for v, rows in probed.items() if len(rows)}, seed)

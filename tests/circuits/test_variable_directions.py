@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from loopinterp.circuits.variable_directions import (
+    labelled_states,
     mean_directions,
     probe_directions,
-    variable_subspace,
-    variable_subspace_by_token,
 )
 from loopinterp.rasp import compile_program
 from loopinterp.tasks import Addition
@@ -24,7 +23,7 @@ def test_the_directions_of_a_variable_are_found_by_themselves(directions, least)
     batch = Addition().sample(5, batch_size=128, generator=torch.Generator().manual_seed(0))
     compiled = compile_program("ripple", max_length=6)
     model, program = compiled.model, compiled.program
-    found = variable_subspace(model, program, ["carry"], batch, directions=directions)
+    found = labelled_states(model, program, ["carry"], batch).subspace(directions)
     known = compiled.circuit.subspace("carry")
     # The difference of the two values; the sum of both is constant, and nothing to find.
     difference = (known[0] - known[1]) / (known[0] - known[1]).norm()
@@ -47,9 +46,10 @@ def test_directions_may_turn_with_the_token():
     batch = Addition().sample(5, batch_size=128, generator=torch.Generator().manual_seed(0))
     compiled = compile_program("ripple", max_length=6)
     model, program = compiled.model, compiled.program
-    table = variable_subspace_by_token(model, program, ["carry"], batch)
+    labelled = labelled_states(model, program, ["carry"], batch)
+    table = labelled.subspace_by_token()
     assert table.shape[::2] == (len(program.inputs), model.config.d_model)
-    everywhere = variable_subspace(model, program, ["carry"], batch)
+    everywhere = labelled.subspace()
     for token in range(4):
         assert float((table[token] @ everywhere.mT).norm()) > 0.9
     assert not table[program.inputs.index("BOS")].any(), "a token of which no answer is asked"
