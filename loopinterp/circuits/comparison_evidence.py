@@ -15,6 +15,7 @@ import torch
 from loopinterp.circuits.interchange_engine import InterchangeRun
 from loopinterp.circuits.pair_strata import strata_of
 from loopinterp.circuits.program_counterfactuals import Prediction, ProgramRuns
+from loopinterp.circuits.subspaces import random_change
 from loopinterp.rasp.language import UNKNOWN
 from loopinterp.rasp.program_alignment import Alignment, alignments
 from loopinterp.tasks.task import IGNORE
@@ -96,7 +97,8 @@ def gather_evidence(
         generator = torch.Generator().manual_seed(seed + number)
         pairs = strategy(model, programs, batch, generator)
         run = InterchangeRun(model, pairs)
-        exchanged, random = run.interchange(), run.random_change(generator)
+        changes = torch.stack([run.difference, random_change(run.difference, generator)])
+        exchanged, random = run.after(run.own + changes)
         runs = _RunsByLag(programs, run.pairs)
         scored = torch.ones(len(pairs), dtype=torch.bool)
         if not laid:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loopinterp.circuits.subspaces import check_orthonormal, project, random_change
+from loopinterp.circuits.subspaces import check_orthonormal, project
 from loopinterp.models import bind, device_of, iterate, reach
 
 if TYPE_CHECKING:
@@ -154,14 +154,16 @@ class InterchangeRun:
             change = change - inside if complement else inside
         return self.after(self.own + change)
 
-    def random_change(self, generator: torch.Generator) -> Int[Tensor, "pair delay pos"]:
-        """Answers after a change of the same norm as the whole exchange, in a random direction."""
-        return self.after(self.own + random_change(self.difference, generator))
-
     @torch.no_grad()
-    def after(self, state: Float[Tensor, "pair site d_model"]) -> Int[Tensor, "pair delay pos"]:
-        """Answers at each delay after ``state`` was put in at the positions of the exchange."""
-        read = self.base.clone()
+    def after(
+        self, state: Float[Tensor, "*kind pair site d_model"]
+    ) -> Int[Tensor, "*kind pair delay pos"]:
+        """Answers at each delay after ``state`` was put in at the positions of the exchange.
+
+        Several kinds of states at once cost one undisturbed run and not one each.
+        """
+        kinds = state[None] if state.ndim == self.own.ndim else state.flatten(0, -4)
+        read = self.base.repeat(len(kinds), 1, 1, 1)
         for undisturbed in self._runs():
             place = torch.full((len(self.pairs.inputs),), -1, device=read.device)
             place[undisturbed.rows] = torch.arange(len(undisturbed.rows), device=read.device)
@@ -171,8 +173,9 @@ class InterchangeRun:
             in_order = here[self.pairs.loop[here].argsort(stable=True)]
             for rows in in_order.split(_AT_A_TIME):
                 base = place[self.pairs.base[rows]]
-                self._go_on(rows, state[rows], undisturbed.states, base, read)
-        return read
+                for put_in, found in zip(kinds, read):
+                    self._go_on(rows, put_in[rows], undisturbed.states, base, found)
+        return read.reshape(*state.shape[:-3], *self.base.shape)
 
     @torch.no_grad()
     def base_states(self, places: Int[Tensor, "pair pos"]) -> Float[Tensor, "pair pos d_model"]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from loopinterp.circuits.comparison_evidence import gather_evidence
+from loopinterp.circuits.comparison_evidence import Evidence, gather_evidence
 from loopinterp.circuits.comparison_inputs import check_batches, check_programs, named_models
 from loopinterp.circuits.evidence_counts import END, count_evidence
 from loopinterp.circuits.pair_strategies import SpreadPairs
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from loopinterp.circuits.interchange_pairs import PairStrategy
     from loopinterp.models import LoopedModel
     from loopinterp.rasp.program import LoopProgram
+    from loopinterp.rasp.program_alignment import Alignment
     from loopinterp.tasks.task import Batch
 
 
@@ -100,6 +101,7 @@ class ProgramComparison(Result, kind="program-comparison"):
             followed_for=min(v.followed_for if v.nearest == first.nearest else -1 for v in each),
             longest=min(v.longest for v in each),
             tied=sorted({program for v in each for program in v.tied}),
+            refuted=all(v.refuted for v in each),
             reasons=[] if winner else [_why_none(winners)],
             untested=list(dict.fromkeys(stratum for v in each for stratum in v.untested)),
             statement=said,
@@ -146,7 +148,8 @@ def compare_programs(
         models: Any looped model, or several (seeds of one recipe): each gets its verdict.
         programs: One program or more, all of the task whose tokens the model reads.
         data: Inputs, each batch of one length.
-        pairs: How pairs are chosen; :class:`~loopinterp.circuits.SpreadPairs` by default.
+        pairs: How pairs are chosen; by default :class:`~loopinterp.circuits.SpreadPairs`, and
+            where these would name a program, four times as many, on which it is then named or not.
         names: A name for each model.
         threshold: Least lower end of a named program's interval.
         seed: Seed of everything random.
@@ -169,7 +172,6 @@ def compare_programs(
     rivals = check_programs(programs)
     batches = check_batches(data, rivals)
     labelled = named_models(models, names)
-    strategy = pairs or SpreadPairs()
     lengths = [int(batch.n[0]) for batch in batches]
     with study(
         seed,
@@ -177,22 +179,22 @@ def compare_programs(
         models=[describe_model(model) for model in labelled.values()],
         programs=[p.name for p in rivals],
         lengths=lengths,
-        pairs=repr(strategy),
+        pairs=repr(pairs or [SpreadPairs(), TO_NAME]),
     ) as watch:
-        found = {
-            label: gather_evidence(model, rivals, batches, strategy, seed=seed)
-            for label, model in labelled.items()
-        }
-        counts = count_evidence(list(found.values())).assign_coords(model=list(found))
-        laid = {label: [str(a) for a in e.alignments] for label, e in found.items()}
+
+        def gather(label: str, strategy: PairStrategy) -> Evidence:
+            return gather_evidence(labelled[label], rivals, batches, strategy, seed=seed)
+
+        found = {label: gather(label, pairs or SpreadPairs()) for label in labelled}
+        counts, verdicts = _decided(found, threshold)
+        if pairs is None and (named := [label for label in found if verdicts[label].named]):
+            found |= {label: gather(label, TO_NAME) for label in named}
+            counts, verdicts = _decided(found, threshold)
         return ProgramComparison.of(
             watch,
             coords={axis: counts[axis].values for axis in _AXES},
-            verdicts={
-                label: decide(counts.sel(model=label), threshold=threshold, laid=laid[label])
-                for label in found
-            },
-            alignments=laid,
+            verdicts=verdicts,
+            alignments={label: _in_words(e.alignments) for label, e in found.items()},
             solved={label: float(counts.solved.sel(model=label)) for label in found},
             lengths=lengths,
             threshold=threshold,
@@ -200,7 +202,29 @@ def compare_programs(
         )
 
 
+TO_NAME = SpreadPairs(pairs=3072, same_value=384)
+"""Where nothing else is asked for, a program is named on so many pairs: what a model does in one
+exchange of hundreds is seen on many only."""
+
 _AXES = ("model", "program", "rival", "stratum", "delay")
+
+
+def _decided(
+    found: Mapping[str, Evidence], threshold: float
+) -> tuple[xr.Dataset, dict[str, Verdict]]:
+    """The counts of all models, and the verdict on each."""
+    counts = count_evidence(list(found.values())).assign_coords(model=list(found))
+    verdicts = {
+        label: decide(
+            counts.sel(model=label), threshold=threshold, laid=_in_words(evidence.alignments)
+        )
+        for label, evidence in found.items()
+    }
+    return counts, verdicts
+
+
+def _in_words(laid: Sequence[Alignment]) -> list[str]:
+    return [str(alignment) for alignment in laid]
 
 
 def _shares(counts: xr.Dataset) -> dict[str, np.ndarray | xr.DataArray]:

@@ -9,7 +9,7 @@ import numpy as np
 from loopinterp.circuits.evidence_counts import ALL, END, MANIFOLD, REACHED, UNREACHED
 from loopinterp.circuits.pair_strata import BOTH, TOKEN
 from loopinterp.circuits.program_comparison import ProgramComparison
-from loopinterp.circuits.verdict import NONE, STRATUM_PAIRS, in_loops, plain
+from loopinterp.circuits.verdict import STRATUM_PAIRS, in_loops, plain
 from loopinterp.plotting import (
     Reference,
     Series,
@@ -31,8 +31,12 @@ _AFTER = "loops after the exchange"
 @findings_of.register
 def _findings(result: ProgramComparison) -> list[Finding]:
     verdict, several = result.verdict, len(result.verdicts) > 1
-    missed = NONE if result.data.sizes["program"] > 1 else f"not {plain(verdict.nearest)}"
-    value = plain(verdict.winner) if verdict.winner else missed
+    value = "cannot be said"
+    if verdict.refuted:
+        alone = result.data.sizes["program"] == 1
+        value = f"not {plain(verdict.nearest)}" if alone else "none of these"
+    elif verdict.winner:
+        value = plain(verdict.winner)
     text = verdict.statement
     if several:
         text = f"{len(result.verdicts)} models, each with its verdict. {text}"

@@ -280,10 +280,10 @@ def _counts(
     def alike(first: Tensor, second: Tensor) -> Bool[Tensor, "pair delay"]:
         return ((first == second) | ~run.pairs.scored[:, None]).all(-1)
 
-    def exchanged() -> Iterator[tuple[Tensor, Tensor]]:
+    def exchanged() -> Iterator[tuple[Tensor, ...]]:
         for subspace in found:
             part = subspace.part(run)
-            yield run.after(run.own + part), run.after(run.own + run.difference - part)
+            yield run.after(run.own + torch.stack([part, run.difference - part])).unbind()
         yield everything, run.base
 
     moves = ~alike(everything, run.base) & run.within

@@ -26,8 +26,6 @@ DELAY_PAIRS = 60
 STRATUM_PAIRS = 36
 """Least pairs of a stratum of which something can be said: 36 of 36 have a lower end of .90."""
 
-NONE = "none of these"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
@@ -41,6 +39,8 @@ class Verdict:
             after an exchange; -1 if not even at once.
         longest: The longest delay that was looked at.
         tied: Programs that no pair tells from the nearest.
+        refuted: No program is named, and what was seen rules the nearest out: it is neither
+            tied nor a matter of more data.
         reasons: Why none is named; empty if one is.
         untested: Strata with too few pairs to say anything.
         statement: All of it in words.
@@ -52,6 +52,7 @@ class Verdict:
     followed_for: int = -1
     longest: int = 0
     tied: list[str] = field(default_factory=list)
+    refuted: bool = False
     reasons: list[str] = field(default_factory=list)
     untested: list[str] = field(default_factory=list)
     statement: str = ""
@@ -95,10 +96,11 @@ def decide(
     rates = whole.run_right / whole.run_active
     nearest = str(rates.fillna(-1).idxmax("program").item())
     own = counts.sel(program=nearest)
+    all_pairs = own.sel(stratum=ALL)
     tied = [q for q in programs if q != nearest and not own.apart.sel(rival=q).any()]
     tested = own.run_active.where(own.run_active > 0, drop=True)
     reasons = [
-        *_by_delay(own.sel(stratum=ALL), threshold),
+        *_by_delay(all_pairs, threshold),
         *_by_stratum(own, threshold),
         *_left_alone(own, threshold),
         *_exceptions(own),
@@ -109,6 +111,7 @@ def decide(
     holds = wilson_estimate(counts.undisturbed, counts.n_runs)[:, 1] >= threshold
     # A program that leaves answers open is contradicted less: it counts if none says more.
     most = counts.decided.values[holds].max(initial=0.0)
+    at_best = wilson_estimate(all_pairs.run_right, all_pairs.run_active)[2]
     verdict = Verdict(
         winner=None if reasons else nearest,
         nearest=nearest,
@@ -116,10 +119,11 @@ def decide(
         followed_for=_followed_for(own, threshold),
         longest=counts.sizes["delay"] - 1,
         tied=tied,
+        refuted=bool(reasons and not tied and at_best < threshold),
         reasons=reasons,
         untested=tested.stratum.values[tested < STRATUM_PAIRS].tolist(),
     )
-    statement = _statement(verdict, counts, _spelt_rate(whole.sel(program=nearest)))
+    statement = _statement(verdict, counts, _spelt_rate(all_pairs))
     if laid and (how := laid[programs.index(nearest)]) != str(Alignment()):
         statement += f" It lies over the model so: {how}."
     return dataclasses.replace(verdict, statement=statement)
@@ -331,11 +335,8 @@ def _statement(verdict: Verdict, counts: xr.Dataset, rate: str) -> str:
     elif verdict.followed_for > 0:
         loops = f"{verdict.followed_for} loop{'s' if verdict.followed_for > 1 else ''}"
         holds.append(f"after an exchange it follows “{name}” for {loops}")
-    own = counts.sel(program=verdict.nearest, stratum=ALL)
-    if verdict.tied or wilson_estimate(own.run_right, own.run_active)[2] >= THRESHOLD:
-        # What was seen does not rule the nearest out: too little data, or a tie.
-        text = "No program can be named; the nearest is"
-    else:
+    text = "No program can be named; the nearest is"
+    if verdict.refuted:
         text = "It is none of these programs; the nearest is" if rivals else "It is not"
     text += f" “{name}” ({rate})."
     if said := "; ".join(holds):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -88,6 +89,30 @@ def test_the_programs_of_other_tasks_are_named(program, n):
     model = compiled(program, batch.inputs.shape[1])
     verdict = compare_programs(model, [program], batch).verdict
     assert verdict.winner == program, verdict.statement
+
+
+def test_a_name_is_given_on_more_pairs_than_the_first_look():
+    of_all = {"model": "model 0", "program": "ripple", "stratum": "all"}
+    rivals, batch = ["ripple", "sticky_ripple"], drawn("addition")
+    first_look = SpreadPairs().pairs
+    named = compare_programs(compiled("ripple"), rivals, batch)
+    assert int(named.data["pairs"].sel(of_all)) > 2 * first_look
+    none = compare_programs(compiled("ripple_held_3"), rivals, batch)
+    assert int(none.data["pairs"].sel(of_all)) < first_look
+    asked_for = compare_programs(compiled("ripple"), rivals, batch, pairs=SpreadPairs())
+    assert int(asked_for.data["pairs"].sel(of_all)) < first_look
+
+
+def test_the_heading_says_no_more_than_the_statement():
+    ripple = get_program("ripple")
+    twin = replace(ripple, name="twin")
+    tied = compare_programs(compiled("ripple"), [ripple, twin], drawn("addition"))
+    assert tied.findings()[0].value == "cannot be said"
+    wrong = compare_programs(compiled("one_shot"), ["ripple", "lookahead"], drawn("addition"))
+    assert wrong.verdict.refuted
+    assert wrong.findings()[0].value == "none of these"
+    alone = compare_programs(compiled("one_shot"), ["ripple"], drawn("addition"))
+    assert alone.findings()[0].value == "not ripple"
 
 
 def test_what_holds_is_said_when_nothing_is_named():
