@@ -10,6 +10,12 @@ import reprlib
 from collections.abc import Iterable
 from typing import Any
 
+GREATEST_SEED = 2**63 - 1
+"""Seeds are 0 or more and fit into 64 bits, everywhere."""
+
+MOST_THREADS = 256
+"""CPU threads that may be asked for: thousands of them do not start."""
+
 
 class InputError(ValueError):
     """A user's input cannot be used. The command line prints it and exits with status 2.
@@ -107,6 +113,21 @@ def check_integer(
             fix=fix or f"Pass e.g. {example}.",
         )
     return int(value)
+
+
+def check_seed(seed: Any, what: str = "seed", *, error: type[InputError] = InputError) -> int:
+    """The seed, if it is one: one rule for everything that draws.
+
+    Raises:
+        InputError: If it is no integer from 0 to :data:`GREATEST_SEED`.
+
+    Example:
+        >>> check_seed(2**64)
+        Traceback (most recent call last):
+        loopinterp.errors.InputError: seed: expected an integer in 0..9223372036854775807,
+        got 18446744073709551616. Pass e.g. 0.
+    """
+    return check_integer(what, seed, least=0, most=GREATEST_SEED, error=error)
 
 
 def check_number(

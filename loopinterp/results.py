@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, SupportsFloat
 
 import numpy as np
 
-from loopinterp.errors import CheckpointError, InputError
+from loopinterp.errors import CheckpointError, InputError, check_seed
 from loopinterp.intervals import ENDS, ESTIMATE
 from loopinterp.storage import json_default, read_arrays, write_arrays
 
@@ -95,7 +95,7 @@ class Stopwatch:
 @contextmanager
 def study(seed: int, **config: Any) -> Iterator[Stopwatch]:
     """Time a study and describe it: ``with study(seed, model=..., loops=8) as watch: ...``."""
-    yield Stopwatch(seed, config)
+    yield Stopwatch(check_seed(seed), config)
 
 
 @dataclass(frozen=True, kw_only=True)

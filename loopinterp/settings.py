@@ -12,18 +12,21 @@ import functools
 import json
 import typing
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import pydantic
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from typing_extensions import dataclass_transform
 
-from loopinterp.errors import ConfigError, InputError, spell_range, unknown_name
+from loopinterp.errors import GREATEST_SEED, ConfigError, InputError, spell_range, unknown_name
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 T = TypeVar("T")
+
+Seed = Annotated[int, pydantic.Field(ge=0, le=GREATEST_SEED)]
+"""A setting that seeds something."""
 
 _CONFIG = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from loopinterp.errors import check_seed
+
 if TYPE_CHECKING:
     from loopinterp.models import LoopedTransformer
     from loopinterp.tasks import Batch, Task
@@ -80,11 +82,12 @@ def open_run(folder: str | Path, *, seed: int = 0, device: str = "auto") -> Stud
 
     Raises:
         CheckpointError: If the folder holds no run, or its files are damaged.
-        InputError: If the device is not there.
+        InputError: If the device is not there, or the seed is out of range.
     """
     from loopinterp.training import Run
     from loopinterp.training.device import resolve_device
 
+    check_seed(seed)
     run = Run.load(folder)
     model = run.model(resolve_device(device))
     return StudiedModel(run=run, model=model, task=run.task(), seed=seed)

@@ -54,8 +54,8 @@ def answers_by_loop(
     model: LoopedModel | Any, inputs: Int[Tensor, "batch pos"], n_loops: int
 ) -> Int[Tensor, "loops batch pos"]:
     """The answer that would be read after 0, 1, … ``n_loops`` loops."""
-    readout = bind(model, inputs).readout
-    read = [answer(readout(h)) for _, h in iterate(model, inputs, n_loops)]
+    bound = bind(model, inputs)
+    read = [answer(bound.read(h, loop)) for loop, h in bound.run(n_loops)]
     return torch.stack(read).long()  # classes as torch's indexing wants them
 
 
@@ -114,8 +114,9 @@ class InterchangeRun:
                 self.own, self.donor = (run.states.new_empty(shape) for _ in range(2))
             run.fill(self.own, pairs.base, pairs.loop, pairs.positions)
             run.fill(self.donor, pairs.source, pairs.source_loop, pairs.positions)
-            readout = bind(model, pairs.inputs[run.rows]).readout
-            natural.append(torch.stack([answer(readout(state)) for state in run.states]))
+            bound = bind(model, pairs.inputs[run.rows])
+            read = [answer(bound.read(state, loop)) for loop, state in enumerate(run.states)]
+            natural.append(torch.stack(read))
         self.natural = torch.cat(natural, dim=1)
 
     @cached_property

@@ -8,6 +8,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from loopinterp.circuits.subspaces import principal_subspace
+from loopinterp.errors import check_seed
 from loopinterp.models.looped_model import bind
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def learn_subspace(
         steps: Steps of Adam, each on a batch of pairs.
         seed: Seed of the batches.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(check_seed(seed))
     delays = min(DELAYS, run.pairs.longest + 1)
     answers = run.interchange() if target is None else target.expected
     crop = _Crop(run, delays)

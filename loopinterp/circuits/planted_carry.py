@@ -12,7 +12,7 @@ import torch
 from loopinterp.circuits.comparison_inputs import check_batch, named_models
 from loopinterp.circuits.interchange_engine import InterchangeRun
 from loopinterp.circuits.interchange_pairs import InterchangePairs, draw_pairs
-from loopinterp.errors import InputError, check_integer
+from loopinterp.errors import InputError, check_integer, check_seed
 from loopinterp.models import describe_model
 from loopinterp.rasp.program_registry import get_program
 from loopinterp.results import Result, study
@@ -93,7 +93,7 @@ def planted_carry_study(
     check_integer("per_cell", per_cell, least=1)
     labelled = named_models(models, names)
     batch = check_batch(batch, [get_program("ripple")])
-    pairs, cell = _pairs(batch, per_cell, torch.Generator().manual_seed(seed))
+    pairs, cell = _pairs(batch, per_cell, torch.Generator().manual_seed(check_seed(seed)))
     with study(
         seed,
         study="planted carry",

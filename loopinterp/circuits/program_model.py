@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch.nn.functional import one_hot
 
-from loopinterp.errors import InputError, unknown_name
+from loopinterp.errors import InputError, check_seed, unknown_name
 from loopinterp.rasp.compiler.validate import validate
 from loopinterp.rasp.compiler.value_domains import infer_domains
 from loopinterp.rasp.expr import Tokens
@@ -75,7 +75,7 @@ class ProgramModel:
         self._sizes = [len(program.inputs), *map(len, self._values.values())]
         self.d_model = sum(self._sizes)
         self.d_vocab_out = int(domains[source.finish].max()) + 1
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(check_seed(seed))
         gauss = torch.randn(self.d_model, self.d_model, generator=generator)
         self._rotation = torch.linalg.qr(gauss).Q
 

@@ -22,7 +22,7 @@ from loopinterp.circuits.interchange_pairs import join
 from loopinterp.circuits.program_counterfactuals import SILENT, Claims, ProgramRuns
 from loopinterp.circuits.subspaces import check_orthonormal, project, random_change
 from loopinterp.circuits.variable_pairs import Control, VariablePairs
-from loopinterp.errors import InputError, check_integer, unknown_name
+from loopinterp.errors import InputError, check_integer, check_seed, unknown_name
 from loopinterp.intervals import wilson_estimate
 from loopinterp.models import bind, describe_model
 from loopinterp.models.iteration import check_increasing
@@ -191,7 +191,7 @@ def interchange_study(
             n_loops=last,
             apart=bases,
             per_loop=pairs_per_loop,
-            generator=torch.Generator().manual_seed(seed),
+            generator=torch.Generator().manual_seed(check_seed(seed)),
         )
         totals = _count_all(model, finder, bases, after, seed)
         put = totals.sel(intervention=list(INTERVENTIONS))
@@ -231,7 +231,7 @@ def _count_all(
     none = {"right": by_delay, "n": by_delay, "run_right": by_run, "run_n": by_run}
     totals = xr.Dataset(none).copy(deep=True)
     # Of its own, so that models of other widths are tried on the same pairs.
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(check_seed(seed))
     for variable in variables:
         pairs = finder.of(variable, loops)
         if len(pairs):

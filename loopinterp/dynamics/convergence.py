@@ -265,8 +265,8 @@ def _readouts(
     options: dict[str, Any] = {"allow_nonfinite": True}
     answers, kl, entropy, margin = [], [], [], []
     before: Tensor | None = None
-    for state in states:
-        logits = iteration.readout(state)[None]
+    for loop, state in enumerate(states):
+        logits = iteration.read(state, loop)[None]
         answers.append(logits[0].argmax(dim=-1))
         entropy.append(_mean(readout_entropy(logits, **options)[0], counted))
         margin.append(_mean(readout_margin(logits, **options)[0], counted))

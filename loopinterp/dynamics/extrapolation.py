@@ -10,7 +10,7 @@ import torch
 
 from loopinterp.dynamics.measures import relative_residual
 from loopinterp.dynamics.readouts import correctness, exact_match
-from loopinterp.dynamics.state_checks import asked_positions, check_state
+from loopinterp.dynamics.state_checks import asked_positions
 from loopinterp.dynamics.state_trajectories import chunks, state_bytes
 from loopinterp.errors import check_integer
 from loopinterp.models.looped_model import bind
@@ -125,11 +125,10 @@ def _follow(
     """Exact match, accuracy and residual of some examples after 0..n_loops loops."""
     iteration = bind(model, batch.inputs)
     share = asked / asked.sum(dim=1, keepdim=True)
-    check_state(iteration.h0, "initial state", fix="Check the model's weights and its input.")
     before: Tensor | None = None
     exact, accuracy, residual = [], [], []
-    for _, h in iteration.run(n_loops):
-        right = correctness(iteration.readout(h).argmax(dim=-1), batch.targets)
+    for loop, h in iteration.run(n_loops, may_diverge=True):
+        right = correctness(iteration.read(h, loop).argmax(dim=-1), batch.targets)
         exact.append(exact_match(right))
         accuracy.append(((right == 1) * share).sum(dim=1))
         moved = torch.full_like(share, float("nan"))

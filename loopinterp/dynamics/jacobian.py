@@ -19,7 +19,7 @@ from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from loopinterp.dynamics.state_checks import check_shape, check_state
-from loopinterp.errors import check_integer, check_number
+from loopinterp.errors import check_integer, check_number, check_seed
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Complex, Float
@@ -118,7 +118,7 @@ def spectral_radius(
     check_state(h, "state", fix="Differentiate at a fixed point of a run that does not diverge.")
     n_examples, size = h.flatten(1).shape
     most = min(max_vectors, size)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(check_seed(seed))
     first = torch.randn(n_examples, size, generator=generator, dtype=torch.float64)
     basis = h.new_zeros(n_examples, most + 1, size)
     basis[:, 0] = (first / first.norm(dim=1, keepdim=True)).to(h)

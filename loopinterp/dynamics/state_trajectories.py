@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from loopinterp.dynamics.state_checks import check_state
 from loopinterp.errors import check_integer
 from loopinterp.models.looped_model import bind
 
@@ -33,13 +32,13 @@ def run_loops(iteration: Iteration, n_loops: int) -> Float[Tensor, "loop batch p
         ``T + 1`` states; entry ``t`` is the state after ``t`` loops.
 
     Raises:
-        InputError: If ``n_loops`` is below 1, or if the initial state is not finite.
+        InputError: If ``n_loops`` is below 1, or the state before or after the first
+            loop is not finite.
     """
     check_integer("n_loops", n_loops, least=1)
-    check_state(iteration.h0, "initial state", fix="Check the model's weights and its input.")
     with torch.no_grad():
         states = iteration.h0.new_empty(n_loops + 1, *iteration.h0.shape)
-        for loop, h in iteration.run(n_loops):
+        for loop, h in iteration.run(n_loops, may_diverge=True):
             states[loop] = h
     return states
 

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from loopinterp.circuits.comparison_inputs import check_program_list
-from loopinterp.errors import check_integer
+from loopinterp.errors import check_integer, check_seed
 from loopinterp.models.looped_model import LoopedModel
 from loopinterp.rasp.compiler.compiled import Compiled, compile_program
 from loopinterp.rasp.program import LoopProgram
@@ -119,7 +119,7 @@ def compiled_with_inputs(
 ) -> tuple[Compiled, list[Batch]]:
     """A program compiled for the last of some problem lengths, and a batch of each length."""
     task = get_task(program.task, **program.task_settings)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(check_seed(seed))
     batches = [task.sample(torch.full((examples,), n), generator=generator) for n in lengths]
     return compile_program(program, max_length=batches[-1].inputs.shape[1]), batches
 

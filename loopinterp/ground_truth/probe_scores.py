@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.functional import one_hot
 
+from loopinterp.errors import check_seed
 from loopinterp.ground_truth.ground_truth_checks import Score
 from loopinterp.probing.linear_probes import RidgeProbe
 
@@ -35,7 +36,7 @@ def score_probes(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
     undistracted = states - distracting
     e = compiled.model.embed(tokens).expand_as(states)
     trace = compiled.program.trace(tokens, n_loops=known.n_loops)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(check_seed(seed))
     train = torch.randperm(len(tokens), generator=generator) < len(tokens) // 2
     found, left, removed, from_input, distracted = [], [], [], [], []
     for name, values in trace.variables.items():

@@ -38,7 +38,8 @@ def iterate(
         state: State to go on from, instead of the initial one; loops are counted from it.
 
     Raises:
-        InputError: If the model is none, or the number of loops is no integer from 0 on.
+        InputError: If the model is none, the number of loops is no integer from 0 on, or a state
+            is not finite; it names the loop and the example.
 
     Example:
         >>> from types import SimpleNamespace

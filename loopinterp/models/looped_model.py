@@ -79,17 +79,56 @@ class Iteration:
         return replace(self, e=self.e[rows], h0=self.h0[rows], context=context)
 
     def run(
-        self, n_loops: int, *, state: Float[Tensor, "batch pos d_model"] | None = None
+        self,
+        n_loops: int,
+        *,
+        state: Float[Tensor, "batch pos d_model"] | None = None,
+        may_diverge: bool = False,
     ) -> Iterator[tuple[int, Float[Tensor, "batch pos d_model"]]]:
-        """The states after 0, 1, … ``n_loops`` loops; see :func:`~loopinterp.models.iterate`."""
-        check_integer("n_loops", n_loops, least=0)
-        return self._states(n_loops, self.h0 if state is None else state)
+        """The states after 0, 1, … ``n_loops`` loops; see :func:`~loopinterp.models.iterate`.
 
-    def _states(self, n_loops: int, h: Tensor) -> Iterator[tuple[int, Tensor]]:
-        yield 0, h
-        for loop in range(1, n_loops + 1):
-            h = self.step(h)
+        With ``may_diverge``, states may leave the finite numbers after the first loop.
+        """
+        check_integer("n_loops", n_loops, least=0)
+        return self._states(n_loops, self.h0 if state is None else state, may_diverge)
+
+    def _states(self, n_loops: int, h: Tensor, may_diverge: bool) -> Iterator[tuple[int, Tensor]]:
+        for loop in range(n_loops + 1):
+            h = self.step(h) if loop else h
+            if loop < 2 or not may_diverge:
+                _check_finite(h, "state", loop)
             yield loop, h
+
+    def read(
+        self, h: Float[Tensor, "batch pos d_model"], loop: int
+    ) -> Float[Tensor, "batch pos d_vocab_out"]:
+        """The readout of the state after some loop.
+
+        Raises:
+            InputError: If the logits of a finite state are not finite.
+        """
+        logits = self.readout(h)
+        _check_finite(logits, "logits", loop, given=h)
+        return logits
+
+
+def _check_finite(values: Tensor, what: str, loop: int, *, given: Tensor | None = None) -> None:
+    """Raise at the first example whose values are not finite, though what was given is."""
+    # One sum says that all is well; where gradients are wanted, training looks at the loss.
+    if values.requires_grad or values.sum().isfinite():
+        return
+    bad = ~values.isfinite().flatten(1).all(1)
+    if given is not None:
+        bad &= given.isfinite().flatten(1).all(1)
+    if bad.any():
+        raise InputError(
+            f"{what} after loop {loop}",
+            expected="finite numbers",
+            given=f"NaN or infinity in {int(bad.sum())} of {len(bad)} examples, "
+            f"first in example {int(bad.nonzero()[0])}",
+            fix="Check the model's weights and its inputs; mask logits with a large negative "
+            "number, not with -inf.",
+        )
 
 
 def bind(model: LoopedModel | Any, inputs: Tensor) -> Iteration:

@@ -9,6 +9,7 @@ import torch
 from einops import rearrange
 from torch import nn
 
+from loopinterp.errors import check_seed
 from loopinterp.models.model_config import LoopedTransformerConfig
 from loopinterp.models.positions import (
     AttentionContext,
@@ -38,7 +39,7 @@ class LoopedNetwork(LoopHooks):
         super().__init__(config)
         d_model = config.d_model
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.manual_seed(check_seed(seed))
             if config.token_input:
                 assert config.d_vocab is not None
                 self.embedding: nn.Module = nn.Embedding(config.d_vocab, d_model)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from loopinterp.errors import check_integer
+from loopinterp.errors import InputError, check_integer
 
 
 def device_of(model: Any) -> torch.device:
@@ -20,9 +20,42 @@ def device_of(model: Any) -> torch.device:
 
 
 def describe_model(model: Any) -> dict[str, Any] | str:
-    """A model's configuration for a result's provenance, or the name of its class."""
+    """A model's configuration for a result's provenance, or the name of its class.
+
+    Every study describes its model, so that none says anything of one that is broken.
+
+    Raises:
+        InputError: If a weight is NaN or infinite; it names the tensor.
+    """
+    check_weights(model)
     to_dict = getattr(getattr(model, "config", None), "to_dict", None)
     return to_dict() if to_dict is not None else type(model).__name__
+
+
+def check_weights(model: Any) -> None:
+    """Raise if a weight of a model that has named ones is NaN or infinite.
+
+    Raises:
+        InputError: It names the first such tensor.
+
+    Example:
+        >>> broken = torch.nn.Linear(1, 1)
+        >>> broken.bias.data[0] = torch.nan
+        >>> check_weights(broken)
+        Traceback (most recent call last):
+        loopinterp.errors.InputError: weight bias: expected finite numbers, got NaN or infinity at
+        1 of 1 places. Take a copy from before it broke, or train anew with a lower learning rate.
+    """
+    named: Any = getattr(model, "named_parameters", None)
+    for name, weight in named() if callable(named) else ():
+        bad = ~weight.detach().isfinite()
+        if bad.any():
+            raise InputError(
+                f"weight {name}",
+                expected="finite numbers",
+                given=f"NaN or infinity at {int(bad.sum())} of {bad.numel()} places",
+                fix="Take a copy from before it broke, or train anew with a lower learning rate.",
+            )
 
 
 def reach(model: Any) -> int | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loopinterp.errors import check_integer
+from loopinterp.errors import check_integer, check_seed
 from loopinterp.models.iteration import check_increasing, states_at
 from loopinterp.models.model_description import describe_model, device_of, reach
 from loopinterp.probing.carry_chains import VARIABLES, ChainSample, sample_chains
@@ -82,7 +82,7 @@ def carry_study(
     options = {"n": n, "max_chain": max_chain, "loops": steps, "n_short": n_short}
     options |= {"n_train": n_train, "n_test": n_test, "probe": repr(probe), "threshold": threshold}
     with study(seed, study="carry", model=describe_model(model), **options) as watch:
-        generator, device = torch.Generator().manual_seed(seed), device_of(model)
+        generator, device = torch.Generator().manual_seed(check_seed(seed)), device_of(model)
 
         def draw(bits: int, chains: int, pairs: int) -> ChainSample:
             drawn = sample_chains(task, bits, max_chain=chains, n_pairs=pairs, generator=generator)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from loopinterp.errors import InputError
+from loopinterp.errors import InputError, check_seed
 from loopinterp.tasks.task import IGNORE
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def with_random_weights(model: Model, *, seed: int) -> Model:
             given=type(model).__name__,
             fix="Pass random_model=, the same model with random weights.",
         )
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(check_seed(seed))
     shuffled = copy.deepcopy(model)
     with torch.no_grad():
         for weight in shuffled.parameters():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
-from loopinterp.errors import InputError, check_integer
+from loopinterp.errors import InputError, check_integer, check_seed
 from loopinterp.models.model_description import describe_model
 from loopinterp.probing.linear_probes import LinearProbe, RidgeProbe
 from loopinterp.probing.prequential_code import online_code_length
@@ -110,7 +110,7 @@ def probe_study(
             that have a class at every loop).
     """
     probe = RidgeProbe() if probe is None else probe
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(check_seed(seed))
     labels = _stack_targets(targets, n_loops, inputs)
     if train is None:
         train = _random_half(len(inputs), generator).to(inputs.device)

@@ -189,7 +189,7 @@ def _answers(model: LoopedModel | Any, inputs: Tensor, loops: list[int]) -> list
     """The most probable class at each position, after each of some increasing numbers of loops."""
     bound = bind(model, inputs)
     run = bound.run(loops[-1])
-    return [bound.readout(state).argmax(-1) for loop, state in run if loop in loops]
+    return [bound.read(state, loop).argmax(-1) for loop, state in run if loop in loops]
 
 
 def _stop(

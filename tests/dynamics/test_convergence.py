@@ -190,7 +190,7 @@ def test_bad_input_is_refused() -> None:
         convergence_study(model, batch_of_ones(ignored=3))
     nan = MapModel(lambda h, e: h)
     nan.initial_state = lambda e: e * float("nan")
-    with pytest.raises(InputError, match="initial state"):
+    with pytest.raises(InputError, match="state after loop 0"):
         convergence_study(nan, batch)
 
 

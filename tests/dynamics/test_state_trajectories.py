@@ -24,7 +24,7 @@ def test_bad_loops_and_initial_states_are_refused() -> None:
     with pytest.raises(InputError, match="n_loops"):
         run_loops(bind(model, inputs), 0)
     model.initial_state = lambda e: e * float("nan")
-    with pytest.raises(InputError, match="initial state"):
+    with pytest.raises(InputError, match="state after loop 0"):
         run_loops(bind(model, inputs), 2)
 
 

@@ -52,7 +52,7 @@ def test_whole_numbers_stand_for_floats(tiny: TrainingConfig) -> None:
         ({"device": "gpu"}, "device: expected one of auto, cpu, cuda"),
         ({"precision": "fp16"}, "precision: expected one of bf16, fp32"),
         ({"compile": "yes"}, "compile: expected true or false"),
-        ({"threads": 0}, "threads: expected an integer >= 1"),
+        ({"threads": 0}, "threads: expected an integer in 1..256"),
         ({"state_noise": -0.1}, "state_noise: expected a number >= 0, got -0.1"),
         ({"optimiser": 3}, "optimiser: expected an object with named settings"),
         ({"optimiser": {"betas": [0.9]}}, "optimiser.betas: expected a list of 2"),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loopinterp.errors import check_integer
+from loopinterp.errors import check_seed
 from loopinterp.models.looped_transformer import LoopedTransformer
 from loopinterp.rasp.compiler.compiled import Compiled
 
@@ -87,7 +87,7 @@ def generator(seed: int) -> torch.Generator:
     Raises:
         InputError: the seed is no integer from 0 to 2**63 - 1.
     """
-    return torch.Generator().manual_seed(check_integer("seed", seed, least=0, most=2**63 - 1))
+    return torch.Generator().manual_seed(check_seed(seed))
 
 
 def normal(*shape: int, g: torch.Generator) -> Tensor:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from loopinterp.errors import InputError, check_integer
+from loopinterp.errors import InputError, check_integer, check_seed
 from loopinterp.rasp.language import UNKNOWN
 from loopinterp.rasp.program_alignment import Alignment, alignments, delayed
 from loopinterp.rasp.program_registry import get_program
@@ -143,7 +143,7 @@ def told_apart(
     late = delayed(program, laid.lag)
     natural: list[Tensor] = []
     columns: dict[str, list[Tensor]] = {}
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(check_seed(seed))
     for n in lengths:
         batch, n_loops = inputs_of(task, (n,), EXAMPLES, seed=seed), other.n_loops(n)
         first = max(-laid.shift, 0)
@@ -255,7 +255,7 @@ def _differ(x: Tensor, y: Tensor) -> Bool[Tensor, ...]:
 
 def inputs_of(task: Task, lengths: tuple[int, ...], examples: int, *, seed: int) -> Batch:
     """So many inputs of each length and of each of the task's distributions, padded alike."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(check_seed(seed))
     n = torch.tensor(lengths).repeat_interleave(examples)
     parts = [task.sample(n, generator=generator, distribution=d) for d in task.distributions]
     fields = ("inputs", "targets", "n", "n_loops")

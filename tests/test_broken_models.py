@@ -1,0 +1,125 @@
+"""No study says anything of a model whose weights, states or logits are not finite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from loopinterp import circuits, dynamics, lenses, probing, training
+from loopinterp.errors import InputError
+from loopinterp.models import LoopedTransformer, iterate
+from loopinterp.rasp import compile_program
+from loopinterp.tasks import Addition, Batch
+
+Study = Callable[[Any, Batch], object]
+
+ON_PROTOCOL: dict[str, Study] = {
+    "convergence": lambda model, batch: dynamics.convergence_study(model, batch),
+    "extrapolation": lambda model, batch: dynamics.extrapolation_study(model, batch),
+    "evaluate": lambda model, _: training.evaluate(model, Addition(), [4], n_samples=8),
+    "compare": lambda model, batch: circuits.compare_programs(model, ["ripple"], batch),
+    "decodability": lambda model, batch: circuits.decodability(model, batch, ["ripple"]),
+    "interchange": lambda model, batch: circuits.interchange_study(model, "ripple", batch),
+}
+WITH_HOOKS: dict[str, Study] = {
+    "carry": lambda model, _: probing.carry_study(model, Addition(), n=16),
+    "stabilisation": lambda model, batch: dynamics.attention_stabilisation_study(model, batch),
+    "attention": lambda model, batch: lenses.attention_study(model, batch.inputs, n_loops=4),
+    "patching": lambda model, batch: circuits.patching_sweep(
+        model, batch.inputs, batch.inputs.roll(1, 0), n_loops=4
+    ),
+    "probes": lambda model, batch: probing.probe_study(
+        model, batch.inputs, {"token": batch.inputs}, n_loops=4
+    ),
+    "subspaces": lambda model, batch: circuits.search_subspaces(
+        model, batch, "ripple", ranks=(1,), steps=2
+    ),
+    "heads": lambda model, batch: circuits.head_study(model, batch, ["ripple"]),
+}
+
+
+@cache
+def batch() -> Batch:
+    return Addition().sample(8, batch_size=16, generator=torch.Generator().manual_seed(0))
+
+
+def broken_transformer(value: float) -> LoopedTransformer:
+    model = compile_program("ripple", max_length=17).model
+    with torch.no_grad():
+        model.unembedding.bias[0] = value
+    return model
+
+
+class Foreign:
+    """The four methods, with weights that nobody sees; what goes wrong, and after which loop."""
+
+    def __init__(self, broken: str = "", loop: int = 1, example: int = 0) -> None:
+        self.broken, self.loop, self.example = broken, loop, example
+
+    def embed(self, inputs: torch.Tensor) -> torch.Tensor:
+        e = torch.stack([inputs.float(), torch.ones(inputs.shape)], dim=-1)
+        return e * torch.nan if self.broken == "input" else e
+
+    def initial_state(self, e: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(e)
+
+    def step(self, h: torch.Tensor, e: torch.Tensor) -> torch.Tensor:
+        h = h + e
+        if self.broken == "state":
+            bad = h[..., 1].eq(self.loop).all(1)
+            bad &= torch.arange(len(h)) >= self.example
+            h = torch.where(bad[:, None, None], torch.nan, h)
+        return h
+
+    def readout(self, h: torch.Tensor) -> torch.Tensor:
+        return h * torch.inf if self.broken == "logits" else h
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("name", [*ON_PROTOCOL, *WITH_HOOKS])
+def test_a_weight_that_is_not_finite_is_named_by_every_study(name: str, value: float) -> None:
+    study = (ON_PROTOCOL | WITH_HOOKS)[name]
+    with pytest.raises(InputError, match=r"weight unembedding.bias: expected finite numbers"):
+        study(broken_transformer(value), batch())
+
+
+@pytest.mark.parametrize("broken", ["state", "logits"])
+@pytest.mark.parametrize("name", ON_PROTOCOL)
+def test_a_foreign_model_is_refused_by_loop_and_example(name: str, broken: str) -> None:
+    if (name, broken) == ("decodability", "logits"):
+        return  # it reads states alone
+    with pytest.raises(InputError, match=rf"{broken} after loop \d+: expected .* first in example"):
+        ON_PROTOCOL[name](Foreign(broken), batch())
+
+
+@pytest.mark.parametrize("name", ON_PROTOCOL)
+def test_a_foreign_model_of_embeddings_that_are_not_finite_is_refused(name: str) -> None:
+    with pytest.raises(InputError, match="state after loop 1: expected finite numbers"):
+        ON_PROTOCOL[name](Foreign("input"), batch())
+
+
+def test_the_loop_and_the_example_are_the_first_that_go_wrong() -> None:
+    run = iterate(Foreign("state", loop=3, example=5), batch().inputs, 6)
+    with pytest.raises(InputError, match=r"state after loop 3: .* in 11 of 16 .* example 5"):
+        list(run)
+
+
+def test_a_run_that_grows_without_bound_is_still_a_finding_of_the_dynamics() -> None:
+    class Growing(Foreign):
+        def step(self, h: torch.Tensor, e: torch.Tensor) -> torch.Tensor:
+            return 1e9 * h + e
+
+    result = dynamics.convergence_study(Growing(), batch(), n_spectral=0)
+    assert (result.data["limit_status"] == dynamics.Status.DIVERGED).all()
+    assert int(dynamics.extrapolation_study(Growing(), batch()).data["exact"].sum()) == 0
+    with pytest.raises(InputError, match="state after loop 6"):
+        circuits.compare_programs(Growing(), ["ripple"], batch())
+
+
+def test_a_whole_foreign_model_is_studied_as_before() -> None:
+    for name in ("convergence", "extrapolation", "evaluate"):
+        ON_PROTOCOL[name](Foreign(), batch())
