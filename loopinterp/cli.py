@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 import loopinterp
-from loopinterp.errors import InputError
+from loopinterp.errors import GREATEST_SEED, MOST_THREADS, InputError
 from loopinterp.studied_model import RESULTS
 
 if TYPE_CHECKING:
@@ -32,7 +32,16 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
+
+def _path(text: str) -> Path:
+    """A path as it was given; an empty one would be the folder one happens to be in."""
+    if not text.strip() or "\0" in text:
+        raise typer.BadParameter(f"expected a path, got {text!r}. Name a folder or file.")
+    return Path(text)
+
+
+Run = Annotated[Path, typer.Argument(metavar="RUN", parser=_path, help="Folder of a run.")]
+Out = Annotated[Path, typer.Option(metavar="PATH", parser=_path, help="Folder of the run.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda; one that is absent is an error.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 Progress = Annotated[bool, typer.Option("--progress/--no-progress", help="Show progress bars.")]
@@ -42,15 +51,22 @@ Settings = Annotated[
 ]
 Threads = Annotated[
     int,
-    typer.Option(min=1, help="CPU threads. At these model sizes one is as fast as more."),
+    typer.Option(
+        min=1, max=MOST_THREADS, help="CPU threads. At these model sizes one is as fast as more."
+    ),
 ]
 TrainingThreads = Annotated[
     int | None,
     typer.Option(
-        help="CPU threads; at these model sizes one is as fast as more.", show_default="1"
+        min=1,
+        max=MOST_THREADS,
+        help="CPU threads; at these model sizes one is as fast as more.",
+        show_default="1",
     ),
 ]
-StudySeed = Annotated[int, typer.Option("--seed", help="Seed of the examples drawn.")]
+StudySeed = Annotated[
+    int, typer.Option("--seed", min=0, max=GREATEST_SEED, help="Seed of the examples drawn.")
+]
 
 
 def _examples(*lines: str) -> str:
@@ -79,10 +95,12 @@ def _root(
 
 @app.command(epilog=_examples("demo", "demo --out runs/mine --seed 1", "demo --json"))
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("runs/demo"),
+    out: Out = Path("runs/demo"),
     seed: Annotated[
         int | None,
-        typer.Option(min=0, help="Seed of weights, data and studies.", show_default="0"),
+        typer.Option(
+            min=0, max=GREATEST_SEED, help="Seed of weights, data and studies.", show_default="0"
+        ),
     ] = None,
     settings: Settings = None,
     threads: TrainingThreads = None,
@@ -110,12 +128,16 @@ def demo(
     )
 )
 def train(
-    out: Annotated[Path, typer.Option(help="Folder of the run.")],
+    out: Out,
     task: Annotated[str | None, typer.Option(help="One of `loopinterp tasks`.")] = None,
     recipe: Annotated[str | None, typer.Option(help="Default: the one named as the task.")] = None,
-    config: Annotated[Path | None, typer.Option(help="Configuration as JSON.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", parser=_path, help="Configuration as JSON.")
+    ] = None,
     settings: Settings = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of weights and data.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, max=GREATEST_SEED, help="Seed of weights and data.")
+    ] = None,
     steps: Annotated[int | None, typer.Option(help="Optimiser steps.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
     precision: Annotated[str | None, typer.Option(help="fp32 or bf16.")] = None,
@@ -144,8 +166,9 @@ def train(
         task=task, recipe=recipe, file=config, settings=settings or (), flags=flags
     )
     if task and not (recipe or config or task in loopinterp.training.RECIPES):
-        note = f"No recipe is for {task}: this is the demo's model, with a window of one position."
-        typer.echo(note, err=True)
+        window = chosen.model.attention_window
+        seen = "without a window" if window is None else f"with a window of {window} to the left"
+        typer.echo(f"No recipe is for {task}: this is the demo's model, {seen}.", err=True)
     run = loopinterp.workflow.train_run(chosen, out, progress=progress, resume=resume)
     last = run.metrics().tail(1).to_dict("records")
     document = {"run": str(out), "steps": run.steps_done, "seconds": run.seconds}
@@ -165,7 +188,7 @@ def train(
 )
 def compile_(
     program: Annotated[str, typer.Argument(metavar="PROGRAM", help="Name of a stock program.")],
-    out: Annotated[Path, typer.Option(help="Folder of the run.")],
+    out: Out,
     max_length: Annotated[
         int, typer.Option(min=1, help="Greatest problem length that it has room for.")
     ],
@@ -173,7 +196,7 @@ def compile_(
         list[str] | None,
         typer.Option(help="distract, permute, superpose or rotate; may be repeated."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the disguises.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=GREATEST_SEED, help="Seed of the disguises.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Compile a program into a model whose circuit is known.
@@ -294,7 +317,10 @@ def analyze(
 @app.command(epilog=_examples("report runs/add", "report runs/add --out add.html"))
 def report(
     run: Run,
-    out: Annotated[Path | None, typer.Option(help="Default: RUN/report.html.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", parser=_path, help="Default: RUN/report.html."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Write the report: one HTML file that works offline.
@@ -351,6 +377,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except OSError as error:
         named = f"{error.filename}: " if error.filename else ""
         _fail(f"{named}{error.strerror or error}")
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        _fail(
+            "memory: expected a job that fits into it, got one that does not. Take fewer samples, "
+            "shorter lengths or a smaller model."
+        )
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Python's own, a GPU's, or that of PyTorch on the CPU, which has no type of its own."""
+    words = ("allocate memory", "not enough memory", "out of memory")
+    return isinstance(error, MemoryError) or any(word in str(error) for word in words)
 
 
 def _fail(message: str) -> NoReturn:

@@ -6,6 +6,7 @@ No pickle is ever written or read; arrays and weights are safetensors, the rest 
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import tempfile
@@ -25,7 +26,7 @@ def write_bytes(path: str | Path, data: bytes) -> None:
     """Replace a file in one step: readers see the old content or the new, never a part.
 
     Raises:
-        InputError: If the folder cannot be made or written.
+        InputError: If the folder cannot be made or written, or the disk is full.
     """
     path = Path(path)
     try:
@@ -45,6 +46,16 @@ def write_bytes(path: str | Path, data: bytes) -> None:
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
+    except OSError as error:
+        Path(temporary).unlink(missing_ok=True)
+        raise InputError(
+            f"output file {path}",
+            expected="a file that can be written",
+            given=error.strerror or str(error),
+            fix="Free some space, or choose another disk."
+            if error.errno in (errno.ENOSPC, errno.EDQUOT)
+            else "Choose another name, or change the permissions.",
+        ) from error
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise

@@ -363,6 +363,7 @@ def demo(
     flags = {"seed": seed, "threads": threads}
     config = configure(recipe=DEMO_RECIPE, settings=settings, flags=flags)
     stages = Stages(show=progress)
+    report.need_page(Path(out) / "report.html")  # refused before minutes are spent
     with stages.stage("train", f"{config.steps} steps on {config.task}"):
         run = train_run(config, out, progress=progress)
     with cpu_threads(config.threads):

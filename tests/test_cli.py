@@ -226,6 +226,17 @@ def assert_refused(answer: Answer, *words: str) -> None:
         (["--task", "addition", "--precision", "fp8"], ["precision", "bf16"]),
         (["--task", "addition", "--device", "tpu"], ["device", "tpu"]),
         (["--task", "addition", "--device", "cuda:99"], ["cuda:99", "expected a GPU"]),
+        (["--task", "addition", "--device", "cuda:²"], ["device", "auto, cpu, cuda"]),
+        (["--task", "addition", "--seed", str(2**63)], ["--seed", "9223372036854775807"]),
+        (["--task", "addition", "--set", f"seed={2**63}"], ["seed", "0..9223372036854775807"]),
+        (["--task", "addition", "--threads", "100000"], ["--threads", "256"]),
+        (["--task", "addition", "--set", "threads=100000"], ["threads", "1..256"]),
+        (["--task", "addition", "--set", "model.n_layers=1e20"], ["n_layers", "1..1000"]),
+        (["--task", "addition", "--set", f"model.n_layers={10**20}"], ["n_layers", "1..1000"]),
+        (["--task", "addition", "--set", f"model.d_model={10**9}"], ["d_model", "weights"]),
+        (["--task", "addition", "--set", f"steps={'9' * 5000}"], ["steps", "an integer"]),
+        (["--task", "addition", "--set", f"batch_size={10**9}"], ["batch_size", "positions"]),
+        (["--task", "addition", "--set", f"curriculum.max_n={10**9}"], ["positions", "loops"]),
     ],
 )
 def test_a_training_that_cannot_be_is_refused_before_anything_is_written(
@@ -263,6 +274,58 @@ def test_a_run_is_never_overwritten_by_another(command: Command, run: Path) -> N
     assert contents(run) == before
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train", "--task", "addition", "--out", ""],
+        ["compile", "ripple", "--max-length", "4", "--out", " "],
+        ["demo", "--out", ""],
+        ["evaluate", ""],
+        ["train", "--config", "", "--out", "x"],
+        ["report", "a\0b"],
+    ],
+)
+def test_an_empty_path_is_not_the_folder_one_happens_to_be_in(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert_refused(command(*arguments), "expected a path, got")
+    assert contents(tmp_path) == {}
+
+
+@pytest.mark.parametrize("name", ["config.json", "model/config.json"])
+@pytest.mark.parametrize("value", [None, 10**20, 1e300, "x", [], {}, -1])
+def test_a_setting_of_a_runs_model_that_is_wrong_is_refused(
+    command: Command, run: Path, name: str, value: object
+) -> None:
+    document = json.loads((run / name).read_text())
+    model = document["model"] if name == "config.json" else document
+    for key in ("d_model", "n_layers", "n_heads", "d_vocab_out", "norm", "causal", "n_loops"):
+        changed = dict(model) | {key: value}
+        whole = document | {"model": changed} if name == "config.json" else changed
+        (run / name).write_text(json.dumps(whole))
+        assert_refused(command("evaluate", run, "--no-progress"), key)
+
+
+def test_a_job_too_large_for_the_memory_is_one_message(
+    command: Command, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_large(*_: object, **__: object) -> None:
+        torch.empty(2**60)
+
+    monkeypatch.setattr(workflow, "evaluate_run", too_large)
+    assert_refused(command("evaluate", run), "memory: expected a job that fits", "Take fewer")
+
+
+def test_the_demo_refuses_the_place_of_its_report_before_it_trains(
+    command: Command, demo_calls: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "report.html").write_text("mine")
+    assert_refused(command("demo", "--out", tmp_path), "report.html", "Delete it yourself")
+    assert demo_calls == {}
+    assert (tmp_path / "report.html").read_text() == "mine"
+
+
 @pytest.mark.parametrize("name", ["evaluate", "analyze", "report"])
 def test_a_folder_that_is_no_run_is_refused(command: Command, tmp_path: Path, name: str) -> None:
     assert_refused(command(name, tmp_path / "absent"), "absent", "no such folder")
@@ -275,6 +338,13 @@ def test_a_folder_that_is_no_run_is_refused(command: Command, tmp_path: Path, na
         (["evaluate", "--distribution", "chains"], ["Did you mean 'chain'?"]),
         (["evaluate", "--length", "0"], ["--length"]),
         (["evaluate", "--samples", "0"], ["--samples"]),
+        (["evaluate", "--length", "100000000"], ["lengths, n_samples", "Take shorter ones"]),
+        (["evaluate", "--samples", "99999999999"], ["lengths, n_samples", "or fewer"]),
+        (["evaluate", "--device", "cuda:²"], ["device", "'cuda:²'"]),
+        (["evaluate", "--seed", "-1"], ["--seed", "0"]),
+        (["analyze", "--seed", str(2**63)], ["--seed", "9223372036854775807"]),
+        (["analyze", "--threads", "100000"], ["--threads", "256"]),
+        (["report", "--out", ""], ["--out", "expected a path, got ''"]),
         (["evaluate", "--stop", "residua"], ["Did you mean 'residual'?"]),
         (["evaluate", "--stop", "residual=low"], ["residual=0.03"]),
         (["evaluate", "--stop", "max-confidence=1"], ["max-confidence, residual=TOLERANCE"]),
@@ -406,10 +476,12 @@ def test_a_task_without_a_recipe_says_which_model_is_trained(
 ) -> None:
     small = [part for s in ("model.d_model=8", "model.n_heads=1") for part in ("--set", s)]
     arguments = ("train", "--task", "copy", "--steps", 1, *small, "--no-progress")
+    other = command(*arguments, "--set", "model.attention_window=none", "--out", tmp_path / "wide")
+    assert other.err == "No recipe is for copy: this is the demo's model, without a window.\n"
     answer = command(*arguments, "--out", tmp_path / "run")
     assert answer.status == 0
     assert answer.err == (
-        "No recipe is for copy: this is the demo's model, with a window of one position.\n"
+        "No recipe is for copy: this is the demo's model, with a window of 1 to the left.\n"
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from loopinterp.errors import ConfigError
 from loopinterp.settings import OnlyWith, Seed, Settings, settings
@@ -16,6 +16,13 @@ Injection = Literal["none", "input", "gated_output", "sublayer", "concat", "inte
 InitialState = Literal["embedding", "zeros", "noise"]
 Activation = Literal["relu", "gelu", "gelu_new", "silu"]
 AbacusTarget = Literal["input", "qk"]
+
+LayerCount = Annotated[int, Field(ge=0, le=1000)]
+
+MOST_WEIGHTS = 2**34
+"""More are taken for a slip: 64 GiB in float32, several times the largest looped model."""
+
+_SIZES = ("d_model", "n_heads", "d_head", "d_mlp", "d_vocab", "d_features", "n_ctx", "d_vocab_out")
 
 
 @settings
@@ -82,10 +89,10 @@ class LoopedTransformerConfig(Settings):
     d_vocab_out: PositiveInt
     d_vocab: PositiveInt | None = None
     d_features: PositiveInt | None = None
-    n_loops: PositiveInt = 1
-    n_layers: PositiveInt = 1
-    n_prelude: NonNegativeInt = 0
-    n_coda: NonNegativeInt = 0
+    n_loops: Annotated[int, Field(ge=1, le=100_000)] = 1
+    n_layers: Annotated[LayerCount, Field(ge=1)] = 1
+    n_prelude: LayerCount = 0
+    n_coda: LayerCount = 0
     d_head: PositiveInt | None = None
     d_mlp: PositiveInt | None = None
     act_fn: Activation = "gelu"
@@ -139,6 +146,12 @@ class LoopedTransformerConfig(Settings):
             "Change n_heads, or set d_head explicitly.",
         )
         self._require(
+            self.about_weights <= MOST_WEIGHTS,
+            max(_SIZES, key=lambda name: getattr(self, name) or 0),
+            f"sizes that make at most {MOST_WEIGHTS:,} weights together",
+            "Make the model smaller.",
+        )
+        self._require(
             self.positions != "rotary" or self.head_width % 2 == 0,
             "d_head",
             "an even number for rotary positions",
@@ -182,6 +195,13 @@ class LoopedTransformerConfig(Settings):
     def layers_total(self, n_loops: int) -> int:
         """Layers of a run unrolled over its loops: ``n_prelude + n_loops * n_layers + n_coda``."""
         return self.n_prelude + n_loops * self.n_layers + self.n_coda
+
+    @property
+    def about_weights(self) -> int:
+        """Number of weights, but for biases, norms and the like."""
+        layer = 4 * self.n_heads * self.head_width + 2 * self.mlp_width
+        rows = sum(n or 0 for n in (self.d_vocab, self.d_features, self.n_ctx, self.d_vocab_out))
+        return self.d_model * (self.layers_total(1) * layer + rows)
 
     def _require(self, holds: bool, name: str, expected: str, fix: str) -> None:
         if not holds:

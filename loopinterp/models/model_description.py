@@ -47,7 +47,7 @@ def check_weights(model: Any) -> None:
         1 of 1 places. Take a copy from before it broke, or train anew with a lower learning rate.
     """
     named: Any = getattr(model, "named_parameters", None)
-    for name, weight in named() if callable(named) else ():
+    for name, weight in named() if named is not None else ():
         bad = ~weight.detach().isfinite()
         if bad.any():
             raise InputError(

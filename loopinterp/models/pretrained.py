@@ -80,6 +80,7 @@ class PretrainedMixin(ModelHubMixin):
                     with other.open("rb") as file:
                         refuse_pickle(other, file.read(4))
         config = LoopedTransformerConfig.from_dict(read_json_object(folder / CONFIG_FILE))
+        _check_size(config, folder)
         model = cls(config)  # type: ignore[call-arg]
         model._load_weights(folder / WEIGHTS_FILE)
         return model.to(device)  # type: ignore[attr-defined]
@@ -115,6 +116,23 @@ class PretrainedMixin(ModelHubMixin):
         own = self.state_dict()  # type: ignore[attr-defined]
         check_tensors(weights, own, f"weights {path}", fix="Save the model again.")
         self.load_state_dict(weights)  # type: ignore[attr-defined]
+
+
+_SOON_MADE = 2**26
+"""Models of so many weights are made in a moment, and then compared tensor by tensor."""
+
+
+def _check_size(config: LoopedTransformerConfig, folder: Path) -> None:
+    """Refuse a configuration of far more weights than there are bytes, before they are made."""
+    path = folder / WEIGHTS_FILE
+    n_bytes = path.stat().st_size if path.is_file() else 0
+    if n_bytes and config.about_weights > max(n_bytes, _SOON_MADE):
+        raise CheckpointError(
+            f"weights {path}",
+            expected=f"about {config.about_weights:,} weights, as the configuration beside it has",
+            given=f"a file of {n_bytes:,} bytes",
+            fix="The files do not belong together, or one is damaged: save the model again.",
+        )
 
 
 def check_tensors(

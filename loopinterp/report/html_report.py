@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,12 @@ from loopinterp.report.sections import SECTIONS, has_programs
 from loopinterp.results import Result
 from loopinterp.storage import write_bytes
 
+MARKER = '<meta name="generator" content="loopinterp report">'
+"""In the head of every page that is written here: what has it may be written anew."""
+
+_HEAD = 1000
+"""Bytes of a file in which the marker is looked for."""
+
 
 def write_report(run_folder: str | Path, out: str | Path | None = None) -> Path:
     """Write the report of a run: one file, with everything it needs inside.
@@ -30,11 +37,38 @@ def write_report(run_folder: str | Path, out: str | Path | None = None) -> Path:
         The file that was written.
 
     Raises:
-        InputError: If the folder is not a run, or the file cannot be written.
+        InputError: If the folder is not a run, the file is there and no earlier report, or it
+            cannot be written.
     """
-    out = Path(out) if out is not None else Path(run_folder) / "report.html"
+    out = need_page(Path(run_folder) / "report.html" if out is None else out)
     write_bytes(out, render_report(read_run(run_folder)).encode())
     return out
+
+
+def need_page(out: str | Path) -> Path:
+    """The path of a page that may be written: a new file, or an earlier page of ours.
+
+    Raises:
+        InputError: If anything else is there: another file, a folder, a link, a device.
+    """
+    out = Path(out)
+    try:
+        mode = out.lstat().st_mode
+    except OSError:
+        return out  # nothing is there; whether it can be made is seen when it is written
+    if stat.S_ISREG(mode):
+        with out.open("rb") as file:
+            if MARKER.encode() in file.read(_HEAD):
+                return out
+        given, fix = "a file that is none", "Delete it yourself, or choose another name."
+    elif stat.S_ISDIR(mode):
+        given, fix = "a folder", f"Name a file in it: {out / 'report.html'}."
+    elif stat.S_ISLNK(mode):
+        given, fix = "a link, which would be replaced", "Name the file that it points to."
+    else:
+        given, fix = "a device, pipe or socket", "Choose another name."
+    expected = "a new file, or an earlier report, which alone is replaced"
+    raise InputError(f"output file {out}", expected=expected, given=given, fix=fix)
 
 
 def write_results(results: Mapping[str, Result], out: str | Path, *, title: str) -> Path:
@@ -49,14 +83,16 @@ def write_results(results: Mapping[str, Result], out: str | Path, *, title: str)
         The file that was written.
 
     Raises:
-        InputError: If there is no result, or the file cannot be written.
+        InputError: If there is no result, the file is there and no such page, or it cannot be
+            written.
     """
     if not results:
         raise InputError(
             "results", expected="at least one", given="none", fix="Pass {'name': result}."
         )
-    write_bytes(Path(out), render_report(RunRecord(name=title, results=results)).encode())
-    return Path(out)
+    out = need_page(out)
+    write_bytes(out, render_report(RunRecord(name=title, results=results)).encode())
+    return out
 
 
 def render_report(record: RunRecord) -> str:
@@ -72,7 +108,7 @@ def render_report(record: RunRecord) -> str:
     )
     environment.filters["seconds"] = lambda value: tidy(seconds(value))
     environment.filters["tidy"] = tidy
-    environment.globals["asset"] = asset
+    environment.globals |= {"asset": asset, "marker": Markup(MARKER)}
     return environment.get_template("report.html.j2").render(**_context(record))
 
 

@@ -67,6 +67,34 @@ def check_length(n: int) -> int:
     return check_integer("n", n, least=1, fix="Pass a problem length, e.g. n=8.")
 
 
+MOST_TOKENS, MOST_STEPS = 2**27, 10**11
+"""Positions drawn at once (1 GiB), and times loops; more is taken for a slip."""
+
+
+def check_size(task: Task, n: int, n_examples: int, what: str) -> None:
+    """Raise unless so many examples of a length can be drawn, and run to T(n).
+
+    Args:
+        task: The task.
+        n: Problem length.
+        n_examples: How many are drawn at once.
+        what: What to name in the error.
+
+    Raises:
+        InputError: they are far too many, or far too long.
+    """
+    positions = n_examples * task.n_positions(n)
+    steps = positions * max(task.n_loops(n), 1)
+    if positions > MOST_TOKENS or steps > MOST_STEPS:
+        raise InputError(
+            what,
+            expected=f"examples of at most {MOST_TOKENS:,} positions together, which are "
+            f"{MOST_STEPS:,} times loops",
+            given=f"{n_examples:,} of length {n:,}: {positions:,} positions, {steps:,} times loops",
+            fix="Take shorter ones, or fewer.",
+        )
+
+
 def lengths(
     n: int | Int[Tensor, " batch"], *, batch_size: int | None, generator: torch.Generator
 ) -> Int[Tensor, " batch"]:

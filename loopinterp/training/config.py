@@ -9,6 +9,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from loopinterp.errors import MOST_THREADS, ConfigError, check_choice
 from loopinterp.settings import OnlyWith, Seed, Settings, settings
+from loopinterp.tasks.sampling import check_size
 from loopinterp.training.model_and_task import ModelAndTask
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -181,6 +182,7 @@ class TrainingConfig(ModelAndTask):
         super().__post_init__()
         if not self.device.startswith("cuda:"):
             check_choice("device", self.device, ("auto", "cpu", "cuda"), error=ConfigError)
+        check_size(self.make_task(), self.curriculum.max_n, self.batch_size, "batch_size")
         _require(
             not (self.compile and self.model.abacus_target == "qk"),
             "compile",

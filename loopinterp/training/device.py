@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -31,11 +32,11 @@ def resolve_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name == "cpu":
         return torch.device("cpu")
-    kind, _, number = name.partition(":")
-    if kind != "cuda" or (":" in name and not number.isdigit()):
+    found = re.fullmatch("cuda(?::([0-9]{1,4}))?", name)
+    if found is None:
         raise unknown_name("device", name, ("auto", "cpu", "cuda"))
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if int(number or 0) >= count:
+    if int(found[1] or 0) >= count:
         raise InputError(
             f"device {name!r}",
             expected="a GPU that PyTorch can use",

@@ -16,6 +16,7 @@ from loopinterp.models.model_description import describe_model, device_of
 from loopinterp.models.stopped_run import run_until
 from loopinterp.models.stopping_rules import MaxConfidence, Oracle, ReadoutKL, ResidualBelow
 from loopinterp.results import Result, study
+from loopinterp.tasks.sampling import check_size
 from loopinterp.tasks.task import IGNORE
 from loopinterp.training.seeding import stream
 
@@ -166,13 +167,16 @@ def evaluate(
 def judged_distributions(task: Task) -> tuple[str, ...]:
     """The distributions a task is judged on: the plain one and the hardest, where it has both.
 
+    Plain is ``"uniform"``, or the task's first where there is none; hardest is ``"chain"``.
+
     Example:
         >>> from loopinterp.tasks import get_task
         >>> judged_distributions(get_task("addition"))
         ('uniform', 'chain')
     """
-    judged = tuple(d for d in ("uniform", "chain") if d in task.distributions)
-    return judged or task.distributions[:1]
+    known = task.distributions
+    plain = "uniform" if "uniform" in known else known[0]
+    return (plain, "chain") if "chain" in known and plain != "chain" else (plain,)
 
 
 def _score(
@@ -239,6 +243,7 @@ def _check(
                 name, expected="at least one value", given="none", fix=f"Pass {name}=[…]."
             )
     check_integer("n_samples", n_samples, least=1)
+    check_size(task, max(lengths), n_samples, "lengths, n_samples")
     fewest = min(task.n_loops(n) for n in lengths) + extra[0]
     if fewest < 0:
         raise InputError(

@@ -73,7 +73,7 @@ def parse_value(text: str, choices: Sequence[str] = ()) -> Any:
         return None
     try:
         return json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # no JSON, or more of it than Python reads
         return {"True": True, "False": False}.get(text, text)
 
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import os
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -8,7 +10,14 @@ from pathlib import Path
 import pytest
 
 from loopinterp.errors import InputError
-from loopinterp.report import RunRecord, read_run, render_report, write_report
+from loopinterp.report import (
+    RunRecord,
+    need_page,
+    read_run,
+    render_report,
+    write_report,
+    write_results,
+)
 from loopinterp.report.section_contents import section_views
 from loopinterp.report.sections import SECTIONS
 from loopinterp.results import Finding, figures_of, findings_of
@@ -244,6 +253,57 @@ def test_the_file_is_written_where_asked(synthetic_run: Path, tmp_path: Path) ->
     path = write_report(synthetic_run, tmp_path / "deep" / "page.html")
     assert path == tmp_path / "deep" / "page.html"
     assert re.match("<!doctype html>", path.read_text())
+
+
+@pytest.mark.parametrize("kind", ["file", "empty", "folder", "link", "dangling", "pipe", "config"])
+def test_only_an_earlier_report_is_replaced(synthetic_run: Path, tmp_path: Path, kind: str) -> None:
+    out, other = tmp_path / "out", tmp_path / "other.html"
+    write_report(synthetic_run, other)
+    if kind in ("file", "empty"):
+        out.write_text("<!doctype html> mine" if kind == "file" else "")
+    elif kind == "folder":
+        out.mkdir()
+    elif kind in ("link", "dangling"):
+        out.symlink_to(other if kind == "link" else tmp_path / "nowhere")
+    elif kind == "pipe":
+        os.mkfifo(out)
+    else:
+        out = synthetic_run / "config.json"
+    before = (out.lstat().st_mode, out.lstat().st_ino, other.read_bytes())
+    with pytest.raises(InputError, match=rf"{out.name}: expected a new file, or an earlier report"):
+        write_report(synthetic_run, out)
+    with pytest.raises(InputError, match="which alone is replaced"):
+        write_results(read_run(synthetic_run).results, out, title="x")
+    assert (out.lstat().st_mode, out.lstat().st_ino, other.read_bytes()) == before
+
+
+def test_a_device_is_not_replaced(synthetic_run: Path) -> None:
+    before = os.lstat(os.devnull).st_mode
+    with pytest.raises(InputError, match="got a device"):
+        need_page(os.devnull)
+    assert os.lstat(os.devnull).st_mode == before
+
+
+def test_an_earlier_report_is_replaced(synthetic_run: Path, tmp_path: Path) -> None:
+    first = write_report(synthetic_run, tmp_path / "page.html").read_bytes()
+    assert write_report(synthetic_run, tmp_path / "page.html").read_bytes() == first
+    results = read_run(synthetic_run).results
+    assert write_results(results, tmp_path / "page.html", title="x").read_bytes() != first
+
+
+def test_a_full_disk_names_the_file_and_leaves_the_earlier_report(
+    synthetic_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_report(synthetic_run, tmp_path / "page.html")
+    before = path.read_bytes()
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(InputError, match=r"page.html: .* No space left on device. Free some"):
+        write_report(synthetic_run, path)
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 
 
 def test_a_place_that_cannot_be_written_is_explained(synthetic_run: Path, tmp_path: Path) -> None:

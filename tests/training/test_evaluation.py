@@ -12,7 +12,7 @@ from torch import Tensor
 from loopinterp.errors import InputError
 from loopinterp.models import Fixed, LoopedTransformer, ResidualBelow
 from loopinterp.saved_results import load_result
-from loopinterp.tasks import IGNORE, Addition, Parity
+from loopinterp.tasks import IGNORE, Addition, Parity, get_task, list_tasks
 from loopinterp.training import EvaluationResult, TrainingConfig, evaluate
 from loopinterp.training.evaluation import (
     ORACLE,
@@ -171,3 +171,16 @@ def test_the_rules_of_the_papers_are_at_hand() -> None:
     exact = result.data["stopped_exact_match"].sel(estimate="value")
     assert exact["rule"].values.tolist() == [ORACLE, *STOPPING]
     assert (exact.sel(rule=ORACLE) == 1).all()
+
+
+def test_every_task_is_judged_on_its_plain_distribution_and_the_hardest() -> None:
+    judged = {name: judged_distributions(get_task(name)) for name in list_tasks()}
+    assert judged["abacus_addition"] == ("mixed", "chain")
+    assert judged["addition"] == judged["token_addition"] == ("uniform", "chain")
+    assert judged["parity"] == judged["unique_set"] == ("uniform",)
+
+
+@pytest.mark.parametrize(("length", "n_samples"), [(10**8, 2), (4, 10**11), (10**6, 1)])
+def test_what_no_machine_could_run_is_refused_at_once(length: int, n_samples: int) -> None:
+    with pytest.raises(InputError, match="Take shorter ones, or fewer"):
+        evaluate(None, get_task("addition"), [length], n_samples=n_samples)
