@@ -10,7 +10,11 @@ STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test check lint format types docs clean
+# Odd commands, damaged runs and odd calls; what each case does depends on these two alone.
+CASES ?= 2000
+SEED ?= 0
+
+.PHONY: help env demo test fuzz check lint format types docs clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -29,6 +33,9 @@ demo: env  ## train, analyse and report on one model (a few minutes)
 
 test: env  ## run every test but those that need a GPU
 	$(BIN)/python -m pytest -m "not gpu" -n $(JOBS) --dist loadfile
+
+fuzz: env  ## odd commands, damaged runs, odd calls (about four minutes)
+	$(BIN)/python -m tests.fuzz --cases $(CASES) --seed $(SEED)
 
 check: lint types docs  ## what CI runs before the tests
 

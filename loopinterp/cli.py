@@ -375,8 +375,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except InputError as error:
         _fail(str(error))
     except OSError as error:
-        named = f"{error.filename}: " if error.filename else ""
-        _fail(f"{named}{error.strerror or error}")
+        _fail(
+            f"{error.filename or 'system'}: expected it to work, got: "
+            f"{error.strerror or error}. Check the path, its permissions and the free space."
+        )
     except (MemoryError, RuntimeError) as error:
         if not _is_out_of_memory(error):
             raise

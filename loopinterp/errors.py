@@ -17,6 +17,13 @@ MOST_THREADS = 256
 """CPU threads that may be asked for: thousands of them do not start."""
 
 
+MOST_LOOPS = 100_000
+"""Loops of one run: more are taken for a slip."""
+
+_LONGEST = 400
+"""Characters of what was given that a message repeats."""
+
+
 class InputError(ValueError):
     """A user's input cannot be used. The command line prints it and exits with status 2.
 
@@ -32,6 +39,8 @@ class InputError(ValueError):
     """
 
     def __init__(self, what: str, *, expected: str, given: str, fix: str) -> None:
+        if len(given) > _LONGEST:
+            given = f"{given[:_LONGEST]}… ({len(given)} characters)"
         self.what, self.expected, self.given, self.fix = what, expected, given, fix
         super().__init__(f"{what}: expected {expected}, got {given}. {fix}")
 
@@ -49,7 +58,7 @@ class CheckpointError(InputError):
 
 
 def unknown_name(
-    what: str, name: str, known: Iterable[str], error: type[InputError] = InputError
+    what: str, name: Any, known: Iterable[str], error: type[InputError] = InputError
 ) -> InputError:
     """The error for a name that is not in a list of known ones, with the nearest suggested.
 
@@ -58,7 +67,7 @@ def unknown_name(
         task: expected one of addition, parity, got 'additon'. Did you mean 'addition'?
     """
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     shown = ", ".join(names[:12]) + (f", … ({len(names)} in all)" if len(names) > 12 else "")
     fix = f"Did you mean {near[0]!r}?" if near else "Use one of the names listed."
     return error(what, expected=f"one of {shown or '(none)'}", given=repr(name), fix=fix)
@@ -78,7 +87,7 @@ def check_choice(
     """
     known = tuple(choices)
     if not isinstance(value, str) or value not in known:
-        raise unknown_name(what, str(value), known, error)
+        raise unknown_name(what, value, known, error)
     return value
 
 
@@ -88,10 +97,13 @@ def check_integer(
     *,
     least: int | None = None,
     most: int | None = None,
+    far: int | None = None,
     fix: str | None = None,
     error: type[InputError] = InputError,
 ) -> int:
     """The value as an ``int``, if it is an integer (NumPy's too, no bool) in ``least .. most``.
+
+    More than ``far`` is taken for a slip; nobody else is told of that end.
 
     Raises:
         InputError: If it is not.
@@ -104,12 +116,14 @@ def check_integer(
         loopinterp.errors.InputError: n_loops: expected an integer >= 1, got True. Pass e.g. 1.
     """
     integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if integer and far is not None and int(value) > far:
+        most = far
     if not (integer and _inside(value, least=least, most=most)):
         example = next((end for end in (least, most) if end is not None), 0)
         raise error(
             what,
             expected="an integer" + spell_range(least, most),
-            given=reprlib.repr(value),
+            given=_shown(value),
             fix=fix or f"Pass e.g. {example}.",
         )
     return int(value)
@@ -157,10 +171,24 @@ def check_number(
     """
     number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     ends = {"least": least, "most": most, "above": above, "below": below}
-    if not (number and math.isfinite(value) and _inside(value, **ends)):
+    if not (number and _is_finite(value) and _inside(value, **ends)):
         expected = "a number" + spell_range(**ends)
-        raise error(what, expected=expected, given=reprlib.repr(value), fix=fix)
+        raise error(what, expected=expected, given=_shown(value), fix=fix)
     return float(value)
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer that is larger than every float
+        return False
+
+
+def _shown(value: Any) -> str:
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # an integer of more digits than Python writes
+        return f"a {type(value).__name__} too long to be written"
 
 
 _INSIDE = {"least": operator.ge, "most": operator.le, "above": operator.gt, "below": operator.lt}

@@ -32,11 +32,11 @@ def write_bytes(path: str | Path, data: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:
+    except (OSError, ValueError) as error:  # a name may hold what no name can
         raise InputError(
             f"output folder {path.parent}",
             expected="a folder that can be written",
-            given=error.strerror or str(error),
+            given=getattr(error, "strerror", None) or str(error),
             fix="Choose another folder, or change its permissions.",
         ) from error
     try:
@@ -179,14 +179,14 @@ def refuse_pickle(path: Path, head: bytes) -> None:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(
-            f"file {path}",
-            expected="a readable file",
-            given=error.strerror or str(error),
-            fix="Check the path.",
-        ) from error
+        if path.is_file() or not path.exists():
+            return path.read_bytes()
+        given = "a folder, device or pipe"  # reading a pipe might never end
+    except (OSError, ValueError) as error:  # a name may hold what no name can
+        given = getattr(error, "strerror", None) or str(error)
+    raise CheckpointError(
+        f"file {path}", expected="a readable file", given=given, fix="Check the path."
+    )
 
 
 def json_default(value: Any) -> Any:

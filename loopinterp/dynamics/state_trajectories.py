@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from loopinterp.errors import check_integer
+from loopinterp.errors import MOST_LOOPS, check_integer
 from loopinterp.models.looped_model import bind
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def run_loops(iteration: Iteration, n_loops: int) -> Float[Tensor, "loop batch p
         InputError: If ``n_loops`` is below 1, or the state before or after the first
             loop is not finite.
     """
-    check_integer("n_loops", n_loops, least=1)
+    check_integer("n_loops", n_loops, least=1, far=MOST_LOOPS)
     with torch.no_grad():
         states = iteration.h0.new_empty(n_loops + 1, *iteration.h0.shape)
         for loop, h in iteration.run(n_loops, may_diverge=True):

@@ -89,7 +89,7 @@ def attention_study(
         seed: Written to the provenance; the study draws nothing.
 
     Raises:
-        InputError: If ``example`` is out of range or ``labels`` do not fit.
+        InputError: If ``example`` or ``max_distance`` is out of range, or ``labels`` do not fit.
 
     Example:
         >>> from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
@@ -101,6 +101,7 @@ def attention_study(
                         patterns, mass, mass_even, entropy)
     """
     n_examples, n_pos = inputs.shape[:2]
+    check_integer("max_distance", max_distance, least=0)
     check_integer("example", example, least=0, most=n_examples - 1)
     if labels is not None and len(labels) != n_pos:
         raise InputError(
@@ -151,7 +152,8 @@ def _by_distance(
     n_pos = patterns.shape[-1]
     even = visible / visible.sum(-1, keepdim=True)
     mass, control, distances = [], [], []
-    for distance in range(-max_distance, max_distance + 1):
+    furthest = min(max_distance, n_pos)
+    for distance in range(-furthest, furthest + 1):
         seen = visible.diagonal(-distance) if abs(distance) < n_pos else visible[:0, 0]
         if not seen.any():
             continue

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from loopinterp.errors import InputError, check_integer
+from loopinterp.errors import MOST_LOOPS, InputError, check_integer
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -89,7 +89,7 @@ class Iteration:
 
         With ``may_diverge``, states may leave the finite numbers after the first loop.
         """
-        check_integer("n_loops", n_loops, least=0)
+        check_integer("n_loops", n_loops, least=0, far=MOST_LOOPS)
         return self._states(n_loops, self.h0 if state is None else state, may_diverge)
 
     def _states(self, n_loops: int, h: Tensor, may_diverge: bool) -> Iterator[tuple[int, Tensor]]:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from loopinterp.errors import ConfigError
+from loopinterp.errors import MOST_LOOPS, ConfigError
 from loopinterp.settings import OnlyWith, Seed, Settings, settings
 
 Positions = Literal["none", "absolute", "relative", "abacus", "rotary"]
@@ -89,7 +89,7 @@ class LoopedTransformerConfig(Settings):
     d_vocab_out: PositiveInt
     d_vocab: PositiveInt | None = None
     d_features: PositiveInt | None = None
-    n_loops: Annotated[int, Field(ge=1, le=100_000)] = 1
+    n_loops: Annotated[int, Field(ge=1, le=MOST_LOOPS)] = 1
     n_layers: Annotated[LayerCount, Field(ge=1)] = 1
     n_prelude: LayerCount = 0
     n_coda: LayerCount = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +73,7 @@ class PretrainedMixin(ModelHubMixin):
                 the configuration beside it.
         """
         folder = Path(pretrained_model_name_or_path)
-        if not folder.is_dir():
+        if not os.path.isdir(folder):  # which, unlike Path's, takes any name
             folder = cls._download(str(pretrained_model_name_or_path), hub_options)
         if not (folder / WEIGHTS_FILE).exists():
             for other in sorted(folder.glob("*")):

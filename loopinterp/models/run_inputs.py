@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loopinterp.errors import InputError
+from loopinterp.errors import InputError, check_integer
 from loopinterp.models.positions import check_length
 
 if TYPE_CHECKING:
@@ -90,7 +90,8 @@ def loop_span(start: int, stop: int | None, n_loops: int, state: Tensor | None) 
         >>> loop_span(2, None, 5, torch.zeros(1, 1, 8))
         range(2, 5)
     """
-    stop = n_loops if stop is None else stop
+    stop = n_loops if stop is None else check_integer("stop_at_loop", stop)
+    check_integer("start_at_loop", start)
     if not 0 <= start <= stop <= n_loops:
         raise InputError(
             "start_at_loop, stop_at_loop",

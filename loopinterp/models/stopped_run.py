@@ -123,8 +123,8 @@ def _choose_best(iteration: Iteration, view: LoopView, rule: StoppingRule, horiz
     loops = torch.full((n_examples,), horizon, device=device)
     logits, state = view.logits, view.state
     scores: list[Tensor] = []
-    for loop, h in iteration.run(horizon):
-        view = view.next(h) if loop else view
+    for loop in range(horizon + 1):
+        view = view.next(iteration.step(view.state)) if loop else view
         scores.append(rule.score(view).to(best.dtype))
         better = scores[-1] < best
         best = torch.where(better, scores[-1], best)

@@ -12,7 +12,7 @@ from torch import nn
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.HookedRootModule import HookedRootModule
 
-from loopinterp.errors import HookError, check_integer
+from loopinterp.errors import MOST_LOOPS, HookError, check_integer
 from loopinterp.models.sites import Address, AddressBook, Index, Key
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class LoopHooks(HookedRootModule):
 
     @n_loops.setter
     def n_loops(self, value: int) -> None:
-        self._n_loops = check_integer("n_loops", value, least=1)
+        self._n_loops = check_integer("n_loops", value, least=1, far=MOST_LOOPS)
 
     @property
     def context_level(self) -> int:  # type: ignore[override]
@@ -62,7 +62,9 @@ class LoopHooks(HookedRootModule):
         self._open_hooks["level"] = value
 
     def _loops(self, n_loops: int | None) -> int:
-        return self._n_loops if n_loops is None else check_integer("n_loops", n_loops, least=1)
+        if n_loops is None:
+            return self._n_loops
+        return check_integer("n_loops", n_loops, least=1, far=MOST_LOOPS)
 
     @contextmanager
     def unrolled(self, n_loops: int | None) -> Iterator[None]:

@@ -41,7 +41,7 @@ def write_report(run_folder: str | Path, out: str | Path | None = None) -> Path:
             cannot be written.
     """
     out = need_page(Path(run_folder) / "report.html" if out is None else out)
-    write_bytes(out, render_report(read_run(run_folder)).encode())
+    write_bytes(out, render_report(read_run(run_folder)).encode(errors="replace"))
     return out
 
 
@@ -91,7 +91,7 @@ def write_results(results: Mapping[str, Result], out: str | Path, *, title: str)
             "results", expected="at least one", given="none", fix="Pass {'name': result}."
         )
     out = need_page(out)
-    write_bytes(out, render_report(RunRecord(name=title, results=results)).encode())
+    write_bytes(out, render_report(RunRecord(name=title, results=results)).encode(errors="replace"))
     return out
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,11 +73,11 @@ def read_run(folder: str | Path) -> RunRecord:
             object.
     """
     folder = Path(folder)
-    if not (folder / "config.json").is_file():
+    if not os.path.isfile(folder / "config.json"):  # which takes any name
         raise InputError(
             f"run {folder}",
             expected="a folder written by `loopinterp train`, `compile` or `demo`",
-            given="a folder without config.json" if folder.is_dir() else "no such folder",
+            given="a folder without config.json" if os.path.isdir(folder) else "no such folder",
             fix="Check the path, or train a model there first.",
         )
     problems: list[str] = []

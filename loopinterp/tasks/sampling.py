@@ -64,7 +64,8 @@ def check_length(n: int) -> int:
     Raises:
         InputError: it is not.
     """
-    return check_integer("n", n, least=1, fix="Pass a problem length, e.g. n=8.")
+    fix = "Pass a problem length, e.g. n=8."
+    return check_integer("n", n, least=1, far=MOST_TOKENS, fix=fix)
 
 
 MOST_TOKENS, MOST_STEPS = 2**27, 10**11
@@ -120,6 +121,7 @@ def lengths(
             "batch_size",
             batch_size,
             least=1,
+            far=MOST_TOKENS,
             fix="Pass batch_size=64, or a tensor with one length per example as n.",
         )
         return torch.full((size,), check_length(n), device=generator.device)

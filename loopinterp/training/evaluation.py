@@ -16,7 +16,7 @@ from loopinterp.models.model_description import describe_model, device_of
 from loopinterp.models.stopped_run import run_until
 from loopinterp.models.stopping_rules import MaxConfidence, Oracle, ReadoutKL, ResidualBelow
 from loopinterp.results import Result, study
-from loopinterp.tasks.sampling import check_size
+from loopinterp.tasks.sampling import check_size, pick_distribution
 from loopinterp.tasks.task import IGNORE
 from loopinterp.training.seeding import stream
 
@@ -121,8 +121,8 @@ def evaluate(
         InputError: If a list is empty, a number is out of range, or a name is unknown.
     """
     names = list(judged_distributions(task) if distributions is None else distributions)
+    _check(task, lengths, names, extra_loops, n_samples)
     extra, cells = sorted(set(extra_loops)), sorted(set(lengths))
-    _check(task, cells, names, extra, n_samples)
     rules = {ORACLE: Oracle(), **stopping} if stopping else {}
     shape = (len(names), len(cells))
     exact, bits = (np.zeros((len(extra), *shape)) for _ in range(2))
@@ -231,7 +231,11 @@ def _constant(batch: Batch, d_vocab_out: int) -> tuple[float, float]:
 
 
 def _check(
-    task: Task, lengths: list[int], distributions: list[str], extra: list[int], n_samples: int
+    task: Task,
+    lengths: Sequence[int],
+    distributions: Sequence[str],
+    extra: Sequence[int],
+    n_samples: int,
 ) -> None:
     for name, values in (
         ("lengths", lengths),
@@ -242,14 +246,18 @@ def _check(
             raise InputError(
                 name, expected="at least one value", given="none", fix=f"Pass {name}=[…]."
             )
+    for name in distributions:
+        pick_distribution(task, name)
+    for k in extra:
+        check_integer("extra_loops", k)
     check_integer("n_samples", n_samples, least=1)
     check_size(task, max(lengths), n_samples, "lengths, n_samples")
-    fewest = min(task.n_loops(n) for n in lengths) + extra[0]
+    fewest = min(task.n_loops(n) for n in lengths) + min(extra)
     if fewest < 0:
         raise InputError(
             "extra_loops",
             expected=f"at least -{task.n_loops(min(lengths))}, as length {min(lengths)} has "
             f"T(n) = {task.n_loops(min(lengths))} loops",
-            given=str(extra[0]),
+            given=str(min(extra)),
             fix="Take away fewer loops, or drop the short lengths.",
         )

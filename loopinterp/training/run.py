@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -55,11 +56,11 @@ class Run:
             CheckpointError: If the folder holds no run, or its configuration is damaged.
         """
         folder = Path(folder)
-        if not (folder / CONFIG).is_file():
+        if not os.path.isfile(folder / CONFIG):  # which takes any name
             raise CheckpointError(
                 f"run {folder}",
                 expected=f"a folder with {CONFIG}",
-                given="a folder without it" if folder.is_dir() else "no such folder",
+                given="a folder without it" if os.path.isdir(folder) else "no such folder",
                 fix="Train one: loopinterp train --task addition --out " + str(folder),
             )
         values = read_json(folder / CONFIG)
