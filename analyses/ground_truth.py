@@ -45,7 +45,7 @@ def main(
     hide = [partial(disguise, seed=seed) for disguise in (distract, permute, superpose, rotate)]
     kinds = {"": [], "rotated": hide[-1:], "disguised": hide}
     known = [m for label, done in kinds.items() for m in models(chosen, done, label, seed)]
-    result = ground_truth_study(known, seed=seed, progress=print)
+    result = ground_truth_study(known, seed=seed)
     noise = robustness_study([name for name in chosen if name in NOISY] or chosen[:1], seed=seed)
     result.save(out / "results")
     noise.save(out / "results")

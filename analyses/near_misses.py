@@ -6,7 +6,6 @@ python analyses/near_misses.py --out runs/near-misses
 from __future__ import annotations
 
 import argparse
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -31,7 +30,6 @@ def main() -> None:
         disguises=[("bare", []), ("disguised", hide)],
         pairs=args.pairs,
         seed=args.seed,
-        progress=lambda name: print(name, file=sys.stderr, flush=True),
     )
     print(pd.DataFrame(result.totals()).T.to_string())
     for name, winner, share in result.wrong_names:

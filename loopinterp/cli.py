@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -116,7 +117,7 @@ def demo(
     )
     findings, told = _found(loopinterp.report.read_run(out).results.values())
     document = {"run": str(out), "report": str(path), "findings": findings}
-    _print(document, f"{told}\nReport: {path}", as_json)
+    _print(document, f"{told}\nReport: {path}\nNext: open it in a browser.", as_json)
 
 
 @app.command(
@@ -174,7 +175,7 @@ def train(
     document = {"run": str(out), "steps": run.steps_done, "seconds": run.seconds}
     _print(
         {**document, "last": last[0] if last else None},
-        f"{out}: {run.steps_done} steps in {run.seconds:.0f} s. Next: loopinterp evaluate {out}",
+        f"{out}: {run.steps_done} steps in {run.seconds:.0f} s. {_next('evaluate', out)}",
         as_json,
     )
 
@@ -209,7 +210,7 @@ def compile_(
     config = run.config.model
     _print(
         {"run": str(out), "program": program, "task": run.config.task, "d_model": config.d_model},
-        f"{out}: {program} in {config.d_model} dimensions. Next: loopinterp analyze {out}",
+        f"{out}: {program} in {config.d_model} dimensions. {_next('analyze', out)}",
         as_json,
     )
 
@@ -272,7 +273,11 @@ def evaluate(
     document |= {name: table.to_dict("records") for name, table in tables.items()}
     words = [table.round(3).to_string(index=False) for table in [shown, *list(tables.values())[1:]]]
     findings, told = _found([result])
-    _print({**document, "findings": findings}, "\n".join([*words, told]), as_json)
+    _print(
+        {**document, "findings": findings},
+        "\n".join([*words, told, _next("analyze", run)]),
+        as_json,
+    )
 
 
 @app.command(
@@ -307,9 +312,15 @@ def analyze(
         for name, result in found.results.items()
     }
     unsaid = [f"- {name}: cannot be said because {why}." for name, why in found.unsaid.items()]
+    unsaid += [f"- {name}: left out because {why}." for name, why in found.left_out.items()]
     _print(
-        {"run": str(run), "results": document, "unsaid": found.unsaid},
-        "\n".join([_found(found.results.values())[1], *unsaid]),
+        {
+            "run": str(run),
+            "results": document,
+            "unsaid": found.unsaid,
+            "left_out": found.left_out,
+        },
+        "\n".join([_found(found.results.values())[1], *unsaid, _next("report", run)]),
         as_json,
     )
 
@@ -329,6 +340,8 @@ def report(
     """
     path = loopinterp.report.write_report(run, out)
     _print({"run": str(run), "report": str(path)}, str(path), as_json)
+    if not as_json and sys.stderr.isatty():  # the path alone is for scripts
+        typer.echo("Next: open it in a browser.", err=True)
 
 
 @app.command(epilog=_examples("tasks", "tasks --json"))
@@ -346,6 +359,10 @@ def models(
     """List the models that the recipes train."""
     listed = loopinterp.workflow.list_model_facts(name)
     _print(listed, "\n\n".join(_facts(facts) for facts in listed), as_json)
+
+
+def _next(command: str, run: Path) -> str:
+    return f"Next: loopinterp {command} {shlex.quote(str(run))}"
 
 
 def _found(results: Iterable[Result]) -> tuple[list[dict[str, Any]], str]:

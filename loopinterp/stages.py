@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from loopinterp import __version__
+from loopinterp.progress import showing
 from loopinterp.storage import read_json, write_json
 
 MADE = "made.json"
@@ -41,7 +42,8 @@ class Stages:
         """One stage; its time is said when it ends."""
         self._say(f"{name}: {about}\n")
         start = time.perf_counter()
-        yield
+        with showing(self._show):
+            yield
         self.seconds[name] = time.perf_counter() - start
         self._say(f"  {self.seconds[name]:.1f} s\n")
 

@@ -46,11 +46,13 @@ class Analysis:
         results: The result of each study.
         files: Where each was saved.
         unsaid: Studies that say nothing of this model, each with the reason.
+        left_out: Studies that ask nothing of its task, each with the reason.
     """
 
     results: dict[str, Result]
     files: dict[str, Path]
     unsaid: dict[str, str]
+    left_out: dict[str, str]
 
 
 def configure(
@@ -297,7 +299,9 @@ def analyze_run(
     chosen = [s for s in STUDIES if (s.name in studies if studies else s.concerns(model))]
     if studies:
         _check_studies(chosen, model)
-    done = Analysis(results={}, files={}, unsaid={})
+    others = [s for s in STUDIES if not studies and not s.concerns(model)]
+    left_out = {study.name: study.unsaid(model) for study in others}
+    done = Analysis(results={}, files={}, unsaid={}, left_out=left_out)
     for study in chosen:
         if reason := study.unsaid(model):
             if studies:

@@ -16,6 +16,7 @@ from tests import runtime_types
 
 runtime_types.install()
 torch.set_num_threads(1)
+os.environ["LOOPINTERP_PROGRESS"] = "0"  # however slow the machine, tests print nothing
 # No test is timed: how long one example takes says how busy the machine is.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")

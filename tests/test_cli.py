@@ -158,6 +158,22 @@ def test_a_program_is_compiled_into_a_run_that_answers_right(
     assert_refused(trained, "as the run in")
 
 
+def test_what_was_left_out_and_what_comes_next_is_said(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "a run"
+    said = command("compile", "parity", "--max-length", 6, "--out", out).out
+    assert said.endswith(f"Next: loopinterp analyze '{out}'\n")
+    kept = tuple(one for one in STUDIES if one.name in ("wavefront", "attention"))
+    monkeypatch.setattr(workflow, "STUDIES", kept)
+    said = command("analyze", out, "--no-progress").out
+    assert "- wavefront: left out because it asks about addition and not about parity." in said
+    assert said.endswith(f"Next: loopinterp report '{out}'\n")
+    assert set(command("analyze", out, "--json").json["left_out"]) == {"wavefront"}
+    said = command("evaluate", out, "--samples", 4, "--length", 2, "--no-progress").out
+    assert said.endswith(f"Next: loopinterp analyze '{out}'\n")
+
+
 def test_words_come_by_default_and_name_the_report(command: Command, run: Path) -> None:
     text = command("evaluate", run, "--samples", 8, "--length", 2, "--no-progress").out
     assert "exact_match" in text
@@ -421,6 +437,8 @@ def test_a_study_without_room_is_refused_when_asked_for_and_else_left_out_with_t
     assert "wavefront: cannot be said because carries need 16 bits" in answer.err
     assert "wavefront: cannot be said because" in command("analyze", out, "--no-progress").out
     command("report", out)
+    said = command("analyze", out, "--study", "heads", "--no-progress").out
+    assert said.endswith(f"Next: loopinterp report {out}\n")
     assert "Wavefront: cannot be said because carries need" in (out / "report.html").read_text()
 
 

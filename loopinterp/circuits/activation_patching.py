@@ -25,6 +25,7 @@ from loopinterp.circuits.activation_patching_result import (
 )
 from loopinterp.errors import check_integer
 from loopinterp.models import describe_model
+from loopinterp.progress import track
 from loopinterp.results import study
 
 if TYPE_CHECKING:
@@ -228,7 +229,8 @@ class _Sweep:
         """
         masks = self._masks()
         scores: list[tuple[float, float]] = []
-        for part in torch.arange(2 * len(masks)).split(max(1, _AT_A_TIME // len(self.base))):
+        parts = torch.arange(2 * len(masks)).split(max(1, _AT_A_TIME // len(self.base)))
+        for part in track(parts, "patch"):
             mask = masks[part % len(masks)].flatten(0, 1)
             donor = donors[part // len(masks)].flatten(0, 1)
             logits = self._run(name, start, mask, donor, len(part))

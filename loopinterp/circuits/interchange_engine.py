@@ -16,6 +16,7 @@ import torch
 
 from loopinterp.circuits.subspaces import check_orthonormal, project
 from loopinterp.models import bind, device_of, iterate, reach
+from loopinterp.progress import track
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -172,7 +173,7 @@ class InterchangeRun:
             if not len(here):
                 continue
             in_order = here[self.pairs.loop[here].argsort(stable=True)]
-            for rows in in_order.split(_AT_A_TIME):
+            for rows in track(in_order.split(_AT_A_TIME), "exchange"):
                 base = place[self.pairs.base[rows]]
                 for put_in, found in zip(kinds, read):
                     self._go_on(rows, put_in[rows], undisturbed.states, base, found)

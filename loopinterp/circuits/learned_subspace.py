@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 from loopinterp.circuits.subspaces import principal_subspace
 from loopinterp.errors import check_seed
 from loopinterp.models.looped_model import bind
+from loopinterp.progress import track
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,7 +61,7 @@ def learn_subspace(
     start = principal_subspace(run.difference.flatten(0, 1), min(rank, len(run.pairs)))
     weight = start.mT.clone().requires_grad_()
     optimiser = torch.optim.Adam([weight], lr=_RATE)
-    for _ in range(steps if len(rows) else 0):
+    for _ in track(range(steps if len(rows) else 0), f"learn {rank} directions"):
         batch = rows[torch.randint(len(rows), (_BATCH,), generator=generator).to(rows.device)]
         basis = torch.linalg.qr(weight).Q
         change = run.difference[batch]

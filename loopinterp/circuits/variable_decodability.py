@@ -14,6 +14,7 @@ from loopinterp.models.iteration import states_at
 from loopinterp.models.model_description import describe_model, device_of
 from loopinterp.probing.linear_probes import RidgeProbe
 from loopinterp.probing.probe_controls import with_random_weights
+from loopinterp.progress import track
 from loopinterp.results import Result, study
 from loopinterp.tasks.sampling import check_tokens
 from loopinterp.tasks.task import IGNORE
@@ -167,7 +168,7 @@ def _scores(
 ) -> Float[Tensor, "variable loop program_loop"]:
     """Balanced accuracy of probes of all labels, from whatever states they are given."""
     tables = []
-    for values in labels:
+    for values in track(labels, "probes"):
         probe = RidgeProbe().fit(states[:, None, train], values[None, :, train])
         tables.append(_balanced(probe.predict(states[:, None, ~train]), values[:, ~train]))
     return torch.stack(tables)

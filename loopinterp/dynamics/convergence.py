@@ -36,6 +36,7 @@ from loopinterp.errors import check_integer, check_number
 from loopinterp.intervals import share_of
 from loopinterp.models.looped_model import bind
 from loopinterp.models.model_description import describe_model
+from loopinterp.progress import track
 from loopinterp.results import Result, study
 
 if TYPE_CHECKING:
@@ -196,7 +197,8 @@ def convergence_study(
     }
     with study(seed, model=describe_model(model), **settings) as watch, torch.no_grad():
         parts = []
-        for rows in chunks(len(batch), (n_loops + 1) * state_bytes(model, batch)):
+        parts_of = list(chunks(len(batch), (n_loops + 1) * state_bytes(model, batch)))
+        for rows in track(parts_of, "convergence"):
             iteration = bind(model, batch.inputs[rows])
             states = run_loops(iteration, n_loops)
             limit, status = _limit(iteration, states, solver, limit_tol, limit_steps)

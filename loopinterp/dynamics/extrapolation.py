@@ -15,6 +15,7 @@ from loopinterp.dynamics.state_trajectories import chunks, state_bytes
 from loopinterp.errors import check_integer
 from loopinterp.models.looped_model import bind
 from loopinterp.models.model_description import describe_model
+from loopinterp.progress import track
 from loopinterp.results import Result, study
 
 if TYPE_CHECKING:
@@ -127,7 +128,8 @@ def _follow(
     share = asked / asked.sum(dim=1, keepdim=True)
     before: Tensor | None = None
     exact, accuracy, residual = [], [], []
-    for loop, h in iteration.run(n_loops, may_diverge=True):
+    states = iteration.run(n_loops, may_diverge=True)
+    for loop, h in track(states, "loops", total=n_loops + 1):
         right = correctness(iteration.read(h, loop).argmax(dim=-1), batch.targets)
         exact.append(exact_match(right))
         accuracy.append(((right == 1) * share).sum(dim=1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -15,6 +15,7 @@ from loopinterp.circuits.pair_strategies import SpreadPairs
 from loopinterp.circuits.verdict import decide
 from loopinterp.ground_truth.known_models import Disguise, compiled_with_inputs, disguised
 from loopinterp.ground_truth.verdict_scores import rivals_of
+from loopinterp.progress import track
 from loopinterp.rasp.mutations import equivalence, near_misses
 from loopinterp.rasp.program_registry import get_program, list_programs
 from loopinterp.results import Result, study
@@ -94,7 +95,6 @@ def false_names_study(
     disguises: Sequence[tuple[str, Sequence[Disguise]]] = (("bare", ()),),
     pairs: int = 1536,
     seed: int = 0,
-    progress: Callable[[str], None] = lambda name: None,
 ) -> FalseNames:
     """Compile stock programs and near misses of them, and count the wrong names.
 
@@ -111,19 +111,18 @@ def false_names_study(
         pairs: Exchanges of each length. A near miss that differs in one of two hundred is caught
             by few of them, and now and then by none.
         seed: Seed of mutations, inputs, pairs.
-        progress: Called with the name of each model before it is compared.
     """
     stock = list_programs() if programs is None else list(programs)
     with study(seed, study="false names", programs=stock, misses_of_each=misses_of_each) as watch:
         rows, wrong_names = [], []
-        for original, program in _stock_and_misses(stock, misses_of_each, seed):
+        programs_of = list(_stock_and_misses(stock, misses_of_each, seed))
+        for original, program in track(programs_of, "programs"):
             n = LENGTHS.get(program.task, LENGTH)
             compiled, data = compiled_with_inputs(
                 program, [n, math.ceil(LONGER * n)], examples=EXAMPLES, seed=seed
             )
             for label, disguise in disguises:
                 name = f"{program.name}, {label}"
-                progress(name)
                 counts, wrong = _score(disguised(compiled, disguise), program, data, pairs, seed)
                 about = {"model": name, "program": program, "original": original}
                 rows.append({**about, "disguise": label, **counts})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -18,6 +19,7 @@ from loopinterp.ground_truth.patching_scores import score_patching
 from loopinterp.ground_truth.probe_scores import score_probes
 from loopinterp.ground_truth.verdict_scores import score_verdict
 from loopinterp.ground_truth.wavefront_scores import score_wavefront
+from loopinterp.progress import track
 from loopinterp.results import Result, study
 
 if TYPE_CHECKING:
@@ -95,7 +97,6 @@ def ground_truth_study(
     *,
     tools: Sequence[str] | None = None,
     seed: int = 0,
-    progress: Callable[[str], None] = lambda name: None,
 ) -> GroundTruth:
     """Score tools on compiled models, by questions whose answers are known.
 
@@ -107,7 +108,6 @@ def ground_truth_study(
         models: Models with their inputs, from :func:`known_models`.
         tools: Tools to score; by default all.
         seed: Seed of the tools.
-        progress: Called with the name of each model before it is scored.
 
     Raises:
         InputError: no model, two of one name, no tool, or an unknown one.
@@ -144,11 +144,12 @@ def ground_truth_study(
     chosen = [check_choice("tool", tool, SCORERS) for tool in (SCORERS if tools is None else tools)]
     with study(seed, study="ground truth", models=names, tools=chosen) as watch:
         rows = []
-        for known in models:
-            progress(known.name)
+        scored = track(list(product(models, chosen)), "tools on known models")
+        scores = {(known.name, tool): SCORERS[tool](known, seed=seed) for known, tool in scored}
+        for name in names:
             found: dict[str, Score] = {}
             for tool in chosen:
-                found.update(SCORERS[tool](known, seed=seed))
+                found.update(scores[name, tool])
             rows.append([found.get(check.key, Score(float("nan"))) for check in CHECKS])
         return GroundTruth.of(
             watch,

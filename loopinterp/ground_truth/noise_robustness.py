@@ -13,6 +13,7 @@ import torch
 from loopinterp.errors import InputError
 from loopinterp.ground_truth.ground_truth_study import ground_truth_study
 from loopinterp.ground_truth.known_models import KnownModel, known_models
+from loopinterp.progress import track
 from loopinterp.rasp.disguises import add_noise, rotate
 from loopinterp.results import Result, study
 
@@ -70,7 +71,7 @@ def robustness_study(
     tools = ["probes", "interchange interventions", "heads against selectors", "dynamics"]
     with study(seed, study="robustness", levels=list(levels), n=n) as watch:
         values, exact_match, names = [], [], []
-        for level in levels:
+        for level in track(levels, "levels of noise"):
             hide = [partial(rotate, seed=seed), partial(add_noise, relative=level, seed=seed)]
             models = known_models(
                 programs, n=n, examples=examples, disguises=hide, label="", seed=seed

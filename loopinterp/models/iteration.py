@@ -11,6 +11,7 @@ import torch
 
 from loopinterp.errors import InputError, check_integer
 from loopinterp.models.looped_model import bind
+from loopinterp.progress import track
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -83,7 +84,7 @@ def states_at(
         raise InputError("inputs", expected="at least one", given="none", fix="Draw more inputs.")
     states: Tensor | None = None
     embedding: Tensor | None = None
-    for start in range(0, len(inputs), batch_size):
+    for start in track(range(0, len(inputs), batch_size), "run"):
         here = (row >= start) & (row < start + batch_size)
         r, p = row[here] - start, pos[here]
         bound = bind(model, inputs[start : start + batch_size])

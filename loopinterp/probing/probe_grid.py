@@ -20,6 +20,7 @@ from loopinterp.probing.probe_controls import (
     majority_accuracy,
     with_random_weights,
 )
+from loopinterp.progress import track
 from loopinterp.results import Result, study
 from loopinterp.tasks.task import IGNORE
 
@@ -130,7 +131,9 @@ def probe_study(
         own = _activations(model, inputs, sites, n_loops)
         random = _activations(random_model, inputs, sites, n_loops)
         with_control = torch.cat([labels[None], control])
-        scores = np.stack([_scores(probe, x, with_control, halves) for x in own], 2)
+        scores = np.stack(
+            [_scores(probe, x, with_control, halves) for x in track(own, "probes")], 2
+        )
         coded = [_code_lengths(x, labels, halves) for x in own] if code_lengths else None
         return ProbeResult.of(
             watch,
@@ -142,7 +145,9 @@ def probe_study(
             },
             accuracy=scores[0],
             control_task=scores[1:].mean(0),
-            random_model=np.stack([_scores(probe, x, labels[None], halves)[0] for x in random], 1),
+            random_model=np.stack(
+                [_scores(probe, x, labels[None], halves)[0] for x in track(random, "probes")], 1
+            ),
             embedding=_scores(probe, e.expand(n_loops, *e.shape), labels[None], halves)[0],
             majority=_majority(labels, halves),
             code_length=None if coded is None else np.stack(coded, 1),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -15,6 +16,7 @@ from loopinterp.models.looped_model import bind
 from loopinterp.models.model_description import describe_model, device_of
 from loopinterp.models.stopped_run import run_until
 from loopinterp.models.stopping_rules import MaxConfidence, Oracle, ReadoutKL, ResidualBelow
+from loopinterp.progress import track
 from loopinterp.results import Result, study
 from loopinterp.tasks.sampling import check_size, pick_distribution
 from loopinterp.tasks.task import IGNORE
@@ -131,19 +133,17 @@ def evaluate(
     described = {"task": {"name": task.name, **task.config()}, "model": describe_model(model)}
     settings = {"n_samples": n_samples, "stopping": [repr(rule) for rule in rules.values()]}
     with study(seed, **described, **settings) as watch:
-        for d, distribution in enumerate(names):
-            for k, length in enumerate(cells):
-                generator = stream(seed, f"evaluation {distribution} {length}")
-                batch = task.sample(
-                    length, batch_size=n_samples, generator=generator, distribution=distribution
-                )
-                batch = batch.to(device_of(model))
-                constant_exact[d, k], constant_bits[d, k] = _constant(batch, task.d_vocab_out)
-                exact[:, d, k], bits[:, d, k] = _score(model, batch, extra)
-                for r, rule in enumerate(rules.values()):
-                    stopped[r, d, k], stopped_at[r, d, k] = _stop(
-                        model, batch, rule, stopping_margin
-                    )
+        where = list(product(enumerate(names), enumerate(cells)))
+        for (d, distribution), (k, length) in track(where, "evaluate"):
+            generator = stream(seed, f"evaluation {distribution} {length}")
+            batch = task.sample(
+                length, batch_size=n_samples, generator=generator, distribution=distribution
+            )
+            batch = batch.to(device_of(model))
+            constant_exact[d, k], constant_bits[d, k] = _constant(batch, task.d_vocab_out)
+            exact[:, d, k], bits[:, d, k] = _score(model, batch, extra)
+            for r, rule in enumerate(rules.values()):
+                stopped[r, d, k], stopped_at[r, d, k] = _stop(model, batch, rule, stopping_margin)
         return EvaluationResult.of(
             watch,
             coords={

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from pathlib import Path
 
 from loopinterp.errors import CheckpointError, ConfigError, InputError
+from loopinterp.progress import bar
 from loopinterp.results import config_hash
 from loopinterp.settings import Settings, flatten
 from loopinterp.storage import read_tensors, write_bytes, write_json, write_tensors
@@ -68,19 +68,15 @@ def train(
 
 def _fit(run: Run, trainer: Trainer, seconds: float, progress: bool) -> None:
     """Make the steps that are left; metrics reach the disk before the checkpoint does."""
-    from tqdm.auto import tqdm
-
     config, started = trainer.config, time.perf_counter() - seconds
     with (
         open(run.folder / METRICS, "a", encoding="utf-8") as lines,
-        tqdm(
+        bar(
+            f"train {config.task}",
             total=config.steps,
             initial=trainer.steps_done,
-            desc=f"train {config.task}",
             disable=not progress,
-            # A log file wants a line now and then, not ten a second.
-            mininterval=0.1 if sys.stderr.isatty() else 20.0,
-        ) as bar,
+        ) as shown,
     ):
         while trainer.steps_done < config.steps:
             metrics = trainer.step()
@@ -91,9 +87,9 @@ def _fit(run: Run, trainer: Trainer, seconds: float, progress: bool) -> None:
                 lines.flush()
                 os.fsync(lines.fileno())
                 _save(run, trainer, time.perf_counter() - started)
-            bar.update()
+            shown.update()
             if step % 20 == 0:
-                bar.set_postfix(
+                shown.set_postfix(
                     loss=f"{metrics['loss']:.4f}",
                     exact=f"{metrics['exact_match']:.2f}",
                     n=metrics["longest_n"],
