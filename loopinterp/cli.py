@@ -41,6 +41,10 @@ def _path(text: str) -> Path:
     return Path(text)
 
 
+_SEED: dict[str, Any] = {"min": 0, "max": GREATEST_SEED}
+_FILE: dict[str, Any] = {"metavar": "FILE", "parser": _path}
+_THREADS: dict[str, Any] = {"min": 1, "max": MOST_THREADS}
+
 Run = Annotated[Path, typer.Argument(metavar="RUN", parser=_path, help="Folder of a run.")]
 Out = Annotated[Path, typer.Option(metavar="PATH", parser=_path, help="Folder of the run.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda; one that is absent is an error.")]
@@ -52,22 +56,17 @@ Settings = Annotated[
 ]
 Threads = Annotated[
     int,
-    typer.Option(
-        min=1, max=MOST_THREADS, help="CPU threads. At these model sizes one is as fast as more."
-    ),
+    typer.Option(**_THREADS, help="CPU threads. At these model sizes one is as fast as more."),
 ]
 TrainingThreads = Annotated[
     int | None,
     typer.Option(
-        min=1,
-        max=MOST_THREADS,
+        **_THREADS,
         help="CPU threads; at these model sizes one is as fast as more.",
         show_default="1",
     ),
 ]
-StudySeed = Annotated[
-    int, typer.Option("--seed", min=0, max=GREATEST_SEED, help="Seed of the examples drawn.")
-]
+StudySeed = Annotated[int, typer.Option("--seed", **_SEED, help="Seed of the examples drawn.")]
 
 
 def _examples(*lines: str) -> str:
@@ -99,9 +98,7 @@ def demo(
     out: Out = Path("runs/demo"),
     seed: Annotated[
         int | None,
-        typer.Option(
-            min=0, max=GREATEST_SEED, help="Seed of weights, data and studies.", show_default="0"
-        ),
+        typer.Option(**_SEED, help="Seed of weights, data and studies.", show_default="0"),
     ] = None,
     settings: Settings = None,
     threads: TrainingThreads = None,
@@ -132,13 +129,9 @@ def train(
     out: Out,
     task: Annotated[str | None, typer.Option(help="One of `loopinterp tasks`.")] = None,
     recipe: Annotated[str | None, typer.Option(help="Default: the one named as the task.")] = None,
-    config: Annotated[
-        Path | None, typer.Option(metavar="FILE", parser=_path, help="Configuration as JSON.")
-    ] = None,
+    config: Annotated[Path | None, typer.Option(**_FILE, help="Configuration as JSON.")] = None,
     settings: Settings = None,
-    seed: Annotated[
-        int | None, typer.Option(min=0, max=GREATEST_SEED, help="Seed of weights and data.")
-    ] = None,
+    seed: Annotated[int | None, typer.Option(**_SEED, help="Seed of weights and data.")] = None,
     steps: Annotated[int | None, typer.Option(help="Optimiser steps.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
     precision: Annotated[str | None, typer.Option(help="fp32 or bf16.")] = None,
@@ -197,7 +190,7 @@ def compile_(
         list[str] | None,
         typer.Option(help="distract, permute, superpose or rotate; may be repeated."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, max=GREATEST_SEED, help="Seed of the disguises.")] = 0,
+    seed: Annotated[int, typer.Option(**_SEED, help="Seed of the disguises.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Compile a program into a model whose circuit is known.
@@ -314,12 +307,8 @@ def analyze(
     unsaid = [f"- {name}: cannot be said because {why}." for name, why in found.unsaid.items()]
     unsaid += [f"- {name}: left out because {why}." for name, why in found.left_out.items()]
     _print(
-        {
-            "run": str(run),
-            "results": document,
-            "unsaid": found.unsaid,
-            "left_out": found.left_out,
-        },
+        {"run": str(run), "results": document}
+        | {"unsaid": found.unsaid, "left_out": found.left_out},
         "\n".join([_found(found.results.values())[1], *unsaid, _next("report", run)]),
         as_json,
     )
@@ -328,10 +317,7 @@ def analyze(
 @app.command(epilog=_examples("report runs/add", "report runs/add --out add.html"))
 def report(
     run: Run,
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", parser=_path, help="Default: RUN/report.html."),
-    ] = None,
+    out: Annotated[Path | None, typer.Option(**_FILE, help="Default: RUN/report.html.")] = None,
     as_json: Json = False,
 ) -> None:
     """Write the report: one HTML file that works offline.

@@ -16,6 +16,7 @@ from loopinterp.circuits.interchange_engine import InterchangeRun
 from loopinterp.circuits.pair_strata import strata_of
 from loopinterp.circuits.program_counterfactuals import Prediction, ProgramRuns
 from loopinterp.circuits.subspaces import random_change
+from loopinterp.progress import track
 from loopinterp.rasp.language import UNKNOWN
 from loopinterp.rasp.program_alignment import Alignment, alignments
 from loopinterp.tasks.task import IGNORE
@@ -93,7 +94,7 @@ def gather_evidence(
         seed: Seed of pairs and random changes.
     """
     data, strata, laid = [], [], []
-    for number, batch in enumerate(batches):
+    for number, batch in enumerate(track(batches, "compare")):
         generator = torch.Generator().manual_seed(seed + number)
         pairs = strategy(model, programs, batch, generator)
         run = InterchangeRun(model, pairs)

@@ -193,7 +193,8 @@ def _said_well(answer: Answer) -> str:
     found = [line for line in answer.err.splitlines() if line.startswith("Error: ")]
     if len(found) != 1:
         return f"{len(found)} messages: {answer.err[-300:]}"
-    usage = answer.err.startswith("Usage: ")  # of the parser of command lines, in its own words
+    # The parser of command lines has its own words.
+    usage = answer.err.startswith(("Usage: ", "Error: Option "))
     return "" if usage else _well_put(answer.err[answer.err.index("Error: ") :])
 
 
