@@ -10,6 +10,7 @@ from transformer_lens.ActivationCache import ActivationCache
 
 from loopinterp.errors import CheckpointError, HookError, InputError
 from loopinterp.models.cache_files import read_activations, read_index, write_activations
+from loopinterp.models.run_inputs import check_dtype
 from loopinterp.models.sites import AddressBook, Index, resolve_index
 from loopinterp.models.transformer_lens_names import need_direct_writes
 
@@ -226,10 +227,11 @@ class LoopedCache(ActivationCache):
         sliced = super().apply_slice_to_batch_dim(batch_slice)
         return LoopedCache(sliced.cache_dict, self.model, sliced.has_batch_dim)
 
-    def to(self, device: Any = None, dtype: torch.dtype | None = None) -> LoopedCache:  # type: ignore[override]
+    def to(self, device: Any = None, dtype: torch.dtype | str | None = None) -> LoopedCache:  # type: ignore[override]
         """Move and cast in place, and return the cache."""
+        kind = check_dtype(dtype)
         self.cache_dict = {
-            name: x.to(device=device, dtype=dtype) for name, x in self.cache_dict.items()
+            name: x.to(device=device, dtype=kind) for name, x in self.cache_dict.items()
         }
         return self
 

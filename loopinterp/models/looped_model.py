@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from loopinterp.errors import InputError, check_integer
+from loopinterp.models.run_inputs import need_examples
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -97,8 +98,12 @@ def bind(model: LoopedModel | Any, inputs: Tensor) -> Iteration:
 
     Models whose step depends on the tokens beyond ``e`` (abacus positions on queries and
     keys) offer ``bind`` themselves, and it is used.
+
+    Raises:
+        InputError: If the model is none, or there is no example.
     """
     need_model(model)
+    need_examples(inputs)
     own = getattr(model, "bind", None)
     if own is not None:
         return own(inputs)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from huggingface_hub import ModelHubMixin, snapshot_download
 
-from loopinterp.errors import CheckpointError
+from loopinterp.errors import CheckpointError, InputError
 from loopinterp.models.model_config import LoopedTransformerConfig
+from loopinterp.models.run_inputs import check_dtype
 from loopinterp.storage import (
     read_json_object,
     read_tensors,
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
+HUB = "hf:"
+"""Before the name of a model on a hub: a path with a typing mistake in it never asks one."""
 
 
 class PretrainedMixin(ModelHubMixin):
@@ -57,23 +60,25 @@ class PretrainedMixin(ModelHubMixin):
         pretrained_model_name_or_path: str | Path,
         *,
         device: torch.device | str = "cpu",
+        dtype: torch.dtype | str | None = None,
         **hub_options: Any,
     ) -> Self:
-        """Read a model from a folder, or from a hub if there is no such folder.
+        """Read a model from a folder; or from a hub, which is asked for ``hf:owner/name`` only.
 
         Args:
             pretrained_model_name_or_path: A folder written by :meth:`save_pretrained`, or
-                ``owner/name`` on a hub.
+                ``hf:owner/name`` for a model on a hub.
             device: Where to put it.
+            dtype: Type to cast the weights to; as they are saved if None.
             hub_options: ``revision``, ``token``, ``cache_dir`` … of a download.
 
         Raises:
+            InputError: If an option of a download is given with a folder.
             CheckpointError: If a file is missing, damaged, truncated, a pickle, or does not fit
                 the configuration beside it.
         """
-        folder = Path(pretrained_model_name_or_path)
-        if not folder.is_dir():
-            folder = cls._download(str(pretrained_model_name_or_path), hub_options)
+        kind, name = check_dtype(dtype), str(pretrained_model_name_or_path)
+        folder = _folder(name, hub_options)
         if not (folder / WEIGHTS_FILE).exists():
             for other in sorted(folder.glob("*")):
                 if other.suffix in {".pt", ".pth", ".bin", ".ckpt", ".pkl"} and other.is_file():
@@ -82,21 +87,7 @@ class PretrainedMixin(ModelHubMixin):
         config = LoopedTransformerConfig.from_dict(read_json_object(folder / CONFIG_FILE))
         model = cls(config)  # type: ignore[call-arg]
         model._load_weights(folder / WEIGHTS_FILE)
-        return model.to(device)  # type: ignore[attr-defined]
-
-    @staticmethod
-    def _download(name: str, options: dict[str, Any]) -> Path:
-        try:
-            return Path(
-                snapshot_download(name, allow_patterns=[CONFIG_FILE, WEIGHTS_FILE], **options)
-            )
-        except Exception as error:  # the hub raises many kinds; all mean that it cannot be had
-            raise CheckpointError(
-                f"model {name!r}",
-                expected="a folder written by save_pretrained, or a model on a hub",
-                given=f"neither ({type(error).__name__})",
-                fix="Check the path.",
-            ) from error
+        return model.to(device=device, dtype=kind)  # type: ignore[attr-defined]
 
     def _load_weights(self, path: Path) -> None:
         weights = read_tensors(path)
@@ -115,6 +106,37 @@ class PretrainedMixin(ModelHubMixin):
         own = self.state_dict()  # type: ignore[attr-defined]
         check_tensors(weights, own, f"weights {path}", fix="Save the model again.")
         self.load_state_dict(weights)  # type: ignore[attr-defined]
+
+
+def _folder(name: str, options: dict[str, Any]) -> Path:
+    """The folder of that name; or the one that a model of a hub is downloaded to."""
+    if not name.startswith(HUB):
+        if not Path(name).is_dir():
+            raise CheckpointError(
+                f"model {name!r}",
+                expected=f"a folder written by save_pretrained, or {HUB}owner/name on a hub",
+                given="no such folder",
+                fix=f"Check the path; to ask a hub, write {HUB} before the name.",
+            )
+        for option, value in options.items():
+            raise InputError(
+                option,
+                expected="none with a folder on this machine",
+                given=repr(value),
+                fix="Leave it out.",
+            )
+        return Path(name)
+    repository = name.removeprefix(HUB)
+    try:
+        files = [CONFIG_FILE, WEIGHTS_FILE]
+        return Path(snapshot_download(repository, allow_patterns=files, **options))
+    except Exception as error:  # the hub raises many kinds; all mean that it cannot be had
+        raise CheckpointError(
+            f"model {name!r}",
+            expected="a model on a hub",
+            given=f"none that can be had ({type(error).__name__})",
+            fix="Check the name, and the connection.",
+        ) from error
 
 
 def check_tensors(

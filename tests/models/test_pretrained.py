@@ -86,7 +86,7 @@ def test_missing_files_and_folders(saved: Path, monkeypatch: pytest.MonkeyPatch)
     (saved / "config.json").unlink()
     with pytest.raises(CheckpointError, match=r"config\.json"):
         LoopedTransformer.from_pretrained(saved)
-    with pytest.raises(CheckpointError, match="a model on a hub"):
+    with pytest.raises(CheckpointError, match="hf:owner/name"):
         LoopedTransformer.from_pretrained(saved / "no" / "such")
 
 
