@@ -9,6 +9,7 @@ from .model_config import LoopedTransformerConfig as LoopedTransformerConfig
 from .model_description import describe_model as describe_model
 from .model_description import device_of as device_of
 from .model_description import reach as reach
+from .run_length import LoopRule as LoopRule
 from .stopped_run import Stopped as Stopped
 from .stopped_run import run_until as run_until
 from .stopping_rules import Fixed as Fixed

@@ -115,9 +115,9 @@ class Watched:
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function, self.fired = function, False
 
-    def __call__(self, activation: Tensor, hook: HookPoint) -> Any:
+    def __call__(self, tensor: Tensor, *, hook: HookPoint) -> Any:
         self.fired = True
-        return self.function(activation, hook=hook)
+        return self.function(tensor, hook=hook)
 
 
 def need_fired(watched: list[tuple[Any, Watched]]) -> None:

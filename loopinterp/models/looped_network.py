@@ -149,7 +149,7 @@ class LoopedNetwork(LoopHooks):
 
     def _abacus(self, tokens: Tensor, offset: int) -> Tensor:
         assert self.position_embedding is not None and self.config.n_ctx is not None
-        index = abacus_positions(tokens, self.config.digit_tokens, offset)
+        index = abacus_positions(tokens.long(), self.config.digit_tokens, offset)
         check_length(int(index.max()) + 1, self.config.n_ctx, "abacus positions")
         return self.position_embedding(index)
 

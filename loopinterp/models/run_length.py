@@ -43,6 +43,16 @@ class LoopRule:
         return self.shown if self.of_length is None else self.of_length(n_pos)
 
 
+def own_depth(model: Any) -> int | None:
+    """Loops of a model that makes as many whatever the length of its input; None of all others.
+
+    Args:
+        model: Any looped model. Only a :attr:`loop_rule` says so, not the default of a run.
+    """
+    rule = getattr(model, "loop_rule", None)
+    return rule.shown if isinstance(rule, LoopRule) and rule.of_length is None else None
+
+
 class LoopCount:
     """The number of loops of a model's runs, and of the names that it shows."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -13,6 +13,7 @@ from loopinterp.errors import InputError, check_integer
 from loopinterp.intervals import ESTIMATE, wilson_estimate
 from loopinterp.models.looped_model import bind
 from loopinterp.models.model_description import describe_model, device_of
+from loopinterp.models.run_length import own_depth
 from loopinterp.models.stopped_run import run_until
 from loopinterp.models.stopping_rules import MaxConfidence, Oracle, ReadoutKL, ResidualBelow
 from loopinterp.results import Result, study
@@ -62,6 +63,8 @@ class EvaluationResult(Result, kind="evaluation"):
         task: Name of the task.
         n_samples: Examples in each cell.
         trained_up_to: Greatest length seen in training, or None if not known.
+        depth: Loops of a model that makes as many whatever the length, as one that was trained so:
+            it is asked after those instead of T(n). None for all others.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
@@ -77,6 +80,7 @@ class EvaluationResult(Result, kind="evaluation"):
     task: str
     n_samples: int
     trained_up_to: int | None
+    depth: int | None = None
 
     @property
     def nearest_extra_loop(self) -> int:
@@ -100,6 +104,9 @@ def evaluate(
 ) -> EvaluationResult:
     """Exact match and bit accuracy at T(n) loops, and at others if asked.
 
+    A model that has a depth of its own (its ``loop_rule`` names one number of loops, as that of a
+    run with ``objective.n_loops``; an ordinary transformer's is 1) is asked after that instead.
+
     The examples come from another random stream than those of training, whatever the seed.
 
     Args:
@@ -121,7 +128,8 @@ def evaluate(
     """
     names = list(judged_distributions(task) if distributions is None else distributions)
     extra, cells = sorted(set(extra_loops)), sorted(set(lengths))
-    _check(task, cells, names, extra, n_samples)
+    depth = own_depth(model)
+    _check(task, cells, names, extra, n_samples, depth)
     rules = {ORACLE: Oracle(), **stopping} if stopping else {}
     shape = (len(names), len(cells))
     exact, bits = (np.zeros((len(extra), *shape)) for _ in range(2))
@@ -136,7 +144,7 @@ def evaluate(
                 batch = task.sample(
                     length, batch_size=n_samples, generator=generator, distribution=distribution
                 )
-                batch = batch.to(device_of(model))
+                batch = _at_depth(batch.to(device_of(model)), depth)
                 constant_exact[d, k], constant_bits[d, k] = _constant(batch, task.d_vocab_out)
                 exact[:, d, k], bits[:, d, k] = _score(model, batch, extra)
                 for r, rule in enumerate(rules.values()):
@@ -160,7 +168,15 @@ def evaluate(
             task=task.name,
             n_samples=n_samples,
             trained_up_to=trained_up_to,
+            depth=depth,
         )
+
+
+def _at_depth(batch: Batch, depth: int | None) -> Batch:
+    """The batch, to be answered after so many loops in place of T(n)."""
+    if depth is None:
+        return batch
+    return replace(batch, n_loops=torch.full_like(batch.n_loops, depth))
 
 
 def judged_distributions(task: Task) -> tuple[str, ...]:
@@ -227,7 +243,12 @@ def _constant(batch: Batch, d_vocab_out: int) -> tuple[float, float]:
 
 
 def _check(
-    task: Task, lengths: list[int], distributions: list[str], extra: list[int], n_samples: int
+    task: Task,
+    lengths: list[int],
+    distributions: list[str],
+    extra: list[int],
+    n_samples: int,
+    depth: int | None,
 ) -> None:
     for name, values in (
         ("lengths", lengths),
@@ -239,12 +260,11 @@ def _check(
                 name, expected="at least one value", given="none", fix=f"Pass {name}=[…]."
             )
     check_integer("n_samples", n_samples, least=1)
-    fewest = min(task.n_loops(n) for n in lengths) + extra[0]
-    if fewest < 0:
+    least = depth or min(task.n_loops(n) for n in lengths)
+    if least + extra[0] < 0:
         raise InputError(
             "extra_loops",
-            expected=f"at least -{task.n_loops(min(lengths))}, as length {min(lengths)} has "
-            f"T(n) = {task.n_loops(min(lengths))} loops",
+            expected=f"at least -{least}, as length {min(lengths)} has {least} loops",
             given=str(extra[0]),
             fix="Take away fewer loops, or drop the short lengths.",
         )

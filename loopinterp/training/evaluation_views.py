@@ -21,6 +21,15 @@ def _readable(distribution: str) -> str:
     return _READABLE.get(distribution, distribution)
 
 
+def _loops(result: EvaluationResult) -> str:
+    """The loops after which the answer is asked for."""
+    return "T(n)" if result.depth is None else str(result.depth)
+
+
+def _whose(result: EvaluationResult) -> str:
+    return "the task's own T(n)" if result.depth is None else f"the model's own {result.depth}"
+
+
 def _constant_name(distribution: str) -> str:
     short = {"uniform": "random", "chain": "chains"}.get(distribution, distribution)
     return f"{short}: constant"
@@ -70,8 +79,9 @@ def _stopping(result: EvaluationResult) -> Finding:
     rules = worst.drop(ORACLE)
     said = "; ".join(f"{rule}: {percent(share)}" for rule, share in rules.items())
     text = (
-        "Stopped by a rule that is not told T(n), it answers at the worst length and distribution "
-        f"this share wholly right: {said}; read at T(n): {percent(worst[ORACLE])}."
+        f"Stopped by a rule that is not told {_loops(result)}, it answers at the worst length and "
+        f"distribution this share wholly right: {said}; read at {_loops(result)}: "
+        f"{percent(worst[ORACLE])}."
     )
     return Finding(text, value=f"{rules.max():.2f}")
 
@@ -101,7 +111,7 @@ def _by_length(result: EvaluationResult) -> Figure:
         ]
         panels.append(LinePanel(lines, title, title=title, y_range=(0, 1.04), references=marks))
     extra = result.nearest_extra_loop
-    loops = "T(n)" if extra == 0 else f"T(n) {extra:+d}"
+    loops = _loops(result) if extra == 0 else f"{_loops(result)} {extra:+d}"
     return Figure(
         title="Accuracy against length",
         plot=line_panels(panels, x_title="problem length n"),
@@ -141,14 +151,14 @@ def _by_loops(result: EvaluationResult) -> Figure:
             "exact match",
             title=_readable(name),
             y_range=(0, 1.04),
-            references=[Reference(0, "T(n)", "x")],
+            references=[Reference(0, _loops(result), "x")],
         )
         for name in exact["distribution"].values.tolist()
     ]
     return Figure(
         title="Accuracy against loops",
-        plot=line_panels(panels, x_title="loops beyond T(n)"),
-        caption="The same problems, answered after fewer or more loops than the task's own T(n) "
+        plot=line_panels(panels, x_title=f"loops beyond {_loops(result)}"),
+        caption=f"The same problems, answered after fewer or more loops than {_whose(result)} "
         "(dotted line). Left of it the answer is cut short; right of it a model that holds what "
         "it has found stays right.",
         data=result.to_dataframe("exact_match", "bit_accuracy"),
@@ -171,6 +181,6 @@ def _by_rule(result: EvaluationResult) -> Figure:
         caption="Exact match, and the mean number of loops, where each rule stops. A rule sees the "
         "states and answers of the run, not the length of the problem; one that stops early cuts "
         "answers short.",
-        control="Dashed: the answer read at the task's own T(n), which has to be known.",
+        control=f"Dashed: the answer read at {_whose(result)}, which has to be known.",
         data=tidy({"exact_match": exact, "loops": loops}),
     )

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import torch
 
-    from loopinterp.models import LoopedTransformer
+    from loopinterp.models import LoopedTransformer, LoopRule
     from loopinterp.tasks.task import Task
 
 CONFIG = "config.json"
@@ -87,7 +87,8 @@ class Run:
         """Make a run of a model that was not trained here, so that all studies can be run on it.
 
         Args:
-            model: The model.
+            model: The model. Where its ``loop_rule`` names one number of loops, as
+                ``LoopRule(1)`` for an ordinary transformer, it is run for as many, not for T(n).
             task: What it is asked.
             folder: A folder without a run.
             max_n: Greatest problem length that it was made for; studies take it where they take
@@ -98,6 +99,8 @@ class Run:
         Raises:
             InputError: If the folder holds a run, or the model does not fit the task.
         """
+        from loopinterp.models.run_length import own_depth
+
         folder = Path(folder)
         need_free_folder(folder)
         config = GivenModelConfig(
@@ -107,6 +110,7 @@ class Run:
             origin=origin,
             task_settings=dict(task.config()),
             distribution=distribution,
+            depth=own_depth(model),
         )
         model.save_pretrained(folder / MODEL)
         write_json(folder / CONFIG, config.to_dict())
@@ -125,7 +129,13 @@ class Run:
         return self.config.curriculum.max_n
 
     def model(self, device: torch.device | str = "cpu") -> LoopedTransformer:
-        """The model with its averaged weights.
+        """The model with its averaged weights, which knows how many loops an input takes.
+
+        ``model(inputs)`` runs T(n), n being the length of the inputs; or, where training ran the
+        same number of loops whatever the length (``objective.n_loops``; 1 for an ordinary
+        transformer), as many. Names of hooks,
+        layers and blocks are those of T(n) at the training cutoff; ``model.unroll(n_loops)`` has
+        those of another number.
 
         Raises:
             CheckpointError: If there is no checkpoint yet, or it is damaged.
@@ -147,7 +157,18 @@ class Run:
                 given="another one",
                 fix="The files do not belong together: restore them, or train anew.",
             )
+        model.loop_rule = self._loop_rule()
         return model
+
+    def _loop_rule(self) -> LoopRule:
+        from loopinterp.models import LoopRule
+
+        config = self.config
+        depth = config.depth if isinstance(config, GivenModelConfig) else config.objective.n_loops
+        if depth is not None:
+            return LoopRule(depth)
+        rule = LoopsByLength(self.task())
+        return LoopRule(rule.of(self.cutoff), rule)
 
     def task(self) -> Task:
         """The task that the model is trained on, or asked."""
@@ -187,6 +208,27 @@ class Run:
         metadata = read_metadata(path)
         with reading_counters(path):
             return int(json.loads(metadata["scalars"])["steps_done"]), float(metadata["seconds"])
+
+
+@dataclass(frozen=True)
+class LoopsByLength:
+    """T(n) by the positions of an input: the n whose examples take as many, or the next.
+
+    Example:
+        >>> from loopinterp.tasks import get_task
+        >>> LoopsByLength(get_task("copy"))(8)  # three letters and three blanks, and two signs
+        3
+    """
+
+    task: Task
+
+    def __call__(self, n_pos: int) -> int:
+        fits = (n for n in range(1, n_pos) if self.task.n_positions(n) >= n_pos)
+        return self.of(next(fits, n_pos))
+
+    def of(self, n: int) -> int:
+        """T(n), and one loop where the task asks for none."""
+        return max(self.task.n_loops(n), 1)
 
 
 def need_free_folder(folder: Path) -> None:

@@ -135,3 +135,31 @@ def test_pushing_writes_the_same_files(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setattr("huggingface_hub.hub_mixin.HfApi", FakeApi)
     assert build("demo").push_to_hub("someone/adder") == "commit"
     assert {"config.json", "model.safetensors"} <= set(pushed["someone/adder"])
+
+
+def test_a_hub_is_asked_for_marked_names_only(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def download(name: str, **options: object) -> str:
+        asked.append((name, options["revision"]))
+        return str(saved)
+
+    monkeypatch.setattr("loopinterp.models.pretrained.snapshot_download", download)
+    for mistyped in ("runs/dmo", "owner/name", saved.parent / "modle"):
+        with pytest.raises(CheckpointError, match=r"got no such folder.*write hf: before"):
+            LoopedTransformer.from_pretrained(mistyped)
+    assert asked == []
+    model = LoopedTransformer.from_pretrained("hf:owner/name", revision="main")
+    assert asked == [("owner/name", "main")]
+    assert model.config == build("demo").config
+
+
+def test_options_of_a_download_do_not_go_with_a_folder(saved: Path) -> None:
+    with pytest.raises(InputError, match="revision: expected none with a folder"):
+        LoopedTransformer.from_pretrained(saved, revision="main")
+
+
+def test_weights_can_be_read_in_another_type(saved: Path) -> None:
+    assert LoopedTransformer.from_pretrained(saved, dtype="bfloat16").dtype == torch.bfloat16
+    with pytest.raises(InputError, match="dtype"):
+        LoopedTransformer.from_pretrained(saved, dtype="float31")

@@ -6,6 +6,7 @@ import json
 import math
 import pickle
 import shutil
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ import torch
 
 from loopinterp.errors import CheckpointError, ConfigError, InputError
 from loopinterp.storage import read_json, read_tensors, write_json, write_tensors
-from loopinterp.training import ObjectiveConfig, Run, Trainer, TrainingConfig, train
-from loopinterp.training.run import read_metadata
+from loopinterp.tasks import get_task, list_tasks
+from loopinterp.training import ObjectiveConfig, Run, Trainer, TrainingConfig, evaluate, train
+from loopinterp.training.run import LoopsByLength, read_metadata
 
 CHECKPOINT = "state/checkpoint.safetensors"
 
@@ -88,6 +90,55 @@ def test_a_run_leaves_what_it_promises(tiny: TrainingConfig, whole: Path) -> Non
         "model/model.safetensors",
         CHECKPOINT,
     }
+
+
+def test_the_model_of_a_run_knows_its_loops(whole: Path) -> None:
+    run = Run.load(whole)
+    model, task = run.model(), run.task()
+    assert model.n_loops == task.n_loops(run.cutoff) == 4
+    generator = torch.Generator().manual_seed(0)
+    for n in (1, 3, 6):
+        batch = task.sample(n, batch_size=5, generator=generator)
+        with torch.no_grad():
+            given, told = model(batch.inputs), model(batch.inputs, n_loops=task.n_loops(n))
+        assert torch.equal(given, told)
+    mixed = task.sample(torch.tensor([2, 5, 3]), generator=generator)
+    with torch.no_grad():
+        given = model(mixed.inputs, n_loops=mixed.n_loops)
+        for row, (n, n_loops) in enumerate(zip(mixed.n.tolist(), mixed.n_loops.tolist())):
+            alone = model(mixed.inputs[row : row + 1, : task.n_positions(n)], n_loops=n_loops)
+            torch.testing.assert_close(given[row, : alone.shape[1]], alone[0])
+    again = deepcopy(model)
+    assert again.loop_rule == model.loop_rule
+
+
+@pytest.mark.parametrize("name", list_tasks())
+def test_loops_by_length_are_those_of_the_task(name: str) -> None:
+    task = get_task(name)
+    rule = LoopsByLength(task)
+    batches = (
+        task.sample(n, batch_size=2, generator=torch.Generator().manual_seed(n))
+        for n in (1, 2, 3, 7, 12)
+    )
+    for batch in batches:
+        assert rule(batch.inputs.shape[1]) == int(batch.n_loops[0])
+
+
+def test_a_run_of_an_ordinary_transformer_is_one_loop_deep(
+    tiny: TrainingConfig, tmp_path: Path
+) -> None:
+    config = tiny.replace(objective=ObjectiveConfig(kind="last", n_loops=1), steps=2)
+    trained = train(config, tmp_path / "trained", progress=False)
+    model, task = trained.model(), trained.task()
+    given = Run.from_model(model, task, tmp_path / "given", max_n=3, origin="trained elsewhere")
+    inputs = task.sample(5, batch_size=2, generator=torch.Generator().manual_seed(0)).inputs
+    for run in (trained, Run.load(given.folder)):
+        one = run.model()
+        assert one.n_loops == one.cfg.n_layers == 1
+        assert torch.equal(one(inputs), one(inputs, n_loops=1))
+        assert evaluate(one, task, [2], n_samples=4).depth == 1
+    looped = Run.from_model(model.unroll(2), task, tmp_path / "looped", max_n=3, origin="x")
+    assert evaluate(looped.model(), task, [2], n_samples=4).depth is None
 
 
 def test_saved_weights_are_the_average(tiny: TrainingConfig, whole: Path) -> None:
