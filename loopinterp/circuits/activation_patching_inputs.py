@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loopinterp.circuits.activation_patching_result import WORDS
-from loopinterp.errors import InputError, check_choice, unknown_name
+from loopinterp.circuits.activation_patching_result import LOOP, STATE
+from loopinterp.errors import HookError, InputError, unknown_name
 from loopinterp.models.looped_transformer import LoopedTransformer
 from loopinterp.models.sites import resolve_index
 
@@ -99,10 +100,50 @@ class Comparison:
         return float((pair[:, 0] - pair[:, 1]).mean())
 
 
-def check_run(
-    model: Any, base: Tensor, source: Tensor, other: Tensor | None, component: str
-) -> None:
-    """Raise unless there are pairs to patch between, and a component to patch."""
+@dataclass(frozen=True)
+class Patched:
+    """What is patched.
+
+    Attributes:
+        name: Its short name.
+        kind: What tensor it is, as :class:`~loopinterp.models.sites.Address` has it.
+        per_loop: Whether it happens once per loop, and not in a layer.
+    """
+
+    name: str
+    kind: str
+    per_loop: bool
+
+    @property
+    def axis(self) -> str:
+        """What the axis of layers says of what is in none."""
+        return STATE if self.name == STATE else LOOP
+
+    @property
+    def by_head(self) -> bool:
+        """Whether it is patched head by head."""
+        return self.kind in ("head", "fork", "pattern")
+
+
+def patched_component(model: LoopedTransformer, component: str) -> Patched:
+    """The component of that name, of a layer or of a loop.
+
+    Raises:
+        InputError: If there is none.
+    """
+    if component == STATE:
+        return Patched(STATE, "residual", per_loop=True)
+    book = model.addresses()
+    shorts = {book.short(full): full for full in book.components}
+    try:
+        full = book.component(component)
+    except HookError:
+        raise unknown_name("component", component, [*shorts, STATE]) from None
+    return Patched(book.short(full), book.kinds[full], full in book.per_loop)
+
+
+def check_run(model: Any, base: Tensor, source: Tensor, other: Tensor | None) -> None:
+    """Raise unless there are pairs to patch between."""
     if not isinstance(model, LoopedTransformer):
         raise InputError(
             "model",
@@ -110,7 +151,6 @@ def check_run(
             given=type(model).__name__,
             fix="Use interchange interventions on states (compare_programs).",
         )
-    check_choice("component", component, WORDS)
     if base.ndim < 2 or not len(base):
         raise InputError(
             "base",

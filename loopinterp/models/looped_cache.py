@@ -161,7 +161,7 @@ class LoopedCache(ActivationCache):
         """
         book = self._book
         component = book.component(component)
-        per_loop = f"loops.0.{component}" in book.addresses
+        per_loop = component in book.per_loop
         layers, one = (
             ([None], True) if per_loop else resolve_index(layer, book.config.n_layers, "layer")
         )

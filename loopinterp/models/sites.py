@@ -44,6 +44,8 @@ _SHORT = {
     "k": "attn.hook_k",
     "v": "attn.hook_v",
     "z": "attn.hook_z",
+    **{name: f"attn.hook_{name}" for name in ("rot_q", "rot_k", "result")},
+    **{f"{name}_input": f"attn.hook_{name}_input" for name in "qkv"},
     "pre": "mlp.hook_pre",
     "post": "mlp.hook_post",
 }
@@ -110,8 +112,9 @@ class AddressBook:
         self.config, self.n_loops = config, n_loops
         in_layer, (opening, closing) = layer_sites(config, flags), loop_sites(config)
         embedding, final = top_sites(config)
-        self.components = [*in_layer, *opening, *closing]
-        self._per_loop = {*opening, *closing}
+        self.kinds = {**in_layer, **opening, **closing}
+        self.components = list(self.kinds)
+        self.per_loop = {*opening, *closing}
         self._sizes = {
             "prelude": config.n_prelude,
             "block": config.n_layers,
@@ -153,8 +156,13 @@ class AddressBook:
             raise unknown_name("component", name, self.components, HookError)
         return component
 
+    def short(self, component: str) -> str:
+        """The short name of a component, "z" or "resid_pre"; the full one where it has none."""
+        short = component.rpartition("hook_")[2]
+        return short if self._full_component(short) == component else component
+
     def _full_component(self, name: str) -> str | None:
-        candidates = (name, f"hook_{name}", _SHORT.get(name))
+        candidates = (name, f"hook_{name}", _SHORT.get(name.removeprefix("hook_")))
         return next((known for known in candidates if known in self.components), None)
 
     def site(
@@ -185,7 +193,7 @@ class AddressBook:
             loops, one_loop = resolve_index(loop, self.n_loops, "loop")
         else:
             self._refuse(component, "it happens once per run", loop=loop)
-        if component in self._per_loop:
+        if component in self.per_loop:
             around = None if section == "block" else section
             self._refuse(component, "it happens once per loop", layer=layer, section=around)
         else:
@@ -218,7 +226,7 @@ class AddressBook:
         if alias:
             looped, component = alias[1] is not None, alias[6]
             loop, layer = (None if i is None else int(i) for i in (alias[2], alias[3] or alias[5]))
-            if (layer is None) == (component in self._per_loop):
+            if (layer is None) == (component in self.per_loop):
                 section = "block" if looped else alias[4]
                 return self.site(component, loop=loop, layer=layer, section=section)  # type: ignore[return-value]
         number = re.match(r"^(blocks|loops)\.(\d+)\.", name)
