@@ -146,6 +146,16 @@ def fails(tree: Path, files: list[str]) -> bool:
     return os.waitpid(child, 0)[1] != 0
 
 
+def killer(tree: Path, module: str, text: str, tried: list[list[str]]) -> str:
+    """The tests that fail on a mutant of a module, and not without it; "" if none does."""
+    whole = (tree / module).read_text()
+    (tree / module).write_text(text)
+    failing = (" ".join(files) for files in tried if fails(tree, files))
+    found = next((f for f in failing if not fails_anyway(tree, f, module, whole)), "")
+    (tree / module).write_text(whole)
+    return found
+
+
 def fails_anyway(tree: Path, files: str, module: str, whole: str) -> bool:
     """Whether tests fail without the mutant, too; they would seem to kill every one."""
     if files not in _FAIL_ANYWAY:
@@ -172,20 +182,28 @@ def main() -> None:
     import transformer_lens  # noqa: F401
     import xarray  # noqa: F401
 
-    done = len(args.log.read_text().splitlines()) if args.log.exists() else 0
-    with tempfile.TemporaryDirectory() as folder, args.log.open("a") as log:
+    drawn = draw(args.count, args.seed)
+    with tempfile.TemporaryDirectory() as folder, args.log.open("a+") as log:
         tree = Path(folder, "tree")
         ignored = shutil.ignore_patterns(".git", ".venv", "__pycache__", "runs", "_build")
         shutil.copytree(ROOT, tree, ignore=ignored)
-        for module, line, old, new, text in draw(args.count, args.seed)[done:]:
-            whole = (tree / module).read_text()
-            (tree / module).write_text(text)
-            killers = (" ".join(f) for f in tests_of(module) if fails(tree, f))
-            killed = next((f for f in killers if not fails_anyway(tree, f, module, whole)), "")
-            (tree / module).write_text(whole)
-            row = {"module": module, "line": line, "old": old, "new": new, "killed_by": killed}
-            log.write(json.dumps(row) + "\n")
-            log.flush()
+        log.seek(0)
+        rows = [json.loads(line) for line in log]
+        for tests in ("own", "others"):  # the quick ones first, for all mutants
+            done = {row["number"] for row in rows if row["killed_by"] or row["tests"] == tests}
+            for number in (n for n in range(len(drawn)) if n not in done):
+                module, line, old, new, text = drawn[number]
+                files = tests_of(module)
+                tried = files[:1] if tests == "own" else files[1:]
+                row = {"number": number, "module": module, "line": line, "old": old, "new": new}
+                row |= {"tests": tests, "killed_by": killer(tree, module, text, tried)}
+                rows.append(row)
+                log.write(json.dumps(row) + "\n")
+                log.flush()
+    survivors = [r for r in rows if r["tests"] == "others" and not r["killed_by"]]
+    print(f"{len(drawn) - len(survivors)} of {len(drawn)} mutants killed")
+    for row in survivors:
+        print(f"{row['module']}:{row['line']}: {row['old']} -> {row['new']}")
 
 
 if __name__ == "__main__":
