@@ -74,7 +74,7 @@ def attribute_logit(
         way.through_loop(t)
     state = read(f"loops.{from_loop}.hook_state_pre")
     way.write(f"state before loop {from_loop}", state, "state")
-    return _named(way.parts[::-1], (choice * logits).sum(-1), dims)
+    return _named(way.parts[::-1], choice, logits, dims)
 
 
 class _WayBack:
@@ -209,7 +209,10 @@ def _one_hot(name: str, tokens: int | Tensor, logits: Tensor) -> Float[Tensor, "
 
 
 def _named(
-    parts: list[tuple[dict[str, Any], Tensor]], target: Tensor, dims: tuple[str, ...]
+    parts: list[tuple[dict[str, Any], Tensor]],
+    choice: Tensor,
+    logits: Tensor,
+    dims: tuple[str, ...],
 ) -> xr.DataArray:
     """The parts under their names, if they add up.
 
@@ -219,8 +222,9 @@ def _named(
     import xarray as xr
 
     values = torch.stack([logit for _, logit in parts])
-    gap, size = (values.sum(0) - target).abs(), values.abs().sum(0) + target.abs()
-    # Far above rounding, far below a part left out.
+    gap = (values.sum(0) - (choice * logits).sum(-1)).abs()
+    # Far above rounding, far below a part left out; a difference may be zero where logits are not.
+    size = values.abs().sum(0).max() + logits.abs().max()
     if bool((gap > torch.finfo(values.dtype).eps ** 0.5 * size).any()):
         raise InputError(
             "logit_attribution",

@@ -12,7 +12,7 @@ from torch import Tensor
 from loopinterp.errors import HookError, InputError
 from loopinterp.models import LoopedCache, LoopedTransformer, LoopedTransformerConfig
 from loopinterp.models.model_config import Injection, Norm, NormType
-from loopinterp.rasp import compile_program
+from loopinterp.rasp import compile_program, rotate
 from tests.models.variants import VARIANTS, build, some_inputs
 
 SURROUND = {"n_prelude": 1, "n_coda": 2, "n_layers": 2}
@@ -252,6 +252,13 @@ def test_the_loop_and_part_that_write_an_answer_of_a_known_program() -> None:
     writes = parts.groupby("loop").sum().sel(loop=range(6)).values != 0
     value = compiled.circuit.decode("prefix", states)  # [loop, batch, pos]
     assert (torch.from_numpy(writes) == (value[1:] != value[:-1])).all()
+
+
+def test_rounding_where_a_difference_is_zero_is_no_fault() -> None:
+    model = rotate(compile_program("prefix_mod_5", max_length=6), seed=0).model
+    _, cache = model.run_with_cache(torch.tensor([[5, 0, 0, 0, 0, 0]]), n_loops=6)
+    parts = cache.logit_attribution(3, incorrect_tokens=4, from_loop=0)
+    assert 0 < abs(parts.sum("component")).max() < 1e-5, "neither is the answer anywhere"
 
 
 def test_attribution_along_the_unembedding_alone_is_refused_behind_another_norm() -> None:
