@@ -340,6 +340,7 @@ class LoopedCache(ActivationCache):
                 fix="Load the cache with the model that it was made with.",
             )
         view = model.unroll(index["n_loops"])
+        view.flag_for(index["names"])
         kept = read_activations(folder, index, known=view.addresses().addresses)
         return cls(kept, view, index["has_batch_dim"])
 

@@ -13,7 +13,7 @@ from loopinterp.models.looped_model import Iteration
 from loopinterp.models.positions import AttentionContext
 from loopinterp.models.pretrained import PretrainedMixin
 from loopinterp.models.run_inputs import check_dtype, check_state, loop_span
-from loopinterp.models.run_length import refuse_ends
+from loopinterp.models.run_length import ends_of
 from loopinterp.models.sites import Address, Index
 from loopinterp.models.taps import Recorder, Taps
 from loopinterp.models.transformer_lens_names import TransformerLensNames
@@ -253,12 +253,8 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
 
     @staticmethod
     def _ends(n_loops: Any, start: int, stop: int | None, return_type: str) -> Tensor | None:
-        """The number of loops of each example, where there is one for each."""
-        if not isinstance(n_loops, torch.Tensor):
-            return None
         whole = return_type if return_type in ("states", "all_logits") else None
-        refuse_ends(start_at_loop=start, stop_at_loop=stop, return_type=whole)
-        return n_loops
+        return ends_of(n_loops, start_at_loop=start, stop_at_loop=stop, return_type=whole)
 
     @staticmethod
     def _fires(address: Address, span: range, return_type: str) -> bool:

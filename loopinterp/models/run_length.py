@@ -103,9 +103,14 @@ class LoopCount:
         """Loops of a run over an input; those of the example that takes most."""
         if isinstance(n_loops, torch.Tensor):
             return max(1, int(check_ends(n_loops, inputs).max()))
-        if self._rule is None or self._told(n_loops) or getattr(inputs, "ndim", 0) < 2:
+        # What is no input at all is refused where it is read.
+        return self._loops_at(n_loops, inputs.shape[1] if getattr(inputs, "ndim", 0) > 1 else None)
+
+    def _loops_at(self, n_loops: int | None, n_pos: int | None) -> int:
+        """Loops of a run over so many positions."""
+        if self._rule is None or n_pos is None or self._told(n_loops):
             return self._loops(n_loops)
-        return check_integer("n_loops of the model's rule", self._rule(inputs.shape[1]), least=1)
+        return check_integer("n_loops of the model's rule", self._rule(n_pos), least=1)
 
     def _told(self, n_loops: object) -> bool:
         """Whether a run's number of loops was said, here or around, and is not the rule's."""
@@ -128,8 +133,14 @@ class LoopCount:
                 )
 
 
-def refuse_ends(**options: Any) -> None:
-    """Raise on what a number of loops for each example cannot be combined with."""
+def ends_of(n_loops: object, **options: Any) -> Tensor | None:
+    """The number of loops of each example, where there is one for each; None where there is not.
+
+    Raises:
+        InputError: If there is an option that it cannot be combined with.
+    """
+    if not isinstance(n_loops, torch.Tensor):
+        return None
     given = {name: value for name, value in options.items() if value not in (None, 0)}
     for name, value in given.items():
         raise InputError(
@@ -138,3 +149,4 @@ def refuse_ends(**options: Any) -> None:
             given=repr(value),
             fix="Pass one n_loops for all; or leave it out, and return 'logits' or 'state'.",
         )
+    return n_loops

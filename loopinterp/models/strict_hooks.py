@@ -117,9 +117,7 @@ class LoopHooks(LoopCount, HookedRootModule):
             >>> model.cache_nbytes(2, 3, n_loops=4, names_filter="resid_post")  # 4 * 2 * 3 * 8 * 4
             768
         """
-        if n_loops is None and self.loop_rule is not None:
-            n_loops = self.loop_rule(n_pos)
-        book = self.addresses(n_loops)
+        book = self.addresses(self._loops_at(n_loops, n_pos))
         names = book.select(names_filter, loops)
         shapes = (book.addresses[name].shape(self.config, batch, n_pos, n_kept) for name in names)
         itemsize = (check_dtype(dtype) or next(self.parameters()).dtype).itemsize

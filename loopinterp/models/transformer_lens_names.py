@@ -6,7 +6,7 @@ weights happen to be the same, for its default number of loops T.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -238,6 +238,12 @@ class TransformerLensNames(LoopedNetwork):
     set_use_split_qkv_input = _flag("use_split_qkv_input")
     set_use_attn_result = _flag("use_attn_result")
     set_use_hook_mlp_in = _flag("use_hook_mlp_in")
+
+    def flag_for(self, names: Iterable[str]) -> None:
+        """Turn on the flags that hooks of these names need."""
+        for name in names:
+            site = name.removesuffix("_grad")
+            self._flags |= {flag for flag, ends in OPTIONAL_SITES.items() if site.endswith(ends)}
 
     def set_use_attn_in(self, use: bool) -> None:
         """Raise where ``use`` is True: there is one copy of the stream for each of q, k and v."""

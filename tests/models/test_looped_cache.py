@@ -309,3 +309,13 @@ def test_a_damaged_index_is_refused(tmp_path: Path, change: dict[str, object]) -
     path.write_text("[]")
     with pytest.raises(CheckpointError, match="a JSON object"):
         LoopedCache.load(tmp_path, cache.model)
+
+
+def test_a_cache_of_what_each_head_reads_goes_to_disk_and_back(tmp_path: Path) -> None:
+    model = build("demo")
+    model.set_use_split_qkv_input(True)
+    _, cache = model.run_with_cache(some_inputs(model), n_loops=2, names_filter="q_input")
+    cache.save(tmp_path)
+    again = LoopedCache.load(tmp_path, build("demo"))
+    assert torch.equal(again.stack("q_input"), cache.stack("q_input"))
+    assert again.stack("q_input").shape == (2, 3, 7, 2, 16)
