@@ -189,6 +189,25 @@ const figureLayout = (() => {
     }
   }
 
+  /* Graphs of boxes keep their size in pixels: their parts follow one another as words do. */
+  function flow(layout, parts, width) {
+    const gap = 28;
+    let left = 0, top = 0, height = 0;
+    const corners = parts.map(([w, h]) => {
+      if (left && left + w > width) [left, top] = [0, height + gap];
+      const corner = [left, top];
+      left += w + gap;
+      height = Math.max(height, top + h);
+      return corner;
+    });
+    parts.forEach(([w, h], k) => {
+      const [x, y] = corners[k];
+      layout[axisName("x", k)].domain = [x / width, Math.min((x + w) / width, 1)];
+      layout[axisName("y", k)].domain = [Math.max(1 - (y + h) / height, 0), 1 - y / height];
+    });
+    return Object.assign(layout, { height, margin: { l: 0, r: 0, t: 0, b: 0 } });
+  }
+
   /* The layout of a figure for a width in pixels. */
   function adapt(spec, width) {
     const layout = structuredClone(spec.layout);
@@ -196,11 +215,8 @@ const figureLayout = (() => {
     Object.assign(layout, { width, autosize: false, showlegend: false, sliders: [] });
     if (layout.coloraxis) layout.coloraxis.showscale = false;
     const meta = layout.meta && layout.meta.loopinterp;
-    if (!meta) {
-      // A graph of boxes has a width of its own, below which they overlap: it is scrolled.
-      layout.width = Math.max(width, spec.layout.width || 0);
-      return layout;
-    }
+    if (!meta) return layout;
+    if (meta.parts) return flow(layout, meta.parts, width);
     const p = plan(spec, layout, meta, width);
     layout.font.size = p.size;
     planNames(p);
