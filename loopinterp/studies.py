@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from loopinterp import circuits, dynamics, ground_truth, lenses, models, probing, rasp
+from loopinterp import circuits, dynamics, ground_truth, lenses, models, probing, rasp, tasks
 from loopinterp.results import SUFFIX
 from loopinterp.studied_model import StudiedModel
 
@@ -22,6 +22,9 @@ KNOWN_LENGTH, KNOWN_POSITIONS = 5, 14
 
 SHORT = 6
 """Programs are told apart on inputs of at least twice this length, where the model has room."""
+
+EXAMPLE_LENGTH, EXAMPLE_POSITIONS = 8, 16
+"""An input that is worked by hand: so short that it can be read."""
 
 FEWEST_BITS = 16
 """Carries that are followed need room on both sides of the front."""
@@ -107,6 +110,19 @@ def _no_planted_carry(model: StudiedModel) -> str:
     if not model.programs():
         return "the model does not read pairs of bits as tokens"
     return _no_room_for_carries(model)
+
+
+@_study("example", "what is asked, and what does the model make of one input?")
+def _example(model: StudiedModel) -> Result:
+    fits = (n for n in range(EXAMPLE_LENGTH, 1, -1) if _is_readable(model, n))
+    return lenses.worked_example(
+        model.model,
+        model.sample(model.length(next(fits, 1)), 64),
+        asks=model.task.describe(),
+        explain=partial(_by_hand, model),
+        symbols=_answer_words(model),
+        seed=model.seed,
+    )
 
 
 @_study("convergence", "does the state settle, and is it right?")
@@ -227,6 +243,38 @@ def _ground_truth(model: StudiedModel) -> Result:
         seed=model.seed,
     )
     return ground_truth.ground_truth_study(models, seed=model.seed)
+
+
+def _is_readable(model: StudiedModel, n: int) -> bool:
+    return model.task.n_positions(n) <= EXAMPLE_POSITIONS
+
+
+def _by_hand(model: StudiedModel, example: Batch) -> tuple[str, dict[str, list[str]]]:
+    """How one example is done by hand, and what stands at each position."""
+    tokens = example.inputs[0]
+    rows = {"input": _labels(model, tokens) or [str(value) for value in tokens.tolist()]}
+    if not isinstance(model.task, tasks.Addition):
+        return "", rows
+    carries = model.task.carry_in(example)[0].tolist()
+    rows["carry in"] = [str(c) if one >= 0 else "" for c, one in zip(carries, example.targets[0])]
+    asked = example.targets[0] >= 0
+    numbers = (*(x[0].long() for x in model.task.operands(example)), example.targets[0])
+    a, b, total = (sum(int(bit) << k for k, bit in enumerate(x[asked])) for x in numbers)
+    fits = f", of which {int(example.n[0])} bits hold {total}" if a + b != total else ""
+    text = (
+        f"By hand: {a} + {b} = {a + b}{fits}. Bit by bit from the left, where the least "
+        "significant one stands: a carry starts where both bits are 1, goes on where one of them "
+        "is, and ends where none is. A bit of the answer is 1 if its two bits and the carry into "
+        "it hold one 1 or three."
+    )
+    return text, rows
+
+
+def _answer_words(model: StudiedModel) -> list[str] | None:
+    """A word for each class of the answer, where it is not its number."""
+    if not isinstance(model.task, tasks.FullOutput):
+        return None
+    return [*model.task.symbols[: model.task.n_answer_symbols], "EOS"]
 
 
 def _labels(model: StudiedModel, tokens: Tensor) -> list[str] | None:

@@ -32,11 +32,16 @@ class AttentionResult(Result, kind="attention"):
             query itself; negative distances look to the right.
         mass_even: Control: the same if each query spread its attention evenly over the keys it
             may see.
+        received: Mean attention that a key gets from the queries that may see it, itself left
+            out, likewise; NaN where these are fewer than a quarter of the positions, since it
+            is then a distance that is seen, and no place.
+        received_even: Control, likewise.
         entropy: Mean entropy of attention in bits.
 
     Attributes:
         entropy_even: Control: mean entropy, in bits, of attention spread evenly.
         labels: One for each position of the example.
+        fixed: Whether all examples have the same input there, by position.
         example: Which example of the batch is shown.
         n_examples: Examples behind the means.
     """
@@ -45,19 +50,28 @@ class AttentionResult(Result, kind="attention"):
         "patterns": "loop layer head query key",
         "mass": f"loop layer head distance {ESTIMATE}",
         "mass_even": "distance",
+        "received": f"loop layer head key {ESTIMATE}",
+        "received_even": "key",
         "entropy": "loop layer head",
     }
 
     entropy_even: float
     labels: list[str]
+    fixed: list[bool]
     example: int
     n_examples: int
 
     def strongest(self) -> dict[str, int]:
         """Layer, head and distance whose mass is furthest above the even control over all loops."""
-        mass = self.data["mass"].sel({ESTIMATE: "value"}).mean("loop")
-        above = mass - self.data["mass_even"]
-        best = above.argmax(["layer", "head", "distance"])
+        return self._furthest("mass")
+
+    def strongest_sink(self) -> dict[str, int] | None:
+        """Layer, head and key that gets most beyond the even control; None if none is a place."""
+        return self._furthest("received") if self.data["received_even"].notnull().any() else None
+
+    def _furthest(self, name: str) -> dict[str, int]:
+        above = self.data[name].sel({ESTIMATE: "value"}).mean("loop") - self.data[f"{name}_even"]
+        best = above.argmax(list(map(str, above.dims)))
         return {str(axis): int(above[axis][at]) for axis, at in best.items()}
 
 
@@ -72,10 +86,11 @@ def attention_study(
     max_distance: int = 8,
     seed: int = 0,
 ) -> AttentionResult:
-    r"""Attention of every head at every loop, by position and by distance.
+    r"""Attention of every head at every loop, by position, by distance and by key.
 
     The mass of distance d is the mean of :math:`A_{q, q-d}` over examples and over queries q for
-    which q - d is a position that attention may reach.
+    which q - d is a position that attention may reach; what key k receives is the mean of
+    :math:`A_{q, k}` over all other queries that may reach it, which is large for a sink.
 
     Args:
         model: The model.
@@ -97,7 +112,7 @@ def attention_study(
         >>> result = attention_study(LoopedTransformer(config), tokens, n_loops=3)
         >>> result
         AttentionResult(loop: 3, layer: 1, head: 2, query: 4, key: 4, distance: 4, estimate: 3;
-                        patterns, mass, mass_even, entropy)
+                        patterns, mass, mass_even, received, received_even, entropy)
     """
     n_examples, n_pos = inputs.shape[:2]
     check_integer("example", example, least=0, most=n_examples - 1)
@@ -115,19 +130,20 @@ def attention_study(
         causal, window = model.config.causal, model.config.attention_window
         visible = attention_mask(n_pos, causal=causal, window=window, device=patterns.device)
         mass, even, distances = _by_distance(patterns, visible, max_distance)
-        half = 1.96 * mass.std(1, correction=1 if n_examples > 1 else 0) / n_examples**0.5
-        mean = mass.mean(1)
-        ends = mean, (mean - half).clamp(min=0), (mean + half).clamp(max=1)
-        axes = dict(zip(("loop", "layer", "head"), map(range, mean.shape)))
+        received, received_even = _by_key(patterns, visible)
+        axes = dict(zip(("loop", "layer", "head"), map(range, patterns[:, 0].shape)))
         return AttentionResult.of(
             watch,
             coords={**axes, "distance": distances},
             patterns=patterns[:, example],
-            mass=torch.stack(ends, -1),
+            mass=_over_examples(mass),
             mass_even=even,
+            received=_over_examples(received),
+            received_even=received_even,
             entropy=torch.special.entr(patterns).sum(-1).mean((1, -1)) / math.log(2),
             entropy_even=float(visible.sum(-1).double().log2().mean()),
             labels=[str(k) for k in labels or range(n_pos)],
+            fixed=(inputs == inputs[:1]).reshape(n_examples, n_pos, -1).all(-1).all(0).tolist(),
             example=example,
             n_examples=n_examples,
         )
@@ -141,6 +157,23 @@ def _patterns(
         cache.stack("attn.hook_pattern", layer=layer) for layer in range(model.config.n_layers)
     ]
     return torch.stack(layers, dim=2).double()
+
+
+def _over_examples(mass: Tensor) -> Tensor:
+    """Mean [loop, layer, head, place, estimate] of examples on the second axis, with its ends."""
+    n_examples = mass.shape[1]
+    half = 1.96 * mass.std(1, correction=1 if n_examples > 1 else 0) / n_examples**0.5
+    mean = mass.mean(1)
+    return torch.stack([mean, (mean - half).clamp(min=0), (mean + half).clamp(max=1)], -1)
+
+
+def _by_key(patterns: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
+    """Mass that each key receives ``[loop, batch, layer, head, key]``, and its even control."""
+    others = visible & ~torch.eye(len(visible), dtype=torch.bool, device=visible.device)
+    seen_by = others.sum(0)
+    even = visible / visible.sum(-1, keepdim=True)
+    count = torch.where(seen_by >= max(3, len(visible) / 4), seen_by, float("nan")).double()
+    return (patterns * others).sum(-2) / count, (even * others).sum(0) / count
 
 
 def _by_distance(

@@ -47,6 +47,13 @@ def has_programs(task: str) -> bool:
 
 SECTIONS = (
     Section(
+        key="example",
+        title="The task, and one input loop by loop",
+        short="The task",
+        question="What is asked, and what does the model make of it?",
+        missing="no worked example, so the task is not shown",
+    ),
+    Section(
         key="generalisation",
         title="Length generalisation",
         question="Does it get inputs right that are longer than any it was trained on?",
