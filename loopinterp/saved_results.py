@@ -27,6 +27,7 @@ KINDS = {
     "program-comparison": "loopinterp.circuits.program_comparison",
     "subspace-search": "loopinterp.circuits.subspace_search",
     "variable-interchange": "loopinterp.circuits.variable_interchange",
+    "worked-example": "loopinterp.lenses.worked_example",
 }
 """Each kind of result of the package -> the module that defines it."""
 

@@ -262,10 +262,9 @@ def _by_hand(model: StudiedModel, example: Batch) -> tuple[str, dict[str, list[s
     a, b, total = (sum(int(bit) << k for k, bit in enumerate(x[asked])) for x in numbers)
     fits = f", of which {int(example.n[0])} bits hold {total}" if a + b != total else ""
     text = (
-        f"By hand: {a} + {b} = {a + b}{fits}. Bit by bit from the left, where the least "
-        "significant one stands: a carry starts where both bits are 1, goes on where one of them "
-        "is, and ends where none is. A bit of the answer is 1 if its two bits and the carry into "
-        "it hold one 1 or three."
+        f"By hand: {a} + {b} = {a + b}{fits}. Bit by bit from the left, of the two bits and the "
+        "carry in: where two or three are 1, a carry goes on to the next bit; where one or three "
+        "are, the answer is 1."
     )
     return text, rows
 

@@ -54,10 +54,10 @@ def _said(
     if name == "mass":
         where, who = place(best["distance"]), ""
     else:
-        where, who = _key(result, best["key"]), ", whatever their distance from it"
+        where, who = _key(result, best["key"]), " and positions, whatever their distance"
     text = (
         f"{_head_name(result, best).capitalize()} gives {percent(share)} of its attention to "
-        f"{where} (mean over loops and over all positions that may see it{who}), against "
+        f"{where} (mean over loops{who}), against "
         f"{percent(even)} if it were spread evenly over what a position may see."
     )
     return Finding(text, value=f"{percent(share)} on {where}")
@@ -97,8 +97,8 @@ def _patterns(result: AttentionResult) -> Figure:
             "a pattern that no longer changes belongs to a head that has settled."
         ),
         control=(
-            "A head without preference would colour alike all the positions that a row may see; "
-            "the next figure measures every head against that, over many examples."
+            "A head without preference colours alike all positions that a row may see; “Where "
+            "heads look” measures every head against that, over many examples."
         ),
         data=tidy({"attention": patterns}).query("attention > 1e-3").round(4),
     )

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class WorkedExample(Result, kind="worked example"):
+class WorkedExample(Result, kind="worked-example"):
     """What :func:`worked_example` returns.
 
     Arrays:

@@ -12,13 +12,12 @@ from loopinterp.results import Figure, Finding, figures_of, findings_of
 
 SECTION = "example"
 _MOST_LOOPS = 12
-_RIGHT = "right answer"
 
 
 @findings_of.register
 def _(result: WorkedExample) -> list[Finding]:
     """What is asked, how it is done by hand, and when the model has it."""
-    said = [Finding(text) for text in (result.asks, result.by_hand) if text]
+    task = " ".join(text for text in (result.asks, result.by_hand) if text)
     asked = result.data["target"] >= 0
     right = ((result.data["answer"] == result.data["target"]) & asked).sum("pos").values
     n_loops, n_asked, since = len(right) - 1, int(asked.sum()), result.right_from()
@@ -29,7 +28,7 @@ def _(result: WorkedExample) -> list[Finding]:
         )
     else:
         text = f"{first}, and all of them from loop {since} on (it is asked after {n_loops})."
-    return [*said, Finding(text)]
+    return [*([Finding(task)] if task else []), Finding(text)]
 
 
 @figures_of.register
@@ -39,7 +38,7 @@ def _(result: WorkedExample) -> list[Figure]:
     if len(loops) > _MOST_LOOPS:
         loops = loops[np.linspace(0, len(loops) - 1, _MOST_LOOPS).round().astype(int)]
     asked = result.data["target"].values >= 0
-    words = {**result.rows, _RIGHT: _words(result, result.data["target"].values, asked)}
+    words = {**result.rows, "answer": _words(result, result.data["target"].values, asked)}
     for loop in loops:
         words[f"loop {loop}"] = _words(result, result.data["answer"].sel(loop=loop).values, asked)
     shares = np.full((len(words), len(asked)), np.nan)
@@ -47,15 +46,16 @@ def _(result: WorkedExample) -> list[Figure]:
     cells = xr.DataArray(shares, {"row": list(words), "pos": np.arange(len(asked))})
     plot = heatmap_panels({"": cells}, value_title="probability of the right one", scale="mass")
     plot.update_traces(text=list(words.values()), texttemplate="%{text}", hoverongaps=False)
+    plot.update_traces(textfont={"size": 11})
     plot.update_yaxes(title_text=None)
     return [
         Figure(
             title="One input, loop by loop",
             plot=plot,
             caption=(
-                f"Of {result.n_examples} inputs drawn, the one whose answer is right last. Above, "
-                f"what stands at each position and the {_RIGHT}; below, what the model would "
-                "answer after each loop, the darker the surer it is of the right one."
+                f"Of {result.n_examples} inputs drawn, the one that is answered last. Above, what "
+                "stands at each position, and the right answer; below, what the model answers "
+                "after each loop: the darker, the surer it is of the right one."
             ),
             data=pd.DataFrame(words).rename_axis("position").reset_index(),
         )

@@ -45,9 +45,12 @@ def has_programs(task: str) -> bool:
     return any(get_program(name).task == task for name in list_programs())
 
 
+EXAMPLE = "example"
+"""The key of the section that stands before the summary: what is asked, on one input."""
+
 SECTIONS = (
     Section(
-        key="example",
+        key=EXAMPLE,
         title="The task, and one input loop by loop",
         short="The task",
         question="What is asked, and what does the model make of it?",

@@ -129,7 +129,7 @@ def test_text_stands_out_from_its_page(opener: Opener, scheme: str) -> None:
 
 def test_figures_wait_until_they_come_near(fresh: Fresh) -> None:
     page = fresh()
-    last = page.locator("figure.card").last
+    last = page.locator("section > figure.card").last
     assert last.get_attribute("data-drawn") is None
     last.scroll_into_view_if_needed()
     last.locator("svg.main-svg").first.wait_for()
