@@ -87,8 +87,8 @@ def _limits(result: ConvergenceResult) -> Finding:
         else "at 1 or more in some, so not every small disturbance dies out there"
     )
     text += (
-        f"; at {radius.size} of these limits the spectral radius of the loop's Jacobian was "
-        f"computed, and is {low:.2f} to {high:.2f}: {verdict}."
+        f"; at the {radius.size} of them where it is known, the spectral radius of the loop's "
+        f"Jacobian is {low:.2f} to {high:.2f}: {verdict}."
     )
     good = stable and n_found == n_examples
     return Finding(text, value=f"{high:.2f}", good=good)

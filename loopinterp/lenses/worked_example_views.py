@@ -44,7 +44,7 @@ def _(result: WorkedExample) -> list[Figure]:
     shares = np.full((len(words), len(asked)), np.nan)
     shares[-len(loops) :] = result.data["right_share"].sel(loop=loops)
     cells = xr.DataArray(shares, {"row": list(words), "pos": np.arange(len(asked))})
-    plot = heatmap_panels({"": cells}, value_title="probability of the right one", scale="mass")
+    plot = heatmap_panels({"": cells}, value_title="probability of the right one", scale="faint")
     plot.update_traces(text=list(words.values()), texttemplate="%{text}", hoverongaps=False)
     plot.update_traces(textfont={"size": 11})
     plot.update_yaxes(title_text=None)
@@ -55,7 +55,7 @@ def _(result: WorkedExample) -> list[Figure]:
             caption=(
                 f"Of {result.n_examples} inputs drawn, the one that is answered last. Above, what "
                 "stands at each position, and the right answer; below, what the model answers "
-                "after each loop: the darker, the surer it is of the right one."
+                "after each loop: the stronger the colour, the surer it is of the right one."
             ),
             data=pd.DataFrame(words).rename_axis("position").reset_index(),
         )

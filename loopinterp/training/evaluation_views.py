@@ -47,11 +47,11 @@ def _reach(result: EvaluationResult, distribution: str) -> Finding:
     name = _readable(distribution)
     if len(passed):
         text = (
-            f"On {name} the model answers at least 99% of {result.n_samples} problems of each "
-            f"length wholly right, up to length {passed[-1]}"
+            f"On {name} at least 99% of {result.n_samples} problems of each length are answered "
+            f"wholly right, up to length {passed[-1]}"
         )
         if result.trained_up_to:
-            text += f", {passed[-1] / result.trained_up_to:.3g} times the longest it was trained on"
+            text += f", {passed[-1] / result.trained_up_to:.3g} times the longest in training"
         text += "."
     else:
         text = (

@@ -22,6 +22,7 @@ from loopinterp.plotting import (
     line_figure,
     line_panels,
 )
+from loopinterp.rasp import draw, get_program
 from loopinterp.results import (
     Figure,
     Finding,
@@ -236,6 +237,13 @@ def _program() -> list[Figure]:
             title="Which loop of the program is where in the model",
             plot=matrix,
             caption="A bright diagonal: model and program go at the same pace.",
+            data=table,
+            section="program",
+        ),
+        Figure(
+            title="The ripple held 2, as a program",
+            plot=draw(get_program("ripple_held_2")).update_layout(title=None),
+            caption="Boxes are what is read, selected, computed and put out.",
             data=table,
             section="program",
         ),

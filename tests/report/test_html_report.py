@@ -103,7 +103,7 @@ def test_every_section_is_there_in_order(page: str) -> None:
 def test_every_figure_has_caption_and_data_and_its_control(record: RunRecord, page: str) -> None:
     text = Reader(page).text
     figures = [figure for result in record.results.values() for figure in result.figures()]
-    assert len(figures) == 11
+    assert len(figures) == 12
     for figure in figures:
         assert figure.caption in text
         if figure.control:

@@ -38,7 +38,7 @@ def test_perfect_models_reach_the_last_length() -> None:
     findings = made_up([[1.0, 1.0, 0.99], [1.0, 1.0, 1.0]]).findings()
     assert [f.good for f in findings] == [True, True]
     assert "random digits" in findings[0].text
-    assert "up to length 96, 8 times the longest it was trained on" in findings[0].text
+    assert "up to length 96, 8 times the longest in training" in findings[0].text
     assert findings[0].value == "0.99 exact match"
 
 

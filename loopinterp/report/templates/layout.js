@@ -54,9 +54,15 @@ const figureLayout = (() => {
     probe.remove();
     layout.font = { ...layout.font, family, color: text };
     layout.hoverlabel = { bgcolor: surface, bordercolor: border, font: { color: text, size: 13 }, align: "left" };
-    for (const trace of data)
+    for (const trace of data) {
       for (const bars of [trace.error_x, trace.error_y]) if (bars) bars.color = text;
+      if (trace.textfont) trace.textfont.color = text; // words in cells
+    }
   }
+
+  /* Whether all that stands along a panel's x-axis are whole numbers, which have nothing between. */
+  const isWhole = (data, panel) => data.every((trace) => (trace.xaxis || "x") !== axisRef("x", panel)
+    || (Array.isArray(trace.x) && trace.x.every(Number.isInteger)));
 
   /* Sizes in pixels: of text, margins, panels, and how many panels stand side by side. */
   function plan(spec, layout, meta, width) {
@@ -66,6 +72,7 @@ const figureLayout = (() => {
       y: layout[axisName("y", k)],
       xNames: namesAlong(spec.data, "x", k),
       yNames: namesAlong(spec.data, "y", k),
+      whole: isWhole(spec.data, k),
     }));
     const p = { width, narrow, size, panels, line: size * 1.3 };
     p.grid = meta.columns > 1 || meta.square;
@@ -91,7 +98,7 @@ const figureLayout = (() => {
     p.h = meta.square ? p.w : meta.panel_height;
     if (narrow && !meta.square && panels.every((panel) => !panel.yNames)) p.h = Math.min(p.h, 250);
     for (const { yLabels } of panels)
-      if (yLabels && !meta.square && yLabels.length <= 20)
+      if (yLabels && !meta.square && (yLabels.length <= 20 || spec.data.some((trace) => trace.type === "bar")))
         p.h = Math.max(p.h, yLabels.length * (Math.max(...yLabels.map(lineCount)) * p.line + 4));
     return p;
   }
@@ -163,6 +170,7 @@ const figureLayout = (() => {
       if (axis.exponentformat === "power") axis.tickfont = { size: p.size * 0.85 }; // plotly enlarges powers
     }
     x.nticks = Math.max(3, Math.floor(p.w / (p.narrow ? 38 : 60)));
+    if (panel.whole && x.range && x.type !== "log" && x.range[1] - x.range[0] <= x.nticks) x.dtick = 1;
     y.nticks = Math.max(3, Math.floor(p.h / 40));
     const fitting = p.upright ? p.w / (p.size * 1.25) : Infinity;
     if (panel.xNames) nameTicks(x, panel.xNames, p.upright ? panel.xNames : panel.xLabels, fitting, p.upright ? -90 : 0);
