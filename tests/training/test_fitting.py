@@ -13,9 +13,8 @@ import pytest
 import torch
 
 from loopinterp.errors import CheckpointError, ConfigError, InputError
-from loopinterp.storage import read_json, read_tensors, write_json, write_tensors
+from loopinterp.storage import read_json, read_metadata, read_tensors, write_json, write_tensors
 from loopinterp.training import ObjectiveConfig, Run, Trainer, TrainingConfig, train
-from loopinterp.training.run import read_metadata
 
 CHECKPOINT = "state/checkpoint.safetensors"
 
@@ -87,6 +86,7 @@ def test_a_run_leaves_what_it_promises(tiny: TrainingConfig, whole: Path) -> Non
         "model/config.json",
         "model/model.safetensors",
         CHECKPOINT,
+        "state/lock",
     }
 
 
@@ -214,7 +214,7 @@ def test_no_run_at_all_is_explained(tmp_path: Path) -> None:
 def test_an_unwritable_folder_is_refused_before_training(
     tiny: TrainingConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Trainer, "__init__", lambda *_: pytest.fail("trained"))
+    monkeypatch.setattr(Trainer, "step", lambda *_: pytest.fail("trained"))
     (tmp_path / "file").write_text("")
     for out in (tmp_path / "file", tmp_path / "file" / "run", Path("/proc/nowhere")):
         with pytest.raises(InputError, match="a folder that can be written"):

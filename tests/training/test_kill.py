@@ -60,7 +60,7 @@ def test_killed_at_twenty_random_moments(tiny: TrainingConfig, tmp_path: Path) -
     assert in_the_middle >= 3
     for folder in folders:
         run = train(config, folder, progress=False)
-        assert len([p for p in folder.rglob("*") if p.is_file()]) == 5
+        assert len([p for p in folder.rglob("*") if p.is_file()]) == 6
         for name in ("metrics.jsonl", "model/model.safetensors"):
             assert (folder / name).read_bytes() == (reference.folder / name).read_bytes()
         ours, theirs = (
