@@ -33,6 +33,13 @@ def test_metrics_of_another_kind_give_no_curve() -> None:
     assert made_figures(RunRecord(name="run", metrics=[{"epoch": 1}])) == ([], [])
 
 
+def test_what_cannot_be_drawn_is_said_and_the_rest_is_drawn() -> None:
+    record = RunRecord(name="r", metrics=[{"step": 1, "loss": "x"}], made={"stages": {"train": 1}})
+    figures, problems = made_figures(record)
+    assert [figure.title for figure in figures] == ["Time by stage"]
+    assert problems == ["The metrics of training cannot be drawn (TypeError)."]
+
+
 def test_stages_are_those_of_the_run_else_those_of_the_studies() -> None:
     results = {"attention": synthetic.attention()}
     assert RunRecord(name="run", results=results).stage_seconds == {"attention": 0.8}
