@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from loopinterp.errors import CheckpointError
-from loopinterp.results import SUFFIX, config_hash
-from loopinterp.saved_results import Owner, load_result
-from loopinterp.storage import digest_tensors, read_json
 
 if TYPE_CHECKING:
     from loopinterp.models import LoopedTransformer
     from loopinterp.results import Result
+    from loopinterp.saved_results import Owner
     from loopinterp.tasks import Batch, Task
     from loopinterp.training import Run
 
@@ -56,6 +54,9 @@ class StudiedModel:
         Raises:
             CheckpointError: If it is missing or damaged, or of other weights than the model's.
         """
+        from loopinterp.results import SUFFIX
+        from loopinterp.saved_results import load_result
+
         path = self.results / f"{name}{SUFFIX}"
         if why := self.owner.disowns(load_result(path).provenance):
             raise CheckpointError(
@@ -112,6 +113,9 @@ def open_run(folder: str | Path, *, seed: int = 0, device: str = "auto") -> Stud
         InputError: If the device is not there.
     """
     from loopinterp.models.model_description import own_weights
+    from loopinterp.results import config_hash
+    from loopinterp.saved_results import Owner
+    from loopinterp.storage import digest_tensors, read_json
     from loopinterp.training import Run
     from loopinterp.training.device import resolve_device
     from loopinterp.training.run import CONFIG

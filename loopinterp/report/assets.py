@@ -43,8 +43,8 @@ def table_download(table: pd.DataFrame, name: str) -> Download:
         >>> table_download(pd.DataFrame({"a": [1]}), "Exact match").href
         'data:text/csv;charset=utf-8;base64,YQoxCg=='
     """
-    text = _without_formulas(table).to_csv(index=False, lineterminator="\n", float_format="%.6g")
-    text = text.encode()
+    table = _without_formulas(table)
+    text = table.to_csv(index=False, lineterminator="\n", float_format="%.6g").encode()
     kind, suffix = "text/csv;charset=utf-8", "csv"
     if len(text) > _COMPRESS_ABOVE:
         text, kind, suffix = gzip.compress(text, mtime=0), "application/gzip", "csv.gz"
