@@ -77,7 +77,7 @@ class Provenance:
     run: str = ""
 
     def __post_init__(self) -> None:
-        check_number("wall_time", self.wall_time, least=0)
+        check_number("wall_time", self.wall_time, least=0, below=1e300)
 
     @property
     def weights(self) -> list[str]:

@@ -81,8 +81,17 @@ class PretrainedMixin(ModelHubMixin):
                     with other.open("rb") as file:
                         refuse_pickle(other, file.read(4))
         settings = read_json_object(folder / CONFIG_FILE)
-        model = cls(LoopedTransformerConfig.from_dict(settings))  # type: ignore[call-arg]
-        model._load_weights(folder / WEIGHTS_FILE, config_hash(settings))
+        config = LoopedTransformerConfig.from_dict(settings)
+        weights, about = read_tensors_and_metadata(folder / WEIGHTS_FILE)
+        if about.get("config", config_hash(settings)) != config_hash(settings):
+            raise CheckpointError(
+                f"model {folder}",
+                expected=f"the {CONFIG_FILE} that its weights were saved with",
+                given="another one",
+                fix="The files do not belong together: restore them, or save the model again.",
+            )
+        model = cls(config)  # type: ignore[call-arg]
+        model._take_weights(weights, folder / WEIGHTS_FILE)
         return model.to(device)  # type: ignore[attr-defined]
 
     @staticmethod
@@ -99,15 +108,7 @@ class PretrainedMixin(ModelHubMixin):
                 fix="Check the path.",
             ) from error
 
-    def _load_weights(self, path: Path, config: str) -> None:
-        weights, about = read_tensors_and_metadata(path)
-        if about.get("config", config) != config:
-            raise CheckpointError(
-                f"model {path.parent}",
-                expected=f"the {CONFIG_FILE} that its weights were saved with",
-                given="another one",
-                fix="The files do not belong together: restore them, or save the model again.",
-            )
+    def _take_weights(self, weights: dict[str, Tensor], path: Path) -> None:
         if self.config.tie_unembed and "embedding.weight" in weights:
             weights.setdefault("unembedding.weight", weights["embedding.weight"])
         dtypes = {x.dtype for x in weights.values()}

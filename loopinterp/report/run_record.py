@@ -127,8 +127,13 @@ def _read_results(folder: Path, owner: Owner, problems: list[str]) -> dict[str, 
 def _read_metrics(path: Path, problems: list[str]) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
+    try:
+        lines = read_bytes(path).splitlines()
+    except CheckpointError as error:
+        problems.append(f"metrics.jsonl cannot be read ({error.given}) and is left out.")
+        return []
     rows = []
-    for number, line in enumerate(read_bytes(path).splitlines(), start=1):
+    for number, line in enumerate(lines, start=1):
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
@@ -170,8 +175,8 @@ def _is_text(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether it is a number that can be drawn: JSON may spell infinity, and integers beyond it."""
+    """Whether it can be drawn and added up: JSON may spell infinity, and integers beyond it."""
     try:
-        return isinstance(value, (int, float)) and math.isfinite(value)
+        return isinstance(value, (int, float)) and math.fabs(value) < 1e300
     except OverflowError:
         return False

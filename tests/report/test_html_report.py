@@ -218,7 +218,7 @@ def test_a_figure_that_cannot_be_written_is_a_problem_and_the_others_are_shown(
     record: RunRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, *rest = record.results["wavefront"].figures()
-    half = pd.DataFrame({"name": [chr(0xD800)]})
+    half = pd.DataFrame({"name": [chr(0xD800)]}, dtype=object)
     spoiled = [dataclasses.replace(first, data=half), *rest]
     monkeypatch.setitem(synthetic._FIGURES, "wavefront", lambda: spoiled)
     text = Reader(render_report(record)).text

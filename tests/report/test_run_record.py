@@ -111,7 +111,8 @@ HUGE = str(10**400)
 
 
 @pytest.mark.parametrize(
-    "value", ["Infinity", "-Infinity", "NaN", HUGE, "1" * 5000, '"\\ud800"', "[" * 200_000]
+    "value",
+    ["1.5e308", "Infinity", "-Infinity", "NaN", HUGE, "1" * 5000, '"\\ud800"', "[" * 200_000],
 )
 def test_one_bad_value_does_not_cost_the_report(run: Path, value: str) -> None:
     lines = (run / "metrics.jsonl").read_text().splitlines()
@@ -124,6 +125,14 @@ def test_one_bad_value_does_not_cost_the_report(run: Path, value: str) -> None:
     assert record.problems[1].startswith(("Entry 'stages' of made.json", "made.json is no JSON"))
     (run / "report.html").unlink(missing_ok=True)
     assert "Line 2 of metrics.jsonl is damaged" in write_report(run).read_text()
+
+
+def test_metrics_that_cannot_be_read_are_a_problem(run: Path) -> None:
+    (run / "metrics.jsonl").unlink()
+    (run / "metrics.jsonl").symlink_to("/proc/self/mem")  # a plain file that fails when it is read
+    record = read_run(run)
+    assert record.metrics == [] and len(record.results) == 5
+    assert record.problems == ["metrics.jsonl cannot be read (Input/output error) and is left out."]
 
 
 @pytest.mark.parametrize(
