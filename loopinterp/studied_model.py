@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from loopinterp.errors import CheckpointError
+
 if TYPE_CHECKING:
     from loopinterp.models import LoopedTransformer
+    from loopinterp.results import Result
+    from loopinterp.saved_results import Owner
     from loopinterp.tasks import Batch, Task
     from loopinterp.training import Run
 
@@ -26,6 +31,7 @@ class StudiedModel:
     model: LoopedTransformer
     task: Task
     seed: int
+    owner: Owner
 
     @property
     def cutoff(self) -> int:
@@ -36,6 +42,30 @@ class StudiedModel:
     def results(self) -> Path:
         """Where its results are saved."""
         return self.run.folder / RESULTS
+
+    def save(self, result: Result, name: str) -> Path:
+        """Save a result among the run's; its provenance says that it is the run's."""
+        provenance = dataclasses.replace(result.provenance, run=self.owner.config)
+        return dataclasses.replace(result, provenance=provenance).save(self.results, name)
+
+    def own_file(self, name: str) -> Path:
+        """The file of a result among the run's.
+
+        Raises:
+            CheckpointError: If it is missing or damaged, or of other weights than the model's.
+        """
+        from loopinterp.results import SUFFIX
+        from loopinterp.saved_results import load_result
+
+        path = self.results / f"{name}{SUFFIX}"
+        if why := self.owner.disowns(load_result(path).provenance):
+            raise CheckpointError(
+                f"result {name!r}",
+                expected="one of the model as it is now",
+                given=f"one that {why}",
+                fix=f"Run the study {name!r} again.",
+            )
+        return path
 
     def with_room(self, n: int) -> int:
         """The greatest problem length up to n that its position table has room for."""
@@ -82,9 +112,17 @@ def open_run(folder: str | Path, *, seed: int = 0, device: str = "auto") -> Stud
         CheckpointError: If the folder holds no run, or its files are damaged.
         InputError: If the device is not there.
     """
+    from loopinterp.models.model_description import own_weights
+    from loopinterp.results import config_hash
+    from loopinterp.saved_results import Owner
+    from loopinterp.storage import digest_tensors, read_json
     from loopinterp.training import Run
     from loopinterp.training.device import resolve_device
+    from loopinterp.training.run import CONFIG
 
     run = Run.load(folder)
     model = run.model(resolve_device(device))
-    return StudiedModel(run=run, model=model, task=run.task(), seed=seed)
+    # Of the weights that were read, not of the file, which a training may replace at any time.
+    weights = digest_tensors(own_weights(model))
+    owner = Owner(config=config_hash(read_json(run.folder / CONFIG)), weights=weights)
+    return StudiedModel(run=run, model=model, task=run.task(), seed=seed, owner=owner)

@@ -24,6 +24,7 @@ from loopinterp.circuits.activation_patching_result import (
     PatchingSweep,
 )
 from loopinterp.errors import check_integer
+from loopinterp.models.model_description import describe_model
 from loopinterp.results import study
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def patching_sweep(
     of_state = component == "state"
     wanted = chosen_loops(loops, check_integer("n_loops", n_loops, least=1) + of_state)
     about = {"study": "patching", "component": component, "n_loops": n_loops}
-    with study(seed, **about, model=model.config.to_dict(), n_examples=len(base)) as watch:
+    with study(seed, **about, model=describe_model(model), n_examples=len(base)) as watch:
         sweep = _Sweep(
             model,
             base,

@@ -83,17 +83,23 @@ def section_views(record: RunRecord) -> tuple[list[SectionView], list[str]]:
         The sections, and a sentence for each result that cannot be shown.
     """
     said, problems = _in_order_of_making(record)
-    views = [_view(section, said) for section in (*SECTIONS, OTHER)]
+    views = [_view(section, said, problems) for section in (*SECTIONS, OTHER)]
     return [view for view in views if view.verdicts or view.findings or view.figures], problems
 
 
-def figure_views(figures: Iterable[Figure]) -> list[FigureView]:
-    """Figures with an anchor of their own each."""
+def figure_views(figures: Iterable[Figure], problems: list[str]) -> list[FigureView]:
+    """Figures with an anchor of their own each; one that cannot be drawn becomes a problem."""
     views = []
     for number, figure in enumerate(figures, start=1):
         anchor = f"{slug(figure.section)}-{number}-{slug(figure.title)}"
-        download = None if figure.data is None else table_download(figure.data, anchor)
-        views.append(FigureView(anchor, figure, figure_json(figure.plot), download))
+        try:
+            download = None if figure.data is None else table_download(figure.data, anchor)
+            views.append(FigureView(anchor, figure, figure_json(figure.plot), download))
+        except Exception as error:  # whatever a damaged value makes of Plotly's and pandas' code
+            problems.append(
+                f"The figure {figure.title!r} has values that cannot be shown "
+                f"({type(error).__name__})."
+            )
     return views
 
 
@@ -127,19 +133,24 @@ def _in_order_of_making(record: RunRecord) -> tuple[list[_Said], list[str]]:
     return said, problems
 
 
-def _view(section: Section, said: Sequence[_Said]) -> SectionView:
+def _view(section: Section, said: Sequence[_Said], problems: list[str]) -> SectionView:
     """The section's own study comes first, the others in the order in which they were made."""
     first = sorted(said, key=lambda one: not (one.name == section.key or one.names_the_program))
     verdicts = [f for one in first for f in one.findings if f.kind == "verdict"]
     verdicts = verdicts if section.key == "program" else []
     own = [
-        ([f for f in one.findings if _belongs(f.kind, section)], figures)
+        (
+            [f for f in one.findings if _belongs(f.kind, section)],
+            [f for f in one.figures if _belongs(f.section, section)],
+        )
         for one in first
-        for figures in [[f for f in one.figures if _belongs(f.section, section)]]
     ]
-    own = [(findings, figures) for findings, figures in own if findings or figures]
-    views = iter(figure_views([figure for _, figures in own for figure in figures]))
-    parts = [(findings, [next(views) for _ in figures]) for findings, figures in own]
+    drawn = figure_views([figure for _, figures in own for figure in figures], problems)
+    views = {id(view.figure): view for view in drawn}  # without those that cannot be drawn
+    shown = [
+        (f, [views[id(figure)] for figure in figures if id(figure) in views]) for f, figures in own
+    ]
+    parts = [part for part in shown if any(part)]
     (findings, figures), *others = parts or [([], [])]
     others.insert(0, (findings[_FINDINGS:], figures[_FIGURES:]))
     folds = [
