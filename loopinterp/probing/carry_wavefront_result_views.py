@@ -129,7 +129,7 @@ def _wavefront(result: CarryStudyResult) -> Figure:
             f"travel. Bright is always right, dark a coin toss. {line}"
         ),
         control=(
-            f"Right: the same probes on the model with its weights shuffled{beyond}. The majority "
+            f"Random weights: the same probes on shuffled weights{beyond}. The majority "
             f"class scores {float(data['majority'].mean()):.2f} in every row; asked for random "
             f"labels, the probes reach {float(data['control_task'].mean()):.2f} on average."
         ),
