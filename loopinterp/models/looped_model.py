@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from loopinterp.errors import InputError, check_integer
+from loopinterp.short_repr import ShortRepr
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -50,8 +51,8 @@ class LoopedModel(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Iteration:
+@dataclass(frozen=True, repr=False)
+class Iteration(ShortRepr):
     """A looped model bound to one input: ``h -> step(h)``, and the state it starts from.
 
     Attributes:

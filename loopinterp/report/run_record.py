@@ -11,11 +11,12 @@ from typing import Any
 from loopinterp.errors import InputError
 from loopinterp.results import Result
 from loopinterp.saved_results import load_result, result_files
+from loopinterp.short_repr import ShortRepr
 from loopinterp.storage import read_json, read_json_object
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunRecord:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RunRecord(ShortRepr):
     """A run, read from its folder.
 
     Attributes:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loopinterp.errors import CheckpointError, InputError
+from loopinterp.short_repr import ShortRepr
 from loopinterp.storage import read_json, write_json
 from loopinterp.training.config import TrainingConfig
 from loopinterp.training.model_and_task import GivenModelConfig
@@ -28,8 +29,8 @@ WEIGHTS = "model/model.safetensors"
 CHECKPOINT = "state/checkpoint.safetensors"
 
 
-@dataclass(frozen=True)
-class Run:
+@dataclass(frozen=True, repr=False)
+class Run(ShortRepr):
     """A run on disk.
 
     ::
