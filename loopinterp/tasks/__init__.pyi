@@ -4,6 +4,7 @@ from .addition import Addition as Addition
 from .bit_prompts import BinarySum as BinarySum
 from .bit_prompts import Copy as Copy
 from .bit_prompts import Parity as Parity
+from .examples_in_words import InWords as InWords
 from .full_output import FullOutput as FullOutput
 from .multiplication import Multiplication as Multiplication
 from .prefix_sum import PrefixSum as PrefixSum

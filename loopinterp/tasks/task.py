@@ -96,6 +96,18 @@ class Task(Protocol):
         """The exact answer to given inputs, ``IGNORE`` where nothing is asked."""
         ...
 
+    def decode(
+        self, inputs: Batch | Tensor, answers: Int[Tensor, "batch pos"] | None = None
+    ) -> list[str]:
+        """Examples in words; :class:`~loopinterp.tasks.InWords` says what a task need not."""
+        ...
+
+    def show(
+        self, batch: Batch, answers: Int[Tensor, "batch pos"] | None = None, *, most: int = 8
+    ) -> None:
+        """Print examples in words, with their right answers."""
+        ...
+
     def describe(self) -> str:
         """One line for people: what is computed, and in which format."""
         ...
