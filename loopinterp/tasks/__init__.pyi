@@ -8,6 +8,7 @@ from .examples_in_words import InWords as InWords
 from .full_output import FullOutput as FullOutput
 from .multiplication import Multiplication as Multiplication
 from .prefix_sum import PrefixSum as PrefixSum
+from .study_data import as_batch as as_batch
 from .task import IGNORE as IGNORE
 from .task import Batch as Batch
 from .task import Task as Task
