@@ -18,7 +18,7 @@ from loopinterp.errors import ConfigError, InputError, check_choice, check_integ
 from loopinterp.results import SUFFIX
 from loopinterp.stages import Stages, record_how_it_was_made
 from loopinterp.storage import read_json
-from loopinterp.studied_model import open_run
+from loopinterp.studied_model import keep_in_memory, open_run
 from loopinterp.studies import STUDIES
 
 if TYPE_CHECKING:
@@ -206,9 +206,28 @@ def evaluate_run(
         device: ``auto``, ``cpu`` or ``cuda``.
         progress: Whether to say what is being done.
     """
+    return _evaluate(
+        open_run(folder, seed=seed, device=device),
+        lengths=lengths,
+        distributions=distributions,
+        stop=stop,
+        samples=samples,
+        progress=progress,
+    )
+
+
+def _evaluate(
+    model: StudiedModel,
+    *,
+    lengths: Sequence[int] | None = None,
+    distributions: Sequence[str] | None = None,
+    stop: Sequence[str] = (),
+    samples: int,
+    progress: bool,
+) -> EvaluationResult:
     from loopinterp.tasks.sampling import pick_distribution
 
-    model, stages = open_run(folder, seed=seed, device=device), Stages(show=progress)
+    stages = Stages(show=progress)
     for distribution in distributions or ():
         pick_distribution(model.task, distribution)  # refused before a stage is said to begin
     rules = stopping_rules(stop)
@@ -220,11 +239,11 @@ def evaluate_run(
             distributions=distributions,
             stopping=rules,
             n_samples=samples,
-            trained_up_to=model.cutoff if model.run.is_trained else None,
-            seed=seed,
+            trained_up_to=model.cutoff if model.trained else None,
+            seed=model.seed,
         )
     result.save(model.results, "generalisation")
-    record_how_it_was_made(model.run.folder, None, stages.seconds)
+    record_how_it_was_made(model.folder, None, stages.seconds)
     return result
 
 
@@ -291,9 +310,67 @@ def analyze_run(
         InputError: If a study that was asked for is unknown, can say nothing of this model, or
             needs another one's result.
     """
+    _check_names(studies)
+    return _analyze(open_run(folder, seed=seed, device=device), studies, progress)
+
+
+def analyze_model(
+    model: models.LoopedModel | Any,
+    task: tasks.Task,
+    out: str | Path,
+    *,
+    max_n: int,
+    origin: str | None = None,
+    distribution: str | None = None,
+    studies: Sequence[str] | None = None,
+    samples: int = 300,
+    seed: int = 0,
+    progress: bool = True,
+) -> Analysis:
+    """Evaluate and study a model in memory, any :class:`~loopinterp.models.LoopedModel`.
+
+    Results are saved in ``OUT/results``, and :func:`loopinterp.report.write_report` reads them
+    there; the weights stay where they are. A ``LoopedTransformer`` is better put into a run with
+    :meth:`loopinterp.training.Run.from_model`, which keeps them.
+
+    Args:
+        model: The model, in evaluation mode. An attribute ``n_ctx`` says how many positions it
+            has room for, an attribute ``reach`` how far a loop sees to the left.
+        task: What it is asked. A model with a vocabulary of its own is mapped to the task's by
+            :class:`~loopinterp.models.WithVocabulary`.
+        out: A folder without a run, or the one of the same model before.
+        max_n: Greatest problem length that it was trained on, or made for.
+        origin: Where it comes from, in words that go on after "The model was".
+        distribution: Input distribution that is drawn from; the task's first if None.
+        studies: As in :func:`analyze_run`.
+        samples: Examples for each length and distribution of the evaluation.
+        seed: Seed of the examples.
+        progress: Whether to say what is being done.
+
+    Raises:
+        InputError: As :func:`analyze_run`, or if the folder holds another run.
+    """
+    _check_names(studies)
+    studied = keep_in_memory(
+        model,
+        task,
+        out,
+        max_n=max_n,
+        origin=origin or f"given in memory, as a {type(model).__name__}",
+        distribution=distribution,
+        seed=seed,
+    )
+    _evaluate(studied, samples=samples, progress=progress)
+    return _analyze(studied, studies, progress)
+
+
+def _check_names(studies: Sequence[str] | None) -> None:
     for name in studies or ():
         check_choice("study", name, [study.name for study in STUDIES])
-    model, stages = open_run(folder, seed=seed, device=device), Stages(show=progress)
+
+
+def _analyze(model: StudiedModel, studies: Sequence[str] | None, progress: bool) -> Analysis:
+    stages = Stages(show=progress)
     chosen = [s for s in STUDIES if (s.name in studies if studies else s.concerns(model))]
     if studies:
         _check_studies(chosen, model)
@@ -309,7 +386,7 @@ def analyze_run(
             result = study.run(model)
             done.files[study.name] = result.save(model.results, study.name)
             done.results[study.name] = result
-    record_how_it_was_made(model.run.folder, None, stages.seconds, done.unsaid)
+    record_how_it_was_made(model.folder, None, stages.seconds, done.unsaid)
     return done
 
 

@@ -60,6 +60,9 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
     def _repr_html_(self) -> str:
         return as_table(repr(self), self.config.to_dict().items())
 
+    task: Any = None
+    """What it is asked, where that is known: :func:`loopinterp.load` puts the run's task here."""
+
     # The protocol
 
     def embed(

@@ -71,6 +71,14 @@ class Run(ShortRepr):
                 given="other JSON",
                 fix="Point to the folder that training wrote, not to a folder inside it.",
             )
+        if isinstance(values.get("model"), str):
+            raise CheckpointError(
+                f"run {folder}",
+                expected="a run with its model",
+                given=f"the results of a {values['model']}, which stayed in memory",
+                fix="Call loopinterp.workflow.analyze_model with that model again; reports need "
+                "no model.",
+            )
         kind = GivenModelConfig if "origin" in values else TrainingConfig
         return cls(folder, kind.from_dict(values))
 

@@ -370,7 +370,7 @@ def test_what_cannot_be_patched_is_said():
     refused("model: expected a looped model", model=torch.nn.Linear(2, 2))
     refused("source: expected torch.int64 of shape", source=source[:, 1:])
     refused("other: expected torch.int64 of shape", other=source[1:])
-    refused("base: expected at least one example", base=base[:0], source=source[:0])
+    refused("expected a batch or a task, or inputs", base=base[:0], source=source[:0])
     refused("n_loops: expected an integer >= 1", n_loops=0)
     refused("loop: expected an index", loops=[2])
     refused("loops: expected at least one", loops=[])
