@@ -103,8 +103,9 @@ def _nothing_moves(model: StudiedModel) -> str:
 def _no_wavefront(model: StudiedModel) -> str:
     import torch
 
-    if not isinstance(model.model, torch.nn.Module):
-        return "its control shuffles the weights of the model, which is no torch.nn.Module"
+    module = isinstance(model.model, torch.nn.Module)
+    if not module or next(model.model.parameters(), None) is None:
+        return "its control shuffles the model's weights, which no torch.nn.Module holds"
     return _no_room_for_carries(model)
 
 

@@ -360,8 +360,9 @@ def analyze_model(
         distribution=distribution,
         seed=seed,
     )
+    found = _analyze(studied, studies, progress)
     _evaluate(studied, samples=samples, progress=progress)
-    return _analyze(studied, studies, progress)
+    return found
 
 
 def _check_names(studies: Sequence[str] | None) -> None:

@@ -337,7 +337,6 @@ def test_the_summary_says_where_a_patch_does_most():
     assert "after 0 loops" in state.findings()[0].text
 
 
-@pytest.mark.usefixtures("no_type_checks")
 class Foreign:
     """A looped model of someone else: four methods, and no hooks."""
 
@@ -357,6 +356,7 @@ def test_states_of_a_model_without_hooks_are_patched_like_those_of_one_with():
         patching_sweep(Foreign(model), base, source, n_loops=LOOPS)
 
 
+@pytest.mark.usefixtures("no_type_checks")
 def test_what_cannot_be_patched_is_said():
     model = without_injection()
     base, source, _ = tokens()
