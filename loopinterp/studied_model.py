@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loopinterp.errors import check_integer
 from loopinterp.short_repr import ShortRepr
 
 if TYPE_CHECKING:
-    from loopinterp.models import LoopedModel, LoopedTransformer
+    from loopinterp.models import LoopedTransformer
     from loopinterp.tasks import Batch, Task
 
 RESULTS = "results"
@@ -134,46 +133,3 @@ def load(folder: str | Path, *, device: str = "cpu") -> LoopedTransformer:
     model = run.model(resolve_device(device)).eval()
     model.task = run.task()
     return model
-
-
-def keep_in_memory(
-    model: LoopedModel | Any,
-    task: Task,
-    folder: str | Path,
-    *,
-    max_n: int,
-    origin: str,
-    distribution: str | None = None,
-    seed: int = 0,
-) -> StudiedModel:
-    """A model that stays in memory, with a folder for its results and its report.
-
-    The folder's ``config.json`` says what the model is; weights are not written, as a module of
-    somebody else's cannot be read back from its weights alone.
-
-    Raises:
-        InputError: If the model or the task is none, or the folder holds another run.
-    """
-    from loopinterp.models.looped_model import need_model
-    from loopinterp.models.model_description import describe_model
-    from loopinterp.storage import read_json, write_json
-    from loopinterp.tasks.study_data import need_task
-    from loopinterp.training.run import CONFIG, need_free_folder
-
-    need_model(model)
-    need_task(task)
-    folder = Path(folder)
-    described = {
-        "task": task.name,
-        "task_settings": dict(task.config()),
-        "model": describe_model(model),
-        "max_n": check_integer("max_n", max_n, least=1),
-        "origin": origin,
-        "distribution": distribution,
-    }
-    if not (folder / CONFIG).is_file() or read_json(folder / CONFIG) != described:
-        need_free_folder(folder)
-        write_json(folder / CONFIG, described)
-    return StudiedModel(
-        model=model, task=task, folder=folder, cutoff=max_n, distribution=distribution, seed=seed
-    )

@@ -18,7 +18,7 @@ from loopinterp.errors import ConfigError, InputError, check_choice, check_integ
 from loopinterp.results import SUFFIX
 from loopinterp.stages import Stages, record_how_it_was_made
 from loopinterp.storage import read_json
-from loopinterp.studied_model import keep_in_memory, open_run
+from loopinterp.studied_model import open_run
 from loopinterp.studies import STUDIES
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ def evaluate_run(
         device: ``auto``, ``cpu`` or ``cuda``.
         progress: Whether to say what is being done.
     """
-    return _evaluate(
+    return evaluate(
         open_run(folder, seed=seed, device=device),
         lengths=lengths,
         distributions=distributions,
@@ -216,7 +216,7 @@ def evaluate_run(
     )
 
 
-def _evaluate(
+def evaluate(
     model: StudiedModel,
     *,
     lengths: Sequence[int] | None = None,
@@ -225,6 +225,7 @@ def _evaluate(
     samples: int,
     progress: bool,
 ) -> EvaluationResult:
+    """:func:`evaluate_run`, of a model that is open already."""
     from loopinterp.tasks.sampling import pick_distribution
 
     stages = Stages(show=progress)
@@ -310,67 +311,18 @@ def analyze_run(
         InputError: If a study that was asked for is unknown, can say nothing of this model, or
             needs another one's result.
     """
-    _check_names(studies)
-    return _analyze(open_run(folder, seed=seed, device=device), studies, progress)
+    check_names(studies)
+    return analyze(open_run(folder, seed=seed, device=device), studies, progress)
 
 
-def analyze_model(
-    model: models.LoopedModel | Any,
-    task: tasks.Task,
-    out: str | Path,
-    *,
-    max_n: int,
-    origin: str | None = None,
-    distribution: str | None = None,
-    studies: Sequence[str] | None = None,
-    samples: int = 300,
-    seed: int = 0,
-    progress: bool = True,
-) -> Analysis:
-    """Evaluate and study a model in memory, any :class:`~loopinterp.models.LoopedModel`.
-
-    Results are saved in ``OUT/results``, and :func:`loopinterp.report.write_report` reads them
-    there; the weights stay where they are. A ``LoopedTransformer`` is better put into a run with
-    :meth:`loopinterp.training.Run.from_model`, which keeps them.
-
-    Args:
-        model: The model, in evaluation mode. An attribute ``n_ctx`` says how many positions it
-            has room for, an attribute ``reach`` how far a loop sees to the left.
-        task: What it is asked. A model with a vocabulary of its own is mapped to the task's by
-            :class:`~loopinterp.models.WithVocabulary`.
-        out: A folder without a run, or the one of the same model before.
-        max_n: Greatest problem length that it was trained on, or made for.
-        origin: Where it comes from, in words that go on after "The model was".
-        distribution: Input distribution that is drawn from; the task's first if None.
-        studies: As in :func:`analyze_run`.
-        samples: Examples for each length and distribution of the evaluation.
-        seed: Seed of the examples.
-        progress: Whether to say what is being done.
-
-    Raises:
-        InputError: As :func:`analyze_run`, or if the folder holds another run.
-    """
-    _check_names(studies)
-    studied = keep_in_memory(
-        model,
-        task,
-        out,
-        max_n=max_n,
-        origin=origin or f"given in memory, as a {type(model).__name__}",
-        distribution=distribution,
-        seed=seed,
-    )
-    found = _analyze(studied, studies, progress)
-    _evaluate(studied, samples=samples, progress=progress)
-    return found
-
-
-def _check_names(studies: Sequence[str] | None) -> None:
+def check_names(studies: Sequence[str] | None) -> None:
+    """Refuse names that are no study's."""
     for name in studies or ():
         check_choice("study", name, [study.name for study in STUDIES])
 
 
-def _analyze(model: StudiedModel, studies: Sequence[str] | None, progress: bool) -> Analysis:
+def analyze(model: StudiedModel, studies: Sequence[str] | None, progress: bool) -> Analysis:
+    """:func:`analyze_run`, of a model that is open already."""
     stages = Stages(show=progress)
     chosen = [s for s in STUDIES if (s.name in studies if studies else s.concerns(model))]
     if studies:

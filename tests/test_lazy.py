@@ -40,6 +40,7 @@ FIRST_NAMES = {
     "LoopedTransformer": "loopinterp.models",
     "LoopedTransformerConfig": "loopinterp.models",
     "Run": "loopinterp.training",
+    "analyze_model": "loopinterp.models_in_memory",
     "compare_programs": "loopinterp.circuits",
     "compile_program": "loopinterp.rasp",
     "evaluate": "loopinterp.training",

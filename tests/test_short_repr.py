@@ -49,7 +49,7 @@ def _public_classes() -> dict[str, type]:
     named = {name: getattr(room, name) for room in ROOMS for name in room.__all__}
     classes = {name: x for name, x in named.items() if inspect.isclass(x)}
     # Bases; an expression says itself as the code that makes it, however long.
-    made_by_nobody = {"Expr", "Seq", "Selector", "FullOutput", "LinearProbe", "Solver"}
+    made_by_nobody = {"Expr", "Seq", "Selector", "FullOutput", "InWords", "LinearProbe", "Solver"}
     return {
         name: cls
         for name, cls in classes.items()
@@ -89,6 +89,7 @@ def _made() -> dict[str, Any]:
         "LoopedCache": cache,
         "LoopedTransformer": model,
         "LoopedTransformerConfig": config.model,
+        "WithVocabulary": models.WithVocabulary(model, tokens=list(range(6)) * 100),
         "Fixed": models.Fixed(4),
         "MaxConfidence": rule,
         "Oracle": models.Oracle(),

@@ -11,6 +11,7 @@ from torch import nn
 
 from loopinterp.errors import InputError
 from loopinterp.models.looped_model import bind, need_model
+from loopinterp.short_repr import say
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -63,6 +64,10 @@ class WithVocabulary(nn.Module):
                     fix="Pass e.g. [tokenizer.convert_tokens_to_ids(word) for word in words].",
                 )
             self.register_buffer(name, table, persistent=False)
+
+    def __repr__(self) -> str:
+        shown = {"model": self.model, "tokens": self.tokens, "answers": self.answers}
+        return say(type(self).__name__, shown.items())
 
     @property
     def reach(self) -> int | None:

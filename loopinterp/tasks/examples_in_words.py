@@ -18,7 +18,7 @@ class InWords:
     """Base of tasks that say their examples in words; a subclass says one in :meth:`say`."""
 
     @abstractmethod
-    def targets(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
+    def targets(self, inputs: Any) -> Int[Tensor, "batch pos"]:
         """The exact answer; see :meth:`Task.targets`."""
 
     @abstractmethod

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 
 from loopinterp.errors import InputError
 from loopinterp.tasks.sampling import describe_tensor
-from loopinterp.tasks.task import Batch, Task
+from loopinterp.tasks.task import Batch
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
     from torch import Tensor
+
+    from loopinterp.tasks.task import Task
 
 LENGTH, EXAMPLES = 8, 64
 """Problem length and number of the examples that are drawn where nothing is said of them."""
@@ -44,7 +46,7 @@ def as_batch(
         >>> as_batch(Addition(), n=5, batch_size=2)
         Batch(examples=2, n=5, n_loops=6, inputs=int64[2, 6])
     """
-    if isinstance(data, Task) and not isinstance(data, type):
+    if _is_task(data):
         generator = torch.Generator().manual_seed(seed)
         size = EXAMPLES if batch_size is None else batch_size
         length = LENGTH if n is None else n
@@ -116,8 +118,16 @@ def need_task(task: object) -> None:
     Raises:
         InputError: it is none.
     """
-    if not isinstance(task, Task) or isinstance(task, type):
+    if not _is_task(task):
         raise InputError("task", expected="a task", given=_kind(task), fix=_fix(task))
+
+
+def _is_task(data: object) -> TypeGuard[Task]:
+    """What has a sampler, an oracle and T(n); one of a user need not have words for examples."""
+    parts = ("sample", "targets", "n_loops", "n_positions")
+    return not isinstance(data, (type, Batch)) and all(
+        callable(getattr(data, part, None)) for part in parts
+    )
 
 
 def _kind(data: object) -> str:

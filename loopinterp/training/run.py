@@ -76,8 +76,7 @@ class Run(ShortRepr):
                 f"run {folder}",
                 expected="a run with its model",
                 given=f"the results of a {values['model']}, which stayed in memory",
-                fix="Call loopinterp.workflow.analyze_model with that model again; reports need "
-                "no model.",
+                fix="Call loopinterp.analyze_model with that model again; reports need no model.",
             )
         kind = GivenModelConfig if "origin" in values else TrainingConfig
         return cls(folder, kind.from_dict(values))

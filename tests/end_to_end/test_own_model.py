@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from loopinterp import load, workflow
+from loopinterp import analyze_model, load
 from loopinterp.errors import CheckpointError, InputError
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, WithVocabulary
+from loopinterp.models_in_memory import keep_in_memory
 from loopinterp.report import write_report
 from loopinterp.studies import STUDIES
 from loopinterp.tasks import Addition
@@ -74,7 +75,7 @@ def _model(n_ctx: int | None = None) -> WithVocabulary:
 
 def test_a_wrapped_model_is_evaluated_studied_and_reported(tmp_path: Path) -> None:
     out = tmp_path / "adder"
-    found = workflow.analyze_model(
+    found = analyze_model(
         _model(n_ctx=9),
         Addition(),
         out,
@@ -101,13 +102,13 @@ def test_a_wrapped_model_is_evaluated_studied_and_reported(tmp_path: Path) -> No
 
 
 def test_what_looks_inside_a_loop_is_left_out_with_the_reason(tmp_path: Path) -> None:
-    studied = workflow.keep_in_memory(_model(), Addition(), tmp_path, max_n=6, origin="made up")
+    studied = keep_in_memory(_model(), Addition(), tmp_path, max_n=6, origin="made up")
     reasons = {study.name: study.unsaid(studied) for study in STUDIES}
     inside = {name for name, why in reasons.items() if "has no hooks there" in why}
     assert inside == {"stabilisation", "heads", "attention"}
     assert {name for name, why in reasons.items() if not why} == {s.name for s in STUDIES} - inside
     with pytest.raises(InputError, match="WithVocabulary has no hooks there"):
-        workflow.analyze_model(
+        analyze_model(
             _model(),
             Addition(),
             tmp_path / "other",
@@ -120,13 +121,13 @@ def test_what_looks_inside_a_loop_is_left_out_with_the_reason(tmp_path: Path) ->
 
 def test_a_folder_keeps_to_one_model(tmp_path: Path) -> None:
     for _ in range(2):  # the same model may be gone on with
-        workflow.keep_in_memory(_model(), Addition(), tmp_path, max_n=6, origin="made up")
+        keep_in_memory(_model(), Addition(), tmp_path, max_n=6, origin="made up")
     kept = json.loads((tmp_path / "config.json").read_text())
     assert (kept["model"], kept["max_n"]) == ("WithVocabulary", 6)
     with pytest.raises(InputError, match="a folder without a run"):
-        workflow.keep_in_memory(_model(), Addition(), tmp_path, max_n=7, origin="made up")
+        keep_in_memory(_model(), Addition(), tmp_path, max_n=7, origin="made up")
     with pytest.raises(InputError, match="task: expected a task"):
-        workflow.keep_in_memory(_model(), "addition", tmp_path, max_n=7, origin="")  # type: ignore[arg-type]
+        keep_in_memory(_model(), "addition", tmp_path, max_n=7, origin="")  # type: ignore[arg-type]
 
 
 def test_load_gives_the_model_of_a_run_with_its_task_at_hand(tmp_path: Path) -> None:
@@ -142,7 +143,7 @@ def test_load_gives_the_model_of_a_run_with_its_task_at_hand(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_every_study_that_needs_no_hooks_is_made(tmp_path: Path) -> None:
-    found = workflow.analyze_model(_model(), Addition(), tmp_path, max_n=6, progress=False)
+    found = analyze_model(_model(), Addition(), tmp_path, max_n=6, progress=False)
     assert found.unsaid.keys() == {"stabilisation", "heads", "attention"}
     assert found.results.keys() == {study.name for study in STUDIES} - found.unsaid.keys()
     page = write_report(tmp_path).read_text()
