@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 from loopinterp.errors import check_integer
 from loopinterp.models.looped_model import need_model
 from loopinterp.models.model_description import describe_model
+from loopinterp.saved_results import Owner
 from loopinterp.storage import read_json, write_json
 from loopinterp.studied_model import StudiedModel
 from loopinterp.tasks.study_data import need_task
-from loopinterp.training.run import CONFIG, need_free_folder
+from loopinterp.training.run import CONFIG, IN_MEMORY, need_free_folder
 from loopinterp.workflow import Analysis, analyze, check_names, evaluate
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ def keep_in_memory(
         "task": task.name,
         "task_settings": dict(task.config()),
         "model": describe_model(model),
+        IN_MEMORY: type(model).__name__,
         "max_n": check_integer("max_n", max_n, least=1),
         "origin": origin,
         "distribution": distribution,
@@ -104,5 +106,11 @@ def keep_in_memory(
         need_free_folder(folder)
         write_json(folder / CONFIG, described)
     return StudiedModel(
-        model=model, task=task, folder=folder, cutoff=max_n, distribution=distribution, seed=seed
+        model=model,
+        task=task,
+        folder=folder,
+        owner=Owner.of_run(folder),
+        cutoff=max_n,
+        distribution=distribution,
+        seed=seed,
     )

@@ -12,7 +12,7 @@ import functools
 import json
 import typing
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import pydantic
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _CONFIG = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+Seed = Annotated[int, pydantic.Field(ge=0, le=2**64 - 1)]
+"""What a ``torch.Generator`` takes."""
+
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from loopinterp.errors import CheckpointError
 from loopinterp.short_repr import ShortRepr
 
 if TYPE_CHECKING:
     from loopinterp.models import LoopedTransformer
+    from loopinterp.results import Result
+    from loopinterp.saved_results import Owner
     from loopinterp.tasks import Batch, Task
 
 RESULTS = "results"
@@ -27,6 +31,7 @@ class StudiedModel(ShortRepr):
         model: Any looped model; its attribute ``n_ctx``, if it has one, is its room for positions.
         task: What it is asked.
         folder: Where its results are saved, under ``results/``.
+        owner: The run as it is now, to which results belong.
         cutoff: Greatest problem length that it was trained on, or made for.
         trained: Whether it was trained in that folder.
         distribution: Input distribution of the examples; the task's first if None.
@@ -36,6 +41,7 @@ class StudiedModel(ShortRepr):
     model: Any
     task: Task
     folder: Path
+    owner: Owner
     cutoff: int
     trained: bool = False
     distribution: str | None = None
@@ -50,6 +56,30 @@ class StudiedModel(ShortRepr):
     def results(self) -> Path:
         """Where its results are saved."""
         return self.folder / RESULTS
+
+    def save(self, result: Result, name: str) -> Path:
+        """Save a result among the run's; its provenance says that it is the run's."""
+        provenance = dataclasses.replace(result.provenance, run=self.owner.config)
+        return dataclasses.replace(result, provenance=provenance).save(self.results, name)
+
+    def own_file(self, name: str) -> Path:
+        """The file of a result among the run's.
+
+        Raises:
+            CheckpointError: If it is missing or damaged, or of other weights than the model's.
+        """
+        from loopinterp.results import SUFFIX
+        from loopinterp.saved_results import load_result
+
+        path = self.results / f"{name}{SUFFIX}"
+        if why := self.owner.disowns(load_result(path).provenance):
+            raise CheckpointError(
+                f"result {name!r}",
+                expected="one of the model as it is now",
+                given=f"one that {why}",
+                fix=f"Run the study {name!r} again.",
+            )
+        return path
 
     def with_room(self, n: int) -> int:
         """The greatest problem length up to n that its position table has room for."""
@@ -99,13 +129,21 @@ def open_run(folder: str | Path, *, seed: int = 0, device: str = "auto") -> Stud
         CheckpointError: If the folder holds no run, or its files are damaged.
         InputError: If the device is not there.
     """
+    from loopinterp.models.model_description import own_weights
+    from loopinterp.results import config_hash
+    from loopinterp.saved_results import Owner
+    from loopinterp.storage import digest_tensors, read_json
     from loopinterp.training import Run
+    from loopinterp.training.run import CONFIG
 
     model, run = load(folder, device=device), Run.load(folder)
+    # Of the weights that were read, not of the file, which a training may replace at any time.
+    weights = digest_tensors(own_weights(model))
     return StudiedModel(
         model=model,
         task=model.task,
         folder=run.folder,
+        owner=Owner(config=config_hash(read_json(run.folder / CONFIG)), weights=weights),
         cutoff=run.cutoff,
         trained=run.is_trained,
         distribution=run.config.distribution,

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from loopinterp import circuits, dynamics, ground_truth, lenses, models, probing, rasp
-from loopinterp.results import SUFFIX
+from loopinterp.errors import CheckpointError
 from loopinterp.studied_model import StudiedModel
 
 if TYPE_CHECKING:
@@ -88,13 +88,13 @@ def _nothing_moves(model: StudiedModel) -> str:
 
     if why := _no_program(model):
         return why
-    if not (model.results / f"programs{SUFFIX}").is_file():
+    try:
+        nearest = _nearest(model)
+    except CheckpointError:
         return ""  # said once the comparison is made
     generator = torch.Generator().manual_seed(model.seed)
     held_out = _subspace_inputs(model)[1::2].to("cpu")
-    pairs = _subspace_pairs(model)(
-        model.model, [rasp.get_program(_nearest(model))], held_out, generator
-    )
+    pairs = _subspace_pairs(model)(model.model, [rasp.get_program(nearest)], held_out, generator)
     run = circuits.InterchangeRun(model.model, pairs)
     changed = ((run.interchange() != run.base) & run.pairs.scored[:, None]).any(-1) & run.within
     return "" if bool(changed.any()) else "no exchange of a state changes an answer of the model"
@@ -262,8 +262,7 @@ def _subspace_pairs(model: StudiedModel) -> circuits.SpreadPairs:
 
 
 def _nearest(model: StudiedModel) -> str:
-    comparison = circuits.ProgramComparison.load(model.results / f"programs{SUFFIX}")
-    return comparison.verdict.nearest
+    return circuits.ProgramComparison.load(model.own_file("programs")).verdict.nearest
 
 
 def _carry_bits(model: StudiedModel) -> int:

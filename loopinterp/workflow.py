@@ -243,7 +243,7 @@ def evaluate(
             trained_up_to=model.cutoff if model.trained else None,
             seed=model.seed,
         )
-    result.save(model.results, "generalisation")
+    model.save(result, "generalisation")
     record_how_it_was_made(model.folder, None, stages.seconds)
     return result
 
@@ -337,7 +337,7 @@ def analyze(model: StudiedModel, studies: Sequence[str] | None, progress: bool) 
             continue
         with stages.stage(study.name, study.about):
             result = study.run(model)
-            done.files[study.name] = result.save(model.results, study.name)
+            done.files[study.name] = model.save(result, study.name)
             done.results[study.name] = result
     record_how_it_was_made(model.folder, None, stages.seconds, done.unsaid)
     return done
@@ -350,7 +350,11 @@ def _check_studies(chosen: Sequence[Study], model: StudiedModel) -> None:
         if reason := study.unsaid(model):
             raise _unsaid(study, reason)
         needed = study.needs
-        if needed and needed not in names and not (model.results / f"{needed}{SUFFIX}").is_file():
+        if needed is None or needed in names:
+            continue
+        if (model.results / f"{needed}{SUFFIX}").is_file():
+            model.own_file(needed)  # refused if it is of other weights
+        else:
             raise InputError(
                 f"study {study.name!r}",
                 expected=f"a run with the result of the study {needed!r}",

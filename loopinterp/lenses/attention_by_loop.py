@@ -12,7 +12,7 @@ import torch
 from loopinterp.errors import InputError, check_integer
 from loopinterp.intervals import ESTIMATE
 from loopinterp.models.looped_model import need_hooks
-from loopinterp.models.model_description import device_of
+from loopinterp.models.model_description import describe_model, device_of
 from loopinterp.models.positions import attention_mask
 from loopinterp.results import Result, study
 from loopinterp.tasks.study_data import inputs_and_loops
@@ -121,7 +121,7 @@ def attention_study(
             fix="Leave labels out to number the positions.",
         )
     settings = {"n_loops": n_loops, "example": example, "max_distance": max_distance}
-    config = {"model": model.config.to_dict(), "n_examples": n_examples, **settings}
+    config = {"model": describe_model(model), "n_examples": n_examples, **settings}
     with study(seed, **config) as watch:
         patterns = _patterns(model, inputs, n_loops)
         causal, window = model.config.causal, model.config.attention_window

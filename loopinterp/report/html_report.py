@@ -33,7 +33,7 @@ def write_report(run_folder: str | Path, out: str | Path | None = None) -> Path:
         InputError: If the folder is not a run, or the file cannot be written.
     """
     out = Path(out) if out is not None else Path(run_folder) / "report.html"
-    write_bytes(out, render_report(read_run(run_folder)).encode())
+    write_bytes(out, render_report(read_run(run_folder)).encode(errors="replace"))
     return out
 
 
@@ -55,7 +55,8 @@ def write_results(results: Mapping[str, Result], out: str | Path, *, title: str)
         raise InputError(
             "results", expected="at least one", given="none", fix="Pass {'name': result}."
         )
-    write_bytes(Path(out), render_report(RunRecord(name=title, results=results)).encode())
+    page = render_report(RunRecord(name=title, results=results))
+    write_bytes(Path(out), page.encode(errors="replace"))
     return Path(out)
 
 
@@ -89,11 +90,13 @@ def tidy(text: str) -> str:
 def _context(record: RunRecord) -> dict[str, Any]:
     from plotly.offline import get_plotlyjs
 
-    sections, unshown = section_views(record)
+    sections, problems = section_views(record)
+    made, undrawn = made_figures(record)
+    made_views = figure_views(made, undrawn)
     shown = {view.section.key for view in sections}
     return {
         "record": record,
-        "problems": [*record.problems, *unshown],
+        "problems": [*record.problems, *problems, *undrawn],
         "title": _title(record),
         "facts": _facts(record),
         "verdicts": [f for view in sections for f in view.findings if f.kind == "verdict"],
@@ -108,7 +111,7 @@ def _context(record: RunRecord) -> dict[str, Any]:
             and section.applies(record.task)
         ],
         "comparable": record.is_run and has_programs(record.task),
-        "made_figures": figure_views(made_figures(record)),
+        "made_figures": made_views,
         "settings": setting_groups(record.config),
         "versions": _versions(record),
         "plotly_script": Markup(get_plotlyjs()),  # plotly's own file, as it ships it

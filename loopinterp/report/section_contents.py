@@ -59,17 +59,23 @@ def section_views(record: RunRecord) -> tuple[list[SectionView], list[str]]:
         The sections, and a sentence for each result that cannot be shown.
     """
     said, problems = _in_order_of_making(record)
-    views = [_view(section, said) for section in (*SECTIONS, OTHER)]
+    views = [_view(section, said, problems) for section in (*SECTIONS, OTHER)]
     return [view for view in views if view.findings or view.figures], problems
 
 
-def figure_views(figures: Iterable[Figure]) -> list[FigureView]:
-    """Figures with an anchor of their own each."""
+def figure_views(figures: Iterable[Figure], problems: list[str]) -> list[FigureView]:
+    """Figures with an anchor of their own each; one that cannot be drawn becomes a problem."""
     views = []
     for number, figure in enumerate(figures, start=1):
         anchor = f"{slug(figure.section)}-{number}-{slug(figure.title)}"
-        download = None if figure.data is None else table_download(figure.data, anchor)
-        views.append(FigureView(anchor, figure, figure_json(figure.plot), download))
+        try:
+            download = None if figure.data is None else table_download(figure.data, anchor)
+            views.append(FigureView(anchor, figure, figure_json(figure.plot), download))
+        except Exception as error:  # whatever a damaged value makes of Plotly's and pandas' code
+            problems.append(
+                f"The figure {figure.title!r} has values that cannot be shown "
+                f"({type(error).__name__})."
+            )
     return views
 
 
@@ -103,7 +109,7 @@ def _in_order_of_making(record: RunRecord) -> tuple[list[_Said], list[str]]:
     return said, problems
 
 
-def _view(section: Section, said: Sequence[_Said]) -> SectionView:
+def _view(section: Section, said: Sequence[_Said], problems: list[str]) -> SectionView:
     """The section's own study comes first, the others in the order in which they were made."""
     programs = section.key == "program"
     first = sorted(said, key=lambda one: not (one.name == section.key or one.names_the_program))
@@ -115,8 +121,9 @@ def _view(section: Section, said: Sequence[_Said]) -> SectionView:
         if _belongs(finding.kind, section) or (programs and finding.kind == "verdict")
     ]
     shown, more = _split([[f for f in s.figures if _belongs(f.section, section)] for s in first])
-    views = figure_views([*shown, *more])
-    return SectionView(section, findings, views[: len(shown)], views[len(shown) :])
+    views, folded = figure_views([*shown, *more], problems), set(map(id, more))
+    parts = ([v for v in views if (id(v.figure) in folded) is later] for later in (False, True))
+    return SectionView(section, findings, *parts)
 
 
 def _belongs(kind: str, section: Section) -> bool:

@@ -77,6 +77,10 @@ breaks; it then says so. `decompose_loop` takes one loop apart."
 _PLUS_REST = "What an injection or a loop norm adds is in the remainder, not in the stack."
 _UNFOLDED = "Reads along `W_U` alone: the parts add up to a logit only if the final norm's weight \
 and bias are folded into the unembedding."
+_OTHER_NORMS = (
+    "With a loop norm or post norms no part reaches the final norm as it is, and it says \
+so. `cache.logit_attribution` goes through every norm, weights and biases included, at any loop."
+)
 _SSM = "There are no state-space layers in a looped transformer, as in the untied one."
 _NO_FORK = "Needs a copy of the layer's input for each head (`use_split_qkv_input`). \
 TransformerLens' own native model has none either."
@@ -202,8 +206,7 @@ CACHE = {
     "keys": (lambda s: _shared(s.clean_cache.keys()), ""),
     "logit_attrs": (
         _attrs,
-        f"{_UNFOLDED} With a loop norm, what a part adds before the last such norm "
-        "does not reach the logits directly.",
+        f"{_UNFOLDED} {_OTHER_NORMS}",
     ),
     "logit_lens": (
         lambda s: s.clean_cache.logit_lens(positions=None).values,
@@ -241,7 +244,7 @@ TOOLS = {
     "direct_logit_attribution": (
         _by_head,
         f"By head, from a cache; compared with `logit_attrs` of the bridge. {_UNFOLDED} On its "
-        "bridge TransformerLens refuses until they are folded in; here nothing reminds you.",
+        f"bridge TransformerLens refuses until they are folded in. {_OTHER_NORMS}",
     ),
     "attribution_patch (nodes)": (
         lambda s: _attribution(s, "node"),

@@ -61,7 +61,7 @@ class Took(Stopwatch):
     """A study that took so many seconds."""
 
     def __init__(self, seconds: float) -> None:
-        super().__init__(0, {})
+        super().__init__(0, {"model": {"weights_sha256": "5d41402abc4b"}})
         self._seconds = seconds
 
     def provenance(self) -> Provenance:

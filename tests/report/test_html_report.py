@@ -5,6 +5,7 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from loopinterp.errors import InputError
@@ -211,6 +212,18 @@ def test_a_result_that_fails_is_a_problem_and_the_others_are_shown(record: RunRe
     text = Reader(page).text
     assert "bad has values that cannot be shown (KeyError). Run the study again." in text
     assert "Latched ripple" in text
+
+
+def test_a_figure_that_cannot_be_written_is_a_problem_and_the_others_are_shown(
+    record: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, *rest = record.results["wavefront"].figures()
+    half = pd.DataFrame({"name": [chr(0xD800)]}, dtype=object)
+    spoiled = [dataclasses.replace(first, data=half), *rest]
+    monkeypatch.setitem(synthetic._FIGURES, "wavefront", lambda: spoiled)
+    text = Reader(render_report(record)).text
+    said = f"The figure {first.title!r} has values that cannot be shown (UnicodeEncodeError)."
+    assert said in text and all(figure.title in text for figure in rest)
 
 
 @pytest.mark.parametrize("config", ['{"model": 3}', '{"curriculum": [1], "task": {"name": 3}}'])
