@@ -41,6 +41,7 @@ class Study:
         tasks: Tasks of whose models it asks anything; any if empty.
         why_not: Why nothing can be said of this model, as a clause; "" where something can.
         needs: The study whose saved result it starts from, if any.
+        hooks: Whether it looks inside a loop, which takes a model with hooks.
     """
 
     name: str
@@ -49,11 +50,14 @@ class Study:
     tasks: tuple[str, ...] = ()
     why_not: Callable[[StudiedModel], str] = lambda model: ""
     needs: str | None = None
+    hooks: bool = False
 
     def unsaid(self, model: StudiedModel) -> str:
         """Why it says nothing of a model, as a clause; "" if it says something."""
         if not self.concerns(model):
             return f"it asks about {' or '.join(self.tasks)} and not about {model.task.name}"
+        if self.hooks and not hasattr(model.model, "run_with_cache"):
+            return f"it looks inside a loop, and {type(model.model).__name__} has no hooks there"
         return self.why_not(model)
 
     def concerns(self, model: StudiedModel) -> bool:
@@ -99,6 +103,15 @@ def _nothing_moves(model: StudiedModel) -> str:
     return "" if bool(changed.any()) else "no exchange of a state changes an answer of the model"
 
 
+def _no_wavefront(model: StudiedModel) -> str:
+    import torch
+
+    module = isinstance(model.model, torch.nn.Module)
+    if not module or next(model.model.parameters(), None) is None:
+        return "its control shuffles the model's weights, which no torch.nn.Module holds"
+    return _no_room_for_carries(model)
+
+
 def _no_room_for_carries(model: StudiedModel) -> str:
     room = _carry_bits(model)
     if room >= FEWEST_BITS:
@@ -140,7 +153,7 @@ def _extrapolation(model: StudiedModel) -> Result:
     )
 
 
-@_study("stabilisation", "do the heads freeze?")
+@_study("stabilisation", "do the heads freeze?", hooks=True)
 def _stabilisation(model: StudiedModel) -> Result:
     batch = model.sample(model.length(2 * model.cutoff), 32)
     return dynamics.attention_stabilisation_study(model.model, batch)
@@ -150,7 +163,7 @@ def _stabilisation(model: StudiedModel) -> Result:
     "wavefront",
     "how far has the carry come after each loop?",
     tasks=("addition",),
-    why_not=_no_room_for_carries,
+    why_not=_no_wavefront,
 )
 def _wavefront(model: StudiedModel) -> Result:
     task, n = cast("Addition", model.task), model.length(max(24, 4 * model.cutoff))
@@ -166,7 +179,7 @@ def _programs(model: StudiedModel) -> Result:
         model.model,
         model.programs(),
         [model.sample(n, 128) for n in lengths],
-        names=[model.run.folder.resolve().name],
+        names=[model.name],
         seed=model.seed,
     )
 
@@ -179,8 +192,7 @@ def _programs(model: StudiedModel) -> Result:
 )
 def _hold_time(model: StudiedModel) -> Result:
     batch = model.sample(_carry_bits(model), 128, distribution="propagate")
-    name = model.run.folder.resolve().name
-    return circuits.planted_carry_study(model.model, batch, names=[name], seed=model.seed)
+    return circuits.planted_carry_study(model.model, batch, names=[model.name], seed=model.seed)
 
 
 @_study(
@@ -207,19 +219,18 @@ def _decodability(model: StudiedModel) -> Result:
     return circuits.decodability(model.model, batch, model.programs(), seed=model.seed)
 
 
-@_study("heads", "do the heads look where the programs look?", why_not=_no_program)
+@_study("heads", "do the heads look where the programs look?", why_not=_no_program, hooks=True)
 def _heads(model: StudiedModel) -> Result:
     batch = model.sample(model.length(2 * model.cutoff), 64)
     return circuits.head_study(model.model, batch, model.programs(), seed=model.seed)
 
 
-@_study("attention", "where does each head look at each loop?")
+@_study("attention", "where does each head look at each loop?", hooks=True)
 def _attention(model: StudiedModel) -> Result:
     batch = model.sample(model.length(2 * model.cutoff), 64)
     return lenses.attention_study(
         model.model,
-        batch.inputs,
-        n_loops=int(batch.n_loops.max()),
+        batch,
         labels=_labels(model, batch.inputs[0]),
         seed=model.seed,
     )
@@ -254,7 +265,9 @@ def _by_hand(model: StudiedModel, example: Batch) -> tuple[str, dict[str, list[s
     tokens = example.inputs[0]
     rows = {"input": _labels(model, tokens) or [str(value) for value in tokens.tolist()]}
     if not isinstance(model.task, tasks.Addition):
-        return "", rows
+        # A task of a user's own need not have words for examples.
+        words = getattr(model.task, "decode", None)
+        return f"The right answer: {words(example)[0]}." if words else "", rows
     carries = model.task.carry_in(example)[0].tolist()
     rows["carry in"] = [str(c) if one >= 0 else "" for c, one in zip(carries, example.targets[0])]
     asked = example.targets[0] >= 0

@@ -42,18 +42,18 @@ def test_a_result_says_whose_it_is_and_is_taken_back(model: StudiedModel) -> Non
     assert provenance.weights == [described["weights_sha256"]] == [model.owner.weights]
     assert provenance.run == model.owner.config
     assert model.own_file("generalisation").is_file()
-    assert list(read_run(model.run.folder).results) == ["generalisation"]
+    assert list(read_run(model.folder).results) == ["generalisation"]
 
 
 def test_after_other_weights_a_result_is_neither_taken_back_nor_shown(model: StudiedModel) -> None:
     measured(model)
-    small(1).save_pretrained(model.run.folder / "model")
+    small(1).save_pretrained(model.folder / "model")
     with pytest.raises(CheckpointError, match=r"of other weights .* Run the study 'generalis"):
-        open_run(model.run.folder).own_file("generalisation")
-    record = read_run(model.run.folder)
+        open_run(model.folder).own_file("generalisation")
+    record = read_run(model.folder)
     assert not record.results and len(record.problems) == 1
-    measured(open_run(model.run.folder))
-    assert list(read_run(model.run.folder).results) == ["generalisation"]
+    measured(open_run(model.folder))
+    assert list(read_run(model.folder).results) == ["generalisation"]
 
 
 def test_results_of_another_run_are_not_shown(model: StudiedModel, tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_results_of_another_run_are_not_shown(model: StudiedModel, tmp_path: Pat
     path = measured(open_run(other.folder))  # the same weights, made for other lengths
     model.results.mkdir()
     path.rename(model.results / path.name)
-    record = read_run(model.run.folder)
+    record = read_run(model.folder)
     assert not record.results
     assert record.problems[0].startswith("generalisation.safetensors is of a run of another conf")
 
@@ -70,9 +70,9 @@ def test_a_study_does_not_start_from_a_result_of_other_weights(
     model: StudiedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured(model).rename(model.results / "programs.safetensors")
-    small(1).save_pretrained(model.run.folder / "model")
+    small(1).save_pretrained(model.folder / "model")
     (subspaces,) = [study for study in STUDIES if study.name == "subspaces"]
     monkeypatch.setattr(type(subspaces), "unsaid", lambda *_: "")
     monkeypatch.setattr(type(subspaces), "run", lambda *_: pytest.fail("started"), raising=False)
     with pytest.raises(CheckpointError, match="of other weights"):
-        analyze_run(model.run.folder, studies=["subspaces"], progress=False)
+        analyze_run(model.folder, studies=["subspaces"], progress=False)

@@ -9,7 +9,7 @@ import torch
 
 from loopinterp.circuits.activation_patching_result import WORDS
 from loopinterp.errors import InputError, check_choice, unknown_name
-from loopinterp.models.looped_transformer import LoopedTransformer
+from loopinterp.models.looped_model import need_hooks, need_model
 from loopinterp.models.sites import resolve_index
 
 if TYPE_CHECKING:
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from loopinterp.models.sites import Index
+
+STATE = "state"
+"""The component that any looped model has: what it holds between loops."""
 
 EACH = "each"
 """Patch one position at a time."""
@@ -103,14 +106,8 @@ def check_run(
     model: Any, base: Tensor, source: Tensor, other: Tensor | None, component: str
 ) -> None:
     """Raise unless there are pairs to patch between, and a component to patch."""
-    if not isinstance(model, LoopedTransformer):
-        raise InputError(
-            "model",
-            expected="a LoopedTransformer, whose activations have addresses",
-            given=type(model).__name__,
-            fix="Use interchange interventions on states (compare_programs).",
-        )
     check_choice("component", component, WORDS)
+    need_model(model) if component == STATE else need_hooks(model)
     if base.ndim < 2 or not len(base):
         raise InputError(
             "base",
@@ -119,6 +116,13 @@ def check_run(
             fix="Add a batch axis with base[None].",
         )
     for name, inputs in (("source", source), ("other", other)):
+        if inputs is not None and not isinstance(inputs, torch.Tensor):
+            raise InputError(
+                name,
+                expected="inputs like those of base, or a batch of them",
+                given=f"a {type(inputs).__name__}",
+                fix="Pass the inputs of a batch.",
+            )
         if inputs is not None and (inputs.shape != base.shape or inputs.dtype != base.dtype):
             raise InputError(
                 name,

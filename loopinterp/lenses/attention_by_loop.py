@@ -11,15 +11,18 @@ import torch
 
 from loopinterp.errors import InputError, check_integer
 from loopinterp.intervals import ESTIMATE
-from loopinterp.models.model_description import describe_model
+from loopinterp.models.looped_model import need_hooks
+from loopinterp.models.model_description import describe_model, device_of
 from loopinterp.models.positions import attention_mask
 from loopinterp.results import Result, study
+from loopinterp.tasks.study_data import inputs_and_loops
 
 if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
     from loopinterp.models import LoopedTransformer
+    from loopinterp.tasks.task import Batch, Task
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -79,12 +82,14 @@ class AttentionResult(Result, kind="attention"):
 @torch.no_grad()
 def attention_study(
     model: LoopedTransformer,
-    inputs: Tensor,
+    data: Batch | Task | Tensor,
     *,
-    n_loops: int,
+    n_loops: int | None = None,
     labels: Sequence[str] | None = None,
     example: int = 0,
     max_distance: int = 8,
+    n: int | None = None,
+    batch_size: int | None = None,
     seed: int = 0,
 ) -> AttentionResult:
     r"""Attention of every head at every loop, by position, by distance and by key.
@@ -95,13 +100,16 @@ def attention_study(
 
     Args:
         model: The model.
-        inputs: Tokens ``[batch, pos]`` or features ``[batch, pos, d_features]``, all of one
-            length (padding would count as positions).
-        n_loops: Loops to run.
+        data: A batch, its inputs alone (tokens ``[batch, pos]`` or features ``[batch, pos,
+            d_features]``), or a task to draw a batch from; all of one length (padding would count
+            as positions).
+        n_loops: Loops to run; the longest T(n) by default, to be given with inputs alone.
         labels: A word for each position of the example shown; position numbers by default.
         example: The example whose patterns are kept.
         max_distance: Largest distance counted by itself.
-        seed: Written to the provenance; the study draws nothing.
+        n: Problem length, where a task is given; see :func:`~loopinterp.tasks.as_batch`.
+        batch_size: Examples, where a task is given.
+        seed: Seed of what is drawn.
 
     Raises:
         InputError: If ``example`` is out of range or ``labels`` do not fit.
@@ -115,6 +123,9 @@ def attention_study(
         AttentionResult(loop: 3, layer: 1, head: 2, query: 4, key: 4, distance: 4, estimate: 3;
                         patterns, mass, mass_even, received, received_even, entropy)
     """
+    need_hooks(model)
+    drawn = {"n": n, "batch_size": batch_size, "seed": seed, "device": device_of(model)}
+    inputs, n_loops = inputs_and_loops(data, n_loops, **drawn)
     n_examples, n_pos = inputs.shape[:2]
     check_integer("example", example, least=0, most=n_examples - 1)
     if labels is not None and len(labels) != n_pos:

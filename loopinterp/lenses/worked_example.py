@@ -10,14 +10,16 @@ import torch
 
 from loopinterp.errors import InputError
 from loopinterp.models.iteration import iterate
-from loopinterp.models.model_description import describe_model
+from loopinterp.models.looped_model import bind, need_model
+from loopinterp.models.model_description import describe_model, device_of
 from loopinterp.results import Result, study
+from loopinterp.tasks.study_data import as_batch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from loopinterp.models import LoopedModel
-    from loopinterp.tasks import Batch
+    from loopinterp.tasks import Batch, Task
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -63,22 +65,26 @@ Explain = Callable[["Batch"], tuple[str, Mapping[str, Sequence[str]]]]
 @torch.no_grad()
 def worked_example(
     model: LoopedModel,
-    batch: Batch,
+    data: Batch | Task,
     *,
     asks: str = "",
     explain: Explain | None = None,
     symbols: Sequence[str] | None = None,
+    n: int | None = None,
+    batch_size: int | None = None,
     seed: int = 0,
 ) -> WorkedExample:
     """The example of a batch whose whole answer is right last, loop by loop up to T(n).
 
     Args:
         model: Any looped model.
-        batch: Examples of one length.
+        data: Examples of one length, or a task to draw them from.
         asks: What the task asks, in a sentence.
         explain: How to say in words what an example is; inputs as they are by default.
         symbols: A word for each class; its number by default.
-        seed: Written to the provenance; the study draws nothing.
+        n: Problem length, where a task is given; see :func:`~loopinterp.tasks.as_batch`.
+        batch_size: Examples, where a task is given.
+        seed: Seed of what is drawn.
 
     Raises:
         InputError: If the examples are of several lengths.
@@ -91,17 +97,18 @@ def worked_example(
         >>> found.rows["input"], found.right_from()     # 3 + 1, as its carry takes longer
         (['4', '3', '1', '0'], 2)
     """
+    need_model(model)
+    batch = as_batch(data, n=n, batch_size=batch_size, seed=seed, device=device_of(model))
     if len(lengths := batch.n_loops.unique().tolist()) != 1:
         raise InputError(
-            "batch",
+            "data",
             expected="examples of one length",
             given=f"examples that are asked for after {lengths} loops",
             fix="Sample them with one n.",
         )
     with study(seed, model=describe_model(model), n_examples=len(batch)) as watch:
-        logits = torch.stack(
-            [model.readout(h) for _, h in iterate(model, batch.inputs, lengths[0])]
-        )
+        readout = bind(model, batch.inputs).readout
+        logits = torch.stack([readout(h) for _, h in iterate(model, batch.inputs, lengths[0])])
         asked, answers = batch.targets >= 0, logits.argmax(-1)
         right = ((answers == batch.targets) | ~asked).all(-1)
         # Of those that end right if there are any: what never gets there has no last loop.

@@ -12,11 +12,12 @@ from typing import Any
 from loopinterp.errors import CheckpointError, InputError
 from loopinterp.results import Result, config_hash
 from loopinterp.saved_results import Owner, load_result, result_files
+from loopinterp.short_repr import ShortRepr
 from loopinterp.storage import read_bytes, read_json_object
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunRecord:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RunRecord(ShortRepr):
     """A run, read from its folder.
 
     Attributes:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loopinterp.errors import CheckpointError, InputError
+from loopinterp.short_repr import ShortRepr
 from loopinterp.storage import read_bytes, read_json, read_metadata, write_json
 from loopinterp.training.config import TrainingConfig
 from loopinterp.training.model_and_task import GivenModelConfig
@@ -27,10 +28,12 @@ MODEL = "model"
 WEIGHTS = "model/model.safetensors"
 CHECKPOINT = "state/checkpoint.safetensors"
 LOCK = "state/lock"
+IN_MEMORY = "in_memory"
+"""The entry of ``config.json`` with the class of a model whose weights are not in the folder."""
 
 
-@dataclass(frozen=True)
-class Run:
+@dataclass(frozen=True, repr=False)
+class Run(ShortRepr):
     """A run on disk.
 
     ::
@@ -71,6 +74,13 @@ class Run:
                 expected="the configuration of a run",
                 given="other JSON",
                 fix="Point to the folder that training wrote, not to a folder inside it.",
+            )
+        if IN_MEMORY in values:
+            raise CheckpointError(
+                f"run {folder}",
+                expected="a run with its model",
+                given=f"the results of a {values[IN_MEMORY]}, which stayed in memory",
+                fix="Call loopinterp.analyze_model with that model again; reports need no model.",
             )
         kind = GivenModelConfig if "origin" in values else TrainingConfig
         return cls(folder, kind.from_dict(values))

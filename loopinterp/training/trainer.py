@@ -11,6 +11,7 @@ import torch
 from loopinterp.errors import InputError
 from loopinterp.models import LoopedTransformer
 from loopinterp.models.pretrained import check_tensors
+from loopinterp.short_repr import ShortRepr
 from loopinterp.tasks.task import IGNORE
 from loopinterp.training.curriculum import Curriculum
 from loopinterp.training.device import make_bind, resolve_device, with_state_noise
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-class Trainer:
+class Trainer(ShortRepr):
     """Makes one optimiser step at a time; :meth:`state` and :meth:`load` freeze and thaw it.
 
     Args:

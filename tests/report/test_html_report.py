@@ -211,7 +211,7 @@ def test_a_model_that_was_not_trained_is_said_to_be_none(record: RunRecord) -> N
     config = {"task": "addition", "max_n": 20, "origin": "compiled from the program ripple"}
     bare = dataclasses.replace(record, config=config, metrics=[], results={}, made={})
     text = Reader(render_report(bare)).text
-    assert "This model was not trained: it was compiled from the program ripple." in text
+    assert "This model was not trained here: it was compiled from the program ripple." in text
     assert "Made for lengths up to 20" in text
     assert "so there is no training curve" in text
 
