@@ -12,13 +12,14 @@ import functools
 import json
 import typing
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import pydantic
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from typing_extensions import dataclass_transform
 
 from loopinterp.errors import ConfigError, InputError, spell_range, unknown_name
+from loopinterp.short_repr import MOST, ShortRepr
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _CONFIG = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+Seed = Annotated[int, pydantic.Field(ge=0, le=2**64 - 1)]
+"""What a ``torch.Generator`` takes."""
+
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 
 
@@ -41,7 +45,9 @@ def settings(cls: type[T]) -> type[T]:
         Traceback (most recent call last):
         loopinterp.errors.ConfigError: width: expected an integer >= 1, got 0. Change width.
     """
-    made: Any = pydantic.dataclasses.dataclass(cls, frozen=True, kw_only=True, config=_CONFIG)
+    made: Any = pydantic.dataclasses.dataclass(
+        cls, frozen=True, kw_only=True, repr=False, config=_CONFIG
+    )
     unexplained = made.__init__
 
     @functools.wraps(unexplained)
@@ -55,12 +61,21 @@ def settings(cls: type[T]) -> type[T]:
     return made
 
 
-class Settings:
+class Settings(ShortRepr):
     """What declarations made with :func:`settings` can do."""
 
     def __post_init__(self) -> None:
         for name, (condition, default) in _conditions(type(self)).items():
             condition.check(self, name, default)
+
+    def _shown(self) -> list[tuple[str, Any]]:
+        """All settings; of many, those that are not the default."""
+        fields: Mapping[str, Any] = type(self).__pydantic_fields__  # type: ignore[attr-defined]
+        shown = [(name, getattr(self, name)) for name in fields]
+        if sum(len(name) + len(repr(value)) + 3 for name, value in shown) < MOST:
+            return shown
+        usual = {name: f.get_default(call_default_factory=True) for name, f in fields.items()}
+        return [(name, value) for name, value in shown if value != usual[name]]
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form; :meth:`from_dict` reads it back."""

@@ -27,14 +27,18 @@ from loopinterp.circuits.activation_patching_result import (
     PatchingSweep,
 )
 from loopinterp.errors import check_integer
+from loopinterp.models.iteration import iterate
+from loopinterp.models.model_description import describe_model
 from loopinterp.results import study
+from loopinterp.tasks.sampling import inputs_of
+from loopinterp.tasks.study_data import inputs_and_loops
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
-    from loopinterp.models import LoopedTransformer
     from loopinterp.models.sites import Index
+    from loopinterp.tasks.task import Batch
 
 _AT_A_TIME = 1024
 """Examples in one run of the model, over which patches are run side by side."""
@@ -42,11 +46,11 @@ _AT_A_TIME = 1024
 
 @torch.no_grad()
 def patching_sweep(
-    model: LoopedTransformer,
-    base: Tensor,
-    source: Tensor,
+    model: Any,
+    base: Batch | Tensor,
+    source: Batch | Tensor,
     *,
-    n_loops: int,
+    n_loops: int | None = None,
     component: str = "resid_pre",
     positions: str | Int[Tensor, " _"] | None = None,
     scored: Bool[Tensor, "_ _"] | None = None,
@@ -70,10 +74,10 @@ def patching_sweep(
     any disturbance does. Loops before the patch are not run again.
 
     Args:
-        model: The model.
-        base: Tokens ``[batch, pos]``, or features ``[batch, pos, d_features]``.
+        model: A ``LoopedTransformer``; for ``state``, any looped model.
+        base: A batch, or inputs alone: tokens ``[batch, pos]``, or features.
         source: As many inputs of the same length, pair by pair.
-        n_loops: Loops of the whole run.
+        n_loops: Loops of the whole run; the longest T(n) by default, to be given with inputs alone.
         component: Any hook point of a layer or of a loop, by its short or full name: ``resid_pre``,
             ``attn_out``, ``ln2.hook_normalized``, ``state_pre`` …; those of heads (``z``, ``q``,
             ``pattern`` …) head by head. Or ``state``: the state after t loops, t = 0 .. n_loops.
@@ -100,14 +104,16 @@ def patching_sweep(
         >>> found.data["recovered"].sel(layer=0, head="all", pos="all").values.tolist()
         [1.0, 1.0, 1.0]
     """
-    check_run(model, base, source, other)
+    base, n_loops = inputs_and_loops(base, n_loops)
+    source = inputs_of(source)
+    check_run(model, base, source, other, component)
     what = patched_component(model, component)
     third = unrelated(source) if other is None else other
     chosen, places = chosen_positions(positions, base)
     of_state = what.name == STATE
     wanted = chosen_loops(loops, check_integer("n_loops", n_loops, least=1) + of_state)
     about = {"study": "patching", "component": what.name, "n_loops": n_loops}
-    with study(seed, **about, model=model.config.to_dict(), n_examples=len(base)) as watch:
+    with study(seed, **about, model=describe_model(model), n_examples=len(base)) as watch:
         sweep = _Sweep(
             model,
             base,
@@ -152,7 +158,7 @@ class _Sweep:
 
     def __init__(
         self,
-        model: LoopedTransformer,
+        model: Any,
         base: Tensor,
         donors: tuple[Tensor, Tensor],
         chosen: Bool[Tensor, "place batch pos"],
@@ -165,7 +171,8 @@ class _Sweep:
         self.model, self.base, self.donors, self.chosen = model, base, donors, chosen
         self.n_loops, self.what = n_loops, what
         self.states, *others = [
-            model(inputs, n_loops=n_loops, return_type="states") for inputs in (base, *donors)
+            torch.stack([h for _, h in iterate(model, inputs, n_loops)])
+            for inputs in (base, *donors)
         ]
         self.donor_states = torch.stack(others)
         ends = model.readout(self.states[-1]), model.readout(others[0][-1])
@@ -268,8 +275,10 @@ class _Sweep:
             state = repeat(self.states[start], "batch ... -> (copy batch) ...", copy=copies)
         span: dict[str, Any] = {"n_loops": self.n_loops, "start_at_loop": start or 0}
         if name is None:
-            assert state is not None
-            return self.model(inputs, state=torch.where(mask, donor, state), **span)
+            assert state is not None and start is not None
+            patched = torch.where(mask, donor, state)
+            *_, (_, last) = iterate(self.model, inputs, self.n_loops - start, state=patched)
+            return self.model.readout(last)
 
         def put(activation: Tensor, hook: object) -> Tensor:
             return torch.where(mask, donor, activation)

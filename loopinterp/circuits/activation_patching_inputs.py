@@ -10,7 +10,7 @@ import torch
 
 from loopinterp.circuits.activation_patching_result import LOOP, STATE
 from loopinterp.errors import HookError, InputError, unknown_name
-from loopinterp.models.looped_transformer import LoopedTransformer
+from loopinterp.models.looped_model import need_hooks, need_model
 from loopinterp.models.sites import resolve_index
 
 if TYPE_CHECKING:
@@ -142,15 +142,11 @@ def patched_component(model: LoopedTransformer, component: str) -> Patched:
     return Patched(book.short(full), book.kinds[full], full in book.per_loop)
 
 
-def check_run(model: Any, base: Tensor, source: Tensor, other: Tensor | None) -> None:
-    """Raise unless there are pairs to patch between."""
-    if not isinstance(model, LoopedTransformer):
-        raise InputError(
-            "model",
-            expected="a LoopedTransformer, whose activations have addresses",
-            given=type(model).__name__,
-            fix="Use interchange interventions on states (compare_programs).",
-        )
+def check_run(
+    model: Any, base: Tensor, source: Tensor, other: Tensor | None, component: str
+) -> None:
+    """Raise unless there are pairs to patch between, in a model that shows what is patched."""
+    need_model(model) if component == STATE else need_hooks(model)
     if base.ndim < 2 or not len(base):
         raise InputError(
             "base",
@@ -159,6 +155,13 @@ def check_run(model: Any, base: Tensor, source: Tensor, other: Tensor | None) ->
             fix="Add a batch axis with base[None].",
         )
     for name, inputs in (("source", source), ("other", other)):
+        if inputs is not None and not isinstance(inputs, torch.Tensor):
+            raise InputError(
+                name,
+                expected="inputs like those of base, or a batch of them",
+                given=f"a {type(inputs).__name__}",
+                fix="Pass the inputs of a batch.",
+            )
         if inputs is not None and (inputs.shape != base.shape or inputs.dtype != base.dtype):
             raise InputError(
                 name,

@@ -18,6 +18,7 @@ from loopinterp.circuits.program_counterfactuals import Prediction, ProgramRuns
 from loopinterp.circuits.subspaces import random_change
 from loopinterp.rasp.language import UNKNOWN
 from loopinterp.rasp.program_alignment import Alignment, alignments
+from loopinterp.short_repr import ShortRepr
 from loopinterp.tasks.task import IGNORE
 
 if TYPE_CHECKING:
@@ -42,8 +43,8 @@ _CLEARLY = 0.02
 LENGTH = "length"
 
 
-@dataclass(frozen=True)
-class Evidence:
+@dataclass(frozen=True, repr=False)
+class Evidence(ShortRepr):
     """What one model does after each exchange, and what each program says.
 
     Arrays of ``data``, with the axes program (and rival), pair, delay, input, batch:

@@ -14,6 +14,7 @@ from loopinterp.models.direct_attribution import attribute_logit
 from loopinterp.models.run_inputs import check_dtype
 from loopinterp.models.sites import AddressBook, Index, resolve_index
 from loopinterp.models.transformer_lens_names import need_direct_writes
+from loopinterp.short_repr import as_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -132,6 +133,9 @@ class LoopedCache(ActivationCache):
             f"LoopedCache({len(self)} activations of {self.n_loops} loops, "
             f"{self.nbytes / 1e6:.1f} MB)"
         )
+
+    def _repr_html_(self) -> str:
+        return as_table(repr(self), self.items())
 
     @property
     def n_loops(self) -> int:

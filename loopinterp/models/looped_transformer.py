@@ -17,6 +17,7 @@ from loopinterp.models.run_length import ends_of
 from loopinterp.models.sites import Address, Index
 from loopinterp.models.taps import Recorder, Taps
 from loopinterp.models.transformer_lens_names import TransformerLensNames
+from loopinterp.short_repr import MOST, as_table
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -52,6 +53,16 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
         >>> cache.stack("attn.hook_pattern").shape
         torch.Size([4, 1, 2, 3, 3])
     """
+
+    def __repr__(self) -> str:
+        weights = sum(weight.numel() for weight in self.parameters())
+        return f"LoopedTransformer({weights:,} weights, {self.config!r})"[: MOST - 1]
+
+    def _repr_html_(self) -> str:
+        return as_table(repr(self), self.config.to_dict().items())
+
+    task: Any = None
+    """What it is asked, where that is known: :func:`loopinterp.load` puts the run's task here."""
 
     # The protocol
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from loopinterp.errors import ConfigError
-from loopinterp.settings import OnlyWith, Settings, settings
+from loopinterp.settings import OnlyWith, Seed, Settings, settings
 
 Positions = Literal["none", "absolute", "relative", "abacus", "rotary"]
 Norm = Literal["none", "pre", "post", "sandwich"]
@@ -112,7 +112,7 @@ class LoopedTransformerConfig(Settings):
     injection_gate: Annotated[float, OnlyWith("injection", "gated_output")] = 0.1
     initial_state: InitialState = "embedding"
     noise_std: Annotated[PositiveFloat, OnlyWith("initial_state", "noise")] = 1.0
-    noise_seed: Annotated[int, OnlyWith("initial_state", "noise")] = 0
+    noise_seed: Annotated[Seed, OnlyWith("initial_state", "noise")] = 0
     final_norm: bool = True
     tie_unembed: bool = False
     unembed_bias: bool = True

@@ -10,10 +10,12 @@ from huggingface_hub import ModelHubMixin, snapshot_download
 
 from loopinterp.errors import CheckpointError, InputError
 from loopinterp.models.model_config import LoopedTransformerConfig
+from loopinterp.models.model_description import own_weights
 from loopinterp.models.run_inputs import check_dtype
+from loopinterp.results import config_hash
 from loopinterp.storage import (
     read_json_object,
-    read_tensors,
+    read_tensors_and_metadata,
     refuse_pickle,
     write_json,
     write_tensors,
@@ -48,11 +50,10 @@ class PretrainedMixin(ModelHubMixin):
         return None
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        weights = self.state_dict()  # type: ignore[attr-defined]
-        if self.config.tie_unembed:
-            del weights["unembedding.weight"]
-        write_tensors(save_directory / WEIGHTS_FILE, weights)
-        write_json(save_directory / CONFIG_FILE, self.config.to_dict())
+        config = self.config.to_dict()
+        about = {"config": config_hash(config)}
+        write_tensors(save_directory / WEIGHTS_FILE, own_weights(self), about)  # type: ignore[arg-type]
+        write_json(save_directory / CONFIG_FILE, config)
 
     @classmethod
     def from_pretrained(  # type: ignore[override]
@@ -84,13 +85,21 @@ class PretrainedMixin(ModelHubMixin):
                 if other.suffix in {".pt", ".pth", ".bin", ".ckpt", ".pkl"} and other.is_file():
                     with other.open("rb") as file:
                         refuse_pickle(other, file.read(4))
-        config = LoopedTransformerConfig.from_dict(read_json_object(folder / CONFIG_FILE))
+        settings = read_json_object(folder / CONFIG_FILE)
+        config = LoopedTransformerConfig.from_dict(settings)
+        weights, about = read_tensors_and_metadata(folder / WEIGHTS_FILE)
+        if about.get("config", config_hash(settings)) != config_hash(settings):
+            raise CheckpointError(
+                f"model {folder}",
+                expected=f"the {CONFIG_FILE} that its weights were saved with",
+                given="another one",
+                fix="The files do not belong together: restore them, or save the model again.",
+            )
         model = cls(config)  # type: ignore[call-arg]
-        model._load_weights(folder / WEIGHTS_FILE)
+        model._take_weights(weights, folder / WEIGHTS_FILE)
         return model.to(device=device, dtype=kind)  # type: ignore[attr-defined]
 
-    def _load_weights(self, path: Path) -> None:
-        weights = read_tensors(path)
+    def _take_weights(self, weights: dict[str, Tensor], path: Path) -> None:
         if self.config.tie_unembed and "embedding.weight" in weights:
             weights.setdefault("unembedding.weight", weights["embedding.weight"])
         dtypes = {x.dtype for x in weights.values()}

@@ -12,6 +12,7 @@ from loopinterp.errors import InputError, check_integer
 from loopinterp.models.looped_model import bind
 from loopinterp.models.run_inputs import check_ends
 from loopinterp.models.stopping_rules import LoopView
+from loopinterp.short_repr import ShortRepr
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
     from loopinterp.models.stopping_rules import StoppingRule
 
 
-@dataclass(frozen=True)
-class Stopped:
+@dataclass(frozen=True, repr=False)
+class Stopped(ShortRepr):
     """Where each example stopped, and what the model held and said there.
 
     Attributes:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from loopinterp.errors import ConfigError, check_choice
-from loopinterp.settings import OnlyWith, Settings, settings
+from loopinterp.settings import OnlyWith, Seed, Settings, settings
 from loopinterp.training.model_and_task import ModelAndTask
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -169,7 +169,7 @@ class TrainingConfig(ModelAndTask):
     batch_size: PositiveInt = 64
     state_noise: NonNegativeFloat = 0.0
     ema: BelowOne = 0.999
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
     log_every: PositiveInt = 10
     checkpoint_every: PositiveInt = 100
     device: str = "auto"

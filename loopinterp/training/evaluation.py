@@ -11,12 +11,13 @@ import torch
 
 from loopinterp.errors import InputError, check_integer
 from loopinterp.intervals import ESTIMATE, wilson_estimate
-from loopinterp.models.looped_model import bind
+from loopinterp.models.looped_model import bind, need_model
 from loopinterp.models.model_description import describe_model, device_of
 from loopinterp.models.run_length import own_depth
 from loopinterp.models.stopped_run import run_until
 from loopinterp.models.stopping_rules import MaxConfidence, Oracle, ReadoutKL, ResidualBelow
 from loopinterp.results import Result, study
+from loopinterp.tasks.study_data import need_task
 from loopinterp.tasks.task import IGNORE
 from loopinterp.training.seeding import stream
 
@@ -126,6 +127,8 @@ def evaluate(
     Raises:
         InputError: If a list is empty, a number is out of range, or a name is unknown.
     """
+    need_model(model)
+    need_task(task)
     names = list(judged_distributions(task) if distributions is None else distributions)
     extra, cells = sorted(set(extra_loops)), sorted(set(lengths))
     depth = own_depth(model)

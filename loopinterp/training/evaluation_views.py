@@ -56,11 +56,11 @@ def _reach(result: EvaluationResult, distribution: str) -> Finding:
     name = _readable(distribution)
     if len(passed):
         text = (
-            f"On {name} the model answers at least 99% of {result.n_samples} problems of each "
-            f"length wholly right, up to length {passed[-1]}"
+            f"On {name} at least 99% of {result.n_samples} problems of each length are answered "
+            f"wholly right, up to length {passed[-1]}"
         )
         if result.trained_up_to:
-            text += f", {passed[-1] / result.trained_up_to:.3g} times the longest it was trained on"
+            text += f", {passed[-1] / result.trained_up_to:.3g} times the longest in training"
         text += "."
     else:
         text = (
@@ -69,7 +69,7 @@ def _reach(result: EvaluationResult, distribution: str) -> Finding:
         )
     if len(failing):
         text += f" Its worst length is {scores.idxmin()}, with {percent(scores.min())}."
-    return Finding(text, value=f"{scores.min():.2f}", good=bool(scores.min() >= 0.99))
+    return Finding(text, value=f"{scores.min():.2f} exact match", good=bool(scores.min() >= 0.99))
 
 
 def _stopping(result: EvaluationResult) -> Finding:
@@ -117,15 +117,9 @@ def _by_length(result: EvaluationResult) -> Figure:
         plot=line_panels(panels, x_title="problem length n"),
         caption=f"Each point is {result.n_samples} fresh problems of that length, answered after "
         f"{loops} loops; bands are 95% intervals. Above, the share of problems that are right "
-        "at every position; below, the share of positions. Read the upper panel first: a model "
-        "that gets most positions right can still get every long problem wrong."
-        + (
-            " What lies right of the dotted line is longer than anything the model was trained on."
-            if result.trained_up_to
-            else ""
-        ),
-        control="The dashed lines are the best answer that is the same everywhere. "
-        + _constant_note(result),
+        "at every position; below, that of positions, which can be high where every long problem "
+        "is wrong.",
+        control="Dashed: the best answer that is the same everywhere. " + _constant_note(result),
         data=result.to_dataframe("exact_match", "bit_accuracy"),
     )
 
@@ -138,8 +132,8 @@ def _constant_note(result: EvaluationResult) -> str:
     if not easy:
         return f"It is wholly right on at most {percent(constant.max())} of the problems."
     return (
-        f"On {' and '.join(easy)} it is right, since every answer there is the same: that "
-        "distribution tests whether the carry arrives, and the others whether it is a carry."
+        f"On {' and '.join(easy)} it scores high, since answers there are alike: read the others "
+        "beside it."
     )
 
 

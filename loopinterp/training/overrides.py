@@ -73,7 +73,7 @@ def parse_value(text: str, choices: Sequence[str] = ()) -> Any:
         return None
     try:
         return json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # numbers of 5,000 digits, 200,000 brackets
         return {"True": True, "False": False}.get(text, text)
 
 

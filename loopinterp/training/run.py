@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loopinterp.errors import CheckpointError, InputError
-from loopinterp.storage import read_json, write_json
+from loopinterp.short_repr import ShortRepr
+from loopinterp.storage import read_bytes, read_json, read_metadata, write_json
 from loopinterp.training.config import TrainingConfig
 from loopinterp.training.model_and_task import GivenModelConfig
 
@@ -26,10 +27,13 @@ METRICS = "metrics.jsonl"
 MODEL = "model"
 WEIGHTS = "model/model.safetensors"
 CHECKPOINT = "state/checkpoint.safetensors"
+LOCK = "state/lock"
+IN_MEMORY = "in_memory"
+"""The entry of ``config.json`` with the class of a model whose weights are not in the folder."""
 
 
-@dataclass(frozen=True)
-class Run:
+@dataclass(frozen=True, repr=False)
+class Run(ShortRepr):
     """A run on disk.
 
     ::
@@ -38,6 +42,7 @@ class Run:
         model/                         the averaged weights: LoopedTransformer.from_pretrained
         metrics.jsonl                  one line per ``log_every`` steps of training
         state/checkpoint.safetensors   weights, optimiser, random streams, curriculum
+        state/lock                     held by the process that trains here, if one does
 
     A model that was not trained here (:meth:`from_model`) has the first two only. Every file is
     replaced in one step, and the checkpoint is one file, so a kill at any moment leaves a whole
@@ -69,6 +74,13 @@ class Run:
                 expected="the configuration of a run",
                 given="other JSON",
                 fix="Point to the folder that training wrote, not to a folder inside it.",
+            )
+        if IN_MEMORY in values:
+            raise CheckpointError(
+                f"run {folder}",
+                expected="a run with its model",
+                given=f"the results of a {values[IN_MEMORY]}, which stayed in memory",
+                fix="Call loopinterp.analyze_model with that model again; reports need no model.",
             )
         kind = GivenModelConfig if "origin" in values else TrainingConfig
         return cls(folder, kind.from_dict(values))
@@ -206,6 +218,7 @@ class Run:
         if not path.exists():
             return 0, 0.0
         metadata = read_metadata(path)
+        need_training_state(path, metadata)
         with reading_counters(path):
             return int(json.loads(metadata["scalars"])["steps_done"]), float(metadata["seconds"])
 
@@ -247,7 +260,7 @@ def reading_counters(path: Path) -> Iterator[None]:
     """Turn what goes wrong in reading a checkpoint's counters into one error that says so."""
     try:
         yield
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise CheckpointError(
             f"checkpoint {path}",
             expected="the counters of a training run",
@@ -256,19 +269,8 @@ def reading_counters(path: Path) -> Iterator[None]:
         ) from error
 
 
-def read_metadata(path: Path) -> dict[str, str]:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(str(path), framework="pt") as file:
-            metadata = file.metadata() or {}
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(
-            f"checkpoint {path}",
-            expected="a whole safetensors file",
-            given=f"one that does not parse ({error})",
-            fix="It is truncated or damaged: restore it from a copy, or train anew.",
-        ) from error
+def need_training_state(path: Path, metadata: Mapping[str, str]) -> None:
+    """Raise if the texts of a file are not those of a checkpoint."""
     if not {"scalars", "config", "seconds"} <= metadata.keys():
         raise CheckpointError(
             f"checkpoint {path}",
@@ -276,14 +278,13 @@ def read_metadata(path: Path) -> dict[str, str]:
             given="a safetensors file of another kind",
             fix="Restore the run's own file, or train in another folder.",
         )
-    return metadata
 
 
 def complete_lines(path: Path) -> list[str]:
     """Lines of a file that may end in the middle of one."""
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    lines = read_bytes(path).decode(errors="replace").split("\n")
     return lines[:-1]
 
 
@@ -297,7 +298,7 @@ def parse_metrics(path: Path, lines: list[str]) -> list[dict[str, Any]]:
     for number, line in enumerate(lines, start=1):
         try:
             row = json.loads(line)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             row = None
         if not isinstance(row, dict):
             raise CheckpointError(

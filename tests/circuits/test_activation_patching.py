@@ -374,6 +374,25 @@ def test_the_summary_says_where_a_patch_does_most():
     assert "after 0 loops" in state.findings()[0].text
 
 
+class Foreign:
+    """A looped model of someone else: four methods, and no hooks."""
+
+    def __init__(self, model: LoopedTransformer) -> None:
+        self.embed, self.initial_state = model.embed, model.initial_state
+        self.step, self.readout = model.step, model.readout
+
+
+def test_states_of_a_model_without_hooks_are_patched_like_those_of_one_with():
+    model, (base, source, _) = without_injection(), tokens()
+    own = patching_sweep(model, base, source, n_loops=LOOPS, component="state", positions="each")
+    foreign = patching_sweep(
+        Foreign(model), base, source, n_loops=LOOPS, component="state", positions="each"
+    )
+    assert own.data.equals(foreign.data)
+    with pytest.raises(InputError, match=r"heads and layers need hooks.*Foreign"):
+        patching_sweep(Foreign(model), base, source, n_loops=LOOPS)
+
+
 @pytest.mark.usefixtures("no_type_checks")
 def test_what_cannot_be_patched_is_said():
     model = without_injection()
@@ -385,10 +404,10 @@ def test_what_cannot_be_patched_is_said():
             patching_sweep(**args)
 
     refused("Did you mean 'resid_pre'", component="resid_pr")
-    refused("model: expected a LoopedTransformer", model=torch.nn.Linear(2, 2))
+    refused("model: expected a looped model", model=torch.nn.Linear(2, 2))
     refused("source: expected torch.int64 of shape", source=source[:, 1:])
     refused("other: expected torch.int64 of shape", other=source[1:])
-    refused("base: expected at least one example", base=base[:0], source=source[:0])
+    refused("expected a batch or a task, or inputs", base=base[:0], source=source[:0])
     refused("n_loops: expected an integer >= 1", n_loops=0)
     refused("loop: expected an index", loops=[2])
     refused("loops: expected at least one", loops=[])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from loopinterp.errors import CheckpointError, ConfigError, InputError
 from loopinterp.models import LoopedTransformer
@@ -76,6 +77,23 @@ def test_weights_of_no_or_two_precisions(saved: Path) -> None:
     write_tensors(path, {**weights, first: weights[first].half()})
     with pytest.raises(CheckpointError, match="in one precision"):
         LoopedTransformer.from_pretrained(saved)
+
+
+def test_a_configuration_changed_by_a_hair_is_noticed(saved: Path) -> None:
+    path = saved / "config.json"
+    text = path.read_text()
+    for changed in (text.replace("1e-05", "1e-06"), text.replace('"d_mlp": null', '"d_mlp": 1e12')):
+        assert changed != text
+        path.write_text(changed.replace("1e12", str(10**12)))  # refused before it is built
+        with pytest.raises(CheckpointError, match="that its weights were saved with"):
+            LoopedTransformer.from_pretrained(saved)
+
+
+def test_weights_that_were_written_elsewhere_are_read(saved: Path) -> None:
+    weights = read_tensors(saved / "model.safetensors")
+    save_file(weights, saved / "model.safetensors")
+    again = LoopedTransformer.from_pretrained(saved)
+    assert all(torch.equal(again.state_dict()[name], x) for name, x in weights.items())
 
 
 def test_missing_files_and_folders(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
