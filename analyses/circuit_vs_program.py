@@ -25,7 +25,7 @@ def main(
         [studied.model for studied in runs],
         runs[0].programs(),
         [runs[0].sample(length, samples) for length in n or [24, 48]],
-        names=[studied.run.folder.name for studied in runs],
+        names=[studied.name for studied in runs],
         pairs=SpreadPairs(pairs=pairs),
     )
     result.figures()[0].plot.write_html(out, include_plotlyjs=True)

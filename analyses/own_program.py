@@ -45,7 +45,7 @@ from loopinterp.rasp import (
     where,
 )
 from loopinterp.report import write_results
-from loopinterp.tasks import IGNORE, Batch, get_task, register_task
+from loopinterp.tasks import IGNORE, Batch, InWords, get_task, register_task
 from loopinterp.tasks.sampling import choice, coins, inside, lengths, pick_distribution
 from loopinterp.training import RECIPES, CurriculumConfig, TrainingConfig, evaluate, train
 
@@ -54,7 +54,7 @@ BOS, PAD = DIGITS, DIGITS + 1
 
 
 @dataclass(frozen=True)
-class RunningMax:
+class RunningMax(InWords):
     """The largest digit so far, at every position. T(n) = n."""
 
     name = "running_max"

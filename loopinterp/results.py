@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, SupportsFloat
 
 import numpy as np
 
-from loopinterp.errors import CheckpointError, InputError, check_seed
+from loopinterp.errors import CheckpointError, InputError, check_number, check_seed
 from loopinterp.intervals import ENDS, ESTIMATE
-from loopinterp.storage import json_default, read_arrays, write_arrays
+from loopinterp.storage import check_file_name, json_default, read_arrays, write_arrays
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,6 +42,7 @@ SUFFIX = ".safetensors"
 """How a saved result's file name ends."""
 
 _HEADER = "loopinterp.result"
+_DIGEST = "weights_sha256"
 
 
 def config_hash(config: Mapping[str, Any]) -> str:
@@ -65,6 +66,7 @@ class Provenance:
         config_hash: :func:`config_hash` of ``config``.
         version: Version of loopinterp.
         wall_time: Seconds the study took.
+        run: :func:`config_hash` of the ``config.json`` of the run whose study it is, if of any.
     """
 
     seed: int
@@ -72,6 +74,17 @@ class Provenance:
     config_hash: str = ""
     version: str = ""
     wall_time: float = 0.0
+    run: str = ""
+
+    def __post_init__(self) -> None:
+        check_number("wall_time", self.wall_time, least=0, below=1e300)
+
+    @property
+    def weights(self) -> list[str]:
+        """SHA-256 of the weights of the models studied, as ``describe_model`` has it."""
+        several = self.config.get("models")
+        models = [self.config.get("model"), *(several if isinstance(several, list) else [])]
+        return [m[_DIGEST] for m in models if isinstance(m, dict) and _DIGEST in m]
 
 
 class Stopwatch:
@@ -349,7 +362,11 @@ class Result:
         return f"<p><code>{escape(repr(self))}</code></p><ul>{said}</ul>"
 
     def save(self, folder: str | Path, name: str | None = None) -> Path:
-        """Write one file, ``NAME.safetensors`` (the kind by default), complete or not at all."""
+        """Write one file, ``NAME.safetensors`` (the kind by default), complete or not at all.
+
+        Raises:
+            InputError: If the name is not that of a file, or the folder cannot be written.
+        """
         own = [f.name for f in dataclasses.fields(self) if f.name not in ("data", "provenance")]
         header = {
             "kind": self.kind,
@@ -358,7 +375,8 @@ class Result:
             "fields": {name: getattr(self, name) for name in own},
             "provenance": self.provenance,
         }
-        path = Path(folder) / f"{name or self.kind}{SUFFIX}"
+        file = check_file_name(self.kind if name is None else name, "name of a result")
+        path = Path(folder) / f"{file}{SUFFIX}"
         arrays = {str(name): array.values for name, array in self.data.data_vars.items()}
         write_arrays(path, arrays, metadata={_HEADER: json.dumps(header, default=json_default)})
         return path
@@ -388,7 +406,7 @@ class Result:
                 provenance=_validated(Provenance, header["provenance"]),
                 **_fields(cls, header["fields"]),
             )
-        except (TypeError, ValueError, KeyError, AttributeError) as error:
+        except Exception as error:  # whatever a damaged description makes of xarray's own code
             raise CheckpointError(
                 f"result {path}",
                 expected=f"the arrays and fields of {cls.__name__} in this version",
@@ -415,7 +433,7 @@ def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     arrays, metadata = read_arrays(path)
     try:
         header = json.loads(metadata.get(_HEADER, ""))
-    except (json.JSONDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         header = None
     parts = {"kind": str, "axes": dict, "coords": dict, "fields": dict, "provenance": dict}
     if not isinstance(header, dict) or not all(

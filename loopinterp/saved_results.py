@@ -1,13 +1,20 @@
-"""Reading any saved result: the kinds of result there are, and where each is defined."""
+"""Reading any saved result: the kinds of result there are, where each is defined, whose it is."""
 
 from __future__ import annotations
 
 import importlib
+import reprlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from loopinterp.errors import CheckpointError
-from loopinterp.results import SUFFIX, Result, kind_of, known_kinds
+from loopinterp.results import SUFFIX, Result, config_hash, kind_of, known_kinds
+from loopinterp.storage import digest_tensors, read_json_object, read_tensors
+
+if TYPE_CHECKING:
+    from loopinterp.results import Provenance
 
 KINDS = {
     "activation-patching": "loopinterp.circuits.activation_patching_result",
@@ -27,6 +34,7 @@ KINDS = {
     "program-comparison": "loopinterp.circuits.program_comparison",
     "subspace-search": "loopinterp.circuits.subspace_search",
     "variable-interchange": "loopinterp.circuits.variable_interchange",
+    "worked-example": "loopinterp.lenses.worked_example",
 }
 """Each kind of result of the package -> the module that defines it."""
 
@@ -45,7 +53,7 @@ def load_result(path: str | Path) -> Result:
         raise CheckpointError(
             f"result {path}",
             expected=f"one of the kinds {', '.join(sorted({*KINDS, *known_kinds()}))}",
-            given=f"the kind {kind!r}",
+            given=f"the kind {reprlib.repr(kind)}",
             fix="Run the study again with this version, or import the package that defines it.",
         )
     return cls.load(path)
@@ -54,3 +62,47 @@ def load_result(path: str | Path) -> Result:
 def result_files(folder: str | Path) -> Iterator[Path]:
     """The saved results in a folder, in alphabetical order."""
     return iter(sorted(Path(folder).glob(f"*{SUFFIX}")))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Owner:
+    """The run that results are saved in, as it is now.
+
+    Attributes:
+        config: :func:`~loopinterp.results.config_hash` of its ``config.json``.
+        weights: SHA-256 of its model's weights; "" where it has none.
+    """
+
+    config: str
+    weights: str = ""
+
+    @classmethod
+    def of_run(cls, folder: str | Path) -> Owner:
+        """Read it from the files of a run.
+
+        Raises:
+            CheckpointError: If a file is damaged, or there is no configuration.
+        """
+        config = config_hash(read_json_object(Path(folder) / "config.json"))
+        weights = Path(folder) / "model" / "model.safetensors"
+        there = weights.exists()
+        return cls(config=config, weights=digest_tensors(read_tensors(weights)) if there else "")
+
+    def disowns(self, provenance: Provenance) -> str:
+        """Why a result is not this run's, as a clause; "" if it is.
+
+        Example:
+            >>> from loopinterp.results import Provenance
+            >>> owner = Owner(config="f00d", weights="cafe")
+            >>> owner.disowns(Provenance(seed=0, config={"model": {"weights_sha256": "cafe"}}))
+            ''
+            >>> owner.disowns(Provenance(seed=0, config={"model": {"weights_sha256": "beef"}}))
+            'is of other weights than the run has now'
+        """
+        if provenance.run not in ("", self.config):
+            return "is of a run of another configuration"
+        if not (provenance.run or provenance.weights):
+            return "does not say which model it is of"
+        if provenance.weights and self.weights and self.weights not in provenance.weights:
+            return "is of other weights than the run has now"
+        return ""

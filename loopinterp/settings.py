@@ -19,6 +19,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from typing_extensions import dataclass_transform
 
 from loopinterp.errors import GREATEST_SEED, ConfigError, InputError, spell_range, unknown_name
+from loopinterp.short_repr import MOST, ShortRepr
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -44,7 +45,9 @@ def settings(cls: type[T]) -> type[T]:
         Traceback (most recent call last):
         loopinterp.errors.ConfigError: width: expected an integer >= 1, got 0. Change width.
     """
-    made: Any = pydantic.dataclasses.dataclass(cls, frozen=True, kw_only=True, config=_CONFIG)
+    made: Any = pydantic.dataclasses.dataclass(
+        cls, frozen=True, kw_only=True, repr=False, config=_CONFIG
+    )
     unexplained = made.__init__
 
     @functools.wraps(unexplained)
@@ -58,12 +61,21 @@ def settings(cls: type[T]) -> type[T]:
     return made
 
 
-class Settings:
+class Settings(ShortRepr):
     """What declarations made with :func:`settings` can do."""
 
     def __post_init__(self) -> None:
         for name, (condition, default) in _conditions(type(self)).items():
             condition.check(self, name, default)
+
+    def _shown(self) -> list[tuple[str, Any]]:
+        """All settings; of many, those that are not the default."""
+        fields: Mapping[str, Any] = type(self).__pydantic_fields__  # type: ignore[attr-defined]
+        shown = [(name, getattr(self, name)) for name in fields]
+        if sum(len(name) + len(repr(value)) + 3 for name, value in shown) < MOST:
+            return shown
+        usual = {name: f.get_default(call_default_factory=True) for name, f in fields.items()}
+        return [(name, value) for name, value in shown if value != usual[name]]
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form; :meth:`from_dict` reads it back."""

@@ -12,8 +12,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 from loopinterp import __version__
+from loopinterp.errors import CheckpointError
 from loopinterp.progress import showing
-from loopinterp.storage import read_json, write_json
+from loopinterp.storage import read_json_object, write_json
 
 MADE = "made.json"
 _PACKAGES = ("torch", "transformer-lens", "numpy", "scikit-learn")
@@ -72,8 +73,10 @@ def record_how_it_was_made(
         unsaid: Studies that say nothing of this model, each with the reason.
     """
     path = run / MADE
-    found = read_json(path) if path.exists() else {}
-    made = found if isinstance(found, dict) else {}
+    try:
+        made = read_json_object(path) if path.exists() else {}
+    except CheckpointError:  # what was noted can no longer be read: it is noted anew
+        made = {}
     if command is not None:
         made["command"] = command
     for name, added in (("stages", seconds), ("unsaid", unsaid or {})):

@@ -1,15 +1,21 @@
 """Files that a kill cannot spoil: written under a temporary name, flushed, then renamed.
 
-No pickle is ever written or read; arrays and weights are safetensors, the rest is JSON.
+No pickle is ever written or read; arrays and weights are safetensors, the rest is JSON. A
+safetensors file written here is sealed: its metadata holds the SHA-256 of the whole file, which is
+checked whenever the file is read. One that was written elsewhere has no seal, and is read all the
+same.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import errno
+import hashlib
 import json
 import os
-import tempfile
+import re
+import secrets
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,37 +23,40 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loopinterp.errors import CheckpointError, InputError
+from loopinterp.file_locks import lock, writing_into
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
+_SEAL = "loopinterp.seal"
+_SEALED_BY = "loopinterp sha256 "
+_OPEN_SEAL = _SEALED_BY + 64 * "0"
+_TEMPORARY = re.compile(r"\.part-([0-9a-f]{16})-[0-9a-f]{16}")
+
+
 def write_bytes(path: str | Path, data: bytes) -> None:
     """Replace a file in one step: readers see the old content or the new, never a part.
+
+    What earlier writes of this file left when they were killed is removed.
 
     Raises:
         InputError: If the folder cannot be made or written, or the disk is full.
     """
     path = Path(path)
-    try:
+    with writing_into(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except (OSError, ValueError) as error:  # a name may hold what no name can
-        raise InputError(
-            f"output folder {path.parent}",
-            expected="a folder that can be written",
-            given=getattr(error, "strerror", None) or str(error),
-            fix="Choose another folder, or change its permissions.",
-        ) from error
+        _sweep(path)
+        handle, temporary = _open_temporary(path)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, path)
     except OSError as error:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise InputError(
             f"output file {path}",
             expected="a file that can be written",
@@ -57,8 +66,63 @@ def write_bytes(path: str | Path, data: bytes) -> None:
             else "Choose another name, or change the permissions.",
         ) from error
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
+
+
+def _temporary_name(name: str, nonce: str) -> str:
+    """A name that nobody gives a file by chance, so that what a kill leaves is known for ours."""
+    proof = hashlib.sha256(f"loopinterp {nonce} {name}".encode(errors="surrogatepass")).hexdigest()
+    return f".part-{nonce}-{proof[:16]}"
+
+
+def _open_temporary(path: Path) -> tuple[int, Path]:
+    """A new file beside another, locked as long as it is written."""
+    while True:
+        temporary = path.parent / _temporary_name(path.name, secrets.token_hex(8))
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            # Swept up between the two calls, it would be gone: then another one.
+            if lock(handle) and temporary.exists():
+                return handle, temporary
+        except OSError:  # no locks on this file system, so nothing is swept up either
+            return handle, temporary
+        os.close(handle)
+
+
+def _sweep(path: Path) -> None:
+    """Remove the temporary files of writes of a file that a kill cut short."""
+    for entry in os.listdir(path.parent):
+        match = _TEMPORARY.fullmatch(entry)
+        if match is None or entry != _temporary_name(path.name, match[1]):
+            continue
+        try:
+            handle = os.open(path.parent / entry, os.O_WRONLY)
+            try:
+                if lock(handle):  # its writer is dead
+                    os.unlink(path.parent / entry)
+            finally:
+                os.close(handle)
+        except OSError:  # gone meanwhile, or no locks here: litter does no harm
+            continue
+
+
+def check_file_name(name: str, what: str, error: type[InputError] = InputError) -> str:
+    """The name, if it is that of a file and leads to no other folder.
+
+    Raises:
+        InputError: If it is not.
+
+    Example:
+        >>> check_file_name("../a", "name")
+        Traceback (most recent call last):
+        loopinterp.errors.InputError: name: expected the name of a file, got '../a'. Leave folders
+        out of it.
+    """
+    if name in ("", ".", "..") or re.search(r"[/\\\x00]", name):
+        fix = "Leave folders out of it."
+        raise error(what, expected="the name of a file", given=repr(name), fix=fix)
+    return name
 
 
 def write_json(path: str | Path, document: Any) -> None:
@@ -75,8 +139,8 @@ def read_json(path: str | Path) -> Any:
     """
     path = Path(path)
     try:
-        return json.loads(_read(path))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        return json.loads(read_bytes(path))
+    except (ValueError, RecursionError) as error:  # numbers of 5,000 digits are ValueErrors
         raise CheckpointError(
             f"file {path}",
             expected="valid JSON",
@@ -109,49 +173,114 @@ def write_arrays(
     from safetensors.numpy import save
 
     contiguous = {k: np.ascontiguousarray(v) for k, v in arrays.items()}
-    write_bytes(path, save(contiguous, dict(metadata) if metadata else None))
+    write_bytes(path, _seal(save(contiguous), metadata or {}))
 
 
 def read_arrays(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """Read the arrays of a safetensors file, and its texts.
 
     Raises:
-        CheckpointError: as :func:`read_tensors` does.
+        CheckpointError: as :func:`read_tensors` does, or if NumPy has no such type.
     """
     path = Path(path)
-    data = _read(path)
-    arrays = {k: v.numpy() for k, v in _parse_tensors(path, data).items()}
-    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    return arrays, header.get("__metadata__", {})
+    tensors, texts = read_tensors_and_metadata(path)
+    try:
+        return {k: v.numpy() for k, v in tensors.items()}, texts
+    except TypeError as error:
+        raise CheckpointError(
+            f"file {path}",
+            expected="arrays of types that NumPy has",
+            given=f"others ({error})",
+            fix="Write it anew with write_arrays.",
+        ) from error
 
 
 def write_tensors(
     path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write tensors as one safetensors file, in one step."""
+    """Write tensors, and texts that go with them, as one safetensors file, in one step."""
     from safetensors.torch import save
 
     contiguous = {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
-    write_bytes(path, save(contiguous, dict(metadata) if metadata else None))
+    write_bytes(path, _seal(save(contiguous), metadata or {}))
 
 
 def read_tensors(path: str | Path) -> dict[str, Tensor]:
-    """Read a safetensors file.
+    """Read the tensors of a safetensors file.
 
     Raises:
         CheckpointError: If it is missing, truncated or damaged, or is a pickle.
     """
-    path = Path(path)
-    return _parse_tensors(path, _read(path))
+    return read_tensors_and_metadata(path)[0]
 
 
-def _parse_tensors(path: Path, data: bytes) -> dict[str, Tensor]:
+def read_metadata(path: str | Path) -> dict[str, str]:
+    """Read the texts of a safetensors file.
+
+    Raises:
+        CheckpointError: as :func:`read_tensors` does.
+    """
+    return read_tensors_and_metadata(path)[1]
+
+
+def digest_tensors(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of tensors with their names, types and shapes, wherever they lie.
+
+    Example:
+        >>> import torch
+        >>> a = {"w": torch.ones(2), "b": torch.zeros(1)}
+        >>> digest_tensors(a) == digest_tensors(dict(reversed(a.items())))
+        True
+        >>> digest_tensors(a) == digest_tensors(a | {"b": -a["b"]})
+        False
+    """
+    import torch
+
+    digest = hashlib.sha256()
+    for name, x in sorted(tensors.items()):
+        digest.update(f"{name} {x.dtype} {list(x.shape)}\n".encode())
+        flat = x.detach().cpu().contiguous().reshape(-1)
+        digest.update(flat.view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _seal(data: bytes, metadata: Mapping[str, str]) -> bytes:
+    """A safetensors file with texts, and with its own SHA-256.
+
+    The digest is that of the file as it is with zeros in the digest's place, so that a change of
+    any byte, the header's included, is found.
+    """
+    header, tensors = _split(data)
+    # The order of the texts is fixed here: safetensors' own differs from process to process.
+    texts = {_SEAL: _OPEN_SEAL, **metadata}
+    document = {"__metadata__": texts, **{k: v for k, v in header.items() if k != "__metadata__"}}
+    text = json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    data = len(text).to_bytes(8, "little") + text + tensors
+    seal = _SEALED_BY + hashlib.sha256(data).hexdigest()
+    return data.replace(_OPEN_SEAL.encode(), seal.encode(), 1)
+
+
+def _split(data: bytes) -> tuple[dict[str, Any], bytes]:
+    """Header and tensors of a safetensors file."""
+    end = 8 + int.from_bytes(data[:8], "little")
+    return json.loads(data[8:end]), data[end:]
+
+
+def read_tensors_and_metadata(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Read the tensors of a safetensors file, and its texts.
+
+    Raises:
+        CheckpointError: as :func:`read_tensors` does.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load
 
+    path = Path(path)
+    data = read_bytes(path)
     refuse_pickle(path, data[:9])
     try:
-        return load(data)
+        tensors, texts = load(data), _split(data)[0].get("__metadata__", {})
     except (SafetensorError, ValueError, KeyError) as error:
         raise CheckpointError(
             f"file {path}",
@@ -159,6 +288,23 @@ def _parse_tensors(path: Path, data: bytes) -> dict[str, Tensor]:
             given=f"{len(data)} bytes that do not parse ({error})",
             fix="The file is truncated or damaged: restore it from a copy, or write it anew.",
         ) from error
+    _check_seal(path, data, texts)
+    return tensors, {name: text for name, text in texts.items() if name != _SEAL}
+
+
+def _check_seal(path: Path, data: bytes, texts: Mapping[str, str]) -> None:
+    seal = texts.get(_SEAL, "")
+    # A seal is known by its name or by its value: one byte cannot spoil both.
+    if not seal and not any(text.startswith(_SEALED_BY) for text in texts.values()):
+        return
+    opened = data.replace(seal.encode(), _OPEN_SEAL.encode(), 1)
+    if seal != _SEALED_BY + hashlib.sha256(opened).hexdigest():
+        raise CheckpointError(
+            f"file {path}",
+            expected="the content that was written, by its SHA-256",
+            given="changed content",
+            fix="The file is damaged: restore it from a copy, or write it anew.",
+        )
 
 
 def refuse_pickle(path: Path, head: bytes) -> None:
@@ -177,16 +323,31 @@ def refuse_pickle(path: Path, head: bytes) -> None:
         )
 
 
-def _read(path: Path) -> bytes:
+def read_bytes(path: str | Path) -> bytes:
+    """Read a file; what is no plain file (a device, a pipe) is never opened.
+
+    Raises:
+        CheckpointError: If it is missing, cannot be read, or is no plain file.
+    """
+    path = Path(path)
     try:
-        if path.is_file() or not path.exists():
-            return path.read_bytes()
-        given = "a folder, device or pipe"  # reading a pipe might never end
-    except (OSError, ValueError) as error:  # a name may hold what no name can
-        given = getattr(error, "strerror", None) or str(error)
-    raise CheckpointError(
-        f"file {path}", expected="a readable file", given=given, fix="Check the path."
-    )
+        plain = stat.S_ISREG(path.stat().st_mode)
+        data = path.read_bytes() if plain else b""
+    except (OSError, ValueError) as error:  # a name with a null byte is a ValueError
+        raise CheckpointError(
+            f"file {path}",
+            expected="a readable file",
+            given=getattr(error, "strerror", None) or str(error),
+            fix="Check the path.",
+        ) from error
+    if not plain:
+        raise CheckpointError(
+            f"file {path}",
+            expected="a plain file",
+            given="a folder" if path.is_dir() else "a device or a pipe",
+            fix="Check the path.",
+        )
+    return data
 
 
 def json_default(value: Any) -> Any:

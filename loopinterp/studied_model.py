@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from loopinterp.errors import check_seed
+from loopinterp.errors import CheckpointError, check_seed
+from loopinterp.short_repr import ShortRepr
 
 if TYPE_CHECKING:
     from loopinterp.models import LoopedTransformer
+    from loopinterp.results import Result
+    from loopinterp.saved_results import Owner
     from loopinterp.tasks import Batch, Task
-    from loopinterp.training import Run
 
 RESULTS = "results"
 """The folder of saved results inside a run."""
@@ -20,28 +23,68 @@ MOST_LOOPS = 100
 """Studies that follow every loop take no longer inputs than need so many."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StudiedModel:
-    """A model with its task, on the device it is studied on."""
+@dataclass(frozen=True, kw_only=True, repr=False)
+class StudiedModel(ShortRepr):
+    """A model with its task, on the device it is studied on.
 
-    run: Run
-    model: LoopedTransformer
+    Attributes:
+        model: Any looped model; its attribute ``n_ctx``, if it has one, is its room for positions.
+        task: What it is asked.
+        folder: Where its results are saved, under ``results/``.
+        owner: The run as it is now, to which results belong.
+        cutoff: Greatest problem length that it was trained on, or made for.
+        trained: Whether it was trained in that folder.
+        distribution: Input distribution of the examples; the task's first if None.
+        seed: Seed of the examples.
+    """
+
+    model: Any
     task: Task
-    seed: int
+    folder: Path
+    owner: Owner
+    cutoff: int
+    trained: bool = False
+    distribution: str | None = None
+    seed: int = 0
 
     @property
-    def cutoff(self) -> int:
-        """Greatest problem length that it was trained on, or made for."""
-        return self.run.cutoff
+    def name(self) -> str:
+        """That of its folder."""
+        return self.folder.resolve().name
 
     @property
     def results(self) -> Path:
         """Where its results are saved."""
-        return self.run.folder / RESULTS
+        return self.folder / RESULTS
+
+    def save(self, result: Result, name: str) -> Path:
+        """Save a result among the run's; its provenance says that it is the run's."""
+        provenance = dataclasses.replace(result.provenance, run=self.owner.config)
+        return dataclasses.replace(result, provenance=provenance).save(self.results, name)
+
+    def own_file(self, name: str) -> Path:
+        """The file of a result among the run's.
+
+        Raises:
+            CheckpointError: If it is missing or damaged, or of other weights than the model's.
+        """
+        from loopinterp.results import SUFFIX
+        from loopinterp.saved_results import load_result
+
+        path = self.results / f"{name}{SUFFIX}"
+        if why := self.owner.disowns(load_result(path).provenance):
+            raise CheckpointError(
+                f"result {name!r}",
+                expected="one of the model as it is now",
+                given=f"one that {why}",
+                fix=f"Run the study {name!r} again.",
+            )
+        return path
 
     def with_room(self, n: int) -> int:
         """The greatest problem length up to n that its position table has room for."""
-        room = self.model.config.n_ctx
+        config = getattr(self.model, "config", None)
+        room = getattr(self.model, "n_ctx", getattr(config, "n_ctx", None))
         fits = (k for k in range(n, 1, -1) if room is None or self.task.n_positions(k) <= room)
         return next(fits, 1)
 
@@ -54,13 +97,15 @@ class StudiedModel:
         """Examples of one length; of the run's own distribution if None is given."""
         import torch
 
+        from loopinterp.models.model_description import device_of
+
         batch = self.task.sample(
             n,
             batch_size=batch_size,
             generator=torch.Generator().manual_seed(self.seed),
-            distribution=distribution or self.run.config.distribution,
+            distribution=distribution or self.distribution,
         )
-        return batch.to(self.model.device)
+        return batch.to(device_of(self.model))
 
     def programs(self) -> list[str]:
         """The stock programs that solve its task, with its settings, from its tokens."""
@@ -84,10 +129,46 @@ def open_run(folder: str | Path, *, seed: int = 0, device: str = "auto") -> Stud
         CheckpointError: If the folder holds no run, or its files are damaged.
         InputError: If the device is not there, or the seed is out of range.
     """
+    from loopinterp.models.model_description import own_weights
+    from loopinterp.results import config_hash
+    from loopinterp.saved_results import Owner
+    from loopinterp.storage import digest_tensors, read_json
+    from loopinterp.training import Run
+    from loopinterp.training.run import CONFIG
+
+    model, run = load(folder, device=device), Run.load(folder)
+    # Of the weights that were read, not of the file, which a training may replace at any time.
+    weights = digest_tensors(own_weights(model))
+    return StudiedModel(
+        model=model,
+        task=model.task,
+        folder=run.folder,
+        owner=Owner(config=config_hash(read_json(run.folder / CONFIG)), weights=weights),
+        cutoff=run.cutoff,
+        trained=run.is_trained,
+        distribution=run.config.distribution,
+        seed=seed,
+    )
+
+
+def load(folder: str | Path, *, device: str = "cpu") -> LoopedTransformer:
+    """The model of a run, ready to be run, with its task at hand as ``model.task``.
+
+    :meth:`loopinterp.training.Run.load` gives the run itself: configuration, metrics, folder.
+
+    Args:
+        folder: What ``loopinterp train``, ``compile`` or ``demo`` wrote.
+        device: ``cpu``, ``cuda``, or ``auto``.
+
+    Raises:
+        CheckpointError: If the folder holds no run, or its files are damaged.
+        InputError: If the device is not there.
+    """
     from loopinterp.training import Run
     from loopinterp.training.device import resolve_device
 
     check_seed(seed)
     run = Run.load(folder)
-    model = run.model(resolve_device(device))
-    return StudiedModel(run=run, model=model, task=run.task(), seed=seed)
+    model = run.model(resolve_device(device)).eval()
+    model.task = run.task()
+    return model

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from loopinterp import circuits, dynamics, ground_truth, lenses, models, probing, rasp
-from loopinterp.results import SUFFIX
+from loopinterp import circuits, dynamics, ground_truth, lenses, models, probing, rasp, tasks
+from loopinterp.errors import CheckpointError
 from loopinterp.studied_model import StudiedModel
 
 if TYPE_CHECKING:
@@ -22,6 +22,9 @@ KNOWN_LENGTH, KNOWN_POSITIONS = 5, 14
 
 SHORT = 6
 """Programs are told apart on inputs of at least twice this length, where the model has room."""
+
+EXAMPLE_LENGTH, EXAMPLE_POSITIONS = 8, 16
+"""An input that is worked by hand: so short that it can be read."""
 
 FEWEST_BITS = 16
 """Carries that are followed need room on both sides of the front."""
@@ -38,6 +41,7 @@ class Study:
         tasks: Tasks of whose models it asks anything; any if empty.
         why_not: Why nothing can be said of this model, as a clause; "" where something can.
         needs: The study whose saved result it starts from, if any.
+        hooks: Whether it looks inside a loop, which takes a model with hooks.
     """
 
     name: str
@@ -46,11 +50,14 @@ class Study:
     tasks: tuple[str, ...] = ()
     why_not: Callable[[StudiedModel], str] = lambda model: ""
     needs: str | None = None
+    hooks: bool = False
 
     def unsaid(self, model: StudiedModel) -> str:
         """Why it says nothing of a model, as a clause; "" if it says something."""
         if not self.concerns(model):
             return f"it asks about {' or '.join(self.tasks)} and not about {model.task.name}"
+        if self.hooks and not hasattr(model.model, "run_with_cache"):
+            return f"it looks inside a loop, and {type(model.model).__name__} has no hooks there"
         return self.why_not(model)
 
     def concerns(self, model: StudiedModel) -> bool:
@@ -84,16 +91,25 @@ def _nothing_moves(model: StudiedModel) -> str:
 
     if why := _no_program(model):
         return why
-    if not (model.results / f"programs{SUFFIX}").is_file():
+    try:
+        nearest = _nearest(model)
+    except CheckpointError:
         return ""  # said once the comparison is made
     generator = torch.Generator().manual_seed(model.seed)
     held_out = _subspace_inputs(model)[1::2].to("cpu")
-    pairs = _subspace_pairs(model)(
-        model.model, [rasp.get_program(_nearest(model))], held_out, generator
-    )
+    pairs = _subspace_pairs(model)(model.model, [rasp.get_program(nearest)], held_out, generator)
     run = circuits.InterchangeRun(model.model, pairs)
     changed = ((run.interchange() != run.base) & run.pairs.scored[:, None]).any(-1) & run.within
     return "" if bool(changed.any()) else "no exchange of a state changes an answer of the model"
+
+
+def _no_wavefront(model: StudiedModel) -> str:
+    import torch
+
+    module = isinstance(model.model, torch.nn.Module)
+    if not module or next(model.model.parameters(), None) is None:
+        return "its control shuffles the model's weights, which no torch.nn.Module holds"
+    return _no_room_for_carries(model)
 
 
 def _no_room_for_carries(model: StudiedModel) -> str:
@@ -107,6 +123,19 @@ def _no_planted_carry(model: StudiedModel) -> str:
     if not model.programs():
         return "the model does not read pairs of bits as tokens"
     return _no_room_for_carries(model)
+
+
+@_study("example", "what is asked, and what does the model make of one input?")
+def _example(model: StudiedModel) -> Result:
+    fits = (n for n in range(EXAMPLE_LENGTH, 1, -1) if _is_readable(model, n))
+    return lenses.worked_example(
+        model.model,
+        model.sample(model.length(next(fits, 1)), 64),
+        asks=model.task.describe(),
+        explain=partial(_by_hand, model),
+        symbols=_answer_words(model),
+        seed=model.seed,
+    )
 
 
 @_study("convergence", "does the state settle, and is it right?")
@@ -124,7 +153,7 @@ def _extrapolation(model: StudiedModel) -> Result:
     )
 
 
-@_study("stabilisation", "do the heads freeze?")
+@_study("stabilisation", "do the heads freeze?", hooks=True)
 def _stabilisation(model: StudiedModel) -> Result:
     batch = model.sample(model.length(2 * model.cutoff), 32)
     return dynamics.attention_stabilisation_study(model.model, batch)
@@ -134,7 +163,7 @@ def _stabilisation(model: StudiedModel) -> Result:
     "wavefront",
     "how far has the carry come after each loop?",
     tasks=("addition",),
-    why_not=_no_room_for_carries,
+    why_not=_no_wavefront,
 )
 def _wavefront(model: StudiedModel) -> Result:
     task, n = cast("Addition", model.task), model.length(max(24, 4 * model.cutoff))
@@ -150,7 +179,7 @@ def _programs(model: StudiedModel) -> Result:
         model.model,
         model.programs(),
         [model.sample(n, 128) for n in lengths],
-        names=[model.run.folder.resolve().name],
+        names=[model.name],
         seed=model.seed,
     )
 
@@ -163,8 +192,7 @@ def _programs(model: StudiedModel) -> Result:
 )
 def _hold_time(model: StudiedModel) -> Result:
     batch = model.sample(_carry_bits(model), 128, distribution="propagate")
-    name = model.run.folder.resolve().name
-    return circuits.planted_carry_study(model.model, batch, names=[name], seed=model.seed)
+    return circuits.planted_carry_study(model.model, batch, names=[model.name], seed=model.seed)
 
 
 @_study(
@@ -191,19 +219,18 @@ def _decodability(model: StudiedModel) -> Result:
     return circuits.decodability(model.model, batch, model.programs(), seed=model.seed)
 
 
-@_study("heads", "do the heads look where the programs look?", why_not=_no_program)
+@_study("heads", "do the heads look where the programs look?", why_not=_no_program, hooks=True)
 def _heads(model: StudiedModel) -> Result:
     batch = model.sample(model.length(2 * model.cutoff), 64)
     return circuits.head_study(model.model, batch, model.programs(), seed=model.seed)
 
 
-@_study("attention", "where does each head look at each loop?")
+@_study("attention", "where does each head look at each loop?", hooks=True)
 def _attention(model: StudiedModel) -> Result:
     batch = model.sample(model.length(2 * model.cutoff), 64)
     return lenses.attention_study(
         model.model,
-        batch.inputs,
-        n_loops=int(batch.n_loops.max()),
+        batch,
         labels=_labels(model, batch.inputs[0]),
         seed=model.seed,
     )
@@ -229,6 +256,39 @@ def _ground_truth(model: StudiedModel) -> Result:
     return ground_truth.ground_truth_study(models, seed=model.seed)
 
 
+def _is_readable(model: StudiedModel, n: int) -> bool:
+    return model.task.n_positions(n) <= EXAMPLE_POSITIONS
+
+
+def _by_hand(model: StudiedModel, example: Batch) -> tuple[str, dict[str, list[str]]]:
+    """How one example is done by hand, and what stands at each position."""
+    tokens = example.inputs[0]
+    rows = {"input": _labels(model, tokens) or [str(value) for value in tokens.tolist()]}
+    if not isinstance(model.task, tasks.Addition):
+        # A task of a user's own need not have words for examples.
+        words = getattr(model.task, "decode", None)
+        return f"The right answer: {words(example)[0]}." if words else "", rows
+    carries = model.task.carry_in(example)[0].tolist()
+    rows["carry in"] = [str(c) if one >= 0 else "" for c, one in zip(carries, example.targets[0])]
+    asked = example.targets[0] >= 0
+    numbers = (*(x[0].long() for x in model.task.operands(example)), example.targets[0])
+    a, b, total = (sum(int(bit) << k for k, bit in enumerate(x[asked])) for x in numbers)
+    fits = f", of which {int(example.n[0])} bits hold {total}" if a + b != total else ""
+    text = (
+        f"By hand: {a} + {b} = {a + b}{fits}. Bit by bit from the left, of the two bits and the "
+        "carry in: where two or three are 1, a carry goes on to the next bit; where one or three "
+        "are, the answer is 1."
+    )
+    return text, rows
+
+
+def _answer_words(model: StudiedModel) -> list[str] | None:
+    """A word for each class of the answer, where it is not its number."""
+    if not isinstance(model.task, tasks.FullOutput):
+        return None
+    return [*model.task.symbols[: model.task.n_answer_symbols], "EOS"]
+
+
 def _labels(model: StudiedModel, tokens: Tensor) -> list[str] | None:
     """What stands at each position, where a word for it exists."""
     words = next((rasp.get_program(name).inputs for name in model.programs()), None)
@@ -251,8 +311,7 @@ def _subspace_pairs(model: StudiedModel) -> circuits.SpreadPairs:
 
 
 def _nearest(model: StudiedModel) -> str:
-    comparison = circuits.ProgramComparison.load(model.results / f"programs{SUFFIX}")
-    return comparison.verdict.nearest
+    return circuits.ProgramComparison.load(model.own_file("programs")).verdict.nearest
 
 
 def _carry_bits(model: StudiedModel) -> int:

@@ -208,9 +208,29 @@ def evaluate_run(
         device: ``auto``, ``cpu`` or ``cuda``.
         progress: Whether to say what is being done.
     """
+    return evaluate(
+        open_run(folder, seed=seed, device=device),
+        lengths=lengths,
+        distributions=distributions,
+        stop=stop,
+        samples=samples,
+        progress=progress,
+    )
+
+
+def evaluate(
+    model: StudiedModel,
+    *,
+    lengths: Sequence[int] | None = None,
+    distributions: Sequence[str] | None = None,
+    stop: Sequence[str] = (),
+    samples: int,
+    progress: bool,
+) -> EvaluationResult:
+    """:func:`evaluate_run`, of a model that is open already."""
     from loopinterp.tasks.sampling import pick_distribution
 
-    model, stages = open_run(folder, seed=seed, device=device), Stages(show=progress)
+    stages = Stages(show=progress)
     for distribution in distributions or ():
         pick_distribution(model.task, distribution)  # refused before a stage is said to begin
     rules = stopping_rules(stop)
@@ -222,11 +242,11 @@ def evaluate_run(
             distributions=distributions,
             stopping=rules,
             n_samples=samples,
-            trained_up_to=model.cutoff if model.run.is_trained else None,
-            seed=seed,
+            trained_up_to=model.cutoff if model.trained else None,
+            seed=model.seed,
         )
-    result.save(model.results, "generalisation")
-    record_how_it_was_made(model.run.folder, None, stages.seconds)
+    model.save(result, "generalisation")
+    record_how_it_was_made(model.folder, None, stages.seconds)
     return result
 
 
@@ -293,9 +313,19 @@ def analyze_run(
         InputError: If a study that was asked for is unknown, can say nothing of this model, or
             needs another one's result.
     """
+    check_names(studies)
+    return analyze(open_run(folder, seed=seed, device=device), studies, progress)
+
+
+def check_names(studies: Sequence[str] | None) -> None:
+    """Refuse names that are no study's."""
     for name in studies or ():
         check_choice("study", name, [study.name for study in STUDIES])
-    model, stages = open_run(folder, seed=seed, device=device), Stages(show=progress)
+
+
+def analyze(model: StudiedModel, studies: Sequence[str] | None, progress: bool) -> Analysis:
+    """:func:`analyze_run`, of a model that is open already."""
+    stages = Stages(show=progress)
     chosen = [s for s in STUDIES if (s.name in studies if studies else s.concerns(model))]
     if studies:
         _check_studies(chosen, model)
@@ -311,9 +341,9 @@ def analyze_run(
             continue
         with stages.stage(study.name, study.about):
             result = study.run(model)
-            done.files[study.name] = result.save(model.results, study.name)
+            done.files[study.name] = model.save(result, study.name)
             done.results[study.name] = result
-    record_how_it_was_made(model.run.folder, None, stages.seconds, done.unsaid)
+    record_how_it_was_made(model.folder, None, stages.seconds, done.unsaid)
     return done
 
 
@@ -324,7 +354,11 @@ def _check_studies(chosen: Sequence[Study], model: StudiedModel) -> None:
         if reason := study.unsaid(model):
             raise _unsaid(study, reason)
         needed = study.needs
-        if needed and needed not in names and not (model.results / f"{needed}{SUFFIX}").is_file():
+        if needed is None or needed in names:
+            continue
+        if (model.results / f"{needed}{SUFFIX}").is_file():
+            model.own_file(needed)  # refused if it is of other weights
+        else:
             raise InputError(
                 f"study {study.name!r}",
                 expected=f"a run with the result of the study {needed!r}",

@@ -23,7 +23,7 @@ ON_PROTOCOL: dict[str, Study] = {
     "evaluate": lambda model, _: training.evaluate(model, Addition(), [4], n_samples=8),
     "compare": lambda model, batch: circuits.compare_programs(model, ["ripple"], batch),
     "decodability": lambda model, batch: circuits.decodability(model, batch, ["ripple"]),
-    "interchange": lambda model, batch: circuits.interchange_study(model, "ripple", batch),
+    "interchange": lambda model, batch: circuits.interchange_study(model, batch, "ripple"),
 }
 WITH_HOOKS: dict[str, Study] = {
     "carry": lambda model, _: probing.carry_study(model, Addition(), n=16),

@@ -35,6 +35,21 @@ HEAVY = {
 }
 ROOT = Path(loopinterp.__file__).parent
 STUBS = sorted(ROOT.rglob("__init__.pyi"))
+PACKAGES = {stub.parent.name for stub in STUBS if stub.parent.parent == ROOT} | {"workflow"}
+FIRST_NAMES = {
+    "LoopedTransformer": "loopinterp.models",
+    "LoopedTransformerConfig": "loopinterp.models",
+    "Run": "loopinterp.training",
+    "analyze_model": "loopinterp.models_in_memory",
+    "compare_programs": "loopinterp.circuits",
+    "compile_program": "loopinterp.rasp",
+    "evaluate": "loopinterp.training",
+    "get_program": "loopinterp.rasp",
+    "get_task": "loopinterp.tasks",
+    "load": "loopinterp.studied_model",
+    "train": "loopinterp.training",
+}
+"""What people look for at the top, and the package that it lives in."""
 
 
 def loaded_by(code: str) -> set[str]:
@@ -51,7 +66,7 @@ def test_importing_the_package_loads_nothing_but_itself() -> None:
 
 
 def test_importing_every_subpackage_loads_nothing_that_torch_does_not() -> None:
-    code = "import torch, loopinterp\n" + "\n".join(map("loopinterp.{}".format, dir(loopinterp)))
+    code = "import torch, loopinterp\n" + "\n".join(map("loopinterp.{}".format, PACKAGES))
     assert not (loaded_by(code) - loaded_by("import torch")) & HEAVY
 
 
@@ -80,6 +95,10 @@ def test_an_unknown_name_is_an_attribute_error_that_names_the_package() -> None:
 
 
 def test_the_package_lists_its_packages_and_says_that_it_is_typed() -> None:
-    folders = {stub.parent.name for stub in STUBS if stub.parent.parent == ROOT}
-    assert set(dir(loopinterp)) == folders | {"workflow"}
+    assert set(dir(loopinterp)) == PACKAGES | FIRST_NAMES.keys()
     assert (ROOT / "py.typed").exists()
+
+
+@pytest.mark.parametrize("name", FIRST_NAMES)
+def test_the_first_names_are_those_of_their_packages(name: str) -> None:
+    assert getattr(loopinterp, name) is getattr(importlib.import_module(FIRST_NAMES[name]), name)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import FrozenInstanceError, dataclass, field
 from importlib.util import find_spec
@@ -18,6 +19,7 @@ from loopinterp.errors import CheckpointError, InputError
 from loopinterp.results import (
     Figure,
     Finding,
+    Provenance,
     Result,
     config_hash,
     figures_of,
@@ -134,6 +136,36 @@ def test_the_config_hash_depends_on_content_alone() -> None:
     assert config_hash({"a": 1}) != config_hash({"a": 2})
 
 
+def test_provenance_says_whose_weights_they_were() -> None:
+    plain, half, other = ({"d_model": 8, "weights_sha256": digest} for digest in "abc")
+    for config, digests in (
+        ({"model": plain}, ["a"]),
+        ({"models": [half, other]}, ["b", "c"]),
+        ({"model": "Halving", "models": ["ripple"]}, []),
+        ({"model": {"d_model": 8}, "models": 3}, []),
+    ):
+        assert Provenance(seed=0, config=config).weights == digests
+
+
+@pytest.mark.parametrize("name", ["../up", "/tmp/far", "a/b", "a\\b", "..", "", "nul\x00"])
+def test_a_name_that_leads_elsewhere_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    with pytest.raises(InputError, match="name of a result: expected the name of a file"):
+        sample().save(tmp_path / "results", name)
+    assert [path.name for path in tmp_path.rglob("*")] == ["results"]
+
+
+def test_a_flip_of_any_byte_of_a_result_is_found(tmp_path: Path) -> None:
+    path = sample().save(tmp_path)
+    whole = path.read_bytes()
+    for place in range(0, len(whole), 7):
+        flipped = bytearray(whole)
+        flipped[place] ^= 1
+        path.write_bytes(flipped)
+        with pytest.raises(CheckpointError):
+            load_result(path)
+
+
 def test_results_are_frozen() -> None:
     with pytest.raises(FrozenInstanceError):
         sample().note = "changed"  # pyright: ignore[reportAttributeAccessIssue]
@@ -228,13 +260,16 @@ def _changed(path: Path, **parts: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize("kind", ["os:system", "gone", "loopinterp.results:Result"])
+@pytest.mark.parametrize(
+    "kind", ["os:system", "gone", "loopinterp.results:Result", ".".join("a" * 4000)]
+)
 def test_only_known_kinds_are_loaded_and_nothing_named_in_a_file_is_imported(
     tmp_path: Path, kind: str
 ) -> None:
     path = _changed(sample().save(tmp_path), kind=kind)
-    with pytest.raises(CheckpointError, match=r"one of the kinds .*a-sample.*got the kind"):
+    with pytest.raises(CheckpointError, match=r"one of the kinds .*a-sample.*got the kind") as said:
         load_result(path)
+    assert len(str(said.value)) < 1000
 
 
 @pytest.mark.parametrize(
@@ -247,6 +282,8 @@ def test_only_known_kinds_are_loaded_and_nothing_named_in_a_file_is_imported(
         {"axes": {"accuracy": ["loop"], "control": ["loop", "length"], "right": ["loop"]}},
         {"coords": {"loop": [0, 1, 2]}},
         {"provenance": {"seed": "many"}},
+        {"provenance": {"seed": 0, "wall_time": math.inf}},
+        {"coords": {"loop": [0, 10**400], "length": {"a": [[[]]]}}},
     ],
 )
 def test_a_result_of_another_version_is_refused(tmp_path: Path, parts: dict[str, Any]) -> None:
@@ -255,7 +292,11 @@ def test_a_result_of_another_version_is_refused(tmp_path: Path, parts: dict[str,
         load_result(path)
 
 
-@pytest.mark.parametrize("texts", [{}, {"loopinterp.result": "{"}, {"loopinterp.result": "[3]"}])
+@pytest.mark.parametrize(
+    "texts",
+    [{}, *({"loopinterp.result": text} for text in ("{", "[3]", "1" * 5000, "[" * 200_000))],
+    ids=range(5),
+)
 def test_a_file_that_is_no_result_is_refused(tmp_path: Path, texts: dict[str, str]) -> None:
     path = tmp_path / "x.safetensors"
     write_arrays(path, {"a": np.zeros(2)}, metadata=texts)

@@ -18,7 +18,11 @@ def test_times_are_added_and_the_command_stays(tmp_path: Path) -> None:
     assert made["stages"] == {"train": 2.0, "heads": 1.0}
 
 
-@pytest.mark.parametrize("text", ["[1]", "3", "null", '{"stages": 3}', '{"stages": [["a", 1]]}'])
+@pytest.mark.parametrize(
+    "text",
+    ["[1]", "3", "null", "{", "1" * 5000, '{"stages": 3}', '{"stages": [["a", 1]]}'],
+    ids=len,
+)
 def test_what_is_of_another_type_counts_as_absent(tmp_path: Path, text: str) -> None:
     (tmp_path / MADE).write_text(text)
     record_how_it_was_made(tmp_path, None, {"heads": 1.0})

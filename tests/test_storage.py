@@ -108,7 +108,11 @@ def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None
         storage.write_json(tmp_path / "file" / "x.json", {})
 
 
-@pytest.mark.parametrize("content", [b"{", b"", b"\xff\xfe\x00", b'{"a": 1}}'])
+BOMBS = [b"[" + b"1" * 5000 + b"]", b"[" * 200_000, b'{"a":' * 200_000]
+"""Valid as far as they go, and too much for Python's parser."""
+
+
+@pytest.mark.parametrize("content", [b"{", b"", b"\xff\xfe\x00", b'{"a": 1}}', *BOMBS], ids=len)
 def test_damaged_json_is_one_clear_error(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.json").write_bytes(content)
     with pytest.raises(CheckpointError, match="expected valid JSON, got damaged content"):
@@ -139,6 +143,110 @@ def test_a_flipped_header_is_refused(tmp_path: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(CheckpointError, match="truncated or damaged"):
         storage.read_tensors(path)
+
+
+def test_a_flip_of_any_byte_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    storage.write_tensors(path, {"w": torch.ones(4), "é": torch.zeros(3).bool()}, {"a": "1 ×"})
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        for bit in (1, 32):
+            flipped = bytearray(whole)
+            flipped[place] ^= bit
+            path.write_bytes(flipped)
+            with pytest.raises(CheckpointError):
+                storage.read_tensors(path)
+    path.write_bytes(whole)
+    assert storage.read_metadata(path) == {"a": "1 ×"}
+
+
+def test_a_file_that_was_written_elsewhere_has_no_seal_and_is_read(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file({"w": torch.ones(2)}, tmp_path / "x.safetensors", {"format": "pt", "sha256": "?"})
+    tensors, texts = storage.read_tensors_and_metadata(tmp_path / "x.safetensors")
+    assert tensors["w"].tolist() == [1, 1] and texts == {"format": "pt", "sha256": "?"}
+
+
+def test_the_same_content_gives_the_same_bytes_each_time(tmp_path: Path) -> None:
+    """safetensors' own order of texts is another one each time."""
+    path, seen = tmp_path / "x", set()
+    for _ in range(5):
+        storage.write_tensors(path, {"w": torch.ones(2)}, {text: text for text in "abcdefgh"})
+        seen.add(path.read_bytes())
+    assert len(seen) == 1
+
+
+def test_arrays_that_numpy_cannot_hold_are_one_clear_error(tmp_path: Path) -> None:
+    storage.write_tensors(tmp_path / "x.safetensors", {"w": torch.ones(2, dtype=torch.bfloat16)})
+    with pytest.raises(CheckpointError, match="types that NumPy has"):
+        storage.read_arrays(tmp_path / "x.safetensors")
+
+
+def test_what_is_no_plain_file_is_never_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "zeros").symlink_to("/dev/zero")
+    (tmp_path / "folder").mkdir()
+    for name, words in (("pipe", "a pipe"), ("zeros", "a device"), ("folder", "a folder")):
+        for reader in (storage.read_json, storage.read_tensors):
+            with pytest.raises(CheckpointError, match=f"a plain file, got .*{words}"):
+                reader(tmp_path / name)
+    storage.write_json(tmp_path / "there", 1)
+    (tmp_path / "link").symlink_to(tmp_path / "there")
+    assert storage.read_json(tmp_path / "link") == 1
+
+
+def test_digests_see_names_types_shapes_and_values() -> None:
+    one = {"w": torch.ones(2, 3)}
+    others = [
+        {"v": torch.ones(2, 3)},
+        {"w": torch.ones(3, 2)},
+        {"w": torch.ones(2, 3).int()},
+        {"w": torch.full((2, 3), 1 + 1e-7)},
+        {},
+        one | {"b": torch.ones(())},
+    ]
+    digests = {storage.digest_tensors(tensors) for tensors in [one, *others]}
+    assert len(digests) == 7
+    assert storage.digest_tensors({"w": torch.ones(3, 2).T}) in digests
+
+
+HANGING_WRITER = (
+    "import os, sys, time\n"
+    "from loopinterp.storage import write_bytes\n"
+    "os.replace = lambda *_: (print('written', flush=True), time.sleep(60))\n"
+    "write_bytes(sys.argv[1], b'new')\n"
+)
+
+
+def test_what_a_kill_leaves_is_swept_by_the_next_write_and_nothing_else(tmp_path: Path) -> None:
+    target, other = tmp_path / "x.json", tmp_path / "y.json"
+    mine = [".x.json.abc", ".x.json.a1b2c3d4", f".part-{'0' * 16}-{'0' * 16}", "x.json.part"]
+    for name in mine:
+        (tmp_path / name).write_bytes(b"kept")
+    writers = [
+        subprocess.Popen([sys.executable, "-c", HANGING_WRITER, str(path)], stdout=subprocess.PIPE)
+        for path in (target, target, other)
+    ]
+    try:
+        for writer in writers:
+            assert writer.stdout is not None and writer.stdout.readline() == b"written\n"
+        writers[0].kill()
+        writers[0].wait()
+        before = {path.name for path in tmp_path.iterdir()}
+        assert len(before) == 3 + len(mine)
+        storage.write_bytes(target, b"whole")
+        # That of the living writer of the same file is left alone, and that of another file.
+        after = {path.name for path in tmp_path.iterdir()}
+        assert len(before - after) == 1 and after - before == {"x.json"}
+        assert set(mine) <= after
+    finally:
+        for writer in writers:
+            writer.kill()
+            writer.communicate()
+    for path in (target, other):
+        storage.write_bytes(path, b"whole")
+    assert {path.name for path in tmp_path.iterdir()} == {"x.json", "y.json", *mine}
 
 
 class Bomb:

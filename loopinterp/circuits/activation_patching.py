@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -11,9 +11,11 @@ from einops import rearrange, repeat
 from loopinterp.circuits.activation_patching_inputs import (
     Comparison,
     Metric,
+    Patched,
     check_run,
     chosen_loops,
     chosen_positions,
+    patched_component,
     unrelated,
 )
 from loopinterp.circuits.activation_patching_result import (
@@ -21,19 +23,23 @@ from loopinterp.circuits.activation_patching_result import (
     CODA,
     MEASURES,
     PRELUDE,
+    STATE,
     PatchingSweep,
 )
 from loopinterp.errors import check_integer
-from loopinterp.models import describe_model
+from loopinterp.models.iteration import iterate
+from loopinterp.models.model_description import describe_model
 from loopinterp.progress import track
 from loopinterp.results import study
+from loopinterp.tasks.sampling import inputs_of
+from loopinterp.tasks.study_data import inputs_and_loops
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
-    from loopinterp.models import LoopedTransformer
     from loopinterp.models.sites import Index
+    from loopinterp.tasks.task import Batch
 
 _AT_A_TIME = 1024
 """Examples in one run of the model, over which patches are run side by side."""
@@ -41,11 +47,11 @@ _AT_A_TIME = 1024
 
 @torch.no_grad()
 def patching_sweep(
-    model: LoopedTransformer,
-    base: Tensor,
-    source: Tensor,
+    model: Any,
+    base: Batch | Tensor,
+    source: Batch | Tensor,
     *,
-    n_loops: int,
+    n_loops: int | None = None,
     component: str = "resid_pre",
     positions: str | Int[Tensor, " _"] | None = None,
     scored: Bool[Tensor, "_ _"] | None = None,
@@ -69,14 +75,15 @@ def patching_sweep(
     any disturbance does. Loops before the patch are not run again.
 
     Args:
-        model: The model.
-        base: Tokens ``[batch, pos]``, or features ``[batch, pos, d_features]``.
+        model: A ``LoopedTransformer``; for ``state``, any looped model.
+        base: A batch, or inputs alone: tokens ``[batch, pos]``, or features.
         source: As many inputs of the same length, pair by pair.
-        n_loops: Loops of the whole run.
-        component: ``resid_pre``, ``attn_out``, ``mlp_out``, ``z`` (head by head), or ``state``:
-            the state after t loops, t = 0 .. n_loops, which has no layer.
+        n_loops: Loops of the whole run; the longest T(n) by default, to be given with inputs alone.
+        component: Any hook point of a layer or of a loop, by its short or full name: ``resid_pre``,
+            ``attn_out``, ``ln2.hook_normalized``, ``state_pre`` …; those of heads (``z``, ``q``,
+            ``pattern`` …) head by head. Or ``state``: the state after t loops, t = 0 .. n_loops.
         positions: None patches all positions at once, ``"each"`` one at a time, a tensor
-            ``[batch]`` one position of each example.
+            ``[batch]`` one position of each example. Of patterns and scores, those of queries.
         scored: Positions ``[batch, pos]`` whose answers count; all by default.
         metric: Another metric, from the logits of all positions to a number or ``[batch]``.
         other: The third inputs; by default the sources moved by one example (or by more, if one
@@ -98,12 +105,15 @@ def patching_sweep(
         >>> found.data["recovered"].sel(layer=0, head="all", pos="all").values.tolist()
         [1.0, 1.0, 1.0]
     """
+    base, n_loops = inputs_and_loops(base, n_loops)
+    source = inputs_of(source)
     check_run(model, base, source, other, component)
+    what = patched_component(model, component)
     third = unrelated(source) if other is None else other
     chosen, places = chosen_positions(positions, base)
-    of_state = component == "state"
+    of_state = what.name == STATE
     wanted = chosen_loops(loops, check_integer("n_loops", n_loops, least=1) + of_state)
-    about = {"study": "patching", "component": component, "n_loops": n_loops}
+    about = {"study": "patching", "component": what.name, "n_loops": n_loops}
     with study(seed, **about, model=describe_model(model), n_examples=len(base)) as watch:
         sweep = _Sweep(
             model,
@@ -113,22 +123,22 @@ def patching_sweep(
             scored=scored,
             metric=metric,
             n_loops=n_loops,
-            component=component,
+            what=what,
         )
         block = sweep.states_after(wanted) if of_state else sweep.block(wanted)
-        around = {} if of_state else sweep.around()
+        around = {} if what.per_loop else sweep.around()
         return PatchingSweep.of(
             watch,
             coords={
                 "loop": wanted,
-                "layer": ["state"] if of_state else range(model.config.n_layers),
-                "head": range(model.config.n_heads) if component == "z" else ["all"],
+                "layer": [what.axis] if what.per_loop else range(model.config.n_layers),
+                "head": range(model.config.n_heads) if what.by_head else ["all"],
                 "pos": places,
                 **{f"{section}_layer": range(x.shape[1]) for section, x in around.items()},
             },
             **dict(zip(MEASURES, block)),
             **{f"{section}_{m}": v for section, x in around.items() for m, v in zip(MEASURES, x)},
-            component=component,
+            component=what.name,
             metric=sweep.compared.name,
             metric_base=sweep.compared.at_base,
             metric_source=sweep.compared.at_source,
@@ -149,7 +159,7 @@ class _Sweep:
 
     def __init__(
         self,
-        model: LoopedTransformer,
+        model: Any,
         base: Tensor,
         donors: tuple[Tensor, Tensor],
         chosen: Bool[Tensor, "place batch pos"],
@@ -157,12 +167,13 @@ class _Sweep:
         scored: Bool[Tensor, "batch pos"] | None,
         metric: Metric | None,
         n_loops: int,
-        component: str,
+        what: Patched,
     ) -> None:
         self.model, self.base, self.donors, self.chosen = model, base, donors, chosen
-        self.n_loops, self.component = n_loops, component
+        self.n_loops, self.what = n_loops, what
         self.states, *others = [
-            model(inputs, n_loops=n_loops, return_type="states") for inputs in (base, *donors)
+            torch.stack([h for _, h in iterate(model, inputs, n_loops)])
+            for inputs in (base, *donors)
         ]
         self.donor_states = torch.stack(others)
         ends = model.readout(self.states[-1]), model.readout(others[0][-1])
@@ -194,13 +205,14 @@ class _Sweep:
             start: First loop that has to be run; None to start from the input.
             stop: The loop before which all layers have run; None for the readout.
         """
-        names = self.model.site(
-            self.component,
+        found = self.model.site(
+            self.what.name,
             section=section,
             loop=start if section == BLOCK else None,
-            layer=slice(None),
+            layer=None if self.what.per_loop else slice(None),
             n_loops=self.n_loops,
         )
+        names = [found] if isinstance(found, str) else found
         caches = [
             self.model.run_with_cache(
                 inputs,
@@ -244,13 +256,15 @@ class _Sweep:
 
     def _masks(self) -> Bool[Tensor, "patch batch pos ..."]:
         """What each patch replaces; heads in order, and positions of each head."""
-        if self.component != "z":
+        if not self.what.by_head:
             return self.chosen[..., None]
+        axes = "1 1 head 1" if self.what.kind != "pattern" else "1 head 1 1"
+        place = "1 place batch pos 1 1" if self.what.kind != "pattern" else "1 place batch 1 pos 1"
         n_heads = self.model.config.n_heads
         head = torch.eye(n_heads, dtype=torch.bool, device=self.chosen.device)
         return (
-            rearrange(self.chosen, "place batch pos -> 1 place batch pos 1 1")
-            & rearrange(head, "patched head -> patched 1 1 1 head 1")
+            rearrange(self.chosen, f"place batch pos -> {place}")
+            & rearrange(head, f"patched head -> patched 1 {axes}")
         ).flatten(0, 1)
 
     def _run(
@@ -261,10 +275,12 @@ class _Sweep:
         state = None
         if start is not None:
             state = repeat(self.states[start], "batch ... -> (copy batch) ...", copy=copies)
-        span = {"n_loops": self.n_loops, "start_at_loop": start or 0}
+        span: dict[str, Any] = {"n_loops": self.n_loops, "start_at_loop": start or 0}
         if name is None:
-            assert state is not None
-            return self.model(inputs, state=torch.where(mask, donor, state), **span)
+            assert state is not None and start is not None
+            patched = torch.where(mask, donor, state)
+            *_, (_, last) = iterate(self.model, inputs, self.n_loops - start, state=patched)
+            return self.model.readout(last)
 
         def put(activation: Tensor, hook: object) -> Tensor:
             return torch.where(mask, donor, activation)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loopinterp.circuits.activation_patching_result import WORDS
-from loopinterp.errors import InputError, check_choice, unknown_name
-from loopinterp.models.looped_transformer import LoopedTransformer
+from loopinterp.circuits.activation_patching_result import LOOP, STATE
+from loopinterp.errors import HookError, InputError, unknown_name
+from loopinterp.models.looped_model import need_hooks, need_model
 from loopinterp.models.sites import resolve_index
 
 if TYPE_CHECKING:
@@ -99,18 +100,53 @@ class Comparison:
         return float((pair[:, 0] - pair[:, 1]).mean())
 
 
+@dataclass(frozen=True)
+class Patched:
+    """What is patched.
+
+    Attributes:
+        name: Its short name.
+        kind: What tensor it is, as :class:`~loopinterp.models.sites.Address` has it.
+        per_loop: Whether it happens once per loop, and not in a layer.
+    """
+
+    name: str
+    kind: str
+    per_loop: bool
+
+    @property
+    def axis(self) -> str:
+        """What the axis of layers says of what is in none."""
+        return STATE if self.name == STATE else LOOP
+
+    @property
+    def by_head(self) -> bool:
+        """Whether it is patched head by head."""
+        return self.kind in ("head", "fork", "pattern")
+
+
+def patched_component(model: LoopedTransformer, component: str) -> Patched:
+    """The component of that name, of a layer or of a loop.
+
+    Raises:
+        InputError: If there is none.
+    """
+    if component == STATE:
+        return Patched(STATE, "residual", per_loop=True)
+    book = model.addresses()
+    shorts = {book.short(full): full for full in book.components}
+    try:
+        full = book.component(component)
+    except HookError:
+        raise unknown_name("component", component, [*shorts, STATE]) from None
+    return Patched(book.short(full), book.kinds[full], full in book.per_loop)
+
+
 def check_run(
     model: Any, base: Tensor, source: Tensor, other: Tensor | None, component: str
 ) -> None:
-    """Raise unless there are pairs to patch between, and a component to patch."""
-    if not isinstance(model, LoopedTransformer):
-        raise InputError(
-            "model",
-            expected="a LoopedTransformer, whose activations have addresses",
-            given=type(model).__name__,
-            fix="Use interchange interventions on states (compare_programs).",
-        )
-    check_choice("component", component, WORDS)
+    """Raise unless there are pairs to patch between, in a model that shows what is patched."""
+    need_model(model) if component == STATE else need_hooks(model)
     if base.ndim < 2 or not len(base):
         raise InputError(
             "base",
@@ -119,6 +155,13 @@ def check_run(
             fix="Add a batch axis with base[None].",
         )
     for name, inputs in (("source", source), ("other", other)):
+        if inputs is not None and not isinstance(inputs, torch.Tensor):
+            raise InputError(
+                name,
+                expected="inputs like those of base, or a batch of them",
+                given=f"a {type(inputs).__name__}",
+                fix="Pass the inputs of a batch.",
+            )
         if inputs is not None and (inputs.shape != base.shape or inputs.dtype != base.dtype):
             raise InputError(
                 name,

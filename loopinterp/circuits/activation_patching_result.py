@@ -13,17 +13,24 @@ if TYPE_CHECKING:
     import xarray as xr
 
 PRELUDE, BLOCK, CODA = "prelude", "block", "coda"
+LOOP = "loop"
+"""On the axis of layers: what happens once per loop, and in no layer."""
+
 MEASURES = ("recovered", "effect", "control_recovered", "control_effect")
 """What is measured of every patch."""
+
+STATE = "state"
+"""The component that is no hook point: the state after some loops."""
 
 WORDS = {
     "resid_pre": "the residual stream",
     "attn_out": "the output of attention",
     "mlp_out": "the output of the MLP",
     "z": "the output of one head",
-    "state": "the state",
+    "pattern": "the attention of one head",
+    STATE: "the state",
 }
-"""The components that can be patched, in words."""
+"""Components in words, where they have any."""
 
 _PLACE = "head pos"
 
@@ -33,7 +40,8 @@ class PatchingSweep(Result, kind="activation-patching"):
     """What :func:`~loopinterp.circuits.activation_patching.patching_sweep` returns.
 
     An axis that the sweep does not go along has length 1: ``head`` (all of them at once) for all
-    components but ``z``, ``pos`` unless positions were patched one by one, ``layer`` of the state.
+    components that heads have none of their own of, ``pos`` unless positions were patched one by
+    one, ``layer`` of the state and of what happens once per loop.
     ``loop`` is the index of a loop; of the state, the number of loops done.
 
     Arrays:
@@ -65,6 +73,21 @@ class PatchingSweep(Result, kind="activation-patching"):
     metric_source: float
     n_examples: int
     n_scored: int
+
+    @property
+    def words(self) -> str:
+        """What was patched, in words."""
+        return WORDS.get(self.component, f"`{self.component}`")
+
+    @property
+    def by_head(self) -> bool:
+        """Whether heads were patched one by one."""
+        return self.data["head"].values.tolist() != ["all"]
+
+    @property
+    def by_layer(self) -> bool:
+        """Whether what was patched is in layers; else it happens once per loop."""
+        return self.data["layer"].values.tolist() not in ([LOOP], [STATE])
 
     def to_dataframe(self, *names: str) -> pd.DataFrame:
         """A row for each patch, with its section; no loop in the prelude and the coda.

@@ -9,7 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from loopinterp.circuits.activation_patching_result import BLOCK, MEASURES, WORDS, PatchingSweep
+from loopinterp.circuits.activation_patching_result import BLOCK, MEASURES, STATE, PatchingSweep
 from loopinterp.plotting import Series, bars_with_intervals, heatmap_panels, line_figure
 from loopinterp.results import Figure, Finding, figures_of, findings_of, percent
 
@@ -33,7 +33,7 @@ def _(result: PatchingSweep) -> list[Finding]:
     best = table.to_dict("records")[int(gain.argmax())]
     value = percent(best["recovered"])
     text = (
-        f"With {WORDS[result.component]} {_place(result, best)} taken from another input, {value} "
+        f"With {result.words} {_place(result, best)} taken from another input, {value} "
         "of the answers that differ become that input's; taken from an unrelated input, "
         f"{percent(best['control_recovered'])} do."
     )
@@ -42,13 +42,13 @@ def _(result: PatchingSweep) -> list[Finding]:
 
 def _place(result: PatchingSweep, row: dict[Any, Any]) -> str:
     """Where a row of the table was patched, in words."""
-    if result.component == "state":
+    if result.component == STATE:
         where = f"after {row['loop']} loop" + ("s" if row["loop"] != 1 else "")
     elif row["section"] == BLOCK:
-        where = f"in loop {row['loop']}, layer {row['layer']}"
+        where = f"in loop {row['loop']}" + (f", layer {row['layer']}" if result.by_layer else "")
     else:
         where = f"in layer {row['layer']} of the {row['section']}"
-    if result.data.sizes["head"] > 1:
+    if result.by_head:
         where += f", head {row['head']}"
     at = {"all": " at all positions", "chosen": " at one position"}
     return where + at.get(row["pos"], f" at position {row['pos']}")
@@ -67,7 +67,7 @@ def _loops(result: PatchingSweep) -> Figure:
     """Loops against positions at the best sites, against the sites, or alone."""
     data = result.data[list(MEASURES)].stack(site=("layer", "head"), create_index=False)
     data = data.assign_coords(site=_sites(result))
-    loops = "loops done" if result.component == "state" else "loop"
+    loops = "loops done" if result.component == STATE else "loop"
     if data.sizes["pos"] > 1:
         plot, how = _position_maps(data, y_title=loops)
     elif data.sizes["site"] > 1:
@@ -86,7 +86,7 @@ def _around(result: PatchingSweep) -> Figure:
     plot: go.Figure
     if data.sizes["pos"] > 1:
         row, names = "layer", layers
-        if result.component == "z":
+        if result.by_head:
             row, names = "head", [f"{k}.{h}" for k in layers for h in data["head"].values]
         rows = data.stack(row=("layer", "head"), create_index=False)
         rows = rows.transpose("row", "pos").assign_coords(row=names)
@@ -156,10 +156,10 @@ def _maps(
 def _figure(result: PatchingSweep, plot: go.Figure, where: str, how: str) -> Figure:
     one_by_one = ", position by position" if result.data.sizes["pos"] > 1 else ""
     return Figure(
-        title=f"Patching {WORDS[result.component]}, {where}{one_by_one}",
+        title=f"Patching {result.words}, {where}{one_by_one}",
         plot=plot,
         caption=(
-            f"The run of one input goes on with {WORDS[result.component]} of another input's run "
+            f"The run of one input goes on with {result.words} of another input's run "
             f"at one place. Answers recovered: the share of the {result.n_scored} answers that "
             f"differ between the two which become the other input's. {how}"
         ),
@@ -176,9 +176,9 @@ def _scale_text(result: PatchingSweep) -> str:
 
 def _sites(result: PatchingSweep) -> list[str]:
     """Each layer, or each head of it, in words."""
-    if result.component == "state":
-        return ["the state"]
+    if not result.by_layer:
+        return [result.words]
     layers, heads = result.data["layer"].values, result.data["head"].values
-    if result.component == "z":
+    if result.by_head:
         return [f"head {layer}.{head}" for layer in layers for head in heads]
     return [f"layer {layer}" for layer in layers]

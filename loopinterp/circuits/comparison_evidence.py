@@ -19,6 +19,7 @@ from loopinterp.circuits.subspaces import random_change
 from loopinterp.progress import track
 from loopinterp.rasp.language import UNKNOWN
 from loopinterp.rasp.program_alignment import Alignment, alignments
+from loopinterp.short_repr import ShortRepr
 from loopinterp.tasks.task import IGNORE
 
 if TYPE_CHECKING:
@@ -43,8 +44,8 @@ _CLEARLY = 0.02
 LENGTH = "length"
 
 
-@dataclass(frozen=True)
-class Evidence:
+@dataclass(frozen=True, repr=False)
+class Evidence(ShortRepr):
     """What one model does after each exchange, and what each program says.
 
     Arrays of ``data``, with the axes program (and rival), pair, delay, input, batch:

@@ -10,12 +10,13 @@ from loopinterp.models.looped_model import need_model
 from loopinterp.rasp.program import LoopProgram
 from loopinterp.rasp.program_registry import get_program
 from loopinterp.tasks.sampling import check_tokens
-from loopinterp.tasks.task import Batch
+from loopinterp.tasks.study_data import as_batch, as_batches
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from loopinterp.models import LoopedModel
+    from loopinterp.tasks.task import Batch
 
 
 def check_program(program: str | LoopProgram) -> LoopProgram:
@@ -75,36 +76,27 @@ def check_programs(programs: Sequence[str | LoopProgram]) -> list[LoopProgram]:
     return rivals
 
 
-def check_batches(data: Batch | Sequence[Batch], programs: Iterable[LoopProgram]) -> list[Batch]:
-    """Batches of inputs, each of one length.
+def check_batches(data: object, programs: Iterable[LoopProgram], **drawn: Any) -> list[Batch]:
+    """Batches of inputs, each of one length; see :func:`~loopinterp.tasks.study_data.as_batches`.
 
     Raises:
         InputError: none, an empty or a mixed one, or tokens that a program does not know.
     """
-    batches = [data] if isinstance(data, Batch) else data
-    if not isinstance(batches, Sequence) or not batches:
-        raise InputError(
-            "data",
-            expected="a Batch, or a list of them",
-            given=f"a {type(data).__name__}" if batches else "an empty list",
-            fix="Draw one with task.sample(n, batch_size=..., generator=...).",
-        )
-    return [check_batch(batch, programs) for batch in batches]
+    return [check_batch(batch, programs) for batch in as_batches(data, **drawn)]
 
 
-def check_batch(batch: object, programs: Iterable[LoopProgram]) -> Batch:
+def check_batch(data: object, programs: Iterable[LoopProgram], **drawn: Any) -> Batch:
     """A batch of at least two examples of one length, whose tokens all programs know.
 
     Raises:
         InputError: it is none.
     """
-    if not isinstance(batch, Batch) or len(batch) < 2 or len(batch.n_loops.unique()) > 1:
+    batch = as_batch(data, **drawn)
+    if len(batch) < 2 or len(batch.n_loops.unique()) > 1:
         raise InputError(
             "data",
             expected="batches of at least two examples, all of one length",
-            given=f"{len(batch)} examples with T(n) of {batch.n_loops.unique().tolist()}"
-            if isinstance(batch, Batch)
-            else f"a {type(batch).__name__}",
+            given=f"{len(batch)} examples with T(n) of {batch.n_loops.unique().tolist()}",
             fix="Draw them with task.sample(n, batch_size=..., generator=...), n an integer.",
         )
     for program in programs:

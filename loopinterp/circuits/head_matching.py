@@ -11,12 +11,13 @@ import torch
 
 from loopinterp.circuits.comparison_inputs import check_batch, check_programs
 from loopinterp.errors import InputError
-from loopinterp.models.looped_model import need_model
-from loopinterp.models.model_description import describe_model
+from loopinterp.models.looped_model import need_hooks
+from loopinterp.models.model_description import describe_model, device_of
 from loopinterp.models.positions import attention_mask
 from loopinterp.rasp.expr import selectors as selectors_of
 from loopinterp.rasp.interpreter import evaluate
 from loopinterp.results import Result, study
+from loopinterp.tasks.study_data import as_batch
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from loopinterp.models import LoopedTransformer
     from loopinterp.rasp.program import LoopProgram
-    from loopinterp.tasks.task import Batch
+    from loopinterp.tasks.task import Batch, Task
 
 _PATTERN = "attn.hook_pattern"
 
@@ -166,9 +167,11 @@ def match_heads(
 
 def head_study(
     model: LoopedTransformer,
-    batch: Batch,
+    data: Batch | Task,
     programs: Sequence[str | LoopProgram],
     *,
+    n: int | None = None,
+    batch_size: int | None = None,
     seed: int = 0,
 ) -> HeadMatch:
     """:func:`match_heads` of a model, against every selector of the programs.
@@ -180,18 +183,22 @@ def head_study(
 
     Args:
         model: The model.
-        batch: Examples of one length in the programs' token format, on the model's device.
+        data: Examples of one length in the programs' token format, on the model's device, or the
+            task to draw them from.
         programs: The programs, such as ``list_programs(task.name)``. Selectors that programs
             share are listed once.
-        seed: Written to the provenance.
+        n: Problem length, where a task is given; see :func:`~loopinterp.tasks.as_batch`.
+        batch_size: Examples, where a task is given.
+        seed: Seed of what is drawn.
 
     Raises:
         InputError: what is no model, no batch or no list of programs, or tokens that a program
             does not know.
     """
     chosen = check_programs(programs)
+    need_hooks(model)
+    batch = as_batch(data, n=n, batch_size=batch_size, seed=seed, device=device_of(model))
     check_batch(batch, chosen)
-    need_model(model)
     n_loops = int(batch.n_loops.max())
     selectors: dict[str, Tensor] = {}
     for program in chosen:

@@ -17,6 +17,7 @@ import torch
 from loopinterp.circuits.subspaces import check_orthonormal, project
 from loopinterp.models import bind, device_of, iterate, reach
 from loopinterp.progress import track
+from loopinterp.short_repr import ShortRepr
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -85,7 +86,7 @@ class _Undisturbed:
         found[here] = self.states[at]
 
 
-class InterchangeRun:
+class InterchangeRun(ShortRepr):
     """Pairs of runs of a model, ready for any number of interventions.
 
     Args:

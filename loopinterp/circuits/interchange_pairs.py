@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from loopinterp.short_repr import ShortRepr
 from loopinterp.tasks.task import IGNORE
 
 if TYPE_CHECKING:
@@ -32,8 +33,8 @@ KIND = "kind"
 """The stratum that tells them apart."""
 
 
-@dataclass(frozen=True, eq=False)
-class Stratum:
+@dataclass(frozen=True, eq=False, repr=False)
+class Stratum(ShortRepr):
     """One way of sorting pairs: what each is called, and which each pair is.
 
     Attributes:
@@ -48,8 +49,8 @@ class Stratum:
         return Stratum(self.labels, self.codes[rows])
 
 
-@dataclass(frozen=True, eq=False)
-class InterchangePairs:
+@dataclass(frozen=True, eq=False, repr=False)
+class InterchangePairs(ShortRepr):
     """Pairs of runs (base, source), the positions and loops at which states are exchanged.
 
     Attributes:

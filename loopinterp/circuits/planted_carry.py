@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from loopinterp.models import LoopedModel
-    from loopinterp.tasks.task import Batch
+    from loopinterp.tasks.task import Batch, Task
 
 PLANTED, ERASED = "planted", "erased"
 KINDS = (PLANTED, ERASED)
@@ -68,10 +68,12 @@ class PlantedCarry(Result, kind="planted-carry"):
 
 def planted_carry_study(
     models: LoopedModel | Any | Sequence[LoopedModel | Any],
-    batch: Batch,
+    data: Batch | Task,
     *,
     names: Sequence[str] | None = None,
     per_cell: int = 24,
+    n: int | None = None,
+    batch_size: int | None = None,
     seed: int = 0,
 ) -> PlantedCarry:
     """Put carries into additions by hand, and count the loops for which the answer shows them.
@@ -82,18 +84,21 @@ def planted_carry_study(
 
     Args:
         models: A model of additions (tokens ``a + 2b`` after BOS), or several.
-        batch: Additions of one length, at least 16 bits.
+        data: Additions of one length, at least 16 bits, or their task.
         names: A name for each model.
         per_cell: Most exchanges for each kind, token and left token.
-        seed: Seed of the pairs.
+        n: Problem length, where a task is given; see :func:`~loopinterp.tasks.as_batch`.
+        batch_size: Examples, where a task is given.
+        seed: Seed of the pairs, and of what is drawn.
 
     Raises:
         InputError: inputs that are too short, or without such pairs.
     """
     check_integer("per_cell", per_cell, least=1)
     labelled = named_models(models, names)
-    batch = check_batch(batch, [get_program("ripple")])
-    pairs, cell = _pairs(batch, per_cell, torch.Generator().manual_seed(check_seed(seed)))
+    drawn = {"n": n, "batch_size": batch_size, "seed": check_seed(seed)}
+    batch = check_batch(data, [get_program("ripple")], **drawn)
+    pairs, cell = _pairs(batch, per_cell, torch.Generator().manual_seed(seed))
     with study(
         seed,
         study="planted carry",

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from loopinterp.models import LoopedModel
     from loopinterp.rasp.program import LoopProgram
     from loopinterp.rasp.program_alignment import Alignment
-    from loopinterp.tasks.task import Batch
+    from loopinterp.tasks.task import Batch, Task
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -117,11 +117,13 @@ def _why_none(winners: set[str | None]) -> str:
 def compare_programs(
     models: LoopedModel | Any | Sequence[LoopedModel | Any],
     programs: Sequence[str | LoopProgram],
-    data: Batch | Sequence[Batch],
+    data: Batch | Sequence[Batch] | Task,
     *,
     pairs: PairStrategy | None = None,
     names: Sequence[str] | None = None,
     threshold: float = THRESHOLD,
+    n: int | Sequence[int] | None = None,
+    batch_size: int | None = None,
     seed: int = 0,
 ) -> ProgramComparison:
     r"""Compare a model with rival programs by what they say to interchange interventions.
@@ -147,11 +149,14 @@ def compare_programs(
     Args:
         models: Any looped model, or several (seeds of one recipe): each gets its verdict.
         programs: One program or more, all of the task whose tokens the model reads.
-        data: Inputs, each batch of one length.
+        data: Inputs, each batch of one length, or the task to draw them from.
         pairs: How pairs are chosen; by default :class:`~loopinterp.circuits.SpreadPairs`, and
             where these would name a program, four times as many, on which it is then named or not.
         names: A name for each model.
         threshold: Least lower end of a named program's interval.
+        n: Problem length or lengths, where a task is given; see
+            :func:`~loopinterp.tasks.as_batch`.
+        batch_size: Examples of each length, where a task is given.
         seed: Seed of everything random.
 
     Raises:
@@ -170,7 +175,7 @@ def compare_programs(
     Source: interchange interventions, Geiger et al., arXiv 2106.02997 and 2303.02536.
     """
     rivals = check_programs(programs)
-    batches = check_batches(data, rivals)
+    batches = check_batches(data, rivals, n=n, batch_size=batch_size, seed=seed)
     labelled = named_models(models, names)
     lengths = [int(batch.n[0]) for batch in batches]
     with study(

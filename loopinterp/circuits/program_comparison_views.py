@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 SECTION = "program"
 _SHOWN = 5
 _MOST_DELAYS = 24
+_NAMED = 3
 _AFTER = "loops after the exchange"
 
 
@@ -67,9 +68,11 @@ def _alike(data: xr.Dataset, program: str) -> str:
     names = [plain(str(p)) for p in data.rival.values if bool(same.sel(rival=p))]
     if len(names) < 2:
         return ""
+    which = " and ".join(f"“{n}”" for n in names)
+    if len(names) > _NAMED:
+        which = f"{len(names)} programs, “{plain(program)}” among them,"
     return (
-        f"On runs that nothing disturbs, {', '.join(f'“{n}”' for n in names)} give the same "
-        "answers at every loop: there they cannot be told apart. Only exchanged states tell them "
+        f"Left alone, {which} give the same answers at every loop: only exchanged states tell them "
         "apart."
     )
 
@@ -90,7 +93,7 @@ def _controls(data: xr.Dataset, program: str) -> str:
     return text
 
 
-_SAID = (_by_manifold, _alike, _controls)
+_SAID = (_controls, _alike, _by_manifold)
 """What is said of a model and its nearest program beside the verdict."""
 
 
@@ -144,15 +147,13 @@ def _by_delay(result: ProgramComparison, data: xr.Dataset, order: list[str]) -> 
         ),
         caption=(
             "The state of one position is taken from another input's run, and the run goes on. A "
-            "line says how often the model's whole answer, so many loops later, is the one that "
-            "the program says; only pairs count on which the program or the model changes an "
-            f"answer (for the first, {int(pairs[0])} pairs at once and {int(pairs[-1])} pairs "
-            f"{in_loops(delays[-1])}). Bands: 95% intervals."
+            "line says how often the model's whole answer, so many loops later, is the program's, "
+            "over pairs on which the program or the model changes an answer (for the first "
+            f"program, {int(pairs[0])} pairs at once and {int(pairs[-1])} pairs "
+            f"{in_loops(delays[-1])}). "
+            "Bands: 95% intervals."
         ),
-        control=(
-            "No exchange: how often doing nothing would be right on the same pairs. A program "
-            "that says that nothing happens is right there as often."
-        ),
+        control=("No exchange: how often doing nothing would be right on the same pairs."),
         data=tidy(data[["iia", "active", "no_interchange"]]),
     )
 

@@ -11,6 +11,7 @@ import torch
 from loopinterp.errors import InputError
 from loopinterp.rasp.language import UNKNOWN
 from loopinterp.rasp.program_alignment import Alignment, delayed
+from loopinterp.short_repr import ShortRepr
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int
@@ -23,7 +24,7 @@ _AT_A_TIME = 2**16
 """Positions of all pairs that go on together."""
 
 
-class ProgramRuns:
+class ProgramRuns(ShortRepr):
     """A program run once on some inputs, ready for any number of exchanges between them.
 
     Args:
@@ -45,7 +46,7 @@ class ProgramRuns:
         self.trace = self.program.trace(inputs, n_loops=n_loops)
 
 
-class Prediction:
+class Prediction(ShortRepr):
     """What a program says of pairs, with and without the exchange; -1 where it is undecided.
 
     Args:

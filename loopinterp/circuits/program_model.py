@@ -13,6 +13,7 @@ from loopinterp.rasp.compiler.validate import validate
 from loopinterp.rasp.compiler.value_domains import infer_domains
 from loopinterp.rasp.expr import Tokens
 from loopinterp.rasp.language import UNKNOWN
+from loopinterp.short_repr import ShortRepr
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 _LOGIT = 4.0
 
 
-class ProgramModel:
+class ProgramModel(ShortRepr):
     """A program behind the protocol of looped models.
 
     The state at each position holds the position's token and every variable of the program, each

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from loopinterp.circuits.interchange_pairs import PairStrategy
     from loopinterp.models import LoopedModel
     from loopinterp.rasp.program import LoopProgram
-    from loopinterp.tasks.task import Batch
+    from loopinterp.tasks.task import Batch, Task
 
 LEARNED, PRINCIPAL = "learned", "principal directions"
 MEANS, PROBE = "difference of means", "probe"
@@ -117,7 +117,7 @@ class SubspaceSearch(Result, kind="subspace-search"):
 
 def search_subspaces(
     model: LoopedModel | Any,
-    data: Batch | Sequence[Batch],
+    data: Batch | Sequence[Batch] | Task,
     program: str | LoopProgram,
     *,
     variables: Sequence[str] | None = None,
@@ -126,6 +126,8 @@ def search_subspaces(
     given: Mapping[str, Float[Tensor, "rank d_model"]] | None = None,
     pairs: PairStrategy | None = None,
     steps: int = 80,
+    n: int | Sequence[int] | None = None,
+    batch_size: int | None = None,
     seed: int = 0,
 ) -> SubspaceSearch:
     """Look for the subspace of the state that holds what an interchange of the state moves.
@@ -146,7 +148,8 @@ def search_subspaces(
 
     Args:
         model: Any looped model.
-        data: Inputs, each batch of one length; even rows are fitted on, odd ones scored.
+        data: Inputs, each batch of one length, or the task to draw them from; even rows are fitted
+            on, odd ones scored.
         program: Its variables choose the pairs, and are what probes are fitted to.
         variables: Those that are looked for; all by default. For some of them, learning follows
             the program's counterfactual instead of the exchange of the whole state.
@@ -155,7 +158,10 @@ def search_subspaces(
         given: Subspaces to score too: orthonormal rows, by name.
         pairs: How pairs are chosen.
         steps: Gradient steps of each learned subspace.
-        seed: Seed of pairs and of learning.
+        n: Problem length or lengths, where a task is given; see
+            :func:`~loopinterp.tasks.as_batch`.
+        batch_size: Examples of each length, where a task is given.
+        seed: Seed of pairs, of learning, and of what is drawn.
 
     Raises:
         InputError: unknown methods or variables, ranks that the state does not have, rows that are
@@ -167,7 +173,7 @@ def search_subspaces(
     """
     chosen = check_program(program)
     need_model(model)
-    batches = check_batches(data, [chosen])
+    batches = check_batches(data, [chosen], n=n, batch_size=batch_size, seed=seed)
     bases = dict(given or {})
     for name, rows in bases.items():
         if name in (*METHODS, WHOLE) or rows.ndim != 2:

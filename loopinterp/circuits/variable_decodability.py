@@ -11,12 +11,14 @@ import torch
 from loopinterp.circuits.comparison_inputs import check_programs
 from loopinterp.errors import InputError
 from loopinterp.models.iteration import states_at
+from loopinterp.models.looped_model import need_model
 from loopinterp.models.model_description import describe_model, device_of
 from loopinterp.probing.linear_probes import RidgeProbe
 from loopinterp.probing.probe_controls import with_random_weights
 from loopinterp.progress import track
 from loopinterp.results import Result, study
 from loopinterp.tasks.sampling import check_tokens
+from loopinterp.tasks.study_data import as_batch
 from loopinterp.tasks.task import IGNORE
 
 if TYPE_CHECKING:
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
     from loopinterp.models.looped_model import LoopedModel
     from loopinterp.rasp.program import LoopProgram
-    from loopinterp.tasks.task import Batch
+    from loopinterp.tasks.task import Batch, Task
 
 _FEWEST = 8
 """A class with fewer test places than this does not count towards balanced accuracy."""
@@ -63,11 +65,13 @@ class Decodability(Result, kind="decodability"):
 
 def decodability(
     model: LoopedModel | Any,
-    batch: Batch,
+    data: Batch | Task,
     programs: Sequence[str | LoopProgram],
     *,
     n_loops: int | None = None,
     random_model: LoopedModel | Any = None,
+    n: int | None = None,
+    batch_size: int | None = None,
     seed: int = 0,
 ) -> Decodability:
     """Read every variable of every program, at each of its loops, from each loop of the model.
@@ -79,16 +83,20 @@ def decodability(
 
     Args:
         model: The model.
-        batch: Examples in the programs' token format, on the model's device.
+        data: Examples in the programs' token format, on the model's device, or their task.
         programs: The programs, such as ``list_programs(task.name)``.
         n_loops: Loops of model and programs; by default the largest T(n) of the batch.
         random_model: The random-weights control; by default the model with shuffled weights, and
             none for a model that has no weights to shuffle.
-        seed: Seed of the controls.
+        n: Problem length, where a task is given; see :func:`~loopinterp.tasks.as_batch`.
+        batch_size: Examples, where a task is given.
+        seed: Seed of the controls, and of what is drawn.
 
     Raises:
         InputError: fewer than four examples, no program, or tokens that a program does not know.
     """
+    need_model(model)
+    batch = as_batch(data, n=n, batch_size=batch_size, seed=seed)
     if len(batch) < 4:
         raise InputError(
             "batch", expected="at least 4 examples", given=str(len(batch)), fix="Draw more."

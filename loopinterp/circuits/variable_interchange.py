@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from loopinterp.circuits.interchange_pairs import InterchangePairs
     from loopinterp.models import LoopedModel
     from loopinterp.rasp.program import LoopProgram
-    from loopinterp.tasks.task import Batch
+    from loopinterp.tasks.task import Batch, Task
 
 VARIABLE = "the variable"
 RANDOM = "a random change"
@@ -112,13 +112,15 @@ class VariableInterchange(Result, kind="variable-interchange"):
 
 def interchange_study(
     model: LoopedModel | Any,
+    data: Batch | Task,
     program: str | LoopProgram,
-    batch: Batch,
     *,
     subspaces: Mapping[str, Float[Tensor, "rank d_model"]] | None = None,
     n_loops: int | None = None,
     loops: Sequence[int] | None = None,
     pairs_per_loop: int = 64,
+    n: int | None = None,
+    batch_size: int | None = None,
     seed: int = 0,
 ) -> VariableInterchange:
     """Exchange every variable of a program after every loop, and see whether the model follows.
@@ -138,15 +140,17 @@ def interchange_study(
 
     Args:
         model: Any looped model.
+        data: Inputs of one length, or the task to draw them from.
         program: Any loop program, or its name; it must read the model's tokens.
-        batch: Inputs of one length.
         subspaces: Variable -> orthonormal rows that span the directions it lies in. The whole
             state is exchanged for variables that are not listed, and in the program all of its
             variables, on pairs with the same token at the position.
         n_loops: Loops of a full run; T(n) of the batch by default.
         loops: Numbers of loops after which to exchange; by default 0 .. ``n_loops``.
         pairs_per_loop: Most pairs of a variable after each number of loops.
-        seed: Seed of pairs, positions and random directions.
+        n: Problem length, where a task is given; see :func:`~loopinterp.tasks.as_batch`.
+        batch_size: Examples, where a task is given.
+        seed: Seed of pairs, positions and random directions, and of what is drawn.
 
     Raises:
         InputError: inputs that are not tokens of the program, or fewer than two; an unknown
@@ -163,12 +167,12 @@ def interchange_study(
         >>> batch = task.sample(4, batch_size=32, generator=torch.Generator().manual_seed(0))
         >>> model = ProgramModel(xor, max_length=5)
         >>> where = {"prefix": model.subspace("prefix")}
-        >>> float(interchange_study(model, xor, batch, subspaces=where).iia.min())
+        >>> float(interchange_study(model, batch, xor, subspaces=where).iia.min())
         1.0
     """
     chosen = check_program(program)
     need_model(model)
-    batch = check_batch(batch, [chosen])
+    batch = check_batch(data, [chosen], n=n, batch_size=batch_size, seed=seed)
     last = check_integer(
         "n_loops", int(batch.n_loops.max()) if n_loops is None else n_loops, least=0
     )

@@ -13,6 +13,7 @@ from loopinterp.circuits.evidence_counts import ALL, END
 from loopinterp.intervals import wilson_estimate
 from loopinterp.rasp.program_alignment import Alignment
 from loopinterp.results import percent
+from loopinterp.short_repr import ShortRepr
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -27,8 +28,8 @@ STRATUM_PAIRS = 36
 """Least pairs of a stratum of which something can be said: 36 of 36 have a lower end of .90."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Verdict(ShortRepr):
     """What can be said of which program a model runs.
 
     Attributes:

@@ -14,8 +14,10 @@ from loopinterp.dynamics.readouts import correctness, exact_match
 from loopinterp.dynamics.state_checks import asked_positions, check_finite
 from loopinterp.dynamics.state_trajectories import chunks
 from loopinterp.errors import InputError, check_integer
-from loopinterp.models.model_description import describe_model
+from loopinterp.models.looped_model import need_hooks
+from loopinterp.models.model_description import describe_model, device_of
 from loopinterp.results import Result, study
+from loopinterp.tasks.study_data import as_batch
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from loopinterp.models.looped_transformer import LoopedTransformer
-    from loopinterp.tasks.task import Batch
+    from loopinterp.tasks.task import Batch, Task
 
 FROZEN = 0.05
 """Share of its largest change under which a head counts as frozen."""
@@ -96,26 +98,37 @@ def attention_change(
 
 
 def attention_stabilisation_study(
-    model: LoopedTransformer, batch: Batch, *, n_loops: int | None = None
+    model: LoopedTransformer,
+    data: Batch | Task,
+    *,
+    n_loops: int | None = None,
+    n: int | None = None,
+    batch_size: int | None = None,
+    seed: int = 0,
 ) -> AttentionStabilisationResult:
     """Follow the attention pattern of every head through the loops.
 
     Args:
         model: A hooked looped model.
-        batch: Examples with targets.
+        data: Examples with targets, or a task to draw them from.
         n_loops: Loops of the run, at least 2; a quarter more than the longest T(n) by default.
+        n: Problem length, where a task is given; see :func:`~loopinterp.tasks.as_batch`.
+        batch_size: Examples, where a task is given.
+        seed: Seed of what is drawn.
 
     Raises:
         InputError: If there are too few loops, an example asks nothing, or a pattern is not
             finite.
     """
+    need_hooks(model)
+    batch = as_batch(data, n=n, batch_size=batch_size, seed=seed, device=device_of(model))
     asked_positions(batch, "asked")
     if n_loops is None:
         n_loops = max(2, math.ceil(1.25 * int(batch.n_loops.max())))
     check_integer("n_loops", n_loops, least=2)
     n_pos = batch.inputs.shape[1]
     pattern_bytes = model.config.n_heads * n_pos**2 * model.dtype.itemsize
-    with study(0, model=describe_model(model), n_loops=n_loops, n_examples=len(batch)) as watch:
+    with study(seed, model=describe_model(model), n_loops=n_loops, n_examples=len(batch)) as watch:
         parts = [
             _follow(model, batch[rows], n_loops) for rows in chunks(len(batch), 4 * pattern_bytes)
         ]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from loopinterp.dynamics.attention_stabilisation import FROZEN, AttentionStabilisationResult
 from loopinterp.intervals import ESTIMATE, band_of, share_of
-from loopinterp.plotting import LinePanel, Series, line_panels
+from loopinterp.plotting import LinePanel, Series, head_lines, line_panels
 from loopinterp.results import Figure, Finding, figures_of, findings_of, percent, tidy
 
 SECTION = "attention"
@@ -38,17 +36,12 @@ def _(result: AttentionStabilisationResult) -> list[Figure]:
     loops = slice(1, None)
     change = band_of(result.data["change"].sel(loop=loops), "batch")
     exact = share_of(result.data["exact"].sel(loop=loops), "batch")
-    heads = np.ndindex(change.sizes["layer"], change.sizes["head"])
-    several = change.sizes["layer"] > 1
-    names = [f"head {layer}.{head}" if several else f"head {head}" for layer, head in heads]
-    median = change.sel({ESTIMATE: "value"}).stack(line=("layer", "head"), create_index=False)
-    median = median.where(median > 0).assign_coords(line=names)
-    lines = Series.each(median, "line", in_order=True)
+    median = change.sel({ESTIMATE: "value"})
     plot = line_panels(
         [
-            LinePanel(lines, "change of pattern", y_log=True),
+            LinePanel(head_lines(median.where(median > 0)), "change of pattern", y_log=True),
             LinePanel(
-                [Series.of("exact match", exact, colour="green")], "exact match", y_range=(0, 1.03)
+                [Series.of("exact match", exact, control=True)], "exact match", y_range=(0, 1.03)
             ),
         ],
         x_title="loop",

@@ -34,17 +34,18 @@ from loopinterp.dynamics.state_checks import asked_positions
 from loopinterp.dynamics.state_trajectories import chunks, run_loops, state_bytes
 from loopinterp.errors import check_integer, check_number
 from loopinterp.intervals import share_of
-from loopinterp.models.looped_model import bind
-from loopinterp.models.model_description import describe_model
+from loopinterp.models.looped_model import bind, need_model
+from loopinterp.models.model_description import describe_model, device_of
 from loopinterp.progress import track
 from loopinterp.results import Result, study
+from loopinterp.tasks.study_data import as_batch
 
 if TYPE_CHECKING:
     import xarray as xr
     from torch import Tensor
 
     from loopinterp.models.looped_model import Iteration, LoopedModel
-    from loopinterp.tasks.task import Batch
+    from loopinterp.tasks.task import Batch, Task
 
 KRYLOV = 64
 """Largest Krylov space for a spectral radius."""
@@ -145,7 +146,7 @@ class ConvergenceResult(Result, kind="convergence"):
 
 def convergence_study(
     model: LoopedModel,
-    batch: Batch,
+    data: Batch | Task,
     *,
     n_loops: int | None = None,
     solver: str | Solver = "picard",
@@ -154,6 +155,8 @@ def convergence_study(
     n_spectral: int = 8,
     threshold: float = SETTLED,
     positions: Literal["asked", "all"] = "asked",
+    n: int | None = None,
+    batch_size: int | None = None,
     seed: int = 0,
 ) -> ConvergenceResult:
     r"""Follow the state of every token through the loops, to its limit if it has one.
@@ -163,7 +166,8 @@ def convergence_study(
 
     Args:
         model: Any looped model.
-        batch: Examples with targets; best of one problem length, as figures are by position.
+        data: Examples with targets, best of one problem length, as figures are by position; or a
+            task to draw them from.
         n_loops: Loops of the run, at least 12; by default a quarter more than the longest T(n),
             and at least 24.
         solver: Solver for the limit.
@@ -172,12 +176,16 @@ def convergence_study(
         n_spectral: Examples with a limit whose spectral radius is computed (0 for none).
         threshold: Relative residual that counts as settled.
         positions: Count the positions where an answer is asked, or all (padding included).
-        seed: Seed of the starting vectors of the spectral radius.
+        n: Problem length, where a task is given; see :func:`~loopinterp.tasks.as_batch`.
+        batch_size: Examples, where a task is given.
+        seed: Seed of the starting vectors of the spectral radius, and of what is drawn.
 
     Raises:
         InputError: If an option is out of range, an example asks nothing, or the initial state
             is not finite.
     """
+    need_model(model)
+    batch = as_batch(data, n=n, batch_size=batch_size, seed=seed, device=device_of(model))
     counted = asked_positions(batch, positions)
     if n_loops is None:
         n_loops = max(24, math.ceil(1.25 * int(batch.n_loops.max())))

@@ -43,10 +43,10 @@ def _settling(result: ConvergenceResult) -> Finding:
     residual, exact = result.mean_residual()[-1], result.exact_match()[-1]
     when = f", half of them by loop {int(times.median())}" if settled else ""
     text = (
-        f"{percent(settled)} of the tokens settle within {result.n_loops} loops{when} (a loop "
-        f"then moves them by less than {result.threshold:g} of their size, to the end of the "
-        f"run); at the last loop the state still moves by {float(residual):.2g} of its size a "
-        f"loop, and {percent(exact.sel({ESTIMATE: 'value'}))} of the answers are right."
+        f"{percent(settled)} of the tokens settle within {result.n_loops} loops{when} (from there "
+        f"on each loop moves them by less than {result.threshold:g} of their size); the last loop "
+        f"moves the state by {float(residual):.2g} of its size, and "
+        f"{percent(exact.sel({ESTIMATE: 'value'}))} of the answers are right there."
     )
     return Finding(text, value=f"{percent(settled)} settle", good=bool(settled >= 0.99))
 
@@ -87,8 +87,8 @@ def _limits(result: ConvergenceResult) -> Finding:
         else "at 1 or more in some, so not every small disturbance dies out there"
     )
     text += (
-        f"; at {radius.size} of these limits the spectral radius of the loop's Jacobian was "
-        f"computed, and is {low:.2f} to {high:.2f}: {verdict}."
+        f"; at the {radius.size} of them where it is known, the spectral radius of the loop's "
+        f"Jacobian is {low:.2f} to {high:.2f}: {verdict}."
     )
     good = stable and n_found == n_examples
     return Finding(text, value=f"{high:.2f}", good=good)
@@ -132,14 +132,11 @@ def residual_figure(result: ConvergenceResult) -> Figure:
         title="Residual by loop",
         plot=_above_accuracy(result, panel),
         caption=(
-            "Above: how far a loop moves a token's state, as a share of the state; the band holds "
-            "80% of the tokens, and below the dotted line a token counts as settled. Below: the "
-            "share of answers that are wholly right if read at that loop, with a 95% interval."
+            "Above: how far a loop moves a token's state, as a share of the state (band: 80% of "
+            "the tokens). Below: the share of answers that are wholly right if read at that loop, "
+            "with a 95% interval."
         ),
-        control=(
-            "Convergence is not correctness, so exact match is drawn over the same loops: a low "
-            "residual with low exact match is a state that has settled on wrong answers."
-        ),
+        control=("Exact match is drawn over the same loops: a state can settle on wrong answers."),
         data=tidy(
             {"exact_match": result.exact_match(), "residual_mean": mean, "residual_median": token}
         ),

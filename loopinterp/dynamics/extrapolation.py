@@ -13,17 +13,18 @@ from loopinterp.dynamics.readouts import correctness, exact_match
 from loopinterp.dynamics.state_checks import asked_positions
 from loopinterp.dynamics.state_trajectories import chunks, state_bytes
 from loopinterp.errors import check_integer
-from loopinterp.models.looped_model import bind
-from loopinterp.models.model_description import describe_model
+from loopinterp.models.looped_model import bind, need_model
+from loopinterp.models.model_description import describe_model, device_of
 from loopinterp.progress import track
 from loopinterp.results import Result, study
+from loopinterp.tasks.study_data import as_batch
 
 if TYPE_CHECKING:
     import xarray as xr
     from torch import Tensor
 
     from loopinterp.models.looped_model import LoopedModel
-    from loopinterp.tasks.task import Batch
+    from loopinterp.tasks.task import Batch, Task
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -76,10 +77,13 @@ class ExtrapolationResult(Result, kind="extrapolation"):
 
 def extrapolation_study(
     model: LoopedModel,
-    batch: Batch,
+    data: Batch | Task,
     *,
     n_loops: int | None = None,
     trained_loops: int | None = None,
+    n: int | None = None,
+    batch_size: int | None = None,
+    seed: int = 0,
 ) -> ExtrapolationResult:
     """Run far past T(n) and score the readout after every loop.
 
@@ -87,21 +91,26 @@ def extrapolation_study(
 
     Args:
         model: Any looped model.
-        batch: Examples with targets, of one length or several.
+        data: Examples with targets, of one length or several; or a task to draw them from.
         n_loops: Loops to run, at least the longest T(n) of the batch; ten times that by default.
         trained_loops: Most loops of a training run, to be marked in the figure.
+        n: Problem length, where a task is given; see :func:`~loopinterp.tasks.as_batch`.
+        batch_size: Examples, where a task is given.
+        seed: Seed of what is drawn.
 
     Raises:
         InputError: If the loops do not reach T(n), an example asks nothing, or the initial state
             is not finite.
     """
+    need_model(model)
+    batch = as_batch(data, n=n, batch_size=batch_size, seed=seed, device=device_of(model))
     asked = asked_positions(batch, "asked")
     longest = int(batch.n_loops.max())
     n_loops = 10 * longest if n_loops is None else n_loops
     check_integer("n_loops", n_loops, least=max(1, longest))
     if trained_loops is not None:
         check_integer("trained_loops", trained_loops, least=1)
-    with study(0, model=describe_model(model), n_loops=n_loops, n_examples=len(batch)) as watch:
+    with study(seed, model=describe_model(model), n_loops=n_loops, n_examples=len(batch)) as watch:
         parts = [
             _follow(model, batch[rows], asked[rows], n_loops)
             for rows in chunks(len(batch), 4 * state_bytes(model, batch))

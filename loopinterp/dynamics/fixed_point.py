@@ -12,14 +12,15 @@ from loopinterp.dynamics.solvers.fixed_point_solver import Solver, Status, Termi
 from loopinterp.dynamics.solvers.solver_registry import get_solver
 from loopinterp.dynamics.state_checks import check_state
 from loopinterp.errors import InputError
+from loopinterp.short_repr import ShortRepr
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
 
-@dataclass(frozen=True)
-class FixedPoint:
+@dataclass(frozen=True, repr=False)
+class FixedPoint(ShortRepr):
     """Where a search for a fixed point ended.
 
     Attributes:

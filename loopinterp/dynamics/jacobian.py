@@ -20,14 +20,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from loopinterp.dynamics.state_checks import check_shape, check_state
 from loopinterp.errors import check_integer, check_number, check_seed
+from loopinterp.short_repr import ShortRepr
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Complex, Float
     from torch import Tensor
 
 
-@dataclass(frozen=True)
-class Spectrum:
+@dataclass(frozen=True, repr=False)
+class Spectrum(ShortRepr):
     r"""Leading eigenvalue of each example's Jacobian.
 
     Attributes:

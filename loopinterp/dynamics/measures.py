@@ -15,6 +15,7 @@ import torch
 
 from loopinterp.dynamics.state_checks import check_shape, check_states
 from loopinterp.errors import InputError, check_choice, check_integer, check_number
+from loopinterp.short_repr import ShortRepr
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -104,8 +105,8 @@ def update_cosine(
     return cosine.clamp(-1, 1).masked_fill(~(real[1:] & real[:-1]), float("nan"))
 
 
-@dataclass(frozen=True)
-class ContractionRates:
+@dataclass(frozen=True, repr=False)
+class ContractionRates(ShortRepr):
     r"""How fast updates shrink, from :math:`r_t = \|D_{t+1}\| / \|D_t\|`.
 
     Attributes:

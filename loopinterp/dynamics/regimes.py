@@ -12,6 +12,7 @@ from pydantic import Field, PositiveFloat
 from loopinterp.dynamics.state_checks import check_states
 from loopinterp.errors import check_integer
 from loopinterp.settings import Settings, settings
+from loopinterp.short_repr import ShortRepr
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -36,8 +37,8 @@ class Regime(IntEnum):
         return self.name.lower().replace("_", " ")
 
 
-@dataclass(frozen=True)
-class Regimes:
+@dataclass(frozen=True, repr=False)
+class Regimes(ShortRepr):
     """Regime of each trajectory, and the period of orbits.
 
     Attributes:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from loopinterp.short_repr import ShortRepr
 
-@dataclass(frozen=True)
-class Check:
+
+@dataclass(frozen=True, repr=False)
+class Check(ShortRepr):
     """One question that has a known answer.
 
     Attributes:

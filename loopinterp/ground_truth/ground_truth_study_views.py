@@ -69,9 +69,8 @@ def _table(result: GroundTruth) -> Figure:
         plot=plot,
         caption=(
             "Each row is a program compiled into the weights of a looped transformer, and what was "
-            "done to hide it. Each column asks a tool a question whose answer is known (the data "
-            "of the next figure say which). Dark is right; empty cells are questions that a model "
-            f"cannot be asked. Missed: {', '.join(missed) or 'none'}."
+            "done to hide it; each column asks a tool a question whose answer is known. Dark is "
+            f"right; an empty cell cannot be asked. Missed: {', '.join(missed) or 'none'}."
         ),
         data=result.table().reset_index(names="model"),
     )

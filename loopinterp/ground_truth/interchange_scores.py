@@ -62,8 +62,8 @@ def _exchanged(
 ) -> VariableInterchange:
     return interchange_study(
         known.compiled.model,
-        known.compiled.program,
         known.batch,
+        known.compiled.program,
         subspaces=subspaces,
         n_loops=max(known.n_loops, 1),
         pairs_per_loop=32,

@@ -14,14 +14,15 @@ from loopinterp.errors import check_integer, check_seed
 from loopinterp.models.looped_model import LoopedModel
 from loopinterp.rasp.compiler.compiled import Compiled, compile_program
 from loopinterp.rasp.program import LoopProgram
+from loopinterp.short_repr import ShortRepr
 from loopinterp.tasks.task import Batch
 from loopinterp.tasks.task_registry import get_task
 
 Disguise = Callable[[Compiled], Compiled]
 
 
-@dataclass(frozen=True, eq=False)
-class KnownModel:
+@dataclass(frozen=True, eq=False, repr=False)
+class KnownModel(ShortRepr):
     """A compiled model to try a tool on: its circuit is known.
 
     Attributes:

@@ -11,15 +11,18 @@ import torch
 
 from loopinterp.errors import InputError, check_integer
 from loopinterp.intervals import ESTIMATE
-from loopinterp.models.model_description import describe_model
+from loopinterp.models.looped_model import need_hooks
+from loopinterp.models.model_description import describe_model, device_of
 from loopinterp.models.positions import attention_mask
 from loopinterp.results import Result, study
+from loopinterp.tasks.study_data import inputs_and_loops
 
 if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
     from loopinterp.models import LoopedTransformer
+    from loopinterp.tasks.task import Batch, Task
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -33,11 +36,16 @@ class AttentionResult(Result, kind="attention"):
             query itself; negative distances look to the right.
         mass_even: Control: the same if each query spread its attention evenly over the keys it
             may see.
+        received: Mean attention that a key gets from the queries that may see it, itself left
+            out, likewise; NaN where these are fewer than a quarter of the positions, since it
+            is then a distance that is seen, and no place.
+        received_even: Control, likewise.
         entropy: Mean entropy of attention in bits.
 
     Attributes:
         entropy_even: Control: mean entropy, in bits, of attention spread evenly.
         labels: One for each position of the example.
+        fixed: Whether all examples have the same input there, by position.
         example: Which example of the batch is shown.
         n_examples: Examples behind the means.
     """
@@ -46,47 +54,62 @@ class AttentionResult(Result, kind="attention"):
         "patterns": "loop layer head query key",
         "mass": f"loop layer head distance {ESTIMATE}",
         "mass_even": "distance",
+        "received": f"loop layer head key {ESTIMATE}",
+        "received_even": "key",
         "entropy": "loop layer head",
     }
 
     entropy_even: float
     labels: list[str]
+    fixed: list[bool]
     example: int
     n_examples: int
 
     def strongest(self) -> dict[str, int]:
         """Layer, head and distance whose mass is furthest above the even control over all loops."""
-        mass = self.data["mass"].sel({ESTIMATE: "value"}).mean("loop")
-        above = mass - self.data["mass_even"]
-        best = above.argmax(["layer", "head", "distance"])
+        return self._furthest("mass")
+
+    def strongest_sink(self) -> dict[str, int] | None:
+        """Layer, head and key that gets most beyond the even control; None if none is a place."""
+        return self._furthest("received") if self.data["received_even"].notnull().any() else None
+
+    def _furthest(self, name: str) -> dict[str, int]:
+        above = self.data[name].sel({ESTIMATE: "value"}).mean("loop") - self.data[f"{name}_even"]
+        best = above.argmax(list(map(str, above.dims)))
         return {str(axis): int(above[axis][at]) for axis, at in best.items()}
 
 
 @torch.no_grad()
 def attention_study(
     model: LoopedTransformer,
-    inputs: Tensor,
+    data: Batch | Task | Tensor,
     *,
-    n_loops: int,
+    n_loops: int | None = None,
     labels: Sequence[str] | None = None,
     example: int = 0,
     max_distance: int = 8,
+    n: int | None = None,
+    batch_size: int | None = None,
     seed: int = 0,
 ) -> AttentionResult:
-    r"""Attention of every head at every loop, by position and by distance.
+    r"""Attention of every head at every loop, by position, by distance and by key.
 
     The mass of distance d is the mean of :math:`A_{q, q-d}` over examples and over queries q for
-    which q - d is a position that attention may reach.
+    which q - d is a position that attention may reach; what key k receives is the mean of
+    :math:`A_{q, k}` over all other queries that may reach it, which is large for a sink.
 
     Args:
         model: The model.
-        inputs: Tokens ``[batch, pos]`` or features ``[batch, pos, d_features]``, all of one
-            length (padding would count as positions).
-        n_loops: Loops to run.
+        data: A batch, its inputs alone (tokens ``[batch, pos]`` or features ``[batch, pos,
+            d_features]``), or a task to draw a batch from; all of one length (padding would count
+            as positions).
+        n_loops: Loops to run; the longest T(n) by default, to be given with inputs alone.
         labels: A word for each position of the example shown; position numbers by default.
         example: The example whose patterns are kept.
         max_distance: Largest distance counted by itself.
-        seed: Written to the provenance; the study draws nothing.
+        n: Problem length, where a task is given; see :func:`~loopinterp.tasks.as_batch`.
+        batch_size: Examples, where a task is given.
+        seed: Seed of what is drawn.
 
     Raises:
         InputError: If ``example`` or ``max_distance`` is out of range, or ``labels`` do not fit.
@@ -98,8 +121,11 @@ def attention_study(
         >>> result = attention_study(LoopedTransformer(config), tokens, n_loops=3)
         >>> result
         AttentionResult(loop: 3, layer: 1, head: 2, query: 4, key: 4, distance: 4, estimate: 3;
-                        patterns, mass, mass_even, entropy)
+                        patterns, mass, mass_even, received, received_even, entropy)
     """
+    need_hooks(model)
+    drawn = {"n": n, "batch_size": batch_size, "seed": seed, "device": device_of(model)}
+    inputs, n_loops = inputs_and_loops(data, n_loops, **drawn)
     n_examples, n_pos = inputs.shape[:2]
     check_integer("max_distance", max_distance, least=0)
     check_integer("example", example, least=0, most=n_examples - 1)
@@ -117,19 +143,20 @@ def attention_study(
         causal, window = model.config.causal, model.config.attention_window
         visible = attention_mask(n_pos, causal=causal, window=window, device=patterns.device)
         mass, even, distances = _by_distance(patterns, visible, max_distance)
-        half = 1.96 * mass.std(1, correction=1 if n_examples > 1 else 0) / n_examples**0.5
-        mean = mass.mean(1)
-        ends = mean, (mean - half).clamp(min=0), (mean + half).clamp(max=1)
-        axes = dict(zip(("loop", "layer", "head"), map(range, mean.shape)))
+        received, received_even = _by_key(patterns, visible)
+        axes = dict(zip(("loop", "layer", "head"), map(range, patterns[:, 0].shape)))
         return AttentionResult.of(
             watch,
             coords={**axes, "distance": distances},
             patterns=patterns[:, example],
-            mass=torch.stack(ends, -1),
+            mass=_over_examples(mass),
             mass_even=even,
+            received=_over_examples(received),
+            received_even=received_even,
             entropy=torch.special.entr(patterns).sum(-1).mean((1, -1)) / math.log(2),
             entropy_even=float(visible.sum(-1).double().log2().mean()),
             labels=[str(k) for k in labels or range(n_pos)],
+            fixed=(inputs == inputs[:1]).reshape(n_examples, n_pos, -1).all(-1).all(0).tolist(),
             example=example,
             n_examples=n_examples,
         )
@@ -143,6 +170,23 @@ def _patterns(
         cache.stack("attn.hook_pattern", layer=layer) for layer in range(model.config.n_layers)
     ]
     return torch.stack(layers, dim=2).double()
+
+
+def _over_examples(mass: Tensor) -> Tensor:
+    """Mean [loop, layer, head, place, estimate] of examples on the second axis, with its ends."""
+    n_examples = mass.shape[1]
+    half = 1.96 * mass.std(1, correction=1 if n_examples > 1 else 0) / n_examples**0.5
+    mean = mass.mean(1)
+    return torch.stack([mean, (mean - half).clamp(min=0), (mean + half).clamp(max=1)], -1)
+
+
+def _by_key(patterns: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
+    """Mass that each key receives ``[loop, batch, layer, head, key]``, and its even control."""
+    others = visible & ~torch.eye(len(visible), dtype=torch.bool, device=visible.device)
+    seen_by = others.sum(0)
+    even = visible / visible.sum(-1, keepdim=True)
+    count = torch.where(seen_by >= max(3, len(visible) / 4), seen_by, float("nan")).double()
+    return (patterns * others).sum(-2) / count, (even * others).sum(0) / count
 
 
 def _by_distance(

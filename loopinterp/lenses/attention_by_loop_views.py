@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-import numpy as np
 import xarray as xr
 
 from loopinterp.intervals import ESTIMATE
 from loopinterp.lenses.attention_by_loop import AttentionResult
-from loopinterp.plotting import LinePanel, Series, line_panels, loop_slider_figure
+from loopinterp.plotting import (
+    LinePanel,
+    Series,
+    by_head,
+    head_lines,
+    line_panels,
+    loop_slider_figure,
+)
 from loopinterp.results import Figure, Finding, figures_of, findings_of, percent, tidy
 
 SECTION = "attention"
@@ -15,23 +21,52 @@ SECTION = "attention"
 
 @findings_of.register
 def _(result: AttentionResult) -> list[Finding]:
-    """The head with the strongest preference, and what it prefers."""
-    best = result.strongest()
-    mass = result.data["mass"].sel(best).mean("loop")
-    value = float(mass.sel({ESTIMATE: "value"}))
-    even = float(result.data["mass_even"].sel(distance=best["distance"]))
-    if float(mass.sel({ESTIMATE: "low"})) <= even:
-        text = (
-            "No head clearly prefers a distance: none gives any of them more attention than if "
-            "it were spread evenly, by more than the interval over examples."
-        )
-        return [Finding(text, value="no preference")]
+    """The heads that prefer a distance and a place most, the clearer preference first."""
+    preferences = {"mass": result.strongest(), "received": result.strongest_sink()}
+    found = {}
+    for name, best in preferences.items():
+        if best is not None:
+            share, low, even = _preference(result, name, best)
+            if low > even:
+                found[share - even] = _said(result, name, best, share, even)
+    if found:
+        return [found[excess] for excess in sorted(found, reverse=True)]
     text = (
-        f"{_head_name(result, best).capitalize()} has the strongest preference: {percent(value)} "
-        f"of its attention goes to {place(best['distance'])} (mean over loops), against "
+        "No head clearly prefers a distance or a place: none gives any of them more attention "
+        "than if it were spread evenly, by more than the interval over examples."
+    )
+    return [Finding(text, value="no preference")]
+
+
+def _preference(
+    result: AttentionResult, name: str, best: dict[str, int]
+) -> tuple[float, float, float]:
+    """A share over all loops, the lower end of its interval, and that of even attention."""
+    share = result.data[name].sel(best).mean("loop")
+    (axis,) = result.data[f"{name}_even"].dims
+    even = result.data[f"{name}_even"].sel({axis: best[str(axis)]})
+    return float(share.sel({ESTIMATE: "value"})), float(share.sel({ESTIMATE: "low"})), float(even)
+
+
+def _said(
+    result: AttentionResult, name: str, best: dict[str, int], share: float, even: float
+) -> Finding:
+    if name == "mass":
+        where, who = place(best["distance"]), ""
+    else:
+        where, who = _key(result, best["key"]), " and positions, whatever their distance"
+    text = (
+        f"{_head_name(result, best).capitalize()} gives {percent(share)} of its attention to "
+        f"{where} (mean over loops{who}), against "
         f"{percent(even)} if it were spread evenly over what a position may see."
     )
-    return [Finding(text, value=percent(value))]
+    return Finding(text, value=f"{percent(share)} on {where}")
+
+
+def _key(result: AttentionResult, key: int) -> str:
+    """A place in words; by what stands there, if that is the same in all examples."""
+    named = result.fixed[key] and result.labels[key] != str(key)
+    return result.labels[key] if named else f"position {key}"
 
 
 @figures_of.register
@@ -41,22 +76,14 @@ def _(result: AttentionResult) -> list[Figure]:
 
 
 def _head_name(result: AttentionResult, at: dict[str, int]) -> str:
-    head = f"head {at['head']}"
-    return head if result.data.sizes["layer"] == 1 else f"layer {at['layer']}, {head}"
-
-
-def _by_head(result: AttentionResult) -> xr.Dataset:
-    """The arrays with one axis of heads, by their names."""
-    places = np.ndindex(result.data.sizes["layer"], result.data.sizes["head"])
-    names = [_head_name(result, {"layer": layer, "head": head}) for layer, head in places]
-    by_head = result.data.stack(by_head=("layer", "head"), create_index=False)
-    return by_head.drop_vars(("layer", "head")).rename(by_head="head").assign_coords(head=names)
+    names = by_head(result.data["entropy"])["head"].values
+    return str(names[at["layer"] * result.data.sizes["head"] + at["head"]])
 
 
 def _patterns(result: AttentionResult) -> Figure:
     numbered = result.labels == [str(k) for k in range(len(result.labels))]
     places = [label if numbered else f"{k} · {label}" for k, label in enumerate(result.labels)]
-    patterns = _by_head(result)["patterns"].transpose("loop", "head", "query", "key")
+    patterns = by_head(result.data["patterns"]).transpose("loop", "head", "query", "key")
     patterns = patterns.assign_coords(query=places, key=places)
     plot = loop_slider_figure(
         patterns, x_title="looked at (key)", y_title="looking (query)", value_title="attention"
@@ -70,54 +97,44 @@ def _patterns(result: AttentionResult) -> Figure:
             "a pattern that no longer changes belongs to a head that has settled."
         ),
         control=(
-            "A head without preference would colour alike all the positions that a row may see; "
-            "the next figure measures every head against that, over many examples."
+            "A head without preference colours alike all positions that a row may see; “Where "
+            "heads look” measures every head against that, over many examples."
         ),
         data=tidy({"attention": patterns}).query("attention > 1e-3").round(4),
     )
 
 
 def _by_loop(result: AttentionResult) -> Figure:
-    best = result.strongest()["distance"]
-    data, by_head = (
-        cells.sel(distance=best, drop=True) for cells in (result.data, _by_head(result))
-    )
-    looks, spread = (Series.each(by_head[name], "head") for name in ("mass", "entropy"))
-    even_mass = data["mass_even"].expand_dims(loop=data["loop"])
-    even_entropy = xr.full_like(data["entropy"][:, 0, 0], result.entropy_even)
+    best, sink = result.strongest()["distance"], result.strongest_sink()
     where = place(best)
-    plot = line_panels(
-        [
-            LinePanel(
-                [*looks, Series.of("even attention", even_mass, control=True)],
-                "attention",
-                title=f"Attention to {where}",
-                y_range=(0, 1.02),
-            ),
-            LinePanel(
-                [*spread, Series.of("even attention", even_entropy, control=True)],
-                "bits",
-                title="Entropy of attention",
-            ),
-        ],
-        x_title="loop",
-    )
-    table = tidy({"mass": data["mass"], "entropy": data["entropy"]})
+    shares = {f"Attention to {where}": ("mass", {"distance": best})}
+    if sink:
+        key = {"key": sink["key"]}
+        shares[f"Attention to {_key(result, sink['key'])}, from afar too"] = ("received", key)
+    panels, columns = [], {"entropy": result.data["entropy"]}
+    for title, (name, at) in shares.items():
+        share = result.data[name].sel(at, drop=True)
+        even = result.data[f"{name}_even"].sel(at, drop=True).expand_dims(loop=share["loop"])
+        lines = [*head_lines(share), Series.of("even attention", even, control=True)]
+        panels.append(LinePanel(lines, "attention", title=title, y_range=(0, 1.02)))
+        columns |= {name: share, f"{name}_even": even.broadcast_like(result.data["entropy"])}
+    even = xr.full_like(result.data["entropy"][:, 0, 0], result.entropy_even)
+    lines = [*head_lines(result.data["entropy"]), Series.of("even attention", even, control=True)]
+    panels.append(LinePanel(lines, "bits", title="Entropy of attention"))
+    of_sink = ", and to the place that gets most from all positions that may see it" if sink else ""
     return Figure(
         title="Where heads look as loops go on",
-        plot=plot,
+        plot=line_panels(panels, x_title="loop"),
         caption=(
-            f"Above, the share of attention that each head gives to {where}, with 95% intervals "
-            f"over {result.n_examples} examples. Below, how widely a head spreads its attention: "
-            "0 bits is a single position."
+            f"Above, the share of attention that each head gives to {where}{of_sink}, with 95% "
+            f"intervals over {result.n_examples} examples. Below, how widely a head spreads its "
+            "attention: 0 bits is a single position."
         ),
         control=(
             "The dashed grey line is attention spread evenly over the positions that may be seen. "
             "A head on that line has no preference."
         ),
-        data=table.assign(
-            distance=best, mass_even=float(data["mass_even"]), entropy_even=result.entropy_even
-        ),
+        data=tidy(columns).assign(distance=best, entropy_even=result.entropy_even),
     )
 
 

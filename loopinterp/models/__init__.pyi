@@ -5,10 +5,12 @@ from .looped_model import Iteration as Iteration
 from .looped_model import LoopedModel as LoopedModel
 from .looped_model import bind as bind
 from .looped_transformer import LoopedTransformer as LoopedTransformer
+from .mapped_vocabulary import WithVocabulary as WithVocabulary
 from .model_config import LoopedTransformerConfig as LoopedTransformerConfig
 from .model_description import describe_model as describe_model
 from .model_description import device_of as device_of
 from .model_description import reach as reach
+from .run_length import LoopRule as LoopRule
 from .stopped_run import Stopped as Stopped
 from .stopped_run import run_until as run_until
 from .stopping_rules import Fixed as Fixed
@@ -18,3 +20,5 @@ from .stopping_rules import Oracle as Oracle
 from .stopping_rules import ReadoutKL as ReadoutKL
 from .stopping_rules import ResidualBelow as ResidualBelow
 from .stopping_rules import StoppingRule as StoppingRule
+from .weight_conversion import convert_model as convert_model
+from .weight_conversion import first_difference as first_difference

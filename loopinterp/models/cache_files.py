@@ -7,7 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loopinterp.errors import CheckpointError
-from loopinterp.storage import read_json_object, read_tensors, write_json, write_tensors
+from loopinterp.storage import (
+    check_file_name,
+    read_json_object,
+    read_tensors,
+    write_json,
+    write_tensors,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,19 +67,27 @@ def read_index(folder: Path) -> dict[str, Any]:
     """The index of a folder.
 
     Raises:
-        CheckpointError: If it is missing or damaged.
+        CheckpointError: If it is missing or damaged, or names a file of another folder.
     """
     path = folder / _INDEX
     kinds = {"n_loops": int, "has_batch_dim": bool, "config": dict, "files": dict, "names": dict}
     index = read_json_object(path)
-    if any(not isinstance(index.get(key), kind) for key, kind in kinds.items()):
+    if any(not isinstance(index.get(key), kind) for key, kind in kinds.items()) or not (
+        all(map(_are_names, index["files"].values())) and _are_names([*index["names"].values()])
+    ):
         raise CheckpointError(
             f"cache {path}",
             expected=f"the entries {', '.join(kinds)}",
             given="others",
             fix="The index is damaged; save the cache again.",
         )
+    for file in index["files"]:
+        check_file_name(file, f"file in cache {path}", CheckpointError)
     return index
+
+
+def _are_names(found: Any) -> bool:
+    return isinstance(found, list) and all(isinstance(name, str) for name in found)
 
 
 def read_activations(

@@ -11,6 +11,7 @@ import torch
 
 from loopinterp.errors import InputError, check_integer
 from loopinterp.models.looped_model import bind
+from loopinterp.models.run_inputs import need_examples
 from loopinterp.progress import track
 
 if TYPE_CHECKING:
@@ -80,8 +81,7 @@ def states_at(
         InputError: If the loops do not increase, or there are no inputs.
     """
     wanted = {loop: at for at, loop in enumerate(check_increasing(loops))}
-    if not len(inputs):
-        raise InputError("inputs", expected="at least one", given="none", fix="Draw more inputs.")
+    need_examples(inputs)
     states: Tensor | None = None
     embedding: Tensor | None = None
     for start in track(range(0, len(inputs), batch_size), "run"):

@@ -10,12 +10,16 @@ from transformer_lens.ActivationCache import ActivationCache
 
 from loopinterp.errors import CheckpointError, HookError, InputError
 from loopinterp.models.cache_files import read_activations, read_index, write_activations
+from loopinterp.models.direct_attribution import attribute_logit
+from loopinterp.models.run_inputs import check_dtype
 from loopinterp.models.sites import AddressBook, Index, resolve_index
 from loopinterp.models.transformer_lens_names import need_direct_writes
+from loopinterp.short_repr import as_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import xarray as xr
     from jaxtyping import Float
     from torch import Tensor
 
@@ -64,6 +68,17 @@ def _need_layer_readout(config: LoopedTransformerConfig, method: str) -> None:
         )
 
 
+def _need_one_norm(config: LoopedTransformerConfig, method: str) -> None:
+    """Norms stand between what a part writes and the final norm."""
+    if config.loop_norm or config.norm == "post":
+        raise InputError(
+            method,
+            expected="parts that reach the final norm through no other norm",
+            given=f"loop_norm={config.loop_norm}, norm={config.norm!r}",
+            fix="Use cache.logit_attribution(tokens), which goes through every norm.",
+        )
+
+
 def _need_norms(config: LoopedTransformerConfig, method: str) -> None:
     """There is no norm to apply."""
     if not config.final_norm or config.norm in ("none", "post"):
@@ -71,7 +86,7 @@ def _need_norms(config: LoopedTransformerConfig, method: str) -> None:
             method,
             expected="a model with a pre-norm and a final norm",
             given=f"norm={config.norm!r}, final_norm={config.final_norm}",
-            fix="Multiply with model.W_U directly.",
+            fix="Multiply with model.W_U directly, or use cache.logit_attribution(tokens).",
         )
 
 
@@ -119,6 +134,9 @@ class LoopedCache(ActivationCache):
             f"{self.nbytes / 1e6:.1f} MB)"
         )
 
+    def _repr_html_(self) -> str:
+        return as_table(repr(self), self.items())
+
     @property
     def n_loops(self) -> int:
         """Loops of the run."""
@@ -160,7 +178,7 @@ class LoopedCache(ActivationCache):
         """
         book = self._book
         component = book.component(component)
-        per_loop = f"loops.0.{component}" in book.addresses
+        per_loop = component in book.per_loop
         layers, one = (
             ([None], True) if per_loop else resolve_index(layer, book.config.n_layers, "layer")
         )
@@ -211,6 +229,65 @@ class LoopedCache(ActivationCache):
                 labels.append(f"{layer}_{part}")
         return torch.stack(parts), labels
 
+    def logit_attribution(
+        self,
+        tokens: int | Tensor,
+        *,
+        incorrect_tokens: int | Tensor | None = None,
+        loop: int = -1,
+        from_loop: int | None = None,
+    ) -> xr.DataArray:
+        """What each writer adds to the logit read after a loop: direct logit attribution.
+
+        Every norm on the way (of a sublayer's output, of the loop, of the readout) is held at its
+        scale in this run. What reaches the logit through the stream is then a plain sum, and the
+        parts are its terms: each head, attention bias, MLP (its bias included), injection, norm
+        bias, and the state before the first of the loops taken apart. They sum to the logit; what
+        a part does by way of later heads and MLPs is in theirs.
+
+        Args:
+            tokens: Output classes whose logits to attribute: one, ``[batch]`` or ``[batch, pos]``.
+            incorrect_tokens: Others, whose logits are taken off: a logit difference.
+            loop: The loop after which the logits are read.
+            from_loop: The first loop that is taken apart, up to ``loop``; ``loop`` alone if None.
+                With 0 the whole run is, and ``groupby("loop").sum()`` says which loop wrote it.
+
+        Returns:
+            ``[component, batch, pos]`` in the order of writing. Beside its name a component has
+            the coordinates ``part`` ("state", "injection", "head", "attention bias", "mlp",
+            "norm bias", "unembedding bias"), ``loop``, ``layer`` and ``head``; -1 where it has
+            none. Coda layers are in no loop.
+
+        Raises:
+            InputError: If a class or from_loop is out of range; if the cache was cast, moved, or
+                lacks positions that a coda looks at; if hooks changed the stream between writers.
+            HookError: If the loop is out of range, or an activation needed was not cached.
+
+        Example:
+            >>> import torch
+            >>> from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
+            >>> config = LoopedTransformerConfig(d_model=8, n_heads=2, d_vocab=5, d_vocab_out=2)
+            >>> model, x = LoopedTransformer(config), torch.tensor([[0, 1, 2]])
+            >>> logits, cache = model.run_with_cache(x, n_loops=3)
+            >>> parts = cache.logit_attribution(1, incorrect_tokens=0, from_loop=0)
+            >>> parts.component[:3].values.tolist()
+            ['state before loop 0', 'loop 0, layer 0, head 0', 'loop 0, layer 0, head 1']
+            >>> difference = (logits[..., 1] - logits[..., 0]).detach().numpy()
+            >>> bool(abs(parts.sum("component") - difference).max() < 1e-5)
+            True
+        """
+        ends = (loop, loop if from_loop is None else from_loop)
+        last, first = (resolve_index(t, self.n_loops, "loop")[0][0] for t in ends)
+        return attribute_logit(
+            self.__getitem__,
+            self.model,
+            tokens,
+            incorrect_tokens,
+            loop=last,
+            from_loop=first,
+            dims=("batch", "pos") if self.has_batch_dim else ("pos",),
+        )
+
     decompose_resid = _only_if("decompose_resid", _need_sum)
     get_full_resid_decomposition = _only_if(
         "get_full_resid_decomposition", _need_sum, need_direct_writes
@@ -218,6 +295,7 @@ class LoopedCache(ActivationCache):
     compute_head_results = _only_if("compute_head_results", need_direct_writes)
     stack_head_results = _only_if("stack_head_results", need_direct_writes)
     get_neuron_results = _only_if("get_neuron_results", need_direct_writes)
+    logit_attrs = _only_if("logit_attrs", _need_one_norm)
     logit_lens = _only_if("logit_lens", _need_layer_readout)
     apply_ln_to_stack = _only_if("apply_ln_to_stack", _need_norms)
 
@@ -226,10 +304,11 @@ class LoopedCache(ActivationCache):
         sliced = super().apply_slice_to_batch_dim(batch_slice)
         return LoopedCache(sliced.cache_dict, self.model, sliced.has_batch_dim)
 
-    def to(self, device: Any = None, dtype: torch.dtype | None = None) -> LoopedCache:  # type: ignore[override]
+    def to(self, device: Any = None, dtype: torch.dtype | str | None = None) -> LoopedCache:  # type: ignore[override]
         """Move and cast in place, and return the cache."""
+        kind = check_dtype(dtype)
         self.cache_dict = {
-            name: x.to(device=device, dtype=dtype) for name, x in self.cache_dict.items()
+            name: x.to(device=device, dtype=kind) for name, x in self.cache_dict.items()
         }
         return self
 
@@ -265,6 +344,7 @@ class LoopedCache(ActivationCache):
                 fix="Load the cache with the model that it was made with.",
             )
         view = model.unroll(index["n_loops"])
+        view.flag_for(index["names"])
         kept = read_activations(folder, index, known=view.addresses().addresses)
         return cls(kept, view, index["has_batch_dim"])
 

@@ -12,9 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from os import PathLike
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from loopinterp.errors import MOST_LOOPS, InputError, check_integer
+from loopinterp.models.run_inputs import need_examples
+from loopinterp.short_repr import ShortRepr
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -50,8 +53,8 @@ class LoopedModel(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Iteration:
+@dataclass(frozen=True, repr=False)
+class Iteration(ShortRepr):
     """A looped model bound to one input: ``h -> step(h)``, and the state it starts from.
 
     Attributes:
@@ -136,8 +139,12 @@ def bind(model: LoopedModel | Any, inputs: Tensor) -> Iteration:
 
     Models whose step depends on the tokens beyond ``e`` (abacus positions on queries and
     keys) offer ``bind`` themselves, and it is used.
+
+    Raises:
+        InputError: If the model is none, or there is no example.
     """
     need_model(model)
+    need_examples(inputs)
     own = getattr(model, "bind", None)
     if own is not None:
         return own(inputs)
@@ -152,12 +159,38 @@ def need_model(model: object) -> None:
     Raises:
         InputError: it has not.
     """
-    if hasattr(model, "bind") or isinstance(model, LoopedModel):
+    a_class = isinstance(model, type)
+    if not a_class and (hasattr(model, "bind") or isinstance(model, LoopedModel)):
         return
-    wrapped = isinstance(getattr(model, "model", None), LoopedModel)
+    inside = getattr(model, "model", None)
+    fix = "Pass a LoopedTransformer, or wrap your own model in these four methods."
+    if isinstance(inside, LoopedModel):
+        fix = "Pass its .model."
+    elif callable(inside) and not a_class:  # a run
+        fix = "Pass its .model()."
+    elif isinstance(model, (str, PathLike)):
+        fix = f"Pass loopinterp.load({str(model)!r})."
     raise InputError(
         "model",
         expected="a looped model, with embed, initial_state, step and readout",
-        given=type(model).__name__,
-        fix="Pass its .model." if wrapped else "Pass a LoopedTransformer, or wrap your own model.",
+        given=f"the class {model.__name__} itself" if a_class else type(model).__name__,
+        fix=fix,
     )
+
+
+def need_hooks(model: object) -> None:
+    """Check that the activations inside a model's loops can be read and changed.
+
+    Raises:
+        InputError: it is no looped model, or one without addresses for them.
+    """
+    need_model(model)
+    if not hasattr(model, "run_with_cache") or not hasattr(model, "site"):
+        raise InputError(
+            "model",
+            expected="a LoopedTransformer, as this study looks inside a loop, where heads and "
+            "layers need hooks",
+            given=f"{type(model).__name__}, which shows its states between loops only",
+            fix="Use studies of states (convergence_study, compare_programs, patching_sweep of "
+            "component='state'), or convert its weights with loopinterp.models.convert_model.",
+        )

@@ -126,13 +126,17 @@ class LoopedNetwork(LoopHooks):
         self, inputs: Tensor, context: AttentionContext, offset: int, taps: Taps = NO_TAPS
     ) -> Tensor:
         top = taps.at("top")
-        e = top("hook_embed", self.embedding(inputs))
+        e = top("hook_embed", self._embedded(inputs))
         positions = self._added_positions(inputs, offset)
         if positions is not None:
             e = e + top("hook_pos_embed", positions)
         for k, layer in enumerate(self.prelude):
             e = layer(e, None, context, taps.at("prelude", None, k))
         return e
+
+    def _embedded(self, inputs: Tensor) -> Tensor:
+        # PyTorch looks up int32 and int64 only; floats are features, and stay as they are.
+        return self.embedding(inputs.long() if self.config.token_input else inputs)
 
     def _added_positions(self, inputs: Tensor, offset: int) -> Tensor | None:
         if self.position_embedding is None:
@@ -146,7 +150,7 @@ class LoopedNetwork(LoopHooks):
 
     def _abacus(self, tokens: Tensor, offset: int) -> Tensor:
         assert self.position_embedding is not None and self.config.n_ctx is not None
-        index = abacus_positions(tokens, self.config.digit_tokens, offset)
+        index = abacus_positions(tokens.long(), self.config.digit_tokens, offset)
         check_length(int(index.max()) + 1, self.config.n_ctx, "abacus positions")
         return self.position_embedding(index)
 

@@ -12,13 +12,15 @@ from loopinterp.models.looped_cache import LoopedCache
 from loopinterp.models.looped_model import Iteration
 from loopinterp.models.positions import AttentionContext
 from loopinterp.models.pretrained import PretrainedMixin
-from loopinterp.models.run_inputs import check_state, loop_span
+from loopinterp.models.run_inputs import check_dtype, check_state, loop_span
+from loopinterp.models.run_length import ends_of
 from loopinterp.models.sites import Address, Index
 from loopinterp.models.taps import Recorder, Taps
 from loopinterp.models.transformer_lens_names import TransformerLensNames
+from loopinterp.short_repr import MOST, as_table
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Float, Int
     from torch import Tensor
 
 ReturnType = Literal["logits", "state", "states", "all_logits"]
@@ -51,6 +53,16 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
         >>> cache.stack("attn.hook_pattern").shape
         torch.Size([4, 1, 2, 3, 3])
     """
+
+    def __repr__(self) -> str:
+        weights = sum(weight.numel() for weight in self.parameters())
+        return f"LoopedTransformer({weights:,} weights, {self.config!r})"[: MOST - 1]
+
+    def _repr_html_(self) -> str:
+        return as_table(repr(self), self.config.to_dict().items())
+
+    task: Any = None
+    """What it is asked, where that is known: :func:`loopinterp.load` puts the run's task here."""
 
     # The protocol
 
@@ -119,7 +131,7 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
         self,
         inputs: Tensor,
         *,
-        n_loops: int | None = None,
+        n_loops: int | Int[Tensor, " batch"] | None = None,
         start_at_loop: int = 0,
         stop_at_loop: int | None = None,
         state: Float[Tensor, "batch pos d_model"] | None = None,
@@ -128,9 +140,14 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
     ) -> Tensor:
         """Run the loops, firing hooks where there are any.
 
+        With a number of loops for each example, the run goes on to the greatest of them, hooks
+        and all, and each example is read after its own: as if it had been run alone.
+
         Args:
             inputs: Tokens ``[batch, pos]``, or features ``[batch, pos, d_features]``.
-            n_loops: Loops of the whole run; ``model.n_loops`` if None.
+            n_loops: Loops of the whole run, or a number for each example (``batch.n_loops``).
+                None: what the model's :attr:`loop_rule` says of an input of this length, as T(n)
+                for the model of a run; ``model.n_loops`` where it has no rule.
             start_at_loop: First loop to run; ``state`` is then the state before it.
             stop_at_loop: Run the loops before this one only.
             state: State to start from, instead of :meth:`initial_state`.
@@ -142,21 +159,22 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
         Raises:
             InputError: If a loop is out of range, or shape or type do not fit.
         """
-        with self.unrolled(n_loops):
-            span = loop_span(start_at_loop, stop_at_loop, self._n_loops, state)
-            taps = Taps(self._hooked())
-            return self._run(inputs, span, state, position_offset, return_type, taps)
+        loops = self._loops_of(n_loops, inputs)
+        ends = self._ends(n_loops, start_at_loop, stop_at_loop, return_type)
+        span = loop_span(start_at_loop, stop_at_loop, loops, state)
+        taps = Taps(self._hooked(loops, told=self._told(n_loops)))
+        return self._run(inputs, span, ends, state, position_offset, return_type, taps)
 
     def run_with_cache(
         self,
         inputs: Tensor,
         *,
-        n_loops: int | None = None,
-        names_filter: str | Iterable[str] | Callable[[str], bool] | None = None,
+        n_loops: int | Int[Tensor, " batch"] | None = None,
+        names_filter: str | Iterable[Any] | Callable[[str], bool] | None = None,
         loops: Index = None,
         pos_slice: Any = None,
         device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        dtype: torch.dtype | str | None = None,
         remove_batch_dim: bool = False,
         incl_bwd: bool = False,
         loss_fn: Callable[[Tensor], Tensor] | None = None,
@@ -170,7 +188,8 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
 
         Args:
             names_filter: Hook names, ``loops.{t}.blocks.{l}.…`` aliases, component names such as
-                ``resid_post`` (everywhere), or a predicate on full names. None keeps all.
+                ``resid_post`` (everywhere), lists of them such as :meth:`site` gives, or a
+                predicate on full names. None keeps all.
             loops: Keep only what happens inside these loops.
             pos_slice: Positions to keep (queries, for patterns): int, slice or TransformerLens'
                 Slice.
@@ -183,25 +202,29 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
         Raises:
             HookError: If the filter keeps nothing, or a name does not exist.
         """
-        with self.unrolled(n_loops):
-            span = loop_span(start_at_loop, stop_at_loop, self._n_loops, state)
-            book = self.addresses()
-            chosen = [book.addresses[name] for name in book.select(names_filter, loops)]
-            wanted = [address for address in chosen if self._fires(address, span, return_type)]
-            if not wanted:
-                raise HookError(
-                    "names_filter",
-                    expected=f"something inside loops {span.start} to {span.stop - 1}, or the "
-                    "readout where logits are returned",
-                    given=f"{names_filter!r} with loops={loops!r}, return_type={return_type!r}",
-                    fix="Widen the filter, run more loops, or return logits.",
-                )
-            recorder = Recorder(pos_slice=pos_slice, device=device, dtype=dtype, gradients=incl_bwd)
-            taps = Taps(self._hooked(), wanted, recorder, gradients=incl_bwd)
-            out = self._run(inputs, span, state, position_offset, return_type, taps)
-            if incl_bwd:
-                recorder.backward(out if loss_fn is None else loss_fn(out))
-            cache = LoopedCache(recorder.kept, self.unroll(self._n_loops))
+        total = self._loops_of(n_loops, inputs)
+        self._need_number(n_loops, total, names_filter)
+        ends = self._ends(n_loops, start_at_loop, stop_at_loop, return_type)
+        span = loop_span(start_at_loop, stop_at_loop, total, state)
+        book = self.addresses(total)
+        chosen = [book.addresses[name] for name in book.select(names_filter, loops)]
+        wanted = [address for address in chosen if self._fires(address, span, return_type)]
+        if not wanted:
+            raise HookError(
+                "names_filter",
+                expected=f"something inside loops {span.start} to {span.stop - 1}, or the "
+                "readout where logits are returned",
+                given=f"{names_filter!r} with loops={loops!r}, return_type={return_type!r}",
+                fix="Widen the filter, run more loops, or return logits.",
+            )
+        kept_as = check_dtype(dtype)
+        recorder = Recorder(pos_slice=pos_slice, device=device, dtype=kept_as, gradients=incl_bwd)
+        points = self._hooked(total, told=self._told(n_loops))
+        taps = Taps(points, wanted, recorder, gradients=incl_bwd)
+        out = self._run(inputs, span, ends, state, position_offset, return_type, taps)
+        if incl_bwd:
+            recorder.backward(out if loss_fn is None else loss_fn(out))
+        cache = LoopedCache(recorder.kept, self.unroll(total))
         if remove_batch_dim:
             cache.remove_batch_dim(batch_size=len(inputs))
         return out, cache
@@ -212,6 +235,7 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
         self,
         inputs: Tensor,
         span: range,
+        ends: Tensor | None,
         state: Tensor | None,
         position_offset: int,
         return_type: str,
@@ -222,10 +246,14 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
         e = self._embed(inputs, context, position_offset, taps)
         h = self.initial_state(e) if state is None else check_state(state, e)
         states = [h]
+        read = h
         for loop in span:
             h = self._loop(h, e, context, taps, loop)
+            if ends is not None:
+                read = torch.where((ends > loop)[:, None, None], h, read)
             if return_type in ("states", "all_logits"):
                 states.append(h)
+        h = h if ends is None else read
         if return_type == "state":
             return h
         if return_type == "states":
@@ -233,6 +261,11 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
         if return_type == "all_logits":
             return torch.stack([*map(self._readout, states[:-1]), self._readout(h, taps)])
         return self._readout(h, taps)
+
+    @staticmethod
+    def _ends(n_loops: Any, start: int, stop: int | None, return_type: str) -> Tensor | None:
+        whole = return_type if return_type in ("states", "all_logits") else None
+        return ends_of(n_loops, start_at_loop=start, stop_at_loop=stop, return_type=whole)
 
     @staticmethod
     def _fires(address: Address, span: range, return_type: str) -> bool:

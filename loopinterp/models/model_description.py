@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from loopinterp.errors import InputError, check_integer
+from loopinterp.storage import digest_tensors
 
 
 def device_of(model: Any) -> torch.device:
@@ -20,16 +22,30 @@ def device_of(model: Any) -> torch.device:
 
 
 def describe_model(model: Any) -> dict[str, Any] | str:
-    """A model's configuration for a result's provenance, or the name of its class.
+    """A model for a result's provenance: its configuration and the digest of its weights.
 
     Every study describes its model, so that none says anything of one that is broken.
+
+    Returns:
+        The configuration, or the ``class`` of a model without one, with ``weights_sha256``; the
+        name of the class alone for what has no weights.
 
     Raises:
         InputError: If a weight is NaN or infinite; it names the tensor.
     """
     check_weights(model)
     to_dict = getattr(getattr(model, "config", None), "to_dict", None)
-    return to_dict() if to_dict is not None else type(model).__name__
+    described = {"class": type(model).__name__} if to_dict is None else to_dict()
+    if isinstance(model, nn.Module):
+        return described | {"weights_sha256": digest_tensors(own_weights(model))}
+    return described if to_dict is not None else described["class"]
+
+
+def own_weights(model: nn.Module) -> dict[str, Tensor]:
+    """The tensors of a model as it is saved: a weight with two names has the first of them."""
+    every = dict(model.named_parameters(remove_duplicate=False))
+    again = every.keys() - dict(model.named_parameters()).keys()
+    return {name: x for name, x in model.state_dict().items() if name not in again}
 
 
 def check_weights(model: Any) -> None:

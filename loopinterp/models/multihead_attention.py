@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -63,16 +64,28 @@ class Attention(nn.Module):
         return self.out.bias
 
     def forward(
-        self, x: Float[Tensor, "batch pos d_model"], context: AttentionContext, tap: Tap = SILENT
+        self,
+        x: Float[Tensor, "batch pos d_model"],
+        context: AttentionContext,
+        tap: Tap = SILENT,
+        forks: Sequence[Float[Tensor, "batch pos head d_model"] | None] = (),
     ) -> Float[Tensor, "batch pos d_model"]:
         """``sum_h softmax(q_h k_h^T / sqrt(d_head) + mask) v_h W_O[h] + b_O``.
 
         Fused, or block by block within a window, unless somebody listens to scores or pattern.
+
+        Args:
+            x: What all heads read.
+            context: What the attention of every loop shares.
+            tap: Who listens inside the layer.
+            forks: What queries, keys and values read instead, head by head; None for ``x``.
         """
         batch, n_pos, _ = x.shape
         qkv, out = self.qkv, self.out
         split = F.linear(x, qkv.weight, qkv.bias).view(batch, n_pos, 3, self.n_heads, self.d_head)
         q, k, v = split.permute(2, 0, 3, 1, 4).unbind(0)
+        if forks:
+            q, k, v = (self._own(*one) for one in zip((q, k, v), forks, "QKV"))
         if context.qk_offset is not None:
             q, k = q + context.qk_offset, k + context.qk_offset
         q, k, v = _show(tap, "hook_q", q), _show(tap, "hook_k", k), _show(tap, "hook_v", v)
@@ -90,7 +103,19 @@ class Attention(nn.Module):
                 q, k, v, attn_mask=context.mask, is_causal=context.is_causal
             )
         z = _show(tap, "hook_z", z).transpose(1, 2)
+        if tap.listens("attn.hook_result"):
+            heads = torch.einsum("bphd,hdm->bphm", z, self.W_O)
+            return tap("attn.hook_result", heads).sum(2) + out.bias
         return F.linear(z.reshape(batch, n_pos, -1), out.weight, out.bias)
+
+    def _own(
+        self, x: Float[Tensor, "batch head pos d_head"], fork: Tensor | None, which: str
+    ) -> Float[Tensor, "batch head pos d_head"]:
+        """Queries, keys or values of what each head reads by itself."""
+        if fork is None:
+            return x
+        weight, bias = getattr(self, f"W_{which}"), getattr(self, f"b_{which}")
+        return torch.einsum("bphm,hmd->bhpd", fork, weight) + bias[:, None]
 
 
 def _show(

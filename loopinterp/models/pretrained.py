@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from huggingface_hub import ModelHubMixin, snapshot_download
 
-from loopinterp.errors import CheckpointError
+from loopinterp.errors import CheckpointError, InputError
 from loopinterp.models.model_config import LoopedTransformerConfig
+from loopinterp.models.model_description import own_weights
+from loopinterp.models.run_inputs import check_dtype
+from loopinterp.results import config_hash
 from loopinterp.storage import (
     read_json_object,
-    read_tensors,
+    read_tensors_and_metadata,
     refuse_pickle,
     write_json,
     write_tensors,
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
+HUB = "hf:"
+"""Before the name of a model on a hub: a path with a typing mistake in it never asks one."""
 
 
 class PretrainedMixin(ModelHubMixin):
@@ -46,11 +50,10 @@ class PretrainedMixin(ModelHubMixin):
         return None
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        weights = self.state_dict()  # type: ignore[attr-defined]
-        if self.config.tie_unembed:
-            del weights["unembedding.weight"]
-        write_tensors(save_directory / WEIGHTS_FILE, weights)
-        write_json(save_directory / CONFIG_FILE, self.config.to_dict())
+        config = self.config.to_dict()
+        about = {"config": config_hash(config)}
+        write_tensors(save_directory / WEIGHTS_FILE, own_weights(self), about)  # type: ignore[arg-type]
+        write_json(save_directory / CONFIG_FILE, config)
 
     @classmethod
     def from_pretrained(  # type: ignore[override]
@@ -58,50 +61,46 @@ class PretrainedMixin(ModelHubMixin):
         pretrained_model_name_or_path: str | Path,
         *,
         device: torch.device | str = "cpu",
+        dtype: torch.dtype | str | None = None,
         **hub_options: Any,
     ) -> Self:
-        """Read a model from a folder, or from a hub if there is no such folder.
+        """Read a model from a folder; or from a hub, which is asked for ``hf:owner/name`` only.
 
         Args:
             pretrained_model_name_or_path: A folder written by :meth:`save_pretrained`, or
-                ``owner/name`` on a hub.
+                ``hf:owner/name`` for a model on a hub.
             device: Where to put it.
+            dtype: Type to cast the weights to; as they are saved if None.
             hub_options: ``revision``, ``token``, ``cache_dir`` … of a download.
 
         Raises:
+            InputError: If an option of a download is given with a folder.
             CheckpointError: If a file is missing, damaged, truncated, a pickle, or does not fit
                 the configuration beside it.
         """
-        folder = Path(pretrained_model_name_or_path)
-        if not os.path.isdir(folder):  # which, unlike Path's, takes any name
-            folder = cls._download(str(pretrained_model_name_or_path), hub_options)
+        kind, name = check_dtype(dtype), str(pretrained_model_name_or_path)
+        folder = _folder(name, hub_options)
         if not (folder / WEIGHTS_FILE).exists():
             for other in sorted(folder.glob("*")):
                 if other.suffix in {".pt", ".pth", ".bin", ".ckpt", ".pkl"} and other.is_file():
                     with other.open("rb") as file:
                         refuse_pickle(other, file.read(4))
-        config = LoopedTransformerConfig.from_dict(read_json_object(folder / CONFIG_FILE))
+        settings = read_json_object(folder / CONFIG_FILE)
+        config = LoopedTransformerConfig.from_dict(settings)
         _check_size(config, folder)
-        model = cls(config)  # type: ignore[call-arg]
-        model._load_weights(folder / WEIGHTS_FILE)
-        return model.to(device)  # type: ignore[attr-defined]
-
-    @staticmethod
-    def _download(name: str, options: dict[str, Any]) -> Path:
-        try:
-            return Path(
-                snapshot_download(name, allow_patterns=[CONFIG_FILE, WEIGHTS_FILE], **options)
-            )
-        except Exception as error:  # the hub raises many kinds; all mean that it cannot be had
+        weights, about = read_tensors_and_metadata(folder / WEIGHTS_FILE)
+        if about.get("config", config_hash(settings)) != config_hash(settings):
             raise CheckpointError(
-                f"model {name!r}",
-                expected="a folder written by save_pretrained, or a model on a hub",
-                given=f"neither ({type(error).__name__})",
-                fix="Check the path.",
-            ) from error
+                f"model {folder}",
+                expected=f"the {CONFIG_FILE} that its weights were saved with",
+                given="another one",
+                fix="The files do not belong together: restore them, or save the model again.",
+            )
+        model = cls(config)  # type: ignore[call-arg]
+        model._take_weights(weights, folder / WEIGHTS_FILE)
+        return model.to(device=device, dtype=kind)  # type: ignore[attr-defined]
 
-    def _load_weights(self, path: Path) -> None:
-        weights = read_tensors(path)
+    def _take_weights(self, weights: dict[str, Tensor], path: Path) -> None:
         if self.config.tie_unembed and "embedding.weight" in weights:
             weights.setdefault("unembedding.weight", weights["embedding.weight"])
         dtypes = {x.dtype for x in weights.values()}
@@ -134,6 +133,37 @@ def _check_size(config: LoopedTransformerConfig, folder: Path) -> None:
             given=f"a file of {n_bytes:,} bytes",
             fix="The files do not belong together, or one is damaged: save the model again.",
         )
+
+
+def _folder(name: str, options: dict[str, Any]) -> Path:
+    """The folder of that name; or the one that a model of a hub is downloaded to."""
+    if not name.startswith(HUB):
+        if not Path(name).is_dir():
+            raise CheckpointError(
+                f"model {name!r}",
+                expected=f"a folder written by save_pretrained, or {HUB}owner/name on a hub",
+                given="no such folder",
+                fix=f"Check the path; to ask a hub, write {HUB} before the name.",
+            )
+        for option, value in options.items():
+            raise InputError(
+                option,
+                expected="none with a folder on this machine",
+                given=repr(value),
+                fix="Leave it out.",
+            )
+        return Path(name)
+    repository = name.removeprefix(HUB)
+    try:
+        files = [CONFIG_FILE, WEIGHTS_FILE]
+        return Path(snapshot_download(repository, allow_patterns=files, **options))
+    except Exception as error:  # the hub raises many kinds; all mean that it cannot be had
+        raise CheckpointError(
+            f"model {name!r}",
+            expected="a model on a hub",
+            given=f"none that can be had ({type(error).__name__})",
+            fix="Check the name, and the connection.",
+        ) from error
 
 
 def check_tensors(

@@ -14,12 +14,16 @@ if TYPE_CHECKING:
 
     from loopinterp.models.model_config import LoopedTransformerConfig
 
+TOKEN_TYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+"""Types of token tensors: widening one of them loses nothing."""
+
 
 def check_inputs(
     inputs: Tensor, config: LoopedTransformerConfig, device: torch.device, position_offset: int
 ) -> None:
     """Raise unless a model of this configuration can read the inputs."""
     _check_shape(inputs, config)
+    need_examples(inputs)
     if inputs.device != device:
         raise InputError(
             "inputs",
@@ -27,7 +31,7 @@ def check_inputs(
             given=str(inputs.device),
             fix=f"Move it: inputs.to({str(device)!r}).",
         )
-    if config.d_vocab is not None and inputs.numel():
+    if config.d_vocab is not None:
         low, high = int(inputs.min()), int(inputs.max())
         if low < 0 or high >= config.d_vocab:
             raise InputError(
@@ -50,9 +54,8 @@ def check_inputs(
 def _check_shape(inputs: Any, config: LoopedTransformerConfig) -> None:
     is_tensor = isinstance(inputs, torch.Tensor)
     if config.token_input:
-        expected = "tokens [batch, pos], integers"
-        whole = is_tensor and not inputs.is_floating_point() and inputs.dtype != torch.bool
-        fits = whole and inputs.dim() == 2
+        expected = "tokens [batch, pos], integers (uint8 or int8 to int64)"
+        fits = is_tensor and inputs.dtype in TOKEN_TYPES and inputs.dim() == 2
     else:
         expected = f"features [batch, pos, {config.d_features}], floats"
         vectors = is_tensor and inputs.dim() == 3 and inputs.shape[-1] == config.d_features
@@ -69,6 +72,60 @@ def _check_shape(inputs: Any, config: LoopedTransformerConfig) -> None:
             given=given,
             fix="Give what the task's sampler gives: task.sample(...).inputs.",
         )
+
+
+def need_examples(inputs: Any) -> None:
+    """Raise on a batch without examples: a run has one at least, and so has every study."""
+    if isinstance(inputs, torch.Tensor) and inputs.dim() and not len(inputs):
+        raise InputError(
+            "inputs",
+            expected="at least one example",
+            given="an empty batch",
+            fix="Leave empty batches out.",
+        )
+
+
+def check_ends(n_loops: Tensor, inputs: Any) -> Tensor:
+    """Numbers of loops, one for each example, 0 or more.
+
+    Raises:
+        InputError: If shape, type, device or range is wrong.
+    """
+    batch, device = len(inputs), inputs.device
+    if (
+        n_loops.dtype not in TOKEN_TYPES
+        or tuple(n_loops.shape) != (batch,)
+        or n_loops.device != device
+    ):
+        raise InputError(
+            "n_loops",
+            expected=f"an integer tensor [{batch}] on {device}",
+            given=f"{n_loops.dtype} {list(n_loops.shape)} on {n_loops.device}",
+            fix="Pass n_loops=batch.n_loops.",
+        )
+    check_integer("n_loops", int(n_loops.min()), least=0, fix="Check T(n).")
+    return n_loops
+
+
+def check_dtype(dtype: Any) -> torch.dtype | None:
+    """A floating-point type, or its name; None stays None.
+
+    Raises:
+        InputError: If it is none.
+
+    Example:
+        >>> check_dtype("bfloat16"), check_dtype(torch.float32)
+        (torch.bfloat16, torch.float32)
+    """
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if dtype is None or (isinstance(found, torch.dtype) and found.is_floating_point):
+        return found
+    raise InputError(
+        "dtype",
+        expected="a floating-point type of PyTorch, or its name",
+        given=repr(dtype),
+        fix="Pass e.g. dtype=torch.float32, or dtype='float32'.",
+    )
 
 
 def check_state(state: Tensor, e: Tensor) -> Tensor:

@@ -12,12 +12,18 @@ here and nowhere else.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING
 
 from loopinterp.errors import HookError, unknown_name
+from loopinterp.models.component_sites import (
+    OPTIONAL_SITES,
+    layer_sites,
+    loop_sites,
+    top_sites,
+)
 
 if TYPE_CHECKING:
     from loopinterp.models.model_config import LoopedTransformerConfig
@@ -38,59 +44,11 @@ _SHORT = {
     "k": "attn.hook_k",
     "v": "attn.hook_v",
     "z": "attn.hook_z",
+    **{name: f"attn.hook_{name}" for name in ("rot_q", "rot_k", "result")},
+    **{f"{name}_input": f"attn.hook_{name}_input" for name in "qkv"},
     "pre": "mlp.hook_pre",
     "post": "mlp.hook_post",
 }
-
-
-def _norm_sites(name: str, *, present: bool = True) -> dict[str, str]:
-    return {f"{name}.hook_scale": "scale", f"{name}.hook_normalized": "residual"} if present else {}
-
-
-def layer_sites(config: LoopedTransformerConfig) -> dict[str, str]:
-    """Component names of one layer, in the order they fire, with the kind of tensor each holds."""
-    before, sandwich = config.norm in ("pre", "sandwich"), config.norm == "sandwich"
-    after = config.norm == "post"
-    projections = ["q", "k", "v", *(["rot_q", "rot_k"] if config.positions == "rotary" else [])]
-    return {
-        "hook_resid_pre": "residual",
-        **_norm_sites("ln1", present=before),
-        **{f"attn.hook_{name}": "head" for name in projections},
-        "attn.hook_attn_scores": "pattern",
-        "attn.hook_pattern": "pattern",
-        "attn.hook_z": "head",
-        **_norm_sites("ln1_post", present=sandwich),
-        "hook_attn_out": "residual",
-        **_norm_sites("ln1", present=after),
-        "hook_resid_mid": "residual",
-        **_norm_sites("ln2", present=before),
-        "mlp.hook_pre": "neuron",
-        "mlp.hook_post": "neuron",
-        **_norm_sites("ln2_post", present=sandwich),
-        "hook_mlp_out": "residual",
-        **_norm_sites("ln2", present=after),
-        "hook_resid_post": "residual",
-    }
-
-
-def loop_sites(config: LoopedTransformerConfig) -> tuple[dict[str, str], dict[str, str]]:
-    """What happens once per loop, before its layers and after them."""
-    injected = {} if config.injection == "none" else {"hook_injection": "residual"}
-    after = config.injection == "gated_output"
-    return {"hook_state_pre": "residual", **({} if after else injected)}, {
-        **(injected if after else {}),
-        **_norm_sites("ln_loop", present=config.loop_norm),
-        "hook_state_post": "residual",
-    }
-
-
-def top_sites(config: LoopedTransformerConfig) -> tuple[dict[str, str], dict[str, str]]:
-    """What happens once per run, before the first layer and after the last."""
-    added = config.positions == "absolute" or (
-        config.positions == "abacus" and config.abacus_target == "input"
-    )
-    embedding = {"hook_embed": "residual", **({"hook_pos_embed": "residual"} if added else {})}
-    return embedding, _norm_sites("ln_final", present=config.final_norm)
 
 
 @dataclass(frozen=True)
@@ -100,7 +58,7 @@ class Address:
     Attributes:
         name: The hook's full name.
         component: Name within its layer or loop ("attn.hook_pattern").
-        kind: residual, scale, head, pattern or neuron: which axes its tensor has.
+        kind: residual, scale, head, fork, pattern or neuron: which axes its tensor has.
         section: prelude, block or coda; top for embedding and final norm.
         loop: Index of the loop; None outside the block.
         layer: Index inside the section; None for what is in no layer.
@@ -135,8 +93,9 @@ class Address:
         pos = n_pos if n_kept is None else n_kept
         if self.kind == "pattern":
             return (batch, config.n_heads, pos, n_pos)
-        if self.kind == "head":
-            return (batch, pos, config.n_heads, config.head_width)
+        if self.kind in ("head", "fork"):
+            width = config.head_width if self.kind == "head" else config.d_model
+            return (batch, pos, config.n_heads, width)
         width = {"residual": config.d_model, "scale": 1, "neuron": config.mlp_width}[self.kind]
         return (batch, pos, width)
 
@@ -144,12 +103,18 @@ class Address:
 class AddressBook:
     """All addresses of a run of ``n_loops`` loops, in the order they fire, by any name."""
 
-    def __init__(self, config: LoopedTransformerConfig, n_loops: int) -> None:
+    def __init__(
+        self,
+        config: LoopedTransformerConfig,
+        n_loops: int,
+        flags: frozenset[str] = frozenset(),
+    ) -> None:
         self.config, self.n_loops = config, n_loops
-        in_layer, (opening, closing) = layer_sites(config), loop_sites(config)
+        in_layer, (opening, closing) = layer_sites(config, flags), loop_sites(config)
         embedding, final = top_sites(config)
-        self.components = [*in_layer, *opening, *closing]
-        self._per_loop = {*opening, *closing}
+        self.kinds = {**in_layer, **opening, **closing}
+        self.components = list(self.kinds)
+        self.per_loop = {*opening, *closing}
         self._sizes = {
             "prelude": config.n_prelude,
             "block": config.n_layers,
@@ -191,8 +156,13 @@ class AddressBook:
             raise unknown_name("component", name, self.components, HookError)
         return component
 
+    def short(self, component: str) -> str:
+        """The short name of a component, "z" or "resid_pre"; the full one where it has none."""
+        short = component.rpartition("hook_")[2]
+        return short if self._full_component(short) == component else component
+
     def _full_component(self, name: str) -> str | None:
-        candidates = (name, f"hook_{name}", _SHORT.get(name))
+        candidates = (name, f"hook_{name}", _SHORT.get(name.removeprefix("hook_")))
         return next((known for known in candidates if known in self.components), None)
 
     def site(
@@ -223,7 +193,7 @@ class AddressBook:
             loops, one_loop = resolve_index(loop, self.n_loops, "loop")
         else:
             self._refuse(component, "it happens once per run", loop=loop)
-        if component in self._per_loop:
+        if component in self.per_loop:
             around = None if section == "block" else section
             self._refuse(component, "it happens once per loop", layer=layer, section=around)
         else:
@@ -256,7 +226,7 @@ class AddressBook:
         if alias:
             looped, component = alias[1] is not None, alias[6]
             loop, layer = (None if i is None else int(i) for i in (alias[2], alias[3] or alias[5]))
-            if (layer is None) == (component in self._per_loop):
+            if (layer is None) == (component in self.per_loop):
                 section = "block" if looped else alias[4]
                 return self.site(component, loop=loop, layer=layer, section=section)  # type: ignore[return-value]
         number = re.match(r"^(blocks|loops)\.(\d+)\.", name)
@@ -272,7 +242,33 @@ class AddressBook:
                     given=f"{number[1]}.{number[2]}",
                     fix=f"Pass a larger n_loops, or name one of those {number[1]}.",
                 )
+        for flag, sites in OPTIONAL_SITES.items():
+            if name.endswith(sites):
+                raise HookError(
+                    f"hook {name!r}",
+                    expected=f"one that is there without {flag}",
+                    given="one that is there only while it is on",
+                    fix=f"Call model.set_{flag}(True) first.",
+                )
         raise unknown_name("hook", name, self.addresses, HookError)
+
+    def targets(self, name: object) -> list[Address]:
+        """The addresses that a hook is for: of a name, a list of names, or a predicate.
+
+        Raises:
+            HookError: If a name does not exist, or there is none.
+        """
+        if callable(name):
+            return [self.addresses[full] for full in self.select(name)]
+        names = list(flat_names(name, "name of a hook"))
+        if not names:
+            raise HookError(
+                "name of a hook",
+                expected="at least one",
+                given="an empty list",
+                fix="Look at what model.site(...) gives: there is no such layer or loop.",
+            )
+        return [self.addresses[full] for full in dict.fromkeys(map(self.resolve, names))]
 
     def select(self, names_filter: object, loops: Index = None) -> list[str]:
         """The names that a filter keeps.
@@ -299,14 +295,7 @@ class AddressBook:
         elif callable(names_filter):
             kept = [name for name in self.addresses if names_filter(name)]
         else:
-            if not isinstance(names_filter, Iterable):
-                raise HookError(
-                    "names_filter",
-                    expected="None, a name, a list of names, or a predicate",
-                    given=type(names_filter).__name__,
-                    fix="Pass for example names_filter='hook_resid_post'.",
-                )
-            names = [names_filter] if isinstance(names_filter, str) else names_filter
+            names = flat_names(names_filter, "names_filter")
             chosen = {full for name in names for full in self._named(name)}
             kept = [name for name in self.addresses if name in chosen]
         if loops is not None:
@@ -327,6 +316,26 @@ class AddressBook:
         if component is None:
             return [self.resolve(name)]
         return [full for full, address in self.addresses.items() if address.component == component]
+
+
+def flat_names(names: object, what: str) -> Iterator[str]:
+    """The names in a name, a list of names, or a list that has such lists in it.
+
+    Raises:
+        HookError: If there is anything else.
+    """
+    if isinstance(names, str):
+        yield names
+    elif isinstance(names, Iterable) and not isinstance(names, bytes):
+        for name in names:
+            yield from flat_names(name, what)
+    else:
+        raise HookError(
+            what,
+            expected="a name, a list of names, or a predicate",
+            given=type(names).__name__,
+            fix="Pass for example 'hook_resid_post', or what model.site(...) gives.",
+        )
 
 
 def resolve_index(index: Index, size: int, what: str) -> tuple[list[int], bool]:

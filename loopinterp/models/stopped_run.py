@@ -10,7 +10,9 @@ import torch
 
 from loopinterp.errors import InputError, check_integer
 from loopinterp.models.looped_model import bind
+from loopinterp.models.run_inputs import check_ends
 from loopinterp.models.stopping_rules import LoopView
+from loopinterp.short_repr import ShortRepr
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -20,8 +22,8 @@ if TYPE_CHECKING:
     from loopinterp.models.stopping_rules import StoppingRule
 
 
-@dataclass(frozen=True)
-class Stopped:
+@dataclass(frozen=True, repr=False)
+class Stopped(ShortRepr):
     """Where each example stopped, and what the model held and said there.
 
     Attributes:
@@ -78,7 +80,8 @@ def run_until(
         check_integer("max_loops", max_loops, least=0)
     iteration = bind(model, inputs)
     mask = _check_mask(mask, iteration.h0)
-    _check_n_loops(n_loops, iteration.h0)
+    if n_loops is not None:
+        check_ends(n_loops, iteration.h0)
     horizon = rule.horizon(max_loops, n_loops)
     view = LoopView(0, iteration.h0, mask, n_loops, iteration.readout, None)
     if rule.tolerance is None:
@@ -156,20 +159,3 @@ def _check_mask(mask: Tensor | None, h0: Tensor) -> Tensor:
             fix="Leave those examples out, or mark the positions that count.",
         )
     return mask
-
-
-def _check_n_loops(n_loops: Tensor | None, h0: Tensor) -> None:
-    if n_loops is None:
-        return
-    floating = n_loops.is_floating_point() or n_loops.dtype == torch.bool
-    if floating or tuple(n_loops.shape) != (h0.shape[0],) or n_loops.device != h0.device:
-        raise InputError(
-            "n_loops",
-            expected=f"an integer tensor [{h0.shape[0]}] on {h0.device}",
-            given=f"{n_loops.dtype} {list(n_loops.shape)} on {n_loops.device}",
-            fix="Pass n_loops=batch.n_loops.",
-        )
-    if (n_loops < 0).any():
-        raise InputError(
-            "n_loops", expected="numbers >= 0", given=str(int(n_loops.min())), fix="Check T(n)."
-        )

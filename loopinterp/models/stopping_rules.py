@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, runtime_chec
 import torch
 
 from loopinterp.errors import InputError, check_choice, check_integer, check_number
+from loopinterp.short_repr import ShortRepr
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 Per = Literal["sample", "batch"]
 
 
-@dataclass(frozen=True)
-class LoopView:
+@dataclass(frozen=True, repr=False)
+class LoopView(ShortRepr):
     """What a rule sees after ``loop`` loops.
 
     Attributes:

@@ -3,88 +3,90 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
-from transformer_lens.hook_points import HookPoint
 from transformer_lens.HookedRootModule import HookedRootModule
 
-from loopinterp.errors import MOST_LOOPS, HookError, check_integer
+from loopinterp.errors import HookError
+from loopinterp.models.hook_scopes import (
+    HookScope,
+    LoopHookPoint,
+    Watched,
+    need_fired,
+    open_scopes,
+)
+from loopinterp.models.run_inputs import check_dtype
+from loopinterp.models.run_length import LoopCount
 from loopinterp.models.sites import Address, AddressBook, Index, Key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
+    import torch
+    from jaxtyping import Int
     from torch import Tensor
+    from transformer_lens.hook_points import HookPoint
     from typing_extensions import Self
 
     from loopinterp.models.model_config import LoopedTransformerConfig
 
 
-class LoopHooks(HookedRootModule):
+class LoopHooks(LoopCount, HookedRootModule):
     """The hooks of a looped model: T * L views by name, made as runs need them.
 
-    An unknown name, a filter that keeps nothing, and a hook that never fires are errors. Hooks on
-    the first loops stay on when the number of loops changes; only the coda's names move.
+    An unknown name, a filter that keeps nothing, a hook that never fires, and one that returns
+    what cannot stand in the activation's place are errors. Hooks on the first loops stay on when
+    the number of loops changes; only the coda's names move.
 
     Args:
         config: The architecture, which decides what hooks there are.
     """
 
     def __init__(self, config: LoopedTransformerConfig) -> None:
-        self._open_hooks: dict[str, int] = {}
         super().__init__()
         self.config = config
         self._n_loops = config.n_loops
+        self._flags: frozenset[str] = frozenset()  # of TransformerLens, for sites that cost
         # Shared with the same model for other numbers of loops, as its weights are.
         self._points: dict[Key, HookPoint] = {}
-        self._books: dict[int, AddressBook] = {}
+        self._books: dict[tuple[int, frozenset[str]], AddressBook] = {}
 
-    @property
-    def n_loops(self) -> int:
-        """Loops of a run that does not say how many it wants, and of the hook names shown."""
-        return self._n_loops
-
-    @n_loops.setter
-    def n_loops(self, value: int) -> None:
-        self._n_loops = check_integer("n_loops", value, least=1, far=MOST_LOOPS)
-
-    @property
-    def context_level(self) -> int:  # type: ignore[override]
-        """How many ``hooks()`` are open now, for whatever number of loops."""
-        return self._open_hooks["level"]
-
-    @context_level.setter
-    def context_level(self, value: int) -> None:
-        self._open_hooks["level"] = value
-
-    def _loops(self, n_loops: int | None) -> int:
-        if n_loops is None:
-            return self._n_loops
-        return check_integer("n_loops", n_loops, least=1, far=MOST_LOOPS)
-
-    @contextmanager
-    def unrolled(self, n_loops: int | None) -> Iterator[None]:
-        """Set the default number of loops for a while."""
-        before, self._n_loops = self._n_loops, self._loops(n_loops)
-        try:
-            yield
-        finally:
-            self._n_loops = before
-
-    def run_with_hooks(self, *args: Any, n_loops: int | None = None, **options: Any) -> Tensor:
+    def run_with_hooks(
+        self,
+        inputs: Tensor,
+        *,
+        n_loops: int | Int[Tensor, " batch"] | None = None,
+        fwd_hooks: Iterable[tuple[Any, Callable[..., Any]]] = (),
+        bwd_hooks: Iterable[tuple[Any, Callable[..., Any]]] = (),
+        reset_hooks_end: bool = True,
+        clear_contexts: bool = False,
+        **options: Any,
+    ) -> Tensor:
         """Run with hooks that are taken off afterwards: ``fwd_hooks=[(name, function), …]``.
 
         ``function(activation, hook)`` returns the activation to go on with, or None to leave it.
 
+        Args:
+            inputs: As :meth:`forward` takes them.
+            n_loops: As :meth:`forward` takes them.
+            fwd_hooks: Names, each with a function. A name may be an alias, a list of names such
+                as :meth:`site` gives, or a predicate.
+            bwd_hooks: The same for gradients, which come when ``backward()`` is called.
+            reset_hooks_end: False leaves the hooks on, as :meth:`add_hook` does.
+            clear_contexts: Empty every ``hook.ctx`` afterwards.
+            options: As :meth:`forward` takes them.
+
         Raises:
-            HookError: If a name matches nothing, or a hook never fired.
+            HookError: If a name matches nothing, a hook never fired, or one returned something
+                else than an activation of the same shape, type and device.
         """
-        with self.unrolled(n_loops):
-            return super().run_with_hooks(*args, **options)
+        loops = self._loops_of(n_loops, inputs)
+        hooks = list(fwd_hooks), list(bwd_hooks)
+        for name, _ in (*hooks[0], *hooks[1]):
+            self._need_number(n_loops, loops, name)
+        with self._hooks(*hooks, reset_hooks_end, clear_contexts, n_loops=loops):
+            return self(inputs, n_loops=loops if n_loops is None else n_loops, **options)
 
     def cache_nbytes(
         self,
@@ -95,7 +97,7 @@ class LoopHooks(HookedRootModule):
         names_filter: Any = None,
         loops: Index = None,
         n_kept: int | None = None,
-        dtype: torch.dtype | None = None,
+        dtype: torch.dtype | str | None = None,
     ) -> int:
         """Bytes that the cache of a run would hold, without running it.
 
@@ -115,10 +117,10 @@ class LoopHooks(HookedRootModule):
             >>> model.cache_nbytes(2, 3, n_loops=4, names_filter="resid_post")  # 4 * 2 * 3 * 8 * 4
             768
         """
-        book = self.addresses(n_loops)
+        book = self.addresses(self._loops_at(n_loops, n_pos))
         names = book.select(names_filter, loops)
         shapes = (book.addresses[name].shape(self.config, batch, n_pos, n_kept) for name in names)
-        itemsize = (dtype or next(self.parameters()).dtype).itemsize
+        itemsize = (check_dtype(dtype) or next(self.parameters()).dtype).itemsize
         return sum(math.prod(shape) for shape in shapes) * itemsize
 
     def site(
@@ -149,10 +151,10 @@ class LoopHooks(HookedRootModule):
 
     def addresses(self, n_loops: int | None = None) -> AddressBook:
         """All addresses of a run, and the ways to name them."""
-        n_loops = self._loops(n_loops)
-        if n_loops not in self._books:
-            self._books[n_loops] = AddressBook(self.config, n_loops)
-        return self._books[n_loops]
+        key = self._loops(n_loops), self._flags
+        if key not in self._books:
+            self._books[key] = AddressBook(self.config, *key)
+        return self._books[key]
 
     def unroll(self, n_loops: int) -> Self:
         """The model with another default number of loops; weights and hooks are shared.
@@ -164,7 +166,7 @@ class LoopHooks(HookedRootModule):
         layers, which are shared, and leaves ``model.training`` as it was.
         """
         unrolled = object.__new__(type(self))
-        vars(unrolled).update(vars(self), _n_loops=self._loops(n_loops))
+        vars(unrolled).update(vars(self), _n_loops=self._loops(n_loops), _rule=None)
         return unrolled
 
     @property
@@ -181,42 +183,55 @@ class LoopHooks(HookedRootModule):
 
     def hook_points(self) -> Iterable[HookPoint]:
         """Every hook point, those of loops beyond ``model.n_loops`` included."""
-        return self._points.values()
+        opened = (scope.points.values() for scope in open_scopes(self._points))
+        return [*self._points.values(), *(point for points in opened for point in points)]
 
     def _point(self, address: Address) -> HookPoint:
-        if address.key not in self._points:
-            self._points[address.key] = HookPoint()
-        point = self._points[address.key]
+        point = self._points.get(address.key)
+        if point is None:  # another thread may be here too: the first point stays
+            point = self._points.setdefault(address.key, LoopHookPoint())
         point.name = address.name
         return point
 
-    def _hooked(self) -> list[tuple[Address, HookPoint]]:
-        """The points that carry functions and lie within a run of ``model.n_loops`` loops."""
+    def _hooked(self, n_loops: int, *, told: bool) -> list[tuple[Address, HookPoint]]:
+        """The points that carry functions and lie within a run of so many loops."""
+        scopes = open_scopes(self._points)
+        for scope in scopes:
+            if not told and scope.points and scope.n_loops != n_loops:
+                raise HookError(
+                    "n_loops",
+                    expected=f"{scope.n_loops} loops, for which the hooks that are on were named",
+                    given=f"none, and an input that takes {n_loops}",
+                    fix=f"Open the hooks on model.unroll({n_loops}), or pass n_loops.",
+                )
+        # A copy, as another thread may add points meanwhile.
+        points = [*self._points.copy().items(), *(p for s in scopes for p in s.points.items())]
         hooked = [
-            key
-            for key, point in self._points.items()
+            (key, point)
+            for key, point in points
             if point._forward_hooks or point._backward_hooks or point._forward_pre_hooks
         ]
         # Beyond the run, a loop's name may be that of a coda layer of this shorter run.
-        at = self.addresses().at if hooked else {}
-        return [(at[key], self._point(at[key])) for key in hooked if key in at]
+        at = self.addresses(n_loops).at if hooked else {}
+        for key, point in hooked:
+            if key in at:
+                point.name = at[key].name
+        return [(at[key], point) for key, point in hooked if key in at]
 
     def add_hook(self, name: Any, hook: Callable[..., Any], *args: Any, **options: Any) -> None:
-        """Add a hook that stays until ``reset_hooks``; ``name`` may be an alias or a predicate.
+        """Add a hook that stays until ``reset_hooks``, for every thread.
 
         It fires in every run that comes to its place; in one that does not, nothing is said.
+
+        Args:
+            name: A hook name or alias, a list of them as :meth:`site` gives, or a predicate.
+            hook: ``function(activation, hook)``.
+            args: As TransformerLens' ``add_hook`` takes them.
+            options: As TransformerLens' ``add_hook`` takes them.
         """
-        for full, point in self._targets(name):
-            self.check_and_add_hook(point, full, hook, *args, **options)
-
-    def _enable_hook(self, name: Any, hook: Callable[..., Any], dir: Literal["fwd", "bwd"]) -> None:
-        for _, point in self._targets(name):
-            point.add_hook(hook, dir=dir, level=self.context_level)
-
-    def _targets(self, name: Any) -> list[tuple[str, HookPoint]]:
-        book = self.addresses()
-        names = book.select(name) if callable(name) else [book.resolve(name)]
-        return [(full, self._point(book.addresses[full])) for full in names]
+        for address in self.addresses().targets(name):
+            point = self._point(address)
+            self.check_and_add_hook(point, address.name, hook, *args, **options)
 
     @contextmanager
     def hooks(
@@ -226,31 +241,45 @@ class LoopHooks(HookedRootModule):
         reset_hooks_end: bool = True,
         clear_contexts: bool = False,
     ) -> Iterator[LoopHooks]:
-        """Hooks for a while.
+        """Hooks for a while, in the runs of this thread.
 
         Raises:
             HookError: If a name matches nothing, or if a forward hook never fired.
         """
-        watched = [(name, _Watched(hook)) for name, hook in fwd_hooks]
-        with super().hooks(watched, list(bwd_hooks), reset_hooks_end, clear_contexts):
+        hooks = list(fwd_hooks), list(bwd_hooks)
+        with self._hooks(*hooks, reset_hooks_end, clear_contexts, n_loops=self.n_loops):
             yield self
-        silent = [name for name, hook in watched if not hook.fired]
-        if silent:
-            raise HookError(
-                f"hook {silent[0] if isinstance(silent[0], str) else 'predicate'!r}",
-                expected="a hook that fires in the run",
-                given="no firing",
-                fix="Its place was not run: look at start_at_loop, stop_at_loop, n_loops and, for "
-                "the readout, return_type.",
-            )
 
+    @contextmanager
+    def _hooks(
+        self,
+        fwd_hooks: list[tuple[Any, Callable[..., Any]]],
+        bwd_hooks: list[tuple[Any, Callable[..., Any]]],
+        reset_hooks_end: bool,
+        clear_contexts: bool,
+        *,
+        n_loops: int,
+    ) -> Iterator[None]:
+        book, scope = self.addresses(n_loops), HookScope(self._points, n_loops)
+        watched = [(name, Watched(hook)) for name, hook in fwd_hooks]
+        # All names are looked up before the first hook is on.
+        forward = [(book.targets(name), hook) for name, hook in watched]
+        backward = [(book.targets(name), hook) for name, hook in bwd_hooks]
 
-class _Watched:
-    """A hook function that remembers whether it fired."""
+        def place(address: Address) -> HookPoint:
+            point = self._point(address)
+            return scope.point(address, point.ctx) if reset_hooks_end else point
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function, self.fired = function, False
-
-    def __call__(self, activation: Tensor, hook: HookPoint) -> Any:
-        self.fired = True
-        return self.function(activation, hook=hook)
+        for addresses, hook in forward:
+            for address in addresses:
+                place(address).add_hook(hook)
+        for addresses, hook in backward:
+            for address in addresses:
+                place(address).add_hook(hook, dir="bwd")
+        try:
+            with scope.opened():
+                yield
+        finally:
+            if reset_hooks_end and clear_contexts:
+                self.clear_contexts()
+        need_fired(watched)

@@ -47,12 +47,11 @@ class _OpenTap(Tap):
 
     def __init__(self, record: Callable[[str, Tensor], None], *, gradients: bool) -> None:
         self._record, self._gradients = record, gradients
-        self.points: dict[str, HookPoint] = {}
+        self.points: dict[str, list[HookPoint]] = {}
         self.wanted: dict[str, str] = {}  # component -> name
 
     def __call__(self, component: str, x: Tensor) -> Tensor:
-        point = self.points.get(component)
-        if point is not None:
+        for point in self.points.get(component, ()):
             # Hooks of TransformerLens write in place; what they get must be nobody else's.
             x = point(x.clone())
         name = self.wanted.get(component)
@@ -94,7 +93,7 @@ class Taps:
             return self._taps[place]
 
         for address, point in points:
-            tap(address).points[address.component] = point
+            tap(address).points.setdefault(address.component, []).append(point)
         for address in wanted:
             tap(address).wanted[address.component] = address.name
 
@@ -108,6 +107,12 @@ class Taps:
 
 
 NO_TAPS = Taps()
+
+_BY_HEAD = tuple(
+    f"hook_{name}"
+    for name in ("q", "k", "v", "z", "rot_q", "rot_k", "q_input", "k_input", "v_input", "result")
+)
+"""Ends of the names of activations that have a head axis after the positions."""
 
 
 class Recorder:
@@ -158,8 +163,7 @@ class Recorder:
         if x.requires_grad:
             x = x.detach()
         if self._slice is not None:
-            heads = name.endswith(("hook_q", "hook_k", "hook_v", "hook_z", "rot_q", "rot_k"))
-            axis = -3 if heads else -2
+            axis = -3 if name.endswith(_BY_HEAD) else -2
             try:
                 # Cloned, or the part kept would hold the whole activation in memory.
                 kept = self._slice.apply(x, dim=axis).clone()

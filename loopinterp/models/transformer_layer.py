@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from loopinterp.models.component_sites import FORKS
 from loopinterp.models.multihead_attention import Attention
 from loopinterp.models.positions import AttentionContext
 from loopinterp.models.taps import SILENT, Tap
@@ -162,15 +163,17 @@ class Layer(nn.Module):
         """
         ln1, ln2 = self.ln1, self.ln2
         h = tap("hook_resid_pre", h)
+        forks = self._forks(h, e, tap) if tap.listens(*FORKS) else ()
         x = h if ln1 is None or self.norms_sum else ln1(h, tap, "ln1")
-        x = self.attn(self._inject(x, e, self.recall1), context, tap)
+        x = self.attn(self._inject(x, e, self.recall1), context, tap, forks)
         if self.ln1_post is not None:
             x = self.ln1_post(x, tap, "ln1_post")
         h = h + tap("hook_attn_out", x)
         if ln1 is not None and self.norms_sum:
             h = ln1(h, tap, "ln1")
         h = tap("hook_resid_mid", h)
-        x = h if ln2 is None or self.norms_sum else ln2(h, tap, "ln2")
+        x = tap("hook_mlp_in", h)
+        x = x if ln2 is None or self.norms_sum else ln2(x, tap, "ln2")
         x = self.mlp(self._inject(x, e, self.recall2), tap)
         if self.ln2_post is not None:
             x = self.ln2_post(x, tap, "ln2_post")
@@ -178,6 +181,23 @@ class Layer(nn.Module):
         if ln2 is not None and self.norms_sum:
             h = ln2(h, tap, "ln2")
         return tap("hook_resid_post", h)
+
+    def _forks(self, h: Tensor, e: Tensor | None, tap: Tap) -> list[Tensor | None]:
+        """What queries, keys and values read, head by head, where somebody changes just that.
+
+        Returns:
+            Each ``[batch, pos, head, d_model]``; None where nobody looks at it.
+        """
+        shared = h[:, :, None].expand(-1, -1, self.attn.n_heads, -1)
+        injected = None if e is None else e[:, :, None]
+        forks: list[Tensor | None] = []
+        for name in FORKS:
+            x = tap(name, shared) if tap.listens(name) else None
+            if x is not None:
+                x = x if self.ln1 is None or self.norms_sum else self.ln1(x)
+                x = self._inject(x, injected, self.recall1)
+            forks.append(x)
+        return forks
 
     def _inject(self, x: Tensor, e: Tensor | None, recall: Recall | None) -> Tensor:
         """What a sublayer reads, once the input is injected into it."""

@@ -6,18 +6,20 @@ weights happen to be the same, for its default number of loops T.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from loopinterp.errors import InputError
+from loopinterp.models.component_sites import OPTIONAL_SITES
 from loopinterp.models.looped_network import LoopedNetwork
 
 if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
+    from transformer_lens import FactoredMatrix
     from transformer_lens.config import TransformerBridgeConfig
 
     from loopinterp.models.model_config import LoopedTransformerConfig
@@ -44,21 +46,25 @@ class _View:
         return self._module(*args, **options)
 
 
-def _no_fork(flag: str) -> Callable[[Any, bool], None]:
-    """A setter of one of TransformerLens' flags that are False here for good."""
+def _flag(name: str) -> Callable[[Any, bool], None]:
+    """A setter of one of TransformerLens' flags, which adds sites to every layer."""
 
     def set_flag(self: Any, use: bool) -> None:
-        """Raise where ``use`` is True: a looped model keeps one copy of each layer's input."""
-        if use:
-            raise InputError(
-                flag,
-                expected="False: a looped model keeps one copy of each layer's input",
-                given="True",
-                fix="Patch attn.hook_q, hook_k or hook_v; cache.compute_head_results() gives "
-                "each head's output.",
-            )
+        self._flags = self._flags | {name} if use else self._flags - {name}
 
+    sites = " and ".join(f"``{site}``" for site in OPTIONAL_SITES[name])
+    set_flag.__doc__ = f"Have {sites} in every layer, or not; they cost where somebody looks."
     return set_flag
+
+
+def _stacked(part: str, name: str) -> property:
+    """Weights of all layers under TransformerLens' name, layers of the loop once for each loop."""
+
+    def stacked(self: Any) -> Tensor:
+        return torch.stack([getattr(getattr(block, part), name) for block in self.blocks])
+
+    doc = f"``{name}`` of all ``cfg.n_layers`` layers in a row, the block's once for each loop."
+    return property(stacked, doc=doc)
 
 
 def need_direct_writes(config: LoopedTransformerConfig, method: str) -> None:
@@ -82,6 +88,7 @@ class TransformerLensNames(LoopedNetwork):
         from transformer_lens.config import TransformerBridgeConfig
 
         config = self.config
+        flags: dict[str, Any] = dict.fromkeys(self._flags, True)
         return TransformerBridgeConfig(
             d_model=config.d_model,
             d_head=config.head_width,
@@ -100,6 +107,7 @@ class TransformerLensNames(LoopedNetwork):
             device=str(self.device),
             dtype=self.dtype,
             model_name="loopinterp",
+            **flags,
         )
 
     @property
@@ -203,10 +211,49 @@ class TransformerLensNames(LoopedNetwork):
                     named[f"blocks.{number}.{part}.{name}"] = getattr(getattr(block, part), name)
         return named
 
-    set_use_split_qkv_input = _no_fork("use_split_qkv_input")
-    set_use_attn_in = _no_fork("use_attn_in")
-    set_use_attn_result = _no_fork("use_attn_result")
-    set_use_hook_mlp_in = _no_fork("use_hook_mlp_in")
+    W_Q, b_Q = _stacked("attn", "W_Q"), _stacked("attn", "b_Q")
+    W_K, b_K = _stacked("attn", "W_K"), _stacked("attn", "b_K")
+    W_V, b_V = _stacked("attn", "W_V"), _stacked("attn", "b_V")
+    W_O, b_O = _stacked("attn", "W_O"), _stacked("attn", "b_O")
+    W_in, b_in = _stacked("mlp", "W_in"), _stacked("mlp", "b_in")
+    W_out, b_out = _stacked("mlp", "W_out"), _stacked("mlp", "b_out")
+
+    @property
+    def QK(self) -> FactoredMatrix:
+        """``W_Q W_K^T`` of each layer and head ``[layer, head, d_model, d_model]``, factored.
+
+        As in TransformerLens, without the norm before it, biases and positions.
+        """
+        from transformer_lens import FactoredMatrix
+
+        return FactoredMatrix(self.W_Q, self.W_K.mT)
+
+    @property
+    def OV(self) -> FactoredMatrix:
+        """``W_V W_O`` of each layer and head ``[layer, head, d_model, d_model]``, factored."""
+        from transformer_lens import FactoredMatrix
+
+        return FactoredMatrix(self.W_V, self.W_O)
+
+    set_use_split_qkv_input = _flag("use_split_qkv_input")
+    set_use_attn_result = _flag("use_attn_result")
+    set_use_hook_mlp_in = _flag("use_hook_mlp_in")
+
+    def flag_for(self, names: Iterable[str]) -> None:
+        """Turn on the flags that hooks of these names need."""
+        for name in names:
+            site = name.removesuffix("_grad")
+            self._flags |= {flag for flag, ends in OPTIONAL_SITES.items() if site.endswith(ends)}
+
+    def set_use_attn_in(self, use: bool) -> None:
+        """Raise where ``use`` is True: there is one copy of the stream for each of q, k and v."""
+        if use:
+            raise InputError(
+                "use_attn_in",
+                expected="False: queries, keys and values have a copy of the stream each",
+                given="True",
+                fix="Call set_use_split_qkv_input(True), and hook all three.",
+            )
 
     @staticmethod
     def _no_tokenizer(given: Any) -> InputError:

@@ -13,6 +13,7 @@ from plotly.subplots import make_subplots
 
 from loopinterp.intervals import ENDS, ESTIMATE
 from loopinterp.plotting.look import PALETTE, SYMBOLS, alpha, colour, ramp, template
+from loopinterp.short_repr import ShortRepr
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 _CONTROL_DASHES = ["dash", "dot", "dashdot", "longdash"]
 
 
-@dataclass(frozen=True)
-class Series:
+@dataclass(frozen=True, repr=False)
+class Series(ShortRepr):
     """One line, or one group of bars.
 
     Attributes:

@@ -40,10 +40,10 @@ def heatmap_panels(
         value_title: What the colour means, as the colour bar says it.
         x_title: Title of the columns' axis, by default the axis's own name.
         y_title: Title of the rows' axis, likewise.
-        scale: ``sequential``, ``mass`` (from nothing to all) or ``diverging`` (give a symmetric
-            ``value_range``).
+        scale: ``sequential``, ``mass`` (from nothing to all), ``faint`` (the same, under words) or
+            ``diverging`` (give a symmetric ``value_range``).
         value_range: Values of the ends of the scale; by default those of the data, and 0 and 1
-            for ``mass``.
+            for ``mass`` and ``faint``.
         columns: Panels in a row (all, up to four, by default); the report uses fewer on a phone.
         square: Whether cells are square.
         y_down: Whether the first row is at the top, as in an attention pattern; by default where
@@ -93,7 +93,7 @@ def heatmap_panels(
             autorange="reversed" if y_down else None,
             range=None if y_down else _cell_range(y),
         )
-    low, high = value_range or ((0, 1) if scale == "mass" else _limits(panels))
+    low, high = value_range or ((0, 1) if scale in ("mass", "faint") else _limits(panels))
     colorbar = {"title": {"text": value_title}}
     return figure.update_layout(
         coloraxis={"colorscale": SCALES[scale], "cmin": low, "cmax": high, "colorbar": colorbar}

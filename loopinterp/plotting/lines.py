@@ -19,10 +19,11 @@ from loopinterp.plotting.axes import (
     series_colour,
     suffix,
 )
+from loopinterp.short_repr import ShortRepr
 
 
-@dataclass(frozen=True)
-class LinePanel:
+@dataclass(frozen=True, repr=False)
+class LinePanel(ShortRepr):
     """Lines that share one pair of axes; panels are stacked over a shared x-axis."""
 
     series: Sequence[Series]

@@ -25,13 +25,15 @@ _CLEAR = "rgba(0,0,0,0)"
 SCALES: dict[str, str | list[tuple[float, str]]] = {
     "sequential": "Viridis",
     "mass": [(0.0, "rgba(61,104,234,0.04)"), (1.0, "rgba(61,104,234,1)")],
+    "faint": [(0.0, "rgba(61,104,234,0.04)"), (1.0, "rgba(61,104,234,0.55)")],
     "diverging": [
         (0.0, "rgba(201,58,46,1)"),
         (0.5, "rgba(134,140,150,0.08)"),
         (1.0, "rgba(61,104,234,1)"),
     ],
 }
-"""Colour scales of heat maps: ``sequential``, ``mass`` (0 is the page), ``diverging``."""
+"""Colour scales of heat maps: ``sequential``, ``mass`` (0 is the page), ``faint`` (the same, to be
+written on), ``diverging``."""
 
 
 def colour(index: int) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from loopinterp.errors import InputError, check_integer
+from loopinterp.short_repr import ShortRepr
 from loopinterp.tasks.addition import PROPAGATE_PROBABILITIES, Addition
 
 if TYPE_CHECKING:
@@ -26,8 +27,8 @@ VARIABLES = ("carry in", "carry out", "generate", "propagate", "sum")
 _LONG_SHARE = 0.6
 
 
-@dataclass(frozen=True)
-class ChainSample:
+@dataclass(frozen=True, repr=False)
+class ChainSample(ShortRepr):
     """Carries of every chain length, from additions in matched pairs.
 
     A pair differs only in that every generating position of one kills in the other. So all

@@ -10,6 +10,7 @@ import torch
 
 from loopinterp.errors import check_integer, check_seed
 from loopinterp.models.iteration import check_increasing, states_at
+from loopinterp.models.looped_model import need_model
 from loopinterp.models.model_description import describe_model, device_of, reach
 from loopinterp.probing.carry_chains import VARIABLES, ChainSample, sample_chains
 from loopinterp.probing.carry_wavefront_result import CarryStudyResult
@@ -22,6 +23,7 @@ from loopinterp.probing.probe_controls import (
     with_random_weights,
 )
 from loopinterp.results import study
+from loopinterp.tasks.study_data import need_task
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -75,6 +77,8 @@ def carry_study(
     Raises:
         InputError: If the task is no addition, or chains or loops do not fit.
     """
+    need_model(model)
+    need_task(task)
     max_chain = n // 2 if max_chain is None else max_chain
     steps = check_increasing(range(max_chain + 5) if loops is None else loops)
     check_integer("n_short", n_short, least=4)

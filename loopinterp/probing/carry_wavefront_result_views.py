@@ -66,9 +66,8 @@ def _(result: CarryStudyResult) -> list[Finding]:
     text = (
         f"{said}: a linear probe reads it with an accuracy of {result.resolved:.2f} at worst from "
         f"the loop on at which the bit that decides it comes within reach ({_per_loop(result)}), "
-        f"and {n_known} of {n_chains} chain lengths become decodable. Earlier no probe could read "
-        "it, whatever the model has learned (the window is a light cone), so that half of the "
-        "wavefront is not a finding."
+        f"for {n_known} of {n_chains} chain lengths. Before, nothing could be read, whatever the "
+        "model has learned (the window is a light cone)."
     )
     return [Finding(text, value=value, good=good)]
 
@@ -79,7 +78,12 @@ def _per_loop(result: CarryStudyResult) -> str:
 
 @figures_of.register
 def _(result: CarryStudyResult) -> list[Figure]:
-    """The wavefront, the cut through it with all controls, and what was read besides."""
+    """The wavefront, the cut through it with all controls, and what was read besides.
+
+    Where there is no wavefront, its picture alone: it shows that there is none.
+    """
+    if not np.isfinite(result.speed):
+        return [_wavefront(result)]
     return [
         _wavefront(result),
         _front_profile(result),
@@ -98,9 +102,7 @@ def _wavefront(result: CarryStudyResult) -> Figure:
     front = Series(name, loops[inside], at[inside], colour="red", markers=False)
     panels = {
         "trained model": data["accuracy"].T,
-        "shared probe": data["shared_probe"].T,
         "random weights": data["random_model"].T,
-        "random labels": data["control_task"].T,
     }
     plot = heatmap_panels(
         panels,
@@ -111,12 +113,10 @@ def _wavefront(result: CarryStudyResult) -> Figure:
         overlay=dict.fromkeys(panels, front),
     )
     line = (
-        "On the red line and right of it, information that moves one position a loop has arrived."
+        "On the red line and right of it, what moves one position a loop has arrived."
         if result.reach is None
-        else "The red line is the edge of a light cone: left of it no position can depend on the "
-        f"bit that decides the carry (the window reaches {_per_loop(result)}), so those cells "
-        "are dark whatever the model has learned, and show nothing. What is found is how soon "
-        "cells right of it are bright."
+        else "The red line is the edge of the light cone: left of it nothing can be read, whatever "
+        "the model has learned; what is found is how soon cells right of it are bright."
     )
     far = data["random_model"].sel(chain_length=data["chain_length"] >= 4)
     beyond = f" (at most {float(far.max()):.2f} from chain length 4 on)" if far.size else ""
@@ -124,17 +124,14 @@ def _wavefront(result: CarryStudyResult) -> Figure:
         title="The carry travels through the model",
         plot=plot,
         caption=(
-            "Each cell: how often a linear probe tells the carry into a position (0 or 1) from the "
-            "state there, by the loops run and by how many positions the carry has to travel. "
-            f"Bright is always right, dark is a coin toss. {line} Every cell has its own probe; "
-            "the shared probe is one for each number of loops, trained on all chain lengths."
+            "Each cell: how often a linear probe of its own tells the carry into a position (0 or "
+            "1) from the state there, by the loops run and by how many positions the carry has to "
+            f"travel. Bright is always right, dark a coin toss. {line}"
         ),
         control=(
-            f"Random weights: the same probes on the model with its weights shuffled{beyond}. "
-            "Random labels: the same probes asked for labels that are fixed at random by the last "
-            "four inputs; what they reach is how much of the accuracy is owed to the probe. "
-            "Carries are balanced, so the majority class scores "
-            f"{float(data['majority'].mean()):.2f} in every row."
+            f"Random weights: the same probes on shuffled weights{beyond}. The majority "
+            f"class scores {float(data['majority'].mean()):.2f} in every row; asked for random "
+            f"labels, the probes reach {float(data['control_task'].mean()):.2f} on average."
         ),
         data=result.to_dataframe(*_CELLS),
     )

@@ -30,10 +30,10 @@ def with_random_weights(model: Model, *, seed: int) -> Model:
     Raises:
         InputError: If the model is no ``torch.nn.Module``.
     """
-    if not isinstance(model, torch.nn.Module):
+    if not isinstance(model, torch.nn.Module) or next(model.parameters(), None) is None:
         raise InputError(
             "model",
-            expected="a torch.nn.Module, whose weights can be shuffled",
+            expected="a torch.nn.Module with weights, to be shuffled",
             given=type(model).__name__,
             fix="Pass random_model=, the same model with random weights.",
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from loopinterp.errors import InputError, check_integer, check_seed
-from loopinterp.models.model_description import describe_model
+from loopinterp.models.looped_model import need_hooks
+from loopinterp.models.model_description import describe_model, device_of
 from loopinterp.probing.linear_probes import LinearProbe, RidgeProbe
 from loopinterp.probing.prequential_code import online_code_length
 from loopinterp.probing.probe_controls import (
@@ -22,12 +23,15 @@ from loopinterp.probing.probe_controls import (
 )
 from loopinterp.progress import track
 from loopinterp.results import Result, study
+from loopinterp.tasks.study_data import inputs_and_loops
 from loopinterp.tasks.task import IGNORE
 
 if TYPE_CHECKING:
     import xarray as xr
     from jaxtyping import Bool, Float, Int
     from torch import Tensor
+
+    from loopinterp.tasks.task import Batch, Task
 
 _CONTROL_DRAWS = 8
 _CODED_SAMPLES = 2048
@@ -73,16 +77,18 @@ class ProbeResult(Result, kind="probes"):
 
 def probe_study(
     model: Any,
-    inputs: Tensor,
-    targets: Mapping[str, Int[Tensor, "*loop batch pos"]],
+    data: Batch | Task | Tensor,
+    targets: Mapping[str, Int[Tensor, "*loop batch pos"] | Callable[[Tensor], Tensor]],
     *,
-    n_loops: int,
+    n_loops: int | None = None,
     sites: Sequence[str] = ("hook_state_post",),
     groups: Mapping[str, Bool[Tensor, "batch pos"]] | None = None,
     train: Bool[Tensor, " batch"] | None = None,
     probe: LinearProbe | None = None,
     random_model: Any = None,
     code_lengths: bool = False,
+    n: int | None = None,
+    batch_size: int | None = None,
     seed: int = 0,
 ) -> ProbeResult:
     """Probe every target at every loop, site and position group of a hooked looped model.
@@ -93,23 +99,31 @@ def probe_study(
 
     Args:
         model: A model with ``run_with_cache`` and ``embed``, such as ``LoopedTransformer``.
-        inputs: Its inputs, on its device.
+        data: A batch on its device, its inputs alone, or a task to draw a batch from.
         targets: Classes [batch, pos] of each target, or [loop, batch, pos] where they differ
-            from loop to loop (the variables of a program); ``IGNORE`` where there is none.
-        n_loops: Loops to run. ``loop`` is the index of a loop: the state leaving loop t is
-            ``hook_state_post``, the one entering it ``hook_state_pre``.
+            from loop to loop (the variables of a program); ``IGNORE`` where there is none. Or
+            what gives them from the inputs, such as ``task.carries``.
+        n_loops: Loops to run; the longest T(n) of a batch by default. ``loop`` is the index of a
+            loop: the state leaving loop t is ``hook_state_post``, the one entering it
+            ``hook_state_pre``.
         sites: Activations within a loop, as ``LoopedCache.stack`` takes them (of the last layer).
         groups: Named sets of places, [batch, pos]; one group ``"all"`` if None.
         train: The examples to train on; a random half if None.
         probe: An unfitted probe; :class:`RidgeProbe` if None.
         random_model: The random-weights control; the model with shuffled weights if None.
         code_lengths: Whether to compute online code lengths too, which takes longer.
-        seed: Seed of the split, of the random labels and of the random weights.
+        n: Problem length, where a task is given; see :func:`~loopinterp.tasks.as_batch`.
+        batch_size: Examples, where a task is given.
+        seed: Seed of what is drawn, of the split, of the random labels and of the random weights.
 
     Raises:
         InputError: If shapes do not fit, or a group has too few places (for code lengths, too few
             that have a class at every loop).
     """
+    need_hooks(model)
+    drawn = {"n": n, "batch_size": batch_size, "seed": seed, "device": device_of(model)}
+    inputs, n_loops = inputs_and_loops(data, n_loops, **drawn)
+    targets = {name: x(inputs) if callable(x) else x for name, x in targets.items()}
     probe = RidgeProbe() if probe is None else probe
     generator = torch.Generator().manual_seed(check_seed(seed))
     labels = _stack_targets(targets, n_loops, inputs)

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from html import escape
-from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from loopinterp.errors import InputError
 from loopinterp.rasp.compiler.circuit import Circuit
 from loopinterp.rasp.diagram_boxes import Box, circuit_boxes, expression_boxes
+from loopinterp.rasp.diagram_column import LINE_HEIGHT, TIP, WIDTH, Column, column_of
 from loopinterp.rasp.expr import Seq
 from loopinterp.rasp.program import LoopProgram
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-CHARACTER, GAP, LINE_HEIGHT, SPACE = 6.6, 70.0, 17.0, 26.0
-"""Pixels: width of a character, between columns, of a line, between boxes."""
+GAP = 28.0
+"""Pixels between the parts of a drawing."""
 
 ROLES = {
     "": ("solid", "grey"),
@@ -29,11 +28,11 @@ BORDERS = {"source": "grey", "head": "blue", "map": "ochre", "result": "red"}
 
 
 def draw(what: LoopProgram | Seq | Circuit) -> go.Figure:
-    """A layered graph of a program, an expression or a circuit, from left to right.
+    """A program, an expression or a circuit as boxes in a column, each below what it reads.
 
     Boxes are what is read (grey), heads with their selectors (blue), maps (ochre) and results
-    (red); lines into a head say what it reads as value, key and query. A program is drawn in its
-    three parts, prepare, loop and finish, one below the other; a circuit in its prelude, its loop
+    (red); arrows into a head say what it reads as value, key and query. A program is drawn in its
+    three parts, prepare, loop and finish, side by side; a circuit in its prelude, its loop
     and its readout, with the heads and neurons that do the work.
 
     Args:
@@ -74,144 +73,97 @@ def draw(what: LoopProgram | Seq | Circuit) -> go.Figure:
 
 
 def _figure(parts: dict[str, list[Box]], title: str) -> go.Figure:
+    """The parts side by side, each on axes of its own that count pixels.
+
+    ``layout.meta`` has their sizes: where a page is narrow, the report puts one below the other.
+    """
     import plotly.graph_objects as go
 
-    from loopinterp.plotting import PALETTE, template
+    from loopinterp.plotting import template
+    from loopinterp.plotting.axes import suffix
 
     figure = go.Figure(layout={"template": template(), "title": title or None})
-    top, right = 0.0, 0.0
-    lines: dict[str, list[list[Stop]]] = {role: [] for role in ROLES}
-    for name, drawn in parts.items():
+    columns = [column_of(boxes, -2 * LINE_HEIGHT if name else -2) for name, boxes in parts.items()]
+    sizes = [(column.lanes + WIDTH + 2, 2 - column.lowest) for column in columns]
+    width, height = sum(w + GAP for w, _ in sizes) - GAP, max(h for _, h in sizes)
+    left = 0.0
+    for k, (name, column, (w, h)) in enumerate(zip(parts, columns, sizes)):
+        hidden = {"visible": False, "fixedrange": True}
+        across, down = [left / width, min((left + w) / width, 1)], [1 - h / height, 1]
+        x_axis = hidden | {"range": [-column.lanes, WIDTH + 2], "domain": across}
+        figure.layout[f"xaxis{suffix(k)}"] = x_axis
+        figure.layout[f"yaxis{suffix(k)}"] = hidden | {"range": [-h, 0], "domain": down}
+        _add_arrows(figure, column, k)
         if name:
-            figure.add_annotation(
-                x=0, y=-top, text=f"<b>{name}</b>", showarrow=False, xanchor="left", yanchor="top"
-            )
-            top += 2 * LINE_HEIGHT
-        columns, paths = layered(drawn)
-        stops = _stops(columns, top)
-        for role, path in paths:
-            lines[role].append([stops[box] for box in path])
-        for box in drawn:
-            _add_box(figure, box, stops[box], PALETTE[BORDERS[box.kind]])
-        top = SPACE - min(stop.y - _height(box) / 2 for box, stop in stops.items())
-        right = max(right, *(stop.right for stop in stops.values()))
-    for role, (dash, colour) in ROLES.items():
-        if lines[role]:
-            xs, ys = zip(*(point for path in lines[role] for point in _curve(path)))
-            line = {"dash": dash, "color": PALETTE[colour], "width": 1.6}
-            figure.add_scatter(
-                x=xs, y=ys, mode="lines", line=line, name=role or "reads", hoverinfo="skip"
-            )
-    hidden = {"visible": False}
-    figure.update_layout(
-        xaxis={**hidden, "range": [-10, right + 10]},
-        yaxis={**hidden, "range": [-top, 10]},
-        width=right + 60,
-        height=top + 110,
-        margin={"l": 20, "r": 20, "t": 50, "b": 20},
+            _add_text(figure, f"<b>{name}</b>", k, x=0, y=0, yanchor="top", xanchor="left")
+        for box, span in column.spans.items():
+            _add_box(figure, box, span, k)
+        left += w + GAP
+    return figure.update_layout(
+        width=width + 40,
+        height=height + 110,
+        margin={"l": 20, "r": 20, "t": 50, "b": 60},
         legend={"orientation": "h", "y": 0, "yanchor": "top"},
+        meta={"loopinterp": {"parts": sizes}},
     )
-    return figure
 
 
-def layered(drawn: list[Box]) -> tuple[list[list[Box]], list[tuple[str, list[Box]]]]:
-    """Boxes in columns, from left to right, and the way of each line through them.
+def _add_arrows(figure: go.Figure, column: Column, part: int) -> None:
+    """A line for each role; of its points only the last of each arrow is marked, with a head."""
+    from loopinterp.plotting import PALETTE
+    from loopinterp.plotting.axes import axes
 
-    A box stands in the column of its topological generation, results in the last; a line that
-    passes columns has a bend in each, so that it runs between boxes. Columns are in spectral
-    order: the Fiedler vector of a graph orders its nodes so that neighbours are near.
-
-    Returns:
-        The columns, bends included; and (role, the boxes and bends that it leads through) of
-        each line.
-    """
-    import networkx as nx
-
-    inner, results = [], []
-    for box in drawn:
-        (results if box.kind == "result" else inner).append(box)
-    reads: nx.DiGraph[Box] = nx.DiGraph()
-    reads.add_nodes_from(inner)
-    reads.add_edges_from((child, box) for box in inner for child, _ in box.inputs)
-    columns = [*map(list, nx.topological_generations(reads)), results]
-    columns = [column for column in columns if column]
-    place = {box: k for k, column in enumerate(columns) for box in column}
-    graph, paths = nx.Graph(), []
-    graph.add_nodes_from(drawn)
-    bends: dict[tuple[Box, str, int], Box] = {}
-    for box in drawn:
-        for child, role in box.inputs:
-            path = [child]
-            for k in range(place[child] + 1, place[box]):
-                if (child, role, k) not in bends:
-                    bends[child, role, k] = Box("bend", "", [], "")
-                    columns[k].append(bends[child, role, k])
-                path.append(bends[child, role, k])
-            paths.append((role, [*path, box]))
-            nx.add_path(graph, paths[-1][1])
-    # By numbers, as sets of boxes would be walked in another order in every run.
-    boxes = nx.convert_node_labels_to_integers(graph, label_attribute="box")
-    in_order = nx.spectral_ordering(boxes, seed=0)
-    order = {boxes.nodes[number]["box"]: k for k, number in enumerate(in_order)}
-    return [sorted(column, key=order.__getitem__) for column in columns], paths
+    for role, (dash, colour) in ROLES.items():
+        arrows = [arrow for r, arrow in column.arrows if r == role]
+        if not arrows:
+            continue
+        name = role or "reads"
+        points = [point for arrow in arrows for point in (*arrow, (None, None))]
+        tips = [k == len(a) - 1 for a in arrows for k in range(len(a) + 1)]
+        down = [len(a) == 2 and a[0][0] == a[1][0] for a in arrows for _ in (*a, None)]
+        figure.add_scatter(
+            x=[x for x, _ in points],
+            y=[y for _, y in points],
+            mode="lines+markers",
+            line={"dash": dash, "color": PALETTE[colour], "width": 1.6},
+            marker={
+                "size": [2 * TIP if tip else 0 for tip in tips],
+                "symbol": ["triangle-down" if d else "triangle-right" for d in down],
+                "color": PALETTE[colour],
+                "opacity": 1,
+                "line": {"width": 0},
+            },
+            name=name,
+            legendgroup=name,
+            showlegend=name not in {trace.name for trace in figure.data},
+            hoverinfo="skip",
+            **axes(part),
+        )
 
 
-class Stop(NamedTuple):
-    """Where a line comes to a box or bend, where it goes on, and its height."""
+def _add_box(figure: go.Figure, box: Box, span: tuple[float, float], part: int) -> None:
+    from loopinterp.plotting import PALETTE
+    from loopinterp.plotting.axes import suffix
 
-    left: float
-    right: float
-    y: float
-
-
-def _stops(columns: list[list[Box]], top: float) -> dict[Box, Stop]:
-    """Boxes and bends in pixels: columns below ``top``, each in the middle of the highest."""
-    heights = [sum(_height(box) + SPACE for box in column) for column in columns]
-    stops, left = {}, 0.0
-    for column, height in zip(columns, heights):
-        wide = max(_width(box) for box in column)
-        down = top + (max(heights) - height) / 2
-        for box in column:
-            # Lines end inside a box, which hides them, as the width of its text is a guess.
-            half = wide / 2 if box.kind == "bend" else 0.4 * _width(box)
-            middle = left + wide / 2
-            stops[box] = Stop(middle - half, middle + half, -(down + _height(box) / 2))
-            down += _height(box) + SPACE
-        left += wide + GAP
-    return stops
-
-
-def _add_box(figure: go.Figure, box: Box, stop: Stop, border: str) -> None:
-    figure.add_annotation(
-        x=(stop.left + stop.right) / 2,
-        y=stop.y,
-        text="<br>".join(
-            [f"<b>{box.title}</b>", *(escape(line, quote=False) for line in box.lines)]
-        ),
-        showarrow=False,
-        align="center",
+    top, bottom = span
+    border = {"color": PALETTE[BORDERS[box.kind]], "width": 1.5}
+    refs = {"xref": f"x{suffix(part)}", "yref": f"y{suffix(part)}"}
+    place = {"x0": 0, "x1": WIDTH, "y0": bottom, "y1": top}
+    figure.add_shape(type="rect", line=border, fillcolor="rgb(250,250,252)", **place, **refs)
+    lines = [f"<b>{box.title}</b>", *(escape(line, quote=False) for line in box.lines)]
+    _add_text(
+        figure,
+        "<br>".join(lines),
+        part,
+        x=WIDTH / 2,
+        y=(top + bottom) / 2,
         hovertext=escape(box.code, quote=False),
-        borderpad=5,
-        borderwidth=1.5,
-        bordercolor=border,
-        bgcolor="rgb(250,250,252)",
         font={"size": 12, "color": "#23262d"},
     )
 
 
-def _curve(path: list[Stop]) -> Iterator[tuple[float | None, float | None]]:
-    """The points of a line from stop to stop, and a gap."""
-    for start, end in pairwise(path):
-        for step in range(17):
-            t = step / 16
-            ease = t * t * (3 - 2 * t)
-            yield start.right + (end.left - start.right) * t, start.y + (end.y - start.y) * ease
-    yield None, None
+def _add_text(figure: go.Figure, text: str, part: int, **look: Any) -> None:
+    from loopinterp.plotting.axes import suffix
 
-
-def _width(box: Box) -> float:
-    return CHARACTER * max(map(len, (box.title, *box.lines))) + 14
-
-
-def _height(box: Box) -> float:
-    return 0 if box.kind == "bend" else LINE_HEIGHT * (1 + len(box.lines)) + 12
+    refs = {"xref": f"x{suffix(part)}", "yref": f"y{suffix(part)}"}
+    figure.add_annotation(text=text, showarrow=False, borderpad=0, **refs, **look)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from html import escape
 from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from loopinterp.rasp.expression_checks import MAX_TABLE
 from loopinterp.rasp.interpreter import Interpreter
 from loopinterp.rasp.node import MAX_LENGTH, Expr, code, postorder
 from loopinterp.rasp.trace import Intervention, LazySelectors, Trace
+from loopinterp.short_repr import ShortRepr
 from loopinterp.tasks.sampling import check_tokens
 
 if TYPE_CHECKING:
@@ -29,8 +31,8 @@ MAX_TRACE = 2**30
 """Most values that a trace may hold: 8 GiB of them."""
 
 
-@dataclass(frozen=True)
-class LoopProgram:
+@dataclass(frozen=True, repr=False)
+class LoopProgram(ShortRepr):
     """A program with a loop, as data: v^(0) = prepare(x), v^(t+1) = step(x, v^(t)), y = finish.
 
     The assignments of ``step`` are simultaneous: each reads the variables as they were at the
@@ -92,6 +94,18 @@ class LoopProgram:
                 given=repr(self.n_loops),
                 fix="Pass Linear(...) or CeilLog2(...).",
             )
+
+    def _shown(self) -> list[tuple[str, object]]:
+        variables = list(self.variables)
+        return [
+            ("name", self.name),
+            ("task", self.task),
+            ("variables", variables),
+            ("doc", self.doc),
+        ]
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
 
     def __hash__(self) -> int:
         steps = (tuple(self.prepare.items()), tuple(self.step.items()), self.finish)

@@ -11,14 +11,15 @@ import torch
 from loopinterp.errors import check_choice, unknown_name
 from loopinterp.rasp.expr import Select
 from loopinterp.rasp.interpreter import Interpreter
+from loopinterp.short_repr import ShortRepr
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int
     from torch import Tensor
 
 
-@dataclass(frozen=True, eq=False)
-class Intervention:
+@dataclass(frozen=True, eq=False, repr=False)
+class Intervention(ShortRepr):
     """Set a variable after ``loop`` loops, before the next one and before the output is read.
 
     Attributes:
@@ -34,8 +35,8 @@ class Intervention:
     mask: Bool[Tensor, "batch pos"] | None = None
 
 
-@dataclass(frozen=True, eq=False)
-class Trace:
+@dataclass(frozen=True, eq=False, repr=False)
+class Trace(ShortRepr):
     """What a program did. Entry k of a loop axis is after ``start + k`` loops.
 
     Attributes:

@@ -7,7 +7,7 @@ import gzip
 import re
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _COMPRESS_ABOVE = 400_000
 _LARGEST = 2_000_000
+_STARTS_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ def table_download(table: pd.DataFrame, name: str) -> Download:
         >>> table_download(pd.DataFrame({"a": [1]}), "Exact match").href
         'data:text/csv;charset=utf-8;base64,YQoxCg=='
     """
+    table = _without_formulas(table)
     text = table.to_csv(index=False, lineterminator="\n", float_format="%.6g").encode()
     kind, suffix = "text/csv;charset=utf-8", "csv"
     if len(text) > _COMPRESS_ABOVE:
@@ -50,6 +52,18 @@ def table_download(table: pd.DataFrame, name: str) -> Download:
     if len(text) > _LARGEST:
         return Download("", filename, len(table))
     return Download(f"data:{kind};base64,{base64.b64encode(text).decode()}", filename, len(table))
+
+
+def _without_formulas(table: pd.DataFrame) -> pd.DataFrame:
+    """A table whose texts a spreadsheet takes for texts: an apostrophe before what may be run."""
+
+    def escape(cell: Any) -> Any:
+        return f"'{cell}" if isinstance(cell, str) and cell.startswith(_STARTS_FORMULA) else cell
+
+    table = table.copy()
+    for column in table.select_dtypes(exclude="number"):
+        table[column] = table[column].map(escape)
+    return table.rename(columns=escape)
 
 
 def slug(text: str) -> str:

@@ -18,9 +18,21 @@ _MOST_POINTS = 600
 _CURVES = {"loss": "loss", "exact_match": "exact match", "longest_n": "longest length"}
 
 
-def made_figures(record: RunRecord) -> list[Figure]:
-    """The training curve and the wall time by stage, where the run has them."""
-    return [*_training_curve(record), *_stage_times(record)]
+def made_figures(record: RunRecord) -> tuple[list[Figure], list[str]]:
+    """The training curve and the wall time by stage, where the run has them.
+
+    Returns:
+        The figures, and a sentence for each that cannot be drawn.
+    """
+    figures: list[Figure] = []
+    problems = []
+    parts = {"metrics of training": _training_curve, "times of the stages": _stage_times}
+    for name, draw in parts.items():
+        try:
+            figures += draw(record)
+        except Exception as error:  # whatever a damaged value makes of Plotly's and pandas' code
+            problems.append(f"The {name} cannot be drawn ({type(error).__name__}).")
+    return figures, problems
 
 
 def setting_groups(config: Mapping[str, Any]) -> dict[str, dict[str, str]]:

@@ -15,7 +15,7 @@ from loopinterp.report.assets import asset
 from loopinterp.report.how_it_was_made import made_figures, seconds, setting_groups
 from loopinterp.report.run_record import RunRecord, read_run
 from loopinterp.report.section_contents import figure_views, section_views, tiles
-from loopinterp.report.sections import SECTIONS, has_programs
+from loopinterp.report.sections import EXAMPLE, SECTIONS, has_programs
 from loopinterp.results import Result
 from loopinterp.storage import write_bytes
 
@@ -108,6 +108,7 @@ def render_report(record: RunRecord) -> str:
     )
     environment.filters["seconds"] = lambda value: tidy(seconds(value))
     environment.filters["tidy"] = tidy
+    environment.filters["in_short"] = in_short
     environment.globals |= {"asset": asset, "marker": Markup(MARKER)}
     return environment.get_template("report.html.j2").render(**_context(record))
 
@@ -122,19 +123,33 @@ def tidy(text: str) -> str:
     return re.sub(r"(?<=\d) (?=(s|min|h|bits|loops)\b)", "\u00a0", text)
 
 
+def in_short(text: str, most: int = 2) -> tuple[str, str]:
+    """The first sentences of a text, and the rest of it.
+
+    Example:
+        >>> in_short("It is. It was, in 0.5% of runs. It will be. Perhaps.")
+        ('It is. It was, in 0.5% of runs.', 'It will be. Perhaps.')
+    """
+    sentences = re.split(r"(?<=[.!?]) (?=[A-Z“])", text)
+    return " ".join(sentences[:most]), " ".join(sentences[most:])
+
+
 def _context(record: RunRecord) -> dict[str, Any]:
     from plotly.offline import get_plotlyjs
 
-    sections, unshown = section_views(record)
+    sections, problems = section_views(record)
+    made, undrawn = made_figures(record)
+    made_views = figure_views(made, undrawn)
     shown = {view.section.key for view in sections}
     return {
         "record": record,
-        "problems": [*record.problems, *unshown],
+        "problems": [*record.problems, *problems, *undrawn],
         "title": _title(record),
         "facts": _facts(record),
-        "verdicts": [f for view in sections for f in view.findings if f.kind == "verdict"],
+        "verdicts": [f for view in sections for f in view.verdicts],
         "tiles": tiles(sections),
-        "sections": sections,
+        "example": [view for view in sections if view.section.key == EXAMPLE],
+        "sections": [view for view in sections if view.section.key != EXAMPLE],
         "not_measured": [
             section
             for section in SECTIONS
@@ -144,7 +159,7 @@ def _context(record: RunRecord) -> dict[str, Any]:
             and section.applies(record.task)
         ],
         "comparable": record.is_run and has_programs(record.task),
-        "made_figures": figure_views(made_figures(record)),
+        "made_figures": made_views,
         "settings": setting_groups(record.config),
         "versions": _versions(record),
         "plotly_script": Markup(get_plotlyjs()),  # plotly's own file, as it ships it

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from loopinterp.errors import InputError
-from loopinterp.results import Result
-from loopinterp.saved_results import load_result, result_files
-from loopinterp.storage import read_json, read_json_object
+from loopinterp.errors import CheckpointError, InputError
+from loopinterp.results import Result, config_hash
+from loopinterp.saved_results import Owner, load_result, result_files
+from loopinterp.short_repr import ShortRepr
+from loopinterp.storage import read_bytes, read_json_object
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunRecord:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RunRecord(ShortRepr):
     """A run, read from its folder.
 
     Attributes:
@@ -27,6 +29,7 @@ class RunRecord:
         made: ``made.json``: ``command``, ``stages`` (seconds by name), ``unsaid`` (reasons by
             name), ``versions``, ``machine``; all optional.
         problems: What could not be read, one sentence each; the report says so.
+        weights: SHA-256 of the model's weights; "" where there is none to be read.
     """
 
     name: str
@@ -35,6 +38,7 @@ class RunRecord:
     results: Mapping[str, Result] = field(default_factory=dict)
     made: Mapping[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    weights: str = ""
 
     @property
     def is_run(self) -> bool:
@@ -65,12 +69,13 @@ class RunRecord:
 
 
 def read_run(folder: str | Path) -> RunRecord:
-    """Read a run folder; a damaged result becomes a problem of the record, not an error.
+    """Read a run folder; a damaged file becomes a problem of the record, not an error.
+
+    So does a result that is not of the model that the run has now: it is left out.
 
     Raises:
         InputError: If the folder is not a run.
-        CheckpointError: If its ``config.json`` or ``made.json`` is not JSON, or the first is no
-            object.
+        CheckpointError: If its ``config.json`` is damaged.
     """
     folder = Path(folder)
     if not os.path.isfile(folder / "config.json"):  # which takes any name
@@ -81,32 +86,61 @@ def read_run(folder: str | Path) -> RunRecord:
             fix="Check the path, or train a model there first.",
         )
     problems: list[str] = []
-    results: dict[str, Result] = {}
-    for path in result_files(folder / "results"):
-        try:
-            results[path.stem] = load_result(path)
-        except InputError as error:
-            problems.append(f"{path.name} cannot be read and is not shown. {error.fix}")
+    config = read_json_object(folder / "config.json")
+    owner = _read_owner(folder, config, problems)
     return RunRecord(
         name=folder.resolve().name,
-        config=read_json_object(folder / "config.json"),
+        config=config,
         metrics=_read_metrics(folder / "metrics.jsonl", problems),
-        results=results,
+        results=_read_results(folder / "results", owner, problems),
         made=_read_made(folder / "made.json", problems),
         problems=problems,
+        weights=owner.weights,
     )
+
+
+def _read_owner(folder: Path, config: Mapping[str, Any], problems: list[str]) -> Owner:
+    try:
+        return Owner.of_run(folder)
+    except CheckpointError as error:
+        problems.append(
+            "The model's weights cannot be read, so it is not known whether the results are of "
+            f"them. {error.fix}"
+        )
+        return Owner(config=config_hash(config))
+
+
+def _read_results(folder: Path, owner: Owner, problems: list[str]) -> dict[str, Result]:
+    """The results of the model as it is now."""
+    results: dict[str, Result] = {}
+    for path in result_files(folder):
+        try:
+            result = load_result(path)
+        except CheckpointError as error:
+            problems.append(f"{path.name} cannot be read and is not shown. {error.fix}")
+            continue
+        if why := owner.disowns(result.provenance):
+            problems.append(f"{path.name} {why} and is not shown. Run the study again.")
+        else:
+            results[path.stem] = result
+    return results
 
 
 def _read_metrics(path: Path, problems: list[str]) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
+    try:
+        lines = read_bytes(path).splitlines()
+    except CheckpointError as error:
+        problems.append(f"metrics.jsonl cannot be read ({error.given}) and is left out.")
+        return []
     rows = []
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+    for number, line in enumerate(lines, start=1):
         try:
             row = json.loads(line)
-        except (UnicodeDecodeError, json.JSONDecodeError):
+        except (ValueError, RecursionError):
             row = None
-        if isinstance(row, dict) and all(map(_is_number, row.values())):
+        if isinstance(row, dict) and all(map(_is_text, row)) and all(map(_is_number, row.values())):
             rows.append(row)
         else:
             problems.append(f"Line {number} of metrics.jsonl is damaged and left out.")
@@ -117,8 +151,9 @@ def _read_made(path: Path, problems: list[str]) -> dict[str, Any]:
     """How the run was made, as far as it is of the right types."""
     if not path.is_file():
         return {}
-    found = read_json(path)
-    if not isinstance(found, dict):
+    try:
+        found = read_json_object(path)
+    except CheckpointError:
         problems.append("made.json is no JSON object and is left out.")
         return {}
     made = {name: value for name, value in found.items() if _is_as_made(name, value)}
@@ -128,10 +163,22 @@ def _read_made(path: Path, problems: list[str]) -> dict[str, Any]:
 
 
 def _is_as_made(name: str, value: Any) -> bool:
-    if name == "stages":
-        return isinstance(value, dict) and all(map(_is_number, value.values()))
-    return isinstance(value, dict if name in ("versions", "unsaid") else str)
+    kind = _is_number if name == "stages" else _is_text
+    if name in ("stages", "versions", "unsaid"):
+        return (
+            isinstance(value, dict) and all(map(_is_text, value)) and all(map(kind, value.values()))
+        )
+    return _is_text(value)
+
+
+def _is_text(value: Any) -> bool:
+    """Whether it is text that a page can hold: JSON may spell half a character."""
+    return isinstance(value, str) and value == value.encode(errors="replace").decode()
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float))
+    """Whether it can be drawn and added up: JSON may spell infinity, and integers beyond it."""
+    try:
+        return isinstance(value, (int, float)) and math.fabs(value) < 1e300
+    except OverflowError:
+        return False

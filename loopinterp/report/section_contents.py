@@ -15,8 +15,11 @@ if TYPE_CHECKING:
 
     from loopinterp.report.run_record import RunRecord
 
-_OF_THE_FIRST_STUDY = 2
-_OF_EVERY_OTHER = 1
+_FINDINGS, _FIGURES = 2, 1
+"""Of a section's first study, what is seen at once; all else is folded."""
+
+_TITLES = 2
+"""Figures of a fold that its line names."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +33,34 @@ class FigureView:
 
 
 @dataclass(frozen=True)
-class SectionView:
-    """A section as the template shows it: figures at once, and ``more`` when asked for."""
+class Fold:
+    """What is seen when it is asked for: a line that says what it is, and what is behind it."""
 
-    section: Section
+    anchor: str
+    title: str
+    value: str
+    good: bool | None
     findings: list[Finding]
     figures: list[FigureView]
-    more: list[FigureView]
+
+
+@dataclass(frozen=True)
+class SectionView:
+    """A section as the template shows it: a claim with its figure, and folds.
+
+    ``verdicts`` are said in the summary, and named again where their evidence is.
+    """
+
+    section: Section
+    verdicts: list[Finding]
+    findings: list[Finding]
+    figures: list[FigureView]
+    folds: list[Fold]
+
+    def places(self) -> list[tuple[str, Finding]]:
+        """All findings, each with the anchor of what it is part of."""
+        folded = [(fold.anchor, finding) for fold in self.folds for finding in fold.findings]
+        return [(self.section.key, finding) for finding in self.findings] + folded
 
 
 @dataclass(frozen=True)
@@ -59,31 +83,37 @@ def section_views(record: RunRecord) -> tuple[list[SectionView], list[str]]:
         The sections, and a sentence for each result that cannot be shown.
     """
     said, problems = _in_order_of_making(record)
-    views = [_view(section, said) for section in (*SECTIONS, OTHER)]
-    return [view for view in views if view.findings or view.figures], problems
+    views = [_view(section, said, problems) for section in (*SECTIONS, OTHER)]
+    return [view for view in views if view.verdicts or view.findings or view.figures], problems
 
 
-def figure_views(figures: Iterable[Figure]) -> list[FigureView]:
-    """Figures with an anchor of their own each."""
+def figure_views(figures: Iterable[Figure], problems: list[str]) -> list[FigureView]:
+    """Figures with an anchor of their own each; one that cannot be drawn becomes a problem."""
     views = []
     for number, figure in enumerate(figures, start=1):
         anchor = f"{slug(figure.section)}-{number}-{slug(figure.title)}"
-        download = None if figure.data is None else table_download(figure.data, anchor)
-        views.append(FigureView(anchor, figure, figure_json(figure.plot), download))
+        try:
+            download = None if figure.data is None else table_download(figure.data, anchor)
+            views.append(FigureView(anchor, figure, figure_json(figure.plot), download))
+        except Exception as error:  # whatever a damaged value makes of Plotly's and pandas' code
+            problems.append(
+                f"The figure {figure.title!r} has values that cannot be shown "
+                f"({type(error).__name__})."
+            )
     return views
 
 
-def tiles(views: Sequence[SectionView]) -> list[tuple[Section, Finding]]:
-    """For the summary: what has a number or a name to show large.
+def tiles(views: Sequence[SectionView]) -> list[tuple[str, str, Finding]]:
+    """For the summary: what has a number or a name to show large, with its anchor and its name.
 
     First what says more of the program than the verdict does, then of each section the first such
     finding; the section whose verdict heads the summary has none.
     """
-    found = [(v.section, finding) for v in views for finding in v.findings if finding.label]
+    found = [(a, f.label, f) for view in views for a, f in view.places() if f.label]
     for view in views:
-        short = [finding for finding in view.findings if finding.value and not finding.label]
-        if short and not any(finding.kind == "verdict" for finding in view.findings):
-            found.append((view.section, short[0]))
+        short = [place for place in view.places() if place[1].value and not place[1].label]
+        if short and not view.verdicts:
+            found.append((short[0][0], view.section.short or view.section.title, short[0][1]))
     return found
 
 
@@ -103,34 +133,44 @@ def _in_order_of_making(record: RunRecord) -> tuple[list[_Said], list[str]]:
     return said, problems
 
 
-def _view(section: Section, said: Sequence[_Said]) -> SectionView:
+def _view(section: Section, said: Sequence[_Said], problems: list[str]) -> SectionView:
     """The section's own study comes first, the others in the order in which they were made."""
-    programs = section.key == "program"
     first = sorted(said, key=lambda one: not (one.name == section.key or one.names_the_program))
-    # The verdict is said in the summary, and again where its evidence is.
-    findings = [
-        finding
+    verdicts = [f for one in first for f in one.findings if f.kind == "verdict"]
+    verdicts = verdicts if section.key == "program" else []
+    own = [
+        (
+            [f for f in one.findings if _belongs(f.kind, section)],
+            [f for f in one.figures if _belongs(f.section, section)],
+        )
         for one in first
-        for finding in one.findings
-        if _belongs(finding.kind, section) or (programs and finding.kind == "verdict")
     ]
-    shown, more = _split([[f for f in s.figures if _belongs(f.section, section)] for s in first])
-    views = figure_views([*shown, *more])
-    return SectionView(section, findings, views[: len(shown)], views[len(shown) :])
+    drawn = figure_views([figure for _, figures in own for figure in figures], problems)
+    views = {id(view.figure): view for view in drawn}  # without those that cannot be drawn
+    shown = [
+        (f, [views[id(figure)] for figure in figures if id(figure) in views]) for f, figures in own
+    ]
+    parts = [part for part in shown if any(part)]
+    (findings, figures), *others = parts or [([], [])]
+    others.insert(0, (findings[_FINDINGS:], figures[_FIGURES:]))
+    folds = [
+        _fold(f"{section.key}-fold-{number}", *other)
+        for number, other in enumerate(other for other in others if any(other))
+    ]
+    return SectionView(section, verdicts, findings[:_FINDINGS], figures[:_FIGURES], folds)
+
+
+def _fold(anchor: str, findings: list[Finding], figures: list[FigureView]) -> Fold:
+    """Headed by what its figures show, or by what its first finding is."""
+    first = findings[0] if findings else Finding("")
+    titles = [view.figure.title for view in figures]
+    title = "; ".join(titles[:_TITLES]) or first.label or "More findings"
+    if others := titles[_TITLES:]:
+        title = f"{title}; {len(others)} more figure{'s' * (len(others) > 1)}"
+    return Fold(anchor, title, first.value, first.good, findings, figures)
 
 
 def _belongs(kind: str, section: Section) -> bool:
     if section is OTHER:
         return kind not in {known.key for known in SECTIONS} | {"verdict"}
     return kind == section.key
-
-
-def _split(studies: Sequence[Sequence[Figure]]) -> tuple[list[Figure], list[Figure]]:
-    """The figures that everyone sees, and those for readers who want to know more."""
-    shown: list[Figure] = []
-    more: list[Figure] = []
-    for figures in studies:
-        at_once = _OF_EVERY_OTHER if shown else _OF_THE_FIRST_STUDY
-        shown += figures[:at_once]
-        more += figures[at_once:]
-    return (shown, more) if len(more) > 1 else ([*shown, *more], [])

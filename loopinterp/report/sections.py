@@ -45,7 +45,17 @@ def has_programs(task: str) -> bool:
     return any(get_program(name).task == task for name in list_programs())
 
 
+EXAMPLE = "example"
+"""The key of the section that stands before the summary: what is asked, on one input."""
+
 SECTIONS = (
+    Section(
+        key=EXAMPLE,
+        title="The task, and one input loop by loop",
+        short="The task",
+        question="What is asked, and what does the model make of it?",
+        missing="no worked example, so the task is not shown",
+    ),
     Section(
         key="generalisation",
         title="Length generalisation",

@@ -4,9 +4,11 @@ from .addition import Addition as Addition
 from .bit_prompts import BinarySum as BinarySum
 from .bit_prompts import Copy as Copy
 from .bit_prompts import Parity as Parity
+from .examples_in_words import InWords as InWords
 from .full_output import FullOutput as FullOutput
 from .multiplication import Multiplication as Multiplication
 from .prefix_sum import PrefixSum as PrefixSum
+from .study_data import as_batch as as_batch
 from .task import IGNORE as IGNORE
 from .task import Batch as Batch
 from .task import Task as Task

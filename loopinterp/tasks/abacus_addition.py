@@ -9,6 +9,7 @@ import torch
 
 from loopinterp.errors import InputError
 from loopinterp.settings import settings
+from loopinterp.tasks.examples_in_words import spell, until
 from loopinterp.tasks.full_output import answer_from, place_of
 from loopinterp.tasks.integers import carry_over, check_pairs, operand_digits
 from loopinterp.tasks.rows import cut, join, same
@@ -67,6 +68,13 @@ class AbacusAddition(Sampler):
 
     def describe(self) -> str:
         return "Decimal addition, a+b=sum$ with the least significant digit first, token by token."
+
+    def say(self, row: Sequence[int], answer: Sequence[int] | None) -> str:
+        plus, equals = row.index(PLUS), row.index(EQUALS)
+        a, b = (spell(x, turned=True) for x in (row[:plus], row[plus + 1 : equals]))
+        if answer is None:
+            return f"{a} + {b} ="
+        return f"{a} + {b} = {spell(until(answer[equals:], END), ALPHABET, turned=True)}"
 
     def from_digits(
         self,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from loopinterp.errors import InputError
 from loopinterp.settings import settings
 from loopinterp.tasks import carries
+from loopinterp.tasks.examples_in_words import spell
 from loopinterp.tasks.integers import operand_digits
 from loopinterp.tasks.rows import join, same
 from loopinterp.tasks.sampling import (
@@ -92,6 +93,14 @@ class Addition(Sampler):
     def describe(self) -> str:
         where = "tokens a + 2b after BOS" if self.format == "pairs" else "float vectors (a, b)"
         return f"Binary addition mod 2^n on aligned bits, least significant first ({where})."
+
+    def say(self, row: Sequence[Any], answer: Sequence[int] | None) -> str:
+        pairs = [(t & 1, t >> 1) for t in row if t < 4] if self.format == "pairs" else row
+        a, b = (spell(bits, turned=True) for bits in zip(*pairs))
+        if answer is None:
+            return f"{a} + {b} ="
+        total = spell(answer[self.offset : self.offset + len(pairs)], turned=True)
+        return f"{a} + {b} = {total} mod 2^{len(pairs)}"
 
     def from_bits(
         self, a: Int[Tensor, "batch width"], b: Int[Tensor, "batch width"], n: Int[Tensor, " batch"]

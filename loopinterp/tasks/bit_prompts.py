@@ -63,6 +63,7 @@ class Copy(BitPrompt):
     """
 
     name = "copy"
+    question = "copy of {}"
 
     def describe(self) -> str:
         return "The n bits again, answered from the '=' sign on and closed by EOS."
@@ -86,6 +87,7 @@ class Parity(BitPrompt):
     """
 
     name = "parity"
+    question = "parity of {}"
 
     def answer_length(self, n: int) -> int:
         return 1
@@ -114,6 +116,8 @@ class BinarySum(BitPrompt):
     """
 
     name = "binary_sum"
+    question = "ones in {}"
+    least_first = ("answer",)
 
     def answer_length(self, n: int) -> int:
         return n.bit_length()

@@ -7,11 +7,13 @@ up to the padded length. Source: arXiv 2409.15647.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
 from loopinterp.errors import InputError
+from loopinterp.tasks.examples_in_words import spell, until
 from loopinterp.tasks.rows import join, same
 from loopinterp.tasks.sampling import Sampler, check_length, check_tokens
 from loopinterp.tasks.task import IGNORE, Batch
@@ -30,10 +32,14 @@ class FullOutput(Sampler):
     Attributes:
         symbols: What the prompt is written with.
         n_answer_symbols: What the answer is written with: so many of the first symbols.
+        question: What is asked about the prompt, in words.
+        least_first: Which of ``"prompt"`` and ``"answer"`` have the least significant digit first.
     """
 
     symbols: tuple[str, ...]
     n_answer_symbols = 2
+    question = "{}"
+    least_first: tuple[str, ...] = ()
 
     @property
     def equals(self) -> int:
@@ -46,6 +52,21 @@ class FullOutput(Sampler):
     def answer_length(self, n: int) -> int:
         """Longest answer to a problem of length n."""
         return n
+
+    def say(self, row: Sequence[int], answer: Sequence[int] | None) -> str:
+        equals = row.index(self.equals)
+        space = " " if max(map(len, self.symbols)) > 1 else ""
+        turned = {part: part in self.least_first for part in ("prompt", "answer")}
+        said = spell(row[1:equals], self.symbols, separator=space, turned=turned["prompt"])
+        for operator in {"+", "*"} & {*self.symbols}:
+            a, b = said.split(operator)[:: -1 if turned["prompt"] else 1]
+            said = f"{a} {operator} {b}"
+        said = f"{self.question.format(said)} ="
+        if answer is None:
+            return said
+        words = self.symbols[: self.n_answer_symbols]
+        answer = until(answer[equals:], self.n_answer_symbols)
+        return f"{said} {spell(answer, words, separator=space, turned=turned['answer'])}"
 
     @abstractmethod
     def _solve(self, tokens: Tensor, equals: Tensor) -> tuple[Tensor, Tensor]:

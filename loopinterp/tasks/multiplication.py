@@ -61,6 +61,7 @@ class Multiplication(FullOutput):
     name = "multiplication"
     symbols = ("0", "1", "*")
     distributions = ("uniform", "biased", "mixed")
+    least_first = ("prompt", "answer")
 
     m: PositiveInt = 2
 

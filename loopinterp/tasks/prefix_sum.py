@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
 from loopinterp.settings import settings
+from loopinterp.tasks.examples_in_words import spell
 from loopinterp.tasks.rows import join, same
 from loopinterp.tasks.sampling import (
     Sampler,
@@ -71,6 +73,15 @@ class PrefixSum(Sampler):
     def describe(self) -> str:
         what = "XOR of n bits" if self.modulus == 2 else f"sum of n digits mod {self.modulus}"
         return f"Running {what}, answered at every one."
+
+    def say(self, row: Sequence[int], answer: Sequence[int] | None) -> str:
+        space = "" if self.modulus <= 10 else " "
+        real = [digit for digit in row if digit < self.modulus]
+        what = "running XOR" if self.modulus == 2 else f"running sum mod {self.modulus}"
+        said = f"{what} of {spell(real, separator=space)} ="
+        if answer is None:
+            return said
+        return f"{said} {spell(answer[1 : len(real) + 1], separator=space)}"
 
     def from_bits(self, bits: Int[Tensor, "batch width"], n: Int[Tensor, " batch"]) -> Batch:
         """The batch of given bits (mod m: digits); only the first ``n`` of each row count.

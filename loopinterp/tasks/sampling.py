@@ -10,6 +10,7 @@ import torch
 
 from loopinterp.errors import InputError, check_choice, check_integer
 from loopinterp.settings import Settings
+from loopinterp.tasks.examples_in_words import InWords
 from loopinterp.tasks.task import Batch
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ BIASES = (0.05, 0.5, 0.95)
 """Probabilities of a one among which each example of the ``"biased"`` distribution draws."""
 
 
-class Sampler(Settings, ABC):
+class Sampler(Settings, InWords, ABC):
     """Base of the tasks here: declared settings, and a sampler whose arguments are checked."""
 
     name: str

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from loopinterp.short_repr import ShortRepr
+
 if TYPE_CHECKING:
     import torch
     from jaxtyping import Float, Int
@@ -15,8 +17,8 @@ IGNORE = -100
 """Target value at positions that carry no loss and no score (PyTorch's ``ignore_index``)."""
 
 
-@dataclass(frozen=True)
-class Batch:
+@dataclass(frozen=True, repr=False)
+class Batch(ShortRepr):
     """Examples of possibly different lengths, padded on the right.
 
     Attributes:
@@ -33,6 +35,12 @@ class Batch:
 
     def __len__(self) -> int:
         return self.inputs.shape[0]
+
+    def _shown(self) -> list[tuple[str, object]]:
+        ends = {"n": self.n, "n_loops": self.n_loops}
+        spans = {k: sorted({int(x.min()), int(x.max())}) for k, x in ends.items() if len(self)}
+        said = [(k, span[0] if len(span) == 1 else span) for k, span in spans.items()]
+        return [("examples", len(self)), *said, ("inputs", self.inputs)]
 
     def to(self, device: torch.device | str) -> Batch:
         return Batch(*(getattr(self, f).to(device) for f in ("inputs", "targets", "n", "n_loops")))
@@ -86,6 +94,18 @@ class Task(Protocol):
 
     def targets(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
         """The exact answer to given inputs, ``IGNORE`` where nothing is asked."""
+        ...
+
+    def decode(
+        self, inputs: Batch | Tensor, answers: Int[Tensor, "batch pos"] | None = None
+    ) -> list[str]:
+        """Examples in words; :class:`~loopinterp.tasks.InWords` says what a task need not."""
+        ...
+
+    def show(
+        self, batch: Batch, answers: Int[Tensor, "batch pos"] | None = None, *, most: int = 8
+    ) -> None:
+        """Print examples in words, with their right answers."""
         ...
 
     def describe(self) -> str:

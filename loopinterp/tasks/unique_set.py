@@ -47,6 +47,7 @@ class UniqueSet(FullOutput):
     """
 
     name = "unique_set"
+    question = "distinct ones of {}"
     distributions = ("uniform", "few", "distinct")
 
     n_symbols: PositiveInt = 50

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -12,13 +12,15 @@ import torch
 
 from loopinterp.errors import InputError, check_integer
 from loopinterp.intervals import ESTIMATE, wilson_estimate
-from loopinterp.models.looped_model import bind
+from loopinterp.models.looped_model import bind, need_model
 from loopinterp.models.model_description import describe_model, device_of
+from loopinterp.models.run_length import own_depth
 from loopinterp.models.stopped_run import run_until
 from loopinterp.models.stopping_rules import MaxConfidence, Oracle, ReadoutKL, ResidualBelow
 from loopinterp.progress import track
 from loopinterp.results import Result, study
 from loopinterp.tasks.sampling import check_size, pick_distribution
+from loopinterp.tasks.study_data import need_task
 from loopinterp.tasks.task import IGNORE
 from loopinterp.training.seeding import stream
 
@@ -65,6 +67,8 @@ class EvaluationResult(Result, kind="evaluation"):
         task: Name of the task.
         n_samples: Examples in each cell.
         trained_up_to: Greatest length seen in training, or None if not known.
+        depth: Loops of a model that makes as many whatever the length, as one that was trained so:
+            it is asked after those instead of T(n). None for all others.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
@@ -80,6 +84,7 @@ class EvaluationResult(Result, kind="evaluation"):
     task: str
     n_samples: int
     trained_up_to: int | None
+    depth: int | None = None
 
     @property
     def nearest_extra_loop(self) -> int:
@@ -103,6 +108,9 @@ def evaluate(
 ) -> EvaluationResult:
     """Exact match and bit accuracy at T(n) loops, and at others if asked.
 
+    A model that has a depth of its own (its ``loop_rule`` names one number of loops, as that of a
+    run with ``objective.n_loops``; an ordinary transformer's is 1) is asked after that instead.
+
     The examples come from another random stream than those of training, whatever the seed.
 
     Args:
@@ -122,8 +130,11 @@ def evaluate(
     Raises:
         InputError: If a list is empty, a number is out of range, or a name is unknown.
     """
+    need_model(model)
+    need_task(task)
     names = list(judged_distributions(task) if distributions is None else distributions)
-    _check(task, lengths, names, extra_loops, n_samples)
+    depth = own_depth(model)
+    _check(task, lengths, names, extra_loops, n_samples, depth)
     extra, cells = sorted(set(extra_loops)), sorted(set(lengths))
     rules = {ORACLE: Oracle(), **stopping} if stopping else {}
     shape = (len(names), len(cells))
@@ -139,7 +150,7 @@ def evaluate(
             batch = task.sample(
                 length, batch_size=n_samples, generator=generator, distribution=distribution
             )
-            batch = batch.to(device_of(model))
+            batch = _at_depth(batch.to(device_of(model)), depth)
             constant_exact[d, k], constant_bits[d, k] = _constant(batch, task.d_vocab_out)
             exact[:, d, k], bits[:, d, k] = _score(model, batch, extra)
             for r, rule in enumerate(rules.values()):
@@ -161,7 +172,15 @@ def evaluate(
             task=task.name,
             n_samples=n_samples,
             trained_up_to=trained_up_to,
+            depth=depth,
         )
+
+
+def _at_depth(batch: Batch, depth: int | None) -> Batch:
+    """The batch, to be answered after so many loops in place of T(n)."""
+    if depth is None:
+        return batch
+    return replace(batch, n_loops=torch.full_like(batch.n_loops, depth))
 
 
 def judged_distributions(task: Task) -> tuple[str, ...]:
@@ -236,6 +255,7 @@ def _check(
     distributions: Sequence[str],
     extra: Sequence[int],
     n_samples: int,
+    depth: int | None,
 ) -> None:
     for name, values in (
         ("lengths", lengths),
@@ -252,12 +272,11 @@ def _check(
         check_integer("extra_loops", k)
     check_integer("n_samples", n_samples, least=1)
     check_size(task, max(lengths), n_samples, "lengths, n_samples")
-    fewest = min(task.n_loops(n) for n in lengths) + min(extra)
-    if fewest < 0:
+    least = depth or min(task.n_loops(n) for n in lengths)
+    if least + min(extra) < 0:
         raise InputError(
             "extra_loops",
-            expected=f"at least -{task.n_loops(min(lengths))}, as length {min(lengths)} has "
-            f"T(n) = {task.n_loops(min(lengths))} loops",
+            expected=f"at least -{least}, as length {min(lengths)} has {least} loops",
             given=str(min(extra)),
             fix="Take away fewer loops, or drop the short lengths.",
         )

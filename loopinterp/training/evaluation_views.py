@@ -21,6 +21,15 @@ def _readable(distribution: str) -> str:
     return _READABLE.get(distribution, distribution)
 
 
+def _loops(result: EvaluationResult) -> str:
+    """The loops after which the answer is asked for."""
+    return "T(n)" if result.depth is None else str(result.depth)
+
+
+def _whose(result: EvaluationResult) -> str:
+    return "the task's own T(n)" if result.depth is None else f"the model's own {result.depth}"
+
+
 def _constant_name(distribution: str) -> str:
     short = {"uniform": "random", "chain": "chains"}.get(distribution, distribution)
     return f"{short}: constant"
@@ -47,11 +56,11 @@ def _reach(result: EvaluationResult, distribution: str) -> Finding:
     name = _readable(distribution)
     if len(passed):
         text = (
-            f"On {name} the model answers at least 99% of {result.n_samples} problems of each "
-            f"length wholly right, up to length {passed[-1]}"
+            f"On {name} at least 99% of {result.n_samples} problems of each length are answered "
+            f"wholly right, up to length {passed[-1]}"
         )
         if result.trained_up_to:
-            text += f", {passed[-1] / result.trained_up_to:.3g} times the longest it was trained on"
+            text += f", {passed[-1] / result.trained_up_to:.3g} times the longest in training"
         text += "."
     else:
         text = (
@@ -60,7 +69,7 @@ def _reach(result: EvaluationResult, distribution: str) -> Finding:
         )
     if len(failing):
         text += f" Its worst length is {scores.idxmin()}, with {percent(scores.min())}."
-    return Finding(text, value=f"{scores.min():.2f}", good=bool(scores.min() >= 0.99))
+    return Finding(text, value=f"{scores.min():.2f} exact match", good=bool(scores.min() >= 0.99))
 
 
 def _stopping(result: EvaluationResult) -> Finding:
@@ -70,8 +79,9 @@ def _stopping(result: EvaluationResult) -> Finding:
     rules = worst.drop(ORACLE)
     said = "; ".join(f"{rule}: {percent(share)}" for rule, share in rules.items())
     text = (
-        "Stopped by a rule that is not told T(n), it answers at the worst length and distribution "
-        f"this share wholly right: {said}; read at T(n): {percent(worst[ORACLE])}."
+        f"Stopped by a rule that is not told {_loops(result)}, it answers at the worst length and "
+        f"distribution this share wholly right: {said}; read at {_loops(result)}: "
+        f"{percent(worst[ORACLE])}."
     )
     return Finding(text, value=f"{rules.max():.2f}")
 
@@ -101,21 +111,15 @@ def _by_length(result: EvaluationResult) -> Figure:
         ]
         panels.append(LinePanel(lines, title, title=title, y_range=(0, 1.04), references=marks))
     extra = result.nearest_extra_loop
-    loops = "T(n)" if extra == 0 else f"T(n) {extra:+d}"
+    loops = _loops(result) if extra == 0 else f"{_loops(result)} {extra:+d}"
     return Figure(
         title="Accuracy against length",
         plot=line_panels(panels, x_title="problem length n"),
         caption=f"Each point is {result.n_samples} fresh problems of that length, answered after "
         f"{loops} loops; bands are 95% intervals. Above, the share of problems that are right "
-        "at every position; below, the share of positions. Read the upper panel first: a model "
-        "that gets most positions right can still get every long problem wrong."
-        + (
-            " What lies right of the dotted line is longer than anything the model was trained on."
-            if result.trained_up_to
-            else ""
-        ),
-        control="The dashed lines are the best answer that is the same everywhere. "
-        + _constant_note(result),
+        "at every position; below, that of positions, which can be high where every long problem "
+        "is wrong.",
+        control="Dashed: the best answer that is the same everywhere. " + _constant_note(result),
         data=result.to_dataframe("exact_match", "bit_accuracy"),
     )
 
@@ -128,8 +132,8 @@ def _constant_note(result: EvaluationResult) -> str:
     if not easy:
         return f"It is wholly right on at most {percent(constant.max())} of the problems."
     return (
-        f"On {' and '.join(easy)} it is right, since every answer there is the same: that "
-        "distribution tests whether the carry arrives, and the others whether it is a carry."
+        f"On {' and '.join(easy)} it scores high, since answers there are alike: read the others "
+        "beside it."
     )
 
 
@@ -141,14 +145,14 @@ def _by_loops(result: EvaluationResult) -> Figure:
             "exact match",
             title=_readable(name),
             y_range=(0, 1.04),
-            references=[Reference(0, "T(n)", "x")],
+            references=[Reference(0, _loops(result), "x")],
         )
         for name in exact["distribution"].values.tolist()
     ]
     return Figure(
         title="Accuracy against loops",
-        plot=line_panels(panels, x_title="loops beyond T(n)"),
-        caption="The same problems, answered after fewer or more loops than the task's own T(n) "
+        plot=line_panels(panels, x_title=f"loops beyond {_loops(result)}"),
+        caption=f"The same problems, answered after fewer or more loops than {_whose(result)} "
         "(dotted line). Left of it the answer is cut short; right of it a model that holds what "
         "it has found stays right.",
         data=result.to_dataframe("exact_match", "bit_accuracy"),
@@ -171,6 +175,6 @@ def _by_rule(result: EvaluationResult) -> Figure:
         caption="Exact match, and the mean number of loops, where each rule stops. A rule sees the "
         "states and answers of the run, not the length of the problem; one that stops early cuts "
         "answers short.",
-        control="Dashed: the answer read at the task's own T(n), which has to be known.",
+        control=f"Dashed: the answer read at {_whose(result)}, which has to be known.",
         data=tidy({"exact_match": exact, "loops": loops}),
     )

@@ -8,23 +8,31 @@ import time
 from pathlib import Path
 
 from loopinterp.errors import CheckpointError, ConfigError, InputError
+from loopinterp.file_locks import only_writer
 from loopinterp.progress import bar
 from loopinterp.results import config_hash
 from loopinterp.settings import Settings, flatten
-from loopinterp.storage import read_tensors, write_bytes, write_json, write_tensors
+from loopinterp.storage import (
+    read_tensors_and_metadata,
+    write_bytes,
+    write_json,
+    write_tensors,
+)
 from loopinterp.training.config import TrainingConfig
 from loopinterp.training.device import cpu_threads, resolve_device
 from loopinterp.training.run import (
     CHECKPOINT,
     CONFIG,
+    LOCK,
     METRICS,
     MODEL,
     WEIGHTS,
     Run,
     complete_lines,
     need_free_folder,
+    need_training_state,
     parse_metrics,
-    read_metadata,
+    reading_counters,
 )
 from loopinterp.training.trainer import Trainer
 
@@ -44,20 +52,29 @@ def train(
             overwritten.
 
     Raises:
-        InputError: If the folder cannot be written or holds something else, the device is not
-            there, or the loss stops being finite.
-        ConfigError: If the folder's run has another configuration; it names the setting.
+        InputError: If the folder cannot be written, holds something else, or is being trained in
+            already; the device is not there; or the loss or a weight stops being finite.
+        ConfigError: If the folder's run has another configuration, where it names the setting; or
+            if no model can be made from this one, where nothing is written.
         CheckpointError: If the folder's checkpoint is damaged or of another run.
     """
     config = config.replace(device=str(resolve_device(config.device)))
-    folder = Path(out)
-    _claim(folder, config, resume)
-    _sweep(folder)
-    # Known from the start, so that the weights that follow can be read from their first moment.
-    write_json(folder / MODEL / "config.json", config.model.to_dict())
-    run = Run(folder, config)
-    with cpu_threads(config.threads):
-        trainer = Trainer(config)
+    folder, run = Path(out), Run(Path(out), config)
+    _check_claim(folder, config, resume)
+    trainer = _build(config)
+    with (
+        only_writer(
+            folder / LOCK,
+            f"training in {folder}",
+            fix="Wait for the other training to end, stop it, or train into another folder.",
+        ),
+        cpu_threads(config.threads),
+    ):
+        _check_claim(folder, config, resume)  # again: another may have begun, and ended, meanwhile
+        if not (folder / CONFIG).exists():
+            write_json(folder / CONFIG, config.to_dict())
+        # Known from the start, so that the weights that follow can be read from their first moment.
+        write_json(folder / MODEL / "config.json", config.model.to_dict())
         seconds = _restore(run, trainer)
         _truncate_metrics(folder / METRICS, trainer.steps_done, config.log_every)
         _fit(run, trainer, seconds, progress)
@@ -97,8 +114,20 @@ def _fit(run: Run, trainer: Trainer, seconds: float, progress: bool) -> None:
                 )
 
 
-def _claim(folder: Path, config: TrainingConfig, resume: bool) -> None:
-    """Check that the folder is this run's, or make it so."""
+def _build(config: TrainingConfig) -> Trainer:
+    try:
+        return Trainer(config)
+    except (RuntimeError, MemoryError, OverflowError, TypeError) as error:
+        raise ConfigError(
+            "model",
+            expected="one that can be made on this machine",
+            given=f"one that cannot ({str(error).splitlines()[0] if str(error) else 'memory'})",
+            fix="Make it smaller (model.d_model, model.n_layers, model.d_mlp), or change device.",
+        ) from error
+
+
+def _check_claim(folder: Path, config: TrainingConfig, resume: bool) -> None:
+    """Check that the folder is this run's, or can be made so."""
     if not resume:
         need_free_folder(folder)
     if (folder / CONFIG).exists():
@@ -112,15 +141,6 @@ def _claim(folder: Path, config: TrainingConfig, resume: bool) -> None:
                 given=f"{name} without {CONFIG}",
                 fix=f"Choose another folder, or restore its {CONFIG}.",
             )
-    write_json(folder / CONFIG, config.to_dict())
-
-
-def _sweep(folder: Path) -> None:
-    """Remove the temporary files of writes that a kill cut short."""
-    for name in (CONFIG, METRICS, f"{MODEL}/config.json", WEIGHTS, CHECKPOINT):
-        path = folder / name
-        for leftover in path.parent.glob(f".{path.name}.*"):
-            leftover.unlink()
 
 
 def _check_same(saved: Settings, asked: TrainingConfig, folder: Path) -> None:
@@ -153,7 +173,8 @@ def _restore(run: Run, trainer: Trainer) -> float:
     path = run.folder / CHECKPOINT
     if not path.exists():
         return 0.0
-    tensors, metadata = read_tensors(path), read_metadata(path)
+    tensors, metadata = read_tensors_and_metadata(path)
+    need_training_state(path, metadata)
     if metadata["config"] != config_hash(run.config.to_dict()):
         raise CheckpointError(
             f"checkpoint {path}",
@@ -162,7 +183,8 @@ def _restore(run: Run, trainer: Trainer) -> float:
             fix="The files do not belong together: restore them, or train in another folder.",
         )
     trainer.load(tensors, metadata, path)
-    return run.seconds
+    with reading_counters(path):
+        return float(metadata["seconds"])
 
 
 def _truncate_metrics(path: Path, steps_done: int, log_every: int) -> None:

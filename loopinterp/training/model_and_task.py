@@ -64,7 +64,9 @@ class GivenModelConfig(ModelAndTask):
     Attributes:
         max_n: Greatest problem length that it was made for.
         origin: Where it comes from, in words that go on after "The model was".
+        depth: Loops that it makes whatever the length, as an ordinary transformer; T(n) if None.
     """
 
     max_n: PositiveInt
     origin: str
+    depth: PositiveInt | None = None

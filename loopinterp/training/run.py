@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loopinterp.errors import CheckpointError, InputError
-from loopinterp.storage import read_json, write_json
+from loopinterp.short_repr import ShortRepr
+from loopinterp.storage import read_bytes, read_json, read_metadata, write_json
 from loopinterp.training.config import TrainingConfig
 from loopinterp.training.model_and_task import GivenModelConfig
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import torch
 
-    from loopinterp.models import LoopedTransformer
+    from loopinterp.models import LoopedTransformer, LoopRule
     from loopinterp.tasks.task import Task
 
 CONFIG = "config.json"
@@ -27,10 +28,13 @@ METRICS = "metrics.jsonl"
 MODEL = "model"
 WEIGHTS = "model/model.safetensors"
 CHECKPOINT = "state/checkpoint.safetensors"
+LOCK = "state/lock"
+IN_MEMORY = "in_memory"
+"""The entry of ``config.json`` with the class of a model whose weights are not in the folder."""
 
 
-@dataclass(frozen=True)
-class Run:
+@dataclass(frozen=True, repr=False)
+class Run(ShortRepr):
     """A run on disk.
 
     ::
@@ -39,6 +43,7 @@ class Run:
         model/                         the averaged weights: LoopedTransformer.from_pretrained
         metrics.jsonl                  one line per ``log_every`` steps of training
         state/checkpoint.safetensors   weights, optimiser, random streams, curriculum
+        state/lock                     held by the process that trains here, if one does
 
     A model that was not trained here (:meth:`from_model`) has the first two only. Every file is
     replaced in one step, and the checkpoint is one file, so a kill at any moment leaves a whole
@@ -71,6 +76,13 @@ class Run:
                 given="other JSON",
                 fix="Point to the folder that training wrote, not to a folder inside it.",
             )
+        if IN_MEMORY in values:
+            raise CheckpointError(
+                f"run {folder}",
+                expected="a run with its model",
+                given=f"the results of a {values[IN_MEMORY]}, which stayed in memory",
+                fix="Call loopinterp.analyze_model with that model again; reports need no model.",
+            )
         kind = GivenModelConfig if "origin" in values else TrainingConfig
         return cls(folder, kind.from_dict(values))
 
@@ -88,7 +100,8 @@ class Run:
         """Make a run of a model that was not trained here, so that all studies can be run on it.
 
         Args:
-            model: The model.
+            model: The model. Where its ``loop_rule`` names one number of loops, as
+                ``LoopRule(1)`` for an ordinary transformer, it is run for as many, not for T(n).
             task: What it is asked.
             folder: A folder without a run.
             max_n: Greatest problem length that it was made for; studies take it where they take
@@ -99,6 +112,8 @@ class Run:
         Raises:
             InputError: If the folder holds a run, or the model does not fit the task.
         """
+        from loopinterp.models.run_length import own_depth
+
         folder = Path(folder)
         need_free_folder(folder)
         config = GivenModelConfig(
@@ -108,6 +123,7 @@ class Run:
             origin=origin,
             task_settings=dict(task.config()),
             distribution=distribution,
+            depth=own_depth(model),
         )
         model.save_pretrained(folder / MODEL)
         write_json(folder / CONFIG, config.to_dict())
@@ -126,7 +142,13 @@ class Run:
         return self.config.curriculum.max_n
 
     def model(self, device: torch.device | str = "cpu") -> LoopedTransformer:
-        """The model with its averaged weights.
+        """The model with its averaged weights, which knows how many loops an input takes.
+
+        ``model(inputs)`` runs T(n), n being the length of the inputs; or, where training ran the
+        same number of loops whatever the length (``objective.n_loops``; 1 for an ordinary
+        transformer), as many. Names of hooks,
+        layers and blocks are those of T(n) at the training cutoff; ``model.unroll(n_loops)`` has
+        those of another number.
 
         Raises:
             CheckpointError: If there is no checkpoint yet, or it is damaged.
@@ -148,7 +170,18 @@ class Run:
                 given="another one",
                 fix="The files do not belong together: restore them, or train anew.",
             )
+        model.loop_rule = self._loop_rule()
         return model
+
+    def _loop_rule(self) -> LoopRule:
+        from loopinterp.models import LoopRule
+
+        config = self.config
+        depth = config.depth if isinstance(config, GivenModelConfig) else config.objective.n_loops
+        if depth is not None:
+            return LoopRule(depth)
+        rule = LoopsByLength(self.task())
+        return LoopRule(rule.of(self.cutoff), rule)
 
     def task(self) -> Task:
         """The task that the model is trained on, or asked."""
@@ -186,8 +219,30 @@ class Run:
         if not path.exists():
             return 0, 0.0
         metadata = read_metadata(path)
+        need_training_state(path, metadata)
         with reading_counters(path):
             return int(json.loads(metadata["scalars"])["steps_done"]), float(metadata["seconds"])
+
+
+@dataclass(frozen=True)
+class LoopsByLength:
+    """T(n) by the positions of an input: the n whose examples take as many, or the next.
+
+    Example:
+        >>> from loopinterp.tasks import get_task
+        >>> LoopsByLength(get_task("copy"))(8)  # three letters and three blanks, and two signs
+        3
+    """
+
+    task: Task
+
+    def __call__(self, n_pos: int) -> int:
+        fits = (n for n in range(1, n_pos) if self.task.n_positions(n) >= n_pos)
+        return self.of(next(fits, n_pos))
+
+    def of(self, n: int) -> int:
+        """T(n), and one loop where the task asks for none."""
+        return max(self.task.n_loops(n), 1)
 
 
 def need_free_folder(folder: Path) -> None:
@@ -206,7 +261,7 @@ def reading_counters(path: Path) -> Iterator[None]:
     """Turn what goes wrong in reading a checkpoint's counters into one error that says so."""
     try:
         yield
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise CheckpointError(
             f"checkpoint {path}",
             expected="the counters of a training run",
@@ -215,19 +270,8 @@ def reading_counters(path: Path) -> Iterator[None]:
         ) from error
 
 
-def read_metadata(path: Path) -> dict[str, str]:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(str(path), framework="pt") as file:
-            metadata = file.metadata() or {}
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(
-            f"checkpoint {path}",
-            expected="a whole safetensors file",
-            given=f"one that does not parse ({error})",
-            fix="It is truncated or damaged: restore it from a copy, or train anew.",
-        ) from error
+def need_training_state(path: Path, metadata: Mapping[str, str]) -> None:
+    """Raise if the texts of a file are not those of a checkpoint."""
     if not {"scalars", "config", "seconds"} <= metadata.keys():
         raise CheckpointError(
             f"checkpoint {path}",
@@ -235,14 +279,13 @@ def read_metadata(path: Path) -> dict[str, str]:
             given="a safetensors file of another kind",
             fix="Restore the run's own file, or train in another folder.",
         )
-    return metadata
 
 
 def complete_lines(path: Path) -> list[str]:
     """Lines of a file that may end in the middle of one."""
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    lines = read_bytes(path).decode(errors="replace").split("\n")
     return lines[:-1]
 
 
@@ -256,7 +299,7 @@ def parse_metrics(path: Path, lines: list[str]) -> list[dict[str, Any]]:
     for number, line in enumerate(lines, start=1):
         try:
             row = json.loads(line)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             row = None
         if not isinstance(row, dict):
             raise CheckpointError(

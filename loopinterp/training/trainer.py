@@ -11,6 +11,7 @@ import torch
 from loopinterp.errors import InputError
 from loopinterp.models import LoopedTransformer
 from loopinterp.models.pretrained import check_tensors
+from loopinterp.short_repr import ShortRepr
 from loopinterp.tasks.task import IGNORE
 from loopinterp.training.curriculum import Curriculum
 from loopinterp.training.device import make_bind, resolve_device, with_state_noise
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-class Trainer:
+class Trainer(ShortRepr):
     """Makes one optimiser step at a time; :meth:`state` and :meth:`load` freeze and thaw it.
 
     Args:
@@ -74,8 +75,8 @@ class Trainer:
         """Draw a batch and descend once.
 
         Raises:
-            InputError: If the loss or the gradient is not finite. The weights are left as the
-                step before made them.
+            InputError: If the loss or the gradient is not finite, where the weights are left as
+                the step before made them; or if a weight is not finite after the step.
         """
         config, settings = self.config, self.config.optimiser
         batch = self._batch()
@@ -98,6 +99,7 @@ class Trainer:
         ).tolist()
         self._check_finite(loss, grad_norm)
         self.optimiser.step()
+        self._check_weights()
         self.ema.update()
         self.steps_done += 1
         metrics = {
@@ -193,10 +195,26 @@ class Trainer:
         if math.isfinite(loss) and math.isfinite(grad_norm):
             return
         what, value = ("loss", loss) if not math.isfinite(loss) else ("gradient norm", grad_norm)
-        raise InputError(
-            f"{what} at step {self.steps_done + 1}",
-            expected="a finite number",
-            given=str(value),
+        raise self._unstable(f"{what} at step {self.steps_done + 1}", "a finite number", value)
+
+    def _check_weights(self) -> None:
+        """A finite gradient can still carry a weight beyond what its type holds."""
+        weights = dict(self.model.named_parameters())
+        if bool(torch.isfinite(torch.nn.utils.get_total_norm(weights.values()))):
+            return
+        for name, x in weights.items():  # the norm of finite weights may overflow as well
+            if spoiled := int((~torch.isfinite(x)).sum()):
+                raise self._unstable(
+                    f"weights {name} after step {self.steps_done + 1}",
+                    "finite numbers",
+                    f"{spoiled} of {x.numel()} that are not",
+                )
+
+    def _unstable(self, what: str, expected: str, given: object) -> InputError:
+        return InputError(
+            what,
+            expected=expected,
+            given=str(given),
             fix=f"Lower optimiser.lr (now {self.config.optimiser.lr:g}), set optimiser.clip=1, or "
             "train longer warm-up (optimiser.warmup_steps), in a new folder; what was saved "
             "before this step is kept.",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.browser
 
-N_FIGURES = 13
+N_FIGURES = 14
 Fresh = Callable[..., "Page"]
 
 # Boxes of all text in figures that sticks out of its figure, or of the page.
@@ -60,6 +60,30 @@ _DRAWN = """() => [...document.querySelectorAll('figure.card')].map((figure) => 
            marks: sizes.filter((size) => size.width > 0 || size.height > 0).length };
 })"""
 
+
+# The drawing of a program: what sticks out, and how far the heads of arrows are from boxes.
+_DRAWING = """() => {
+  const figure = [...document.querySelectorAll('figure.card')]
+    .find((card) => /as a program/.test(card.textContent));
+  const plot = figure.querySelector('.plot'), frame = plot.getBoundingClientRect();
+  const all = (selector) => [...plot.querySelectorAll(selector)];
+  const sizes = (nodes) => nodes.map((node) => node.getBoundingClientRect());
+  const boxes = sizes(all('.shapelayer path')), notes = all('.annotation-text');
+  const heads = sizes(all('.points path')).filter((head) => head.width > 3);
+  const spec = JSON.parse(figure.querySelector('.figure-json').textContent);
+  const away = (head, box) => Math.min(
+    head.bottom > box.top && head.top < box.bottom ? Math.abs(head.right - box.left) : 99,
+    head.left < box.right && head.right > box.left ? Math.abs(head.bottom - box.top) : 99);
+  return {
+    hidden: plot.scrollWidth - plot.clientWidth,
+    outside: [...boxes, ...sizes(notes)]
+      .filter((box) => box.left < frame.left - 1 || box.right > frame.right + 1),
+    titles: notes.map((note) => note.querySelector('tspan')?.textContent || note.textContent),
+    heads: heads.length,
+    arrows: spec.data.flatMap((trace) => trace.marker.size).filter(Boolean).length,
+    gaps: heads.map((head) => Math.min(...boxes.map((box) => away(head, box)))),
+  };
+}"""
 
 _SMALLEST = """() => Math.min(...[...document.querySelectorAll('.plot text')]
   .map((text) => parseFloat(getComputedStyle(text).fontSize)))"""
@@ -127,9 +151,19 @@ def test_text_stands_out_from_its_page(opener: Opener, scheme: str) -> None:
     assert min(opener.drawn(scheme=scheme).page.evaluate(_CONTRASTS)) > 4.5
 
 
+@pytest.mark.parametrize("width", [WIDE, PHONE])
+def test_the_drawing_of_a_program_fits_its_card_and_arrows_reach_boxes(
+    opener: Opener, width: int
+) -> None:
+    found = opener.drawn(width).page.evaluate(_DRAWING)
+    assert found["hidden"] <= 0 and found["outside"] == []
+    assert "output" in found["titles"] and found["heads"] == found["arrows"] > 10
+    assert max(found["gaps"]) < 1.5  # pixels from the point of an arrow to its box
+
+
 def test_figures_wait_until_they_come_near(fresh: Fresh) -> None:
     page = fresh()
-    last = page.locator("figure.card").last
+    last = page.locator("section > figure.card").last
     assert last.get_attribute("data-drawn") is None
     last.scroll_into_view_if_needed()
     last.locator("svg.main-svg").first.wait_for()

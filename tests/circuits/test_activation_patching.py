@@ -22,7 +22,7 @@ from loopinterp.tasks import Addition
 from tests.models.variants import VARIANTS, build, some_inputs
 
 LOOPS, BATCH, POS = 3, 5, 4
-COMPONENTS = ("resid_pre", "attn_out", "mlp_out", "z", "state")
+COMPONENTS = ("resid_pre", "attn_out", "mlp_out", "z", "pattern", "state", "hook_state_post")
 SMALL = {"d_model": 8, "n_heads": 2, "d_vocab": 5, "d_vocab_out": 3, "init_std": 0.8}
 
 
@@ -80,6 +80,8 @@ def patch_untied(
         at = slice(None) if place is None else slice(place, place + 1)
         if head is None:
             activation[:, at] = cache[name][:, at]
+        elif name.endswith("pattern"):
+            activation[:, head, at] = cache[name][:, head, at]
         else:
             activation[:, at, head] = cache[name][:, at, head]
         return activation
@@ -87,8 +89,26 @@ def patch_untied(
     return deep.run_with_hooks(base, n_loops=1, fwd_hooks=[(name, put)])
 
 
-@pytest.mark.parametrize("component", ["resid_pre", "attn_out", "mlp_out", "z"])
-@pytest.mark.parametrize("each", [False, True])
+IN_LAYERS = {
+    "resid_pre": "hook_resid_pre",
+    "attn_out": "hook_attn_out",
+    "mlp_out": "hook_mlp_out",
+    "hook_z": "attn.hook_z",
+    "q": "attn.hook_q",
+    "pattern": "attn.hook_pattern",
+    "mlp.hook_post": "mlp.hook_post",
+    "ln2.hook_scale": "ln2.hook_scale",
+}
+HEADS = ("hook_z", "q", "pattern")
+
+
+@pytest.mark.parametrize(
+    ("component", "each"),
+    [
+        *((name, each) for name in list(IN_LAYERS)[:4] for each in (False, True)),
+        *(("q", False), ("pattern", True), ("mlp.hook_post", False), ("ln2.hook_scale", True)),
+    ],
+)
 def test_every_patch_is_that_of_the_unrolled_untied_model(component, each):
     model = without_injection(n_layers=2, n_prelude=1, n_coda=1)
     base, source, other = tokens()
@@ -103,8 +123,8 @@ def test_every_patch_is_that_of_the_unrolled_untied_model(component, each):
     )
     deep = untied(model)
     ends = deep(base, n_loops=1), deep(source, n_loops=1)
-    full = "attn.hook_z" if component == "z" else f"hook_{component}"
-    heads = range(2) if component == "z" else [None]
+    full = IN_LAYERS[component]
+    heads = range(2) if component in HEADS else [None]
     places = range(POS) if each else [None]
     assert found.data["recovered"].shape == (LOOPS, 2, len(heads), len(places))
     around = found.around()
@@ -157,6 +177,23 @@ def test_a_patch_of_the_state_is_that_of_the_plain_iteration(variant):
             expected += by_hand(it.readout(h), *ends)
         measured = [found.data[name].sel(loop=t).item() for name in MEASURES]
         np.testing.assert_allclose(measured, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("variant", ["demo", "surround"])
+def test_what_happens_once_per_loop_is_patched_by_loop(variant):
+    model = build(variant, init_std=1.0)
+    base, source = some_inputs(model, seed=1), some_inputs(model, seed=2)
+    args = {"n_loops": LOOPS, "positions": "each"}
+    states = patching_sweep(model, base, source, component="state", **args)
+    before = patching_sweep(model, base, source, component="state_pre", **args)
+    after = patching_sweep(model, base, source, component="hook_state_post", **args)
+    assert before.data["layer"].values.tolist() == ["loop"] and not before.around()
+    for measure in MEASURES:
+        whole = states.data[measure].values
+        np.testing.assert_allclose(before.data[measure].values, whole[:-1], atol=1e-4)
+        np.testing.assert_allclose(after.data[measure].values, whole[1:], atol=1e-4)
+    assert "`state_pre` in loop" in before.findings()[0].text
+    assert before.figures()
 
 
 @settings(max_examples=25, deadline=None)
@@ -337,6 +374,25 @@ def test_the_summary_says_where_a_patch_does_most():
     assert "after 0 loops" in state.findings()[0].text
 
 
+class Foreign:
+    """A looped model of someone else: four methods, and no hooks."""
+
+    def __init__(self, model: LoopedTransformer) -> None:
+        self.embed, self.initial_state = model.embed, model.initial_state
+        self.step, self.readout = model.step, model.readout
+
+
+def test_states_of_a_model_without_hooks_are_patched_like_those_of_one_with():
+    model, (base, source, _) = without_injection(), tokens()
+    own = patching_sweep(model, base, source, n_loops=LOOPS, component="state", positions="each")
+    foreign = patching_sweep(
+        Foreign(model), base, source, n_loops=LOOPS, component="state", positions="each"
+    )
+    assert own.data.equals(foreign.data)
+    with pytest.raises(InputError, match=r"heads and layers need hooks.*Foreign"):
+        patching_sweep(Foreign(model), base, source, n_loops=LOOPS)
+
+
 @pytest.mark.usefixtures("no_type_checks")
 def test_what_cannot_be_patched_is_said():
     model = without_injection()
@@ -348,10 +404,10 @@ def test_what_cannot_be_patched_is_said():
             patching_sweep(**args)
 
     refused("Did you mean 'resid_pre'", component="resid_pr")
-    refused("model: expected a LoopedTransformer", model=torch.nn.Linear(2, 2))
+    refused("model: expected a looped model", model=torch.nn.Linear(2, 2))
     refused("source: expected torch.int64 of shape", source=source[:, 1:])
     refused("other: expected torch.int64 of shape", other=source[1:])
-    refused("base: expected at least one example", base=base[:0], source=source[:0])
+    refused("expected a batch or a task, or inputs", base=base[:0], source=source[:0])
     refused("n_loops: expected an integer >= 1", n_loops=0)
     refused("loop: expected an index", loops=[2])
     refused("loops: expected at least one", loops=[])

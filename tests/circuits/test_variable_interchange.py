@@ -63,7 +63,7 @@ def subspaces(model: ProgramModel) -> dict[str, torch.Tensor]:
 def _result_of(name: str, whole: bool) -> VariableInterchange:
     model, program, batch = known(name)
     where = None if whole else subspaces(model)
-    return interchange_study(model, program, batch, subspaces=where, pairs_per_loop=16)
+    return interchange_study(model, batch, program, subspaces=where, pairs_per_loop=16)
 
 
 def result_of(name: str, *, whole: bool = False) -> VariableInterchange:
@@ -116,7 +116,7 @@ def test_a_compiled_transformer_holds_its_variables_where_its_circuit_says(name,
     compiled = compile_program(program, max_length=batch.inputs.shape[1])
     where = {v: compiled.circuit.subspace(v) for v in program.variables}
     result = interchange_study(
-        compiled.model, program, batch, subspaces=None if whole else where, pairs_per_loop=16
+        compiled.model, batch, program, subspaces=None if whole else where, pairs_per_loop=16
     )
     own = result_of(name, whole=whole).data["pairs"].sel(intervention=VARIABLE)
     np.testing.assert_array_equal(result.data["pairs"].sel(intervention=VARIABLE), own)
@@ -128,7 +128,7 @@ def test_a_compiled_transformer_holds_its_variables_where_its_circuit_says(name,
 def test_variables_in_each_others_subspaces_are_wrong():
     model, program, batch = known("parity")
     crossed = {"bit": model.subspace("parity"), "parity": model.subspace("bit")}
-    result = interchange_study(model, program, batch, subspaces=crossed, pairs_per_loop=16)
+    result = interchange_study(model, batch, program, subspaces=crossed, pairs_per_loop=16)
     assert result.pooled()[0] == 0
     assert result.pooled(ANOTHER_VARIABLE)[0] == 1
     assert result.findings()[0].good is False
@@ -137,7 +137,7 @@ def test_variables_in_each_others_subspaces_are_wrong():
 def test_a_subspace_that_holds_more_than_the_variable_is_told_by_donors_of_the_same_value():
     model, program, batch = known("lookahead")
     where = {"makes": torch.eye(model.d_model)}
-    result = interchange_study(model, program, batch, subspaces=where, pairs_per_loop=32)
+    result = interchange_study(model, batch, program, subspaces=where, pairs_per_loop=32)
     assert result.pooled(SAME_VALUE)[0] < 0.9
     assert result.findings()[0].good is False
 
@@ -148,8 +148,8 @@ def test_a_subspace_that_holds_more_than_the_variable_is_told_by_donors_of_the_s
 )
 def test_a_rival_program_is_right_less_often(own, rival):
     model, _, batch = known(own)
-    wrong = interchange_study(model, PROGRAMS[rival], batch, pairs_per_loop=16)
-    right = interchange_study(model, PROGRAMS[own], batch, pairs_per_loop=16)
+    wrong = interchange_study(model, batch, PROGRAMS[rival], pairs_per_loop=16)
+    right = interchange_study(model, batch, PROGRAMS[own], pairs_per_loop=16)
     assert right.pooled()[0] == 1
     assert wrong.pooled()[2] < 0.8
     assert wrong.findings()[0].good is False
@@ -157,7 +157,7 @@ def test_a_rival_program_is_right_less_often(own, rival):
 
 def test_an_untrained_model_does_nothing_that_the_program_says(untrained):
     _, program, batch = known("ripple")
-    result = interchange_study(untrained, program, batch, pairs_per_loop=16)
+    result = interchange_study(untrained, batch, program, pairs_per_loop=16)
     assert result.pooled()[1] <= result.pooled(NOTHING)[2]
     assert np.nanmean(result.data["undisturbed"]) < 0.5
     assert result.findings()[0].good is False
@@ -178,7 +178,7 @@ def test_scores_are_those_of_one_patched_run_at_a_time(rank, untrained, monkeypa
     rows = torch.linalg.qr(torch.randn(16, 3, generator=torch.Generator().manual_seed(0))).Q.mT
     held = None if rank is None else rows
     where = None if held is None else {"carry": held}
-    result = interchange_study(untrained, program, batch, subspaces=where, pairs_per_loop=6)
+    result = interchange_study(untrained, batch, program, subspaces=where, pairs_per_loop=6)
     (pairs,) = seen
     scores: dict[tuple[int, int], list[bool]] = {}
     for k in range(len(pairs)):
@@ -234,7 +234,7 @@ def test_only_some_loops_may_be_asked_for():
     model, program, batch = known("ripple")
     where = subspaces(model)
     result = interchange_study(
-        model, program, batch, subspaces=where, loops=[1, 3], n_loops=6, pairs_per_loop=8
+        model, batch, program, subspaces=where, loops=[1, 3], n_loops=6, pairs_per_loop=8
     )
     assert result.iia.coords["loop"].values.tolist() == [1, 3]
     assert result.iia.coords["delay"].values.tolist() == [*map(str, range(7)), "end"]
@@ -248,7 +248,7 @@ def test_only_some_loops_may_be_asked_for():
 def test_the_same_seed_gives_the_same_numbers():
     model, program, batch = known("parity")
     first, again, other = (
-        interchange_study(model, program, batch, pairs_per_loop=8, seed=s) for s in (3, 3, 4)
+        interchange_study(model, batch, program, pairs_per_loop=8, seed=s) for s in (3, 3, 4)
     )
     assert first.data.equals(again.data)
     assert not first.data.equals(other.data)
@@ -281,7 +281,7 @@ def test_what_it_says_and_shows_has_the_controls_beside_it():
 
 def test_the_weakest_place_is_named_where_it_is_not_always_right():
     model, _, batch = known("ripple_held_2")
-    result = interchange_study(model, "ripple", batch, pairs_per_loop=16)
+    result = interchange_study(model, batch, "ripple", pairs_per_loop=16)
     weakest = result.findings()[1]
     assert "least when “carry” is exchanged after" in weakest.text
     assert weakest.value == "0%"
@@ -289,7 +289,7 @@ def test_the_weakest_place_is_named_where_it_is_not_always_right():
 
 def test_where_nothing_matters_it_says_that_it_cannot_be_said():
     model, program, batch = known("ripple")
-    result = interchange_study(model, program, batch, loops=[0], pairs_per_loop=8)
+    result = interchange_study(model, batch, program, loops=[0], pairs_per_loop=8)
     (finding,) = result.findings()
     assert "cannot be said" in finding.text and finding.good is None
     assert result.figures() == []
@@ -298,7 +298,7 @@ def test_where_nothing_matters_it_says_that_it_cannot_be_said():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"batch": lambda b: b.inputs}, "at least two examples"),
+        ({"batch": lambda b: b.inputs}, "expected a Batch"),
         ({"batch": lambda b: b[torch.arange(1)]}, "at least two examples"),
         ({"program": "prefix_xor"}, "inputs for program prefix_xor"),
         ({"program": "paritty"}, "Did you mean 'parity'"),
@@ -324,4 +324,4 @@ def test_arguments_that_cannot_be_used_are_refused(change, message):
     given = {"program": program, "batch": lambda b: b, **change}
     chosen, inputs = given.pop("program"), given.pop("batch")(batch)
     with pytest.raises(InputError, match=message):
-        interchange_study(model, chosen, inputs, **given)
+        interchange_study(model, inputs, chosen, **given)

@@ -13,6 +13,7 @@ import pytest
 
 from loopinterp.saved_results import load_result, result_files
 from loopinterp.studies import STUDIES
+from tests.report.test_html_report import Reader
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 COMMAND = [sys.executable, "-m", "loopinterp"]
@@ -46,6 +47,7 @@ def test_the_demo_ends_in_a_report_with_every_study(tmp_path: Path) -> None:
     report = (out / "report.html").read_text()
     for word in ("--seed 1", "steps=80", *(name for name in ("generalisation", "wavefront"))):
         assert word in report
+    assert len(Reader(report).unfolded) <= 1500  # the rest is there when it is asked for
     assert set(made["stages"]) == {"train", *named}
     assert all(name in done.stderr for name in ("train:", *(f"{name}:" for name in named)))
 

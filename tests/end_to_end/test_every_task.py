@@ -59,7 +59,7 @@ def test_a_compiled_model_is_analysed_and_reported_and_said_to_be_untrained(
     assert analysis.unsaid == {}
     verdicts = [f for f in workflow.in_reading_order(analysis.results.values()) if f.good]
     assert (verdicts[0].kind, verdicts[0].value) == ("verdict", "prefix xor")
-    assert "This model was not trained: it was compiled from the program prefix_xor" in page
+    assert "This model was not trained here: it was compiled from the program prefix_xor" in page
     assert "longest in training" not in page
     _assert_no_empty_section(page)
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -80,8 +81,44 @@ def test_the_strongest_preference_is_found() -> None:
     changed = dataclasses.replace(result, data=data)
     assert changed.strongest() == {"layer": 1, "head": 0, "distance": 2}
     text = changed.findings()[0].text
-    assert text.startswith("Layer 1, head 0") and "99% of its attention" in text
+    assert text.startswith("Head 1.0") and "99% of its attention" in text
     assert "2 positions to the left" in text
+
+
+def test_what_a_key_receives_is_the_mean_over_all_others_that_see_it() -> None:
+    looped = model()
+    result = attention_study(looped, tokens(), n_loops=2)
+    _, cache = looped.run_with_cache(tokens(), n_loops=2)
+    pattern = cache.stack("attn.hook_pattern").detach()[1, :, 0]
+    cells = [float(p[q, 2]) for p in pattern for q in range(3, 6)]
+    found = result.data["received"].sel(loop=1, layer=0, head=0, key=2, estimate="value")
+    assert float(found) == pytest.approx(np.mean(cells))
+    assert float(result.data["received_even"][2]) == pytest.approx(np.mean([1 / 4, 1 / 5, 1 / 6]))
+    assert result.data["received"].sel(key=3).isnull().all()  # two positions are no crowd
+
+
+def test_a_sink_is_told_from_a_distance(monkeypatch: pytest.MonkeyPatch) -> None:
+    to_bos = torch.eye(12) * 0.52
+    to_bos[:, 0] += 0.48
+    to_left = torch.eye(12).roll(-1, 1).tril()
+    to_left[0, 0] = 1
+    patterns = torch.stack([to_bos, to_left]).expand(3, 4, 1, 2, 12, 12).double()
+    monkeypatch.setattr("loopinterp.lenses.attention_by_loop._patterns", lambda *_: patterns)
+    inputs = tokens(4, 12)
+    inputs[:, 0] = 4
+    labels = ["BOS", *map(str, range(1, 12))]
+    result = attention_study(model(), inputs, n_loops=3, labels=labels)
+    assert result.strongest_sink() == {"layer": 0, "head": 0, "key": 0}
+    by_value = {finding.value: finding.text for finding in result.findings()}
+    assert list(by_value) == ["100% on the left neighbour", "48% on BOS"]
+    assert by_value["48% on BOS"].startswith("Head 0 gives 48% of its attention to BOS")
+    titles = {note.text for note in cast("Any", result.figures()[1].plot.layout).annotations}
+    assert "<b>Attention to BOS, from afar too</b>" in titles
+
+
+def test_under_a_window_no_place_is_seen_from_afar() -> None:
+    looped = model(attention_window=1, positions="relative", relative_window=1)
+    assert attention_study(looped, tokens(3, 12), n_loops=2).strongest_sink() is None
 
 
 def test_the_result_comes_back_from_disk_and_draws_itself(tmp_path: Path) -> None:

@@ -167,6 +167,31 @@ def test_a_damaged_or_foreign_cache_is_refused(tmp_path: Path) -> None:
         LoopedCache.load(tmp_path, cache.model)
 
 
+@pytest.mark.parametrize("elsewhere", ["../shard.safetensors", "{far}/shard.safetensors"])
+def test_an_index_that_names_files_of_other_folders_is_refused(
+    elsewhere: str, tmp_path: Path
+) -> None:
+    cache = cached("plain", n_loops=2)
+    cache.save(tmp_path / "cache")
+    index = json.loads((tmp_path / "cache" / "cache.json").read_text())
+    ((shard, names),) = index["files"].items()
+    (tmp_path / "cache" / shard).rename(tmp_path / "shard.safetensors")
+    changed = {**index, "files": {elsewhere.format(far=tmp_path): names}}
+    (tmp_path / "cache" / "cache.json").write_text(json.dumps(changed))
+    with pytest.raises(CheckpointError, match="expected the name of a file"):
+        LoopedCache.load(tmp_path / "cache", cache.model)
+
+
+@pytest.mark.parametrize("part", [{"files": {"a": 3}}, {"names": {"a": []}}, {"files": [1]}])
+def test_an_index_of_other_types_is_refused(part: dict[str, Any], tmp_path: Path) -> None:
+    cache = cached("plain", n_loops=2)
+    cache.save(tmp_path)
+    index = json.loads((tmp_path / "cache.json").read_text())
+    (tmp_path / "cache.json").write_text(json.dumps(index | part))
+    with pytest.raises(CheckpointError, match="The index is damaged"):
+        LoopedCache.load(tmp_path, cache.model)
+
+
 @pytest.mark.parametrize("name", ["plain", "demo", "sandwich rotary", "post rms"])
 def test_gradients_equal_finite_differences(name: str) -> None:
     model = build(name).double()
@@ -309,3 +334,13 @@ def test_a_damaged_index_is_refused(tmp_path: Path, change: dict[str, object]) -
     path.write_text("[]")
     with pytest.raises(CheckpointError, match="a JSON object"):
         LoopedCache.load(tmp_path, cache.model)
+
+
+def test_a_cache_of_what_each_head_reads_goes_to_disk_and_back(tmp_path: Path) -> None:
+    model = build("demo")
+    model.set_use_split_qkv_input(True)
+    _, cache = model.run_with_cache(some_inputs(model), n_loops=2, names_filter="q_input")
+    cache.save(tmp_path)
+    again = LoopedCache.load(tmp_path, build("demo"))
+    assert torch.equal(again.stack("q_input"), cache.stack("q_input"))
+    assert again.stack("q_input").shape == (2, 3, 7, 2, 16)

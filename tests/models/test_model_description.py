@@ -2,24 +2,45 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 import torch
 
 from loopinterp.errors import InputError
-from loopinterp.models import describe_model, device_of, reach
+from loopinterp.models import LoopedTransformer, describe_model, device_of, reach
+from loopinterp.storage import digest_tensors, read_tensors
 from tests.models.looped_toys import Halving
 from tests.models.variants import build, some_inputs
 
 
 def test_models_are_described_by_their_configuration_or_class() -> None:
     model = build("demo")
-    assert describe_model(model) == model.config.to_dict()
+    assert describe_model(model) == {**model.config.to_dict(), "weights_sha256": ANY}
     assert describe_model(Halving()) == "Halving"
     assert device_of(Halving()).type == device_of(object()).type == "cpu"
     assert device_of(SimpleNamespace(parameters=lambda: iter([torch.ones(1)]))).type == "cpu"
+
+
+def test_the_digest_of_a_model_is_that_of_its_file(tmp_path: Path) -> None:
+    for name in ("demo", "tied"):
+        model = build(name, seed=1)
+        model.save_pretrained(tmp_path / name)
+        described = describe_model(model)
+        assert isinstance(described, dict)
+        weights = read_tensors(tmp_path / name / "model.safetensors")
+        assert described["weights_sha256"] == digest_tensors(weights)
+        assert described == describe_model(LoopedTransformer.from_pretrained(tmp_path / name))
+        assert described != describe_model(build(name, seed=2))
+
+
+def test_modules_without_a_configuration_are_described_by_class_and_weights() -> None:
+    one, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2, bias=False)
+    assert describe_model(one) == {"class": "Linear", "weights_sha256": ANY}
+    assert describe_model(one) != describe_model(other)
 
 
 def changed_positions(model: Any, n_pos: int, at: int) -> list[int]:

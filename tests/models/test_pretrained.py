@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from loopinterp.errors import CheckpointError, ConfigError, InputError
 from loopinterp.models import LoopedTransformer
@@ -78,6 +79,23 @@ def test_weights_of_no_or_two_precisions(saved: Path) -> None:
         LoopedTransformer.from_pretrained(saved)
 
 
+def test_a_configuration_changed_by_a_hair_is_noticed(saved: Path) -> None:
+    path = saved / "config.json"
+    text = path.read_text()
+    for changed in (text.replace("1e-05", "1e-06"), text.replace('"d_mlp": null', '"d_mlp": 1e12')):
+        assert changed != text
+        path.write_text(changed.replace("1e12", str(10**12)))  # refused before it is built
+        with pytest.raises(CheckpointError, match="that its weights were saved with"):
+            LoopedTransformer.from_pretrained(saved)
+
+
+def test_weights_that_were_written_elsewhere_are_read(saved: Path) -> None:
+    weights = read_tensors(saved / "model.safetensors")
+    save_file(weights, saved / "model.safetensors")
+    again = LoopedTransformer.from_pretrained(saved)
+    assert all(torch.equal(again.state_dict()[name], x) for name, x in weights.items())
+
+
 def test_missing_files_and_folders(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     (saved / "model.safetensors").unlink()
@@ -86,7 +104,7 @@ def test_missing_files_and_folders(saved: Path, monkeypatch: pytest.MonkeyPatch)
     (saved / "config.json").unlink()
     with pytest.raises(CheckpointError, match=r"config\.json"):
         LoopedTransformer.from_pretrained(saved)
-    with pytest.raises(CheckpointError, match="a model on a hub"):
+    with pytest.raises(CheckpointError, match="hf:owner/name"):
         LoopedTransformer.from_pretrained(saved / "no" / "such")
 
 
@@ -135,3 +153,31 @@ def test_pushing_writes_the_same_files(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setattr("huggingface_hub.hub_mixin.HfApi", FakeApi)
     assert build("demo").push_to_hub("someone/adder") == "commit"
     assert {"config.json", "model.safetensors"} <= set(pushed["someone/adder"])
+
+
+def test_a_hub_is_asked_for_marked_names_only(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def download(name: str, **options: object) -> str:
+        asked.append((name, options["revision"]))
+        return str(saved)
+
+    monkeypatch.setattr("loopinterp.models.pretrained.snapshot_download", download)
+    for mistyped in ("runs/dmo", "owner/name", saved.parent / "modle"):
+        with pytest.raises(CheckpointError, match=r"got no such folder.*write hf: before"):
+            LoopedTransformer.from_pretrained(mistyped)
+    assert asked == []
+    model = LoopedTransformer.from_pretrained("hf:owner/name", revision="main")
+    assert asked == [("owner/name", "main")]
+    assert model.config == build("demo").config
+
+
+def test_options_of_a_download_do_not_go_with_a_folder(saved: Path) -> None:
+    with pytest.raises(InputError, match="revision: expected none with a folder"):
+        LoopedTransformer.from_pretrained(saved, revision="main")
+
+
+def test_weights_can_be_read_in_another_type(saved: Path) -> None:
+    assert LoopedTransformer.from_pretrained(saved, dtype="bfloat16").dtype == torch.bfloat16
+    with pytest.raises(InputError, match="dtype"):
+        LoopedTransformer.from_pretrained(saved, dtype="float31")

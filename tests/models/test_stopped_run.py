@@ -191,7 +191,7 @@ def test_positions_outside_the_mask_have_no_say(generator: torch.Generator) -> N
         ({"mask": torch.zeros(4, 3, dtype=torch.bool)}, "none in 4 of 4 examples"),
         ({"n_loops": torch.ones(4)}, "n_loops: expected an integer tensor"),
         ({"n_loops": torch.ones(3, dtype=torch.long)}, r"expected an integer tensor \[4\]"),
-        ({"n_loops": torch.tensor([1, 2, 3, -1])}, "numbers >= 0"),
+        ({"n_loops": torch.tensor([1, 2, 3, -1])}, "an integer >= 0, got -1"),
     ],
 )
 def test_input_that_does_not_fit_is_refused(options, message: str, no_type_checks: None) -> None:

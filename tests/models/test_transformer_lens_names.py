@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from analyses.benchmarks.bridge_peer import untied_bridge
-from loopinterp.errors import InputError
+from loopinterp.errors import HookError, InputError
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
 from tests.models import transformer_lens_table as table
 from tests.models.peers.naive import NaiveLooped
@@ -221,25 +221,74 @@ def test_a_no_says_why() -> None:
         assert "no" not in cells[1:3] or cells[3].strip("| "), name
 
 
-def test_patching_works_but_for_direct_paths() -> None:
+def test_all_of_patching_works() -> None:
     rows = {
         name: cells[1:3] for (section, name), cells in page_rows().items() if section == "patching"
     }
-    assert {n for n, cells in rows.items() if cells != ["yes", "yes"]} == {
-        "get_act_patch_direct_path",
-        "get_act_patch_direct_path_all_sources",
-    }
+    assert {n for n, cells in rows.items() if cells != ["yes", "yes"]} == set()
     assert len(rows) >= 12
 
 
-@pytest.mark.parametrize(
-    "flag", ["use_split_qkv_input", "use_attn_in", "use_attn_result", "use_hook_mlp_in"]
-)
-def test_what_it_cannot_do_it_refuses_in_plain_words(flag: str) -> None:
+def test_what_it_cannot_do_it_refuses_in_plain_words() -> None:
     model = table.settings("plain")[0].model
-    getattr(model, f"set_{flag}")(False)
-    with pytest.raises(InputError, match=flag):
-        getattr(model, f"set_{flag}")(True)
+    model.set_use_attn_in(False)
+    with pytest.raises(InputError, match="use_attn_in"):
+        model.set_use_attn_in(True)
+
+
+FLAGGED = {
+    "use_split_qkv_input": [f"attn.hook_{part}_input" for part in "qkv"],
+    "use_attn_result": ["attn.hook_result"],
+    "use_hook_mlp_in": ["hook_mlp_in"],
+}
+
+
+@pytest.mark.parametrize("kind", table.KINDS)
+@pytest.mark.parametrize("flag", FLAGGED)
+@torch.no_grad()
+def test_what_heads_and_mlps_read_alone_is_what_they_read_there(kind: str, flag: str) -> None:
+    ours, other = table.settings(kind)
+    sites, before = FLAGGED[flag], ours.model(ours.clean)
+
+    def push(x: torch.Tensor, hook: Any) -> torch.Tensor:
+        x = x.clone()
+        (x[:, :, 1] if x.dim() == 4 else x)[..., :3] += 1.5  # of one head
+        return x
+
+    with pytest.raises(HookError, match=rf"set_{flag}\(True\)"):
+        ours.model.run_with_hooks(ours.clean, fwd_hooks=[(f"blocks.3.{sites[0]}", push)])
+    for setting in (ours, other):
+        getattr(setting.model, f"set_{flag}")(True)
+    try:
+        close(ours.model(ours.clean), before)
+        mine, theirs = (s.model.run_with_cache(ours.clean)[1] for s in (ours, other))
+        names = {f"blocks.{k}.{site}" for k in range(6) for site in sites}
+        compare_activations(mine, theirs, names)
+        for site in sites:
+            hooks = [(f"blocks.3.{site}", push)]
+            given = ours.model.run_with_hooks(ours.clean, fwd_hooks=hooks)
+            assert (given - before).abs().max() > 1e-3
+            close(given, other.model.run_with_hooks(ours.clean, fwd_hooks=hooks))
+    finally:
+        for setting in (ours, other):
+            getattr(setting.model, f"set_{flag}")(False)
+    assert not set(FLAGGED[flag]) & set(ours.model.addresses().components)
+
+
+@torch.no_grad()
+def test_stacked_weights_are_those_of_the_bridge() -> None:
+    ours, bridge = (setting.model for setting in table.settings("plain"))
+    for name in ("Q", "K", "V", "O", "in", "out"):
+        for kind in ("W", "b"):
+            given = getattr(ours, f"{kind}_{name}")
+            assert len(given) == ours.cfg.n_layers
+            close(given, getattr(bridge, f"{kind}_{name}"))
+    for name in ("QK", "OV"):
+        given, expected = getattr(ours, name), getattr(bridge, name)
+        close(given.AB, expected.AB)
+        assert given.svd()[1].shape == (6, 2, 6)
+    with ours.unrolled(1):
+        assert len(ours.W_Q) == 2
 
 
 def test_patching_clean_into_clean_changes_nothing() -> None:

@@ -3,8 +3,8 @@
     python -m tests.models.transformer_lens_table      # writes it into docs/transformerlens.md
 
 Each function runs twice. On a plain looped model its result must equal, to 1e-5, that on
-TransformerLens' own untied model with the same weights in every layer. On a model with an injection
-and a loop norm it must equal that on a naive model written out loop by loop.
+an untied GPT-2 in TransformerLens' bridge with the same weights in every layer. On a model with an
+injection and a loop norm it must equal that on a naive model written out loop by loop.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from transformer_lens.SVDInterpreter import SVDInterpreter
 from transformer_lens.tools import analysis
 from transformer_lens.tools.analysis.attribution_patching import EdgeAttributionConfig
 
-from analyses.benchmarks.bridge_peer import untied_bridge
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
+from tests.models.peers.bridged_gpt2 import bridged_gpt2
 from tests.models.peers.naive import NaiveLooped
 
 if TYPE_CHECKING:
@@ -77,9 +77,12 @@ breaks; it then says so. `decompose_loop` takes one loop apart."
 _PLUS_REST = "What an injection or a loop norm adds is in the remainder, not in the stack."
 _UNFOLDED = "Reads along `W_U` alone: the parts add up to a logit only if the final norm's weight \
 and bias are folded into the unembedding."
+_OTHER_NORMS = (
+    "With a loop norm or post norms no part reaches the final norm as it is, and it says \
+so. `cache.logit_attribution` goes through every norm, weights and biases included, at any loop."
+)
 _SSM = "There are no state-space layers in a looped transformer, as in the untied one."
-_NO_FORK = "Needs a copy of the layer's input for each head (`use_split_qkv_input`). \
-TransformerLens' own native model has none either."
+_FORKS = "Gives each head its own copy of the stream while it runs (`use_split_qkv_input`)."
 
 
 def _first(cache: ActivationCache) -> ActivationCache:
@@ -202,8 +205,7 @@ CACHE = {
     "keys": (lambda s: _shared(s.clean_cache.keys()), ""),
     "logit_attrs": (
         _attrs,
-        f"{_UNFOLDED} With a loop norm, what a part adds before the last such norm "
-        "does not reach the logits directly.",
+        f"{_UNFOLDED} {_OTHER_NORMS}",
     ),
     "logit_lens": (
         lambda s: s.clean_cache.logit_lens(positions=None).values,
@@ -241,13 +243,13 @@ TOOLS = {
     "direct_logit_attribution": (
         _by_head,
         f"By head, from a cache; compared with `logit_attrs` of the bridge. {_UNFOLDED} On its "
-        "bridge TransformerLens refuses until they are folded in; here nothing reminds you.",
+        f"bridge TransformerLens refuses until they are folded in. {_OTHER_NORMS}",
     ),
     "attribution_patch (nodes)": (
         lambda s: _attribution(s, "node"),
         "Gradients of every loop.",
     ),
-    "attribution_patch (edges)": (lambda s: _attribution(s, "edge"), _NO_FORK),
+    "attribution_patch (edges)": (lambda s: _attribution(s, "edge"), _FORKS),
     "collect_activations": (
         lambda s: analysis.collect_activations(
             s.model, _SITE, s.clean, s.answer, positions=_last(s)
@@ -326,18 +328,23 @@ def checks() -> list[Check]:
     """All checks; a method that TransformerLens adds must be given one."""
     made = [Check("cache", name, *CACHE[name]) for name in cache_methods()]
     for name in patching_functions():
-        made.append(Check("patching", name, _patching(name), _NO_FORK if "direct" in name else ""))
+        made.append(Check("patching", name, _patching(name), _FORKS if "direct" in name else ""))
     return made + [Check("tools", name, *entry) for name, entry in TOOLS.items()]
 
 
 @functools.cache
 def settings(kind: str) -> tuple[Setting, Setting]:
-    """Ours and the other model: ``plain`` beside the untied bridge, ``injected`` beside naive."""
+    """Ours and the other model: ``plain`` beside a bridged GPT-2, ``injected`` beside naive."""
     common: dict[str, Any] = {"d_model": 12, "n_heads": 2, "d_vocab": 11}
     common |= {"n_layers": 2, "n_loops": 7}
     if kind == "plain":
         config = LoopedTransformerConfig(
-            **common, d_vocab_out=11, positions="absolute", n_ctx=9, unembed_bias=False
+            **common,
+            d_vocab_out=11,
+            positions="absolute",
+            n_ctx=9,
+            unembed_bias=False,
+            act_fn="gelu_new",
         )
     else:
         config = LoopedTransformerConfig(
@@ -357,8 +364,7 @@ def settings(kind: str) -> tuple[Setting, Setting]:
             parameter += 0.2 * torch.randn(parameter.shape, generator=generator)
     clean, corrupted = torch.randint(0, 11, (2, 4, 4), generator=generator).unbind()
     if kind == "plain":
-        other: Any = untied_bridge(looped, N_LOOPS)
-        other.to_tokens = lambda tokens: tokens  # its own wants a tokenizer even for tokens
+        other: Any = bridged_gpt2(looped, N_LOOPS)
     else:
         other = NaiveLooped(looped, N_LOOPS)
     made = []

@@ -44,8 +44,8 @@ def test_the_heat_map_shows_the_wavefront_and_its_controls(
     result: CarryStudyResult, figures: list[Figure]
 ) -> None:
     maps = [t for t in plot_of(figures[0]).data if t.type == "heatmap"]
-    assert len(maps) == 4
-    for trace, name in zip(maps, ("accuracy", "shared_probe", "random_model", "control_task")):
+    assert len(maps) == 2
+    for trace, name in zip(maps, ("accuracy", "random_model")):
         values = result.data[name]
         np.testing.assert_array_equal(np.asarray(trace.z), values.T)
         assert list(trace.x) == values["loop"].values.tolist()
@@ -54,7 +54,7 @@ def test_the_heat_map_shows_the_wavefront_and_its_controls(
     chains = result.data["chain_length"].values.tolist()
     assert list(front.x) == list(front.y) == chains
     assert front.name == "edge of the light cone"
-    assert "show nothing" in figures[0].caption and figures[0].data is not None
+    assert "nothing can be read" in figures[0].caption and figures[0].data is not None
     assert "in_reach" in figures[0].data
     assert "cannot fail" in figures[1].caption
 
@@ -78,5 +78,5 @@ def test_a_model_without_a_front_can_be_drawn_too() -> None:
     result = carry_study(
         frozen, Addition(), n=8, max_chain=4, n_short=6, n_train=8, n_test=8, random_model=frozen
     )
-    for figure in result.figures():
-        json.loads(plot_of(figure).to_json())
+    (figure,) = result.figures()  # it shows that there is none; no speed, no other question
+    json.loads(plot_of(figure).to_json())

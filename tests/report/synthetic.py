@@ -22,6 +22,7 @@ from loopinterp.plotting import (
     line_figure,
     line_panels,
 )
+from loopinterp.rasp import draw, get_program
 from loopinterp.results import (
     Figure,
     Finding,
@@ -61,7 +62,7 @@ class Took(Stopwatch):
     """A study that took so many seconds."""
 
     def __init__(self, seconds: float) -> None:
-        super().__init__(0, {})
+        super().__init__(0, {"model": {"weights_sha256": "5d41402abc4b"}})
         self._seconds = seconds
 
     def provenance(self) -> Provenance:
@@ -239,6 +240,13 @@ def _program() -> list[Figure]:
             data=table,
             section="program",
         ),
+        Figure(
+            title="The ripple held 2, as a program",
+            plot=draw(get_program("ripple_held_2")).update_layout(title=None),
+            caption="Boxes are what is read, selected, computed and put out.",
+            data=table,
+            section="program",
+        ),
     ]
 
 
@@ -303,15 +311,19 @@ def attention(n_loops: int = 14, n_heads: int = 4, n_pos: int = 13) -> Attention
     entropy = -(left * np.log2(left) + (1 - left) * np.log2(1 - left))[:, None]
     labels = ["BOS", *("kill" if k % 4 == 1 else "pass" if k % 3 else "make" for k in range(12))]
     axes = {"loop": range(n_loops), "layer": [0], "head": range(n_heads), "distance": [0, 1]}
+    no_place = np.full((n_loops, 1, n_heads, n_pos, 3), np.nan)  # under a window of one
     return AttentionResult.of(
         Took(0.8),
         coords=axes,
         patterns=patterns,
         mass=np.stack([mass, np.clip(mass - 0.03, 0, 1), np.clip(mass + 0.03, 0, 1)], -1),
         mass_even=np.array([0.54, 0.5]),
+        received=no_place,
+        received_even=no_place[0, 0, 0, :, 0],
         entropy=entropy,
         entropy_even=0.92,
         labels=labels,
+        fixed=[label == "BOS" for label in labels],
         example=0,
         n_examples=64,
     )

@@ -37,6 +37,18 @@ def test_a_table_beyond_all_bounds_is_not_embedded(monkeypatch: pytest.MonkeyPat
     assert download.href == "" and download.rows == 100
 
 
+def test_no_cell_is_a_formula_for_a_spreadsheet() -> None:
+    harmful = ["=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(A1)", "\t=1", "\r=1", "plain", "a=b"]
+    table = pd.DataFrame({"=name": harmful, "x": [-1.5] * 8, "k": [-2] * 8, "ok": [True] * 8})
+    back = pd.read_csv(
+        io.BytesIO(content(table_download(table, "t").href)), lineterminator="\n", dtype={"k": int}
+    )
+    assert back.columns.tolist() == ["'=name", "x", "k", "ok"]
+    assert back["'=name"].tolist() == [f"'{cell}" for cell in harmful[:6]] + harmful[6:]
+    assert back["x"].tolist() == [-1.5] * 8 and back["k"].tolist() == [-2] * 8
+    assert table.columns[0] == "=name" and table["=name"].tolist() == harmful
+
+
 def test_a_figure_cannot_end_its_own_script_tag() -> None:
     figure = go.Figure(go.Scatter(x=[1], y=[1], name="</script><script>alert(1)</script>"))
     assert "</script" not in figure_json(figure)

@@ -13,7 +13,7 @@ def rows(n: int) -> list[dict[str, float]]:
 
 
 def test_the_training_curve_has_a_panel_for_each_curve() -> None:
-    (figure,) = made_figures(RunRecord(name="run", metrics=rows(40)))
+    ((figure,), _) = made_figures(RunRecord(name="run", metrics=rows(40)))
     assert [trace["name"] for trace in figure.plot.to_dict()["data"]] == [
         "loss",
         "exact match",
@@ -23,14 +23,21 @@ def test_the_training_curve_has_a_panel_for_each_curve() -> None:
 
 
 def test_a_long_training_is_thinned_in_the_figure_but_whole_in_its_table() -> None:
-    (figure,) = made_figures(RunRecord(name="run", metrics=rows(5000)))
+    ((figure,), _) = made_figures(RunRecord(name="run", metrics=rows(5000)))
     x = figure.plot.to_dict()["data"][0]["x"]
     assert 300 < len(x) < 1200
     assert figure.data is not None and len(figure.data) == 5000
 
 
 def test_metrics_of_another_kind_give_no_curve() -> None:
-    assert made_figures(RunRecord(name="run", metrics=[{"epoch": 1}])) == []
+    assert made_figures(RunRecord(name="run", metrics=[{"epoch": 1}])) == ([], [])
+
+
+def test_what_cannot_be_drawn_is_said_and_the_rest_is_drawn() -> None:
+    record = RunRecord(name="r", metrics=[{"step": 1, "loss": "x"}], made={"stages": {"train": 1}})
+    figures, problems = made_figures(record)
+    assert [figure.title for figure in figures] == ["Time by stage"]
+    assert problems == ["The metrics of training cannot be drawn (TypeError)."]
 
 
 def test_stages_are_those_of_the_run_else_those_of_the_studies() -> None:
@@ -39,7 +46,7 @@ def test_stages_are_those_of_the_run_else_those_of_the_studies() -> None:
     made = {"stages": {"train": 80}}
     record = RunRecord(name="run", results=results, made=made)
     assert record.stage_seconds == {"train": 80.0}
-    (figure,) = made_figures(record)
+    ((figure,), _) = made_figures(record)
     assert "1 min 20 s in all" in figure.caption
     assert figure.data is not None and figure.data["seconds"].tolist() == [80.0]
 

@@ -7,9 +7,12 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from loopinterp.errors import InputError
+from loopinterp.lenses import worked_example
+from loopinterp.rasp import compile_program
 from loopinterp.report import (
     RunRecord,
     need_page,
@@ -21,11 +24,12 @@ from loopinterp.report import (
 from loopinterp.report.section_contents import section_views
 from loopinterp.report.sections import SECTIONS
 from loopinterp.results import Finding, figures_of, findings_of
+from loopinterp.tasks import Addition
 from tests.report import synthetic
 
 
 class Reader(HTMLParser):
-    """Tags, anchors and links of a page, and its words outside scripts."""
+    """Tags, anchors and links of a page, and its words outside scripts and outside folds."""
 
     void = frozenset({"meta", "link", "input", "br", "path", "circle"})
 
@@ -35,6 +39,7 @@ class Reader(HTMLParser):
         self.anchors: list[str] = []
         self.links: list[str] = []
         self.words: list[str] = []
+        self.unfolded: list[str] = []
         self.feed(page)
         assert self.open == [], "tags left open"
 
@@ -57,6 +62,10 @@ class Reader(HTMLParser):
     def handle_data(self, data: str) -> None:
         if self.open and self.open[-1] not in ("script", "style"):
             self.words.append(data)
+            if not {"nav", "noscript", "title"} & set(self.open) and (
+                "details" not in self.open or "summary" in self.open
+            ):
+                self.unfolded += data.split()
 
     @property
     def text(self) -> str:
@@ -104,9 +113,9 @@ def test_every_section_is_there_in_order(page: str) -> None:
 def test_every_figure_has_caption_and_data_and_its_control(record: RunRecord, page: str) -> None:
     text = Reader(page).text
     figures = [figure for result in record.results.values() for figure in result.figures()]
-    assert len(figures) == 11
+    assert len(figures) == 12
     for figure in figures:
-        assert f"How to read it {figure.caption}" in text
+        assert figure.caption in text
         if figure.control:
             assert f"Control {figure.control}" in text
     assert page.count('<a download="') == len(figures) + 2  # and two of its own making
@@ -130,11 +139,51 @@ def test_the_own_study_of_a_section_comes_first_and_further_figures_are_folded(
         if view.section.key == "wavefront"
     ]
     first, second = (figure.title for figure in wavefront.figures())
-    # Two of its own study, one of each other; the rest when asked for.
-    assert [v.figure.title for v in view.figures] == [first, second, first, first]
-    assert [v.figure.title for v in view.more] == [second, second]
-    page = render_report(dataclasses.replace(record, results=results))
-    assert "2 more figures : Chains of six" in Reader(page).text
+    # Its own study's claim with one figure; the rest of it, and each other study, when asked for.
+    assert [v.figure.title for v in view.figures] == [first]
+    assert [[v.figure.title for v in fold.figures] for fold in view.folds] == [
+        [second],
+        [first, second],
+        [first, second],
+    ]
+    assert [len(fold.findings) for fold in view.folds] == [0, 1, 1]
+    assert view.folds[1].value == view.findings[0].value
+    assert view.folds[1].title == f"{first}; {second}"
+
+
+def test_what_is_seen_at_once_is_a_claim_and_a_figure_for_each_section(
+    record: RunRecord, page: str
+) -> None:
+    views, _ = section_views(record)
+    assert all(len(view.findings) <= 2 and len(view.figures) <= 1 for view in views)
+    assert all(view.figures for view in views)
+    anywhere = {anchor for view in views for anchor, _ in view.places()}
+    assert anywhere <= set(Reader(page).anchors)
+    assert len(Reader(page).unfolded) < 800
+
+
+def test_the_task_is_shown_before_what_was_found(record: RunRecord) -> None:
+    batch = Addition().encode([(3, 1)], n=3)
+    example = worked_example(compile_program("ripple", max_length=4).model, batch, asks="Add up.")
+    page = render_report(
+        dataclasses.replace(record, results={**record.results, "example": example})
+    )
+    text = Reader(page).text
+    assert text.index("Add up.") < text.index("2 of the 3 symbols") < text.index("Latched ripple")
+    assert page.index('<li><a href="#example"') < page.index('<li><a href="#summary"')
+
+
+def test_a_verdict_is_said_once_and_its_numbers_are_folded(
+    record: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "It is none. It is near one. Not named, because of 0.5% of 3. And more."
+    verdict = Finding(said, kind="verdict", value="none of these")
+    monkeypatch.setitem(synthetic._FINDINGS, "program", [verdict])
+    reader = Reader(render_report(record))
+    seen = " ".join(reader.unfolded)
+    assert "It is none. It is near one." in seen and "Not named" not in seen
+    assert reader.text.count("Not named, because of 0.5% of 3. And more.") == 1
+    assert seen.count("None of these") == 2  # in the summary, and where its evidence is
 
 
 def test_studies_come_in_the_order_in_which_they_were_made(record: RunRecord) -> None:
@@ -171,7 +220,7 @@ def test_a_model_that_was_not_trained_is_said_to_be_none(record: RunRecord) -> N
     config = {"task": "addition", "max_n": 20, "origin": "compiled from the program ripple"}
     bare = dataclasses.replace(record, config=config, metrics=[], results={}, made={})
     text = Reader(render_report(bare)).text
-    assert "This model was not trained: it was compiled from the program ripple." in text
+    assert "This model was not trained here: it was compiled from the program ripple." in text
     assert "Made for lengths up to 20" in text
     assert "so there is no training curve" in text
 
@@ -220,6 +269,18 @@ def test_a_result_that_fails_is_a_problem_and_the_others_are_shown(record: RunRe
     text = Reader(page).text
     assert "bad has values that cannot be shown (KeyError). Run the study again." in text
     assert "Latched ripple" in text
+
+
+def test_a_figure_that_cannot_be_written_is_a_problem_and_the_others_are_shown(
+    record: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, *rest = record.results["wavefront"].figures()
+    half = pd.DataFrame({"name": [chr(0xD800)]}, dtype=object)
+    spoiled = [dataclasses.replace(first, data=half), *rest]
+    monkeypatch.setitem(synthetic._FIGURES, "wavefront", lambda: spoiled)
+    text = Reader(render_report(record)).text
+    said = f"The figure {first.title!r} has values that cannot be shown (UnicodeEncodeError)."
+    assert said in text and all(figure.title in text for figure in rest)
 
 
 @pytest.mark.parametrize("config", ['{"model": 3}', '{"curriculum": [1], "task": {"name": 3}}'])

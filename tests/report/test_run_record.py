@@ -1,13 +1,23 @@
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from loopinterp.errors import CheckpointError, InputError
-from loopinterp.report import read_run, render_report
-from loopinterp.storage import read_arrays, write_arrays
+from loopinterp.report import read_run, render_report, write_report
+from loopinterp.results import Provenance, config_hash
+from loopinterp.storage import (
+    digest_tensors,
+    read_arrays,
+    read_json,
+    write_arrays,
+    write_tensors,
+)
 from tests.report import synthetic
 
 
@@ -40,6 +50,116 @@ def test_a_damaged_result_is_a_problem_and_the_others_are_read(run: Path) -> Non
     assert problem.startswith("wavefront.safetensors cannot be read")
     assert "restore it from a copy" in problem
     assert str(run) not in problem  # a report is passed on: it names no folder of this machine
+
+
+def test_a_result_of_other_weights_or_of_another_run_is_left_out_with_the_reason(
+    run: Path,
+) -> None:
+    weights = {"w": torch.ones(2)}
+    write_tensors(run / "model" / "model.safetensors", weights)
+    here = config_hash(read_json(run / "config.json"))
+    old, new = ({"model": {"weights_sha256": d}} for d in ("0ld", digest_tensors(weights)))
+    cases = {
+        "older": (Provenance(seed=0, config=old), "is of other weights than the run has now"),
+        "others": (Provenance(seed=0, run="e15e"), "is of a run of another configuration"),
+        "nobodys": (Provenance(seed=0), "does not say which model it is of"),
+        "mine": (Provenance(seed=0, config=new), ""),
+        "runs": (Provenance(seed=0, run=here), ""),
+        "both": (Provenance(seed=0, run=here, config={"models": [old["model"], new["model"]]}), ""),
+    }
+    for path in (run / "results").iterdir():
+        path.unlink()
+    for name, (provenance, _) in cases.items():
+        made = synthetic.made_up("convergence")
+        dataclasses.replace(made, provenance=provenance).save(run / "results", name)
+    record = read_run(run)
+    assert set(record.results) == {"mine", "runs", "both"}
+    assert record.problems == [
+        f"{name}.safetensors {why} and is not shown. Run the study again."
+        for name, (_, why) in sorted(cases.items())
+        if why
+    ]
+    assert record.weights == digest_tensors(weights)
+    page = render_report(record)
+    assert record.weights in page and "is of other weights than the run has now" in page
+
+
+def test_results_beside_damaged_weights_are_shown_with_a_word(run: Path) -> None:
+    (run / "model").mkdir()
+    (run / "model" / "model.safetensors").write_bytes(b"half")
+    record = read_run(run)
+    assert len(record.results) == 5 and record.weights == ""
+    (problem,) = record.problems
+    assert "it is not known whether the results are of them" in problem
+
+
+def test_what_is_no_plain_file_among_results_is_skipped_with_a_word(run: Path) -> None:
+    results = run / "results"
+    (results / "folder.safetensors").mkdir()
+    (results / "zeros.safetensors").symlink_to("/dev/zero")
+    os.mkfifo(results / "pipe.safetensors")
+    record = read_run(run)
+    assert len(record.results) == 5
+    assert [said.split()[0] for said in record.problems] == [
+        "folder.safetensors",
+        "pipe.safetensors",
+        "zeros.safetensors",
+    ]
+
+
+HUGE = str(10**400)
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["1.5e308", "Infinity", "-Infinity", "NaN", HUGE, "1" * 5000, '"\\ud800"', "[" * 200_000],
+)
+def test_one_bad_value_does_not_cost_the_report(run: Path, value: str) -> None:
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    bad_line = f'{{"step": 3, "loss": {value}}}'
+    (run / "metrics.jsonl").write_text("\n".join([lines[0], bad_line, *lines[1:]]))
+    (run / "made.json").write_text(f'{{"command": "demo", "stages": {{"train": {value}}}}}')
+    record = read_run(run)
+    assert len(record.metrics) == len(lines) and len(record.results) == 5
+    assert record.problems[0] == "Line 2 of metrics.jsonl is damaged and left out."
+    assert record.problems[1].startswith(("Entry 'stages' of made.json", "made.json is no JSON"))
+    (run / "report.html").unlink(missing_ok=True)
+    assert "Line 2 of metrics.jsonl is damaged" in write_report(run).read_text()
+
+
+def test_metrics_that_cannot_be_read_are_a_problem(run: Path) -> None:
+    (run / "metrics.jsonl").unlink()
+    (run / "metrics.jsonl").symlink_to("/proc/self/mem")  # a plain file that fails when it is read
+    record = read_run(run)
+    assert record.metrics == [] and len(record.results) == 5
+    assert record.problems == ["metrics.jsonl cannot be read (Input/output error) and is left out."]
+
+
+@pytest.mark.parametrize(
+    "made", ['{"command": "a\\ud800"}', '{"unsaid": {"\\ud800": "b"}}', '{"versions": {"a": [1]}}']
+)
+def test_texts_that_are_none_are_left_out(run: Path, made: str) -> None:
+    (run / "made.json").write_text(made)
+    record = read_run(run)
+    assert record.made == {} and len(record.problems) == 1
+    assert write_report(run).read_text().endswith("</html>")
+
+
+def test_a_result_with_bad_values_is_a_problem_and_the_rest_is_drawn(run: Path) -> None:
+    write_tensors(
+        run / "results" / "half.safetensors",
+        {"patterns": torch.ones(2, dtype=torch.bfloat16)},
+        {"loopinterp.result": "{}"},
+    )
+    path = run / "results" / "attention.safetensors"
+    arrays, texts = read_arrays(path)
+    (key, text), *_ = texts.items()
+    labels = [chr(0xD800), *json.loads(text)["fields"]["labels"][1:]]
+    header = json.loads(text)
+    header["fields"]["labels"] = labels
+    write_arrays(path, arrays, metadata={key: json.dumps(header)})
+    page = write_report(run).read_text()
+    assert "half.safetensors cannot be read" in page and "Exact match by length" in page
 
 
 def test_a_damaged_line_of_metrics_is_a_problem(run: Path) -> None:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from loopinterp.errors import InputError
-from loopinterp.models import Fixed, LoopedTransformer, ResidualBelow
+from loopinterp.models import Fixed, LoopedTransformer, LoopRule, ResidualBelow
 from loopinterp.saved_results import load_result
 from loopinterp.tasks import IGNORE, Addition, Parity, get_task, list_tasks
 from loopinterp.training import EvaluationResult, TrainingConfig, evaluate
@@ -98,6 +98,43 @@ def test_scores_are_those_of_the_plain_model(tiny: TrainingConfig) -> None:
     found = result.data.sel(length=4, distribution="uniform", extra_loop=0, estimate="value")
     assert float(found["exact_match"]) == pytest.approx(right.all(1).double().mean().item())
     assert float(found["bit_accuracy"]) == pytest.approx(right.double().mean().item())
+
+
+def test_a_model_of_its_own_depth_is_asked_after_that(tmp_path: Path) -> None:
+    """As an ordinary transformer, which T(n) loops make nonsense of."""
+
+    class Once(Ripple):
+        """Right after one loop, and never again."""
+
+        loop_rule = LoopRule(1)
+
+        def embed(self, inputs: Tensor) -> Tensor:
+            a, b = Addition().operands(inputs)
+            carry, carries = torch.zeros_like(a[:, 0]), []
+            for x, y in zip(a.T, b.T):
+                carry = ((x + y + carry) >= 2).to(carry)
+                carries.append(carry)
+            return torch.stack([a, b, torch.stack(carries, 1)], -1).float()
+
+        def initial_state(self, e: Tensor) -> Tensor:
+            return e * 0
+
+        def step(self, h: Tensor, e: Tensor) -> Tensor:
+            return torch.where((h == 0).flatten(1).all(1)[:, None, None], e, e * 0 + 0.01)
+
+    rules = {"settled": ResidualBelow(0.01)}
+    result = evaluate(Once(), Addition(), [3, 8], n_samples=50, extra_loops=[0, 1], stopping=rules)
+    assert result.depth == 1
+    right = result.data.sel(extra_loop=0, estimate="value")["exact_match"]
+    assert (right == 1).all()
+    late = result.data.sel(extra_loop=1, distribution="uniform", estimate="value")["exact_match"]
+    assert (late < 0.5).all()
+    assert (result.data["stopped_at"].sel(rule=ORACLE) == 1).all()
+    caption = result.figures()[0].caption
+    assert "after 1 loops" in caption and "T(n)" not in caption
+    assert EvaluationResult.load(result.save(tmp_path)).depth == 1
+    with pytest.raises(InputError, match="at least -1, as length 3"):
+        evaluate(Once(), Addition(), [3], n_samples=2, extra_loops=[-2])
 
 
 def test_ignored_positions_are_not_scored() -> None:

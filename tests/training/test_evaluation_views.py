@@ -38,8 +38,8 @@ def test_perfect_models_reach_the_last_length() -> None:
     findings = made_up([[1.0, 1.0, 0.99], [1.0, 1.0, 1.0]]).findings()
     assert [f.good for f in findings] == [True, True]
     assert "random digits" in findings[0].text
-    assert "up to length 96, 8 times the longest it was trained on" in findings[0].text
-    assert findings[0].value == "0.99"
+    assert "up to length 96, 8 times the longest in training" in findings[0].text
+    assert findings[0].value == "0.99 exact match"
 
 
 def test_failures_are_said_plainly() -> None:
@@ -57,7 +57,7 @@ def test_the_figure_marks_the_training_cutoff_and_its_control() -> None:
     names = trace_names(figure)
     assert {"random digits", "full carry chains", "random: constant"} <= names
     # A constant answer is right on full chains: the caption of the control has to say so.
-    assert "full carry chains it is right" in figure.control
+    assert "On full carry chains it scores high" in figure.control
     assert figure.data is not None
     assert len(figure.data) == 6
 

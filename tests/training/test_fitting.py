@@ -6,6 +6,7 @@ import json
 import math
 import pickle
 import shutil
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,18 @@ import pytest
 import torch
 
 from loopinterp.errors import CheckpointError, ConfigError, InputError
-from loopinterp.storage import read_json, read_tensors, write_json, write_tensors
-from loopinterp.training import ObjectiveConfig, Run, Trainer, TrainingConfig, train
-from loopinterp.training.run import read_metadata
+from loopinterp.models import LoopedTransformer
+from loopinterp.storage import (
+    _temporary_name,
+    read_json,
+    read_metadata,
+    read_tensors,
+    write_json,
+    write_tensors,
+)
+from loopinterp.tasks import get_task, list_tasks
+from loopinterp.training import ObjectiveConfig, Run, Trainer, TrainingConfig, evaluate, train
+from loopinterp.training.run import LoopsByLength
 
 CHECKPOINT = "state/checkpoint.safetensors"
 
@@ -87,7 +97,57 @@ def test_a_run_leaves_what_it_promises(tiny: TrainingConfig, whole: Path) -> Non
         "model/config.json",
         "model/model.safetensors",
         CHECKPOINT,
+        "state/lock",
     }
+
+
+def test_the_model_of_a_run_knows_its_loops(whole: Path) -> None:
+    run = Run.load(whole)
+    model, task = run.model(), run.task()
+    assert model.n_loops == task.n_loops(run.cutoff) == 4
+    generator = torch.Generator().manual_seed(0)
+    for n in (1, 3, 6):
+        batch = task.sample(n, batch_size=5, generator=generator)
+        with torch.no_grad():
+            given, told = model(batch.inputs), model(batch.inputs, n_loops=task.n_loops(n))
+        assert torch.equal(given, told)
+    mixed = task.sample(torch.tensor([2, 5, 3]), generator=generator)
+    with torch.no_grad():
+        given = model(mixed.inputs, n_loops=mixed.n_loops)
+        for row, (n, n_loops) in enumerate(zip(mixed.n.tolist(), mixed.n_loops.tolist())):
+            alone = model(mixed.inputs[row : row + 1, : task.n_positions(n)], n_loops=n_loops)
+            torch.testing.assert_close(given[row, : alone.shape[1]], alone[0])
+    again = deepcopy(model)
+    assert again.loop_rule == model.loop_rule
+
+
+@pytest.mark.parametrize("name", list_tasks())
+def test_loops_by_length_are_those_of_the_task(name: str) -> None:
+    task = get_task(name)
+    rule = LoopsByLength(task)
+    batches = (
+        task.sample(n, batch_size=2, generator=torch.Generator().manual_seed(n))
+        for n in (1, 2, 3, 7, 12)
+    )
+    for batch in batches:
+        assert rule(batch.inputs.shape[1]) == int(batch.n_loops[0])
+
+
+def test_a_run_of_an_ordinary_transformer_is_one_loop_deep(
+    tiny: TrainingConfig, tmp_path: Path
+) -> None:
+    config = tiny.replace(objective=ObjectiveConfig(kind="last", n_loops=1), steps=2)
+    trained = train(config, tmp_path / "trained", progress=False)
+    model, task = trained.model(), trained.task()
+    given = Run.from_model(model, task, tmp_path / "given", max_n=3, origin="trained elsewhere")
+    inputs = task.sample(5, batch_size=2, generator=torch.Generator().manual_seed(0)).inputs
+    for run in (trained, Run.load(given.folder)):
+        one = run.model()
+        assert one.n_loops == one.cfg.n_layers == 1
+        assert torch.equal(one(inputs), one(inputs, n_loops=1))
+        assert evaluate(one, task, [2], n_samples=4).depth == 1
+    looped = Run.from_model(model.unroll(2), task, tmp_path / "looped", max_n=3, origin="x")
+    assert evaluate(looped.model(), task, [2], n_samples=4).depth is None
 
 
 def test_saved_weights_are_the_average(tiny: TrainingConfig, whole: Path) -> None:
@@ -148,12 +208,61 @@ def test_a_model_that_lags_its_checkpoint_is_caught_up(
     assert_same_run(copy, whole)
 
 
-def test_leftovers_of_cut_writes_are_swept_up(tiny: TrainingConfig, copy: Path) -> None:
-    (copy / "state/.checkpoint.safetensors.x1y2").write_bytes(b"half")
-    (copy / ".config.json.abc").write_bytes(b"half")
-    (copy / ".mine").write_bytes(b"kept")
-    train(tiny, copy, progress=False)
-    assert {p.name for p in copy.rglob(".*")} == {".mine"}
+def test_leftovers_of_cut_writes_are_swept_up_and_nothing_of_the_users(
+    tiny: TrainingConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    train_until(tiny, run, 13, monkeypatch)
+    mine = [run / ".config.json.abc", run / "state/.checkpoint.safetensors.x1y2z3w4"]
+    cut = [run / CHECKPOINT, run / "metrics.jsonl", run / "model/model.safetensors"]
+    leftovers = [path.parent / _temporary_name(path.name, "0123456789abcdef") for path in cut]
+    for path in (*mine, *leftovers):
+        path.write_bytes(b"half")
+    train(tiny, run, progress=False)
+    assert sorted(run.rglob(".*")) == sorted(mine)
+
+
+def test_the_second_trainer_in_a_folder_is_refused(
+    tiny: TrainingConfig, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, real = tmp_path / "run", Trainer.step
+
+    def meddled_with(self: Trainer) -> dict[str, Any]:
+        if self.steps_done == 7:
+            with monkeypatch.context() as patch:
+                patch.setattr(Trainer, "step", lambda _: pytest.fail("two trainers"))
+                with pytest.raises(InputError, match="one writer at a time, got another"):
+                    train(tiny, run, progress=False)
+        return real(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "step", meddled_with)
+        train(tiny, run, progress=False)
+    assert_same_run(run, whole)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"seed": 2**64},
+        {"model": {"init_std": math.nan}},
+        {"model": {"noise_seed": 2**64, "initial_state": "noise"}},
+        {"model": {"d_mlp": 2**60}},
+        {"model": {"d_mlp": 10**25}},
+    ],
+)
+def test_a_configuration_that_cannot_be_built_claims_no_folder(
+    tiny: TrainingConfig, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    values = tiny.to_dict()
+    values["model"] |= changes.get("model", {})
+    with pytest.raises(ConfigError):
+        train(
+            TrainingConfig.from_dict({**values, **changes, "model": values["model"]}),
+            tmp_path / "run",
+            progress=False,
+        )
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_without_checkpoint_has_no_steps(
@@ -214,7 +323,7 @@ def test_no_run_at_all_is_explained(tmp_path: Path) -> None:
 def test_an_unwritable_folder_is_refused_before_training(
     tiny: TrainingConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Trainer, "__init__", lambda *_: pytest.fail("trained"))
+    monkeypatch.setattr(Trainer, "step", lambda *_: pytest.fail("trained"))
     (tmp_path / "file").write_text("")
     for out in (tmp_path / "file", tmp_path / "file" / "run", Path("/proc/nowhere")):
         with pytest.raises(InputError, match="a folder that can be written"):
@@ -290,8 +399,27 @@ def test_a_model_of_another_architecture_is_refused(tiny: TrainingConfig, copy: 
     with pytest.raises(CheckpointError):
         Run.load(copy).model()
     write_json(copy / "model/config.json", tiny.model.replace(act_fn="relu").to_dict())
+    with pytest.raises(CheckpointError, match="that its weights were saved with"):
+        Run.load(copy).model()
+    LoopedTransformer(tiny.model.replace(act_fn="relu")).save_pretrained(copy / "model")
     with pytest.raises(CheckpointError, match="the architecture in the run's"):
         Run.load(copy).model()
+
+
+@pytest.mark.parametrize("name", [CHECKPOINT, "model/model.safetensors"])
+def test_a_flip_of_any_byte_of_a_checkpoint_is_found(
+    tiny: TrainingConfig, copy: Path, name: str
+) -> None:
+    whole = (copy / name).read_bytes()
+    for place in range(0, len(whole), len(whole) // 40):
+        flipped = bytearray(whole)
+        flipped[place] ^= 1
+        (copy / name).write_bytes(flipped)
+        with pytest.raises(CheckpointError):
+            _ = Run.load(copy).steps_done if name == CHECKPOINT else Run.load(copy).model()
+    if name == CHECKPOINT:
+        with pytest.raises(CheckpointError):
+            train(tiny, copy, progress=False)
 
 
 def test_damaged_configurations_are_refused(copy: Path) -> None:
@@ -325,6 +453,29 @@ def test_a_loss_that_is_not_finite_keeps_the_last_checkpoint(
     monkeypatch.setattr(Trainer, "step", spoiled)
     with pytest.raises(InputError, match=r"loss at step 13.*optimiser\.lr"):
         train(tiny, tmp_path / "run", progress=False)
+    run = Run.load(tmp_path / "run")
+    assert run.steps_done == 10
+    assert all(torch.isfinite(p).all() for p in run.model().parameters())
+
+
+def test_a_step_that_spoils_the_weights_is_the_last(
+    tiny: TrainingConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its gradient is finite, and its step is one after which a checkpoint is due."""
+    real = torch.optim.AdamW.step
+    steps = 0
+
+    def spoiling(self: torch.optim.AdamW) -> None:
+        nonlocal steps
+        real(self)
+        steps += 1
+        if steps == 15:
+            self.param_groups[0]["params"][-1].data.view(-1)[0] = math.inf
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.optim.AdamW, "step", spoiling)
+        with pytest.raises(InputError, match=r"weights \S+ after step 15: .* got 1 of .*optimiser"):
+            train(tiny, tmp_path / "run", progress=False)
     run = Run.load(tmp_path / "run")
     assert run.steps_done == 10
     assert all(torch.isfinite(p).all() for p in run.model().parameters())

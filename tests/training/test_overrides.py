@@ -85,3 +85,11 @@ def test_wrong_settings_are_explained(tiny: TrainingConfig, setting: str, messag
 )
 def test_values_are_read_as_json_first(text: str, value: Any) -> None:
     assert parse_value(text) == value
+
+
+@pytest.mark.parametrize("value", ["1" * 5000, "[" * 200_000], ids=["digits", "brackets"])
+def test_what_python_cannot_parse_is_text_and_refused_as_such(
+    tiny: TrainingConfig, value: str
+) -> None:
+    with pytest.raises(ConfigError, match="seed: expected an integer"):
+        apply_settings(tiny, [f"seed={value}"])

@@ -12,6 +12,7 @@ from loopinterp.rasp.compiler.compiled import Compiled, need_compiled
 from loopinterp.rasp.expr import selectors
 from loopinterp.rasp.interpreter import evaluate
 from loopinterp.rasp.language import UNKNOWN
+from loopinterp.short_repr import ShortRepr
 from loopinterp.tasks.sampling import check_tokens
 
 if TYPE_CHECKING:
@@ -29,8 +30,8 @@ CHUNK = 2**21
 PATTERN = "attn.hook_pattern"
 
 
-@dataclass(frozen=True)
-class Agreement:
+@dataclass(frozen=True, repr=False)
+class Agreement(ShortRepr):
     """How far a compiled model is from its program, over every loop of a run.
 
     Attributes:

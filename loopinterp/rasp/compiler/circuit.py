@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from loopinterp.errors import CheckpointError, InputError, unknown_name
+from loopinterp.short_repr import ShortRepr
 from loopinterp.storage import read_json_object, read_tensors, write_json, write_tensors
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ class Superposition:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Circuit:
+class Circuit(ShortRepr):
     """Nodes, edges and directions of a compiled model.
 
     The weights are tied, so one node of the block stands for one at each loop; see

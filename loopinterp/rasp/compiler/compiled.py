@@ -19,13 +19,14 @@ from loopinterp.rasp.expression_checks import MAX_TABLE
 from loopinterp.rasp.language import UNKNOWN
 from loopinterp.rasp.program import LoopProgram
 from loopinterp.rasp.program_registry import get_program, list_programs
+from loopinterp.short_repr import ShortRepr
 
 if TYPE_CHECKING:
     import torch
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Compiled:
+class Compiled(ShortRepr):
     """A looped transformer that runs a program, with its circuit.
 
     Attributes:

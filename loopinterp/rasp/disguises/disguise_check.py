@@ -9,14 +9,15 @@ import torch
 
 from loopinterp.rasp.compiler.agreement import Agreement, compare_with_program, parts_of
 from loopinterp.rasp.compiler.compiled import Compiled, need_compiled
+from loopinterp.short_repr import ShortRepr
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
     from torch import Tensor
 
 
-@dataclass(frozen=True, eq=False)
-class DisguiseCheck:
+@dataclass(frozen=True, eq=False, repr=False)
+class DisguiseCheck(ShortRepr):
     """How far a disguised model is from the original on some inputs, at every loop.
 
     Attributes:

@@ -54,9 +54,15 @@ const figureLayout = (() => {
     probe.remove();
     layout.font = { ...layout.font, family, color: text };
     layout.hoverlabel = { bgcolor: surface, bordercolor: border, font: { color: text, size: 13 }, align: "left" };
-    for (const trace of data)
+    for (const trace of data) {
       for (const bars of [trace.error_x, trace.error_y]) if (bars) bars.color = text;
+      if (trace.textfont) trace.textfont.color = text; // words in cells
+    }
   }
+
+  /* Whether all that stands along a panel's x-axis are whole numbers, which have nothing between. */
+  const isWhole = (data, panel) => data.every((trace) => (trace.xaxis || "x") !== axisRef("x", panel)
+    || (Array.isArray(trace.x) && trace.x.every(Number.isInteger)));
 
   /* Sizes in pixels: of text, margins, panels, and how many panels stand side by side. */
   function plan(spec, layout, meta, width) {
@@ -66,6 +72,7 @@ const figureLayout = (() => {
       y: layout[axisName("y", k)],
       xNames: namesAlong(spec.data, "x", k),
       yNames: namesAlong(spec.data, "y", k),
+      whole: isWhole(spec.data, k),
     }));
     const p = { width, narrow, size, panels, line: size * 1.3 };
     p.grid = meta.columns > 1 || meta.square;
@@ -91,7 +98,7 @@ const figureLayout = (() => {
     p.h = meta.square ? p.w : meta.panel_height;
     if (narrow && !meta.square && panels.every((panel) => !panel.yNames)) p.h = Math.min(p.h, 250);
     for (const { yLabels } of panels)
-      if (yLabels && !meta.square && yLabels.length <= 20)
+      if (yLabels && !meta.square && (yLabels.length <= 20 || spec.data.some((trace) => trace.type === "bar")))
         p.h = Math.max(p.h, yLabels.length * (Math.max(...yLabels.map(lineCount)) * p.line + 4));
     return p;
   }
@@ -163,6 +170,7 @@ const figureLayout = (() => {
       if (axis.exponentformat === "power") axis.tickfont = { size: p.size * 0.85 }; // plotly enlarges powers
     }
     x.nticks = Math.max(3, Math.floor(p.w / (p.narrow ? 38 : 60)));
+    if (panel.whole && x.range && x.type !== "log" && x.range[1] - x.range[0] <= x.nticks) x.dtick = 1;
     y.nticks = Math.max(3, Math.floor(p.h / 40));
     const fitting = p.upright ? p.w / (p.size * 1.25) : Infinity;
     if (panel.xNames) nameTicks(x, panel.xNames, p.upright ? panel.xNames : panel.xLabels, fitting, p.upright ? -90 : 0);
@@ -189,6 +197,25 @@ const figureLayout = (() => {
     }
   }
 
+  /* Graphs of boxes keep their size in pixels: their parts follow one another as words do. */
+  function flow(layout, parts, width) {
+    const gap = 28;
+    let left = 0, top = 0, height = 0;
+    const corners = parts.map(([w, h]) => {
+      if (left && left + w > width) [left, top] = [0, height + gap];
+      const corner = [left, top];
+      left += w + gap;
+      height = Math.max(height, top + h);
+      return corner;
+    });
+    parts.forEach(([w, h], k) => {
+      const [x, y] = corners[k];
+      layout[axisName("x", k)].domain = [x / width, Math.min((x + w) / width, 1)];
+      layout[axisName("y", k)].domain = [Math.max(1 - (y + h) / height, 0), 1 - y / height];
+    });
+    return Object.assign(layout, { height, margin: { l: 0, r: 0, t: 0, b: 0 } });
+  }
+
   /* The layout of a figure for a width in pixels. */
   function adapt(spec, width) {
     const layout = structuredClone(spec.layout);
@@ -196,11 +223,8 @@ const figureLayout = (() => {
     Object.assign(layout, { width, autosize: false, showlegend: false, sliders: [] });
     if (layout.coloraxis) layout.coloraxis.showscale = false;
     const meta = layout.meta && layout.meta.loopinterp;
-    if (!meta) {
-      // A graph of boxes has a width of its own, below which they overlap: it is scrolled.
-      layout.width = Math.max(width, spec.layout.width || 0);
-      return layout;
-    }
+    if (!meta) return layout;
+    if (meta.parts) return flow(layout, meta.parts, width);
     const p = plan(spec, layout, meta, width);
     layout.font.size = p.size;
     planNames(p);

@@ -101,7 +101,7 @@ const report = (() => {
     }
     const dash = { dash: "6 4", dot: "2 3", dashdot: "6 3 2 3", longdash: "10 4" }[line.dash] || "";
     box.append(svg("line", { x1: 0, x2: 30, y1: 6, y2: 6, stroke: colour, "stroke-width": 2.2, "stroke-dasharray": dash }));
-    if ((trace.mode || "").includes("markers")) {
+    if ((trace.mode || "").includes("markers") && !Array.isArray(marker.symbol)) {
       const shapes = { square: "M11 2h8v8h-8z", diamond: "M15 1l5 5-5 5-5-5z", "triangle-up": "M15 1.5l5 8.5H10z", cross: "M13.4 1.5h3.2v2.9h2.9v3.2h-2.9v2.9h-3.2V7.6h-2.9V4.4h2.9z" };
       const shape = shapes[marker.symbol];
       box.append(shape ? svg("path", { d: shape, fill: colour }) : svg("circle", { cx: 15, cy: 6, r: 4, fill: colour }));

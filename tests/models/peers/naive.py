@@ -89,27 +89,42 @@ class NaiveLooped:
 
     def _layer(self, h: Tensor, ours: str, name: str, edit: Edit) -> Tensor:
         h = edit(f"{name}.hook_resid_pre", h)
+        read = [h] * 3
+        if self._unrolled.cfg.use_split_qkv_input:
+            heads = h[:, :, None].repeat(1, 1, self._config.n_heads, 1)
+            read = [edit(f"{name}.attn.hook_{part}_input", heads) for part in "qkv"]
+            read = [self._norm(x, f"{ours}.ln1", "", lambda _, x: x) for x in read]
         x = self._norm(h, f"{ours}.ln1", f"{name}.ln1", edit)
-        h = h + edit(f"{name}.hook_attn_out", self._attention(x, ours, name, edit))
+        read = [x] * 3 if read[0] is h else read
+        h = h + edit(f"{name}.hook_attn_out", self._attention(read, ours, name, edit))
         h = edit(f"{name}.hook_resid_mid", h)
-        x = self._norm(h, f"{ours}.ln2", f"{name}.ln2", edit)
+        x = edit(f"{name}.hook_mlp_in", h) if self._unrolled.cfg.use_hook_mlp_in else h
+        x = self._norm(x, f"{ours}.ln2", f"{name}.ln2", edit)
         pre = edit(f"{name}.mlp.hook_pre", self._linear(x, f"{ours}.mlp.fc_in"))
         post = edit(f"{name}.mlp.hook_post", torch.nn.functional.gelu(pre))
         h = h + edit(f"{name}.hook_mlp_out", self._linear(post, f"{ours}.mlp.fc_out"))
         return edit(f"{name}.hook_resid_post", h)
 
-    def _attention(self, x: Tensor, ours: str, name: str, edit: Edit) -> Tensor:
+    def _attention(self, read: list[Tensor], ours: str, name: str, edit: Edit) -> Tensor:
         heads, width = self._config.n_heads, self._config.head_width
-        joint = self._linear(x, f"{ours}.attn.qkv")
-        q, k, v = (
-            edit(f"{name}.attn.hook_{part}", chunk.unflatten(-1, (heads, width)))
-            for part, chunk in zip("qkv", joint.chunk(3, dim=-1))
-        )
+        parts = []
+        for number, (part, x) in enumerate(zip("qkv", read)):
+            x = self._linear(x, f"{ours}.attn.qkv").chunk(3, dim=-1)[number]
+            x = x.unflatten(-1, (heads, width))
+            if read[0].dim() == 4:  # each head reads by itself: of its own copy, its own part
+                x = torch.stack([x[:, :, head, head] for head in range(heads)], dim=2)
+            parts.append(edit(f"{name}.attn.hook_{part}", x))
+        q, k, v = parts
         scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / width**0.5 + self._bias(x.shape[1])
         scores = edit(f"{name}.attn.hook_attn_scores", scores)
         pattern = edit(f"{name}.attn.hook_pattern", scores.softmax(-1))
         z = edit(f"{name}.attn.hook_z", torch.einsum("bhqk,bkhd->bqhd", pattern, v))
-        return self._linear(z.flatten(2), f"{ours}.attn.out")
+        if not self._unrolled.cfg.use_attn_result:
+            return self._linear(z.flatten(2), f"{ours}.attn.out")
+        out = self._weights[f"{ours}.attn.out.weight"].unflatten(1, (heads, width))
+        written = [z[:, :, head] @ out[:, head].T for head in range(heads)]
+        result = edit(f"{name}.attn.hook_result", torch.stack(written, dim=2))
+        return result.sum(2) + self._weights[f"{ours}.attn.out.bias"]
 
     def _bias(self, n_pos: int) -> Tensor:
         """``[head, query, key]``, cell by cell."""

@@ -1,0 +1,237 @@
+r"""Direct logit attribution: which writers of the stream a logit is read from, at any loop.
+
+With the scale of every norm held where the run had it, what reaches a logit straight through the
+stream is linear in what was written to it. So a logit's direction is carried back from the
+unembedding, through final norm, coda, loop norms and injections, and each writer met on the way
+gives its output's product with the direction there. Nothing else touches the stream: the parts
+add up to the logit.
+
+TransformerLens' ``logit_attrs`` does this through one norm, the final one, without its weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from einops import einsum
+
+from loopinterp.errors import InputError
+from loopinterp.models.taps import Recorder, Taps
+
+if TYPE_CHECKING:
+    import xarray as xr
+    from jaxtyping import Float
+    from torch import Tensor
+
+    from loopinterp.models.transformer_layer import Layer, Norm
+    from loopinterp.models.transformer_lens_names import TransformerLensNames
+
+    Read = Callable[[str], Tensor]
+    """An activation of the run, by name or alias."""
+
+_INTEGERS = (torch.uint8, torch.int16, torch.int32, torch.int64)
+# The loop, layer and head of a part that has none; NaN would fall out of groupby("loop").sum().
+_NOWHERE = {"loop": -1, "layer": -1, "head": -1}
+
+
+@torch.no_grad()
+def attribute_logit(
+    read: Read,
+    model: TransformerLensNames,
+    tokens: int | Tensor,
+    incorrect_tokens: int | Tensor | None,
+    *,
+    loop: int,
+    from_loop: int,
+    dims: tuple[str, ...],
+) -> xr.DataArray:
+    """The work of :meth:`~loopinterp.models.LoopedCache.logit_attribution`, which documents it.
+
+    Args:
+        read: The activations of the run.
+        model: The model, unrolled over the loops of the run.
+        dims: The axes of an activation before ``d_model``.
+    """
+    if from_loop > loop:
+        raise InputError(
+            "from_loop",
+            expected=f"a loop up to {loop}, after which the logits are read",
+            given=str(from_loop),
+            fix="Pass a smaller from_loop, or a later loop.",
+        )
+    read, logits = _reread(read, model, loop)
+    choice = _one_hot("tokens", tokens, logits)
+    if incorrect_tokens is not None:
+        choice = choice - _one_hot("incorrect_tokens", incorrect_tokens, logits)
+    way = _WayBack(read, model, choice @ model.W_U.T)
+    if model.unembedding.bias is not None:
+        way.add("unembedding bias", choice @ model.b_U, "unembedding bias")
+    way.through_readout()
+    for t in range(loop, from_loop - 1, -1):
+        way.through_loop(t)
+    state = read(f"loops.{from_loop}.hook_state_pre")
+    way.write(f"state before loop {from_loop}", state, "state")
+    return _named(way.parts[::-1], choice, logits, dims)
+
+
+class _WayBack:
+    """A logit's direction, on its way back through the run, and the parts met so far.
+
+    At any place on it, ``logit = direction . stream there + the parts met so far``.
+    """
+
+    def __init__(self, read: Read, model: TransformerLensNames, direction: Tensor) -> None:
+        self.read, self.model, self.direction = read, model, direction
+        self.parts: list[tuple[dict[str, Any], Float[Tensor, "*batch pos"]]] = []
+
+    def add(self, component: str, logit: Tensor, part: str, **indices: int) -> None:
+        """Note what a part adds to the logit."""
+        name = {"component": component, "part": part, **_NOWHERE, **indices}
+        self.parts.append((name, logit))
+
+    def write(self, component: str, x: Tensor, part: str, **indices: int) -> None:
+        """Note what a vector written to the stream here adds to the logit."""
+        self.add(component, (x * self.direction).sum(-1), part, **indices)
+
+    def through_norm(self, norm: Norm | Any, scale: str, component: str, **indices: int) -> None:
+        """``x -> (x - mean) / scale * weight + bias``, or ``x -> x / scale * weight``."""
+        if norm.bias is not None:
+            self.write(f"{component} bias", norm.bias, "norm bias", **indices)
+        direction = self.direction * norm.weight / self.read(scale)
+        if norm.bias is not None:
+            direction = direction - direction.mean(-1, keepdim=True)
+        self.direction = direction
+
+    def through_readout(self) -> None:
+        """Final norm and coda."""
+        if self.model.ln_final is not None:
+            self.through_norm(self.model.ln_final, "ln_final.hook_scale", "final norm")
+        for k in reversed(range(len(self.model.coda))):
+            self.through_layer(self.model.coda[k], f"coda.{k}", f"coda layer {k}", layer=k)
+
+    def through_loop(self, loop: int) -> None:
+        """Loop norm, layers, and the injection, wherever it stands."""
+        model, here = self.model, f"loops.{loop}"
+        injection = model.config.injection
+        if model.ln_loop is not None:
+            scale, label = f"{here}.ln_loop.hook_scale", f"loop {loop}, loop norm"
+            self.through_norm(model.ln_loop, scale, label, loop=loop)
+        if injection == "gated_output":
+            self._inject(loop)
+        for k in reversed(range(len(model.block))):
+            at, label = f"{here}.blocks.{k}", f"loop {loop}, layer {k}"
+            self.through_layer(model.block[k], at, label, loop=loop, layer=k)
+        # Injected into sublayers, the input reaches the stream through what they write alone.
+        if injection in ("input", "concat"):
+            self._inject(loop)
+        if model.recall is not None:
+            self.direction = self.direction @ model.recall.state.weight
+
+    def _inject(self, loop: int) -> None:
+        x = self.read(f"loops.{loop}.hook_injection")
+        self.write(f"loop {loop}, injection", x, "injection", loop=loop)
+
+    def through_layer(self, weights: Layer | Any, at: str, label: str, **indices: int) -> None:
+        """MLP, then attention: each writes to the stream, through a norm of its own or not."""
+        if weights.norms_sum:
+            self.through_norm(weights.ln2, f"{at}.ln2.hook_scale", f"{label}, ln2", **indices)
+        self.write(f"{label}, mlp", self.read(f"{at}.hook_mlp_out"), "mlp", **indices)
+        if weights.norms_sum:
+            self.through_norm(weights.ln1, f"{at}.ln1.hook_scale", f"{label}, ln1", **indices)
+        stream = self.direction
+        if weights.ln1_post is not None:
+            scale = f"{at}.ln1_post.hook_scale"
+            self.through_norm(weights.ln1_post, scale, f"{label}, ln1_post", **indices)
+        self.write(f"{label}, attention bias", weights.attn.b_O, "attention bias", **indices)
+        read_along = "... d_model, head d_head d_model -> ... head d_head"
+        wanted = einsum(self.direction, weights.attn.W_O, read_along)
+        heads = (self.read(f"{at}.attn.hook_z") * wanted).sum(-1)  # [batch, pos, head]
+        for head in reversed(range(weights.attn.n_heads)):
+            self.add(f"{label}, head {head}", heads[..., head], "head", head=head, **indices)
+        self.direction = stream
+
+
+def _reread(read: Read, model: TransformerLensNames, loop: int) -> tuple[Read, Tensor]:
+    """Logits of the state after a loop, and the run as if it had ended there.
+
+    A run reads its last state only. What coda and final norm do with another one is had by running
+    them again; for the last it comes to the same.
+    """
+    state = read(f"loops.{loop}.hook_state_post")
+    if (state.dtype, state.device) != (model.dtype, model.device):
+        raise InputError(
+            "cache",
+            expected=f"activations in {model.dtype} on {model.device}, as the weights are",
+            given=f"{state.dtype} on {state.device}",
+            fix="Cache without dtype= and device=: parts that are rounded do not add up.",
+        )
+    if model.coda:
+        seen, there = read(f"loops.{loop}.blocks.0.attn.hook_pattern").shape[-2:]
+        if seen != there:
+            raise InputError(
+                "cache",
+                expected="all positions: the heads of the coda look at them",
+                given=f"{seen} of {there}",
+                fix="Cache without pos_slice=, and select positions of the result.",
+            )
+    again = {a.name: a for a in model.addresses().addresses.values() if a.in_readout}
+    recorder, alone = Recorder(), state.dim() == 2
+    logits = model._readout(state[None] if alone else state, Taps((), again.values(), recorder))
+    kept = {name: x[0] if alone else x for name, x in recorder.kept.items()}
+
+    def reread(name: str) -> Tensor:
+        found = kept.get(model.addresses().resolve(name))
+        return read(name) if found is None else found
+
+    return reread, logits[0] if alone else logits
+
+
+def _one_hot(name: str, tokens: int | Tensor, logits: Tensor) -> Float[Tensor, "*batch pos vocab"]:
+    """1 where the logits of these classes are, 0 elsewhere."""
+    shape, n_classes = logits.shape[:-1], logits.shape[-1]
+    given = torch.as_tensor(tokens, device=logits.device)
+    # One class for each example stands for all its positions, as in TransformerLens.
+    wide = given[:, None] if given.dim() == 1 and len(shape) == 2 else given
+    sizes = zip(wide.shape[::-1], shape[::-1])
+    fits = wide.dim() <= len(shape) and all(n in (1, there) for n, there in sizes)
+    if not fits or given.dtype not in _INTEGERS or bool(((given < 0) | (given >= n_classes)).any()):
+        raise InputError(
+            name,
+            expected=f"output classes from 0 to {n_classes - 1}: one, one for each example, or "
+            f"one for each place of {list(shape)}",
+            given=repr(tokens) if given.dim() == 0 else f"{given.dtype} {list(given.shape)}",
+            fix="Pass the answers as integers, [batch] or [batch, pos].",
+        )
+    return F.one_hot(wide.long().expand(shape), n_classes).to(logits)
+
+
+def _named(
+    parts: list[tuple[dict[str, Any], Tensor]],
+    choice: Tensor,
+    logits: Tensor,
+    dims: tuple[str, ...],
+) -> xr.DataArray:
+    """The parts under their names, if they add up.
+
+    Raises:
+        InputError: If they do not.
+    """
+    import xarray as xr
+
+    values = torch.stack([logit for _, logit in parts])
+    gap = (values.sum(0) - (choice * logits).sum(-1)).abs()
+    # Far above rounding, far below a part left out; a difference may be zero where logits are not.
+    size = values.abs().sum(0).max() + logits.abs().max()
+    if bool((gap > torch.finfo(values.dtype).eps ** 0.5 * size).any()):
+        raise InputError(
+            "logit_attribution",
+            expected="parts that add up to the logit",
+            given=f"sums that are off by up to {gap.max().item():.2g}",
+            fix="Attribute a run whose stream no hook has changed, with the weights of that run.",
+        )
+    names = {key: ("component", [name[key] for name, _ in parts]) for key in parts[0][0]}
+    data = values.double().cpu().numpy()
+    return xr.DataArray(data, names, ("component", *dims), name="logit_attribution")

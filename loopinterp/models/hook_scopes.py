@@ -1,0 +1,137 @@
+"""Hooks of one run or one ``with`` block: seen by the thread that opened them, and by no other.
+
+Hooks that stay (``add_hook``) belong to the model, as in TransformerLens. Those of ``hooks()`` and
+``run_with_hooks`` belong to who opened them: two threads may study one model at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from transformer_lens.hook_points import HookPoint, LensHandle
+
+from loopinterp.errors import HookError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from loopinterp.models.sites import Address, Key
+
+Direction = Literal["fwd", "bwd"]
+
+
+class LoopHookPoint(HookPoint):
+    """TransformerLens' hook point, at which what a hook returns is checked."""
+
+    def add_hook(
+        self, hook: Callable[..., Any], dir: Direction = "fwd", **options: Any
+    ) -> LensHandle:  # type: ignore[override]
+        """TransformerLens' ``add_hook``; a hook that returns the wrong thing fails by its name."""
+
+        def checked(tensor: Tensor, *, hook: HookPoint) -> Any:
+            returned = function(tensor, hook=hook)
+            # PyTorch takes a gradient also as a tuple of one.
+            alone = dir == "bwd" and isinstance(returned, tuple) and len(returned) == 1
+            check_returned(returned[0] if alone else returned, tensor, str(hook.name))
+            return returned
+
+        function = hook
+        handle = super().add_hook(checked, dir=dir, **options)
+        handle.user_hook = function
+        return handle
+
+
+def check_returned(returned: Any, activation: Tensor, name: str) -> None:
+    """Raise unless a hook returned None, or a tensor that can stand in the activation's place.
+
+    Raises:
+        HookError: If it is no tensor, or shape, type or device is another.
+    """
+    if returned is None or returned is activation:
+        return
+    whole = isinstance(returned, torch.Tensor)
+    if not whole or _looks(returned) != _looks(activation):
+        raise HookError(
+            f"hook {name!r}",
+            expected=f"None, or a tensor in place of the activation: {_spelled(activation)}",
+            given=_spelled(returned) if whole else f"a {type(returned).__name__}",
+            fix="Return the changed activation, or nothing to leave it as it is.",
+        )
+
+
+def _looks(x: Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
+    return x.shape, x.dtype, x.device
+
+
+def _spelled(x: Tensor) -> str:
+    return f"{tuple(x.shape)} of {x.dtype} on {x.device}"
+
+
+class HookScope:
+    """Hook points beside those of the model, there for a while and for one thread.
+
+    Args:
+        shared: The model's own points, which say what model the scope is for, whatever its number
+            of loops.
+        n_loops: Loops of the run that the hooks were named for.
+    """
+
+    def __init__(self, shared: dict[Key, HookPoint], n_loops: int) -> None:
+        self.shared, self.n_loops = shared, n_loops
+        self.points: dict[Key, HookPoint] = {}
+
+    def point(self, address: Address, context: dict[Any, Any]) -> HookPoint:
+        """The point at an address; ``context`` is what TransformerLens' hooks share there."""
+        if address.key not in self.points:
+            point = self.points[address.key] = LoopHookPoint()
+            point.name, point.ctx = address.name, context
+        return self.points[address.key]
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Let runs of this thread see the hooks."""
+        _OPEN.set((*_OPEN.get(), self))
+        try:
+            yield
+        finally:
+            _OPEN.set(tuple(scope for scope in _OPEN.get() if scope is not self))
+
+
+_OPEN: ContextVar[tuple[HookScope, ...]] = ContextVar("open hook scopes", default=())
+
+
+def open_scopes(shared: dict[Key, HookPoint]) -> list[HookScope]:
+    """The scopes of a model that this thread has open."""
+    return [scope for scope in _OPEN.get() if scope.shared is shared]
+
+
+class Watched:
+    """A hook function that remembers whether it fired."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function, self.fired = function, False
+
+    def __call__(self, tensor: Tensor, *, hook: HookPoint) -> Any:
+        self.fired = True
+        return self.function(tensor, hook=hook)
+
+
+def need_fired(watched: list[tuple[Any, Watched]]) -> None:
+    """Raise on the first hook that never fired.
+
+    Raises:
+        HookError: If there is one.
+    """
+    silent = [name for name, hook in watched if not hook.fired]
+    if silent:
+        raise HookError(
+            f"hook {'predicate' if callable(silent[0]) else silent[0]!r}",
+            expected="a hook that fires in the run",
+            given="no firing",
+            fix="Its place was not run, or by another thread: look at start_at_loop, "
+            "stop_at_loop, n_loops and, for the readout, return_type.",
+        )

@@ -1,0 +1,157 @@
+"""How many loops a run makes: what it was told, else what the model's rule says of its input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from loopinterp.errors import MOST_LOOPS, HookError, InputError, check_integer
+from loopinterp.models.run_inputs import check_ends
+from loopinterp.models.sites import flat_names
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_UNROLLED: ContextVar[tuple[tuple[object, int], ...]] = ContextVar("unrolled models", default=())
+"""Models with the number of loops that a ``with model.unrolled(...)`` of this thread gives them."""
+
+
+@dataclass(frozen=True)
+class LoopRule:
+    """How many loops a model was made for: what a run makes that is not told.
+
+    Attributes:
+        shown: Loops of the hook names, layers and blocks that the model shows.
+        of_length: From the input's positions to loops. None: always ``shown``, whatever the
+            input, as for an ordinary transformer, which has its depth.
+
+    Example:
+        >>> LoopRule(13, of_length=lambda n_pos: n_pos - 1)(5), LoopRule(1)(5)
+        (4, 1)
+    """
+
+    shown: int
+    of_length: Callable[[int], int] | None = None
+
+    def __call__(self, n_pos: int) -> int:
+        """Loops of a run over so many positions."""
+        return self.shown if self.of_length is None else self.of_length(n_pos)
+
+
+def own_depth(model: Any) -> int | None:
+    """Loops of a model that makes as many whatever the length of its input; None of all others.
+
+    Args:
+        model: Any looped model. Only a :attr:`loop_rule` says so, not the default of a run.
+    """
+    rule = getattr(model, "loop_rule", None)
+    return rule.shown if isinstance(rule, LoopRule) and rule.of_length is None else None
+
+
+class LoopCount:
+    """The number of loops of a model's runs, and of the names that it shows."""
+
+    _n_loops: int
+    _rule: LoopRule | None = None
+
+    @property
+    def n_loops(self) -> int:
+        """Loops of the hook names, layers and blocks shown, and of a run that is not told.
+
+        Where there is a :attr:`loop_rule`, that of the run's input decides for the run. Setting
+        the number does away with the rule.
+        """
+        return next((n for model, n in _UNROLLED.get() if model is self), self._n_loops)
+
+    @n_loops.setter
+    def n_loops(self, value: int) -> None:
+        self._n_loops, self._rule = check_loops(value), None
+
+    @property
+    def loop_rule(self) -> LoopRule | None:
+        """What says how many loops an input takes, as for the model of a run; None: nothing."""
+        return self._rule
+
+    @loop_rule.setter
+    def loop_rule(self, rule: LoopRule | None) -> None:
+        if rule is not None:
+            self._n_loops = check_loops(rule.shown)
+        self._rule = rule
+
+    @contextmanager
+    def unrolled(self, n_loops: int | None) -> Iterator[None]:
+        """Another default number of loops for a while, for this thread."""
+        if n_loops is None:
+            yield
+            return
+        entry = (self, check_loops(n_loops))
+        _UNROLLED.set((entry, *_UNROLLED.get()))
+        try:
+            yield
+        finally:
+            _UNROLLED.set(tuple(other for other in _UNROLLED.get() if other is not entry))
+
+    def _loops(self, n_loops: int | None) -> int:
+        return self.n_loops if n_loops is None else check_loops(n_loops)
+
+    def _loops_of(self, n_loops: int | Tensor | None, inputs: Any) -> int:
+        """Loops of a run over an input; those of the example that takes most."""
+        if isinstance(n_loops, torch.Tensor):
+            return max(1, int(check_ends(n_loops, inputs).max()))
+        # What is no input at all is refused where it is read.
+        return self._loops_at(n_loops, inputs.shape[1] if getattr(inputs, "ndim", 0) > 1 else None)
+
+    def _loops_at(self, n_loops: int | None, n_pos: int | None) -> int:
+        """Loops of a run over so many positions."""
+        if self._rule is None or n_pos is None or self._told(n_loops):
+            return self._loops(n_loops)
+        return check_loops(self._rule(n_pos))
+
+    def _told(self, n_loops: object) -> bool:
+        """Whether a run's number of loops was said, here or around, and is not the rule's."""
+        unrolled = any(model is self for model, _ in _UNROLLED.get())
+        return n_loops is not None or unrolled or self._rule is None
+
+    def _need_number(self, n_loops: object, loops: int, names: Any) -> None:
+        """Raise on names numbered for another number of loops than the model's rule gives a run."""
+        if n_loops is not None or loops == self.n_loops or names is None or callable(names):
+            return
+        for name in flat_names(names, "name of a hook"):
+            if name.startswith("blocks."):
+                raise HookError(
+                    f"hook {name!r}",
+                    expected="n_loops with a numbered name, which the model numbers for "
+                    f"{self.n_loops} loops",
+                    given=f"none, and an input that takes {loops}",
+                    fix=f"Pass n_loops={loops}, take names and runs from model.unroll({loops}), "
+                    "or say loops.{t}.blocks.{layer}.… instead.",
+                )
+
+
+def check_loops(n_loops: int) -> int:
+    """The number of loops of a run, if it is one that can be run."""
+    return check_integer("n_loops", n_loops, least=1, far=MOST_LOOPS)
+
+
+def ends_of(n_loops: object, **options: Any) -> Tensor | None:
+    """The number of loops of each example, where there is one for each; None where there is not.
+
+    Raises:
+        InputError: If there is an option that it cannot be combined with.
+    """
+    if not isinstance(n_loops, torch.Tensor):
+        return None
+    given = {name: value for name, value in options.items() if value not in (None, 0)}
+    for name, value in given.items():
+        raise InputError(
+            name,
+            expected="none beside a number of loops for each example, which is read after its own",
+            given=repr(value),
+            fix="Pass one n_loops for all; or leave it out, and return 'logits' or 'state'.",
+        )
+    return n_loops

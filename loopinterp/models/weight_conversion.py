@@ -1,0 +1,157 @@
+"""Weights of somebody else's looped model in a ``LoopedTransformer``, and where the two differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from loopinterp.errors import InputError, check_integer, check_number
+from loopinterp.models.looped_model import bind, need_model
+from loopinterp.models.looped_transformer import LoopedTransformer
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
+
+    from loopinterp.models.looped_model import LoopedModel
+    from loopinterp.models.model_config import LoopedTransformerConfig
+
+
+def convert_model(
+    original: LoopedModel | Any,
+    config: LoopedTransformerConfig,
+    weights: Mapping[str, Tensor],
+    inputs: Tensor,
+    *,
+    n_loops: int,
+    activations: Mapping[str, Tensor] | None = None,
+    tolerance: float = 1e-5,
+) -> LoopedTransformer:
+    """A ``LoopedTransformer`` with given weights, if it computes what the original does.
+
+    Args:
+        original: The model that the weights come from, behind the four methods.
+        config: The architecture that it has in our words.
+        weights: The weights by our names, those of ``LoopedTransformer(config).state_dict()``;
+            matrices of linear maps are ``[out, in]``, as ``torch.nn.Linear`` has them.
+        inputs: Inputs on which the two must agree.
+        n_loops: Loops for which they must.
+        activations: The original's activations on these inputs by our names (``site``, or
+            aliases such as ``loops.0.blocks.0.attn.hook_pattern``), to find a difference inside
+            a loop.
+        tolerance: Largest difference of any number, relative to the largest one there.
+
+    Raises:
+        InputError: A weight is missing, unknown or of another shape (it is named), or the two
+            differ; it says where first (see :func:`first_difference`).
+    """
+    model = LoopedTransformer(config).to(inputs.device).eval()
+    own = model.state_dict()
+    wrong = [f"{name} is missing" for name in own if name not in weights]
+    wrong += [f"{name} is not a weight of this architecture" for name in weights if name not in own]
+    wrong += [
+        f"{name} is {list(weights[name].shape)} and not {list(own[name].shape)}"
+        for name in own
+        if name in weights and weights[name].shape != own[name].shape
+    ]
+    if wrong:
+        raise InputError(
+            "weights",
+            expected="those of LoopedTransformer(config).state_dict()",
+            given="; ".join(wrong[:6]) + (f"; and {len(wrong) - 6} more" if wrong[6:] else ""),
+            fix="Rename, transpose or split the original's, or change the configuration.",
+        )
+    model.load_state_dict(dict(weights))
+    where = first_difference(
+        original, model, inputs, n_loops=n_loops, activations=activations, tolerance=tolerance
+    )
+    if where is not None:
+        raise InputError(
+            "converted model",
+            expected=f"the original's numbers to {tolerance:g}",
+            given=f"a difference, first in {where}",
+            fix="Compare the weights and settings that enter there, or pass activations= to look "
+            "inside the loop.",
+        )
+    return model
+
+
+@torch.no_grad()
+def first_difference(
+    original: LoopedModel | Any,
+    converted: LoopedTransformer,
+    inputs: Tensor,
+    *,
+    n_loops: int,
+    activations: Mapping[str, Tensor] | None = None,
+    tolerance: float = 1e-5,
+) -> str | None:
+    """Where a converted model first computes something else than the original, in words.
+
+    Each loop of both starts from the original's state, so a difference is said where it arises
+    and not where it is carried to.
+
+    Returns:
+        ``embed``, ``initial_state``, ``loop t`` (or one of ``activations``), or ``readout after t
+        loops``, with the difference and its place; None if there is none.
+
+    Raises:
+        InputError: If one of them is no model, or shapes differ.
+    """
+    need_model(original)
+    check_integer("n_loops", n_loops, least=1)
+    check_number("tolerance", tolerance, above=0)
+    book = converted.addresses(n_loops)
+    inside = {book.resolve(name): x for name, x in (activations or {}).items()}
+    theirs, ours = bind(original, inputs), bind(converted, inputs)
+    for name, a, b in (("embed", theirs.e, ours.e), ("initial_state", theirs.h0, ours.h0)):
+        if said := _difference(name, a, b, tolerance):
+            return said
+    before = theirs.h0
+    for loop, h in theirs.run(n_loops):
+        if loop and (said := _difference(f"loop {loop - 1}", h, ours.step(before), tolerance)):
+            here = {x: inside[x] for x in inside if book.addresses[x].loop == loop - 1}
+            return _inside(converted, inputs, before, loop - 1, here, n_loops, tolerance) or said
+        name = f"readout after {loop} loops"
+        if said := _difference(name, theirs.readout(h), ours.readout(h), tolerance):
+            return said
+        before = h
+    return None
+
+
+def _inside(
+    converted: LoopedTransformer,
+    inputs: Tensor,
+    state: Tensor,
+    loop: int,
+    theirs: Mapping[str, Tensor],
+    n_loops: int,
+    tolerance: float,
+) -> str | None:
+    """The first of the activations of a loop that differs, from the same state on."""
+    if not theirs:
+        return None
+    span = {"start_at_loop": loop, "stop_at_loop": loop + 1, "state": state}
+    _, cache = converted.run_with_cache(
+        inputs, n_loops=n_loops, names_filter=list(theirs), return_type="state", **span
+    )
+    said = (_difference(name, theirs[name], cache[name], tolerance) for name in cache)
+    return next(filter(None, said), None)  # a cache is in the order of the computation
+
+
+def _difference(
+    name: str, theirs: Float[Tensor, "*shape"], ours: Float[Tensor, "*own_shape"], tolerance: float
+) -> str | None:
+    if theirs.shape != ours.shape:
+        return f"{name}: shape {list(theirs.shape)} there and {list(ours.shape)} here"
+    finite = theirs.isfinite() & ours.isfinite()  # scores are minus infinity where barred
+    off = torch.where(finite, (theirs - ours).abs(), 0.0)
+    off = torch.where(~finite & (theirs != ours), torch.inf, off)
+    scale = float(theirs[finite].abs().max()) if bool(finite.any()) else 1.0
+    if not off.numel() or float(off.max()) <= tolerance * max(scale, 1.0):
+        return None
+    place = tuple(int(k) for k in torch.unravel_index(off.argmax(), off.shape))
+    there, here = float(theirs[place]), float(ours[place])
+    return f"{name}: {there:.6g} there and {here:.6g} here at {list(place)}"

@@ -1,0 +1,116 @@
+"""Studies and report of a model that is somebody else's, and stays where it is: in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from loopinterp.errors import check_integer
+from loopinterp.models.looped_model import need_model
+from loopinterp.models.model_description import describe_model
+from loopinterp.saved_results import Owner
+from loopinterp.storage import read_json, write_json
+from loopinterp.studied_model import StudiedModel
+from loopinterp.tasks.study_data import need_task
+from loopinterp.training.run import CONFIG, IN_MEMORY, need_free_folder
+from loopinterp.workflow import Analysis, analyze, check_names, evaluate
+
+if TYPE_CHECKING:
+    from loopinterp.models import LoopedModel
+    from loopinterp.tasks import Task
+
+
+def analyze_model(
+    model: LoopedModel | Any,
+    task: Task,
+    out: str | Path,
+    *,
+    max_n: int,
+    origin: str | None = None,
+    distribution: str | None = None,
+    studies: Sequence[str] | None = None,
+    samples: int = 300,
+    seed: int = 0,
+    progress: bool = True,
+) -> Analysis:
+    """Evaluate and study a model in memory, any :class:`~loopinterp.LoopedModel`.
+
+    Results are saved in ``OUT/results``, and :func:`loopinterp.report.write_report` reads them
+    there; the weights stay where they are. A ``LoopedTransformer`` is better put into a run with
+    :meth:`loopinterp.training.Run.from_model`, which keeps them.
+
+    Args:
+        model: The model, in evaluation mode. An attribute ``n_ctx`` says how many positions it
+            has room for, an attribute ``reach`` how far a loop sees to the left.
+        task: What it is asked. A model with a vocabulary of its own is mapped to the task's by
+            :class:`~loopinterp.models.WithVocabulary`.
+        out: A folder without a run, or the one of the same model before.
+        max_n: Greatest problem length that it was trained on, or made for.
+        origin: Where it comes from, in words that go on after "The model was".
+        distribution: Input distribution that is drawn from; the task's first if None.
+        studies: As in :func:`~loopinterp.workflow.analyze_run`.
+        samples: Examples for each length and distribution of the evaluation.
+        seed: Seed of the examples.
+        progress: Whether to say what is being done.
+
+    Raises:
+        InputError: As :func:`~loopinterp.workflow.analyze_run`, or if the folder holds another run.
+    """
+    check_names(studies)
+    studied = keep_in_memory(
+        model,
+        task,
+        out,
+        max_n=max_n,
+        origin=origin or f"given in memory, as a {type(model).__name__}",
+        distribution=distribution,
+        seed=seed,
+    )
+    found = analyze(studied, studies, progress)
+    evaluate(studied, samples=samples, progress=progress)
+    return found
+
+
+def keep_in_memory(
+    model: LoopedModel | Any,
+    task: Task,
+    folder: str | Path,
+    *,
+    max_n: int,
+    origin: str,
+    distribution: str | None = None,
+    seed: int = 0,
+) -> StudiedModel:
+    """A model that stays in memory, with a folder for its results and its report.
+
+    The folder's ``config.json`` says what the model is; weights are not written, as a module of
+    somebody else's cannot be read back from its weights alone.
+
+    Raises:
+        InputError: If the model or the task is none, or the folder holds another run.
+    """
+    need_model(model)
+    need_task(task)
+    folder = Path(folder)
+    described = {
+        "task": task.name,
+        "task_settings": dict(task.config()),
+        "model": describe_model(model),
+        IN_MEMORY: type(model).__name__,
+        "max_n": check_integer("max_n", max_n, least=1),
+        "origin": origin,
+        "distribution": distribution,
+    }
+    if not (folder / CONFIG).is_file() or read_json(folder / CONFIG) != described:
+        need_free_folder(folder)
+        write_json(folder / CONFIG, described)
+    return StudiedModel(
+        model=model,
+        task=task,
+        folder=folder,
+        owner=Owner.of_run(folder),
+        cutoff=max_n,
+        distribution=distribution,
+        seed=seed,
+    )

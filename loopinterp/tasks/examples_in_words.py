@@ -1,0 +1,143 @@
+"""Examples of a task in words, as people write them: ``1011 + 0110 = 10001``."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from loopinterp.errors import InputError, check_integer
+from loopinterp.tasks.task import IGNORE, Batch
+
+if TYPE_CHECKING:
+    from jaxtyping import Int
+    from torch import Tensor
+
+
+class InWords:
+    """Base of tasks that say their examples in words; a subclass says one in :meth:`say`."""
+
+    @abstractmethod
+    def targets(self, inputs: Any) -> Int[Tensor, "batch pos"]:
+        """The exact answer; see :meth:`Task.targets`."""
+
+    @abstractmethod
+    def n_positions(self, n: int) -> int:
+        """Positions of an example of length n; see :meth:`Task.n_positions`."""
+
+    def say(self, row: Sequence[Any], answer: Sequence[int] | None) -> str:
+        """One example: inputs [pos] as plain numbers, and an answer at each position, if any.
+
+        As it stands, of a task that does not say it better: the numbers themselves.
+        """
+        said = " ".join(map(str, row))
+        return said if answer is None else f"{said} = {spell(answer, separator=' ')}"
+
+    def decode(
+        self, inputs: Batch | Tensor, answers: Int[Tensor, "batch pos"] | None = None
+    ) -> list[str]:
+        """Examples in words, numbers with the most significant digit first.
+
+        Args:
+            inputs: A batch, said with its right answers; or inputs alone, said without.
+            answers: Other answers, such as a model's ``logits.argmax(-1)``.
+
+        Raises:
+            InputError: inputs that are not of this task, or answers of another shape.
+
+        Example:
+            >>> from loopinterp.tasks import TokenAddition
+            >>> task = TokenAddition()
+            >>> batch = task.encode([(11, 6)], n=4)
+            >>> task.decode(batch), task.decode(batch.inputs)
+            (['1011 + 0110 = 10001'], ['1011 + 0110 ='])
+        """
+        given = isinstance(inputs, Batch)
+        rows = inputs.inputs if isinstance(inputs, Batch) else inputs
+        right = self.targets(rows)  # refuses what is not of this task
+        if answers is None and isinstance(inputs, Batch):
+            answers = inputs.targets
+        if answers is not None and answers.shape != right.shape:
+            raise InputError(
+                "answers",
+                expected=f"one for each position, of shape {list(right.shape)}",
+                given=f"shape {list(answers.shape)}",
+                fix="Pass e.g. logits.argmax(-1).",
+            )
+        # Of a batch it is known where an example ends; padded features do not show it.
+        ends = [self.n_positions(int(n)) for n in inputs.n] if given else [None] * len(rows)
+        said = [None] * len(rows) if answers is None else answers.tolist()
+        return [
+            self.say(row[:end], answer and answer[:end])
+            for row, answer, end in zip(rows.tolist(), said, ends)
+        ]
+
+    def show(
+        self, batch: Batch, answers: Int[Tensor, "batch pos"] | None = None, *, most: int = 8
+    ) -> None:
+        """Print examples with their right answers, and where other answers are wrong.
+
+        Args:
+            batch: The examples.
+            answers: A model's answers, ``logits.argmax(-1)``.
+            most: Examples that are printed.
+
+        Raises:
+            InputError: as :meth:`decode`.
+
+        Example:
+            >>> from loopinterp.tasks import TokenAddition
+            >>> batch = TokenAddition().encode([(11, 6), (1, 2)], n=4)
+            >>> answers = batch.targets.clone()
+            >>> answers[1, -3] = 0
+            >>> TokenAddition().show(batch, answers)
+            1011 + 0110 = 10001
+            0001 + 0010 = 00011, answered 00001
+        """
+        shown = batch[: check_integer("most", most, least=1)]
+        lines = self.decode(shown)
+        if answers is not None:
+            answers = answers[:most]
+            others = self.decode(shown, answers)
+            right = ((answers == shown.targets) | (shown.targets == IGNORE)).all(1).tolist()
+            lines = [
+                line
+                if fine
+                else f"{line}, answered {other.rpartition('= ')[2].partition(' mod ')[0]}"
+                for line, other, fine in zip(lines, others, right)
+            ]
+        more = len(batch) - len(shown)
+        print("\n".join([*lines, *([f"… and {more} more"] if more else [])]))  # noqa: T201
+
+
+def spell(
+    values: Sequence[float],
+    words: Sequence[str] | None = None,
+    *,
+    separator: str = "",
+    turned: bool = False,
+) -> str:
+    """Values as one word each, ``?`` where there is none; ``turned`` puts the last one first.
+
+    Example:
+        >>> spell([0, 1, 1], turned=True), spell([0, -100, 2], ["a", "b"])
+        ('110', 'a??')
+    """
+
+    def word(value: int) -> str:
+        if words is None:
+            return str(value) if value >= 0 else "?"
+        return words[value] if 0 <= value < len(words) else "?"
+
+    said = [word(int(value)) for value in values]
+    return separator.join(reversed(said) if turned else said)
+
+
+def until(values: Sequence[int], end: int) -> Sequence[int]:
+    """The values before the first ``end``; all of them where there is none.
+
+    Example:
+        >>> until([1, 0, 2, 2], 2)
+        [1, 0]
+    """
+    return values[: values.index(end)] if end in values else values

@@ -1,0 +1,146 @@
+"""What studies are given to look at: a batch, or a task that one is drawn from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeGuard
+
+import torch
+
+from loopinterp.errors import InputError
+from loopinterp.tasks.sampling import describe_tensor
+from loopinterp.tasks.task import Batch
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+    from torch import Tensor
+
+    from loopinterp.tasks.task import Task
+
+LENGTH, EXAMPLES = 8, 64
+"""Problem length and number of the examples that are drawn where nothing is said of them."""
+
+
+def as_batch(
+    data: object,
+    *,
+    n: int | None = None,
+    batch_size: int | None = None,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+) -> Batch:
+    """The batch that a study is given, or one drawn from a task; T(n) is then the task's.
+
+    Args:
+        data: A batch, which is taken as it is, or a task.
+        n: Problem length of what is drawn from a task; 8 by default.
+        batch_size: Examples that are drawn from a task; 64 by default.
+        seed: Seed of what is drawn.
+        device: Where what is drawn is put.
+
+    Raises:
+        InputError: neither a batch nor a task, or a batch with ``n`` or ``batch_size``.
+
+    Example:
+        >>> from loopinterp.tasks import Addition
+        >>> as_batch(Addition(), n=5, batch_size=2)
+        Batch(examples=2, n=5, n_loops=6, inputs=int64[2, 6])
+    """
+    if _is_task(data):
+        generator = torch.Generator().manual_seed(seed)
+        size = EXAMPLES if batch_size is None else batch_size
+        length = LENGTH if n is None else n
+        return data.sample(length, batch_size=size, generator=generator).to(device)
+    if not isinstance(data, Batch):
+        raise InputError(
+            "data",
+            expected="a Batch, or a task to draw one from",
+            given=_kind(data),
+            fix=_fix(data),
+        )
+    for name, value in (("n", n), ("batch_size", batch_size)):
+        if value is not None:
+            raise InputError(
+                name,
+                expected=f"no {name} beside a batch, whose examples are there already",
+                given=repr(value),
+                fix=f"Leave {name} out, or pass the task instead of the batch.",
+            )
+    return data
+
+
+def as_batches(
+    data: object,
+    *,
+    n: int | Sequence[int] | None = None,
+    batch_size: int | None = None,
+    seed: int = 0,
+) -> list[Batch]:
+    """One batch or several; from a task, one of each length in ``n``. See :func:`as_batch`.
+
+    Raises:
+        InputError: as :func:`as_batch`, or an empty list.
+    """
+    if isinstance(data, (list, tuple)):
+        if not data:
+            raise InputError(
+                "data", expected="a Batch, or a list of them", given="an empty list", fix=_fix(data)
+            )
+        return [as_batch(one, n=n, batch_size=batch_size) for one in data]  # type: ignore[arg-type]
+    each = n if isinstance(n, (list, tuple, range)) else [n]
+    return [as_batch(data, n=k, batch_size=batch_size, seed=seed) for k in each]  # type: ignore[arg-type]
+
+
+def inputs_and_loops(
+    data: object, n_loops: int | None, **drawn: object
+) -> tuple[Int[Tensor, "batch pos"] | Float[Tensor, "batch pos d_features"], int]:
+    """Inputs and loops for a study that needs no targets: of inputs alone, or as :func:`as_batch`.
+
+    Raises:
+        InputError: as :func:`as_batch`, or inputs alone without ``n_loops``.
+    """
+    if not isinstance(data, torch.Tensor):
+        batch = as_batch(data, **drawn)  # type: ignore[arg-type]
+        return batch.inputs, int(batch.n_loops.max()) if n_loops is None else n_loops
+    if n_loops is None or data.ndim < 2 or not len(data):
+        raise InputError(
+            "data" if n_loops is not None else "n_loops",
+            expected="a batch or a task, or inputs [batch, pos] and the n_loops to run",
+            given=f"{describe_tensor(data)}, n_loops={n_loops}",
+            fix="Pass n_loops=16, for instance." if n_loops is None else "Pass inputs[None].",
+        )
+    return data, n_loops
+
+
+def need_task(task: object) -> None:
+    """Raise unless something is a task.
+
+    Raises:
+        InputError: it is none.
+    """
+    if not _is_task(task):
+        raise InputError("task", expected="a task", given=_kind(task), fix=_fix(task))
+
+
+def _is_task(data: object) -> TypeGuard[Task]:
+    """What has a sampler, an oracle and T(n); one of a user need not have words for examples."""
+    parts = ("sample", "targets", "n_loops", "n_positions")
+    return not isinstance(data, (type, Batch)) and all(
+        callable(getattr(data, part, None)) for part in parts
+    )
+
+
+def _kind(data: object) -> str:
+    if isinstance(data, type):
+        return f"the class {data.__name__} itself"
+    if isinstance(data, torch.Tensor):
+        return f"a tensor, {describe_tensor(data)}"
+    return repr(data) if isinstance(data, str) else f"a {type(data).__name__}"
+
+
+def _fix(data: object) -> str:
+    if isinstance(data, str):
+        return f"Pass get_task({data!r}), or a batch drawn from it."
+    if isinstance(data, type):
+        return f"Pass {data.__name__}()."
+    return "Draw one with task.sample(n, batch_size=..., generator=...), or pass the task itself."

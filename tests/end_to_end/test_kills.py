@@ -1,0 +1,16 @@
+"""Processes killed with SIGKILL again and again leave whole runs; ``kills.py`` says how."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.kills import kill_at_random
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_nothing_is_lost_and_no_result_mixes_runs(tmp_path: Path) -> None:
+    done = kill_at_random(tmp_path, 20)
+    assert done.in_the_middle >= 3 and len(done.kills) >= 3

@@ -1,0 +1,150 @@
+"""Somebody's own looped model, from a wrapper to the report, as the guide's page has it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from loopinterp import analyze_model, load
+from loopinterp.errors import CheckpointError, InputError
+from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, WithVocabulary
+from loopinterp.models_in_memory import keep_in_memory
+from loopinterp.report import write_report
+from loopinterp.studies import STUDIES
+from loopinterp.tasks import Addition
+from loopinterp.training import Run
+
+LETTERS = [7, 3, 5, 1, 0, 2]
+"""The adder's own letters for 0+0, 1+0, 0+1, 1+1, the start and the padding."""
+
+
+class SomebodysAdder(nn.Module):
+    """Carries move one column a step: a recurrent net on columns of letters, with no attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        table = torch.zeros(8, 3)  # of each letter: does it propagate, does it generate, no carry
+        table[3, 0] = table[5, 0] = table[1, 1] = 1
+        self.columns = nn.Embedding.from_pretrained(table, freeze=False)
+        self.sharpness = nn.Parameter(torch.tensor(5.0))
+
+    def read(self, letters: torch.Tensor) -> torch.Tensor:
+        return self.columns(letters)
+
+    def move(self, board: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+        propagate, generate, _ = columns.unbind(-1)
+        out = generate + propagate * board[..., 2]
+        into = torch.cat([torch.zeros_like(out[:, :1]), out[:, :-1]], dim=1)
+        return torch.stack([propagate, generate, into], dim=-1)
+
+    def say(self, board: torch.Tensor) -> torch.Tensor:
+        one = (board[..., 0] - board[..., 2]).abs()  # their exclusive or
+        # It answers in letters too: 6 says nought, 4 says one.
+        out = board.new_full((*one.shape, 8), -9.0)
+        out[..., 4], out[..., 6] = self.sharpness * (one - 0.5), self.sharpness * (0.5 - one)
+        return out
+
+
+class Wrapped(nn.Module):
+    reach = 1
+
+    def __init__(self, net: SomebodysAdder, n_ctx: int | None) -> None:
+        super().__init__()
+        self.net, self.n_ctx = net, n_ctx
+
+    def embed(self, letters: torch.Tensor) -> torch.Tensor:
+        return self.net.read(letters)
+
+    def initial_state(self, e: torch.Tensor) -> torch.Tensor:
+        return e
+
+    def step(self, h: torch.Tensor, e: torch.Tensor) -> torch.Tensor:
+        return self.net.move(h, e)
+
+    def readout(self, h: torch.Tensor) -> torch.Tensor:
+        return self.net.say(h)
+
+
+def _model(n_ctx: int | None = None) -> WithVocabulary:
+    return WithVocabulary(Wrapped(SomebodysAdder(), n_ctx), tokens=LETTERS, answers=[6, 4]).eval()
+
+
+def test_a_wrapped_model_is_evaluated_studied_and_reported(tmp_path: Path) -> None:
+    out = tmp_path / "adder"
+    found = analyze_model(
+        _model(n_ctx=9),
+        Addition(),
+        out,
+        max_n=4,
+        origin="written by somebody else",
+        studies=["extrapolation", "programs"],
+        samples=20,
+        progress=False,
+    )
+    assert found.results["programs"].verdict.winner == "ripple"  # type: ignore[attr-defined]
+    page = write_report(out).read_text()
+    assert "This model was not trained here: it was written by somebody else." in page
+    assert "cannot be shown" not in page
+    assert sorted(p.name for p in (out / "results").iterdir()) == [
+        "extrapolation.safetensors",
+        "generalisation.safetensors",
+        "programs.safetensors",
+    ]
+    assert not list(out.rglob("model*"))
+    with pytest.raises(
+        CheckpointError, match="results of a WithVocabulary, which stayed in memory"
+    ):
+        Run.load(out)
+
+
+def test_what_looks_inside_a_loop_is_left_out_with_the_reason(tmp_path: Path) -> None:
+    studied = keep_in_memory(_model(), Addition(), tmp_path, max_n=6, origin="made up")
+    reasons = {study.name: study.unsaid(studied) for study in STUDIES}
+    inside = {name for name, why in reasons.items() if "has no hooks there" in why}
+    assert inside == {"stabilisation", "heads", "attention"}
+    assert {name for name, why in reasons.items() if not why} == {s.name for s in STUDIES} - inside
+    with pytest.raises(InputError, match="WithVocabulary has no hooks there"):
+        analyze_model(
+            _model(),
+            Addition(),
+            tmp_path / "other",
+            max_n=3,
+            studies=["attention"],
+            samples=1,
+            progress=False,
+        )
+
+
+def test_a_folder_keeps_to_one_model(tmp_path: Path) -> None:
+    for _ in range(2):  # the same model may be gone on with
+        keep_in_memory(_model(), Addition(), tmp_path, max_n=6, origin="made up")
+    kept = json.loads((tmp_path / "config.json").read_text())
+    assert (kept["in_memory"], kept["max_n"]) == ("WithVocabulary", 6)
+    with pytest.raises(InputError, match="a folder without a run"):
+        keep_in_memory(_model(), Addition(), tmp_path, max_n=7, origin="made up")
+    with pytest.raises(InputError, match="task: expected a task"):
+        keep_in_memory(_model(), "addition", tmp_path, max_n=7, origin="")  # type: ignore[arg-type]
+
+
+def test_load_gives_the_model_of_a_run_with_its_task_at_hand(tmp_path: Path) -> None:
+    config = LoopedTransformerConfig(d_model=8, n_heads=2, d_vocab=6, d_vocab_out=2)
+    own, task = LoopedTransformer(config, seed=3), Addition()
+    Run.from_model(own, task, tmp_path / "run", max_n=4, origin="made up")
+    model = load(tmp_path / "run")
+    assert isinstance(model, LoopedTransformer) and not model.training
+    assert model.task == task and own.task is None
+    batch = model.task.encode([(3, 5)], n=4)
+    assert torch.equal(model(batch.inputs, n_loops=5), own(batch.inputs, n_loops=5))
+
+
+@pytest.mark.slow
+def test_every_study_that_needs_no_hooks_is_made(tmp_path: Path) -> None:
+    found = analyze_model(_model(), Addition(), tmp_path, max_n=6, progress=False)
+    assert found.unsaid.keys() == {"stabilisation", "heads", "attention"}
+    assert found.results.keys() == {study.name for study in STUDIES} - found.unsaid.keys()
+    page = write_report(tmp_path).read_text()
+    assert "cannot be shown" not in page and "WithVocabulary has no hooks there" in page

@@ -1,0 +1,170 @@
+"""Hooks belong to the run that they were given to; what they return is checked."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from loopinterp.errors import HookError
+from tests.models.test_run_length import in_another_thread
+from tests.models.variants import build, some_inputs
+
+SITE = "loops.1.blocks.0.hook_mlp_out"
+
+
+def zero(activation: Tensor, hook: Any) -> Tensor:
+    return activation * 0
+
+
+@torch.no_grad()
+def test_hooks_are_seen_by_the_thread_that_opened_them() -> None:
+    model = build("demo")
+    x = some_inputs(model)
+    run = torch.no_grad()(partial(model, x, n_loops=3))
+    clean = run()
+    with model.unroll(3).hooks(fwd_hooks=[(SITE, zero)]):
+        assert torch.equal(in_another_thread(run), clean)
+        hooked = run()
+    assert (hooked - clean).abs().max() > 1e-3
+    seen = []
+
+    def meanwhile(activation: Tensor, hook: Any) -> None:
+        seen.append(in_another_thread(run))  # in the midst of a run with hooks
+
+    model.run_with_hooks(
+        x, n_loops=3, fwd_hooks=[("loops.0.hook_state_pre", meanwhile), (SITE, zero)]
+    )
+    assert torch.equal(seen[0], clean)
+    assert torch.equal(run(), clean)
+
+
+@torch.no_grad()
+def test_threads_with_hooks_at_one_place_each_have_their_own() -> None:
+    model = build("demo")
+    x = some_inputs(model)
+
+    def scaled(factor: float) -> Tensor:
+        hooks = [(SITE, lambda a, hook: a * factor)]
+        return model.run_with_hooks(x, n_loops=3, fwd_hooks=hooks)
+
+    alone = {factor: scaled(factor) for factor in (0.0, 3.0)}
+    inner = []
+
+    def outer(activation: Tensor, hook: Any) -> Tensor:
+        inner.append(in_another_thread(torch.no_grad()(lambda: scaled(3.0))))
+        return activation * 0.0
+
+    given = model.run_with_hooks(x, n_loops=3, fwd_hooks=[(SITE, outer)])
+    assert torch.equal(given, alone[0.0]) and torch.equal(inner[0], alone[3.0])
+
+
+@torch.no_grad()
+def test_hooks_that_stay_are_for_every_thread() -> None:
+    model = build("demo", n_loops=3)
+    x = some_inputs(model)
+    hooked = model.run_with_hooks(x, fwd_hooks=[(SITE, zero)])
+    model.add_hook(SITE, zero)
+    assert torch.equal(in_another_thread(torch.no_grad()(lambda: model(x))), hooked)
+    model.reset_hooks()
+    model.run_with_hooks(x, fwd_hooks=[(SITE, zero)], reset_hooks_end=False)
+    assert torch.equal(model(x), hooked)
+    model.reset_hooks()
+    assert not torch.allclose(model(x), hooked, atol=1e-3)
+
+
+@torch.no_grad()
+def test_hooks_share_a_context_and_an_order() -> None:
+    model = build("demo", n_loops=3)
+    x = some_inputs(model)
+    model.add_hook(SITE, lambda a, hook: a + 1)
+
+    def keep(activation: Tensor, hook: Any) -> Tensor:
+        hook.ctx["seen"] = activation.clone()
+        return activation * 2
+
+    model.run_with_hooks(x, fwd_hooks=[(SITE, keep)])
+    seen = model.hook_dict[model.addresses().resolve(SITE)].ctx["seen"]
+    _, cache = model.run_with_cache(x)
+    # The hook that stays comes first.
+    torch.testing.assert_close(seen, cache[SITE], atol=1e-5, rtol=0)
+    model.run_with_hooks(x, fwd_hooks=[(SITE, keep)], clear_contexts=True)
+    assert not model.hook_dict[model.addresses().resolve(SITE)].ctx
+
+
+def test_backward_hooks_of_a_run_see_its_gradients_only() -> None:
+    model = build("demo")
+    x = some_inputs(model)
+    seen: list[Tensor] = []
+    with model.unroll(3).hooks(bwd_hooks=[(SITE, lambda g, hook: seen.append(g))]):
+        in_another_thread(lambda: model(x, n_loops=3).sum().backward())
+        assert seen == []
+        model(x, n_loops=3).sum().backward()
+    assert [g.shape for g in seen] == [(3, 7, 16)]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "given"),
+    [
+        (lambda a: a[:, :1], r"\(3, 1, 16\) of torch\.float32"),
+        (lambda a: a.double(), r"\(3, 7, 16\) of torch\.float64"),
+        (lambda a: a.to("meta"), r"\(3, 7, 16\) of torch\.float32 on meta"),
+        (lambda a: "zero", "a str"),
+        (lambda a: (a,), "a tuple"),
+    ],
+    ids=["shape", "type", "device", "text", "tuple"],
+)
+@torch.no_grad()
+def test_a_hook_that_returns_the_wrong_thing_fails_by_its_name(wrong: Any, given: str) -> None:
+    model = build("demo", n_loops=3)
+    x, name = some_inputs(model), model.addresses().resolve(SITE)
+    message = rf"hook '{name}'.*\(3, 7, 16\) of torch\.float32 on cpu, got {given}"
+
+    def hook(tensor: Tensor, *, hook: Any) -> Any:
+        return wrong(tensor)
+
+    with pytest.raises(HookError, match=message):
+        model.run_with_hooks(x, fwd_hooks=[(SITE, hook), (SITE, zero)])
+    model.add_hook(SITE, hook)
+    with pytest.raises(HookError, match=message):
+        model(x)
+    model.reset_hooks()
+    model.hook_dict[name].add_hook(hook)
+    with pytest.raises(HookError, match=message):
+        model(x)
+
+
+def test_a_gradient_hook_that_returns_the_wrong_thing_fails_by_its_name() -> None:
+    model = build("demo", n_loops=3)
+    with model.hooks(bwd_hooks=[(SITE, lambda g, hook: g[:, :1])]):
+        loss = model(some_inputs(model)).sum()
+    with pytest.raises(HookError, match=r"hook 'blocks\.1\.hook_mlp_out'"):
+        loss.backward()
+
+
+@torch.no_grad()
+def test_lists_of_sites_are_hooks_and_filters() -> None:
+    model = build("sandwich rotary", n_loops=4)  # two layers
+    x, hits = some_inputs(model), []
+    sites = model.site("z", loop=slice(1, 3), layer=slice(None))
+    assert isinstance(sites, list) and len(sites) == 4
+
+    def hit(activation: Tensor, hook: Any) -> None:
+        hits.append(hook.name)
+
+    model.run_with_hooks(x, fwd_hooks=[(sites, hit)])
+    assert hits == sites
+    _, cache = model.run_with_cache(x, names_filter=[sites, "hook_state_post"])
+    assert len(cache) == 4 + 4
+    model.add_hook([sites, "loops.0.hook_state_pre"], hit)
+    model(x)
+    assert hits[4:] == ["loops.0.hook_state_pre", *sites]
+    model.reset_hooks()
+    nothing = model.site("hook_resid_post", section="prelude")
+    with pytest.raises(HookError, match="got an empty list"):
+        model.run_with_hooks(x, fwd_hooks=[(nothing, hit)])
+    with pytest.raises(HookError, match="a list of names, or a predicate, got int"):
+        model.add_hook([3], hit)

@@ -1,0 +1,56 @@
+"""A model behind a task's vocabulary is the model, asked in its own words."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from loopinterp.errors import InputError
+from loopinterp.models import (
+    LoopedTransformer,
+    LoopedTransformerConfig,
+    WithVocabulary,
+    bind,
+    iterate,
+    reach,
+)
+
+CONFIG = LoopedTransformerConfig(
+    d_model=8,
+    n_heads=2,
+    d_vocab=50,
+    d_vocab_out=50,
+    positions="abacus",
+    n_ctx=60,
+    abacus_target="qk",
+    abacus_max_offset=0,
+    digit_tokens=tuple(range(10)),
+)
+TOKENS, ANSWERS = [40, 41, 3, 7], [41, 40]
+INPUTS = torch.tensor([[2, 0, 1, 3], [3, 3, 1, 0]])
+
+
+def test_it_reads_and_answers_as_the_model_does_in_its_own_tokens() -> None:
+    model = LoopedTransformer(CONFIG)
+    mapped = WithVocabulary(model, tokens=TOKENS, answers=ANSWERS)
+    own = torch.tensor(TOKENS)[INPUTS]
+    for (_, theirs), (_, ours) in zip(iterate(model, own, 2), iterate(mapped, INPUTS, 2)):
+        assert torch.equal(theirs, ours)
+        assert torch.equal(model.readout(theirs)[..., [41, 40]], bind(mapped, INPUTS).readout(ours))
+        assert torch.equal(mapped.readout(ours), model.readout(ours)[..., [41, 40]])
+
+
+def test_what_the_model_says_of_itself_is_passed_on() -> None:
+    windowed = LoopedTransformerConfig(
+        d_model=8, n_heads=2, d_vocab=50, d_vocab_out=50, attention_window=2
+    )
+    assert reach(WithVocabulary(LoopedTransformer(windowed))) == 2
+    assert WithVocabulary(LoopedTransformer(CONFIG)).n_ctx == 60
+    assert next(WithVocabulary(LoopedTransformer(CONFIG)).parameters(), None) is not None
+
+
+@pytest.mark.usefixtures("no_type_checks")
+@pytest.mark.parametrize("wrong", [[0.5], [-1], [[1, 2]]])
+def test_what_is_no_map_is_refused(wrong: list[float]) -> None:
+    with pytest.raises(InputError, match="tokens: expected a list"):
+        WithVocabulary(LoopedTransformer(CONFIG), tokens=wrong)  # type: ignore[arg-type]

@@ -1,0 +1,207 @@
+"""Every public object says itself in a line or two, and dumps no tensor."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+
+from loopinterp import (
+    circuits,
+    dynamics,
+    ground_truth,
+    lenses,
+    models,
+    plotting,
+    probing,
+    rasp,
+    report,
+    tasks,
+    training,
+)
+from loopinterp.results import Result
+from loopinterp.short_repr import MOST
+from loopinterp.tasks import get_task, list_tasks
+
+ROOMS = (
+    circuits,
+    dynamics,
+    ground_truth,
+    lenses,
+    models,
+    plotting,
+    probing,
+    rasp,
+    report,
+    tasks,
+    training,
+)
+
+
+def _public_classes() -> dict[str, type]:
+    named = {name: getattr(room, name) for room in ROOMS for name in room.__all__}
+    classes = {name: x for name, x in named.items() if inspect.isclass(x)}
+    # Bases; an expression says itself as the code that makes it, however long.
+    made_by_nobody = {"Expr", "Seq", "Selector", "FullOutput", "InWords", "LinearProbe", "Solver"}
+    return {
+        name: cls
+        for name, cls in classes.items()
+        if not issubclass(cls, Result) and Protocol not in cls.__bases__
+        if name not in made_by_nobody
+    }
+
+
+@cache
+def _made() -> dict[str, Any]:
+    """One of each, large enough that a dump would be long."""
+    program = rasp.get_program("ripple")
+    compiled = rasp.compile_program(program, max_length=9)
+    task = tasks.Addition()
+    batch = task.sample(8, batch_size=64, generator=torch.Generator().manual_seed(0))
+    model, states = (
+        compiled.model,
+        dynamics.run_loops(models.bind(compiled.model, batch.inputs), 12),
+    )
+    pairs = circuits.SpreadPairs(pairs=48, same_value=0)(
+        model, [program], batch, torch.Generator().manual_seed(0)
+    )
+    _, cache = model.run_with_cache(batch.inputs, n_loops=9)
+    rule, bound = models.MaxConfidence(), models.bind(model, batch.inputs)
+    trace = program.trace(batch.inputs, n_loops=9)
+    agreement = rasp.compare_with_program(compiled, batch.inputs, n_loops=9)
+    prediction, config = circuits.Prediction(program, pairs), training.RECIPES["addition"]
+    given = training.GivenModelConfig(
+        task="addition", model=config.model, max_n=8, origin="given " * 40
+    )
+    series = plotting.Series("line", list(range(500)), np.arange(500.0))
+    verdict = circuits.Verdict(winner=None, nearest="ripple", reasons=["one of many"] * 30)
+    strata = {"token": circuits.Stratum(("a", "b"), torch.zeros(48, dtype=torch.int64))}
+    run = training.Run(Path("runs/a"), config)
+    return {
+        "Iteration": bound,
+        "LoopedCache": cache,
+        "LoopedTransformer": model,
+        "LoopedTransformerConfig": config.model,
+        "WithVocabulary": models.WithVocabulary(model, tokens=list(range(6)) * 100),
+        "Fixed": models.Fixed(4),
+        "MaxConfidence": rule,
+        "Oracle": models.Oracle(),
+        "ReadoutKL": models.ReadoutKL(0.01),
+        "ResidualBelow": models.ResidualBelow(0.01),
+        "Stopped": models.run_until(model, batch.inputs, rule, max_loops=9),
+        "LoopRule": models.LoopRule(13, of_length=lambda n_pos: n_pos - 1),
+        "LoopView": models.LoopView(0, bound.h0, batch.targets >= 0, None, bound.readout, None),
+        "Batch": batch,
+        **{type(get_task(name)).__name__: get_task(name) for name in list_tasks()},
+        "CarryFrontPairs": circuits.CarryFrontPairs(),
+        "SpreadPairs": circuits.SpreadPairs(),
+        "Evidence": circuits.Evidence(xr.Dataset({"a": ("x", np.zeros(9))}), None, []),  # type: ignore[arg-type]
+        "InterchangePairs": pairs,
+        "InterchangeRun": circuits.InterchangeRun(model, pairs),
+        "Prediction": prediction,
+        "ProgramModel": circuits.ProgramModel(program, max_length=9),
+        "ProgramRuns": prediction.runs,
+        "Stratum": strata["token"],
+        "Verdict": verdict,
+        "Agreement": agreement,
+        "Alignment": rasp.Alignment(),
+        "CeilLog2": rasp.CeilLog2(),
+        "Circuit": compiled.circuit,
+        "Compiled": compiled,
+        "DisguiseCheck": rasp.check_disguise(
+            rasp.rotate(compiled, seed=0), compiled, batch.inputs, n_loops=9
+        ),
+        "Linear": rasp.Linear(),
+        "Intervention": rasp.Intervention("c", 2, batch.targets),
+        "LoopProgram": program,
+        "Superposition": rasp.Superposition(8, 12),
+        "Trace": trace,
+        "Anderson": dynamics.Anderson(),
+        "Picard": dynamics.Picard(),
+        "ContractionRates": dynamics.contraction_rates(states),
+        "FixedPoint": dynamics.find_fixed_point(bound.step, bound.h0),
+        "Regime": dynamics.Regime.ORBIT,
+        "RegimeCriteria": dynamics.RegimeCriteria(),
+        "Regimes": dynamics.classify_regimes(states),
+        "Spectrum": dynamics.spectral_radius(bound.select(slice(2)).step, states[-1, :2]),
+        "Status": dynamics.Status.CONVERGED,
+        "ChainSample": probing.sample_chains(
+            task, n=24, max_chain=4, n_pairs=4, generator=torch.Generator().manual_seed(0)
+        ),
+        "LogisticProbe": probing.LogisticProbe(),
+        "RidgeProbe": probing.RidgeProbe(),
+        "CurriculumConfig": config.curriculum,
+        "ObjectiveConfig": config.objective,
+        "OptimiserConfig": config.optimiser,
+        "TrainingConfig": config,
+        "GivenModelConfig": given,
+        "Run": run,
+        "Trainer": training.Trainer(training.RECIPES["addition-quick"]),
+        "Check": ground_truth.CHECKS[0],
+        "KnownModel": ground_truth.KnownModel(compiled, batch, 9),
+        "Score": ground_truth.Score(1.0),
+        "RunRecord": report.RunRecord(
+            name="a", config=config.to_dict(), metrics=[{"step": k} for k in range(999)]
+        ),
+        "LinePanel": plotting.LinePanel([series] * 3, "loss"),
+        "Reference": plotting.Reference(1.0, "here"),
+        "Series": series,
+    }
+
+
+def test_every_public_class_is_among_those_looked_at() -> None:
+    assert _public_classes().keys() - _made().keys() == set()
+
+
+@pytest.mark.parametrize("name", sorted(_public_classes()))
+def test_an_object_says_itself_in_a_line_or_two(name: str) -> None:
+    made = _made()[name]
+    said = repr(made)
+    assert said and "\n" not in said
+    assert len(said) <= MOST
+    for dumped in ("tensor(", "array(", "object at 0x", "xarray.Dataset"):
+        assert dumped not in said
+    if hasattr(made, "_repr_html_"):
+        page = made._repr_html_()
+        assert page.startswith(("<p>", "<pre>", "<style>", "<div")) and "tensor(" not in page
+
+
+@pytest.mark.parametrize(
+    "name", ["Batch", "Run", "Verdict", "Circuit", "LoopProgram", "LoopedCache", "TrainingConfig"]
+)
+def test_what_is_worth_more_than_a_line_shows_itself_in_a_notebook(name: str) -> None:
+    show: Callable[[], str] = _made()[name]._repr_html_
+    assert len(show()) > len(repr(_made()[name]))
+
+
+def test_a_batch_says_how_many_examples_of_which_length() -> None:
+    assert repr(_made()["Batch"]) == "Batch(examples=64, n=8, n_loops=9, inputs=int64[64, 9])"
+    mixed = get_task("addition").sample(
+        torch.tensor([3, 5]), generator=torch.Generator().manual_seed(0)
+    )
+    assert "n=[3, 5]" in repr(mixed)
+    assert repr(mixed[:0]).startswith("Batch(examples=0")
+
+
+def test_a_long_configuration_says_what_is_not_the_default() -> None:
+    config = training.RECIPES["addition"]
+    assert f"steps={config.steps}" in repr(config)
+    assert f"d_model={config.model.d_model}" in repr(config.model)
+    assert "bos" not in repr(config.model).lower()
+
+
+def test_every_result_can_be_shown_drawn_and_tabulated() -> None:
+    for room in ROOMS:
+        for name in room.__all__:
+            cls = getattr(room, name)
+            if inspect.isclass(cls) and issubclass(cls, Result):
+                for method in ("show", "figures", "findings", "to_dataframe", "_repr_html_"):
+                    assert callable(getattr(cls, method)), name
+                assert cls.kind and cls.__repr__ is Result.__repr__

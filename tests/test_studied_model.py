@@ -1,0 +1,78 @@
+"""Results are saved with a run's model, and taken back as long as they are of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from loopinterp.errors import CheckpointError
+from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, describe_model
+from loopinterp.report import read_run
+from loopinterp.saved_results import load_result
+from loopinterp.studied_model import StudiedModel, open_run
+from loopinterp.studies import STUDIES
+from loopinterp.tasks import get_task
+from loopinterp.training import Run, evaluate
+from loopinterp.workflow import analyze_run
+
+
+def small(seed: int) -> LoopedTransformer:
+    config = LoopedTransformerConfig(d_model=8, n_heads=2, d_vocab=6, d_vocab_out=2)
+    return LoopedTransformer(config, seed=seed)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> StudiedModel:
+    task = get_task("addition")
+    Run.from_model(small(0), task, tmp_path / "run", max_n=2, origin="made up")
+    return open_run(tmp_path / "run")
+
+
+def measured(model: StudiedModel) -> Path:
+    """An evaluation among the run's results."""
+    result = evaluate(model.model, model.task, [2], distributions=["uniform"], n_samples=2)
+    return model.save(result, "generalisation")
+
+
+def test_a_result_says_whose_it_is_and_is_taken_back(model: StudiedModel) -> None:
+    provenance = load_result(measured(model)).provenance
+    described = describe_model(model.model)
+    assert isinstance(described, dict)
+    assert provenance.weights == [described["weights_sha256"]] == [model.owner.weights]
+    assert provenance.run == model.owner.config
+    assert model.own_file("generalisation").is_file()
+    assert list(read_run(model.folder).results) == ["generalisation"]
+
+
+def test_after_other_weights_a_result_is_neither_taken_back_nor_shown(model: StudiedModel) -> None:
+    measured(model)
+    small(1).save_pretrained(model.folder / "model")
+    with pytest.raises(CheckpointError, match=r"of other weights .* Run the study 'generalis"):
+        open_run(model.folder).own_file("generalisation")
+    record = read_run(model.folder)
+    assert not record.results and len(record.problems) == 1
+    measured(open_run(model.folder))
+    assert list(read_run(model.folder).results) == ["generalisation"]
+
+
+def test_results_of_another_run_are_not_shown(model: StudiedModel, tmp_path: Path) -> None:
+    other = Run.from_model(small(0), model.task, tmp_path / "other", max_n=3, origin="made up")
+    path = measured(open_run(other.folder))  # the same weights, made for other lengths
+    model.results.mkdir()
+    path.rename(model.results / path.name)
+    record = read_run(model.folder)
+    assert not record.results
+    assert record.problems[0].startswith("generalisation.safetensors is of a run of another conf")
+
+
+def test_a_study_does_not_start_from_a_result_of_other_weights(
+    model: StudiedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured(model).rename(model.results / "programs.safetensors")
+    small(1).save_pretrained(model.folder / "model")
+    (subspaces,) = [study for study in STUDIES if study.name == "subspaces"]
+    monkeypatch.setattr(type(subspaces), "unsaid", lambda *_: "")
+    monkeypatch.setattr(type(subspaces), "run", lambda *_: pytest.fail("started"), raising=False)
+    with pytest.raises(CheckpointError, match="of other weights"):
+        analyze_run(model.folder, studies=["subspaces"], progress=False)

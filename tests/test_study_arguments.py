@@ -1,0 +1,184 @@
+"""Every study takes (model, data, *, options), draws from a task, and says what it cannot take."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from loopinterp import (
+    circuits,
+    dynamics,
+    ground_truth,
+    lenses,
+    probing,
+    training,
+)
+from loopinterp.errors import InputError
+from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
+from loopinterp.results import Result
+from loopinterp.tasks import Addition, Batch, as_batch
+from loopinterp.tasks.study_data import as_batches
+
+ROOMS = (dynamics, lenses, probing, circuits, ground_truth, training)
+PROGRAMS = ["ripple", "lookahead"]
+
+STUDIES: dict[str, Callable[[Any, Any], Any]] = {
+    "convergence_study": lambda m, d: dynamics.convergence_study(m, d, n_spectral=0),
+    "extrapolation_study": lambda m, d: dynamics.extrapolation_study(m, d, n_loops=20),
+    "attention_stabilisation_study": dynamics.attention_stabilisation_study,
+    "attention_study": lenses.attention_study,
+    "worked_example": lenses.worked_example,
+    "probe_study": lambda m, d: probing.probe_study(m, d, {"carry": Addition().carries}),
+    "head_study": lambda m, d: circuits.head_study(m, d, PROGRAMS),
+    "planted_carry_study": lambda m, d: circuits.planted_carry_study(m, d),
+    "compare_programs": lambda m, d: circuits.compare_programs(m, PROGRAMS, d),
+    "search_subspaces": lambda m, d: circuits.search_subspaces(m, d, "ripple", steps=1),
+    "decodability": lambda m, d: circuits.decodability(m, d, PROGRAMS),
+    "interchange_study": lambda m, d: circuits.interchange_study(m, d, "ripple", pairs_per_loop=4),
+    "patching_sweep": lambda m, d: circuits.patching_sweep(m, d, d, component="z"),
+    "carry_study": probing.carry_study,
+    "evaluate": lambda m, d: training.evaluate(m, d, [3]),
+}
+NOT_OF_A_MODEL = {"ground_truth_study", "false_names_study", "robustness_study"}
+OF_GIVEN_PAIRS = {"patching_sweep"}
+OF_A_TASK = {"carry_study", "evaluate"}
+OF_INPUTS_ALONE = {"attention_study", "probe_study", "patching_sweep"}
+
+
+@cache
+def _model() -> LoopedTransformer:
+    config = LoopedTransformerConfig(d_model=16, n_heads=2, d_vocab=6, d_vocab_out=2)
+    return LoopedTransformer(config).eval()
+
+
+def _batch() -> Batch:
+    return as_batch(Addition(), n=4, batch_size=8)
+
+
+def _wrong_models() -> dict[str, Any]:
+    run = training.Run(Path("runs/a"), training.RECIPES["addition"])
+    return {
+        "run": (run, r"Pass its \.model\(\)"),
+        "path": ("runs/a", r"loopinterp\.load\('runs/a'\)"),
+        "class": (LoopedTransformer, "the class LoopedTransformer itself"),
+        "batch": (_batch(), "Batch"),
+        "none": (None, "NoneType"),
+    }
+
+
+WRONG_DATA: dict[str, Any] = {
+    "string": "addition",
+    "class": Addition,
+    "none": None,
+    "model": "the model",
+    "task": Addition(),
+    "tensor": torch.zeros(2, 3, dtype=torch.int64),
+}
+
+
+def test_every_study_of_a_model_is_tried_here() -> None:
+    found = {
+        name
+        for room in ROOMS
+        for name in room.__all__
+        if inspect.isfunction(study := getattr(room, name))
+        if str(inspect.signature(study).return_annotation) in {c.__name__ for c in _results()}
+        if name != "match_heads"  # of patterns, not of a model
+    }
+    assert found == STUDIES.keys() | NOT_OF_A_MODEL
+
+
+def _results() -> list[type[Result]]:
+    exported = (getattr(room, name) for room in ROOMS for name in room.__all__)
+    return [x for x in exported if inspect.isclass(x) and issubclass(x, Result)]
+
+
+def _signature(name: str) -> inspect.Signature:
+    return inspect.signature(next(getattr(room, name) for room in ROOMS if name in room.__all__))
+
+
+@pytest.mark.parametrize("name", sorted(STUDIES.keys() - {"compare_programs"} - OF_GIVEN_PAIRS))
+def test_the_model_comes_first_then_the_data_then_options_by_name(name: str) -> None:
+    parameters = list(_signature(name).parameters.values())
+    assert parameters[0].name in ("model", "models")
+    assert parameters[1].name == ("task" if name in OF_A_TASK else "data")
+    named = [p.kind is inspect.Parameter.KEYWORD_ONLY for p in parameters]
+    assert sum(not by_name for by_name in named) <= 3 and named == sorted(named)
+    if name not in OF_A_TASK:
+        assert {"n", "batch_size", "seed"} <= {p.name for p in parameters}
+
+
+@pytest.mark.usefixtures("no_type_checks")
+@pytest.mark.parametrize("kind", sorted(_wrong_models()))
+@pytest.mark.parametrize("name", sorted(STUDIES))
+def test_what_is_no_model_is_refused_with_the_fix(name: str, kind: str) -> None:
+    wrong, said = _wrong_models()[kind]
+    data = Addition() if name in OF_A_TASK else _batch()
+    with pytest.raises(InputError, match=said) as error:
+        STUDIES[name](wrong, data)
+    assert error.value.what == "model"
+
+
+@pytest.mark.usefixtures("no_type_checks")
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        (name, kind)
+        for name in sorted(STUDIES)
+        for kind in sorted(WRONG_DATA)
+        if not (kind == "tensor" and name in OF_INPUTS_ALONE)
+        if not (kind == "task" and name not in OF_GIVEN_PAIRS)
+    ],
+)
+def test_what_is_no_data_is_refused(name: str, kind: str) -> None:
+    wrong = _model() if kind == "model" else WRONG_DATA[kind]
+    with pytest.raises(InputError, match=r"(data|task|source): expected"):
+        STUDIES[name](_model(), wrong)
+
+
+@pytest.mark.parametrize("name", sorted(STUDIES.keys() - OF_A_TASK - OF_GIVEN_PAIRS))
+def test_a_task_is_drawn_from_as_the_options_say(name: str) -> None:
+    study = next(getattr(room, name) for room in ROOMS if name in room.__all__)
+    n, size = (18, 32) if name == "planted_carry_study" else (4, 16)
+    third: dict[str, Any] = {
+        "probe_study": {"targets": {"carry": Addition().carries}},
+        "head_study": {"programs": PROGRAMS},
+        "compare_programs": {
+            "programs": PROGRAMS,
+            "pairs": circuits.SpreadPairs(pairs=32, same_value=0),
+        },
+        "search_subspaces": {"program": "ripple", "steps": 1, "ranks": [1]},
+        "decodability": {"programs": PROGRAMS},
+        "interchange_study": {"program": "ripple", "pairs_per_loop": 2},
+        "convergence_study": {"n_spectral": 0},
+    }.get(name, {})
+    models = {_first(name): _model()}
+    drawn = study(**models, data=Addition(), **third, n=n, batch_size=size, seed=3)
+    batch = as_batch(Addition(), n=n, batch_size=size, seed=3)
+    given = study(**models, data=batch, **third, seed=3)
+    assert drawn.data.equals(given.data)
+
+
+def _first(name: str) -> str:
+    return next(iter(_signature(name).parameters))
+
+
+def test_a_batch_is_taken_as_it_is_and_takes_no_length() -> None:
+    batch = _batch()
+    assert as_batch(batch) is batch
+    with pytest.raises(InputError, match="n: expected no n beside a batch"):
+        as_batch(batch, n=4)
+    with pytest.raises(InputError, match="batch_size: expected no batch_size"):
+        as_batches([batch], batch_size=4)
+
+
+def test_several_lengths_are_drawn_one_batch_each() -> None:
+    assert [int(b.n[0]) for b in as_batches(Addition(), n=[3, 5], batch_size=2)] == [3, 5]
+    with pytest.raises(InputError, match="an empty list"):
+        as_batches([])
