@@ -136,6 +136,7 @@ def open_run(folder: str | Path, *, seed: int = 0, device: str = "auto") -> Stud
     from loopinterp.training import Run
     from loopinterp.training.run import CONFIG
 
+    check_seed(seed)
     model, run = load(folder, device=device), Run.load(folder)
     # Of the weights that were read, not of the file, which a training may replace at any time.
     weights = digest_tensors(own_weights(model))
@@ -167,7 +168,6 @@ def load(folder: str | Path, *, device: str = "cpu") -> LoopedTransformer:
     from loopinterp.training import Run
     from loopinterp.training.device import resolve_device
 
-    check_seed(seed)
     run = Run.load(folder)
     model = run.model(resolve_device(device)).eval()
     model.task = run.task()

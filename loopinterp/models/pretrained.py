@@ -87,7 +87,6 @@ class PretrainedMixin(ModelHubMixin):
                         refuse_pickle(other, file.read(4))
         settings = read_json_object(folder / CONFIG_FILE)
         config = LoopedTransformerConfig.from_dict(settings)
-        _check_size(config, folder)
         weights, about = read_tensors_and_metadata(folder / WEIGHTS_FILE)
         if about.get("config", config_hash(settings)) != config_hash(settings):
             raise CheckpointError(
@@ -96,6 +95,7 @@ class PretrainedMixin(ModelHubMixin):
                 given="another one",
                 fix="The files do not belong together: restore them, or save the model again.",
             )
+        _check_size(config, folder)
         model = cls(config)  # type: ignore[call-arg]
         model._take_weights(weights, folder / WEIGHTS_FILE)
         return model.to(device=device, dtype=kind)  # type: ignore[attr-defined]

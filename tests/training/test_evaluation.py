@@ -220,4 +220,4 @@ def test_every_task_is_judged_on_its_plain_distribution_and_the_hardest() -> Non
 @pytest.mark.parametrize(("length", "n_samples"), [(10**8, 2), (4, 10**11), (10**6, 1)])
 def test_what_no_machine_could_run_is_refused_at_once(length: int, n_samples: int) -> None:
     with pytest.raises(InputError, match="Take shorter ones, or fewer"):
-        evaluate(None, get_task("addition"), [length], n_samples=n_samples)
+        evaluate(Ripple(), get_task("addition"), [length], n_samples=n_samples)
