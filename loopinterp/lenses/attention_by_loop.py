@@ -193,12 +193,11 @@ def _by_distance(
     patterns: Tensor, visible: Tensor, max_distance: int
 ) -> tuple[Tensor, Tensor, list[int]]:
     """Mass at each distance ``[loop, batch, layer, head, distance]``, and its even control."""
-    n_pos = patterns.shape[-1]
     even = visible / visible.sum(-1, keepdim=True)
     mass, control, distances = [], [], []
-    furthest = min(max_distance, n_pos)
+    furthest = min(max_distance, len(visible) - 1)
     for distance in range(-furthest, furthest + 1):
-        seen = visible.diagonal(-distance) if abs(distance) < n_pos else visible[:0, 0]
+        seen = visible.diagonal(-distance)
         if not seen.any():
             continue
         diagonal = patterns.diagonal(-distance, dim1=-2, dim2=-1)

@@ -8,6 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from scipy.stats import norm
 
 from loopinterp.errors import InputError
 from loopinterp.lenses import AttentionResult, attention_study
@@ -74,6 +75,20 @@ def test_one_example_has_no_interval_but_its_mean() -> None:
     np.testing.assert_allclose(mass.sel(estimate="low"), mass.sel(estimate="value"))
 
 
+@pytest.mark.parametrize("n_examples", [2, 5])
+def test_intervals_are_those_of_a_mean_over_examples(n_examples: int) -> None:
+    inputs = tokens(n_examples)
+    result = attention_study(model(n_layers=2), inputs, n_loops=3, max_distance=9)
+    assert result.data["distance"].values.tolist() == list(range(6))  # five places away at most
+    each = [attention_study(model(n_layers=2), x[None], n_loops=3).data for x in inputs]
+    for name in ("mass", "received"):
+        values = np.stack([data[name].sel(estimate="value") for data in each])
+        half = norm.ppf(0.975) * values.std(0, ddof=1) / math.sqrt(n_examples)
+        ends = [values.mean(0), values.mean(0) - half, values.mean(0) + half]
+        expected = np.stack(ends, -1).clip(0, 1)
+        np.testing.assert_allclose(result.data[name], expected, atol=1e-5)
+
+
 def test_the_strongest_preference_is_found() -> None:
     result = attention_study(model(n_layers=2), tokens(), n_loops=2)
     data = result.data.copy(deep=True)
@@ -130,6 +145,32 @@ def test_the_result_comes_back_from_disk_and_draws_itself(tmp_path: Path) -> Non
     assert all(f.caption and f.control and f.data is not None for f in figures)
     assert [frame.name for frame in figures[0].plot.frames] == ["0", "1", "2"]
     assert "spread evenly" in back.findings()[0].text
+
+
+def test_places_that_hold_the_same_word_stay_apart() -> None:
+    for labels, shown in (
+        (None, ["0", "1", "2", "3", "4", "5"]),
+        (list("aabbcc"), ["0 · a", "1 · a", "2 · b", "3 · b", "4 · c", "5 · c"]),
+    ):
+        result = attention_study(model(), tokens(), n_loops=2, labels=labels)
+        for trace in cast("Any", result.figures()[0].plot).data:
+            assert list(trace.x) == list(trace.y) == shown
+
+
+def test_each_panel_has_its_even_control_as_a_dashed_line() -> None:
+    result = attention_study(model(), tokens(), n_loops=3)
+    distance, sink = result.strongest()["distance"], result.strongest_sink()
+    assert sink is not None
+    expected = [
+        result.data["mass_even"].sel(distance=distance),
+        result.data["received_even"].sel(key=sink["key"]),
+        result.entropy_even,
+    ]
+    lines = [t for t in cast("Any", result.figures()[1].plot).data if t.line.width]
+    controls = [t for t in lines if t.line.dash != "solid"]
+    assert [t.name for t in controls] == ["even attention"] * 3
+    np.testing.assert_allclose([t.y for t in controls], np.repeat(expected, 3).reshape(3, 3))
+    assert {t.name for t in lines if t.line.dash == "solid"} == {"head 0", "head 1"}
 
 
 def test_bad_arguments_are_explained() -> None:
