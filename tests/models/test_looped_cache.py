@@ -252,6 +252,19 @@ def test_sums_that_do_not_hold_are_refused() -> None:
         cache.apply_ln_to_stack(cache.stack_activation("resid_post"))
 
 
+def test_the_lens_of_transformer_lens_is_the_readout_of_each_loop() -> None:
+    model = build("plain")
+    x = some_inputs(model)
+    _, cache = model.run_with_cache(x, n_loops=T)
+    lens = cache.logit_lens(positions=None).values
+    expected = model(x, n_loops=T, return_type="all_logits")
+    torch.testing.assert_close(lens[-T:], expected[-T:], atol=1e-5, rtol=0)
+    without = build("plain", final_norm=False)
+    _, cache = without.run_with_cache(x, n_loops=T)
+    with pytest.raises(InputError, match="all_logits"):
+        cache.logit_lens(positions=None)
+
+
 def test_moves_casts_slices_and_drops_the_batch_axis() -> None:
     model = build("plain")
     x = some_inputs(model)

@@ -19,6 +19,7 @@ from loopinterp.models.positions import (
     rotary_tables,
     rotate,
 )
+from tests.models.variants import build, some_inputs
 
 CPU = torch.device("cpu")
 
@@ -43,6 +44,26 @@ def test_relative_bias_is_clamped() -> None:
         for key in range(6):
             index = max(-2, min(2, key - query)) + 2
             assert torch.equal(full[:, query, key], bias.table[:, index])
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_without_a_window_scores_have_the_bias_at_every_distance(causal: bool) -> None:
+    model = build("plain", positions="relative", relative_window=2, causal=causal)
+    assert model.relative_bias is not None
+    x, site = some_inputs(model), "loops.0.blocks.0.attn.hook_attn_scores"
+    with torch.no_grad():
+        model.relative_bias.table.normal_(generator=torch.Generator().manual_seed(0))
+        logits, cache = model.run_with_cache(x)
+        torch.testing.assert_close(model(x), logits)
+        table = model.relative_bias.table.clone()
+        model.relative_bias.table.zero_()
+        without = model.run_with_cache(x)[1][site]
+    for query in range(7):
+        for key in range(query + 1 if causal else 7):
+            bias = table[:, max(-2, min(2, key - query)) + 2]
+            found = cache[site][..., query, key] - without[..., query, key]
+            torch.testing.assert_close(found, bias.expand(3, -1), atol=1e-5, rtol=0)
+        assert (cache[site][..., query, query + 1 :] == -torch.inf).all() or not causal
 
 
 def test_rotation_turns_pairs_like_complex_numbers() -> None:
