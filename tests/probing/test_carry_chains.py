@@ -65,6 +65,15 @@ def test_positions_and_own_bits_are_mixed(generator: torch.Generator) -> None:
         assert 0.4 < own < 0.95
 
 
+@pytest.mark.parametrize("n_pairs", [1, 40])
+def test_half_of_the_short_chains_are_read_where_they_end(
+    n_pairs: int, generator: torch.Generator
+) -> None:
+    sample = sample_chains(Addition(), 24, max_chain=12, n_pairs=n_pairs, generator=generator)
+    goes_on = sample.variables[VARIABLES.index("propagate"), :, ::2].sum(-1)
+    assert goes_on[:4].tolist() == [n_pairs - n_pairs // 2] * 4
+
+
 def test_the_same_generator_gives_the_same_sample() -> None:
     first, second = (
         sample_chains(

@@ -67,6 +67,15 @@ def test_the_cut_through_the_front_has_every_control(figures: list[Figure]) -> N
     assert probe[0] == 1.0 and probe[1] == 0.5
 
 
+def test_chance_is_marked_where_the_majority_class_scores(
+    result: CarryStudyResult, figures: list[Figure]
+) -> None:
+    majority = float(result.data["majority"].mean())
+    for figure, panels in ((figures[1], 1), (figures[3], 3)):
+        marks = [(line.y0, line.y1) for line in plot_of(figure).layout.shapes]
+        assert marks == [(majority, majority)] * panels
+
+
 def test_the_first_loops_lie_on_the_line(figures: list[Figure]) -> None:
     data = figures[2].data
     assert data is not None

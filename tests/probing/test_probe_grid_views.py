@@ -31,3 +31,5 @@ def test_a_grid_of_probes_is_drawn_by_loop_and_by_group() -> None:
     gain = result.data["accuracy"] - result.chance
     assert len(maps) == 2
     np.testing.assert_allclose(maps[1].z, gain.sel(target="carry").isel(site=0).T)
+    # No gain has the colour in the middle of the scale, and no gain is greater than 1.
+    assert (plot.layout.coloraxis.cmin, plot.layout.coloraxis.cmax) == (-1, 1)
