@@ -240,7 +240,8 @@ def evaluate(
 ) -> None:
     """Measure exact match by length.
 
-    Every example gets its own T(n) loops. The result is saved in RUN/results.
+    Every example gets its own T(n) loops, a model of a fixed depth its depth. The result is saved
+    in RUN/results.
     """
     from loopinterp.results import SUFFIX
 

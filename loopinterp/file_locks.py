@@ -77,10 +77,10 @@ def writing_into(folder: Path) -> Iterator[None]:
     """
     try:
         yield
-    except OSError as error:
+    except (OSError, ValueError) as error:  # a name may hold what no name can
         raise InputError(
             f"output folder {folder}",
             expected="a folder that can be written",
-            given=error.strerror or str(error),
+            given=getattr(error, "strerror", None) or str(error),
             fix="Choose another folder, or change its permissions.",
         ) from error

@@ -55,14 +55,14 @@ def write_bytes(path: str | Path, data: bytes) -> None:
             os.fsync(file.fileno())
             os.chmod(temporary, 0o644)
             os.replace(temporary, path)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # a name may hold what no name can
         temporary.unlink(missing_ok=True)
         raise InputError(
             f"output file {path}",
             expected="a file that can be written",
-            given=error.strerror or str(error),
+            given=getattr(error, "strerror", None) or str(error),
             fix="Free some space, or choose another disk."
-            if error.errno in (errno.ENOSPC, errno.EDQUOT)
+            if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
             else "Choose another name, or change the permissions.",
         ) from error
     except BaseException:
@@ -119,7 +119,8 @@ def check_file_name(name: str, what: str, error: type[InputError] = InputError) 
         loopinterp.errors.InputError: name: expected the name of a file, got '../a'. Leave folders
         out of it.
     """
-    if name in ("", ".", "..") or re.search(r"[/\\\x00]", name):
+    spelt = name.encode(errors="replace").decode() == name  # half a character is in no file's name
+    if name in ("", ".", "..") or re.search(r"[/\\\x00]", name) or not spelt:
         fix = "Leave folders out of it."
         raise error(what, expected="the name of a file", given=repr(name), fix=fix)
     return name

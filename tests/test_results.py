@@ -147,7 +147,9 @@ def test_provenance_says_whose_weights_they_were() -> None:
         assert Provenance(seed=0, config=config).weights == digests
 
 
-@pytest.mark.parametrize("name", ["../up", "/tmp/far", "a/b", "a\\b", "..", "", "nul\x00"])
+@pytest.mark.parametrize(
+    "name", ["../up", "/tmp/far", "a/b", "a\\b", "..", "", "nul\x00", "half \ud800"]
+)
 def test_a_name_that_leads_elsewhere_is_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / "results").mkdir()
     with pytest.raises(InputError, match="name of a result: expected the name of a file"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -138,7 +139,7 @@ def _check_size(config: LoopedTransformerConfig, folder: Path) -> None:
 def _folder(name: str, options: dict[str, Any]) -> Path:
     """The folder of that name; or the one that a model of a hub is downloaded to."""
     if not name.startswith(HUB):
-        if not Path(name).is_dir():
+        if not os.path.isdir(name):  # which, unlike Path's, takes any name
             raise CheckpointError(
                 f"model {name!r}",
                 expected=f"a folder written by save_pretrained, or {HUB}owner/name on a hub",

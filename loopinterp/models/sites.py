@@ -153,7 +153,7 @@ class AddressBook:
         """
         component = self._full_component(name)
         if component is None:
-            raise unknown_name("component", name, self.components, HookError)
+            raise unknown_name("component", str(name), self.components, HookError)
         return component
 
     def short(self, component: str) -> str:
@@ -162,6 +162,8 @@ class AddressBook:
         return short if self._full_component(short) == component else component
 
     def _full_component(self, name: str) -> str | None:
+        if not isinstance(name, str):
+            return None
         candidates = (name, f"hook_{name}", _SHORT.get(name.removeprefix("hook_")))
         return next((known for known in candidates if known in self.components), None)
 

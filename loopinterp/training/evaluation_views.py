@@ -10,7 +10,7 @@ from loopinterp.training.evaluation import ORACLE, EvaluationResult
 SECTION = "generalisation"
 
 _READABLE = {
-    "uniform": "random digits",
+    "uniform": "random inputs",
     "chain": "full carry chains",
     "propagate": "carry-rich digits",
     "biased": "biased bits",

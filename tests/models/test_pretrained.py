@@ -163,7 +163,7 @@ def test_a_hub_is_asked_for_marked_names_only(saved: Path, monkeypatch: pytest.M
         return str(saved)
 
     monkeypatch.setattr("loopinterp.models.pretrained.snapshot_download", download)
-    for mistyped in ("runs/dmo", "owner/name", saved.parent / "modle"):
+    for mistyped in ("runs/dmo", "owner/name", saved.parent / "modle", "n" * 5000):
         with pytest.raises(CheckpointError, match=r"got no such folder.*write hf: before"):
             LoopedTransformer.from_pretrained(mistyped)
     assert asked == []

@@ -147,3 +147,9 @@ def test_resolve_index_errors() -> None:
     assert resolve_index(None, 2, "loop") == ([0, 1], False)
     with pytest.raises(HookError, match="a smaller loop"):
         resolve_index([0, 5], 3, "loop")
+
+
+@pytest.mark.usefixtures("no_type_checks")
+def test_a_component_is_named_by_text() -> None:
+    with pytest.raises(HookError, match="component"):
+        build("surround").addresses(2).site(None)  # type: ignore[arg-type]

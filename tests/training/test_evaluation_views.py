@@ -37,7 +37,7 @@ def trace_names(figure: Figure) -> set[str]:
 def test_perfect_models_reach_the_last_length() -> None:
     findings = made_up([[1.0, 1.0, 0.99], [1.0, 1.0, 1.0]]).findings()
     assert [f.good for f in findings] == [True, True]
-    assert "random digits" in findings[0].text
+    assert "random inputs" in findings[0].text
     assert "up to length 96, 8 times the longest in training" in findings[0].text
     assert findings[0].value == "0.99 exact match"
 
@@ -55,7 +55,7 @@ def test_the_figure_marks_the_training_cutoff_and_its_control() -> None:
     assert figure.section == "generalisation"
     assert "longest in training" in str(figure.plot.to_dict()["layout"])
     names = trace_names(figure)
-    assert {"random digits", "full carry chains", "random: constant"} <= names
+    assert {"random inputs", "full carry chains", "random: constant"} <= names
     # A constant answer is right on full chains: the caption of the control has to say so.
     assert "On full carry chains it scores high" in figure.control
     assert figure.data is not None
