@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -112,3 +113,15 @@ def test_positions_are_drawn_where_a_patch_does_most(tmp_path):
     assert plot.layout.annotations[0].text == f"<b>head {layer}.{head}</b>"
     panel = plot.data[0]
     assert panel.z.tolist() == recovered.sel(layer=layer, head=head).values.tolist()
+
+
+@pytest.mark.parametrize(("most", "end"), [(0.25, 0.25), (0.0, 1.0), (1.5, 1.0), (-0.5, 1.0)])
+def test_maps_are_drawn_up_to_the_most_that_is_in_them(most, end, tmp_path):
+    result = drawn(2, 0, "z", None, tmp_path)
+    measures = ("recovered", "control_recovered", "effect", "control_effect")
+    data = result.data.copy(deep=True)
+    for name in measures:
+        data[name][:] = min(most, 0)
+    data["control_effect"][{"loop": 1, "layer": 1, "head": 0}] = most
+    plot: Any = dataclasses.replace(result, data=data).figures()[0].plot
+    assert (plot.layout.coloraxis.cmin, plot.layout.coloraxis.cmax) == (0, end)

@@ -14,6 +14,7 @@ from loopinterp.circuits.interchange_pairs import (
     draw_pairs,
     evenly_by_class,
 )
+from loopinterp.tasks import IGNORE, Addition
 from tests.circuits.random_pairs import random_pairs
 
 
@@ -60,6 +61,22 @@ def test_some_of_the_pairs_keep_all_that_belongs_to_them(pairs, rows):
         assert torch.equal(getattr(some, name), getattr(pairs, name)[rows])
     assert torch.equal(some.strata["parity"].codes, (torch.arange(20) % 2)[rows])
     assert some.inputs is pairs.inputs
+
+
+@pytest.mark.parametrize(("n_loops", "made"), [(None, 9), (4, 4)])
+def test_exchanges_of_a_batch_run_for_its_longest_t_of_n_unless_told(n_loops, made, generator):
+    batch = Addition().sample(torch.tensor([3, 8, 5]), generator=generator)
+    of = InterchangePairs.of(
+        batch,
+        base=torch.tensor([0, 1]),
+        source=torch.tensor([2, 0]),
+        positions=torch.tensor([[1], [2]]),
+        loop=torch.tensor([1, 3]),
+        n_loops=n_loops,
+    )
+    assert of.n_loops == made and of.horizon.tolist() == [made - 1, made - 3]
+    assert torch.equal(of.source_loop, of.loop)
+    assert torch.equal(of.asked, batch.targets != IGNORE)
 
 
 def test_horizons_run_from_the_exchange_to_the_end(pairs):

@@ -64,7 +64,7 @@ def changed(counts: xr.Dataset, name: str, value: float, **at: Any) -> xr.Datase
 def test_a_program_that_holds_everywhere_is_named(clear):
     verdict = decide(clear)
     assert (verdict.winner, verdict.reasons, verdict.tied) == ("a", [], [])
-    assert verdict.followed_for == DELAYS - 1
+    assert verdict.followed_for == verdict.longest == DELAYS - 1
     assert verdict.undisturbed == ["a", "b"]
 
 
