@@ -93,6 +93,26 @@ def test_tokens_that_never_settle_leave_a_gap_and_are_counted() -> None:
     assert table is not None and table["tokens"].sum() == 4
 
 
+def test_the_turn_of_the_median_orbit_is_that_of_the_tokens_that_count() -> None:
+    orbit = convergence_study(LinearModel(rotation(math.pi / 3)), batch_of_ones(), n_loops=40)
+    data = orbit.data.copy(deep=True)
+    data["period"][:, 0] = 17  # nothing is asked there
+    figures = dataclasses.replace(orbit, data=data).figures()
+    assert any("takes 6 loops" in figure.caption for figure in figures)
+
+
+def test_rates_are_drawn_from_the_first_loop_that_has_one(result: ConvergenceResult) -> None:
+    # Updates halve: 1/2 and a straight path from loop 2 on, the first that has one before it.
+    figure = next(f for f in result.figures() if f.title.startswith("Rate and direction"))
+    for name, value in (("contraction", 0.5), ("update cosine", 1.0)):
+        line = next(t for t in _traces(figure) if t.name == name and t.fill != "toself")
+        assert [line.x[0], line.x[-1]] == [2, result.n_loops]
+        assert line.y[0] == pytest.approx(value, rel=1e-3)
+    plot: Any = figure.plot
+    (mark,) = (a for a in plot.layout.annotations if a.text == "no contraction")
+    assert mark.y == 1
+
+
 def test_a_diverging_run_can_be_drawn() -> None:
     growing = convergence_study(LinearModel(3.0 * torch.eye(2)), batch_of_ones(), n_loops=100)
     titles = [figure.title for figure in growing.figures()]

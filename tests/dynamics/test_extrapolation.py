@@ -68,6 +68,24 @@ def test_each_example_is_scored_at_its_own_loop() -> None:
     }
 
 
+def test_fates_are_counted_each_by_itself() -> None:
+    # Right or wrong after loops 4 = T(n), 5 and 6; what is before does not count.
+    fates = {
+        "right and stays right": (1, 1, 1),
+        "right at both, lost in between": (1, 0, 1),
+        "right, then lost": (1, 1, 0),
+        "wrong, then found": (0, 0, 1),
+        "wrong at both": (0, 1, 0),
+    }
+    counts = dict(zip(fates, (1, 2, 3, 4, 5)))
+    result = extrapolation_study(LinearModel(torch.eye(2)), batch_of_ones(15), n_loops=6)
+    data = result.data.copy(deep=True)
+    data["exact"][4:] = np.repeat(list(fates.values()), list(counts.values()), axis=0).T
+    for before in (False, True):
+        data["exact"][:4] = before
+        assert dataclasses.replace(result, data=data).fates() == counts
+
+
 def test_against_the_models_own_run() -> None:
     config = LoopedTransformerConfig(d_model=8, n_heads=2, d_vocab=6, d_vocab_out=2)
     model = LoopedTransformer(config, seed=0)

@@ -16,6 +16,12 @@ def test_answers_that_survive_are_good() -> None:
     assert finding.good is True and finding.value == "100% after 40 loops"
 
 
+def test_what_is_kept_is_what_is_right_after_the_very_last_loop() -> None:
+    # Right from loop 4 = T(n) on, and no loop runs after it.
+    (finding,) = extrapolation_study(MODEL, batch_of_ones(), n_loops=4).findings()
+    assert finding.good is True and finding.value == "100% after 4 loops"
+
+
 def test_there_is_a_line_for_each_length() -> None:
     batch = dataclasses.replace(batch_of_ones(n_examples=4), n=torch.tensor([2, 2, 3, 3]))
     for n_loops in (40, 80):

@@ -132,6 +132,25 @@ def test_what_has_not_converged_says_so() -> None:
     assert whole.radius.item() == pytest.approx(1.0)
 
 
+def test_the_residual_is_that_of_the_leading_ritz_pair() -> None:
+    # Two vectors of a space of three: the pair from an orthonormal basis of them, in NumPy.
+    matrix = np.array([[2.0, 1.0, 0.0], [1.0, 1.0, 0.5], [0.0, 0.5, -0.5]])
+    found = spectral_radius(
+        lambda h: h @ torch.from_numpy(matrix).T,
+        torch.zeros(1, 3, dtype=torch.float64),
+        max_vectors=2,
+        seed=5,
+    )
+    first = torch.randn(1, 3, generator=torch.Generator().manual_seed(5), dtype=torch.float64)[0]
+    basis = np.linalg.qr(np.stack([first.numpy(), matrix @ first.numpy()], axis=1)).Q
+    values, vectors = np.linalg.eigh(basis.T @ matrix @ basis)
+    lead = np.abs(values).argmax()
+    value, vector = values[lead], basis @ vectors[:, lead]
+    residual = np.linalg.norm(matrix @ vector - value * vector) / abs(value)
+    assert found.eigenvalue.item() == pytest.approx(value)
+    assert found.residual.item() == pytest.approx(residual) and residual > 0.01
+
+
 def test_the_seed_decides_the_start_alone() -> None:
     matrix = _random(20, 20)
     radii = [

@@ -124,6 +124,12 @@ def test_what_is_none_of_these_is_irregular(name: str) -> None:
     assert _regime(IRREGULAR[name]) is Regime.IRREGULAR
 
 
+def test_each_class_has_a_name_of_its_own() -> None:
+    kinds = SETTLING["at rest"], _turn(1 / 3), _line(LOOPS), GROWING["fast"], IRREGULAR["noise"]
+    labels = [_regime(states).label for states in kinds]
+    assert labels == ["fixed point", "orbit", "drift", "divergence", "irregular"]
+
+
 def test_the_logistic_map_goes_from_rest_through_orbits_to_chaos() -> None:
     expected = {2.8: (Regime.FIXED_POINT, None), 3.2: (Regime.ORBIT, 2), 3.5: (Regime.ORBIT, 4)}
     expected[3.9] = (Regime.IRREGULAR, None)

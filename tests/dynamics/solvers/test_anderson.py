@@ -29,6 +29,18 @@ def test_slow_contractions_take_far_fewer_steps_than_plain_iteration() -> None:
     assert steps[1] < steps[0] / 5
 
 
+def test_a_regularisation_as_large_as_the_difference_halves_its_coefficient() -> None:
+    # f(x) = x / 2 + 1 from 0, after the plain step to 1: without a coefficient the next iterate is
+    # 1.5, with that of the secant it is 2, with half of it 1.75.
+    solver, map_ = Anderson(regularisation=1.0), lambda x: x / 2 + 1
+    state = solver.init(map_, torch.zeros(1, 1))
+    iterates = []
+    for _ in range(2):
+        state = solver.step(map_, state)
+        iterates.append(state.x.item())
+    assert iterates == [1.0, 1.75]
+
+
 def test_it_finds_a_fixed_point_that_repels_plain_iteration() -> None:
     start = torch.tensor([0.7, 0.8], dtype=torch.float64)
     point = find_fixed_point(lambda x: 4 * x * (1 - x), start, solver="anderson", tol=1e-9)
