@@ -235,7 +235,7 @@ def _limit(
 ) -> tuple[Tensor, Tensor]:
     """The limit of each example, sought from its last state; and how the search ended."""
     finite = states.isfinite().flatten(2).all(dim=2).all(dim=0)
-    limit = torch.where(finite[:, None, None], states[-1], states[0])
+    limit = states[-1].clone()
     status = torch.where(finite, int(Status.MAX_STEPS), int(Status.DIVERGED))
     done, steps = 0, PHASE
     # In phases of growing length, so that examples that have arrived leave the batch.

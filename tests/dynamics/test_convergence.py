@@ -105,6 +105,19 @@ def test_one_diverging_example_leaves_the_others_alone() -> None:
     np.testing.assert_allclose(result.data["spectral_radius"][[0, 2]], 0.5, rtol=1e-3)
 
 
+def test_where_the_run_leaves_all_bounds_there_is_no_distance_to_a_limit() -> None:
+    # From 1, token 1 goes to the last state 2 by halves; token 9 triples, and ends in infinity.
+    model = MapModel(lambda h, e: h * torch.where(e[..., :1] > 5, 3.0, 0.5) + 1)
+    model.initial_state = lambda e: torch.ones_like(e)
+    batch = batch_of_ones(n_examples=1)
+    batch = dataclasses.replace(batch, inputs=torch.tensor([[1, 1, 9]]))
+    result = convergence_study(model, batch, n_loops=100)
+    assert result.data["limit_status"].item() == Status.DIVERGED
+    distance = result.data["distance"].sel(batch=0)
+    np.testing.assert_allclose(distance[:20, :2], 0.5 ** np.arange(1, 21)[:, None].repeat(2, 1))
+    assert not np.isfinite(distance.isel(pos=2)).any()
+
+
 def test_solvers_agree_on_the_limit_of_a_contraction() -> None:
     model = LinearModel(rotation(1.0, scale=0.8), threshold=0.0)
     plain, fast = (
