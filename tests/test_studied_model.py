@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
+import torch
 
 from loopinterp.errors import CheckpointError
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, describe_model
@@ -12,7 +14,7 @@ from loopinterp.report import read_run
 from loopinterp.saved_results import load_result
 from loopinterp.studied_model import StudiedModel, open_run
 from loopinterp.studies import STUDIES
-from loopinterp.tasks import get_task
+from loopinterp.tasks import Addition, get_task
 from loopinterp.training import Run, evaluate
 from loopinterp.workflow import analyze_run
 
@@ -76,3 +78,14 @@ def test_a_study_does_not_start_from_a_result_of_other_weights(
     monkeypatch.setattr(type(subspaces), "run", lambda *_: pytest.fail("started"), raising=False)
     with pytest.raises(CheckpointError, match="of other weights"):
         analyze_run(model.folder, studies=["subspaces"], progress=False)
+
+
+def test_examples_are_of_the_distribution_asked_for_else_of_the_runs_own(
+    model: StudiedModel,
+) -> None:
+    chains = dataclasses.replace(model, distribution="chain")
+    for batch in (chains.sample(5, 9), model.sample(5, 9, distribution="chain")):
+        assert Addition().carries(batch)[:, 1:].all()
+    drawn = [m.sample(5, 9, distribution="uniform").inputs for m in (model, chains)]
+    assert torch.equal(*drawn)
+    assert not torch.equal(drawn[0], chains.sample(5, 9).inputs)

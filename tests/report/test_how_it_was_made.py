@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from loopinterp.report.how_it_was_made import made_figures, setting_groups
+from loopinterp.report.how_it_was_made import made_figures, seconds, setting_groups
 from loopinterp.report.run_record import RunRecord
 from tests.report import synthetic
 
@@ -54,3 +54,14 @@ def test_stages_are_those_of_the_run_else_those_of_the_studies() -> None:
 def test_settings_are_flattened_within_their_group() -> None:
     groups = setting_groups({"a": {"b": {"c": [1, 2.5]}, "on": True}, "empty": {}, "seed": 3})
     assert groups == {"run": {"seed": "3"}, "a": {"b.c": "1, 2.5", "on": "yes"}}
+
+
+def test_whole_minutes_and_hours_are_said_as_such() -> None:
+    assert [seconds(value) for value in (10.4, 59, 60, 3599, 3600, 7199)] == [
+        "10 s",
+        "59 s",
+        "1 min 0 s",
+        "59 min 59 s",
+        "1 h 0 min",
+        "1 h 59 min",
+    ]

@@ -66,6 +66,17 @@ def test_samples_of_mixed_lengths(distribution):
             assert all(len(x) == 1 or x[-1] != "0" for x in question)
 
 
+def test_of_mixed_operands_either_may_be_the_shorter():
+    g = torch.Generator().manual_seed(0)
+    batch = TASK.sample(6, batch_size=300, generator=g, distribution="mixed")
+    plus, equals = ((batch.inputs == ALPHABET.index(c)).long().argmax(1) for c in "+=")
+    n_a, n_b = plus, equals - plus - 1
+    for shorter, longer in ((n_a, n_b), (n_b, n_a)):
+        assert (longer == 6)[shorter < 6].all()
+        # A sixth of the other lengths each: 25 of 300, give or take 5.
+        assert torch.bincount(shorter[shorter < 6], minlength=6)[1:].min() > 8
+
+
 @pytest.mark.usefixtures("no_type_checks")
 def test_operands_may_be_the_rows_of_an_array():
     pairs = [(3, 51), (12, 0)]

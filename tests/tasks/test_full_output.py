@@ -106,6 +106,17 @@ def test_mixed_products_have_first_factors_of_every_length():
     assert shares.sum() == 300 and shares.min() > 60
 
 
+@pytest.mark.parametrize(("distribution", "share"), [("uniform", 0), ("biased", 2 / 3)])
+def test_factors_are_one_sided_as_often_as_their_distribution_says(distribution, share):
+    generator = torch.Generator().manual_seed(0)
+    task = Multiplication(m=20)
+    batch = task.sample(20, batch_size=600, generator=generator, distribution=distribution)
+    for factor in (batch.inputs[:, 1:21], batch.inputs[:, 22:42]):
+        ones = factor.float().mean(dim=1)
+        # Of 20 fair bits at most 4 are alike in a case of 80; of 0.05 or 0.95, nearly always.
+        assert abs(((ones - 0.5).abs() > 0.29).float().mean() - share) < 0.07
+
+
 def test_distinct_symbols_are_all_answered_and_few_are_not():
     task = UniqueSet()
     g = torch.Generator().manual_seed(0)

@@ -66,3 +66,9 @@ def test_varied_loops_get_their_own_figure() -> None:
     figures = made_up([[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]], extra_loops=(-1, 0, 4)).figures()
     assert [f.title for f in figures] == ["Accuracy against length", "Accuracy against loops"]
     assert trace_names(figures[1]) == {"n = 12", "n = 24", "n = 96"}
+
+
+def test_the_dotted_line_stands_at_the_loops_that_the_task_asks_for() -> None:
+    figures = made_up([[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]], extra_loops=(-1, 0, 4)).figures()
+    lines = figures[1].plot.to_dict()["layout"]["shapes"]
+    assert [(line["x0"], line["x1"]) for line in lines] == [(0, 0)] * 2
