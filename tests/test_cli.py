@@ -19,6 +19,7 @@ import torch
 
 import loopinterp
 from loopinterp import cli, report, workflow
+from loopinterp.errors import InputError
 from loopinterp.results import Result, study
 from loopinterp.studied_model import StudiedModel
 from loopinterp.studies import STUDIES
@@ -536,6 +537,30 @@ def test_flags_and_settings_win_over_the_recipe() -> None:
     )
     assert (config.steps, config.seed) == (9, 3)
     assert config.model == RECIPES["addition"].model
+
+
+@pytest.mark.parametrize("name", ["demo", "train", "evaluate", "analyze"])
+def test_bars_are_shown_unless_declined_and_one_thread_is_taken_unless_more_are_asked_for(
+    command: Command, run: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    seen: list[tuple[bool, int]] = []
+
+    def stopped(*_: Any, progress: bool, **__: Any) -> None:
+        seen.append((progress, torch.get_num_threads()))
+        raise InputError("it", expected="this", given="that", fix="Stop here.")
+
+    for part in ("demo", "train_run", "evaluate_run", "analyze_run"):
+        monkeypatch.setattr(workflow, part, stopped)
+    studied = name in ("evaluate", "analyze")
+    where: list[str | Path] = [run] if studied else ["--out", run]
+    where += ["--task", "addition"] if name == "train" else []
+    try:
+        for options in ([], ["--no-progress", "--threads", 2]):
+            assert_refused(command(name, *where, *options), "Stop here.")
+        # Training takes its threads from the configuration.
+        assert seen == [(True, 1), (False, 2 if studied else 1)]
+    finally:
+        torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize("arguments", [["train", "--task", "addition"], ["demo"]])
