@@ -38,7 +38,7 @@ class Multiplication(FullOutput):
     Tokens: bits 0 and 1, ``*`` (2), ``=`` (3), EOS (4, which is also the padding), BOS (5).
     Output classes: 0, 1, EOS (2).
 
-    Distributions: ``"uniform"`` (a has m bits, all bits are fair), ``"biased"`` (each example
+    Distributions: ``"uniform"`` (a has m bits, all bits are fair), ``"biased"`` (each factor
     draws the probability of a one from {.05, .5, .95}), ``"mixed"`` (fair bits, and each example
     draws the length of its a from 1..m, as the published training data do).
 
