@@ -44,10 +44,9 @@ def score_dynamics(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
     found = torch.from_numpy(result.data["settled_at"].values) - 1
     scores = {"settling loop": _shares(found, own)}
     logits = model(batch.inputs, n_loops=n_loops, return_type="all_logits")
-    if logits.shape[-1] > 1:
-        decided = readout_margin(logits) > LOGIT / 2
-        answers = torch.where(decided, logits.argmax(-1), UNKNOWN)
-        scores["answer stable"] = _shares(stable_from(answers), stable_from(trace.outputs))
+    decided = readout_margin(logits) > LOGIT / 2
+    answers = torch.where(decided, logits.argmax(-1), UNKNOWN)
+    scores["answer stable"] = _shares(stable_from(answers), stable_from(trace.outputs))
     radius = float(result.data["spectral_radius"].max())
     if int(own.max()) < n_loops - 1 and not math.isnan(radius):
         scores["stability"] = Score(radius, 1.0)

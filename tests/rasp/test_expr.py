@@ -104,6 +104,13 @@ def test_shared_parts_are_counted_once_but_written_out_within_bounds():
     assert len(repr(x)) < 10_000
 
 
+def test_code_of_the_greatest_length_is_written_and_of_one_more_left_out():
+    around = len(repr(var("x"))) - 1
+    longest, longer = (var("x" * (node.MAX_LENGTH - around + more)) for more in (0, 1))
+    assert len(repr(longest)) == node.MAX_LENGTH and eval(repr(longest), {**WORDS}) is longest
+    assert repr(longer) == "…"
+
+
 def test_an_expression_of_hostile_depth_is_refused_at_once():
     with pytest.raises(InputError, match=f"depth of at most {node.MAX_DEPTH}"):
         functools.reduce(lambda x, _: x + 1, range(10**6), tokens)

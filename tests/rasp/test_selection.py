@@ -102,6 +102,13 @@ def test_a_selection_and_how_many_keys_it_has(case, parts):
         assert mine.width().tolist() == [[sum(row) for row in rows] for rows in chosen]
 
 
+def test_on_a_cpu_no_more_is_taken_at_a_time_than_was_said():
+    k = torch.zeros(4, 6, dtype=torch.int64)
+    for chunk, step, n_parts in [(1, 1, 4 * 6), (2 * 6, 1, 2 * 6), (2 * 6, 3 * 2 * 6, 2 * 2)]:
+        with in_parts(chunk, step):
+            assert len(list(Selection(k, k, "==", False)._steps(4))) == n_parts
+
+
 @settings(max_examples=400, deadline=None)
 @given(selections(WIDE), st.integers(-9, 9), PARTS)
 def test_the_mean_of_what_is_selected(case, default, parts):

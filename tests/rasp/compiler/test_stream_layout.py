@@ -7,7 +7,16 @@ import itertools
 import pytest
 from hypothesis import given, settings
 
-from loopinterp.rasp import LoopProgram, get_program, list_programs, sel_width, select, tokens, var
+from loopinterp.rasp import (
+    LoopProgram,
+    get_program,
+    list_programs,
+    sel_width,
+    select,
+    shift_right,
+    tokens,
+    var,
+)
 from loopinterp.rasp.compiler import compile_program
 from loopinterp.rasp.compiler.lower.lowered_features import Feature
 from loopinterp.rasp.compiler.lower.program_lowering import lower_program
@@ -80,6 +89,15 @@ def test_coordinates_are_used_again():
     scratch = sum(f.width for f in prelude.live if f.role == "scratch")
     persistent = sum(f.width for f in layout.lowered.persistent)
     assert layout.d_model < persistent + scratch
+
+
+def test_what_only_the_first_layer_reads_makes_room_for_what_that_layer_writes():
+    step = shift_right(shift_right(u) + 1) % 2
+    layout = laid_out(program({"u": 0}, {"u": step}), 3)
+    (block,) = (s for s in layout.lowered.sections if s.name == "block")
+    read, written = block.live[:2]
+    assert (read.layer, read.last_use, written.layer, written.last_use) == (0, 0, 0, 1)
+    assert written.start == read.start
 
 
 def test_an_answer_may_stand_where_something_was_wiped_in_the_same_layer():

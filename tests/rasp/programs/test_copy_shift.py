@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from loopinterp.rasp import get_program
+from loopinterp.rasp.programs.answer_places import BEFORE
 from loopinterp.tasks import Copy
 
 
@@ -17,6 +18,7 @@ def test_symbols_move_one_position_a_loop_until_they_are_where_they_belong():
         length = int(n[row])
         for t in range(13):
             moved = min(t, length)
+            assert (trace.variables["left"][t, row, : length + 1] == BEFORE).all()
             for pos in range(length + 1, len(symbols)):
                 assert trace.variables["symbol"][t, row, pos] == symbols[pos - moved]
                 assert trace.variables["left"][t, row, pos] == length - moved
