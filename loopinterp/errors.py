@@ -21,7 +21,7 @@ MOST_LOOPS = 100_000
 """Loops of one run: more are taken for a slip."""
 
 _LONGEST = 400
-"""Characters of what was given that a message repeats."""
+"""Characters of a user's own words that a message repeats."""
 
 
 class InputError(ValueError):
@@ -39,10 +39,14 @@ class InputError(ValueError):
     """
 
     def __init__(self, what: str, *, expected: str, given: str, fix: str) -> None:
-        if len(given) > _LONGEST:
-            given = f"{given[:_LONGEST]}… ({len(given)} characters)"
+        what, given, fix = _cut(what), _cut(given), _cut(fix)
         self.what, self.expected, self.given, self.fix = what, expected, given, fix
         super().__init__(f"{what}: expected {expected}, got {given}. {fix}")
+
+
+def _cut(text: str) -> str:
+    """Text that may repeat what somebody gave, however long that is."""
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}… ({len(text)} characters)"
 
 
 class ConfigError(InputError):

@@ -32,6 +32,14 @@ def test_every_kind_is_an_input_error_and_a_value_error(kind: type[InputError]) 
     assert isinstance(error, ValueError)
 
 
+def test_a_message_is_no_longer_for_a_longer_name() -> None:
+    def said(n: int) -> str:
+        return str(InputError("n" * n, expected="a run", given="g" * n, fix="Train " + "n" * n))
+
+    assert len(said(10**6)) < 1500
+    assert said(3) == "nnn: expected a run, got ggg. Train nnn"
+
+
 def test_the_nearest_known_name_is_suggested() -> None:
     error = unknown_name("hook", "hook_resid_pots", ["hook_resid_post", "hook_z"], HookError)
     assert isinstance(error, HookError)
