@@ -73,9 +73,9 @@ def train(
         _check_claim(folder, config, resume)  # again: another may have begun, and ended, meanwhile
         if not (folder / CONFIG).exists():
             write_json(folder / CONFIG, config.to_dict())
+        seconds = _restore(run, trainer)  # refuses a checkpoint of another configuration
         # Known from the start, so that the weights that follow can be read from their first moment.
         write_json(folder / MODEL / "config.json", config.model.to_dict())
-        seconds = _restore(run, trainer)
         _truncate_metrics(folder / METRICS, trainer.steps_done, config.log_every)
         _fit(run, trainer, seconds, progress)
         # A kill between the last checkpoint and its model would leave the older model.

@@ -387,6 +387,17 @@ def test_files_of_another_run_are_refused(tiny: TrainingConfig, copy: Path, tmp_
         train(tiny, copy, progress=False)
 
 
+def test_a_refused_run_keeps_the_configuration_of_its_weights(
+    tiny: TrainingConfig, copy: Path
+) -> None:
+    changed = tiny.replace(model=tiny.model.replace(init_std=0.5))
+    write_json(copy / "config.json", changed.to_dict())
+    before = (copy / "model/config.json").read_bytes()
+    with pytest.raises(CheckpointError, match="that of another configuration"):
+        train(changed, copy, progress=False)
+    assert (copy / "model/config.json").read_bytes() == before
+
+
 def test_a_safetensors_file_of_another_kind_is_refused(tiny: TrainingConfig, copy: Path) -> None:
     shutil.copy(copy / "model/model.safetensors", copy / CHECKPOINT)
     with pytest.raises(CheckpointError, match="of another kind"):
