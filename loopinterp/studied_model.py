@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from loopinterp.results import Result
     from loopinterp.saved_results import Owner
     from loopinterp.tasks import Batch, Task
+    from loopinterp.training import Run
 
 RESULTS = "results"
 """The folder of saved results inside a run."""
@@ -137,7 +138,8 @@ def open_run(folder: str | Path, *, seed: int = 0, device: str = "auto") -> Stud
     from loopinterp.training.run import CONFIG
 
     check_seed(seed)
-    model, run = load(folder, device=device), Run.load(folder)
+    run = Run.load(folder)
+    model = _ready(run, device)
     # Of the weights that were read, not of the file, which a training may replace at any time.
     weights = digest_tensors(own_weights(model))
     return StudiedModel(
@@ -166,9 +168,14 @@ def load(folder: str | Path, *, device: str = "cpu") -> LoopedTransformer:
         InputError: If the device is not there.
     """
     from loopinterp.training import Run
+
+    return _ready(Run.load(folder), device)
+
+
+def _ready(run: Run, device: str) -> LoopedTransformer:
+    """The model of a run, on a device, with its task."""
     from loopinterp.training.device import resolve_device
 
-    run = Run.load(folder)
     model = run.model(resolve_device(device)).eval()
     model.task = run.task()
     return model
