@@ -180,5 +180,11 @@ def test_a_batch_is_taken_as_it_is_and_takes_no_length() -> None:
 
 def test_several_lengths_are_drawn_one_batch_each() -> None:
     assert [int(b.n[0]) for b in as_batches(Addition(), n=[3, 5], batch_size=2)] == [3, 5]
-    with pytest.raises(InputError, match="an empty list"):
-        as_batches([])
+    for data, n in (([], None), (Addition(), [])):
+        with pytest.raises(InputError, match="an empty list"):
+            as_batches(data, n=n)
+
+
+def test_tasks_in_a_list_are_drawn_with_the_seed() -> None:
+    alone, (listed,) = as_batch(Addition(), seed=3), as_batches([Addition()], seed=3)
+    assert torch.equal(alone.inputs, listed.inputs)

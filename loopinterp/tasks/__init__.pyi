@@ -6,7 +6,6 @@ from .bit_prompts import Copy as Copy
 from .bit_prompts import Parity as Parity
 from .examples_in_words import InWords as InWords
 from .full_output import FullOutput as FullOutput
-from .multiplication import Multiplication as Multiplication
 from .prefix_sum import PrefixSum as PrefixSum
 from .study_data import as_batch as as_batch
 from .task import IGNORE as IGNORE
@@ -15,5 +14,6 @@ from .task import Task as Task
 from .task_registry import get_task as get_task
 from .task_registry import list_tasks as list_tasks
 from .task_registry import register_task as register_task
-from .token_addition import TokenAddition as TokenAddition
+from .token_arithmetic import Multiplication as Multiplication
+from .token_arithmetic import TokenAddition as TokenAddition
 from .unique_set import UniqueSet as UniqueSet

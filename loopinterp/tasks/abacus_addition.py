@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
+from torch.nn.functional import pad
 
-from loopinterp.errors import InputError
 from loopinterp.settings import settings
 from loopinterp.tasks.examples_in_words import spell, until
-from loopinterp.tasks.full_output import answer_from, place_of
+from loopinterp.tasks.full_output import answer_from, place_of, split_at
 from loopinterp.tasks.integers import carry_over, check_pairs, operand_digits
-from loopinterp.tasks.rows import cut, join, same
+from loopinterp.tasks.rows import join, same
 from loopinterp.tasks.sampling import (
     Sampler,
     check_digits,
@@ -127,16 +127,8 @@ class AbacusAddition(Sampler):
             InputError: the inputs are not tokens of this task, or lack an operand or the ``=``.
         """
         tokens = check_tokens(inputs, len(ALPHABET))
-        plus, equals = (place_of(symbol, tokens, self.name) for symbol in (PLUS, EQUALS))
-        n_a, n_b = plus, equals - plus - 1
-        if not bool(((n_a > 0) & (n_b > 0)).all()):
-            raise InputError(
-                "inputs of task abacus_addition",
-                expected="a digit on both sides of the '+', and the '=' after it",
-                given="a row without",
-                fix="Pass the tokens of a batch of this task.",
-            )
-        total, length = _sum(cut(tokens, plus * 0, n_a), cut(tokens, plus + 1, n_b), n_a, n_b)
+        equals = place_of(EQUALS, tokens, self.name, "'='")
+        total, length = _sum(*split_at(PLUS, tokens, equals, self.name))
         place, answer = answer_from(equals, total, length, width=tokens.shape[1], end=END)
         return answer.masked_fill(place > length[:, None], IGNORE)
 
@@ -165,9 +157,9 @@ class AbacusAddition(Sampler):
 def _sum(a: Tensor, b: Tensor, n_a: Tensor, n_b: Tensor) -> tuple[Tensor, Tensor]:
     """Digits of the sums [batch, width], and how many of each count."""
     n = torch.maximum(n_a, n_b)
-    columns = a.new_zeros((len(a), int(n.max()) + 1))
-    for digits, length in ((a, n_a), (b, n_b)):
-        used = min(digits.shape[1], columns.shape[1])
-        columns[:, :used] += (digits * inside(length, digits.shape[1]))[:, :used]
-    total = carry_over(columns, 10)
+    width = int(n.max()) + 1
+    a, b = (
+        pad(x * inside(k, x.shape[1]), (0, width - x.shape[1])) for x, k in ((a, n_a), (b, n_b))
+    )
+    total = carry_over(a + b, 10)
     return total, n + (total.gather(1, n[:, None])[:, 0] > 0)

@@ -20,10 +20,9 @@ from loopinterp.tasks.sampling import (
     check_tokens,
     choice,
     coins,
-    inputs_of,
     inside,
 )
-from loopinterp.tasks.task import IGNORE, Batch
+from loopinterp.tasks.task import IGNORE, Batch, inputs_of
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int

@@ -8,7 +8,6 @@ import torch
 
 from loopinterp.settings import settings
 from loopinterp.tasks.full_output import FullOutput
-from loopinterp.tasks.rows import cut
 from loopinterp.tasks.sampling import check_digits, random_bits
 from loopinterp.tasks.task import Batch
 
@@ -44,11 +43,6 @@ class BitPrompt(FullOutput):
     def _draw(self, kind: str, n: Tensor, generator: torch.Generator) -> Batch:
         return self.from_bits(random_bits(kind, len(n), int(n.max()), generator), n)
 
-    @staticmethod
-    def _bits(tokens: Tensor, equals: Tensor) -> Tensor:
-        """The bits of the prompts, and 0 where a row has fewer than the longest."""
-        return cut(tokens, torch.ones_like(equals), equals - 1)
-
 
 @settings
 class Copy(BitPrompt):
@@ -68,8 +62,8 @@ class Copy(BitPrompt):
     def describe(self) -> str:
         return "The n bits again, answered from the '=' sign on and closed by EOS."
 
-    def _solve(self, tokens: Tensor, equals: Tensor) -> tuple[Tensor, Tensor]:
-        return self._bits(tokens, equals), equals - 1
+    def _solve(self, prompt: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
+        return prompt, n
 
 
 @settings
@@ -95,9 +89,8 @@ class Parity(BitPrompt):
     def describe(self) -> str:
         return "Parity of n bits, answered at the '=' sign and closed by EOS."
 
-    def _solve(self, tokens: Tensor, equals: Tensor) -> tuple[Tensor, Tensor]:
-        ones = (self._bits(tokens, equals) == 1).sum(dim=1, keepdim=True)
-        return ones % 2, torch.ones_like(equals)
+    def _solve(self, prompt: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
+        return (prompt == 1).sum(dim=1, keepdim=True) % 2, torch.ones_like(n)
 
 
 @settings
@@ -125,8 +118,8 @@ class BinarySum(BitPrompt):
     def describe(self) -> str:
         return "How many of n bits are ones, in binary, from the '=' sign on and closed by EOS."
 
-    def _solve(self, tokens: Tensor, equals: Tensor) -> tuple[Tensor, Tensor]:
-        ones = (self._bits(tokens, equals) == 1).sum(dim=1)
-        place = torch.arange(max(int(ones.max()).bit_length(), 1), device=tokens.device)
+    def _solve(self, prompt: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
+        ones = (prompt == 1).sum(dim=1)
+        place = torch.arange(max(int(ones.max()).bit_length(), 1), device=prompt.device)
         shifted = ones[:, None] >> place
         return shifted & 1, (shifted > 0).sum(dim=1).clamp(min=1)

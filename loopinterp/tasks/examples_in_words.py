@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from loopinterp.errors import InputError, check_integer
-from loopinterp.tasks.task import IGNORE, Batch
+from loopinterp.tasks.task import IGNORE, Batch, inputs_of
 
 if TYPE_CHECKING:
     from jaxtyping import Int
@@ -52,11 +52,11 @@ class InWords:
             >>> task.decode(batch), task.decode(batch.inputs)
             (['1011 + 0110 = 10001'], ['1011 + 0110 ='])
         """
-        given = isinstance(inputs, Batch)
-        rows = inputs.inputs if isinstance(inputs, Batch) else inputs
+        batch = inputs if isinstance(inputs, Batch) else None
+        rows = inputs_of(inputs)
         right = self.targets(rows)  # refuses what is not of this task
-        if answers is None and isinstance(inputs, Batch):
-            answers = inputs.targets
+        if answers is None and batch is not None:
+            answers = batch.targets
         if answers is not None and answers.shape != right.shape:
             raise InputError(
                 "answers",
@@ -65,7 +65,7 @@ class InWords:
                 fix="Pass e.g. logits.argmax(-1).",
             )
         # Of a batch it is known where an example ends; padded features do not show it.
-        ends = [self.n_positions(int(n)) for n in inputs.n] if given else [None] * len(rows)
+        ends = [self.n_positions(n) for n in batch.n.tolist()] if batch else [None] * len(rows)
         said = [None] * len(rows) if answers is None else answers.tolist()
         return [
             self.say(row[:end], answer and answer[:end])

@@ -14,7 +14,7 @@ import torch
 
 from loopinterp.errors import InputError
 from loopinterp.tasks.examples_in_words import spell, until
-from loopinterp.tasks.rows import join, same
+from loopinterp.tasks.rows import cut, join, same
 from loopinterp.tasks.sampling import Sampler, check_length, check_tokens
 from loopinterp.tasks.task import IGNORE, Batch
 
@@ -69,8 +69,11 @@ class FullOutput(Sampler):
         return f"{said} {spell(answer, words, separator=space, turned=turned['answer'])}"
 
     @abstractmethod
-    def _solve(self, tokens: Tensor, equals: Tensor) -> tuple[Tensor, Tensor]:
-        """The answers [batch, width], and how many columns of each count."""
+    def _solve(self, prompt: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
+        """The answers [batch, width], and how many columns of each count.
+
+        Of the prompts [batch, width] the first ``n`` symbols of each row count; the rest are 0.
+        """
 
     @property
     def d_vocab(self) -> int:
@@ -91,12 +94,16 @@ class FullOutput(Sampler):
         """The exact answer to given inputs: from ``=`` on, then EOS; ``IGNORE`` before ``=``.
 
         Raises:
-            InputError: the inputs are not tokens of this task, or lack their one ``=``.
+            InputError: the inputs are not tokens of this task, or lack a prompt or their one ``=``.
         """
         tokens = check_tokens(inputs, self.d_vocab)
         equals = place_of(self.equals, tokens, self.name, "'='")
+        n = equals - 1
+        if not bool((n > 0).all()):
+            raise _malformed(self.name, "a prompt between BOS and the '='")
+        answer, length = self._solve(cut(tokens, torch.ones_like(n), n), n)
         end, width = self.n_answer_symbols, tokens.shape[1]
-        return answer_from(equals, *self._solve(tokens, equals), width=width, end=end)[1]
+        return answer_from(equals, answer, length, width=width, end=end)[1]
 
     def _batch(
         self,
@@ -121,13 +128,37 @@ def place_of(
     """
     found = tokens == symbol
     if not bool((found.sum(dim=1) == 1).all()):
-        raise InputError(
-            f"inputs of task {task}",
-            expected=f"one {what} (token {symbol}) in every row",
-            given="a row with none or several",
-            fix="Pass the tokens of a batch of this task.",
-        )
+        raise _malformed(task, f"one {what} (token {symbol})")
     return found.long().argmax(dim=1)
+
+
+def split_at(
+    symbol: int, prompt: Int[Tensor, "batch pos"], n: Int[Tensor, " batch"], task: str
+) -> tuple[
+    Int[Tensor, "batch width_a"],
+    Int[Tensor, "batch width_b"],
+    Int[Tensor, " batch"],
+    Int[Tensor, " batch"],
+]:
+    """The operands before and after the one operator of a prompt of ``n`` symbols; their lengths.
+
+    Raises:
+        InputError: a row has no operator, several, or not a digit on both sides of it.
+    """
+    place = place_of(symbol, prompt, task)
+    n_b = n - place - 1
+    if not bool(((place > 0) & (n_b > 0)).all()):
+        raise _malformed(task, "a digit on both sides of the operator, and then the '='")
+    return cut(prompt, torch.zeros_like(n), place), cut(prompt, place + 1, n_b), place, n_b
+
+
+def _malformed(task: str, expected: str) -> InputError:
+    return InputError(
+        f"inputs of task {task}",
+        expected=f"{expected} in every row",
+        given="a row without",
+        fix="Pass the tokens of a batch of this task.",
+    )
 
 
 def answer_from(

@@ -11,7 +11,7 @@ import torch
 from loopinterp.errors import InputError, check_choice, check_integer
 from loopinterp.settings import Settings
 from loopinterp.tasks.examples_in_words import InWords
-from loopinterp.tasks.task import Batch
+from loopinterp.tasks.task import Batch, inputs_of
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int
@@ -194,11 +194,6 @@ def choice(values: Sequence[float], shape: Sequence[int], generator: torch.Gener
     """Values drawn uniformly from a list."""
     index = integers(0, len(values), shape, generator)
     return torch.tensor(values, device=generator.device)[index]
-
-
-def inputs_of(inputs: Batch | Tensor) -> Tensor:
-    """The inputs of a batch, or what was given in its place."""
-    return inputs.inputs if isinstance(inputs, Batch) else inputs
 
 
 def check_tokens(inputs: Batch | Tensor, d_vocab: int, what: str = "inputs") -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
@@ -52,12 +52,8 @@ def as_batch(
         length = LENGTH if n is None else n
         return data.sample(length, batch_size=size, generator=generator).to(device)
     if not isinstance(data, Batch):
-        raise InputError(
-            "data",
-            expected="a Batch, or a task to draw one from",
-            given=_kind(data),
-            fix=_fix(data),
-        )
+        expected = "a Batch, or a task to draw one from"
+        raise InputError("data", expected=expected, given=_kind(data), fix=_fix(data))
     for name, value in (("n", n), ("batch_size", batch_size)):
         if value is not None:
             raise InputError(
@@ -76,19 +72,18 @@ def as_batches(
     batch_size: int | None = None,
     seed: int = 0,
 ) -> list[Batch]:
-    """One batch or several; from a task, one of each length in ``n``. See :func:`as_batch`.
+    """One batch or several; from each task, one of each length in ``n``. See :func:`as_batch`.
 
     Raises:
-        InputError: as :func:`as_batch`, or an empty list.
+        InputError: as :func:`as_batch`, or an empty list of batches or of lengths.
     """
-    if isinstance(data, (list, tuple)):
-        if not data:
-            raise InputError(
-                "data", expected="a Batch, or a list of them", given="an empty list", fix=_fix(data)
-            )
-        return [as_batch(one, n=n, batch_size=batch_size) for one in data]  # type: ignore[arg-type]
+    several = data if isinstance(data, (list, tuple)) else [data]
     each = n if isinstance(n, (list, tuple, range)) else [n]
-    return [as_batch(data, n=k, batch_size=batch_size, seed=seed) for k in each]  # type: ignore[arg-type]
+    if not several or not each:
+        expected = "a Batch or a task, or a list of them; with a task, a length n or a list of them"
+        raise InputError("data", expected=expected, given="an empty list", fix=_fix(data))
+    drawn: Any = [{"n": k, "batch_size": batch_size, "seed": seed} for k in each]
+    return [as_batch(one, **options) for one in several for options in drawn]
 
 
 def inputs_and_loops(

@@ -49,6 +49,11 @@ class Batch(ShortRepr):
         return Batch(self.inputs[index], self.targets[index], self.n[index], self.n_loops[index])
 
 
+def inputs_of(inputs: Batch | Tensor) -> Tensor:
+    """The inputs of a batch, or what was given in its place."""
+    return inputs.inputs if isinstance(inputs, Batch) else inputs
+
+
 @runtime_checkable
 class Task(Protocol):
     """The protocol every task meets. Tasks are frozen dataclasses; they hold no tensors.

@@ -9,10 +9,9 @@ from loopinterp.errors import ConfigError, InputError, unknown_name
 from loopinterp.tasks.abacus_addition import AbacusAddition
 from loopinterp.tasks.addition import Addition
 from loopinterp.tasks.bit_prompts import BinarySum, Copy, Parity
-from loopinterp.tasks.multiplication import Multiplication
 from loopinterp.tasks.prefix_sum import PrefixSum
 from loopinterp.tasks.task import Task
-from loopinterp.tasks.token_addition import TokenAddition
+from loopinterp.tasks.token_arithmetic import Multiplication, TokenAddition
 from loopinterp.tasks.unique_set import UniqueSet
 
 _BUILT_IN = (

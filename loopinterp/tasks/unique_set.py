@@ -9,7 +9,6 @@ from pydantic import PositiveInt
 
 from loopinterp.settings import settings
 from loopinterp.tasks.full_output import FullOutput
-from loopinterp.tasks.rows import cut
 from loopinterp.tasks.sampling import check_digits, inside, integers
 from loopinterp.tasks.task import Batch
 
@@ -83,9 +82,7 @@ class UniqueSet(FullOutput):
             drawn = order[:, column]
         return self.from_symbols(drawn, n)
 
-    def _solve(self, tokens: Tensor, equals: Tensor) -> tuple[Tensor, Tensor]:
-        n = equals - 1
-        prompt = cut(tokens, equals * 0 + 1, n)
+    def _solve(self, prompt: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
         same = (prompt[:, :, None] == prompt[:, None, :]).tril(diagonal=-1)
         new = ~same.any(dim=2) & inside(n, prompt.shape[1])
         # New symbols come first, each in its order.

@@ -100,7 +100,7 @@ def test_the_answer_follows_from_the_operands_whatever_stands_after_the_equals_s
         (lambda: TASK.encode(7), "at least one pair .* got 7"),  # type: ignore
         (lambda: TASK.encode([(-1, 3)]), "operand: expected an integer"),
         (lambda: TASK.encode([(1, "5")]), "operand: expected an integer"),  # type: ignore
-        (lambda: TASK.targets(torch.tensor([[1, 11, 2]])), r"operator \(token 13\)"),
+        (lambda: TASK.targets(torch.tensor([[1, 11, 2]])), r"'=' \(token 13\)"),
         (lambda: TASK.targets(torch.tensor([[1, 13, 2]])), r"operator \(token 11\)"),
         (lambda: TASK.targets(torch.tensor([[11, 2, 13]])), "a digit on both sides"),
         (lambda: TASK.targets(torch.tensor([[2, 13, 11]])), "a digit on both sides"),

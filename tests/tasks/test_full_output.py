@@ -168,7 +168,13 @@ def test_only_the_first_bits_of_a_first_factor_count():
         (lambda: Copy().targets(torch.tensor([[4, 0, 1]])), r"one '=' \(token 2\)"),
         (lambda: Copy().targets(torch.tensor([[4, 2, 2]])), r"one '=' \(token 2\)"),
         (lambda: Copy().targets(torch.tensor([[5, 2, 2]])), r"tokens in 0\.\.4"),
+        (lambda: Copy().targets(torch.tensor([[4, 2, 3]])), "a prompt between BOS and the '='"),
+        (lambda: Parity().targets(torch.tensor([[2, 0, 3]])), "a prompt between BOS and the '='"),
         (lambda: TokenAddition().targets(torch.tensor([[5, 0, 0, 3]])), r"operator \(token 2\)"),
+        (lambda: TokenAddition().targets(torch.tensor([[5, 0, 2, 3]])), "digit on both sides"),
+        (lambda: TokenAddition().targets(torch.tensor([[5, 1, 0, 2, 1, 3]])), "the same length"),
+        (lambda: Multiplication().targets(torch.tensor([[5, 2, 1, 3]])), "digit on both sides"),
+        (lambda: Multiplication().targets(torch.tensor([[5, 0, 3, 2]])), r"operator \(token 2\)"),
     ],
 )
 def test_bad_inputs_are_refused(attempt, message):
