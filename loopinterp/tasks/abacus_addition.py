@@ -83,13 +83,7 @@ class AbacusAddition(Sampler):
         n_a: Int[Tensor, " batch"],
         n_b: Int[Tensor, " batch"],
     ) -> Batch:
-        """The batch of given operands.
-
-        Args:
-            a: Digits of the first operands, least significant first.
-            b: Digits of the second operands.
-            n_a: How many digits of each row of ``a`` count.
-            n_b: How many digits of each row of ``b`` count.
+        """The batch of given digits, least significant first, of which ``n_a`` and ``n_b`` count.
 
         Raises:
             InputError: they are no digits, or a length does not fit.

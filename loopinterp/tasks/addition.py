@@ -104,12 +104,7 @@ class Addition(Sampler):
     def from_bits(
         self, a: Int[Tensor, "batch width"], b: Int[Tensor, "batch width"], n: Int[Tensor, " batch"]
     ) -> Batch:
-        """The batch of given operands.
-
-        Args:
-            a: Bits of the first operands [batch, width], least significant first.
-            b: Bits of the second operands, same shape.
-            n: Length of each example, at most ``width``; what lies beyond is padding.
+        """The batch of given bits, least significant first; the first ``n`` of each row count.
 
         Raises:
             InputError: the shapes or dtypes do not match, or a value is not a bit.
@@ -174,10 +169,7 @@ class Addition(Sampler):
         return carries.carry_in(*self.operands(inputs))
 
     def chain_length(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
-        """Consecutive propagating positions that end at each one (feeding its carry OUT).
-
-        0 where the position does not propagate, so where it decides its own carry.
-        """
+        """Consecutive propagating positions that end at each one; 0 where it decides its carry."""
         return carries.chain_length(*self.operands(inputs))
 
     def chain_length_in(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
@@ -222,11 +214,7 @@ def draw_bits(
 
 
 def check_operands(a: Tensor, b: Tensor, n: Tensor) -> None:
-    """Check that two operands are bits [batch, width] of which the first ``n`` of a row count.
-
-    Raises:
-        InputError: they are not.
-    """
+    """Raise unless two operands are bits [batch, width], the first ``n`` of each row counting."""
     check_digits(a, n, 2, "bits a")
     check_tokens(b, 2, "bits b")
     if a.shape != b.shape:

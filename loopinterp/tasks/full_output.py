@@ -121,11 +121,7 @@ class FullOutput(Sampler):
 def place_of(
     symbol: int, tokens: Int[Tensor, "batch pos"], task: str, what: str = "operator"
 ) -> Int[Tensor, " batch"]:
-    """Where each row has its one ``symbol``.
-
-    Raises:
-        InputError: a row has none, or several.
-    """
+    """Where each row has its ``symbol``, of which it must have one."""
     found = tokens == symbol
     if not bool((found.sum(dim=1) == 1).all()):
         raise _malformed(task, f"one {what} (token {symbol})")
@@ -142,8 +138,7 @@ def split_at(
 ]:
     """The operands before and after the one operator of a prompt of ``n`` symbols; their lengths.
 
-    Raises:
-        InputError: a row has no operator, several, or not a digit on both sides of it.
+    Raises where a row has no operator, several, or not a digit on both sides of it.
     """
     place = place_of(symbol, prompt, task)
     n_b = n - place - 1

@@ -34,15 +34,7 @@ def operand_digits(
 
 
 def check_pairs(operands: Iterable[Any]) -> list[tuple[int, int]]:
-    """The operands as a list of pairs; a tuple, a row of an array or a list may be one.
-
-    Raises:
-        InputError: there are none, or something else is among them.
-
-    Example:
-        >>> check_pairs([[3, 5]])
-        [(3, 5)]
-    """
+    """The operands as a list of pairs, which they must be: tuples, lists or rows of an array."""
     try:
         pairs = [(a, b) for a, b in operands]
     except (TypeError, ValueError):  # not a sequence, or not of pairs
@@ -61,15 +53,7 @@ def _to_digits(numbers: Sequence[int], n: int, base: int) -> Tensor:
     most = base ** check_length(n) - 1
     fix = f"It must fit in {n} digits to base {base}: pass a larger n, or a smaller number."
     integers = [check_integer("operand", x, least=0, most=most, fix=fix) for x in numbers]
-    return torch.tensor([_digits(x, n, base) for x in integers])
-
-
-def _digits(x: int, n: int, base: int) -> list[int]:
-    out = []
-    for _ in range(n):
-        x, digit = divmod(x, base)
-        out.append(digit)
-    return out
+    return torch.tensor([[x // base**k % base for k in range(n)] for x in integers])
 
 
 def carry_over(columns: Int[Tensor, "batch width"], base: int) -> Int[Tensor, "batch width"]:

@@ -60,11 +60,7 @@ class Sampler(Settings, InWords, ABC):
 
 
 def check_length(n: int) -> int:
-    """Return ``n`` if it is a problem length (an integer of at least 1).
-
-    Raises:
-        InputError: it is not.
-    """
+    """Return ``n``; raise unless it is a problem length, an integer of at least 1."""
     fix = "Pass a problem length, e.g. n=8."
     return check_integer("n", n, least=1, far=MOST_TOKENS, fix=fix)
 
@@ -74,17 +70,7 @@ MOST_TOKENS, MOST_STEPS = 2**27, 10**11
 
 
 def check_size(task: Task, n: int, n_examples: int, what: str) -> None:
-    """Raise unless so many examples of a length can be drawn, and run to T(n).
-
-    Args:
-        task: The task.
-        n: Problem length.
-        n_examples: How many are drawn at once.
-        what: What to name in the error.
-
-    Raises:
-        InputError: they are far too many, or far too long.
-    """
+    """Raise unless so many examples of a length can be drawn at once, and run to T(n)."""
     positions = n_examples * task.n_positions(n)
     steps = positions * max(task.n_loops(n), 1)
     if positions > MOST_TOKENS or steps > MOST_STEPS:
@@ -100,12 +86,7 @@ def check_size(task: Task, n: int, n_examples: int, what: str) -> None:
 def lengths(
     n: int | Int[Tensor, " batch"], *, batch_size: int | None, generator: torch.Generator
 ) -> Int[Tensor, " batch"]:
-    """The length of each example, on the generator's device.
-
-    Args:
-        n: One length for all (then ``batch_size`` is needed), or a tensor [batch].
-        batch_size: Number of examples; with a tensor ``n``, omitted or its length.
-        generator: Its device is where the examples are drawn.
+    """The length of each example, on the generator's device: the arguments of :meth:`Task.sample`.
 
     Raises:
         InputError: a length below 1, a wrong dtype, shape or device, or no batch size.
@@ -151,11 +132,7 @@ def lengths(
 
 
 def pick_distribution(task: Task | Sampler, distribution: str | None) -> str:
-    """The named distribution of a task, or its first one.
-
-    Raises:
-        InputError: the task has no such distribution.
-    """
+    """The named distribution of a task, which must have it, or its first one."""
     if distribution is None:
         return task.distributions[0]
     return check_choice(f"distribution of task {task.name}", distribution, task.distributions)
@@ -197,11 +174,7 @@ def choice(values: Sequence[float], shape: Sequence[int], generator: torch.Gener
 
 
 def check_tokens(inputs: Batch | Tensor, d_vocab: int, what: str = "inputs") -> Tensor:
-    """Return the inputs if they are tokens [batch, pos] of a vocabulary of ``d_vocab``.
-
-    Raises:
-        InputError: wrong dtype, shape or range.
-    """
+    """Return the inputs; raise unless they are tokens [batch, pos] in ``0 .. d_vocab - 1``."""
     tokens = inputs_of(inputs)
     whole = isinstance(tokens, torch.Tensor) and tokens.dtype == torch.int64 and tokens.ndim == 2
     if not whole or (tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < d_vocab):
@@ -215,11 +188,7 @@ def check_tokens(inputs: Batch | Tensor, d_vocab: int, what: str = "inputs") -> 
 
 
 def check_digits(digits: Tensor, n: Tensor, base: int, what: str) -> None:
-    """Check for digits [batch, width] to a base, of which the first ``n`` [batch] of a row count.
-
-    Raises:
-        InputError: wrong dtype or shape, no digit, or a length outside 1..width.
-    """
+    """Raise unless they are digits [batch, width], the first ``n`` [batch] of which count."""
     rows, width = check_tokens(digits, base, what).shape
     whole = isinstance(n, torch.Tensor) and n.dtype == torch.int64 and n.shape == (rows,)
     if not whole or (rows and not 1 <= int(n.min()) <= int(n.max()) <= width):

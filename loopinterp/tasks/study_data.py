@@ -108,11 +108,7 @@ def inputs_and_loops(
 
 
 def need_task(task: object) -> None:
-    """Raise unless something is a task.
-
-    Raises:
-        InputError: it is none.
-    """
+    """Raise unless something is a task."""
     if not _is_task(task):
         raise InputError("task", expected="a task", given=_kind(task), fix=_fix(task))
 

@@ -164,11 +164,7 @@ class Multiplication(FullOutput):
     ) -> Batch:
         """The batch of given bits, least significant first.
 
-        Args:
-            a: Bits of the first factors; the first ``m`` of each row count.
-            b: Bits of the second factors; the first ``n`` of each row count.
-            m: Length of each first factor, at most the task's ``m``.
-            n: Length of each second factor.
+        Of each row the first ``m`` bits of ``a`` count, at most the task's, and ``n`` of ``b``.
 
         Raises:
             InputError: they are no bits, or a length does not fit.
