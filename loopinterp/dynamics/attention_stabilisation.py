@@ -53,12 +53,13 @@ class AttentionStabilisationResult(Result, kind="attention-stabilisation"):
         return self.data.sizes["loop"]
 
     def frozen_at(self) -> xr.DataArray:
-        """First loop from which a head's mean change stays under 5% of its largest, [layer, head].
+        """First loop from which a head's mean change is at most 5% of its largest, [layer, head].
 
-        To the end of the run; -1 where there is no such loop.
+        To the end of the run; -1 where there is no such loop. A head that never changes is frozen
+        from loop 1 on.
         """
         mean = self.data["change"].mean("batch").sel(loop=slice(1, None))
-        moving = ~(mean < FROZEN * mean.max("loop"))
+        moving = mean > FROZEN * mean.max("loop")
         last = (moving * mean["loop"]).max("loop")
         return (last + 1).where(last < self.n_loops - 1, -1)
 

@@ -24,7 +24,7 @@ def _(result: AttentionStabilisationResult) -> list[Finding]:
     rest = f"; {still} do not" if still else ""
     text = (
         f"{len(times)} of {len(frozen)} heads freeze by {span}: from there to the end of the run "
-        f"({result.n_loops} loops) their pattern changes by less than {percent(FROZEN)} of its "
+        f"({result.n_loops} loops) their pattern changes by at most {percent(FROZEN)} of its "
         f"largest change{rest}."
     )
     return [Finding(text, value=f"frozen by {span}")]

@@ -313,4 +313,4 @@ def _from_loop(values: Tensor, first: int) -> Tensor:
 
 def _mean(values: Tensor, counted: Tensor) -> Tensor:
     """Mean over the counted positions of each example."""
-    return (values * counted).sum(dim=1) / counted.sum(dim=1)
+    return torch.where(counted, values, 0).sum(dim=1) / counted.sum(dim=1)

@@ -145,6 +145,6 @@ def _follow(
         moved = torch.full_like(share, float("nan"))
         if before is not None:
             moved = relative_residual(torch.stack([before, h]), allow_nonfinite=True)[0]
-        residual.append((moved * share).sum(dim=1))
+        residual.append(torch.where(asked, moved * share, 0).sum(dim=1))
         before = h
     return (torch.stack(exact).bool(), torch.stack(accuracy).float(), torch.stack(residual).float())

@@ -58,7 +58,12 @@ def relative_residual(
     order = 2 if norm == "2" else float("inf")
     update = torch.linalg.vector_norm(states[1:] - states[:-1], ord=order, dim=-1)
     size = torch.linalg.vector_norm(states[1:], ord=order, dim=-1)
-    return torch.where(update == 0, update, update / size)
+    return share_of_size(update, size)
+
+
+def share_of_size(part: Float[Tensor, "*part"], size: Float[Tensor, "*#part"]) -> Tensor:
+    """A length over that of a state: 0 where both are 0, infinity where only the state's is."""
+    return torch.where(part == 0, part, part / size)
 
 
 def distance_to_limit(
@@ -73,7 +78,7 @@ def distance_to_limit(
     Args:
         states: States after 0..T loops.
         limit: :math:`h^*`, from :func:`find_fixed_point` or a late loop; ``[..., d_model]``.
-        relative: Divide by :math:`\|h^*\|`.
+        relative: Divide by :math:`\|h^*\|`. To a limit at zero that is infinity, and 0 there.
         allow_nonfinite: Let NaN and infinity through.
 
     Raises:
@@ -82,7 +87,7 @@ def distance_to_limit(
     check_states(states, at_least=1, allow_nonfinite=allow_nonfinite)
     check_shape(limit, states[0], "limit", fix="Pass the fixed point of the same batch.")
     distance = (states - limit).norm(dim=-1)
-    return distance / limit.norm(dim=-1) if relative else distance
+    return share_of_size(distance, limit.norm(dim=-1)) if relative else distance
 
 
 def update_cosine(

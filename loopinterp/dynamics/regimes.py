@@ -123,10 +123,21 @@ def classify_regimes(
     late = torch.where(finite[:, None], late, 0).double()
     largest = late.abs().amax(dim=(0, 2)).clamp_min(torch.finfo(torch.float64).tiny)
     late = late / largest[:, None]
-    growth, fit = _growth(late)
-    straightness = _straightness(late)
-    fixed = _settles(late, growth, fit, straightness, criteria)
-    diverges = _diverges(late, growth, fit, criteria)
+    update, size = (late[1:] - late[:-1]).norm(dim=-1), late.norm(dim=-1)
+    growth, fit = _growth(update)
+    # Net displacement over path length: 1 for a straight path, 0 for a return.
+    path = update.sum(dim=0)
+    straightness = (late[-1] - late[0]).norm(dim=-1) / torch.where(path > 0, path, 1)
+    grown = growth ** len(update)  # over the window
+    larger = size[-1] > criteria.divergence * size[0]
+    diverges = larger & (grown > criteria.divergence) & (fit > 0.5)
+
+    at_rest = update[-1] <= criteria.at_rest * size[-1]
+    to_go = update[-1] * growth / (1 - growth).clamp_min(1e-12)
+    near = (growth < 1) & (fit > 0.5) & (to_go <= criteria.to_go * size[-1])
+    # Over the window the updates of a spiral must fall by a fifth, and do so evenly.
+    spiral = (grown < 0.8) & (fit > 0.9) & (straightness < criteria.straight)
+    fixed = at_rest | near | spiral
 
     regime = torch.full(finite.shape, int(Regime.FIXED_POINT), device=late.device)
     period = torch.full_like(growth, float("nan"))
@@ -150,31 +161,8 @@ def _motion(late: Tensor, straightness: Tensor, criteria: RegimeCriteria) -> tup
     return regime, period
 
 
-def _settles(
-    late: Tensor, growth: Tensor, fit: Tensor, straightness: Tensor, criteria: RegimeCriteria
-) -> Tensor:
-    """At rest; or shrinking with little path to go; or shrinking while turning (a spiral)."""
-    update = (late[1:] - late[:-1]).norm(dim=-1)
-    size = late[-1].norm(dim=-1)
-    at_rest = update[-1] <= criteria.at_rest * size
-    shrinks = (growth < 1) & (fit > 0.5)
-    to_go = update[-1] * growth / (1 - growth).clamp_min(1e-12)
-    near = shrinks & (to_go <= criteria.to_go * size)
-    # Over the window the updates of a spiral must fall by a fifth, and do so evenly.
-    spiral = (growth ** len(update) < 0.8) & (fit > 0.9) & (straightness < criteria.straight)
-    return at_rest | near | spiral
-
-
-def _diverges(late: Tensor, growth: Tensor, fit: Tensor, criteria: RegimeCriteria) -> Tensor:
-    """Updates grow geometrically over the window, and the states with them."""
-    size = late.norm(dim=-1)
-    larger = size[-1] > criteria.divergence * size[0]
-    return larger & (growth ** (len(late) - 1) > criteria.divergence) & (fit > 0.5)
-
-
-def _growth(late: Tensor) -> tuple[Tensor, Tensor]:
+def _growth(update: Tensor) -> tuple[Tensor, Tensor]:
     """Factor of the update's norm per loop, and how much of its logarithm that line explains."""
-    update = (late[1:] - late[:-1]).norm(dim=-1)
     log = update.clamp_min(torch.finfo(torch.float64).tiny).log()
     loops = torch.arange(len(log), dtype=log.dtype, device=log.device)
     loops = (loops - loops.mean())[:, None]
@@ -183,12 +171,6 @@ def _growth(late: Tensor) -> tuple[Tensor, Tensor]:
     total = (centred**2).sum(dim=0)
     explained = slope**2 * (loops**2).sum() / torch.where(total > 0, total, 1)
     return slope.clamp(-50, 50).exp(), explained
-
-
-def _straightness(late: Tensor) -> Tensor:
-    """Net displacement over path length: 1 for a straight path, 0 for a return."""
-    path = (late[1:] - late[:-1]).norm(dim=-1).sum(dim=0)
-    return (late[-1] - late[0]).norm(dim=-1) / torch.where(path > 0, path, 1)
 
 
 def _recurrence(late: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:

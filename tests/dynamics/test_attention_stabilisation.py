@@ -96,6 +96,14 @@ def test_heads_that_move_to_the_end_are_not_said_to_freeze(batch: Batch) -> None
     assert finding.value == "no head freezes" and "None of the 4 heads" in finding.text
 
 
+def test_a_head_that_never_changes_is_frozen_from_the_first_change_on(batch: Batch) -> None:
+    result = attention_stabilisation_study(LoopedTransformer(CONFIG), batch, n_loops=4)
+    change = result.data["change"].copy(deep=True)
+    change[1:, 0, :, 0] = 0.0
+    made = dataclasses.replace(result, data=result.data.assign(change=change))
+    assert made.frozen_at().sel(layer=0, head=0) == 1
+
+
 def test_a_single_loop_is_refused(batch: Batch) -> None:
     with pytest.raises(InputError, match="n_loops"):
         attention_stabilisation_study(LoopedTransformer(CONFIG), batch, n_loops=1)

@@ -118,6 +118,15 @@ def test_where_the_run_leaves_all_bounds_there_is_no_distance_to_a_limit() -> No
     assert not np.isfinite(distance.isel(pos=2)).any()
 
 
+def test_a_position_that_does_not_count_does_not_spoil_the_means_of_the_readout() -> None:
+    model = MapModel(lambda h, e: h * torch.where(e[..., :1] > 5, 3.0, 0.5) + e)
+    alone = convergence_study(model, batch_of_ones(1), n_loops=100)
+    batch = dataclasses.replace(batch_of_ones(1), inputs=torch.tensor([[9, 1, 1]]))
+    beside = convergence_study(model, batch, n_loops=100)
+    for name in ("kl", "entropy", "margin"):
+        np.testing.assert_array_equal(beside.data[name], alone.data[name], err_msg=name)
+
+
 def test_solvers_agree_on_the_limit_of_a_contraction() -> None:
     model = LinearModel(rotation(1.0, scale=0.8), threshold=0.0)
     plain, fast = (

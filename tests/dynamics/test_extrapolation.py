@@ -122,6 +122,16 @@ def test_a_run_that_diverges_is_scored_all_the_same() -> None:
     assert result.data["exact"].sel(loop=10).all()
 
 
+def test_a_position_where_nothing_is_asked_does_not_spoil_the_mean_residual() -> None:
+    # The first position triples until it leaves all bounds; the others halve their way.
+    model = MapModel(lambda h, e: h * torch.where(e[..., :1] > 5, 3.0, 0.5) + e)
+    batch = dataclasses.replace(batch_of_ones(1), inputs=torch.tensor([[9, 1, 1]]))
+    residual = extrapolation_study(model, batch, n_loops=100).data["residual"][1:, 0]
+    state = 2 - 2.0 ** (1 - np.arange(101))
+    expected = (state[1:] - state[:-1]) / state[1:]
+    np.testing.assert_allclose(residual, expected, rtol=1e-4, atol=1e-6)
+
+
 def test_bad_loops_are_refused() -> None:
     model, batch = LinearModel(torch.eye(2)), batch_of_ones()
     for options, name in [

@@ -65,6 +65,11 @@ def test_distance_falls_by_the_factor_of_the_contraction() -> None:
     torch.testing.assert_close(relative[0], torch.ones(2, 3, dtype=torch.float64))
 
 
+def test_a_state_at_a_limit_of_zeros_has_distance_zero() -> None:
+    distance = distance_to_limit(torch.tensor([[3.0, 4.0], [0, 0]]), torch.zeros(2), relative=True)
+    assert distance.tolist() == [math.inf, 0.0]
+
+
 @pytest.mark.parametrize("rate", [0.2, 0.9, 1.3])
 def test_contraction_rate_of_a_linear_map(rate: float) -> None:
     rates = contraction_rates(_states(rate * torch.eye(4), n_loops=10)[0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import torch
@@ -14,14 +14,6 @@ from loopinterp.settings import Settings, settings
 if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
-
-
-@dataclass(frozen=True)
-class AndersonMemory:
-    """Differences of the last iterates and residuals, newest first; unused rows are zero."""
-
-    dx: Float[Tensor, "batch window size"]
-    dg: Float[Tensor, "batch window size"]
 
 
 @settings
@@ -54,22 +46,22 @@ class Anderson(Settings, Solver):
     restart: Annotated[float, Field(ge=1)] = 100.0
 
     def init(self, f: Map, x0: Float[Tensor, "batch size"]) -> SolverState:
+        # Differences of the last iterates and residuals, newest first; unused rows are zero.
         empty = x0.new_zeros(x0.shape[0], self.window, x0.shape[1])
-        return start(f, x0, AndersonMemory(empty, empty))
+        return start(f, x0, memory=(empty, empty))
 
     def step(self, f: Map, state: SolverState) -> SolverState:
-        memory: AndersonMemory = state.memory
+        dx, dg = state.memory
         g = state.fx - state.x
-        gamma = self._coefficients(memory.dg, g)
+        gamma = self._coefficients(dg, g)
         plain = state.x + self.mixing * g
-        correction = torch.einsum("bwn,bw->bn", memory.dx + self.mixing * memory.dg, gamma)
+        correction = torch.einsum("bwn,bw->bn", dx + self.mixing * dg, gamma)
         x = plain - correction
         x = torch.where(x.isfinite().all(dim=-1, keepdim=True), x, plain)
         new = advance(f, state, x)
         keep = (~(new.residual > self.restart * new.best)).to(x.dtype)[:, None, None]
-        dx = _push(memory.dx, x - state.x) * keep
-        dg = _push(memory.dg, (new.fx - new.x) - g) * keep
-        return replace(new, memory=AndersonMemory(dx, dg))
+        dx, dg = _push(dx, x - state.x) * keep, _push(dg, (new.fx - new.x) - g) * keep
+        return replace(new, memory=(dx, dg))
 
     def _coefficients(
         self, dg: Float[Tensor, "batch window size"], g: Float[Tensor, "batch size"]

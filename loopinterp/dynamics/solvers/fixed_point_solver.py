@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from pydantic import PositiveFloat, PositiveInt
 
+from loopinterp.dynamics.measures import share_of_size
 from loopinterp.settings import Settings, settings
 
 if TYPE_CHECKING:
@@ -144,5 +145,4 @@ def advance(f: Map, state: SolverState, x: Float[Tensor, "batch size"]) -> Solve
 
 
 def _residual(x: Tensor, fx: Tensor) -> Tensor:
-    gap = (fx - x).norm(dim=-1)
-    return torch.where(gap == 0, gap, gap / fx.norm(dim=-1))
+    return share_of_size((fx - x).norm(dim=-1), fx.norm(dim=-1))
