@@ -12,7 +12,7 @@ import torch
 
 from loopinterp.dynamics.readouts import correctness, exact_match
 from loopinterp.dynamics.state_checks import asked_positions, check_finite
-from loopinterp.dynamics.state_trajectories import chunks
+from loopinterp.dynamics.state_trajectories import chunks, gather
 from loopinterp.errors import InputError, check_integer
 from loopinterp.models.looped_model import need_hooks
 from loopinterp.models.model_description import describe_model, device_of
@@ -130,23 +130,20 @@ def attention_stabilisation_study(
     n_pos = batch.inputs.shape[1]
     pattern_bytes = model.config.n_heads * n_pos**2 * model.dtype.itemsize
     with study(seed, model=describe_model(model), n_loops=n_loops, n_examples=len(batch)) as watch:
-        parts = [
+        parts = (
             _follow(model, batch[rows], n_loops) for rows in chunks(len(batch), 4 * pattern_bytes)
-        ]
-        change, exact = torch.cat([p[0] for p in parts], dim=2), torch.cat([p[1] for p in parts], 1)
-        missing = torch.full_like(change[:1], float("nan"))
+        )
         return AttentionStabilisationResult.of(
             watch,
             coords={"loop": range(n_loops)},
-            change=torch.cat([missing, change]),
-            exact=exact,
+            **gather(AttentionStabilisationResult, parts),
             answer_loops=batch.n_loops,
         )
 
 
 @torch.no_grad()
-def _follow(model: LoopedTransformer, batch: Batch, n_loops: int) -> tuple[Tensor, Tensor]:
-    """Changes ``[loop - 1, layer, batch, head]`` and exact match ``[loop, batch]``.
+def _follow(model: LoopedTransformer, batch: Batch, n_loops: int) -> dict[str, Tensor]:
+    """Changes ``[loop, layer, batch, head]`` and exact match ``[loop, batch]``.
 
     Of each layer only the last pattern is held, not those of all loops.
     """
@@ -169,4 +166,6 @@ def _follow(model: LoopedTransformer, batch: Batch, n_loops: int) -> tuple[Tenso
     states = model.site("hook_state_post", loop=every, n_loops=n_loops)
     hooks = [(name, compare) for name in patterns] + [(name, score) for name in states]
     model.run_with_hooks(batch.inputs, n_loops=n_loops, fwd_hooks=hooks)
-    return torch.stack(changes).unflatten(0, (-1, n_layers)), torch.stack(exact)
+    change = torch.stack(changes).unflatten(0, (-1, n_layers))
+    missing = torch.full_like(change[:1], float("nan"))
+    return {"change": torch.cat([missing, change]), "exact": torch.stack(exact)}

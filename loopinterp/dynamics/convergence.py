@@ -31,7 +31,7 @@ from loopinterp.dynamics.regimes import LEAST_LOOPS, Regime, classify_regimes
 from loopinterp.dynamics.solvers.fixed_point_solver import Solver, Status
 from loopinterp.dynamics.solvers.solver_registry import get_solver
 from loopinterp.dynamics.state_checks import asked_positions
-from loopinterp.dynamics.state_trajectories import chunks, run_loops, state_bytes
+from loopinterp.dynamics.state_trajectories import chunks, gather, run_loops, state_bytes
 from loopinterp.errors import check_integer, check_number
 from loopinterp.intervals import share_of
 from loopinterp.models.looped_model import bind, need_model
@@ -216,14 +216,10 @@ def convergence_study(
             part |= _readouts(iteration, states, batch.targets[rows], counted[rows])
             part |= _stability(iteration, limit, found, seed)
             parts.append(part | {"limit_status": status})
-        axes = {name: ConvergenceResult.VARIABLES[name].split() for name in parts[0]}
         return ConvergenceResult.of(
             watch,
             coords={"loop": range(n_loops + 1)},
-            **{
-                name: torch.cat([part[name].cpu() for part in parts], dim=own.index("batch"))
-                for name, own in axes.items()
-            },
+            **gather(ConvergenceResult, parts),
             counted=counted,
             answer_loops=batch.n_loops,
             threshold=threshold,

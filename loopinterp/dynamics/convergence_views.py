@@ -53,12 +53,12 @@ def _settling(result: ConvergenceResult) -> Finding:
 
 def _regimes(result: ConvergenceResult) -> list[Finding]:
     counts = result.regime_counts()
-    common = max(counts, key=lambda name: counts[name])
+    common = max(counts, key=counts.__getitem__)
     if common == Regime.FIXED_POINT.label:
         return []
-    share = counts[common] / max(1, sum(counts.values()))
+    share = percent(counts[common] / sum(counts.values()))
     text = (
-        f"The commonest late trajectory is not a fixed point: {percent(share)} of the tokens are "
+        f"The commonest late trajectory is not a fixed point: {share} of the tokens are "
         f"of class {common!r}."
     )
     return [Finding(text, value=common)]
@@ -75,7 +75,9 @@ def _limits(result: ConvergenceResult) -> Finding:
         )
         return Finding(text, value="no limit found", good=False)
     text = f"A limit was found for {n_found} of {n_examples} examples"
-    radius = _known_radii(result)
+    radius, residual = result.data["spectral_radius"], result.data["spectral_residual"]
+    # Against the bound of 1, what counts is the residual itself, not its share of a small radius.
+    radius = radius.where(residual * radius <= RITZ_TOLERANCE).dropna("batch")
     if not radius.size:
         text += ". Whether they are stable cannot be said, because no spectral radius is known."
         return Finding(text, value=f"{n_found} of {n_examples} limits")
@@ -92,14 +94,6 @@ def _limits(result: ConvergenceResult) -> Finding:
     )
     good = stable and n_found == n_examples
     return Finding(text, value=f"{high:.2f}", good=good)
-
-
-def _known_radii(result: ConvergenceResult) -> xr.DataArray:
-    """The spectral radii that were found to the tolerance."""
-    # Against the bound of 1, what counts is the residual itself, not its share of a small radius.
-    residual = result.data["spectral_residual"] * result.data["spectral_radius"]
-    known = residual <= RITZ_TOLERANCE
-    return result.data["spectral_radius"].where(known).dropna("batch")
 
 
 @figures_of.register
@@ -145,7 +139,9 @@ def residual_figure(result: ConvergenceResult) -> Figure:
 
 def distance_figure(result: ConvergenceResult) -> Figure:
     """Distance to the limit by position and loop, with the loop from which answers are right."""
-    shown, slowest = _shown(result), _slowest(result)
+    shown = _shown(result)
+    # The example that settles last; one that never does comes first.
+    slowest = int(_settled_at(shown).where(shown.data["counted"], 0).max("pos").argmax("batch"))
     far, right = shown.data["distance"].where(shown.data["counted"], 0), shown.right_from()
     median, of_slowest = "median of the examples", f"slowest example ({slowest})"
     cells = {
@@ -340,12 +336,6 @@ def _settled_at(result: ConvergenceResult) -> xr.DataArray:
     return settled.where(settled >= 0, np.inf)
 
 
-def _slowest(result: ConvergenceResult) -> int:
-    """The example that settles last; one that never does comes first."""
-    settled = _settled_at(result).where(result.data["counted"], 0)
-    return int(settled.max("pos").argmax("batch"))
-
-
 def _above_accuracy(result: ConvergenceResult, *panels: LinePanel) -> go.Figure:
     """Panels above exact match by loop, with T(n) marked where it is one for all examples."""
     line = Series.of("exact match", result.exact_match(), colour="green")
@@ -363,7 +353,7 @@ def _median(values: xr.DataArray) -> xr.DataArray:
 
 def _positive(values: xr.DataArray) -> xr.DataArray:
     """Values for a logarithmic axis: zero and infinity, which have no place on it, become NaN."""
-    return values.where((values > 0) & (abs(values) < np.inf))
+    return _gaps(values.where(values > 0))
 
 
 def _gaps(values: xr.DataArray) -> xr.DataArray:

@@ -11,7 +11,7 @@ import torch
 from loopinterp.dynamics.measures import relative_residual
 from loopinterp.dynamics.readouts import correctness, exact_match
 from loopinterp.dynamics.state_checks import asked_positions
-from loopinterp.dynamics.state_trajectories import chunks, state_bytes
+from loopinterp.dynamics.state_trajectories import chunks, gather, state_bytes
 from loopinterp.errors import check_integer
 from loopinterp.models.looped_model import bind, need_model
 from loopinterp.models.model_description import describe_model, device_of
@@ -111,17 +111,14 @@ def extrapolation_study(
     if trained_loops is not None:
         check_integer("trained_loops", trained_loops, least=1)
     with study(seed, model=describe_model(model), n_loops=n_loops, n_examples=len(batch)) as watch:
-        parts = [
+        parts = (
             _follow(model, batch[rows], asked[rows], n_loops)
             for rows in chunks(len(batch), 4 * state_bytes(model, batch))
-        ]
-        exact, accuracy, residual = (torch.cat(p, dim=1) for p in zip(*parts))
+        )
         return ExtrapolationResult.of(
             watch,
             coords={"loop": range(n_loops + 1)},
-            exact=exact,
-            accuracy=accuracy,
-            residual=residual,
+            **gather(ExtrapolationResult, parts),
             length=batch.n,
             answer_loops=batch.n_loops,
             trained_loops=trained_loops,
@@ -129,22 +126,20 @@ def extrapolation_study(
 
 
 @torch.no_grad()
-def _follow(
-    model: LoopedModel, batch: Batch, asked: Tensor, n_loops: int
-) -> tuple[Tensor, Tensor, Tensor]:
+def _follow(model: LoopedModel, batch: Batch, asked: Tensor, n_loops: int) -> dict[str, Tensor]:
     """Exact match, accuracy and residual of some examples after 0..n_loops loops."""
     iteration = bind(model, batch.inputs)
     share = asked / asked.sum(dim=1, keepdim=True)
     before: Tensor | None = None
-    exact, accuracy, residual = [], [], []
+    found: dict[str, list[Tensor]] = {"exact": [], "accuracy": [], "residual": []}
     states = iteration.run(n_loops, may_diverge=True)
     for loop, h in track(states, "loops", total=n_loops + 1):
         right = correctness(iteration.read(h, loop).argmax(dim=-1), batch.targets)
-        exact.append(exact_match(right))
-        accuracy.append(((right == 1) * share).sum(dim=1))
+        found["exact"].append(exact_match(right).bool())
+        found["accuracy"].append(((right == 1) * share).sum(dim=1).float())
         moved = torch.full_like(share, float("nan"))
         if before is not None:
             moved = relative_residual(torch.stack([before, h]), allow_nonfinite=True)[0]
-        residual.append(torch.where(asked, moved * share, 0).sum(dim=1))
+        found["residual"].append(torch.where(asked, moved * share, 0).sum(dim=1).float())
         before = h
-    return (torch.stack(exact).bool(), torch.stack(accuracy).float(), torch.stack(residual).float())
+    return {name: torch.stack(values) for name, values in found.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from loopinterp.models.looped_model import Iteration, LoopedModel
+    from loopinterp.results import Result
     from loopinterp.tasks.task import Batch
 
 CHUNK_BYTES = 64 * 2**20
@@ -47,6 +48,13 @@ def state_bytes(model: LoopedModel, batch: Batch) -> int:
     """Bytes of one example's state."""
     h0 = bind(model, batch.inputs[:1]).h0
     return h0.numel() * h0.element_size()
+
+
+def gather(kind: type[Result], parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Arrays of a kind of result, made of parts of a batch, put together along their batch axis."""
+    every = list(parts)
+    axis = {name: kind.VARIABLES[name].split().index("batch") for name in every[0]}
+    return {name: torch.cat([part[name].cpu() for part in every], at) for name, at in axis.items()}
 
 
 def chunks(n_examples: int, bytes_per_example: int) -> Iterator[slice]:
