@@ -21,7 +21,14 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
-VARIABLES = ("carry in", "carry out", "generate", "propagate", "sum")
+_READ = {
+    "carry in": Addition.carry_in,
+    "carry out": Addition.carries,
+    "generate": Addition.generate,
+    "propagate": Addition.propagate,
+    "sum": Addition.targets,
+}
+VARIABLES = tuple(_READ)
 """Variables of an addition at each position, in the order of :attr:`ChainSample.variables`."""
 
 _LONG_SHARE = 0.6
@@ -74,10 +81,9 @@ def sample_chains(
 
     Each addition has one chain at a random place, most of length ``max_chain``, the others
     of any length. Its other bits are the propagate-enriched mix of training, or runs of all
-    lengths alike. No pair gives more than one
-    carry to a chain length, and up to half of the carries of each are read where the chain ends.
-    Carries whose chain runs back to bit 0 are left out: nothing decides them, they are 0 always,
-    and they inflate accuracy.
+    lengths alike. No pair gives more than one carry to a chain length, and up to half of the
+    carries of each are read where the chain ends. Carries whose chain runs back to bit 0 are left
+    out: nothing decides them, they are 0 always, and they inflate accuracy.
 
     Args:
         task: The addition task, in either format.
@@ -110,7 +116,11 @@ def sample_chains(
     places = [_pick(length == d, ends, score, n_pairs) for d in range(1, max_chain + 1)]
     base, pos = (torch.stack(part) for part in zip(*places))
     row = torch.stack([2 * base, 2 * base + 1], dim=2).flatten(1)
-    return _describe(task, inputs, row, pos.repeat_interleave(2, dim=1))
+    pos = pos.repeat_interleave(2, dim=1)
+    used, row = torch.unique(row, return_inverse=True)
+    inputs = inputs[used]
+    variables = torch.stack([read(task, inputs).long()[row, pos] for read in _READ.values()])
+    return ChainSample(inputs, row, pos, variables)
 
 
 def _pick(
@@ -132,21 +142,6 @@ def _pick(
     n_first = min(len(first), max(n_pairs // 2, n_pairs - len(others)))
     chosen = torch.cat([first[:n_first], others[: n_pairs - n_first]])
     return chosen, pos[chosen]
-
-
-def _describe(task: Addition, inputs: Tensor, row: Tensor, pos: Tensor) -> ChainSample:
-    """Keep the additions in use, and read every variable off them."""
-    used, row = torch.unique(row, return_inverse=True)
-    inputs = inputs[used]
-    values = {
-        "carry in": task.carry_in(inputs),
-        "carry out": task.carries(inputs),
-        "generate": task.generate(inputs).long(),
-        "propagate": task.propagate(inputs).long(),
-        "sum": task.targets(inputs),
-    }
-    variables = torch.stack([values[name][row, pos] for name in VARIABLES])
-    return ChainSample(inputs, row, pos, variables)
 
 
 def _draw_pairs(
@@ -176,9 +171,8 @@ def _draw_pairs(
 
     a = (uniform(n_pairs, n) < 0.5).long()
     b = torch.where(propagates, 1 - a, a)
-    pairs_a = torch.stack([a, torch.where(propagates, a, 1 - a)], dim=1).flatten(0, 1)
-    pairs_b = torch.stack([b, torch.where(propagates, b, 1 - b)], dim=1).flatten(0, 1)
-    return task.from_bits(pairs_a, pairs_b, torch.full((2 * n_pairs,), n)).inputs
+    a, b = (torch.stack([x, x ^ ~propagates], dim=1).flatten(0, 1) for x in (a, b))
+    return task.from_bits(a, b, torch.full((2 * n_pairs,), n)).inputs
 
 
 def _check(task: Addition, n: int, max_chain: int, n_pairs: int) -> None:

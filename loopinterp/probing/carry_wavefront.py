@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from loopinterp.models.looped_model import LoopedModel
     from loopinterp.tasks.addition import Addition
 
-_CONTROL_DRAWS = 8
 _CODED_PAIRS = 1024
 _CARRY = VARIABLES.index("carry in")
 
@@ -100,7 +99,10 @@ def carry_study(
         random, _ = states_at(random_model, sample.inputs, sample.row, sample.pos, loops=steps)
         short_states, _ = states_at(model, short.inputs, short.row, short.pos, loops=steps)
         split = 2 * n_train  # samples before it are trained on, the others scored
-        labels = torch.cat([sample.variables, _control_labels(sample, split, generator)])
+        # Random labels are fixed by the local input, and the same in training and test.
+        types = context_types(sample.inputs)[sample.row, sample.pos]
+        control = control_labels(sample.carry[:, :split].flatten(), types, generator=generator)
+        labels = torch.cat([sample.variables, control])
         chains = range(1, max_chain + 1)
         per_loop, before = reach(model), _reach_before(model)
         edges = [math.inf if per_loop is None else per_loop * loop + before for loop in steps]
@@ -111,9 +113,7 @@ def carry_study(
             majority=majority_accuracy(sample.carry[:, :split], sample.carry[:, split:]),
             **_own_scores(probe, trained, random, e[None], labels, split),
             **_shared_scores(probe, trained, sample.carry, split, short_states, short.carry),
-            **_code_lengths(
-                trained[..., :split, :], random[..., :split, :], labels[..., :split], generator
-            ),
+            **_code_lengths(trained, random, labels, split, generator),
             n=n,
             n_short=n_short,
             n_train_pairs=n_train,
@@ -128,15 +128,6 @@ def _reach_before(model: Any) -> int:
     """Positions to its left that a position's injected input has come from, in a windowed model."""
     config = getattr(model, "config", None)
     return getattr(config, "n_prelude", 0) * (getattr(config, "attention_window", None) or 0)
-
-
-def _control_labels(
-    sample: ChainSample, split: int, generator: torch.Generator
-) -> Int[Tensor, "draw chain sample"]:
-    """Random labels, fixed by the local input and the same in training and test."""
-    types = context_types(sample.inputs)[sample.row, sample.pos]
-    pool = sample.carry[:, :split].flatten()
-    return control_labels(pool, types, n_draws=_CONTROL_DRAWS, generator=generator)
 
 
 def _own_probes(
@@ -199,15 +190,15 @@ def _shared_scores(
 
 
 def _code_lengths(
-    trained: Tensor, random: Tensor, labels: Tensor, generator: torch.Generator
+    trained: Tensor, random: Tensor, labels: Tensor, split: int, generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """Online code lengths of the carries on a shuffled part of these pairs."""
-    carry, control = labels[_CARRY].flatten(), labels[len(VARIABLES)].flatten()
+    """Online code lengths of the carries on a shuffled part of the pairs trained on."""
+    carry, control = (labels[which, :, :split].flatten() for which in (_CARRY, len(VARIABLES)))
     pairs = torch.randperm(len(carry) // 2, generator=generator)[:_CODED_PAIRS]
     order = torch.stack([2 * pairs, 2 * pairs + 1], dim=1).flatten().to(carry.device)
 
     def bits(states: Tensor, y: Tensor) -> Tensor:
-        return online_code_length(states.flatten(-3, -2)[:, order], y[order])
+        return online_code_length(states[..., :split, :].flatten(-3, -2)[:, order], y[order])
 
     return {
         "code_length": bits(trained, carry),

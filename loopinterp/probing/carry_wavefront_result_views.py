@@ -41,10 +41,14 @@ def _(result: CarryStudyResult) -> list[Finding]:
     n_chains = result.data.sizes["chain_length"]
     n_known = int(result.first_loop.notnull().sum())
     if not np.isfinite(result.speed):
+        few, at_once = (
+            "too few to say how fast a carry travels",
+            "long ones no later than short ones",
+        )
         text = (
             f"No wavefront of the carry: a linear probe reads {n_known} of {n_chains} chain "
-            f"lengths (best accuracy {float(result.data['accuracy'].max()):.2f}), too few to say "
-            "how fast a carry travels."
+            f"lengths (best accuracy {float(result.data['accuracy'].max()):.2f}), "
+            f"{few if np.isnan(result.speed) else at_once}."
         )
         return [Finding(text, value="no wavefront", good=False)]
     value = f"{result.speed:.2f} positions / loop"
@@ -206,16 +210,13 @@ def _first_loops(result: CarryStudyResult) -> Figure:
     soonest = np.ceil((data["chain_length"] - result.reach_before).clip(0) / result.speed_limit)
     bound = "one position a loop" if result.reach is None else "soonest possible"
     series.append(Series.of(bound, soonest, control=True, markers=False))
-    slope = "not defined here"
-    if np.isfinite(result.speed):
-        slope = f"{1 / result.speed:.2f} loops per position"
     return Figure(
         title="First loop at which a carry can be read",
         plot=line_figure(series, x_title="chain length", y_title="loops until decodable"),
         caption=(
             "How many loops it takes until a probe reads each chain length with accuracy "
             f"{result.threshold:g} or more. A straight line means a constant speed; its slope is "
-            f"{slope}. A gap: never reached."
+            f"{1 / result.speed:.2f} loops per position. A gap: never reached."
         ),
         control=(
             (
@@ -236,11 +237,10 @@ def _variables(result: CarryStudyResult) -> Figure:
         "random weights": data["variable_random_model"],
         "embedding alone": data["variable_embedding"].expand_dims(loop=data["loop"], axis=1),
     }
-    panels, tables = [], []
+    panels, tables, chance = [], [], [Reference(0.5, "chance")]
     for title, values in sources.items():
         mean = values.mean("chain_length")
         lines = Series.each(mean, "variable")
-        chance = [Reference(0.5, "chance")]
         panels.append(LinePanel(lines, "accuracy", title, y_range=_ACCURACY, references=chance))
         tables.append(tidy({"balanced_accuracy": mean}).assign(source=title))
     return Figure(

@@ -138,10 +138,7 @@ class RidgeProbe(LinearProbe):
     """Least squares on -1/+1 targets, one against the rest, with an L2 penalty.
 
     ``min sum_i (y_i - x_i c - b)^2 + alpha ||c||^2``, as scikit-learn's ``RidgeClassifier`` has
-    it.
-
-    Args:
-        alpha: L2 penalty on the coefficients; the intercept is free.
+    it, with no penalty on the intercept.
 
     Example:
         >>> x = torch.randn(3, 200, 8, generator=torch.Generator().manual_seed(0))
@@ -173,9 +170,6 @@ class LogisticProbe(LinearProbe):
     ``LogisticRegression(C=1/alpha)``, by Newton's method. Slower than :class:`RidgeProbe`, but its
     probabilities are calibrated, which code lengths need. Raise ``alpha`` where scikit-learn warns
     that a cell has not converged.
-
-    Args:
-        alpha: L2 penalty on the coefficients; the intercept is free.
     """
 
     def _solve(self, x: np.ndarray, y: np.ndarray, n_classes: int) -> tuple[np.ndarray, np.ndarray]:

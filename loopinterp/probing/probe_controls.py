@@ -1,7 +1,7 @@
 """Controls without which a probe's accuracy says little.
 
-Selectivity (the same probe on random labels), a model with random weights, the majority class,
-and intervals. The embedding-only control is the same probe on ``model.embed``.
+Selectivity (the same probe on random labels), a model with random weights, and the majority class.
+The embedding-only control is the same probe on ``model.embed``.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def control_labels(
     pool: Int[Tensor, " known"],
     types: Int[Tensor, "*place"],
     *,
-    n_draws: int,
+    n_draws: int = 8,
     generator: torch.Generator,
 ) -> Int[Tensor, "draw *place"]:  # noqa: UP037
     """Random labels, the same wherever the same type of input occurs: a control task.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -23,6 +24,7 @@ from loopinterp.probing.probe_controls import (
 )
 from loopinterp.progress import track
 from loopinterp.results import Result, study
+from loopinterp.tasks.sampling import describe_tensor
 from loopinterp.tasks.study_data import inputs_and_loops
 from loopinterp.tasks.task import IGNORE
 
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
 
     from loopinterp.tasks.task import Batch, Task
 
-_CONTROL_DRAWS = 8
 _CODED_SAMPLES = 2048
 _GRID = "loop site group target"
 
@@ -69,9 +70,8 @@ class ProbeResult(Result, kind="probes"):
     @property
     def chance(self) -> xr.DataArray:
         """The best control of each cell but the random labels."""
-        best = self.data["random_model"]
-        for rival in ("embedding", "majority"):
-            best = best.where(best > self.data[rival], self.data[rival])
+        rivals = ("random_model", "embedding", "majority")
+        best: Any = reduce(np.maximum, (self.data[name] for name in rivals))
         return best.transpose(*_GRID.split())
 
 
@@ -128,7 +128,8 @@ def probe_study(
     generator = torch.Generator().manual_seed(check_seed(seed))
     labels = _stack_targets(targets, n_loops, inputs)
     if train is None:
-        train = _random_half(len(inputs), generator).to(inputs.device)
+        place = torch.randperm(len(inputs), generator=generator).argsort()
+        train = (place < (len(inputs) + 1) // 2).to(inputs.device)
     if groups is None:
         groups = {"all": torch.ones_like(labels[0, 0], dtype=torch.bool)}
     halves = _halves(groups, train, labels)
@@ -176,6 +177,10 @@ def _halves(
     labels: Int[Tensor, "target loop batch pos"],
 ) -> list[tuple[Tensor, Tensor]]:
     """Places of each group to train on, and to score on."""
+    n_examples, n_pos = labels.shape[2:]
+    _check_mask("train", train, (n_examples,))
+    for name, mask in groups.items():
+        _check_mask(f"group {name!r}", mask, (n_examples, n_pos))
     halves = [(mask & train[:, None], mask & ~train[:, None]) for mask in groups.values()]
     for name, half in zip(groups, halves):
         fewest = [int((labels[..., places] != IGNORE).sum(-1).min()) for places in half]
@@ -187,6 +192,15 @@ def _halves(
                 fix="Widen the group, or give more inputs.",
             )
     return halves
+
+
+def _check_mask(what: str, mask: Any, shape: tuple[int, ...]) -> None:
+    """Raise unless places are marked by booleans: numbers would be taken for their indices."""
+    tensor = isinstance(mask, torch.Tensor)
+    if not tensor or tuple(mask.shape) != shape or mask.dtype != torch.bool:
+        expected = f"a tensor of booleans, {list(shape)}"
+        fix = "Pass a comparison, such as batch.targets != IGNORE."
+        raise InputError(what, expected=expected, given=describe_tensor(mask), fix=fix)
 
 
 def _check_coded(
@@ -264,11 +278,13 @@ def _stack_targets(
         raise InputError("targets", expected="at least one", given="none", fix="Name a target.")
     batch, n_pos = inputs.shape[:2]
     for name, y in targets.items():
-        if tuple(y.shape) not in ((batch, n_pos), (n_loops, batch, n_pos)):
+        by_place = tuple(y.shape) in ((batch, n_pos), (n_loops, batch, n_pos))
+        if not by_place or y.is_floating_point():
             raise InputError(
                 f"target {name!r}",
-                expected=f"classes [{batch}, {n_pos}], or [{n_loops}, {batch}, {n_pos}] by loop",
-                given=f"shape {list(y.shape)}",
+                expected=f"integer classes [{batch}, {n_pos}], or [{n_loops}, {batch}, {n_pos}] by "
+                "loop",
+                given=describe_tensor(y),
                 fix="Give one class for each place, IGNORE where there is none.",
             )
     return torch.stack([y.long().expand(n_loops, batch, n_pos) for y in targets.values()])
@@ -281,10 +297,7 @@ def _control_task(
 ) -> Int[Tensor, "draw target loop batch pos"]:
     """Random labels for each target, fixed by the type of input, where the target has a class."""
     drawn = torch.stack(
-        [
-            control_labels(y[y != IGNORE], types, n_draws=_CONTROL_DRAWS, generator=generator)
-            for y in labels
-        ],
+        [control_labels(y[y != IGNORE], types, generator=generator) for y in labels],
         dim=1,
     )
     return torch.where(labels == IGNORE, IGNORE, drawn[:, :, None])
@@ -297,9 +310,3 @@ def _activations(
     with torch.no_grad():
         _, cache = model.run_with_cache(inputs, n_loops=n_loops, names_filter=list(sites))
     return [cache.stack(site).flatten(3) for site in sites]
-
-
-def _random_half(batch: int, generator: torch.Generator) -> Bool[Tensor, " batch"]:
-    half = torch.zeros(batch, dtype=torch.bool)
-    half[torch.randperm(batch, generator=generator)[: (batch + 1) // 2]] = True
-    return half

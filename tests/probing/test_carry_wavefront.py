@@ -142,6 +142,18 @@ def test_a_position_or_two_make_no_wavefront(ripple: CarryStudyResult) -> None:
     assert "3 of 8 chain lengths" in result.findings()[0].text
 
 
+def test_carries_that_are_all_read_at_once_are_not_said_to_be_too_few(
+    ripple: CarryStudyResult,
+) -> None:
+    accuracy = ripple.data["accuracy"]
+    at_once = accuracy.where(accuracy["loop"] == 0, 1.0)
+    result = dataclasses.replace(ripple, data=ripple.data.assign(accuracy=at_once))
+    assert result.speed == np.inf
+    (finding,) = result.findings()
+    assert finding.value == "no wavefront" and "too few" not in finding.text
+    assert "8 of 8 chain lengths" in finding.text and "no later than short ones" in finding.text
+
+
 def test_code_length_falls_as_the_front_advances(ripple: CarryStudyResult) -> None:
     bits = ripple.data["code_length"].values
     assert bits[0] == pytest.approx(1.0, abs=0.02)

@@ -135,6 +135,10 @@ def test_it_comes_back_from_disk(result: ProbeResult, tmp_path) -> None:
     [
         ({"targets": {}}, "at least one"),
         ({"targets": {"x": torch.zeros(3, 3)}}, r"\[120, 7\]"),
+        ({"targets": {"x": torch.full((120, 7), 0.5)}}, "integer classes"),
+        ({"groups": {"late": torch.ones(120, 6, dtype=torch.bool)}}, "'late': .*booleans"),
+        ({"groups": {"late": REAL.long()}}, "'late': .*booleans.* got torch.int64"),
+        ({"train": torch.arange(60)}, "train: .*booleans"),
         ({"groups": {"none": torch.zeros(120, 7, dtype=torch.bool)}}, "'none'"),
         ({"sites": ["attn.hook_zzz"]}, "hook_z"),
         ({"random_model": None, "n_loops": 0}, "loop"),
