@@ -20,7 +20,7 @@ KINDS = {
     "activation-patching": "loopinterp.circuits.activation_patching_result",
     "attention": "loopinterp.lenses.attention_by_loop",
     "attention-stabilisation": "loopinterp.dynamics.attention_stabilisation",
-    "carry": "loopinterp.probing.carry_wavefront_result",
+    "carry": "loopinterp.probing.carry_wavefront",
     "convergence": "loopinterp.dynamics.convergence",
     "decodability": "loopinterp.circuits.variable_decodability",
     "evaluation": "loopinterp.training.evaluation",

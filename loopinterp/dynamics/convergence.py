@@ -74,9 +74,10 @@ class ConvergenceResult(Result, kind="convergence"):
         contraction: Norm of the update over that of the update before.
         cosine: Cosine between the update and the one before.
         right: 1 where the answer is right, 0 where wrong, -1 where nothing is asked.
-        kl: KL divergence between the readout and that of the loop before, mean over positions.
-        entropy: Entropy of the readout in nats, mean over positions.
-        margin: Logit of the answer minus the runner-up's, mean over positions.
+        kl: KL divergence between the readout and that of the loop before, in nats. This and the
+            next two are means over the positions that count.
+        entropy: Entropy of the readout in nats.
+        margin: Largest logit minus the second largest.
         settled_at: First loop from which the residual stays under ``threshold`` to the end of the
             run; -1 where there is none.
         stable_at: First loop whose answer is kept to the end of the run.

@@ -24,8 +24,8 @@ class FixedPoint(ShortRepr):
     """Where a search for a fixed point ended.
 
     Attributes:
-        state: Best-known fixed point, shaped like ``x0``; for a diverged example the last
-            state whose values are finite.
+        state: The last iterate, shaped like ``x0``; of a diverged example the last one whose
+            values are finite.
         status: :class:`Status` code of each example.
         residuals: Relative residual of each iterate, the first that of ``x0``. An example that
             is done keeps its last residual.

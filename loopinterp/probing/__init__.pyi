@@ -1,7 +1,7 @@
 from .carry_chains import ChainSample as ChainSample
 from .carry_chains import sample_chains as sample_chains
+from .carry_wavefront import CarryStudyResult as CarryStudyResult
 from .carry_wavefront import carry_study as carry_study
-from .carry_wavefront_result import CarryStudyResult as CarryStudyResult
 from .linear_probes import PROBES as PROBES
 from .linear_probes import LinearProbe as LinearProbe
 from .linear_probes import LogisticProbe as LogisticProbe

@@ -199,6 +199,8 @@ def test_a_result_comes_back_from_disk(ripple: CarryStudyResult, tmp_path) -> No
         ({"loops": []}, "loops"),
         ({"loops": [3, 2]}, "increasing"),
         ({"n_short": 3}, "n_short"),
+        ({"n": 2}, "n: expected an integer >= 3"),
+        ({"threshold": 1.5}, "threshold"),
     ],
 )
 def test_bad_arguments_are_named(options: dict, said: str) -> None:

@@ -18,7 +18,7 @@ from loopinterp.plotting import (
     line_figure,
     line_panels,
 )
-from loopinterp.probing.carry_wavefront_result import CarryStudyResult, first_decodable
+from loopinterp.probing.carry_wavefront import CarryStudyResult, first_decodable
 from loopinterp.results import Figure, Finding, figures_of, findings_of, tidy
 
 SECTION = "wavefront"
@@ -62,6 +62,7 @@ def _(result: CarryStudyResult) -> list[Finding]:
         good = result.resolved >= READS and result.unresolved <= CHANCE_AT_MOST
         return [Finding(text, value=value, good=good)]
     good = result.resolved >= READS
+    per_loop = f"{result.reach} position{'s' if result.reach != 1 else ''} a loop"
     said = (
         "The carry can be read as soon as it can arrive"
         if good
@@ -69,15 +70,11 @@ def _(result: CarryStudyResult) -> list[Finding]:
     )
     text = (
         f"{said}: a linear probe reads it with an accuracy of {result.resolved:.2f} at worst from "
-        f"the loop on at which the bit that decides it comes within reach ({_per_loop(result)}), "
+        f"the loop on at which the bit that decides it comes within reach ({per_loop}), "
         f"for {n_known} of {n_chains} chain lengths. Before, nothing could be read, whatever the "
         "model has learned (the window is a light cone)."
     )
     return [Finding(text, value=value, good=good)]
-
-
-def _per_loop(result: CarryStudyResult) -> str:
-    return f"{result.reach} position{'s' if result.reach != 1 else ''} a loop"
 
 
 @figures_of.register
