@@ -25,7 +25,11 @@ AFTER = 4
 
 @torch.no_grad()
 def score_dynamics(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
-    """When each token settles, when each answer does, and how stable the end is."""
+    """When each token settles, when each answer does, and how stable the end is.
+
+    A token that never settles in the run is right where a variable of the program changes in the
+    last loop too.
+    """
     model, program = known.compiled.model, known.compiled.program
     batch = known.batch[slice(0, EXAMPLES)]
     # What is shifted through a sequence has left it after as many loops as it has positions.
@@ -41,7 +45,8 @@ def score_dynamics(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
     )
     own = _settled(trace)
     # The study counts the first loop that moves nothing; the program, the last that does.
-    found = torch.from_numpy(result.data["settled_at"].values) - 1
+    settled_at = torch.from_numpy(result.data["settled_at"].values)
+    found = torch.where(settled_at < 0, n_loops, settled_at - 1)
     scores = {"settling loop": _shares(found, own)}
     logits = model(batch.inputs, n_loops=n_loops, return_type="all_logits")
     decided = readout_margin(logits) > LOGIT / 2
