@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from einops import einsum
 
 from loopinterp.errors import InputError
+from loopinterp.models.run_inputs import TOKEN_TYPES
 from loopinterp.models.taps import Recorder, Taps
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     Read = Callable[[str], Tensor]
     """An activation of the run, by name or alias."""
 
-_INTEGERS = (torch.uint8, torch.int16, torch.int32, torch.int64)
 # The loop, layer and head of a part that has none; NaN would fall out of groupby("loop").sum().
 _NOWHERE = {"loop": -1, "layer": -1, "head": -1}
 
@@ -197,7 +197,11 @@ def _one_hot(name: str, tokens: int | Tensor, logits: Tensor) -> Float[Tensor, "
     wide = given[:, None] if given.dim() == 1 and len(shape) == 2 else given
     sizes = zip(wide.shape[::-1], shape[::-1])
     fits = wide.dim() <= len(shape) and all(n in (1, there) for n, there in sizes)
-    if not fits or given.dtype not in _INTEGERS or bool(((given < 0) | (given >= n_classes)).any()):
+    if (
+        not fits
+        or given.dtype not in TOKEN_TYPES
+        or bool(((given < 0) | (given >= n_classes)).any())
+    ):
         raise InputError(
             name,
             expected=f"output classes from 0 to {n_classes - 1}: one, one for each example, or "

@@ -160,10 +160,9 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
             InputError: If a loop is out of range, or shape or type do not fit.
         """
         loops = self._loops_of(n_loops, inputs)
-        ends = self._ends(n_loops, start_at_loop, stop_at_loop, return_type)
         span = loop_span(start_at_loop, stop_at_loop, loops, state)
         taps = Taps(self._hooked(loops, told=self._told(n_loops)))
-        return self._run(inputs, span, ends, state, position_offset, return_type, taps)
+        return self._run(inputs, n_loops, span, state, position_offset, return_type, taps)
 
     def run_with_cache(
         self,
@@ -204,7 +203,6 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
         """
         total = self._loops_of(n_loops, inputs)
         self._need_number(n_loops, total, names_filter)
-        ends = self._ends(n_loops, start_at_loop, stop_at_loop, return_type)
         span = loop_span(start_at_loop, stop_at_loop, total, state)
         book = self.addresses(total)
         chosen = [book.addresses[name] for name in book.select(names_filter, loops)]
@@ -221,7 +219,7 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
         recorder = Recorder(pos_slice=pos_slice, device=device, dtype=kept_as, gradients=incl_bwd)
         points = self._hooked(total, told=self._told(n_loops))
         taps = Taps(points, wanted, recorder, gradients=incl_bwd)
-        out = self._run(inputs, span, ends, state, position_offset, return_type, taps)
+        out = self._run(inputs, n_loops, span, state, position_offset, return_type, taps)
         if incl_bwd:
             recorder.backward(out if loss_fn is None else loss_fn(out))
         cache = LoopedCache(recorder.kept, self.unroll(total))
@@ -234,14 +232,15 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
     def _run(
         self,
         inputs: Tensor,
+        n_loops: int | Tensor | None,
         span: range,
-        ends: Tensor | None,
         state: Tensor | None,
         position_offset: int,
         return_type: str,
         taps: Taps,
     ) -> Tensor:
         check_choice("return_type", return_type, get_args(ReturnType))
+        ends = ends_of(n_loops, span, return_type)
         context = self._context(inputs, position_offset, taps)
         e = self._embed(inputs, context, position_offset, taps)
         h = self.initial_state(e) if state is None else check_state(state, e)
@@ -261,11 +260,6 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
         if return_type == "all_logits":
             return torch.stack([*map(self._readout, states[:-1]), self._readout(h, taps)])
         return self._readout(h, taps)
-
-    @staticmethod
-    def _ends(n_loops: Any, start: int, stop: int | None, return_type: str) -> Tensor | None:
-        whole = return_type if return_type in ("states", "all_logits") else None
-        return ends_of(n_loops, start_at_loop=start, stop_at_loop=stop, return_type=whole)
 
     @staticmethod
     def _fires(address: Address, span: range, return_type: str) -> bool:
