@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from loopinterp.errors import InputError
-from loopinterp.models.iteration import iterate
 from loopinterp.models.looped_model import bind, need_model
 from loopinterp.models.model_description import describe_model, device_of
 from loopinterp.results import Result, study
@@ -107,8 +106,8 @@ def worked_example(
             fix="Sample them with one n.",
         )
     with study(seed, model=describe_model(model), n_examples=len(batch)) as watch:
-        readout = bind(model, batch.inputs).readout
-        logits = torch.stack([readout(h) for _, h in iterate(model, batch.inputs, lengths[0])])
+        bound = bind(model, batch.inputs)
+        logits = torch.stack([bound.readout(h) for _, h in bound.run(lengths[0])])
         asked, answers = batch.targets >= 0, logits.argmax(-1)
         right = ((answers == batch.targets) | ~asked).all(-1)
         # Of those that end right if there are any: what never gets there has no last loop.

@@ -78,10 +78,13 @@ def states_at(
         States [loop, *place, d_model] and embeddings ``e`` [*place, d_model].
 
     Raises:
-        InputError: If the loops do not increase, or there are no inputs.
+        InputError: If the loops do not increase, there are no inputs, or no such row.
     """
     wanted = {loop: at for at, loop in enumerate(check_increasing(loops))}
     need_examples(inputs)
+    if row.numel():
+        for end in (int(row.min()), int(row.max())):
+            check_integer("row", end, least=0, most=len(inputs) - 1)
     states: Tensor | None = None
     embedding: Tensor | None = None
     for start in track(range(0, len(inputs), batch_size), "run"):

@@ -170,7 +170,7 @@ class LoopedCache(ActivationCache):
             wanted = [t for t in wanted if name(t, layers[0]) in self.cache_dict]
         if not wanted:
             raise self._missing(component)
-        stacked = torch.stack([self._kept(name(t, n)) for t in wanted for n in layers])
+        stacked = torch.stack([self[name(t, n)] for t in wanted for n in layers])
         return stacked if one else stacked.unflatten(0, (len(wanted), len(layers)))
 
     def decompose_loop(
@@ -316,11 +316,6 @@ class LoopedCache(ActivationCache):
         view.flag_for(index["names"])
         kept = read_activations(folder, index, known=view.addresses().addresses)
         return cls(kept, view, index["has_batch_dim"])
-
-    def _kept(self, name: str) -> Tensor:
-        if name not in self.cache_dict:
-            raise self._missing(name)
-        return self.cache_dict[name]
 
     def _missing(self, name: str) -> MissingActivationError:
         return MissingActivationError(

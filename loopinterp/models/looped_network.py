@@ -126,17 +126,14 @@ class LoopedNetwork(LoopHooks):
         self, inputs: Tensor, context: AttentionContext, offset: int, taps: Taps = NO_TAPS
     ) -> Tensor:
         top = taps.at("top")
-        e = top("hook_embed", self._embedded(inputs))
+        # PyTorch looks up int32 and int64 only; floats are features, and stay as they are.
+        e = top("hook_embed", self.embedding(inputs.long() if self.config.token_input else inputs))
         positions = self._added_positions(inputs, offset)
         if positions is not None:
             e = e + top("hook_pos_embed", positions)
         for k, layer in enumerate(self.prelude):
             e = layer(e, None, context, taps.at("prelude", None, k))
         return e
-
-    def _embedded(self, inputs: Tensor) -> Tensor:
-        # PyTorch looks up int32 and int64 only; floats are features, and stay as they are.
-        return self.embedding(inputs.long() if self.config.token_input else inputs)
 
     def _added_positions(self, inputs: Tensor, offset: int) -> Tensor | None:
         if self.position_embedding is None:

@@ -27,14 +27,7 @@ ReturnType = Literal["logits", "state", "states", "all_logits"]
 
 
 class LoopedTransformer(PretrainedMixin, TransformerLensNames):
-    r"""A looped transformer, hooked at every loop.
-
-    ::
-
-        e       = embed(inputs)
-        h_0     = initial_state(e)
-        h_{t+1} = step(h_t, e)
-        y_t     = readout(h_t)
+    """A :class:`~loopinterp.models.LoopedModel` that is a transformer, hooked at every loop.
 
     A run of T loops over a block of L layers shows T * L hooked views over one set of weights,
     under TransformerLens' names (see :mod:`loopinterp.models.sites`). Attention is fused where

@@ -84,9 +84,8 @@ class WithVocabulary(nn.Module):
     @property
     def n_ctx(self) -> int | None:
         """The positions that the model has room for, where it says so."""
-        return getattr(
-            self.model, "n_ctx", getattr(getattr(self.model, "config", None), "n_ctx", None)
-        )
+        config = getattr(self.model, "config", None)
+        return getattr(self.model, "n_ctx", getattr(config, "n_ctx", None))
 
     def embed(self, inputs: Integer[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
         """The model's, of its own tokens."""

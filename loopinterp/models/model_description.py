@@ -51,9 +51,6 @@ def own_weights(model: nn.Module) -> dict[str, Tensor]:
 def check_weights(model: Any) -> None:
     """Raise if a weight of a model that has named ones is NaN or infinite.
 
-    Raises:
-        InputError: It names the first such tensor.
-
     Example:
         >>> broken = torch.nn.Linear(1, 1)
         >>> broken.bias.data[0] = torch.nan

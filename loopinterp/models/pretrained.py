@@ -39,16 +39,18 @@ class PretrainedMixin(ModelHubMixin):
 
     config: LoopedTransformerConfig
 
-    def save_pretrained(self, save_directory: str | Path, **push_options: Any) -> str | None:  # type: ignore[override]
+    def save_pretrained(  # type: ignore[override]
+        self, save_directory: str | Path, *, push_to_hub: bool = False, **push_options: Any
+    ) -> str | None:
         """Write the model to a folder; with ``push_to_hub=True``, also to a hub.
 
         Raises:
-            InputError: If the folder cannot be written.
+            InputError: If the folder cannot be written, or there are options of a hub without it.
         """
+        if not push_to_hub:
+            refuse(push_options, "none without push_to_hub=True", "Leave it out, or push.")
         self._save_pretrained(Path(save_directory))
-        if push_options.pop("push_to_hub", False):
-            return self.push_to_hub(**push_options)
-        return None
+        return self.push_to_hub(**push_options) if push_to_hub else None
 
     def _save_pretrained(self, save_directory: Path) -> None:
         config = self.config.to_dict()

@@ -166,14 +166,17 @@ class TransformerLensNames(LoopedNetwork):
         return self.unembedding
 
     def to_tokens(self, tokens: Any, *_: Any, **__: Any) -> Tensor:
-        """Tokens are given as they are: there is no tokenizer."""
+        """Tokens are given as they are: there is no tokenizer, and text is refused."""
         if isinstance(tokens, torch.Tensor):
             return tokens
-        raise self._no_tokenizer(tokens)
+        raise InputError(
+            "tokens",
+            expected="token indices as a tensor or an integer: there is no tokenizer",
+            given=repr(tokens),
+            fix="Use the sampler of the task, which gives token tensors.",
+        )
 
-    def to_single_token(self, token: Any) -> int:
-        """Raise: there is no tokenizer to turn text into a token."""
-        raise self._no_tokenizer(token)
+    to_single_token = to_tokens
 
     def tokens_to_residual_directions(
         self, tokens: int | Tensor
@@ -184,7 +187,7 @@ class TransformerLensNames(LoopedNetwork):
             tokens: Output classes, of any shape.
         """
         if isinstance(tokens, str):
-            raise self._no_tokenizer(tokens)
+            self.to_tokens(tokens)
         return self.W_U.T[torch.as_tensor(tokens, device=self.device)]
 
     def accumulated_bias(
@@ -271,12 +274,3 @@ class TransformerLensNames(LoopedNetwork):
                 given="True",
                 fix="Call set_use_split_qkv_input(True), and hook all three.",
             )
-
-    @staticmethod
-    def _no_tokenizer(given: Any) -> InputError:
-        return InputError(
-            "tokens",
-            expected="token indices as a tensor or an integer: there is no tokenizer",
-            given=repr(given),
-            fix="Use the sampler of the task, which gives token tensors.",
-        )
