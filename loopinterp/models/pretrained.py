@@ -48,7 +48,8 @@ class PretrainedMixin(ModelHubMixin):
             InputError: If the folder cannot be written, or there are options of a hub without it.
         """
         if not push_to_hub:
-            refuse(push_options, "none without push_to_hub=True", "Leave it out, or push.")
+            expected = "none without a push; neither a card nor another config is written"
+            refuse(push_options, expected, "Leave it out, or pass push_to_hub=True.")
         self._save_pretrained(Path(save_directory))
         return self.push_to_hub(**push_options) if push_to_hub else None
 
