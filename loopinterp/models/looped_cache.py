@@ -154,11 +154,6 @@ class LoopedCache(ActivationCache):
         layers, one = (
             ([None], True) if per_loop else resolve_index(layer, book.config.n_layers, "layer")
         )
-        wanted = resolve_index(loops, self.n_loops, "loop")[0]
-
-        def name(loop: int, at: int | None) -> str:
-            return str(book.site(component, loop=loop, layer=at))
-
         if not layers or (per_loop and layer not in (-1, None)):
             raise HookError(
                 f"layer of {component!r}",
@@ -166,12 +161,14 @@ class LoopedCache(ActivationCache):
                 given=repr(layer),
                 fix="Leave layer out.",
             )
+        wanted = resolve_index(loops, self.n_loops, "loop")[0]
+        names = [[book.at["block", t, k, component].name for k in layers] for t in wanted]
         if loops is None:
-            wanted = [t for t in wanted if name(t, layers[0]) in self.cache_dict]
-        if not wanted:
+            names = [row for row in names if row[0] in self.cache_dict]
+        if not names:
             raise self._missing(component)
-        stacked = torch.stack([self[name(t, n)] for t in wanted for n in layers])
-        return stacked if one else stacked.unflatten(0, (len(wanted), len(layers)))
+        stacked = torch.stack([self[name] for row in names for name in row])
+        return stacked if one else stacked.unflatten(0, (len(names), len(layers)))
 
     def decompose_loop(
         self, loop: int

@@ -244,13 +244,9 @@ class LoopHooks(LoopCount, HookedRootModule):
         *,
         n_loops: int | None = None,
     ) -> Iterator[Self]:
-        """Hooks for a while, in the runs of this thread; see :meth:`run_with_hooks`.
+        """Hooks for a while, in the runs of this thread, given as to :meth:`run_with_hooks`.
 
         Args:
-            fwd_hooks: Names, each with a function.
-            bwd_hooks: The same for gradients.
-            reset_hooks_end: Whether they are taken off at the end.
-            clear_contexts: Whether every ``hook.ctx`` is emptied then.
             n_loops: Loops of the runs that the names are of; ``model.n_loops`` if None.
 
         Raises:

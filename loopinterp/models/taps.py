@@ -45,18 +45,18 @@ SILENT = Tap()
 class _OpenTap(Tap):
     """A tap at which activations pass through hook points, and are recorded where wanted."""
 
-    def __init__(self, record: Callable[[str, Tensor], None], *, gradients: bool) -> None:
+    def __init__(self, record: Callable[[Address, Tensor], None], *, gradients: bool) -> None:
         self._record, self._gradients = record, gradients
         self.points: dict[str, list[HookPoint]] = {}
-        self.wanted: dict[str, str] = {}  # component -> name
+        self.wanted: dict[str, Address] = {}  # both by component
 
     def __call__(self, component: str, x: Tensor) -> Tensor:
         for point in self.points.get(component, ()):
             # Hooks of TransformerLens write in place; what they get must be nobody else's.
             x = point(x.clone())
-        name = self.wanted.get(component)
-        if name is not None:
-            self._record(name, x)
+        address = self.wanted.get(component)
+        if address is not None:
+            self._record(address, x)
         return x
 
     def listens(self, *components: str) -> bool:
@@ -72,7 +72,7 @@ class Taps:
     Args:
         points: The hook points of the run that carry functions, with their addresses.
         wanted: Addresses to record.
-        record: Called with name and activation for each address wanted.
+        record: Called with address and activation for each address wanted.
         gradients: Whether gradients of what is recorded will be asked for.
     """
 
@@ -80,7 +80,7 @@ class Taps:
         self,
         points: Iterable[tuple[Address, HookPoint]] = (),
         wanted: Iterable[Address] = (),
-        record: Callable[[str, Tensor], None] = lambda name, x: None,
+        record: Callable[[Address, Tensor], None] = lambda address, x: None,
         *,
         gradients: bool = False,
     ) -> None:
@@ -95,7 +95,7 @@ class Taps:
         for address, point in points:
             tap(address).points.setdefault(address.component, []).append(point)
         for address in wanted:
-            tap(address).wanted[address.component] = address.name
+            tap(address).wanted[address.component] = address
 
     def at(self, section: str, loop: int | None = None, layer: int | None = None) -> Tap:
         """The tap at a place."""
@@ -107,12 +107,6 @@ class Taps:
 
 
 NO_TAPS = Taps()
-
-_BY_HEAD = tuple(
-    f"hook_{name}"
-    for name in ("q", "k", "v", "z", "rot_q", "rot_k", "q_input", "k_input", "v_input", "result")
-)
-"""Ends of the names of activations that have a head axis after the positions."""
 
 
 class Recorder:
@@ -136,12 +130,12 @@ class Recorder:
         self.kept: dict[str, Tensor] = {}
         self._slice = None if pos_slice is None else Slice.unwrap(pos_slice)
         self._device, self._dtype = device, dtype
-        self._live: dict[str, Tensor] | None = {} if gradients else None
+        self._live: dict[Address, Tensor] | None = {} if gradients else None
 
-    def __call__(self, name: str, x: Tensor) -> None:
+    def __call__(self, address: Address, x: Tensor) -> None:
         if self._live is not None:
-            self._live[name] = x
-        self.kept[name] = self._keep(name, x)
+            self._live[address] = x
+        self.kept[address.name] = self._keep(address, x)
 
     def backward(self, loss: Tensor) -> None:
         """Add ``d loss / d activation`` for everything kept, as ``NAME_grad``."""
@@ -153,17 +147,18 @@ class Recorder:
                 fix="Pass loss_fn=, from what the run returns to a scalar, and do not use no_grad.",
             )
         assert self._live is not None
-        live = {name: x for name, x in self._live.items() if x.requires_grad}
-        gradients = torch.autograd.grad(loss, list(live.values()), allow_unused=True)
-        for (name, x), gradient in zip(live.items(), gradients):
-            full = torch.zeros_like(x) if gradient is None else gradient
-            self.kept[f"{name}_grad"] = self._keep(name, full)
+        live = {address: x for address, x in self._live.items() if x.requires_grad}
+        gradients = torch.autograd.grad(
+            loss, list(live.values()), allow_unused=True, materialize_grads=True
+        )
+        for address, gradient in zip(live, gradients):
+            self.kept[f"{address.name}_grad"] = self._keep(address, gradient)
 
-    def _keep(self, name: str, x: Tensor) -> Tensor:
+    def _keep(self, address: Address, x: Tensor) -> Tensor:
         if x.requires_grad:
             x = x.detach()
         if self._slice is not None:
-            axis = -3 if name.endswith(_BY_HEAD) else -2
+            axis = -3 if address.kind in ("head", "fork") else -2
             try:
                 # Cloned, or the part kept would hold the whole activation in memory.
                 kept = self._slice.apply(x, dim=axis).clone()
