@@ -40,19 +40,15 @@ class LoopedNetwork(LoopHooks):
         d_model = config.d_model
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(check_seed(seed))
-            if config.token_input:
-                assert config.d_vocab is not None
-                self.embedding: nn.Module = nn.Embedding(config.d_vocab, d_model)
-            else:
-                assert config.d_features is not None
-                self.embedding = nn.Linear(config.d_features, d_model)
-            learned = config.positions in ("absolute", "abacus")
-            self.position_embedding = nn.Embedding(config.n_ctx or 0, d_model) if learned else None
-            self.relative_bias = (
-                RelativeBias(config.n_heads, config.relative_window)
-                if config.positions == "relative" and config.relative_window is not None
-                else None
+            self.embedding: nn.Module = (
+                nn.Linear(config.d_features or 0, d_model)
+                if config.d_vocab is None
+                else nn.Embedding(config.d_vocab, d_model)
             )
+            # The configuration has these two where its positions need them, and nowhere else.
+            n_ctx, window = config.n_ctx, config.relative_window
+            self.position_embedding = None if n_ctx is None else nn.Embedding(n_ctx, d_model)
+            self.relative_bias = None if window is None else RelativeBias(config.n_heads, window)
             self.prelude = nn.ModuleList(Layer(config, tied=False) for _ in range(config.n_prelude))
             self.block = nn.ModuleList(Layer(config, tied=True) for _ in range(config.n_layers))
             self.coda = nn.ModuleList(Layer(config, tied=False) for _ in range(config.n_coda))
