@@ -68,7 +68,7 @@ def attribute_logit(
         choice = choice - _one_hot("incorrect_tokens", incorrect_tokens, logits)
     way = _WayBack(read, model, choice @ model.W_U.T)
     if model.unembedding.bias is not None:
-        way.add("unembedding bias", choice @ model.b_U, "unembedding bias")
+        way.add("unembedding bias", choice @ model.b_U)
     way.through_readout()
     for t in range(loop, from_loop - 1, -1):
         way.through_loop(t)
@@ -87,20 +87,23 @@ class _WayBack:
         self.read, self.model, self.direction = read, model, direction
         self.parts: list[tuple[dict[str, Any], Float[Tensor, "*batch pos"]]] = []
 
-    def add(self, component: str, logit: Tensor, part: str, **indices: int) -> None:
-        """Note what a part adds to the logit."""
-        name = {"component": component, "part": part, **_NOWHERE, **indices}
-        self.parts.append((name, logit))
+    def add(self, name: str, logit: Tensor, part: str = "", **place: int) -> None:
+        """Note what a part adds to the logit; ``part`` is its kind, where not its name."""
+        indices = {**_NOWHERE, **place}
+        words = {"loop": "loop", "layer": "layer" if "loop" in place else "coda layer"}
+        where = [f"{word} {place[axis]}" for axis, word in words.items() if axis in place]
+        component = ", ".join([*where, name])
+        self.parts.append(({"component": component, "part": part or name, **indices}, logit))
 
-    def write(self, component: str, x: Tensor, part: str, **indices: int) -> None:
+    def write(self, name: str, x: Tensor, part: str = "", **place: int) -> None:
         """Note what a vector written to the stream here adds to the logit."""
-        self.add(component, (x * self.direction).sum(-1), part, **indices)
+        self.add(name, (x * self.direction).sum(-1), part, **place)
 
-    def through_norm(self, norm: Norm | Any, scale: str, component: str, **indices: int) -> None:
+    def through_norm(self, norm: Norm | Any, site: str, name: str, **place: int) -> None:
         """``x -> (x - mean) / scale * weight + bias``, or ``x -> x / scale * weight``."""
         if norm.bias is not None:
-            self.write(f"{component} bias", norm.bias, "norm bias", **indices)
-        direction = self.direction * norm.weight / self.read(scale)
+            self.write(f"{name} bias", norm.bias, "norm bias", **place)
+        direction = self.direction * norm.weight / self.read(f"{site}.hook_scale")
         if norm.bias is not None:
             direction = direction - direction.mean(-1, keepdim=True)
         self.direction = direction
@@ -108,22 +111,20 @@ class _WayBack:
     def through_readout(self) -> None:
         """Final norm and coda."""
         if self.model.ln_final is not None:
-            self.through_norm(self.model.ln_final, "ln_final.hook_scale", "final norm")
+            self.through_norm(self.model.ln_final, "ln_final", "final norm")
         for k in reversed(range(len(self.model.coda))):
-            self.through_layer(self.model.coda[k], f"coda.{k}", f"coda layer {k}", layer=k)
+            self.through_layer(self.model.coda[k], f"coda.{k}", layer=k)
 
     def through_loop(self, loop: int) -> None:
         """Loop norm, layers, and the injection, wherever it stands."""
         model, here = self.model, f"loops.{loop}"
         injection = model.config.injection
         if model.ln_loop is not None:
-            scale, label = f"{here}.ln_loop.hook_scale", f"loop {loop}, loop norm"
-            self.through_norm(model.ln_loop, scale, label, loop=loop)
+            self.through_norm(model.ln_loop, f"{here}.ln_loop", "loop norm", loop=loop)
         if injection == "gated_output":
             self._inject(loop)
         for k in reversed(range(len(model.block))):
-            at, label = f"{here}.blocks.{k}", f"loop {loop}, layer {k}"
-            self.through_layer(model.block[k], at, label, loop=loop, layer=k)
+            self.through_layer(model.block[k], f"{here}.blocks.{k}", loop=loop, layer=k)
         # Injected into sublayers, the input reaches the stream through what they write alone.
         if injection in ("input", "concat"):
             self._inject(loop)
@@ -131,26 +132,24 @@ class _WayBack:
             self.direction = self.direction @ model.recall.state.weight
 
     def _inject(self, loop: int) -> None:
-        x = self.read(f"loops.{loop}.hook_injection")
-        self.write(f"loop {loop}, injection", x, "injection", loop=loop)
+        self.write("injection", self.read(f"loops.{loop}.hook_injection"), loop=loop)
 
-    def through_layer(self, weights: Layer | Any, at: str, label: str, **indices: int) -> None:
+    def through_layer(self, weights: Layer | Any, at: str, **place: int) -> None:
         """MLP, then attention: each writes to the stream, through a norm of its own or not."""
         if weights.norms_sum:
-            self.through_norm(weights.ln2, f"{at}.ln2.hook_scale", f"{label}, ln2", **indices)
-        self.write(f"{label}, mlp", self.read(f"{at}.hook_mlp_out"), "mlp", **indices)
+            self.through_norm(weights.ln2, f"{at}.ln2", "ln2", **place)
+        self.write("mlp", self.read(f"{at}.hook_mlp_out"), **place)
         if weights.norms_sum:
-            self.through_norm(weights.ln1, f"{at}.ln1.hook_scale", f"{label}, ln1", **indices)
+            self.through_norm(weights.ln1, f"{at}.ln1", "ln1", **place)
         stream = self.direction
         if weights.ln1_post is not None:
-            scale = f"{at}.ln1_post.hook_scale"
-            self.through_norm(weights.ln1_post, scale, f"{label}, ln1_post", **indices)
-        self.write(f"{label}, attention bias", weights.attn.b_O, "attention bias", **indices)
+            self.through_norm(weights.ln1_post, f"{at}.ln1_post", "ln1_post", **place)
+        self.write("attention bias", weights.attn.b_O, **place)
         read_along = "... d_model, head d_head d_model -> ... head d_head"
         wanted = einsum(self.direction, weights.attn.W_O, read_along)
         heads = (self.read(f"{at}.attn.hook_z") * wanted).sum(-1)  # [batch, pos, head]
         for head in reversed(range(weights.attn.n_heads)):
-            self.add(f"{label}, head {head}", heads[..., head], "head", head=head, **indices)
+            self.add(f"head {head}", heads[..., head], "head", head=head, **place)
         self.direction = stream
 
 

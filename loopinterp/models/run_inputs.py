@@ -95,6 +95,8 @@ def need_examples(inputs: Any) -> None:
 
 def check_ends(n_loops: Tensor, inputs: Any) -> Tensor:
     """Numbers of loops, one for each example; raise unless they are, 0 or more, on its device."""
+    if not isinstance(inputs, torch.Tensor):
+        return n_loops  # the inputs are refused where they are read
     need_examples(inputs)
     wanted, device = (len(inputs),), inputs.device
     fits = n_loops.dtype in TOKEN_TYPES and n_loops.shape == wanted
