@@ -50,10 +50,8 @@ def attribute_logit(
 ) -> xr.DataArray:
     """The work of :meth:`~loopinterp.models.LoopedCache.logit_attribution`, which documents it.
 
-    Args:
-        read: The activations of the run.
-        model: The model, unrolled over the loops of the run.
-        dims: The axes of an activation before ``d_model``.
+    The model is unrolled over the loops of the run; ``dims`` are an activation's axes before
+    ``d_model``.
     """
     if from_loop > loop:
         raise InputError(
@@ -217,11 +215,7 @@ def _named(
     logits: Tensor,
     dims: tuple[str, ...],
 ) -> xr.DataArray:
-    """The parts under their names, if they add up.
-
-    Raises:
-        InputError: If they do not.
-    """
+    """The parts under their names; raise unless they add up."""
     import xarray as xr
 
     values = torch.stack([logit for _, logit in parts])

@@ -103,15 +103,7 @@ def states_at(
 
 
 def check_increasing(loops: Sequence[int], *, most: int | None = None) -> list[int]:
-    """Numbers of loops as a list.
-
-    Args:
-        loops: The numbers.
-        most: Loops of the run, if it is known.
-
-    Raises:
-        InputError: If they are not increasing integers from 0 on, up to ``most``.
-    """
+    """Numbers of loops as a list; raise unless they increase from 0 on, up to ``most``."""
     fix = f"Pass e.g. loops=range(0, {37 if most is None else most + 1})."
     steps = [check_integer("loops", loop, least=0, most=most, fix=fix) for loop in loops]
     if not steps or any(b <= a for a, b in pairwise(steps)):

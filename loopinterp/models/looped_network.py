@@ -28,12 +28,7 @@ if TYPE_CHECKING:
 
 
 class LoopedNetwork(LoopHooks):
-    """The weights, the embedding of an input, one loop, and the readout, each with its hooks.
-
-    Args:
-        config: The architecture.
-        seed: Seed of the initial weights.
-    """
+    """The weights, the embedding of an input, one loop, and the readout, each with its hooks."""
 
     def __init__(self, config: LoopedTransformerConfig, *, seed: int = 0) -> None:
         super().__init__(config)

@@ -140,7 +140,7 @@ def _check_size(config: LoopedTransformerConfig, folder: Path) -> None:
 
 
 def _folder(name: str, options: dict[str, Any]) -> Path:
-    """The folder of that name; or the one that a model of a hub is downloaded to."""
+    """The folder of that name, or the one that a model of a hub is downloaded to."""
     if not name.startswith(HUB):
         if not os.path.isdir(name):  # which, unlike Path's, takes any name
             raise CheckpointError(

@@ -44,11 +44,7 @@ class LoopRule:
 
 
 def own_depth(model: Any) -> int | None:
-    """Loops of a model that makes as many whatever the length of its input; None of all others.
-
-    Args:
-        model: Any looped model. Only a :attr:`loop_rule` says so, not the default of a run.
-    """
+    """Loops of a model whose :attr:`loop_rule` says as many whatever the input; None of others."""
     rule = getattr(model, "loop_rule", None)
     return rule.shown if isinstance(rule, LoopRule) and rule.of_length is None else None
 

@@ -39,9 +39,6 @@ class LoopHooks(LoopCount, HookedRootModule):
     An unknown name, a filter that keeps nothing, a hook that never fires, and one that returns
     what cannot stand in the activation's place are errors. Hooks on the first loops stay on when
     the number of loops changes; only the coda's names move.
-
-    Args:
-        config: The architecture, which decides what hooks there are.
     """
 
     def __init__(self, config: LoopedTransformerConfig) -> None:

@@ -110,13 +110,9 @@ NO_TAPS = Taps()
 
 
 class Recorder:
-    """Keeps activations during a run, sliced, cast and moved as asked.
+    """Keeps activations during a run, sliced, cast and moved as ``run_with_cache`` is asked to.
 
-    Args:
-        pos_slice: Positions to keep.
-        device: Where to keep them; None leaves them where they are.
-        dtype: Type to keep floats in; None leaves it.
-        gradients: Whether :meth:`backward` will be called.
+    With ``gradients``, :meth:`backward` will be called.
     """
 
     def __init__(
