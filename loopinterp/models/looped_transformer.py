@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 
-from loopinterp.errors import HookError, InputError, check_choice
+from loopinterp.errors import HookError, InputError, check_choice, check_integer
 from loopinterp.models.looped_cache import LoopedCache
 from loopinterp.models.looped_model import Iteration
 from loopinterp.models.positions import AttentionContext
 from loopinterp.models.pretrained import PretrainedMixin
-from loopinterp.models.run_inputs import check_dtype, check_state, loop_span
+from loopinterp.models.run_inputs import check_dtype, check_state, loop_span, refuse
 from loopinterp.models.run_length import ends_of
 from loopinterp.models.sites import Address, Index
 from loopinterp.models.taps import Recorder, Taps
@@ -193,7 +193,13 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
 
         Raises:
             HookError: If the filter keeps nothing, or a name does not exist.
+            InputError: If the batch axis of more than one example is to go, or ``loss_fn`` is
+                given without ``incl_bwd``.
         """
+        if not incl_bwd:
+            refuse(
+                {"loss_fn": loss_fn}, "none without incl_bwd=True, which it is for", "Pass both."
+            )
         total = self._loops_of(n_loops, inputs)
         self._need_number(n_loops, total, names_filter)
         span = loop_span(start_at_loop, stop_at_loop, total, state)
@@ -211,12 +217,13 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
         kept_as = check_dtype(dtype)
         recorder = Recorder(pos_slice=pos_slice, device=device, dtype=kept_as, gradients=incl_bwd)
         points = self._hooked(total, told=self._told(n_loops))
-        taps = Taps(points, wanted, recorder, gradients=incl_bwd)
+        taps = Taps(points, wanted, recorder)
         out = self._run(inputs, n_loops, span, state, position_offset, return_type, taps)
         if incl_bwd:
             recorder.backward(out if loss_fn is None else loss_fn(out))
         cache = LoopedCache(recorder.kept, self.unroll(total))
         if remove_batch_dim:
+            check_integer("batch size", len(inputs), most=1, fix="Leave remove_batch_dim out.")
             cache.remove_batch_dim(batch_size=len(inputs))
         return out, cache
 

@@ -7,7 +7,8 @@ place afterwards, so a cache need not clone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -45,8 +46,8 @@ SILENT = Tap()
 class _OpenTap(Tap):
     """A tap at which activations pass through hook points, and are recorded where wanted."""
 
-    def __init__(self, record: Callable[[Address, Tensor], None], *, gradients: bool) -> None:
-        self._record, self._gradients = record, gradients
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
         self.points: dict[str, list[HookPoint]] = {}
         self.wanted: dict[str, Address] = {}  # both by component
 
@@ -56,14 +57,15 @@ class _OpenTap(Tap):
             x = point(x.clone())
         address = self.wanted.get(component)
         if address is not None:
-            self._record(address, x)
+            self._recorder(address, x)
         return x
 
     def listens(self, *components: str) -> bool:
         return any(c in self.points or c in self.wanted for c in components)
 
     def edits(self, *components: str) -> bool:
-        return any(c in self.points or (self._gradients and c in self.wanted) for c in components)
+        needed = self.wanted if self._recorder.gradients else ()
+        return any(c in self.points or c in needed for c in components)
 
 
 class Taps:
@@ -72,30 +74,22 @@ class Taps:
     Args:
         points: The hook points of the run that carry functions, with their addresses.
         wanted: Addresses to record.
-        record: Called with address and activation for each address wanted.
-        gradients: Whether gradients of what is recorded will be asked for.
+        recorder: What keeps them.
     """
 
     def __init__(
         self,
         points: Iterable[tuple[Address, HookPoint]] = (),
         wanted: Iterable[Address] = (),
-        record: Callable[[Address, Tensor], None] = lambda address, x: None,
-        *,
-        gradients: bool = False,
+        recorder: Recorder | None = None,
     ) -> None:
-        self._taps: dict[Place, _OpenTap] = {}
-
-        def tap(address: Address) -> _OpenTap:
-            place = address.place
-            if place not in self._taps:
-                self._taps[place] = _OpenTap(record, gradients=gradients)
-            return self._taps[place]
-
+        self._taps: defaultdict[Place, _OpenTap] = defaultdict(
+            lambda: _OpenTap(recorder or Recorder())
+        )
         for address, point in points:
-            tap(address).points.setdefault(address.component, []).append(point)
+            self._taps[address.place].points.setdefault(address.component, []).append(point)
         for address in wanted:
-            tap(address).wanted[address.component] = address
+            self._taps[address.place].wanted[address.component] = address
 
     def at(self, section: str, loop: int | None = None, layer: int | None = None) -> Tap:
         """The tap at a place."""
@@ -125,11 +119,11 @@ class Recorder:
     ) -> None:
         self.kept: dict[str, Tensor] = {}
         self._slice = None if pos_slice is None else Slice.unwrap(pos_slice)
-        self._device, self._dtype = device, dtype
-        self._live: dict[Address, Tensor] | None = {} if gradients else None
+        self._device, self._dtype, self.gradients = device, dtype, gradients
+        self._live: dict[Address, Tensor] = {}
 
     def __call__(self, address: Address, x: Tensor) -> None:
-        if self._live is not None:
+        if self.gradients:
             self._live[address] = x
         self.kept[address.name] = self._keep(address, x)
 
@@ -142,7 +136,6 @@ class Recorder:
                 given=f"shape {tuple(loss.shape)}, requires_grad={loss.requires_grad}",
                 fix="Pass loss_fn=, from what the run returns to a scalar, and do not use no_grad.",
             )
-        assert self._live is not None
         live = {address: x for address, x in self._live.items() if x.requires_grad}
         gradients = torch.autograd.grad(
             loss, list(live.values()), allow_unused=True, materialize_grads=True
