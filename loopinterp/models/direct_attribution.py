@@ -46,12 +46,10 @@ def attribute_logit(
     *,
     loop: int,
     from_loop: int,
-    dims: tuple[str, ...],
 ) -> xr.DataArray:
     """The work of :meth:`~loopinterp.models.LoopedCache.logit_attribution`, which documents it.
 
-    The model is unrolled over the loops of the run; ``dims`` are an activation's axes before
-    ``d_model``.
+    The model is unrolled over the loops of the run.
     """
     if from_loop > loop:
         raise InputError(
@@ -72,7 +70,7 @@ def attribute_logit(
         way.through_loop(t)
     state = read(f"loops.{from_loop}.hook_state_pre")
     way.write(f"state before loop {from_loop}", state, "state")
-    return _named(way.parts[::-1], choice, logits, dims)
+    return _named(way.parts[::-1], choice, logits)
 
 
 class _WayBack:
@@ -85,7 +83,7 @@ class _WayBack:
         self.read, self.model, self.direction = read, model, direction
         self.parts: list[tuple[dict[str, Any], Float[Tensor, "*batch pos"]]] = []
 
-    def add(self, name: str, logit: Tensor, part: str = "", **place: int) -> None:
+    def add(self, name: str, logit: Tensor, part: str = "", /, **place: int) -> None:
         """Note what a part adds to the logit; ``part`` is its kind, where not its name."""
         indices = {**_NOWHERE, **place}
         words = {"loop": "loop", "layer": "layer" if "loop" in place else "coda layer"}
@@ -93,7 +91,7 @@ class _WayBack:
         component = ", ".join([*where, name])
         self.parts.append(({"component": component, "part": part or name, **indices}, logit))
 
-    def write(self, name: str, x: Tensor, part: str = "", **place: int) -> None:
+    def write(self, name: str, x: Tensor, part: str = "", /, **place: int) -> None:
         """Note what a vector written to the stream here adds to the logit."""
         self.add(name, (x * self.direction).sum(-1), part, **place)
 
@@ -210,10 +208,7 @@ def _one_hot(name: str, tokens: int | Tensor, logits: Tensor) -> Float[Tensor, "
 
 
 def _named(
-    parts: list[tuple[dict[str, Any], Tensor]],
-    choice: Tensor,
-    logits: Tensor,
-    dims: tuple[str, ...],
+    parts: list[tuple[dict[str, Any], Tensor]], choice: Tensor, logits: Tensor
 ) -> xr.DataArray:
     """The parts under their names; raise unless they add up."""
     import xarray as xr
@@ -231,4 +226,5 @@ def _named(
         )
     names = {key: ("component", [name[key] for name, _ in parts]) for key in parts[0][0]}
     data = values.double().cpu().numpy()
-    return xr.DataArray(data, names, ("component", *dims), name="logit_attribution")
+    dims = ("component", "batch", "pos") if logits.dim() == 3 else ("component", "pos")
+    return xr.DataArray(data, names, dims, name="logit_attribution")

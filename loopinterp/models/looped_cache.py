@@ -253,7 +253,6 @@ class LoopedCache(ActivationCache):
             incorrect_tokens,
             loop=last,
             from_loop=first,
-            dims=("batch", "pos") if self.has_batch_dim else ("pos",),
         )
 
     decompose_resid = _only_if("decompose_resid", _SUM)

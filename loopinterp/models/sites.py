@@ -109,7 +109,7 @@ class AddressBook:
         inside = [name for name in in_layer if name.startswith(("attn.", "mlp."))]
         self._short = {name.rpartition("hook_")[2]: name for name in inside}
         n_layers = (config.n_prelude, config.n_layers, config.n_coda)
-        self._sizes = dict(zip(("prelude", "block", "coda"), n_layers))
+        self._sizes: dict[str, int] = dict(zip(("prelude", "block", "coda"), n_layers))
         self._selected: dict[tuple[object, object], list[str]] = {}
         entries: list[Address] = []
         numbers = count()

@@ -254,7 +254,7 @@ class LoopHooks(LoopCount, HookedRootModule):
         watched = [(name, Watched(hook)) for name, hook in fwd_hooks]
         ways: dict[Direction, Iterable[tuple[Any, Any]]] = {"fwd": watched, "bwd": bwd_hooks}
         # All names are looked up before the first hook is on.
-        targets = [
+        targets: list[tuple[Address, Any, Direction]] = [
             (address, hook, way)
             for way, hooks in ways.items()
             for name, hook in hooks
