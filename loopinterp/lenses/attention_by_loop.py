@@ -166,10 +166,7 @@ def _patterns(
     model: LoopedTransformer, inputs: Tensor, n_loops: int
 ) -> Float[Tensor, "loop batch layer head query key"]:
     _, cache = model.run_with_cache(inputs, n_loops=n_loops, names_filter="attn.hook_pattern")
-    layers = [
-        cache.stack("attn.hook_pattern", layer=layer) for layer in range(model.config.n_layers)
-    ]
-    return torch.stack(layers, dim=2).double()
+    return cache.stack("attn.hook_pattern", layer=slice(None)).transpose(1, 2).double()
 
 
 def _over_examples(mass: Tensor) -> Tensor:

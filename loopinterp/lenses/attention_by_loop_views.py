@@ -23,14 +23,10 @@ SECTION = "attention"
 def _(result: AttentionResult) -> list[Finding]:
     """The heads that prefer a distance and a place most, the clearer preference first."""
     preferences = {"mass": result.strongest(), "received": result.strongest_sink()}
-    found = {}
-    for name, best in preferences.items():
-        if best is not None:
-            share, low, even = _preference(result, name, best)
-            if low > even:
-                found[share - even] = _said(result, name, best, share, even)
-    if found:
-        return [found[excess] for excess in sorted(found, reverse=True)]
+    found = [_preference(result, name, best) for name, best in preferences.items() if best]
+    clear = sorted(filter(None, found), key=lambda one: one[0], reverse=True)
+    if clear:
+        return [finding for _, finding in clear]
     text = (
         "No head clearly prefers a distance or a place: none gives any of them more attention "
         "than if it were spread evenly, by more than the interval over examples."
@@ -40,27 +36,25 @@ def _(result: AttentionResult) -> list[Finding]:
 
 def _preference(
     result: AttentionResult, name: str, best: dict[str, int]
-) -> tuple[float, float, float]:
-    """A share over all loops, the lower end of its interval, and that of even attention."""
+) -> tuple[float, Finding] | None:
+    """By how much a share over all loops exceeds even attention, and so in words.
+
+    None where even attention lies within the interval of the share.
+    """
+    *_, (axis, at) = best.items()
     share = result.data[name].sel(best).mean("loop")
-    (axis,) = result.data[f"{name}_even"].dims
-    even = result.data[f"{name}_even"].sel({axis: best[str(axis)]})
-    return float(share.sel({ESTIMATE: "value"})), float(share.sel({ESTIMATE: "low"})), float(even)
-
-
-def _said(
-    result: AttentionResult, name: str, best: dict[str, int], share: float, even: float
-) -> Finding:
-    if name == "mass":
-        where, who = place(best["distance"]), ""
-    else:
-        where, who = _key(result, best["key"]), " and positions, whatever their distance"
+    value, low = (float(share.sel({ESTIMATE: end})) for end in ("value", "low"))
+    even = float(result.data[f"{name}_even"].sel({axis: at}))
+    if low <= even:
+        return None
+    where = place(at) if axis == "distance" else _key(result, at)
+    who = "" if axis == "distance" else " and positions, whatever their distance"
     text = (
-        f"{_head_name(result, best).capitalize()} gives {percent(share)} of its attention to "
+        f"{_head_name(result, best).capitalize()} gives {percent(value)} of its attention to "
         f"{where} (mean over loops{who}), against "
         f"{percent(even)} if it were spread evenly over what a position may see."
     )
-    return Finding(text, value=f"{percent(share)} on {where}")
+    return value - even, Finding(text, value=f"{percent(value)} on {where}")
 
 
 def _key(result: AttentionResult, key: int) -> str:

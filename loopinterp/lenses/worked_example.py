@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from loopinterp.errors import InputError
-from loopinterp.models.iteration import iterate
 from loopinterp.models.looped_model import bind, need_model
 from loopinterp.models.model_description import describe_model, device_of
 from loopinterp.results import Result, study
@@ -107,15 +106,15 @@ def worked_example(
             fix="Sample them with one n.",
         )
     with study(seed, model=describe_model(model), n_examples=len(batch)) as watch:
-        readout = bind(model, batch.inputs).readout
-        logits = torch.stack([readout(h) for _, h in iterate(model, batch.inputs, lengths[0])])
+        bound = bind(model, batch.inputs)
+        logits = torch.stack([bound.readout(h) for _, h in bound.run(lengths[0])])
         asked, answers = batch.targets >= 0, logits.argmax(-1)
         right = ((answers == batch.targets) | ~asked).all(-1)
         # Of those that end right if there are any: what never gets there has no last loop.
         late = _settled(right).where(right[-1], -1) if right[-1].any() else _settled(right)
         one = int(late.argmax())
         example = batch[one : one + 1].to("cpu")
-        by_hand, rows = explain(example) if explain else ("", {"input": _plain(example.inputs[0])})
+        by_hand, rows = explain(example) if explain else ("", {"input": example.inputs[0].tolist()})
         target = batch.targets[one].where(asked[one], -1)
         classes = target.clamp(min=0).expand(len(logits), -1)[..., None]
         shares = logits[:, one].softmax(-1).gather(-1, classes)[..., 0].double()
@@ -126,7 +125,7 @@ def worked_example(
             target=target,
             asks=asks,
             by_hand=by_hand,
-            rows={name: list(words) for name, words in rows.items()},
+            rows={name: list(map(str, words)) for name, words in rows.items()},
             symbols=list(symbols or map(str, range(logits.shape[-1]))),
             n_examples=len(batch),
         )
@@ -136,7 +135,3 @@ def _settled(right: Tensor) -> Tensor:
     """The first loop [batch] from which each column [loop, batch] stays as it is at the end."""
     moving = (right != right[-1]).flip(0).cummax(0).values
     return moving.sum(0)
-
-
-def _plain(inputs: Tensor) -> list[str]:
-    return [str(value) for value in inputs.tolist()]

@@ -28,16 +28,9 @@ def write_activations(
     *,
     max_shard_bytes: int,
 ) -> None:
-    """Write shards and their index; an activation with two names is written once.
+    """Write shards and their index, which also says ``header``: of which run these are.
 
-    Args:
-        folder: Where to write.
-        activations: By full name.
-        header: What else the index says: of which run these are.
-        max_shard_bytes: Where a new shard begins.
-
-    Raises:
-        InputError: If the folder cannot be written.
+    An activation with two names is written once; a new shard begins at ``max_shard_bytes``.
     """
     shards: list[dict[str, Tensor]] = [{}]
     places: dict[tuple[Any, ...], str] = {}
@@ -95,13 +88,9 @@ def read_activations(
 ) -> dict[str, Tensor]:
     """The activations that an index names.
 
-    Args:
-        folder: Where the shards lie.
-        index: As :func:`read_index` gives it.
-        known: Names of all activations of such a run.
-
     Raises:
-        CheckpointError: If a shard is missing or damaged, or does not fit the index or the run.
+        CheckpointError: If a shard is missing or damaged, or does not fit the index, or not the
+            names of all activations of such a run, ``known``.
     """
     tensors: dict[str, Tensor] = {}
     for file, names in index["files"].items():

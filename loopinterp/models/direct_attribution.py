@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from einops import einsum
 
 from loopinterp.errors import InputError
+from loopinterp.models.run_inputs import TOKEN_TYPES
 from loopinterp.models.taps import Recorder, Taps
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     Read = Callable[[str], Tensor]
     """An activation of the run, by name or alias."""
 
-_INTEGERS = (torch.uint8, torch.int16, torch.int32, torch.int64)
 # The loop, layer and head of a part that has none; NaN would fall out of groupby("loop").sum().
 _NOWHERE = {"loop": -1, "layer": -1, "head": -1}
 
@@ -46,14 +46,10 @@ def attribute_logit(
     *,
     loop: int,
     from_loop: int,
-    dims: tuple[str, ...],
 ) -> xr.DataArray:
     """The work of :meth:`~loopinterp.models.LoopedCache.logit_attribution`, which documents it.
 
-    Args:
-        read: The activations of the run.
-        model: The model, unrolled over the loops of the run.
-        dims: The axes of an activation before ``d_model``.
+    The model is unrolled over the loops of the run.
     """
     if from_loop > loop:
         raise InputError(
@@ -68,13 +64,13 @@ def attribute_logit(
         choice = choice - _one_hot("incorrect_tokens", incorrect_tokens, logits)
     way = _WayBack(read, model, choice @ model.W_U.T)
     if model.unembedding.bias is not None:
-        way.add("unembedding bias", choice @ model.b_U, "unembedding bias")
+        way.add("unembedding bias", choice @ model.b_U)
     way.through_readout()
     for t in range(loop, from_loop - 1, -1):
         way.through_loop(t)
     state = read(f"loops.{from_loop}.hook_state_pre")
     way.write(f"state before loop {from_loop}", state, "state")
-    return _named(way.parts[::-1], choice, logits, dims)
+    return _named(way.parts[::-1], choice, logits)
 
 
 class _WayBack:
@@ -87,20 +83,23 @@ class _WayBack:
         self.read, self.model, self.direction = read, model, direction
         self.parts: list[tuple[dict[str, Any], Float[Tensor, "*batch pos"]]] = []
 
-    def add(self, component: str, logit: Tensor, part: str, **indices: int) -> None:
-        """Note what a part adds to the logit."""
-        name = {"component": component, "part": part, **_NOWHERE, **indices}
-        self.parts.append((name, logit))
+    def add(self, name: str, logit: Tensor, part: str = "", /, **place: int) -> None:
+        """Note what a part adds to the logit; ``part`` is its kind, where not its name."""
+        indices = {**_NOWHERE, **place}
+        words = {"loop": "loop", "layer": "layer" if "loop" in place else "coda layer"}
+        where = [f"{word} {place[axis]}" for axis, word in words.items() if axis in place]
+        component = ", ".join([*where, name])
+        self.parts.append(({"component": component, "part": part or name, **indices}, logit))
 
-    def write(self, component: str, x: Tensor, part: str, **indices: int) -> None:
+    def write(self, name: str, x: Tensor, part: str = "", /, **place: int) -> None:
         """Note what a vector written to the stream here adds to the logit."""
-        self.add(component, (x * self.direction).sum(-1), part, **indices)
+        self.add(name, (x * self.direction).sum(-1), part, **place)
 
-    def through_norm(self, norm: Norm | Any, scale: str, component: str, **indices: int) -> None:
+    def through_norm(self, norm: Norm | Any, site: str, name: str, **place: int) -> None:
         """``x -> (x - mean) / scale * weight + bias``, or ``x -> x / scale * weight``."""
         if norm.bias is not None:
-            self.write(f"{component} bias", norm.bias, "norm bias", **indices)
-        direction = self.direction * norm.weight / self.read(scale)
+            self.write(f"{name} bias", norm.bias, "norm bias", **place)
+        direction = self.direction * norm.weight / self.read(f"{site}.hook_scale")
         if norm.bias is not None:
             direction = direction - direction.mean(-1, keepdim=True)
         self.direction = direction
@@ -108,22 +107,20 @@ class _WayBack:
     def through_readout(self) -> None:
         """Final norm and coda."""
         if self.model.ln_final is not None:
-            self.through_norm(self.model.ln_final, "ln_final.hook_scale", "final norm")
+            self.through_norm(self.model.ln_final, "ln_final", "final norm")
         for k in reversed(range(len(self.model.coda))):
-            self.through_layer(self.model.coda[k], f"coda.{k}", f"coda layer {k}", layer=k)
+            self.through_layer(self.model.coda[k], f"coda.{k}", layer=k)
 
     def through_loop(self, loop: int) -> None:
         """Loop norm, layers, and the injection, wherever it stands."""
         model, here = self.model, f"loops.{loop}"
         injection = model.config.injection
         if model.ln_loop is not None:
-            scale, label = f"{here}.ln_loop.hook_scale", f"loop {loop}, loop norm"
-            self.through_norm(model.ln_loop, scale, label, loop=loop)
+            self.through_norm(model.ln_loop, f"{here}.ln_loop", "loop norm", loop=loop)
         if injection == "gated_output":
             self._inject(loop)
         for k in reversed(range(len(model.block))):
-            at, label = f"{here}.blocks.{k}", f"loop {loop}, layer {k}"
-            self.through_layer(model.block[k], at, label, loop=loop, layer=k)
+            self.through_layer(model.block[k], f"{here}.blocks.{k}", loop=loop, layer=k)
         # Injected into sublayers, the input reaches the stream through what they write alone.
         if injection in ("input", "concat"):
             self._inject(loop)
@@ -131,26 +128,24 @@ class _WayBack:
             self.direction = self.direction @ model.recall.state.weight
 
     def _inject(self, loop: int) -> None:
-        x = self.read(f"loops.{loop}.hook_injection")
-        self.write(f"loop {loop}, injection", x, "injection", loop=loop)
+        self.write("injection", self.read(f"loops.{loop}.hook_injection"), loop=loop)
 
-    def through_layer(self, weights: Layer | Any, at: str, label: str, **indices: int) -> None:
+    def through_layer(self, weights: Layer | Any, at: str, **place: int) -> None:
         """MLP, then attention: each writes to the stream, through a norm of its own or not."""
         if weights.norms_sum:
-            self.through_norm(weights.ln2, f"{at}.ln2.hook_scale", f"{label}, ln2", **indices)
-        self.write(f"{label}, mlp", self.read(f"{at}.hook_mlp_out"), "mlp", **indices)
+            self.through_norm(weights.ln2, f"{at}.ln2", "ln2", **place)
+        self.write("mlp", self.read(f"{at}.hook_mlp_out"), **place)
         if weights.norms_sum:
-            self.through_norm(weights.ln1, f"{at}.ln1.hook_scale", f"{label}, ln1", **indices)
+            self.through_norm(weights.ln1, f"{at}.ln1", "ln1", **place)
         stream = self.direction
         if weights.ln1_post is not None:
-            scale = f"{at}.ln1_post.hook_scale"
-            self.through_norm(weights.ln1_post, scale, f"{label}, ln1_post", **indices)
-        self.write(f"{label}, attention bias", weights.attn.b_O, "attention bias", **indices)
+            self.through_norm(weights.ln1_post, f"{at}.ln1_post", "ln1_post", **place)
+        self.write("attention bias", weights.attn.b_O, **place)
         read_along = "... d_model, head d_head d_model -> ... head d_head"
         wanted = einsum(self.direction, weights.attn.W_O, read_along)
         heads = (self.read(f"{at}.attn.hook_z") * wanted).sum(-1)  # [batch, pos, head]
         for head in reversed(range(weights.attn.n_heads)):
-            self.add(f"{label}, head {head}", heads[..., head], "head", head=head, **indices)
+            self.add(f"head {head}", heads[..., head], "head", head=head, **place)
         self.direction = stream
 
 
@@ -197,7 +192,11 @@ def _one_hot(name: str, tokens: int | Tensor, logits: Tensor) -> Float[Tensor, "
     wide = given[:, None] if given.dim() == 1 and len(shape) == 2 else given
     sizes = zip(wide.shape[::-1], shape[::-1])
     fits = wide.dim() <= len(shape) and all(n in (1, there) for n, there in sizes)
-    if not fits or given.dtype not in _INTEGERS or bool(((given < 0) | (given >= n_classes)).any()):
+    if (
+        not fits
+        or given.dtype not in TOKEN_TYPES
+        or bool(((given < 0) | (given >= n_classes)).any())
+    ):
         raise InputError(
             name,
             expected=f"output classes from 0 to {n_classes - 1}: one, one for each example, or "
@@ -209,16 +208,9 @@ def _one_hot(name: str, tokens: int | Tensor, logits: Tensor) -> Float[Tensor, "
 
 
 def _named(
-    parts: list[tuple[dict[str, Any], Tensor]],
-    choice: Tensor,
-    logits: Tensor,
-    dims: tuple[str, ...],
+    parts: list[tuple[dict[str, Any], Tensor]], choice: Tensor, logits: Tensor
 ) -> xr.DataArray:
-    """The parts under their names, if they add up.
-
-    Raises:
-        InputError: If they do not.
-    """
+    """The parts under their names; raise unless they add up."""
     import xarray as xr
 
     values = torch.stack([logit for _, logit in parts])
@@ -234,4 +226,5 @@ def _named(
         )
     names = {key: ("component", [name[key] for name, _ in parts]) for key in parts[0][0]}
     data = values.double().cpu().numpy()
-    return xr.DataArray(data, names, ("component", *dims), name="logit_attribution")
+    dims = ("component", "batch", "pos") if logits.dim() == 3 else ("component", "pos")
+    return xr.DataArray(data, names, dims, name="logit_attribution")

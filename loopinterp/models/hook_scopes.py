@@ -46,11 +46,7 @@ class LoopHookPoint(HookPoint):
 
 
 def check_returned(returned: Any, activation: Tensor, name: str) -> None:
-    """Raise unless a hook returned None, or a tensor that can stand in the activation's place.
-
-    Raises:
-        HookError: If it is no tensor, or shape, type or device is another.
-    """
+    """Raise unless a hook gave None, or a tensor like the activation in shape, type and device."""
     if returned is None or returned is activation:
         return
     whole = isinstance(returned, torch.Tensor)
@@ -121,11 +117,7 @@ class Watched:
 
 
 def need_fired(watched: list[tuple[Any, Watched]]) -> None:
-    """Raise on the first hook that never fired.
-
-    Raises:
-        HookError: If there is one.
-    """
+    """Raise on the first hook that never fired."""
     silent = [name for name, hook in watched if not hook.fired]
     if silent:
         raise HookError(

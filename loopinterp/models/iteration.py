@@ -78,10 +78,13 @@ def states_at(
         States [loop, *place, d_model] and embeddings ``e`` [*place, d_model].
 
     Raises:
-        InputError: If the loops do not increase, or there are no inputs.
+        InputError: If the loops do not increase, there are no inputs, or no such row.
     """
     wanted = {loop: at for at, loop in enumerate(check_increasing(loops))}
     need_examples(inputs)
+    if row.numel():
+        for end in (int(row.min()), int(row.max())):
+            check_integer("row", end, least=0, most=len(inputs) - 1)
     states: Tensor | None = None
     embedding: Tensor | None = None
     for start in track(range(0, len(inputs), batch_size), "run"):
@@ -100,15 +103,7 @@ def states_at(
 
 
 def check_increasing(loops: Sequence[int], *, most: int | None = None) -> list[int]:
-    """Numbers of loops as a list.
-
-    Args:
-        loops: The numbers.
-        most: Loops of the run, if it is known.
-
-    Raises:
-        InputError: If they are not increasing integers from 0 on, up to ``most``.
-    """
+    """Numbers of loops as a list; raise unless they increase from 0 on, up to ``most``."""
     fix = f"Pass e.g. loops=range(0, {37 if most is None else most + 1})."
     steps = [check_integer("loops", loop, least=0, most=most, fix=fix) for loop in loops]
     if not steps or any(b <= a for a, b in pairwise(steps)):

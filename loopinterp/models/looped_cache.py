@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformer_lens.ActivationCache import ActivationCache
 
-from loopinterp.errors import CheckpointError, HookError, InputError
+from loopinterp.errors import CheckpointError, HookError
 from loopinterp.models.cache_files import read_activations, read_index, write_activations
 from loopinterp.models.direct_attribution import attribute_logit
 from loopinterp.models.run_inputs import check_dtype
 from loopinterp.models.sites import AddressBook, Index, resolve_index
-from loopinterp.models.transformer_lens_names import need_direct_writes
+from loopinterp.models.transformer_lens_names import DIRECT_WRITES, Needs
 from loopinterp.short_repr import as_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import xarray as xr
     from jaxtyping import Float
     from torch import Tensor
 
-    from loopinterp.models.model_config import LoopedTransformerConfig
     from loopinterp.models.transformer_lens_names import TransformerLensNames
 
 
@@ -34,72 +32,46 @@ class MissingActivationError(HookError, KeyError):
         return str(self.args[0])
 
 
-def _need_sum(config: LoopedTransformerConfig, method: str) -> None:
-    """Injected to the stream, a start that is no embedding, or a norm on the stream."""
-    injection, start = config.injection, config.initial_state
-    faults = {
-        f"injection={injection!r}": injection in ("input", "gated_output", "concat"),
-        f"initial_state={start!r}": start != "embedding",
-        "loop_norm=True": config.loop_norm,
-        "norm='post'": config.norm == "post",
-    }
-    if any(faults.values()):
-        raise _not_a_sum(method, ", ".join(fault for fault, found in faults.items() if found))
+_NO_NORM_ON_STREAM = ("none", "pre", "sandwich")
+
+_SUM = Needs(
+    "a residual stream that is a plain sum of sublayer outputs",
+    "Use cache.decompose_loop(loop) where norm is not 'post', or accumulated_resid().",
+    {
+        "injection": ("none", "sublayer", "internal"),
+        "initial_state": ("embedding",),
+        "loop_norm": (False,),
+        "norm": _NO_NORM_ON_STREAM,
+    },
+)
+_SUM_IN_LOOP = replace(_SUM, settings={"norm": _NO_NORM_ON_STREAM})
+_LAYER_READOUT = Needs(
+    "a model that reads logits from a layer's output by its final norm",
+    "Use model(inputs, return_type='all_logits'): the readout of every loop.",
+    {"loop_norm": (False,), "n_coda": (0,), "final_norm": (True,)},
+)
+_ONE_NORM = Needs(
+    "parts that reach the final norm through no other norm",
+    "Use cache.logit_attribution(tokens), which goes through every norm.",
+    {"loop_norm": (False,), "norm": _NO_NORM_ON_STREAM},
+)
+_NORMS = Needs(
+    "a model with a pre-norm and a final norm",
+    "Multiply with model.W_U directly, or use cache.logit_attribution(tokens).",
+    {"norm": ("pre", "sandwich"), "final_norm": (True,)},
+)
 
 
-def _not_a_sum(method: str, reason: str) -> InputError:
-    return InputError(
-        method,
-        expected="a residual stream that is a plain sum of sublayer outputs",
-        given=reason,
-        fix="Use cache.decompose_loop(loop) where norm is not 'post', or accumulated_resid().",
-    )
-
-
-def _need_layer_readout(config: LoopedTransformerConfig, method: str) -> None:
-    """A layer's output is not what is read: there is a loop norm, a coda, or no final norm."""
-    if config.loop_norm or config.n_coda or not config.final_norm:
-        raise InputError(
-            method,
-            expected="a model that reads logits from a layer's output by its final norm",
-            given=f"loop_norm={config.loop_norm}, n_coda={config.n_coda}, "
-            f"final_norm={config.final_norm}",
-            fix="Use model(inputs, return_type='all_logits'): the readout of every loop.",
-        )
-
-
-def _need_one_norm(config: LoopedTransformerConfig, method: str) -> None:
-    """Norms stand between what a part writes and the final norm."""
-    if config.loop_norm or config.norm == "post":
-        raise InputError(
-            method,
-            expected="parts that reach the final norm through no other norm",
-            given=f"loop_norm={config.loop_norm}, norm={config.norm!r}",
-            fix="Use cache.logit_attribution(tokens), which goes through every norm.",
-        )
-
-
-def _need_norms(config: LoopedTransformerConfig, method: str) -> None:
-    """There is no norm to apply."""
-    if not config.final_norm or config.norm in ("none", "post"):
-        raise InputError(
-            method,
-            expected="a model with a pre-norm and a final norm",
-            given=f"norm={config.norm!r}, final_norm={config.final_norm}",
-            fix="Multiply with model.W_U directly, or use cache.logit_attribution(tokens).",
-        )
-
-
-def _only_if(name: str, *needs: Callable[[LoopedTransformerConfig, str], None]) -> Any:
+def _only_if(name: str, *needs: Needs) -> Any:
     """A method of TransformerLens' cache that raises where its result would mislead."""
 
     def method(self: LoopedCache, *args: Any, **options: Any) -> Any:
         for need in needs:
-            need(self.model.config, name)
+            need.check(self.model.config, name)
         return getattr(ActivationCache, name)(self, *args, **options)
 
     method.__name__ = name
-    reasons = "".join(f"\n    InputError: {need.__doc__}" for need in needs)
+    reasons = "".join(f"\n    InputError: Without {need.expected}." for need in needs)
     method.__doc__ = f"TransformerLens' ``{name}``.\n\nRaises:{reasons}"
     return method
 
@@ -182,11 +154,6 @@ class LoopedCache(ActivationCache):
         layers, one = (
             ([None], True) if per_loop else resolve_index(layer, book.config.n_layers, "layer")
         )
-        wanted = resolve_index(loops, self.n_loops, "loop")[0]
-
-        def name(loop: int, at: int | None) -> str:
-            return str(book.site(component, loop=loop, layer=at))
-
         if not layers or (per_loop and layer not in (-1, None)):
             raise HookError(
                 f"layer of {component!r}",
@@ -194,12 +161,14 @@ class LoopedCache(ActivationCache):
                 given=repr(layer),
                 fix="Leave layer out.",
             )
+        wanted = resolve_index(loops, self.n_loops, "loop")[0]
+        names = [[book.at["block", t, k, component].name for k in layers] for t in wanted]
         if loops is None:
-            wanted = [t for t in wanted if name(t, layers[0]) in self.cache_dict]
-        if not wanted:
+            names = [row for row in names if row[0] in self.cache_dict]
+        if not names:
             raise self._missing(component)
-        stacked = torch.stack([self._kept(name(t, n)) for t in wanted for n in layers])
-        return stacked if one else stacked.unflatten(0, (len(wanted), len(layers)))
+        stacked = torch.stack([self[name] for row in names for name in row])
+        return stacked if one else stacked.unflatten(0, (len(names), len(layers)))
 
     def decompose_loop(
         self, loop: int
@@ -213,8 +182,7 @@ class LoopedCache(ActivationCache):
             InputError: If the block norms the residual stream itself (``norm="post"``).
         """
         config = self._book.config
-        if config.norm == "post":
-            raise _not_a_sum("decompose_loop", "norm='post'")
+        _SUM_IN_LOOP.check(config, "decompose_loop")
         loop = resolve_index(loop, self.n_loops, "loop")[0][0]
         before = config.injection in ("input", "concat")
         state = self[f"loops.{loop}.blocks.0.hook_resid_pre"]
@@ -285,19 +253,16 @@ class LoopedCache(ActivationCache):
             incorrect_tokens,
             loop=last,
             from_loop=first,
-            dims=("batch", "pos") if self.has_batch_dim else ("pos",),
         )
 
-    decompose_resid = _only_if("decompose_resid", _need_sum)
-    get_full_resid_decomposition = _only_if(
-        "get_full_resid_decomposition", _need_sum, need_direct_writes
-    )
-    compute_head_results = _only_if("compute_head_results", need_direct_writes)
-    stack_head_results = _only_if("stack_head_results", need_direct_writes)
-    get_neuron_results = _only_if("get_neuron_results", need_direct_writes)
-    logit_attrs = _only_if("logit_attrs", _need_one_norm)
-    logit_lens = _only_if("logit_lens", _need_layer_readout)
-    apply_ln_to_stack = _only_if("apply_ln_to_stack", _need_norms)
+    decompose_resid = _only_if("decompose_resid", _SUM)
+    get_full_resid_decomposition = _only_if("get_full_resid_decomposition", _SUM, DIRECT_WRITES)
+    compute_head_results = _only_if("compute_head_results", DIRECT_WRITES)
+    stack_head_results = _only_if("stack_head_results", DIRECT_WRITES)
+    get_neuron_results = _only_if("get_neuron_results", DIRECT_WRITES)
+    logit_attrs = _only_if("logit_attrs", _ONE_NORM)
+    logit_lens = _only_if("logit_lens", _LAYER_READOUT)
+    apply_ln_to_stack = _only_if("apply_ln_to_stack", _NORMS)
 
     def apply_slice_to_batch_dim(self, batch_slice: Any) -> LoopedCache:
         """Some examples of the batch."""
@@ -347,11 +312,6 @@ class LoopedCache(ActivationCache):
         view.flag_for(index["names"])
         kept = read_activations(folder, index, known=view.addresses().addresses)
         return cls(kept, view, index["has_batch_dim"])
-
-    def _kept(self, name: str) -> Tensor:
-        if name not in self.cache_dict:
-            raise self._missing(name)
-        return self.cache_dict[name]
 
     def _missing(self, name: str) -> MissingActivationError:
         return MissingActivationError(

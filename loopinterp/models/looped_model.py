@@ -1,12 +1,4 @@
-"""The protocol of every looped model, and a model bound to one input.
-
-A looped transformer is a discrete dynamical system on the residual stream::
-
-    e       = model.embed(inputs)         the injected input
-    h_0     = model.initial_state(e)
-    h_{t+1} = model.step(h_t, e)          one loop: the weight-tied block
-    y_t     = model.readout(h_t)          logits, at any loop
-"""
+"""The protocol of every looped model, and a model bound to one input."""
 
 from __future__ import annotations
 
@@ -26,7 +18,15 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class LoopedModel(Protocol):
-    """Four methods; everything that studies dynamics needs only these."""
+    """A discrete dynamical system on the residual stream; all that studies of dynamics need.
+
+    ::
+
+        e       = model.embed(inputs)         the injected input
+        h_0     = model.initial_state(e)
+        h_{t+1} = model.step(h_t, e)          one loop: the weight-tied block
+        y_t     = model.readout(h_t)          logits, at any loop
+    """
 
     def embed(self, inputs: Tensor) -> Float[Tensor, "batch pos d_model"]:
         """The input that is injected into every loop."""
@@ -154,11 +154,7 @@ def bind(model: LoopedModel | Any, inputs: Tensor) -> Iteration:
 
 
 def need_model(model: object) -> None:
-    """Check that a model has the protocol's methods.
-
-    Raises:
-        InputError: it has not.
-    """
+    """Raise unless a model has the protocol's methods."""
     a_class = isinstance(model, type)
     if not a_class and (hasattr(model, "bind") or isinstance(model, LoopedModel)):
         return
@@ -179,11 +175,7 @@ def need_model(model: object) -> None:
 
 
 def need_hooks(model: object) -> None:
-    """Check that the activations inside a model's loops can be read and changed.
-
-    Raises:
-        InputError: it is no looped model, or one without addresses for them.
-    """
+    """Raise unless the activations inside a model's loops have addresses, and can be changed."""
     need_model(model)
     if not hasattr(model, "run_with_cache") or not hasattr(model, "site"):
         raise InputError(

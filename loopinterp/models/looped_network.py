@@ -28,31 +28,22 @@ if TYPE_CHECKING:
 
 
 class LoopedNetwork(LoopHooks):
-    """The weights, the embedding of an input, one loop, and the readout, each with its hooks.
-
-    Args:
-        config: The architecture.
-        seed: Seed of the initial weights.
-    """
+    """The weights, the embedding of an input, one loop, and the readout, each with its hooks."""
 
     def __init__(self, config: LoopedTransformerConfig, *, seed: int = 0) -> None:
         super().__init__(config)
         d_model = config.d_model
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(check_seed(seed))
-            if config.token_input:
-                assert config.d_vocab is not None
-                self.embedding: nn.Module = nn.Embedding(config.d_vocab, d_model)
-            else:
-                assert config.d_features is not None
-                self.embedding = nn.Linear(config.d_features, d_model)
-            learned = config.positions in ("absolute", "abacus")
-            self.position_embedding = nn.Embedding(config.n_ctx or 0, d_model) if learned else None
-            self.relative_bias = (
-                RelativeBias(config.n_heads, config.relative_window)
-                if config.positions == "relative" and config.relative_window is not None
-                else None
+            self.embedding: nn.Module = (
+                nn.Linear(config.d_features or 0, d_model)
+                if config.d_vocab is None
+                else nn.Embedding(config.d_vocab, d_model)
             )
+            # The configuration has these two where its positions need them, and nowhere else.
+            n_ctx, window = config.n_ctx, config.relative_window
+            self.position_embedding = None if n_ctx is None else nn.Embedding(n_ctx, d_model)
+            self.relative_bias = None if window is None else RelativeBias(config.n_heads, window)
             self.prelude = nn.ModuleList(Layer(config, tied=False) for _ in range(config.n_prelude))
             self.block = nn.ModuleList(Layer(config, tied=True) for _ in range(config.n_layers))
             self.coda = nn.ModuleList(Layer(config, tied=False) for _ in range(config.n_coda))
@@ -126,17 +117,14 @@ class LoopedNetwork(LoopHooks):
         self, inputs: Tensor, context: AttentionContext, offset: int, taps: Taps = NO_TAPS
     ) -> Tensor:
         top = taps.at("top")
-        e = top("hook_embed", self._embedded(inputs))
+        # PyTorch looks up int32 and int64 only; floats are features, and stay as they are.
+        e = top("hook_embed", self.embedding(inputs.long() if self.config.token_input else inputs))
         positions = self._added_positions(inputs, offset)
         if positions is not None:
             e = e + top("hook_pos_embed", positions)
         for k, layer in enumerate(self.prelude):
             e = layer(e, None, context, taps.at("prelude", None, k))
         return e
-
-    def _embedded(self, inputs: Tensor) -> Tensor:
-        # PyTorch looks up int32 and int64 only; floats are features, and stay as they are.
-        return self.embedding(inputs.long() if self.config.token_input else inputs)
 
     def _added_positions(self, inputs: Tensor, offset: int) -> Tensor | None:
         if self.position_embedding is None:

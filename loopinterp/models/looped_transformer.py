@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 
-from loopinterp.errors import HookError, InputError, check_choice
+from loopinterp.errors import HookError, InputError, check_choice, check_integer
 from loopinterp.models.looped_cache import LoopedCache
 from loopinterp.models.looped_model import Iteration
 from loopinterp.models.positions import AttentionContext
 from loopinterp.models.pretrained import PretrainedMixin
-from loopinterp.models.run_inputs import check_dtype, check_state, loop_span
+from loopinterp.models.run_inputs import check_dtype, check_state, loop_span, refuse
 from loopinterp.models.run_length import ends_of
 from loopinterp.models.sites import Address, Index
 from loopinterp.models.taps import Recorder, Taps
@@ -27,14 +27,7 @@ ReturnType = Literal["logits", "state", "states", "all_logits"]
 
 
 class LoopedTransformer(PretrainedMixin, TransformerLensNames):
-    r"""A looped transformer, hooked at every loop.
-
-    ::
-
-        e       = embed(inputs)
-        h_0     = initial_state(e)
-        h_{t+1} = step(h_t, e)
-        y_t     = readout(h_t)
+    """A :class:`~loopinterp.models.LoopedModel` that is a transformer, hooked at every loop.
 
     A run of T loops over a block of L layers shows T * L hooked views over one set of weights,
     under TransformerLens' names (see :mod:`loopinterp.models.sites`). Attention is fused where
@@ -160,10 +153,9 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
             InputError: If a loop is out of range, or shape or type do not fit.
         """
         loops = self._loops_of(n_loops, inputs)
-        ends = self._ends(n_loops, start_at_loop, stop_at_loop, return_type)
         span = loop_span(start_at_loop, stop_at_loop, loops, state)
         taps = Taps(self._hooked(loops, told=self._told(n_loops)))
-        return self._run(inputs, span, ends, state, position_offset, return_type, taps)
+        return self._run(inputs, n_loops, span, state, position_offset, return_type, taps)
 
     def run_with_cache(
         self,
@@ -201,10 +193,15 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
 
         Raises:
             HookError: If the filter keeps nothing, or a name does not exist.
+            InputError: If the batch axis of more than one example is to go, or ``loss_fn`` is
+                given without ``incl_bwd``.
         """
+        if not incl_bwd:
+            refuse(
+                {"loss_fn": loss_fn}, "none without incl_bwd=True, which it is for", "Pass both."
+            )
         total = self._loops_of(n_loops, inputs)
         self._need_number(n_loops, total, names_filter)
-        ends = self._ends(n_loops, start_at_loop, stop_at_loop, return_type)
         span = loop_span(start_at_loop, stop_at_loop, total, state)
         book = self.addresses(total)
         chosen = [book.addresses[name] for name in book.select(names_filter, loops)]
@@ -220,12 +217,13 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
         kept_as = check_dtype(dtype)
         recorder = Recorder(pos_slice=pos_slice, device=device, dtype=kept_as, gradients=incl_bwd)
         points = self._hooked(total, told=self._told(n_loops))
-        taps = Taps(points, wanted, recorder, gradients=incl_bwd)
-        out = self._run(inputs, span, ends, state, position_offset, return_type, taps)
+        taps = Taps(points, wanted, recorder)
+        out = self._run(inputs, n_loops, span, state, position_offset, return_type, taps)
         if incl_bwd:
             recorder.backward(out if loss_fn is None else loss_fn(out))
         cache = LoopedCache(recorder.kept, self.unroll(total))
         if remove_batch_dim:
+            check_integer("batch size", len(inputs), most=1, fix="Leave remove_batch_dim out.")
             cache.remove_batch_dim(batch_size=len(inputs))
         return out, cache
 
@@ -234,14 +232,15 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
     def _run(
         self,
         inputs: Tensor,
+        n_loops: int | Tensor | None,
         span: range,
-        ends: Tensor | None,
         state: Tensor | None,
         position_offset: int,
         return_type: str,
         taps: Taps,
     ) -> Tensor:
         check_choice("return_type", return_type, get_args(ReturnType))
+        ends = ends_of(n_loops, span, return_type)
         context = self._context(inputs, position_offset, taps)
         e = self._embed(inputs, context, position_offset, taps)
         h = self.initial_state(e) if state is None else check_state(state, e)
@@ -261,11 +260,6 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
         if return_type == "all_logits":
             return torch.stack([*map(self._readout, states[:-1]), self._readout(h, taps)])
         return self._readout(h, taps)
-
-    @staticmethod
-    def _ends(n_loops: Any, start: int, stop: int | None, return_type: str) -> Tensor | None:
-        whole = return_type if return_type in ("states", "all_logits") else None
-        return ends_of(n_loops, start_at_loop=start, stop_at_loop=stop, return_type=whole)
 
     @staticmethod
     def _fires(address: Address, span: range, return_type: str) -> bool:

@@ -11,10 +11,12 @@ from torch import nn
 
 from loopinterp.errors import InputError
 from loopinterp.models.looped_model import bind, need_model
+from loopinterp.models.model_description import device_of
+from loopinterp.models.run_inputs import check_tokens
 from loopinterp.short_repr import say
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+    from jaxtyping import Float, Integer
     from torch import Tensor
 
     from loopinterp.models.looped_model import Iteration, LoopedModel
@@ -63,11 +65,16 @@ class WithVocabulary(nn.Module):
                     given=repr(numbers),
                     fix="Pass e.g. [tokenizer.convert_tokens_to_ids(word) for word in words].",
                 )
-            self.register_buffer(name, table, persistent=False)
+            self.register_buffer(name, None if table is None else table.to(device_of(model)))
 
     def __repr__(self) -> str:
         shown = {"model": self.model, "tokens": self.tokens, "answers": self.answers}
         return say(type(self).__name__, shown.items())
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model lies."""
+        return device_of(self.model)
 
     @property
     def reach(self) -> int | None:
@@ -77,11 +84,10 @@ class WithVocabulary(nn.Module):
     @property
     def n_ctx(self) -> int | None:
         """The positions that the model has room for, where it says so."""
-        return getattr(
-            self.model, "n_ctx", getattr(getattr(self.model, "config", None), "n_ctx", None)
-        )
+        config = getattr(self.model, "config", None)
+        return getattr(self.model, "n_ctx", getattr(config, "n_ctx", None))
 
-    def embed(self, inputs: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
+    def embed(self, inputs: Integer[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
         """The model's, of its own tokens."""
         return self.model.embed(self._own(inputs))
 
@@ -103,13 +109,16 @@ class WithVocabulary(nn.Module):
         """The model's, at the answers of the task."""
         return self._answers(self.model.readout(h))
 
-    def bind(self, inputs: Int[Tensor, "batch pos"]) -> Iteration:
+    def bind(self, inputs: Integer[Tensor, "batch pos"]) -> Iteration:
         """The model's, which may know more of its input than the four methods pass on."""
         own = bind(self.model, self._own(inputs))
         return dataclasses.replace(own, readout=lambda h: self._answers(own.readout(h)))
 
     def _own(self, inputs: Tensor) -> Tensor:
-        return inputs if self.tokens is None else self.tokens[inputs]
+        if self.tokens is None:
+            return inputs
+        check_tokens(inputs, len(self.tokens), "Map every token of the task, or use its sampler.")
+        return self.tokens[inputs.long()]
 
     def _answers(self, logits: Tensor) -> Tensor:
         return logits if self.answers is None else logits[..., self.answers]

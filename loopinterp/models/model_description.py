@@ -16,9 +16,8 @@ def device_of(model: Any) -> torch.device:
     device = getattr(model, "device", None)
     if isinstance(device, torch.device):
         return device
-    parameters = getattr(model, "parameters", None)
-    first = next(iter(parameters()), None) if parameters is not None else None
-    return first.device if first is not None else torch.device("cpu")
+    parameters = getattr(model, "parameters", tuple)
+    return next((x.device for x in parameters()), torch.device("cpu"))
 
 
 def describe_model(model: Any) -> dict[str, Any] | str:
@@ -51,9 +50,6 @@ def own_weights(model: nn.Module) -> dict[str, Tensor]:
 def check_weights(model: Any) -> None:
     """Raise if a weight of a model that has named ones is NaN or infinite.
 
-    Raises:
-        InputError: It names the first such tensor.
-
     Example:
         >>> broken = torch.nn.Linear(1, 1)
         >>> broken.bias.data[0] = torch.nan
@@ -62,8 +58,7 @@ def check_weights(model: Any) -> None:
         loopinterp.errors.InputError: weight bias: expected finite numbers, got NaN or infinity at
         1 of 1 places. Take a copy from before it broke, or train anew with a lower learning rate.
     """
-    named: Any = getattr(model, "named_parameters", None)
-    for name, weight in named() if named is not None else ():
+    for name, weight in getattr(model, "named_parameters", tuple)():
         bad = ~weight.detach().isfinite()
         if bad.any():
             raise InputError(

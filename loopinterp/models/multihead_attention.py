@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,18 +25,14 @@ if TYPE_CHECKING:
 def _of_each_head(which: int, name: str) -> tuple[property, property]:
     """Weights and biases of queries, keys or values, as TransformerLens has them."""
 
-    def weight(self: Attention) -> Float[Tensor, "head d_model d_head"]:
-        axes = "(qkv head d_head) d_model -> qkv head d_model d_head"
-        return rearrange(self.qkv.weight, axes, qkv=3, head=self.n_heads)[which]
+    def of(kind: str, shape: str) -> property:
+        def part(self: Attention) -> Tensor:
+            axes = "(qkv head d_head) ... -> qkv head ... d_head"
+            return rearrange(getattr(self.qkv, kind), axes, qkv=3, head=self.n_heads)[which]
 
-    def bias(self: Attention) -> Float[Tensor, "head d_head"]:
-        axes = "(qkv head d_head) -> qkv head d_head"
-        return rearrange(self.qkv.bias, axes, qkv=3, head=self.n_heads)[which]
+        return property(part, doc=f"{name} {kind} of each head ``{shape}``.")
 
-    return (
-        property(weight, doc=f"{name} weights of each head."),
-        property(bias, doc=f"{name} biases of each head."),
-    )
+    return of("weight", "[head, d_model, d_head]"), of("bias", "[head, d_head]")
 
 
 class Attention(nn.Module):
@@ -58,10 +55,7 @@ class Attention(nn.Module):
         axes = "d_model (head d_head) -> head d_head d_model"
         return rearrange(self.out.weight, axes, head=self.n_heads)
 
-    @property
-    def b_O(self) -> Float[Tensor, " d_model"]:
-        """Output bias."""
-        return self.out.bias
+    b_O = property(attrgetter("out.bias"), doc="Output bias ``[d_model]``.")
 
     def forward(
         self,

@@ -49,11 +49,9 @@ class AttentionContext:
 
 
 class RelativeBias(nn.Module):
-    r"""A learned bias per head and distance, clamped: ``bias[h, clamp(k - q, -w, w) + w]``.
+    """A learned bias per head and distance, clamped: ``bias[h, clamp(k - q, -w, w) + w]``.
 
-    Args:
-        n_heads: Heads.
-        window: Distance ``w`` from which on all distances share one bias.
+    From the distance ``w``, the ``window``, on all distances share one bias.
     """
 
     def __init__(self, n_heads: int, window: int) -> None:
@@ -145,14 +143,8 @@ def attention_context(
 ) -> AttentionContext:
     """The context that a sequence length alone decides.
 
-    Args:
-        config: The architecture.
-        n_pos: Length of the sequence.
-        bias: The model's relative bias, if it has one.
-        device: Where the mask is to lie.
-        dtype: Its type.
-        whole: Whether somebody wants to see the scores of all pairs of positions, so that they
-            have to be computed even where a window makes that needless.
+    With ``whole``, somebody wants to see the scores of all pairs of positions, so that they have
+    to be computed even where a window makes that needless.
     """
     rotation, window = None, config.attention_window
     if config.positions == "rotary":

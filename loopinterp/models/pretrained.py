@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from huggingface_hub import ModelHubMixin, snapshot_download
 
-from loopinterp.errors import CheckpointError, InputError
+from loopinterp.errors import CheckpointError
 from loopinterp.models.model_config import LoopedTransformerConfig
 from loopinterp.models.model_description import own_weights
-from loopinterp.models.run_inputs import check_dtype
+from loopinterp.models.run_inputs import check_dtype, refuse, spell
 from loopinterp.results import config_hash
 from loopinterp.storage import (
     read_json_object,
@@ -23,7 +23,7 @@ from loopinterp.storage import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from torch import Tensor
     from typing_extensions import Self
@@ -39,16 +39,19 @@ class PretrainedMixin(ModelHubMixin):
 
     config: LoopedTransformerConfig
 
-    def save_pretrained(self, save_directory: str | Path, **push_options: Any) -> str | None:  # type: ignore[override]
+    def save_pretrained(  # type: ignore[override]
+        self, save_directory: str | Path, *, push_to_hub: bool = False, **push_options: Any
+    ) -> str | None:
         """Write the model to a folder; with ``push_to_hub=True``, also to a hub.
 
         Raises:
-            InputError: If the folder cannot be written.
+            InputError: If the folder cannot be written, or there are options of a hub without it.
         """
+        if not push_to_hub:
+            expected = "none without a push; neither a card nor another config is written"
+            refuse(push_options, expected, "Leave it out, or pass push_to_hub=True.")
         self._save_pretrained(Path(save_directory))
-        if push_options.pop("push_to_hub", False):
-            return self.push_to_hub(**push_options)
-        return None
+        return self.push_to_hub(**push_options) if push_to_hub else None
 
     def _save_pretrained(self, save_directory: Path) -> None:
         config = self.config.to_dict()
@@ -137,7 +140,7 @@ def _check_size(config: LoopedTransformerConfig, folder: Path) -> None:
 
 
 def _folder(name: str, options: dict[str, Any]) -> Path:
-    """The folder of that name; or the one that a model of a hub is downloaded to."""
+    """The folder of that name, or the one that a model of a hub is downloaded to."""
     if not name.startswith(HUB):
         if not os.path.isdir(name):  # which, unlike Path's, takes any name
             raise CheckpointError(
@@ -146,13 +149,7 @@ def _folder(name: str, options: dict[str, Any]) -> Path:
                 given="no such folder",
                 fix=f"Check the path; to ask a hub, write {HUB} before the name.",
             )
-        for option, value in options.items():
-            raise InputError(
-                option,
-                expected="none with a folder on this machine",
-                given=repr(value),
-                fix="Leave it out.",
-            )
+        refuse(options, "none with a folder on this machine", "Leave it out.")
         return Path(name)
     repository = name.removeprefix(HUB)
     try:
@@ -170,26 +167,22 @@ def _folder(name: str, options: dict[str, Any]) -> Path:
 def check_tensors(
     found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], what: str, *, fix: str
 ) -> None:
-    """Check that the tensors of a file have the names, shapes and types of those they are for.
-
-    Raises:
-        CheckpointError: They have not; it names the first that differ.
-    """
-    faults = [f"{name} is missing" for name in sorted(wanted.keys() - found.keys())[:2]]
-    faults += [f"{name} is not known" for name in sorted(found.keys() - wanted.keys())[:2]]
-    faults += [
-        f"{name} is {_shape(found[name])}, not {_shape(wanted[name])}"
-        for name in sorted(found.keys() & wanted.keys())
-        if _shape(found[name]) != _shape(wanted[name])
-    ][:2]
-    if faults:
+    """Raise unless the tensors of a file have the names, shapes and types of those they are for."""
+    if faults := misfits(found, wanted, spell):
         raise CheckpointError(
             what,
             expected=f"the {len(wanted)} tensors of the configuration beside them",
-            given="; ".join(faults),
+            given=faults,
             fix=f"The files do not belong together. {fix}",
         )
 
 
-def _shape(x: Tensor) -> str:
-    return f"{tuple(x.shape)} of {x.dtype}"
+def misfits(
+    found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], look: Callable[[Tensor], object]
+) -> str:
+    """What is missing, what is not known, and what looks otherwise, the first two of each."""
+    faults = [f"{name} is missing" for name in sorted(wanted.keys() - found.keys())[:2]]
+    faults += [f"{name} is not known" for name in sorted(found.keys() - wanted.keys())[:2]]
+    both = {k: (look(found[k]), look(wanted[k])) for k in sorted(found.keys() & wanted.keys())}
+    faults += [f"{name} is {a}, not {b}" for name, (a, b) in both.items() if a != b][:2]
+    return "; ".join(faults)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,8 +23,13 @@ def check_inputs(
     inputs: Tensor, config: LoopedTransformerConfig, device: torch.device, position_offset: int
 ) -> None:
     """Raise unless a model of this configuration can read the inputs."""
-    _check_shape(inputs, config)
-    need_examples(inputs)
+    if config.d_vocab is not None:
+        fix = "Use the task that the model was trained on, or a larger d_vocab."
+        check_tokens(inputs, config.d_vocab, fix)
+    else:
+        vectors = isinstance(inputs, torch.Tensor) and inputs.dim() == 3
+        fits = vectors and inputs.shape[-1] == config.d_features and inputs.is_floating_point()
+        _check_kind(inputs, fits, f"features [batch, pos, {config.d_features}], floats")
     if inputs.device != device:
         raise InputError(
             "inputs",
@@ -31,47 +37,49 @@ def check_inputs(
             given=str(inputs.device),
             fix=f"Move it: inputs.to({str(device)!r}).",
         )
-    if config.d_vocab is not None:
-        low, high = int(inputs.min()), int(inputs.max())
-        if low < 0 or high >= config.d_vocab:
-            raise InputError(
-                "inputs",
-                expected=f"tokens from 0 to {config.d_vocab - 1}",
-                given=f"tokens from {low} to {high}",
-                fix="Use the task that the model was trained on, or a larger d_vocab.",
-            )
     if config.positions == "absolute" and config.n_ctx is not None:
         check_length(inputs.shape[1], config.n_ctx, "sequence length")
     if position_offset and config.positions != "abacus":
+        expected = f"0 with positions={config.positions!r}, which it does not move"
+        refuse({"position_offset": position_offset}, expected, "Leave it out.")
+
+
+def check_tokens(inputs: Tensor, d_vocab: int, fix: str) -> None:
+    """Raise unless the inputs are tokens of a vocabulary."""
+    fits = isinstance(inputs, torch.Tensor) and inputs.dtype in TOKEN_TYPES and inputs.dim() == 2
+    _check_kind(inputs, fits, "tokens [batch, pos], integers (uint8 or int8 to int64)")
+    low, high = int(inputs.min()), int(inputs.max())
+    if low < 0 or high >= d_vocab:
         raise InputError(
-            "position_offset",
-            expected=f"0 with positions={config.positions!r}, which it does not move",
-            given=str(position_offset),
-            fix="Leave it out.",
+            "inputs",
+            expected=f"tokens from 0 to {d_vocab - 1}",
+            given=f"tokens from {low} to {high}",
+            fix=fix,
         )
 
 
-def _check_shape(inputs: Any, config: LoopedTransformerConfig) -> None:
-    is_tensor = isinstance(inputs, torch.Tensor)
-    if config.token_input:
-        expected = "tokens [batch, pos], integers (uint8 or int8 to int64)"
-        fits = is_tensor and inputs.dtype in TOKEN_TYPES and inputs.dim() == 2
-    else:
-        expected = f"features [batch, pos, {config.d_features}], floats"
-        vectors = is_tensor and inputs.dim() == 3 and inputs.shape[-1] == config.d_features
-        fits = vectors and inputs.is_floating_point()
+def _check_kind(inputs: Any, fits: bool, expected: str) -> None:
     if not fits or inputs.shape[1] == 0:
-        given = (
-            f"{tuple(inputs.shape)} of {inputs.dtype}"
-            if is_tensor
-            else f"a {type(inputs).__name__}"
-        )
+        a_tensor = isinstance(inputs, torch.Tensor)
         raise InputError(
             "inputs",
             expected=expected,
-            given=given,
+            given=spell(inputs) if a_tensor else f"a {type(inputs).__name__}",
             fix="Give what the task's sampler gives: task.sample(...).inputs.",
         )
+    need_examples(inputs)
+
+
+def spell(x: Tensor) -> str:
+    """Shape and type of a tensor, for messages."""
+    return f"{tuple(x.shape)} of {x.dtype}"
+
+
+def refuse(given: Mapping[str, Any], expected: str, fix: str) -> None:
+    """Raise on the first of some options that is given, not None, where it has no effect."""
+    for name, value in given.items():
+        if value is not None:
+            raise InputError(name, expected=expected, given=repr(value), fix=fix)
 
 
 def need_examples(inputs: Any) -> None:
@@ -86,20 +94,16 @@ def need_examples(inputs: Any) -> None:
 
 
 def check_ends(n_loops: Tensor, inputs: Any) -> Tensor:
-    """Numbers of loops, one for each example, 0 or more.
-
-    Raises:
-        InputError: If shape, type, device or range is wrong.
-    """
-    batch, device = len(inputs), inputs.device
-    if (
-        n_loops.dtype not in TOKEN_TYPES
-        or tuple(n_loops.shape) != (batch,)
-        or n_loops.device != device
-    ):
+    """Numbers of loops, one for each example; raise unless they are, 0 or more, on its device."""
+    if not isinstance(inputs, torch.Tensor):
+        return n_loops  # the inputs are refused where they are read
+    need_examples(inputs)
+    wanted, device = (len(inputs),), inputs.device
+    fits = n_loops.dtype in TOKEN_TYPES and n_loops.shape == wanted
+    if not fits or n_loops.device != device:
         raise InputError(
             "n_loops",
-            expected=f"an integer tensor [{batch}] on {device}",
+            expected=f"an integer tensor {list(wanted)} on {device}",
             given=f"{n_loops.dtype} {list(n_loops.shape)} on {n_loops.device}",
             fix="Pass n_loops=batch.n_loops.",
         )
@@ -133,8 +137,8 @@ def check_state(state: Tensor, e: Tensor) -> Tensor:
     if state.shape != e.shape or state.dtype != e.dtype:
         raise InputError(
             "state",
-            expected=f"shape {tuple(e.shape)} of {e.dtype}",
-            given=f"{tuple(state.shape)} of {state.dtype}",
+            expected=f"shape {spell(e)}",
+            given=spell(state),
             fix="A state has the shape [batch, pos, d_model] of its input.",
         )
     return state

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loopinterp.errors import MOST_LOOPS, HookError, InputError, check_integer
-from loopinterp.models.run_inputs import check_ends
+from loopinterp.errors import MOST_LOOPS, HookError, check_integer
+from loopinterp.models.run_inputs import check_ends, refuse
 from loopinterp.models.sites import flat_names
 
 if TYPE_CHECKING:
@@ -44,11 +44,7 @@ class LoopRule:
 
 
 def own_depth(model: Any) -> int | None:
-    """Loops of a model that makes as many whatever the length of its input; None of all others.
-
-    Args:
-        model: Any looped model. Only a :attr:`loop_rule` says so, not the default of a run.
-    """
+    """Loops of a model whose :attr:`loop_rule` says as many whatever the input; None of others."""
     rule = getattr(model, "loop_rule", None)
     return rule.shown if isinstance(rule, LoopRule) and rule.of_length is None else None
 
@@ -138,20 +134,22 @@ def check_loops(n_loops: int) -> int:
     return check_integer("n_loops", n_loops, least=1, far=MOST_LOOPS)
 
 
-def ends_of(n_loops: object, **options: Any) -> Tensor | None:
+def ends_of(n_loops: object, span: range, return_type: str) -> Tensor | None:
     """The number of loops of each example, where there is one for each; None where there is not.
 
     Raises:
-        InputError: If there is an option that it cannot be combined with.
+        InputError: If not all loops are run, or more is returned than each example's last.
     """
     if not isinstance(n_loops, torch.Tensor):
         return None
-    given = {name: value for name, value in options.items() if value not in (None, 0)}
-    for name, value in given.items():
-        raise InputError(
-            name,
-            expected="none beside a number of loops for each example, which is read after its own",
-            given=repr(value),
-            fix="Pass one n_loops for all; or leave it out, and return 'logits' or 'state'.",
-        )
+    options = {
+        "start_at_loop": span.start or None,
+        "stop_at_loop": span.stop if span.stop < int(n_loops.max()) else None,
+        "return_type": return_type if return_type in ("states", "all_logits") else None,
+    }
+    refuse(
+        options,
+        expected="none beside a number of loops for each example, which is read after its own",
+        fix="Pass one n_loops for all; or leave it out, and return 'logits' or 'state'.",
+    )
     return n_loops

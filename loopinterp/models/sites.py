@@ -37,18 +37,6 @@ Key = tuple[str, int | None, int | None, str]
 """A place and a component: what a hook keeps when the number of loops changes its name."""
 
 _ALIAS = re.compile(r"^(?:(loops)\.(-?\d+)\.(?:blocks\.(-?\d+)\.)?|(prelude|coda)\.(-?\d+)\.)(.+)$")
-_SHORT = {
-    "pattern": "attn.hook_pattern",
-    "attn_scores": "attn.hook_attn_scores",
-    "q": "attn.hook_q",
-    "k": "attn.hook_k",
-    "v": "attn.hook_v",
-    "z": "attn.hook_z",
-    **{name: f"attn.hook_{name}" for name in ("rot_q", "rot_k", "result")},
-    **{f"{name}_input": f"attn.hook_{name}_input" for name in "qkv"},
-    "pre": "mlp.hook_pre",
-    "post": "mlp.hook_post",
-}
 
 
 @dataclass(frozen=True)
@@ -91,13 +79,15 @@ class Address:
     ) -> tuple[int, ...]:
         """Shape of the activation; ``n_kept`` positions remain after a position slice."""
         pos = n_pos if n_kept is None else n_kept
-        if self.kind == "pattern":
-            return (batch, config.n_heads, pos, n_pos)
-        if self.kind in ("head", "fork"):
-            width = config.head_width if self.kind == "head" else config.d_model
-            return (batch, pos, config.n_heads, width)
-        width = {"residual": config.d_model, "scale": 1, "neuron": config.mlp_width}[self.kind]
-        return (batch, pos, width)
+        axes = {
+            "residual": (pos, config.d_model),
+            "scale": (pos, 1),
+            "neuron": (pos, config.mlp_width),
+            "head": (pos, config.n_heads, config.head_width),
+            "fork": (pos, config.n_heads, config.d_model),
+            "pattern": (config.n_heads, pos, n_pos),
+        }
+        return (batch, *axes[self.kind])
 
 
 class AddressBook:
@@ -115,11 +105,11 @@ class AddressBook:
         self.kinds = {**in_layer, **opening, **closing}
         self.components = list(self.kinds)
         self.per_loop = {*opening, *closing}
-        self._sizes = {
-            "prelude": config.n_prelude,
-            "block": config.n_layers,
-            "coda": config.n_coda,
-        }
+        # "q" is attn.hook_q, "post" is mlp.hook_post; what ln1 and ln2 share has no short name.
+        inside = [name for name in in_layer if name.startswith(("attn.", "mlp."))]
+        self._short = {name.rpartition("hook_")[2]: name for name in inside}
+        n_layers = (config.n_prelude, config.n_layers, config.n_coda)
+        self._sizes: dict[str, int] = dict(zip(("prelude", "block", "coda"), n_layers))
         self._selected: dict[tuple[object, object], list[str]] = {}
         entries: list[Address] = []
         numbers = count()
@@ -164,7 +154,7 @@ class AddressBook:
     def _full_component(self, name: str) -> str | None:
         if not isinstance(name, str):
             return None
-        candidates = (name, f"hook_{name}", _SHORT.get(name.removeprefix("hook_")))
+        candidates = (name, f"hook_{name}", self._short.get(name.removeprefix("hook_")))
         return next((known for known in candidates if known in self.components), None)
 
     def site(

@@ -12,6 +12,7 @@ from transformer_lens.HookedRootModule import HookedRootModule
 
 from loopinterp.errors import HookError
 from loopinterp.models.hook_scopes import (
+    Direction,
     HookScope,
     LoopHookPoint,
     Watched,
@@ -38,9 +39,6 @@ class LoopHooks(LoopCount, HookedRootModule):
     An unknown name, a filter that keeps nothing, a hook that never fires, and one that returns
     what cannot stand in the activation's place are errors. Hooks on the first loops stay on when
     the number of loops changes; only the coda's names move.
-
-    Args:
-        config: The architecture, which decides what hooks there are.
     """
 
     def __init__(self, config: LoopedTransformerConfig) -> None:
@@ -85,7 +83,7 @@ class LoopHooks(LoopCount, HookedRootModule):
         hooks = list(fwd_hooks), list(bwd_hooks)
         for name, _ in (*hooks[0], *hooks[1]):
             self._need_number(n_loops, loops, name)
-        with self._hooks(*hooks, reset_hooks_end, clear_contexts, n_loops=loops):
+        with self.hooks(*hooks, reset_hooks_end, clear_contexts, n_loops=loops):
             return self(inputs, n_loops=loops if n_loops is None else n_loops, **options)
 
     def cache_nbytes(
@@ -240,45 +238,35 @@ class LoopHooks(LoopCount, HookedRootModule):
         bwd_hooks: Any = (),
         reset_hooks_end: bool = True,
         clear_contexts: bool = False,
-    ) -> Iterator[LoopHooks]:
-        """Hooks for a while, in the runs of this thread.
+        *,
+        n_loops: int | None = None,
+    ) -> Iterator[Self]:
+        """Hooks for a while, in the runs of this thread, given as to :meth:`run_with_hooks`.
+
+        Args:
+            n_loops: Loops of the runs that the names are of; ``model.n_loops`` if None.
 
         Raises:
             HookError: If a name matches nothing, or if a forward hook never fired.
         """
-        hooks = list(fwd_hooks), list(bwd_hooks)
-        with self._hooks(*hooks, reset_hooks_end, clear_contexts, n_loops=self.n_loops):
-            yield self
-
-    @contextmanager
-    def _hooks(
-        self,
-        fwd_hooks: list[tuple[Any, Callable[..., Any]]],
-        bwd_hooks: list[tuple[Any, Callable[..., Any]]],
-        reset_hooks_end: bool,
-        clear_contexts: bool,
-        *,
-        n_loops: int,
-    ) -> Iterator[None]:
-        book, scope = self.addresses(n_loops), HookScope(self._points, n_loops)
+        loops = self._loops(n_loops)
+        book, scope = self.addresses(loops), HookScope(self._points, loops)
         watched = [(name, Watched(hook)) for name, hook in fwd_hooks]
+        ways: dict[Direction, Iterable[tuple[Any, Any]]] = {"fwd": watched, "bwd": bwd_hooks}
         # All names are looked up before the first hook is on.
-        forward = [(book.targets(name), hook) for name, hook in watched]
-        backward = [(book.targets(name), hook) for name, hook in bwd_hooks]
-
-        def place(address: Address) -> HookPoint:
+        targets: list[tuple[Address, Any, Direction]] = [
+            (address, hook, way)
+            for way, hooks in ways.items()
+            for name, hook in hooks
+            for address in book.targets(name)
+        ]
+        for address, hook, way in targets:
             point = self._point(address)
-            return scope.point(address, point.ctx) if reset_hooks_end else point
-
-        for addresses, hook in forward:
-            for address in addresses:
-                place(address).add_hook(hook)
-        for addresses, hook in backward:
-            for address in addresses:
-                place(address).add_hook(hook, dir="bwd")
+            place = scope.point(address, point.ctx) if reset_hooks_end else point
+            place.add_hook(hook, dir=way)
         try:
             with scope.opened():
-                yield
+                yield self
         finally:
             if reset_hooks_end and clear_contexts:
                 self.clear_contexts()

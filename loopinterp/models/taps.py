@@ -7,7 +7,8 @@ place afterwards, so a cache need not clone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -45,25 +46,26 @@ SILENT = Tap()
 class _OpenTap(Tap):
     """A tap at which activations pass through hook points, and are recorded where wanted."""
 
-    def __init__(self, record: Callable[[str, Tensor], None], *, gradients: bool) -> None:
-        self._record, self._gradients = record, gradients
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
         self.points: dict[str, list[HookPoint]] = {}
-        self.wanted: dict[str, str] = {}  # component -> name
+        self.wanted: dict[str, Address] = {}  # both by component
 
     def __call__(self, component: str, x: Tensor) -> Tensor:
         for point in self.points.get(component, ()):
             # Hooks of TransformerLens write in place; what they get must be nobody else's.
             x = point(x.clone())
-        name = self.wanted.get(component)
-        if name is not None:
-            self._record(name, x)
+        address = self.wanted.get(component)
+        if address is not None:
+            self._recorder(address, x)
         return x
 
     def listens(self, *components: str) -> bool:
         return any(c in self.points or c in self.wanted for c in components)
 
     def edits(self, *components: str) -> bool:
-        return any(c in self.points or (self._gradients and c in self.wanted) for c in components)
+        needed = self.wanted if self._recorder.gradients else ()
+        return any(c in self.points or c in needed for c in components)
 
 
 class Taps:
@@ -72,30 +74,22 @@ class Taps:
     Args:
         points: The hook points of the run that carry functions, with their addresses.
         wanted: Addresses to record.
-        record: Called with name and activation for each address wanted.
-        gradients: Whether gradients of what is recorded will be asked for.
+        recorder: What keeps them.
     """
 
     def __init__(
         self,
         points: Iterable[tuple[Address, HookPoint]] = (),
         wanted: Iterable[Address] = (),
-        record: Callable[[str, Tensor], None] = lambda name, x: None,
-        *,
-        gradients: bool = False,
+        recorder: Recorder | None = None,
     ) -> None:
-        self._taps: dict[Place, _OpenTap] = {}
-
-        def tap(address: Address) -> _OpenTap:
-            place = address.place
-            if place not in self._taps:
-                self._taps[place] = _OpenTap(record, gradients=gradients)
-            return self._taps[place]
-
+        self._taps: defaultdict[Place, _OpenTap] = defaultdict(
+            lambda: _OpenTap(recorder or Recorder())
+        )
         for address, point in points:
-            tap(address).points.setdefault(address.component, []).append(point)
+            self._taps[address.place].points.setdefault(address.component, []).append(point)
         for address in wanted:
-            tap(address).wanted[address.component] = address.name
+            self._taps[address.place].wanted[address.component] = address
 
     def at(self, section: str, loop: int | None = None, layer: int | None = None) -> Tap:
         """The tap at a place."""
@@ -108,21 +102,11 @@ class Taps:
 
 NO_TAPS = Taps()
 
-_BY_HEAD = tuple(
-    f"hook_{name}"
-    for name in ("q", "k", "v", "z", "rot_q", "rot_k", "q_input", "k_input", "v_input", "result")
-)
-"""Ends of the names of activations that have a head axis after the positions."""
-
 
 class Recorder:
-    """Keeps activations during a run, sliced, cast and moved as asked.
+    """Keeps activations during a run, sliced, cast and moved as ``run_with_cache`` is asked to.
 
-    Args:
-        pos_slice: Positions to keep.
-        device: Where to keep them; None leaves them where they are.
-        dtype: Type to keep floats in; None leaves it.
-        gradients: Whether :meth:`backward` will be called.
+    With ``gradients``, :meth:`backward` will be called.
     """
 
     def __init__(
@@ -135,13 +119,13 @@ class Recorder:
     ) -> None:
         self.kept: dict[str, Tensor] = {}
         self._slice = None if pos_slice is None else Slice.unwrap(pos_slice)
-        self._device, self._dtype = device, dtype
-        self._live: dict[str, Tensor] | None = {} if gradients else None
+        self._device, self._dtype, self.gradients = device, dtype, gradients
+        self._live: dict[Address, Tensor] = {}
 
-    def __call__(self, name: str, x: Tensor) -> None:
-        if self._live is not None:
-            self._live[name] = x
-        self.kept[name] = self._keep(name, x)
+    def __call__(self, address: Address, x: Tensor) -> None:
+        if self.gradients:
+            self._live[address] = x
+        self.kept[address.name] = self._keep(address, x)
 
     def backward(self, loss: Tensor) -> None:
         """Add ``d loss / d activation`` for everything kept, as ``NAME_grad``."""
@@ -152,18 +136,18 @@ class Recorder:
                 given=f"shape {tuple(loss.shape)}, requires_grad={loss.requires_grad}",
                 fix="Pass loss_fn=, from what the run returns to a scalar, and do not use no_grad.",
             )
-        assert self._live is not None
-        live = {name: x for name, x in self._live.items() if x.requires_grad}
-        gradients = torch.autograd.grad(loss, list(live.values()), allow_unused=True)
-        for (name, x), gradient in zip(live.items(), gradients):
-            full = torch.zeros_like(x) if gradient is None else gradient
-            self.kept[f"{name}_grad"] = self._keep(name, full)
+        live = {address: x for address, x in self._live.items() if x.requires_grad}
+        gradients = torch.autograd.grad(
+            loss, list(live.values()), allow_unused=True, materialize_grads=True
+        )
+        for address, gradient in zip(live, gradients):
+            self.kept[f"{address.name}_grad"] = self._keep(address, gradient)
 
-    def _keep(self, name: str, x: Tensor) -> Tensor:
+    def _keep(self, address: Address, x: Tensor) -> Tensor:
         if x.requires_grad:
             x = x.detach()
         if self._slice is not None:
-            axis = -3 if name.endswith(_BY_HEAD) else -2
+            axis = -3 if address.kind in ("head", "fork") else -2
             try:
                 # Cloned, or the part kept would hold the whole activation in memory.
                 kept = self._slice.apply(x, dim=axis).clone()

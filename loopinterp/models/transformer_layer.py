@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import torch
@@ -38,15 +39,8 @@ class Norm(nn.Module):
         layer_norm = config.norm_type == "layernorm"
         self.bias = nn.Parameter(torch.zeros(config.d_model)) if layer_norm else None
 
-    @property
-    def w(self) -> Tensor:
-        """The weight under TransformerLens' name."""
-        return self.weight
-
-    @property
-    def b(self) -> Tensor | None:
-        """The bias under TransformerLens' name."""
-        return self.bias
+    w = property(attrgetter("weight"), doc="The weight under TransformerLens' name.")
+    b = property(attrgetter("bias"), doc="The bias under TransformerLens' name, or None.")
 
     def forward(
         self, x: Float[Tensor, "*shape d_model"], tap: Tap = SILENT, name: str = ""
@@ -83,25 +77,10 @@ class MLP(nn.Module):
         self.fc_out = nn.Linear(config.mlp_width, config.d_model)
         self.act_fn = ACTIVATIONS[config.act_fn]
 
-    @property
-    def W_in(self) -> Float[Tensor, "d_model d_mlp"]:
-        """Input weights."""
-        return self.fc_in.weight.T
-
-    @property
-    def W_out(self) -> Float[Tensor, "d_mlp d_model"]:
-        """Output weights."""
-        return self.fc_out.weight.T
-
-    @property
-    def b_in(self) -> Float[Tensor, " d_mlp"]:
-        """Input biases."""
-        return self.fc_in.bias
-
-    @property
-    def b_out(self) -> Float[Tensor, " d_model"]:
-        """Output bias."""
-        return self.fc_out.bias
+    W_in = property(attrgetter("fc_in.weight.T"), doc="Input weights ``[d_model, d_mlp]``.")
+    b_in = property(attrgetter("fc_in.bias"), doc="Input biases ``[d_mlp]``.")
+    W_out = property(attrgetter("fc_out.weight.T"), doc="Output weights ``[d_mlp, d_model]``.")
+    b_out = property(attrgetter("fc_out.bias"), doc="Output bias ``[d_model]``.")
 
     def forward(
         self, x: Float[Tensor, "batch pos d_model"], tap: Tap = SILENT

@@ -6,7 +6,8 @@ weights happen to be the same, for its default number of loops T.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -67,16 +68,34 @@ def _stacked(part: str, name: str) -> property:
     return property(stacked, doc=doc)
 
 
-def need_direct_writes(config: LoopedTransformerConfig, method: str) -> None:
-    """A norm stands between what heads and neurons put out and the stream."""
-    if config.norm in ("sandwich", "post"):
-        raise InputError(
-            method,
-            expected="heads, neurons and biases that reach the stream without a norm between",
-            given=f"norm={config.norm!r}",
-            fix="Read what a sublayer writes from hook_attn_out and hook_mlp_out, or use a model "
-            "with norm='pre' or 'none'.",
-        )
+@dataclass(frozen=True)
+class Needs:
+    """What a method of TransformerLens needs of a model to say what it seems to say.
+
+    Attributes:
+        expected: The same in words.
+        fix: What to do without it.
+        settings: The values that a setting of the model may have.
+    """
+
+    expected: str
+    fix: str
+    settings: Mapping[str, tuple[Any, ...]]
+
+    def check(self, config: LoopedTransformerConfig, method: str) -> None:
+        """Raise unless a model has every one of the settings."""
+        given = {name: getattr(config, name) for name in self.settings}
+        wrong = [f"{k}={value!r}" for k, value in given.items() if value not in self.settings[k]]
+        if wrong:
+            raise InputError(method, expected=self.expected, given=", ".join(wrong), fix=self.fix)
+
+
+DIRECT_WRITES = Needs(
+    "heads, neurons and biases that reach the stream without a norm between",
+    "Read what a sublayer writes from hook_attn_out and hook_mlp_out, or use a model with "
+    "norm='pre' or 'none'.",
+    {"norm": ("none", "pre")},
+)
 
 
 class TransformerLensNames(LoopedNetwork):
@@ -147,14 +166,17 @@ class TransformerLensNames(LoopedNetwork):
         return self.unembedding
 
     def to_tokens(self, tokens: Any, *_: Any, **__: Any) -> Tensor:
-        """Tokens are given as they are: there is no tokenizer."""
+        """Tokens are given as they are: there is no tokenizer, and text is refused."""
         if isinstance(tokens, torch.Tensor):
             return tokens
-        raise self._no_tokenizer(tokens)
+        raise InputError(
+            "tokens",
+            expected="token indices as a tensor or an integer: there is no tokenizer",
+            given=repr(tokens),
+            fix="Use the sampler of the task, which gives token tensors.",
+        )
 
-    def to_single_token(self, token: Any) -> int:
-        """Raise: there is no tokenizer to turn text into a token."""
-        raise self._no_tokenizer(token)
+    to_single_token = to_tokens
 
     def tokens_to_residual_directions(
         self, tokens: int | Tensor
@@ -165,7 +187,7 @@ class TransformerLensNames(LoopedNetwork):
             tokens: Output classes, of any shape.
         """
         if isinstance(tokens, str):
-            raise self._no_tokenizer(tokens)
+            self.to_tokens(tokens)
         return self.W_U.T[torch.as_tensor(tokens, device=self.device)]
 
     def accumulated_bias(
@@ -181,14 +203,12 @@ class TransformerLensNames(LoopedNetwork):
         Raises:
             InputError: If a norm stands between the biases and the stream.
         """
-        need_direct_writes(self.config, "accumulated_bias")
-        total = self.W_U.new_zeros(self.config.d_model)
-        blocks = self.blocks
-        for block in blocks[:layer]:
-            total = total + block.attn.b_O
-            if include_mlp_biases:
-                total = total + block.mlp.b_out
-        return total + blocks[layer].attn.b_O if mlp_input else total
+        DIRECT_WRITES.check(self.config, "accumulated_bias")
+        b_O = self.b_O
+        total = b_O[:layer].sum(0)
+        if include_mlp_biases:
+            total = total + self.b_out[:layer].sum(0)
+        return total + b_O[layer] if mlp_input else total
 
     def blocks_with(self, submodule: str) -> list[tuple[int, Any]]:
         """Number and view of every layer that has a part of this name: all layers, or none."""
@@ -254,12 +274,3 @@ class TransformerLensNames(LoopedNetwork):
                 given="True",
                 fix="Call set_use_split_qkv_input(True), and hook all three.",
             )
-
-    @staticmethod
-    def _no_tokenizer(given: Any) -> InputError:
-        return InputError(
-            "tokens",
-            expected="token indices as a tensor or an integer: there is no tokenizer",
-            given=repr(given),
-            fix="Use the sampler of the task, which gives token tensors.",
-        )

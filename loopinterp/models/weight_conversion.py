@@ -10,6 +10,7 @@ import torch
 from loopinterp.errors import InputError, check_integer, check_number
 from loopinterp.models.looped_model import bind, need_model
 from loopinterp.models.looped_transformer import LoopedTransformer
+from loopinterp.models.pretrained import misfits
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -41,7 +42,8 @@ def convert_model(
         activations: The original's activations on these inputs by our names (``site``, or
             aliases such as ``loops.0.blocks.0.attn.hook_pattern``), to find a difference inside
             a loop.
-        tolerance: Largest difference of any number, relative to the largest one there.
+        tolerance: Largest difference of any number, relative to the largest one there, or to 1
+            where that is smaller.
 
     Raises:
         InputError: A weight is missing, unknown or of another shape (it is named), or the two
@@ -49,18 +51,11 @@ def convert_model(
     """
     model = LoopedTransformer(config).to(inputs.device).eval()
     own = model.state_dict()
-    wrong = [f"{name} is missing" for name in own if name not in weights]
-    wrong += [f"{name} is not a weight of this architecture" for name in weights if name not in own]
-    wrong += [
-        f"{name} is {list(weights[name].shape)} and not {list(own[name].shape)}"
-        for name in own
-        if name in weights and weights[name].shape != own[name].shape
-    ]
-    if wrong:
+    if wrong := misfits(weights, own, lambda x: list(x.shape)):
         raise InputError(
             "weights",
             expected="those of LoopedTransformer(config).state_dict()",
-            given="; ".join(wrong[:6]) + (f"; and {len(wrong) - 6} more" if wrong[6:] else ""),
+            given=wrong,
             fix="Rename, transpose or split the original's, or change the configuration.",
         )
     model.load_state_dict(dict(weights))
@@ -95,50 +90,51 @@ def first_difference(
 
     Returns:
         ``embed``, ``initial_state``, ``loop t`` (or one of ``activations``), or ``readout after t
-        loops``, with the difference and its place; None if there is none.
+        loops``, with the difference (of shapes, or of numbers and their place); None if there is
+        none.
 
     Raises:
-        InputError: If one of them is no model, or shapes differ.
+        InputError: If the original is no looped model, or an activation is not of a loop.
     """
     need_model(original)
     check_integer("n_loops", n_loops, least=1)
     check_number("tolerance", tolerance, above=0)
     book = converted.addresses(n_loops)
-    inside = {book.resolve(name): x for name, x in (activations or {}).items()}
+    given = {book.resolve(name): x for name, x in (activations or {}).items()}
+    if outside := [name for name in given if book.addresses[name].loop is None]:
+        raise InputError(
+            "activations",
+            expected="activations inside a loop",
+            given=outside[0],
+            fix="Leave it out: embedding, prelude and readout are compared as a whole.",
+        )
     theirs, ours = bind(original, inputs), bind(converted, inputs)
+
+    def inside(loop: int, state: Tensor) -> str | None:
+        """The first of the activations of a loop that differs, from the same state on."""
+        names = [name for name in given if book.addresses[name].loop == loop]
+        if not names:
+            return None
+        span = {"start_at_loop": loop, "stop_at_loop": loop + 1, "state": state}
+        _, cache = converted.run_with_cache(
+            inputs, n_loops=n_loops, names_filter=names, return_type="state", **span
+        )
+        # A cache is in the order of the computation.
+        said = (_difference(name, given[name], cache[name], tolerance) for name in cache)
+        return next(filter(None, said), None)
+
     for name, a, b in (("embed", theirs.e, ours.e), ("initial_state", theirs.h0, ours.h0)):
         if said := _difference(name, a, b, tolerance):
             return said
     before = theirs.h0
     for loop, h in theirs.run(n_loops):
         if loop and (said := _difference(f"loop {loop - 1}", h, ours.step(before), tolerance)):
-            here = {x: inside[x] for x in inside if book.addresses[x].loop == loop - 1}
-            return _inside(converted, inputs, before, loop - 1, here, n_loops, tolerance) or said
+            return inside(loop - 1, before) or said
         name = f"readout after {loop} loops"
         if said := _difference(name, theirs.readout(h), ours.readout(h), tolerance):
             return said
         before = h
     return None
-
-
-def _inside(
-    converted: LoopedTransformer,
-    inputs: Tensor,
-    state: Tensor,
-    loop: int,
-    theirs: Mapping[str, Tensor],
-    n_loops: int,
-    tolerance: float,
-) -> str | None:
-    """The first of the activations of a loop that differs, from the same state on."""
-    if not theirs:
-        return None
-    span = {"start_at_loop": loop, "stop_at_loop": loop + 1, "state": state}
-    _, cache = converted.run_with_cache(
-        inputs, n_loops=n_loops, names_filter=list(theirs), return_type="state", **span
-    )
-    said = (_difference(name, theirs[name], cache[name], tolerance) for name in cache)
-    return next(filter(None, said), None)  # a cache is in the order of the computation
 
 
 def _difference(

@@ -54,14 +54,10 @@ def windowed_attention(
     mask: Float[Tensor, "#block #head query key"],
     window: int,
 ) -> Float[Tensor, "batch head pos d_head"]:
-    r"""``softmax(q k^T / sqrt(d_head) + mask) v`` over the keys of each block.
+    """``softmax(q k^T / sqrt(d_head) + mask) v`` over the keys of each block.
 
-    Args:
-        q: Queries.
-        k: Keys.
-        v: Values.
-        mask: Bias at :func:`block_places`, minus infinity outside the window and on padding.
-        window: Keys before a query that it may see.
+    The mask is a bias at :func:`block_places`, minus infinity outside the window, of so many keys
+    before a query, and on padding.
     """
     n_pos, (n_blocks, _, length, _) = q.shape[2], mask.shape
     behind = n_blocks * length - n_pos

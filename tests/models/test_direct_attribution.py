@@ -173,7 +173,8 @@ def test_classes_broadcast_as_in_transformer_lens() -> None:
     each = torch.tensor([0, 2, 1])
     place = each[:, None].expand(3, 7)
     expected = cache.logit_attribution(place)
-    assert cache.logit_attribution(each).identical(expected)
+    for dtype in (torch.int64, torch.int8, torch.uint8):
+        assert cache.logit_attribution(each.to(dtype)).identical(expected)
     shared = cache.logit_attribution(torch.tensor([[0, 1, 2, 0, 1, 2, 0]]))
     assert shared[:, 2, 1].identical(cache.logit_attribution(1)[:, 2, 1])
     difference = expected - cache.logit_attribution(0)

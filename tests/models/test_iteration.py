@@ -78,6 +78,13 @@ def test_loops_of_chosen_places_increase(loops: list[int], message: str) -> None
         states_at(Halving(), torch.zeros(1, 3, 1), PLACE, PLACE, loops=loops)
 
 
+@pytest.mark.parametrize("row", [-1, 4])
+def test_rows_that_are_not_there_are_refused(row: int) -> None:
+    rows = torch.tensor([0, row])
+    with pytest.raises(InputError, match=rf"row: expected an integer in 0\.\.3, got {row}"):
+        states_at(Halving(), torch.zeros(4, 3, 1), rows, PLACE.expand(2), loops=[1])
+
+
 def test_places_need_inputs() -> None:
     with pytest.raises(InputError, match="at least one"):
         states_at(Halving(), torch.zeros(0, 3, 1), PLACE[:0], PLACE[:0], loops=[1])

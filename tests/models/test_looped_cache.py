@@ -223,6 +223,8 @@ def test_gradients_need_a_scalar() -> None:
     model = build("plain")
     with pytest.raises(InputError, match="Pass loss_fn="):
         model.run_with_cache(some_inputs(model), n_loops=2, incl_bwd=True)
+    with pytest.raises(InputError, match="loss_fn: expected none without incl_bwd"):
+        model.run_with_cache(some_inputs(model), n_loops=2, loss_fn=torch.sum)
 
 
 @pytest.mark.parametrize("name", [n for n in VARIANTS if n not in ("post rms",)])
@@ -277,6 +279,8 @@ def test_moves_casts_slices_and_drops_the_batch_axis() -> None:
     assert "activations of 4 loops" in repr(cache)
     _, one = model.run_with_cache(x[:1], n_loops=T, remove_batch_dim=True)
     assert one.stack("resid_post").shape == (T, 7, 16)
+    with pytest.raises(InputError, match="batch size: expected an integer <= 1, got 3"):
+        model.run_with_cache(x, n_loops=T, remove_batch_dim=True)
 
 
 def test_what_only_the_readout_computes_is_not_cached_without_it() -> None:

@@ -11,9 +11,12 @@ from loopinterp.models import (
     LoopedTransformerConfig,
     WithVocabulary,
     bind,
+    describe_model,
+    device_of,
     iterate,
     reach,
 )
+from tests.models.looped_toys import Halving
 
 CONFIG = LoopedTransformerConfig(
     d_model=8,
@@ -47,6 +50,36 @@ def test_what_the_model_says_of_itself_is_passed_on() -> None:
     assert reach(WithVocabulary(LoopedTransformer(windowed))) == 2
     assert WithVocabulary(LoopedTransformer(CONFIG)).n_ctx == 60
     assert next(WithVocabulary(LoopedTransformer(CONFIG)).parameters(), None) is not None
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32])
+def test_tokens_of_any_integer_type_are_the_same_tokens(dtype: torch.dtype) -> None:
+    mapped = WithVocabulary(LoopedTransformer(CONFIG), tokens=TOKENS)
+    assert torch.equal(mapped.embed(INPUTS.to(dtype)), mapped.embed(INPUTS))
+
+
+@pytest.mark.usefixtures("no_type_checks")
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [(-INPUTS, "tokens from 0 to 3, got tokens from -3"), (INPUTS + 0.5, "integers")],
+)
+def test_what_is_no_token_of_the_task_is_refused(wrong: torch.Tensor, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        bind(WithVocabulary(LoopedTransformer(CONFIG), tokens=TOKENS), wrong)
+
+
+def test_it_lies_where_the_model_does() -> None:
+    mapped = WithVocabulary(LoopedTransformer(CONFIG).to("meta"), tokens=TOKENS)
+    assert mapped.tokens is not None and mapped.tokens.device == torch.device("meta")
+    toy = Halving()
+    toy.device = torch.device("meta")  # type: ignore[attr-defined]
+    assert device_of(WithVocabulary(toy)) == torch.device("meta")
+
+
+def test_another_vocabulary_is_another_model() -> None:
+    model = LoopedTransformer(CONFIG)
+    descriptions = [describe_model(WithVocabulary(model, tokens=t)) for t in (TOKENS, TOKENS[::-1])]
+    assert descriptions[0] != descriptions[1]
 
 
 @pytest.mark.usefixtures("no_type_checks")

@@ -175,6 +175,8 @@ def test_a_hub_is_asked_for_marked_names_only(saved: Path, monkeypatch: pytest.M
 def test_options_of_a_download_do_not_go_with_a_folder(saved: Path) -> None:
     with pytest.raises(InputError, match="revision: expected none with a folder"):
         LoopedTransformer.from_pretrained(saved, revision="main")
+    with pytest.raises(InputError, match="repo_id: expected none without a push"):
+        build("demo").save_pretrained(saved, repo_id="someone/adder")
 
 
 def test_weights_can_be_read_in_another_type(saved: Path) -> None:

@@ -55,6 +55,7 @@ def test_empty_batches_are_refused_alike() -> None:
         lambda: model(x),
         lambda: model.run_with_cache(x, pos_slice=0),
         lambda: model.run_with_hooks(x, fwd_hooks=[]),
+        lambda: model(x, n_loops=x[:, 0]),
         lambda: bind(model, x),
         lambda: next(iterate(model, x, 2)),
         lambda: run_until(model, x, Fixed(2)),

@@ -60,6 +60,7 @@ def test_hooks_of_each_example_count_up_to_its_own_end() -> None:
         ({"return_type": "states"}, "return_type: expected none beside a number of loops for each"),
         ({"return_type": "all_logits"}, "return_type"),
         ({"stop_at_loop": 2}, "stop_at_loop"),
+        ({"stop_at_loop": 0}, "stop_at_loop"),
         ({"start_at_loop": 2, "state": torch.zeros(3, 7, 16)}, "start_at_loop"),
         ({"n_loops": ENDS[:2]}, r"an integer tensor \[3\]"),
         ({"n_loops": ENDS.float()}, r"an integer tensor \[3\]"),

@@ -104,8 +104,8 @@ def test_weights_that_do_not_fit_are_named() -> None:
     del weights["ln_final.bias"]
     weights["head.scale"] = torch.ones(1)
     weights["embedding.weight"] = weights["embedding.weight"].T
-    said = "ln_final.bias is missing; head.scale is not a weight of this architecture; "
-    said += f"embedding.weight is [{D}, 5] and not [5, {D}]"
+    said = "ln_final.bias is missing; head.scale is not known; "
+    said += f"embedding.weight is [{D}, 5], not [5, {D}]"
     with pytest.raises(InputError, match=re.escape(said)):
         convert_model(original, CONFIG, weights, INPUTS, n_loops=LOOPS)
 
@@ -158,3 +158,6 @@ def test_activations_say_which_component_of_the_loop_it_is() -> None:
     wrong = _converted(**{"block.0.mlp.fc_in.bias": changed})
     said = first_difference(_original(), wrong, INPUTS, n_loops=LOOPS, activations=theirs)
     assert said is not None and said.startswith("blocks.0.mlp.hook_post: ")
+    outside = {"hook_embed": cache["hook_embed"]}
+    with pytest.raises(InputError, match="inside a loop, got hook_embed"):
+        first_difference(right, right, INPUTS, n_loops=LOOPS, activations=outside)

@@ -11,6 +11,8 @@ from transformer_lens.config import TransformerBridgeConfig
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from tests.models.peers.gpt2 import NAMES, PLAIN
+
 if TYPE_CHECKING:
     from torch import Tensor
     from transformer_lens.model_bridge import TransformerBridge
@@ -33,13 +35,8 @@ def bridged_gpt2(looped: LoopedTransformer, n_loops: int) -> TransformerBridge:
             n_head=config.n_heads,
             n_inner=config.mlp_width,
             layer_norm_epsilon=config.norm_eps,
-            resid_pdrop=0.0,
-            embd_pdrop=0.0,
-            attn_pdrop=0.0,
             tie_word_embeddings=False,
-            use_cache=False,
-            bos_token_id=None,
-            eos_token_id=None,
+            **PLAIN,
         )
     )
     ours = looped.state_dict()
@@ -52,17 +49,10 @@ def bridged_gpt2(looped: LoopedTransformer, n_loops: int) -> TransformerBridge:
     }
     blocks = [*looped.prelude, *list(looped.block) * n_loops, *looped.coda]
     for number, layer in enumerate(blocks):
-        for mine, theirs in (
-            ("ln1", "ln_1"),
-            ("attn.qkv", "attn.c_attn"),
-            ("attn.out", "attn.c_proj"),
-            ("ln2", "ln_2"),
-            ("mlp.fc_in", "mlp.c_fc"),
-            ("mlp.fc_out", "mlp.c_proj"),
-        ):
+        for mine, theirs in NAMES.items():
             for kind in ("weight", "bias"):
                 weight = layer.state_dict()[f"{mine}.{kind}"]
-                weight = weight.T if weight.dim() == 2 else weight  # GPT-2 has them transposed
+                weight = weight.T if weight.dim() == 2 else weight
                 weights[f"transformer.h.{number}.{theirs}.{kind}"] = weight
     model.load_state_dict(weights)
     tl_config = TransformerBridgeConfig(

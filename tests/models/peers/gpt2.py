@@ -17,6 +17,26 @@ from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
 if TYPE_CHECKING:
     from torch import Tensor
 
+PLAIN = {
+    "resid_pdrop": 0.0,
+    "embd_pdrop": 0.0,
+    "attn_pdrop": 0.0,
+    "use_cache": False,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+"""Settings of a GPT-2 that only computes."""
+
+NAMES = {
+    "ln1": "ln_1",
+    "attn.qkv": "attn.c_attn",
+    "attn.out": "attn.c_proj",
+    "ln2": "ln_2",
+    "mlp.fc_in": "mlp.c_fc",
+    "mlp.fc_out": "mlp.c_proj",
+}
+"""Modules of a layer, by our names; GPT-2 has their matrices transposed."""
+
 
 class LoopedGPT2(nn.Module):
     """``depth`` layers of GPT-2 in a loop."""
@@ -29,12 +49,7 @@ class LoopedGPT2(nn.Module):
             n_embd=d_model,
             n_layer=depth,
             n_head=n_heads,
-            resid_pdrop=0.0,
-            embd_pdrop=0.0,
-            attn_pdrop=0.0,
-            use_cache=False,
-            bos_token_id=None,
-            eos_token_id=None,
+            **PLAIN,
         )
         self.embed = nn.Embedding(d_vocab, d_model)
         self.backbone = GPT2Model(config)
@@ -50,7 +65,7 @@ class LoopedGPT2(nn.Module):
 
 
 def as_ours(peer: LoopedGPT2) -> LoopedTransformer:
-    """The same model, weights copied; GPT-2 stores its matrices transposed."""
+    """The same model, weights copied."""
     config = peer.backbone.config
     model = LoopedTransformer(
         LoopedTransformerConfig(
@@ -70,14 +85,7 @@ def as_ours(peer: LoopedGPT2) -> LoopedTransformer:
     weights: dict[str, Tensor] = {"embedding.weight": peer.embed.weight}
     theirs = peer.backbone.state_dict()
     for number in range(config.n_layer):
-        for ours, name in (
-            ("ln1", "ln_1"),
-            ("attn.qkv", "attn.c_attn"),
-            ("attn.out", "attn.c_proj"),
-            ("ln2", "ln_2"),
-            ("mlp.fc_in", "mlp.c_fc"),
-            ("mlp.fc_out", "mlp.c_proj"),
-        ):
+        for ours, name in NAMES.items():
             weight = theirs[f"h.{number}.{name}.weight"]
             weights[f"block.{number}.{ours}.weight"] = weight.T if weight.dim() == 2 else weight
             weights[f"block.{number}.{ours}.bias"] = theirs[f"h.{number}.{name}.bias"]
