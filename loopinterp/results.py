@@ -196,6 +196,8 @@ def tidy(arrays: Mapping[Any, xr.DataArray]) -> pd.DataFrame:
     if not columns:
         return pd.DataFrame()
     order = list(next(iter(columns.values())).dims)
+    if not order:
+        return pd.DataFrame([{name: array.item() for name, array in columns.items()}])
     return xr.Dataset(columns).to_dataframe(dim_order=order).reset_index()
 
 

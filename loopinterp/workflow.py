@@ -20,6 +20,7 @@ from loopinterp.stages import Stages, record_how_it_was_made
 from loopinterp.storage import read_json
 from loopinterp.studied_model import open_run
 from loopinterp.studies import STUDIES
+from loopinterp.training.run import CONFIG, MODEL, need_free_folder
 
 if TYPE_CHECKING:
     from loopinterp.results import Finding, Result
@@ -134,10 +135,8 @@ def train_run(
 ) -> training.Run:
     """Train into a folder, or go on with a run that was stopped; see :func:`training.train`."""
     run = training.train(config, out, progress=progress, resume=resume)
-    file = shlex.quote(str(run.folder / "config.json"))
-    record_how_it_was_made(
-        run.folder, f"loopinterp train --config {file} --out NEW", {"train": run.seconds}
-    )
+    command = f"loopinterp train --config {shlex.quote(str(run.folder / CONFIG))} --out NEW"
+    record_how_it_was_made(run.folder, command=command, seconds={"train": run.seconds})
     return run
 
 
@@ -161,8 +160,8 @@ def compile_run(
     Raises:
         InputError: If a name is unknown, the program cannot be compiled, or the folder is taken.
     """
-    from loopinterp.training.run import MODEL
-
+    folder = Path(out)
+    need_free_folder(folder)
     chosen = rasp.get_program(program)
     check_integer("max_length", max_length, least=1)
     for disguise in disguises:
@@ -173,14 +172,14 @@ def compile_run(
     )
     for disguise in disguises:
         compiled = getattr(rasp, disguise)(compiled, seed=seed)
-    origin = ", ".join([f"compiled from the program {program}", *compiled.circuit.disguises])
-    run = training.Run.from_model(compiled.model, task, out, max_n=max_length, origin=origin)
-    compiled.circuit.save(run.folder / MODEL)
+    compiled.circuit.save(folder / MODEL)
     options = [f"--max-length {max_length}", *(f"--disguise {name}" for name in disguises)]
     options += [f"--seed {seed}"] if disguises else []
     command = f"loopinterp compile {program} {' '.join(options)} --out NEW"
-    record_how_it_was_made(run.folder, command, {})
-    return run
+    record_how_it_was_made(folder, command=command)
+    # The configuration, which makes the folder a run, comes last: a kill before leaves it free.
+    origin = ", ".join([f"compiled from the program {program}", *compiled.circuit.disguises])
+    return training.Run.from_model(compiled.model, task, folder, max_n=max_length, origin=origin)
 
 
 def evaluate_run(
@@ -230,10 +229,10 @@ def evaluate(
     """:func:`evaluate_run`, of a model that is open already."""
     from loopinterp.tasks.sampling import pick_distribution
 
-    stages = Stages(show=progress)
     for distribution in distributions or ():
         pick_distribution(model.task, distribution)  # refused before a stage is said to begin
     rules = stopping_rules(stop)
+    stages = Stages(model.folder, show=progress)
     with stages.stage("generalisation", "is it right beyond its training lengths?"):
         result = training.evaluate(
             model.model,
@@ -245,8 +244,7 @@ def evaluate(
             trained_up_to=model.cutoff if model.trained else None,
             seed=model.seed,
         )
-    model.save(result, "generalisation")
-    record_how_it_was_made(model.folder, None, stages.seconds)
+        model.save(result, "generalisation")
     return result
 
 
@@ -325,7 +323,7 @@ def check_names(studies: Sequence[str] | None) -> None:
 
 def analyze(model: StudiedModel, studies: Sequence[str] | None, progress: bool) -> Analysis:
     """:func:`analyze_run`, of a model that is open already."""
-    stages = Stages(show=progress)
+    stages = Stages(model.folder, show=progress)
     chosen = [s for s in STUDIES if (s.name in studies if studies else s.concerns(model))]
     if studies:
         _check_studies(chosen, model)
@@ -343,7 +341,6 @@ def analyze(model: StudiedModel, studies: Sequence[str] | None, progress: bool) 
             result = study.run(model)
             done.files[study.name] = model.save(result, study.name)
             done.results[study.name] = result
-    record_how_it_was_made(model.folder, None, stages.seconds, done.unsaid)
     return done
 
 
@@ -410,7 +407,7 @@ def demo(
     given = [f" --{name} {value}" for name, value in flags.items() if value is not None]
     given += [f" --set {shlex.quote(setting)}" for setting in settings]
     command = f"loopinterp demo --out {shlex.quote(str(out))}{''.join(given)}"
-    record_how_it_was_made(run.folder, command, {})
+    record_how_it_was_made(run.folder, command=command)
     with stages.stage("report", "one HTML file"):
         return report.write_report(run.folder)
 
