@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import stat
 from collections.abc import Mapping
@@ -139,7 +140,7 @@ def _context(record: RunRecord) -> dict[str, Any]:
 
     sections, problems = section_views(record)
     made, undrawn = made_figures(record)
-    made_views = figure_views(made, undrawn)
+    made_views = figure_views(made, undrawn, itertools.count(1))
     shown = {view.section.key for view in sections}
     return {
         "record": record,
