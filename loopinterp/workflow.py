@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 from loopinterp import models, rasp, report, tasks, training
 from loopinterp.errors import ConfigError, InputError, check_choice, check_integer
 from loopinterp.results import SUFFIX
+from loopinterp.saved_results import CONFIG
 from loopinterp.stages import Stages, record_how_it_was_made
 from loopinterp.storage import read_json
 from loopinterp.studied_model import open_run
 from loopinterp.studies import STUDIES
-from loopinterp.training.run import CONFIG, MODEL, need_free_folder
 
 if TYPE_CHECKING:
     from loopinterp.results import Finding, Result
@@ -160,6 +160,8 @@ def compile_run(
     Raises:
         InputError: If a name is unknown, the program cannot be compiled, or the folder is taken.
     """
+    from loopinterp.training.run import MODEL, need_free_folder
+
     folder = Path(out)
     need_free_folder(folder)
     chosen = rasp.get_program(program)
@@ -264,28 +266,24 @@ def stopping_rules(wanted: Sequence[str]) -> dict[str, models.StoppingRule]:
     Raises:
         InputError: If a rule is unknown, or its tolerance is no number above 0.
     """
-    with_tolerance = {
-        "residual": ("residual", models.ResidualBelow, 0.03),
-        "readout-kl": ("readout KL", models.ReadoutKL, 5e-4),
-    }
+    usual = (models.MaxConfidence(), models.ResidualBelow(0.03), models.ReadoutKL(5e-4))
     rules: dict[str, models.StoppingRule] = {}
     for text in wanted:
         name, _, given = text.partition("=")
-        check_choice("stopping rule", name, STOPPING)
-        if text == "max-confidence":
-            rules["max confidence"] = models.MaxConfidence()
-            continue
+        rule: Any = usual[STOPPING.index(check_choice("stopping rule", name, STOPPING))]
         try:
-            label, rule, usual = with_tolerance[name]
-            tolerance = float(given or usual)
-        except (KeyError, ValueError):
+            rule = dataclasses.replace(rule, tolerance=float(given)) if given else rule
+        except InputError:  # by the rule itself, of a number that is none of its
+            raise
+        except (TypeError, ValueError):
             raise InputError(
                 "stopping rule",
                 expected="max-confidence, residual=TOLERANCE or readout-kl=TOLERANCE",
                 given=repr(text),
                 fix="Write residual=0.03, for instance.",
             ) from None
-        rules[f"{label} < {tolerance:g}"] = rule(tolerance)
+        label = name.replace("-", " ").replace("kl", "KL")
+        rules[f"{label} < {rule.tolerance:g}" if rule.tolerance else label] = rule
     return rules
 
 
@@ -423,22 +421,20 @@ def in_reading_order(results: Iterable[Result]) -> list[Finding]:
 
 def list_task_facts() -> list[dict[str, Any]]:
     """What there is to know about each task, by name of the fact."""
-    facts = []
-    for name in tasks.list_tasks():
-        task = tasks.get_task(name)
-        facts.append(
-            {
-                "task": name,
-                "asks": task.describe(),
-                "input": f"tokens 0..{task.d_vocab - 1}"
-                if task.d_vocab
-                else f"{task.d_features} numbers a position",
-                "outputs": task.d_vocab_out,
-                "loops T(n)": {f"n={n}": task.n_loops(n) for n in (4, 8, 16)},
-                "distributions": list(task.distributions),
-            }
-        )
-    return facts
+    return [
+        {
+            "task": name,
+            "asks": task.describe(),
+            "input": f"tokens 0..{task.d_vocab - 1}"
+            if task.d_vocab
+            else f"{task.d_features} numbers a position",
+            "outputs": task.d_vocab_out,
+            "loops T(n)": {f"n={n}": task.n_loops(n) for n in (4, 8, 16)},
+            "distributions": list(task.distributions),
+        }
+        for name in tasks.list_tasks()
+        for task in [tasks.get_task(name)]
+    ]
 
 
 def list_model_facts(name: str | None = None) -> list[dict[str, Any]]:
@@ -453,10 +449,7 @@ def list_model_facts(name: str | None = None) -> list[dict[str, Any]]:
         config = recipes[recipe]
         weights = sum(p.numel() for p in models.LoopedTransformer(config.model).parameters())
         about = {"recipe": recipe, "task": config.task, "weights": weights}
-        model = config.model.to_dict()
         short = ("n_layers", "d_model", "n_heads", "positions", "norm", "loop_norm", "injection")
-        if name is None:
-            facts.append(about | {key: model[key] for key in short})
-        else:
-            facts.append(about | config.to_dict())
+        in_short = {key: getattr(config.model, key) for key in short}
+        facts.append(about | (in_short if name is None else config.to_dict()))
     return facts

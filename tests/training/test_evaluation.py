@@ -14,12 +14,8 @@ from loopinterp.models import Fixed, LoopedTransformer, LoopRule, ResidualBelow
 from loopinterp.saved_results import load_result
 from loopinterp.tasks import IGNORE, Addition, Parity, get_task, list_tasks
 from loopinterp.training import EvaluationResult, TrainingConfig, evaluate
-from loopinterp.training.evaluation import (
-    ORACLE,
-    STOPPING,
-    judged_distributions,
-    shares_right,
-)
+from loopinterp.training.evaluation import ORACLE, judged_distributions, shares_right
+from loopinterp.workflow import STOPPING, stopping_rules
 
 
 class Ripple:
@@ -202,11 +198,12 @@ def test_stopping_rules_stand_beside_the_oracle() -> None:
 
 
 def test_the_rules_of_the_papers_are_at_hand() -> None:
-    result = evaluate(
-        Ripple(), Addition(), [6], distributions=["uniform"], n_samples=8, stopping=STOPPING
-    )
+    rules = stopping_rules(STOPPING)
+    assert list(rules) == ["max confidence", "residual < 0.03", "readout KL < 0.0005"]
+    options = {"distributions": ["uniform"], "n_samples": 8, "stopping": rules}
+    result = evaluate(Ripple(), Addition(), [6], **options)
     exact = result.data["stopped_exact_match"].sel(estimate="value")
-    assert exact["rule"].values.tolist() == [ORACLE, *STOPPING]
+    assert exact["rule"].values.tolist() == [ORACLE, *rules]
     assert (exact.sel(rule=ORACLE) == 1).all()
 
 
