@@ -266,11 +266,12 @@ def stopping_rules(wanted: Sequence[str]) -> dict[str, models.StoppingRule]:
     Raises:
         InputError: If a rule is unknown, or its tolerance is no number above 0.
     """
-    usual = (models.MaxConfidence(), models.ResidualBelow(0.03), models.ReadoutKL(5e-4))
+    of_papers = (models.MaxConfidence(), models.ResidualBelow(0.03), models.ReadoutKL(5e-4))
+    usual: dict[str, Any] = dict(zip(STOPPING, of_papers))
     rules: dict[str, models.StoppingRule] = {}
     for text in wanted:
         name, _, given = text.partition("=")
-        rule: Any = usual[STOPPING.index(check_choice("stopping rule", name, STOPPING))]
+        rule = usual[check_choice("stopping rule", name, STOPPING)]
         try:
             rule = dataclasses.replace(rule, tolerance=float(given)) if given else rule
         except InputError:  # by the rule itself, of a number that is none of its

@@ -55,7 +55,7 @@ def need_page(out: str | Path) -> Path:
     out = Path(out)
     try:
         mode = out.lstat().st_mode
-    except OSError:
+    except (OSError, ValueError):
         return out  # nothing is there; whether it can be made is seen when it is written
     if stat.S_ISREG(mode):
         with out.open("rb") as file:

@@ -125,10 +125,17 @@ def evaluate(
     """
     need_model(model)
     need_task(task)
-    names = list(judged_distributions(task) if distributions is None else distributions)
+    asked = judged_distributions(task) if distributions is None else distributions
+    names = list(dict.fromkeys(asked))
     depth = own_depth(model)
     _check(task, lengths, names, extra_loops, n_samples, depth)
     extra, cells = sorted(set(extra_loops)), sorted(set(lengths))
+    check_integer("stopping_margin", stopping_margin, least=0)
+    if trained_up_to is not None:
+        check_integer("trained_up_to", trained_up_to, least=1)
+    if stopping and ORACLE in stopping:
+        fix = "Give that rule another name."
+        raise InputError("stopping", expected=f"no {ORACLE!r}", given="one", fix=fix)
     rules = {ORACLE: Oracle(), **stopping} if stopping else {}
     shape = (len(names), len(cells))
     exact, bits = np.zeros((2, len(extra), *shape))
