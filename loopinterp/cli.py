@@ -257,8 +257,9 @@ def evaluate(
     ends = ["exact_match", "exact_match_low", "exact_match_high"]
     tables = [cells[["distribution", "length", *ends]]]
     if stop:
-        tables.append(result.to_dataframe("stopped_exact_match", "stopped_at"))
-        document["stopped"] = tables[-1].to_dict("records")
+        stopped = result.to_dataframe("stopped_exact_match", "stopped_at")
+        document["stopped"] = stopped.to_dict("records")
+        tables.append(stopped)
     words = [table.round(3).to_string(index=False) for table in tables]
     findings, told = _found([result])
     _print(
