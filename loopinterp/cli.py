@@ -43,7 +43,11 @@ def _path(text: str) -> Path:
 
 _SEED: dict[str, Any] = {"min": 0, "max": GREATEST_SEED}
 _FILE: dict[str, Any] = {"metavar": "FILE", "parser": _path}
-_THREADS: dict[str, Any] = {"min": 1, "max": MOST_THREADS}
+_THREADS: dict[str, Any] = {
+    "min": 1,
+    "max": MOST_THREADS,
+    "help": "CPU threads; at these model sizes one is as fast as more.",
+}
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", parser=_path, help="Folder of a run.")]
 Out = Annotated[Path, typer.Option(metavar="PATH", parser=_path, help="Folder of the run.")]
@@ -54,18 +58,8 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change one setting; may be repeated."),
 ]
-Threads = Annotated[
-    int,
-    typer.Option(**_THREADS, help="CPU threads. At these model sizes one is as fast as more."),
-]
-TrainingThreads = Annotated[
-    int | None,
-    typer.Option(
-        **_THREADS,
-        help="CPU threads; at these model sizes one is as fast as more.",
-        show_default="1",
-    ),
-]
+Threads = Annotated[int, typer.Option(**_THREADS)]
+TrainingThreads = Annotated[int | None, typer.Option(**_THREADS, show_default="1")]
 StudySeed = Annotated[int, typer.Option("--seed", **_SEED, help="Seed of the examples drawn.")]
 
 
@@ -257,15 +251,16 @@ def evaluate(
         progress=progress,
     )
     cells = result.to_dataframe("exact_match", "bit_accuracy")
-    shown = cells[["distribution", "length", "exact_match", "exact_match_low", "exact_match_high"]]
-    tables = {"cells": cells}
-    if stop:
-        tables["stopped"] = result.to_dataframe("stopped_exact_match")
-        tables["stopped"]["stopped_at"] = result.to_dataframe("stopped_at")["stopped_at"]
     file = run / RESULTS / f"generalisation{SUFFIX}"
-    document = {"run": str(run), "file": str(file), "samples": samples}
-    document |= {name: table.to_dict("records") for name, table in tables.items()}
-    words = [table.round(3).to_string(index=False) for table in [shown, *list(tables.values())[1:]]]
+    document: dict[str, Any] = {"run": str(run), "file": str(file), "samples": samples}
+    document["cells"] = cells.to_dict("records")
+    ends = ["exact_match", "exact_match_low", "exact_match_high"]
+    tables = [cells[["distribution", "length", *ends]]]
+    if stop:
+        stopped = result.to_dataframe("stopped_exact_match", "stopped_at")
+        document["stopped"] = stopped.to_dict("records")
+        tables.append(stopped)
+    words = [table.round(3).to_string(index=False) for table in tables]
     findings, told = _found([result])
     _print(
         {**document, "findings": findings},

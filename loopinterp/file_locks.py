@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Literal
 
 from loopinterp.errors import InputError
 
 
-def lock(handle: int) -> bool:
-    """Lock an open file, unless another holds it; the lock goes when the file is closed.
+def lock(handle: int, *, wait: bool = False) -> bool:
+    """Lock an open file; the lock goes when the file is closed.
 
     Args:
         handle: File descriptor.
+        wait: Whether to wait while another holds it.
 
     Returns:
         Whether it is held now.
@@ -28,7 +31,7 @@ def lock(handle: int) -> bool:
     except ImportError as error:
         raise OSError("this system has no file locks") from error
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
         return False
     return True
@@ -47,7 +50,7 @@ def only_writer(path: str | Path, what: str, *, fix: str) -> Iterator[None]:
         InputError: If another holds it, or the folder cannot be written.
     """
     path = Path(path)
-    with writing_into(path.parent):
+    with writing_to(path.parent, "folder"):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
@@ -60,6 +63,17 @@ def only_writer(path: str | Path, what: str, *, fix: str) -> Iterator[None]:
         os.close(handle)
 
 
+@contextmanager
+def in_turn(folder: str | Path) -> Iterator[None]:
+    """Hold a folder's lock, once whoever holds it lets go; do without where there are no locks."""
+    with ExitStack() as held:
+        with suppress(OSError):
+            handle = os.open(folder, os.O_RDONLY)
+            held.callback(os.close, handle)
+            lock(handle, wait=True)
+        yield
+
+
 def _held(handle: int, what: str) -> bool:
     try:
         return lock(handle)
@@ -69,18 +83,21 @@ def _held(handle: int, what: str) -> bool:
 
 
 @contextmanager
-def writing_into(folder: Path) -> Iterator[None]:
-    """Turn what goes wrong in making or opening files of a folder into one error that says so.
+def writing_to(path: Path, kind: Literal["file", "folder"]) -> Iterator[None]:
+    """Turn what goes wrong in writing a file, or into a folder, into one error that says so.
 
     Raises:
-        InputError: If the folder cannot be made or written.
+        InputError: If it cannot be made or written, or the disk is full.
     """
     try:
         yield
     except (OSError, ValueError) as error:  # a name may hold what no name can
+        full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
         raise InputError(
-            f"output folder {folder}",
-            expected="a folder that can be written",
+            f"output {kind} {path}",
+            expected=f"a {kind} that can be written",
             given=getattr(error, "strerror", None) or str(error),
-            fix="Choose another folder, or change its permissions.",
+            fix="Free some space, or choose another disk."
+            if full
+            else f"Choose another {kind}, or change its permissions.",
         ) from error

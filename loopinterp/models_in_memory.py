@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from loopinterp.errors import check_integer
 from loopinterp.models.looped_model import need_model
 from loopinterp.models.model_description import describe_model
 from loopinterp.saved_results import Owner
-from loopinterp.storage import read_json, write_json
+from loopinterp.storage import json_default, read_json, write_json
 from loopinterp.studied_model import StudiedModel
 from loopinterp.tasks.study_data import need_task
 from loopinterp.training.run import CONFIG, IN_MEMORY, need_free_folder
@@ -102,7 +103,8 @@ def keep_in_memory(
         "origin": origin,
         "distribution": distribution,
     }
-    if not (folder / CONFIG).is_file() or read_json(folder / CONFIG) != described:
+    as_read = json.loads(json.dumps(described, default=json_default))
+    if not (folder / CONFIG).is_file() or read_json(folder / CONFIG) != as_read:
         need_free_folder(folder)
         write_json(folder / CONFIG, described)
     return StudiedModel(

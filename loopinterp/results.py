@@ -30,7 +30,13 @@ import numpy as np
 
 from loopinterp.errors import CheckpointError, InputError, check_number, check_seed
 from loopinterp.intervals import ENDS, ESTIMATE
-from loopinterp.storage import check_file_name, json_default, read_arrays, write_arrays
+from loopinterp.storage import (
+    check_file_name,
+    json_default,
+    parse_json_object,
+    read_arrays,
+    write_arrays,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -196,6 +202,8 @@ def tidy(arrays: Mapping[Any, xr.DataArray]) -> pd.DataFrame:
     if not columns:
         return pd.DataFrame()
     order = list(next(iter(columns.values())).dims)
+    if not order:
+        return pd.DataFrame([{name: array.item() for name, array in columns.items()}])
     return xr.Dataset(columns).to_dataframe(dim_order=order).reset_index()
 
 
@@ -312,14 +320,12 @@ class Result:
     def figures(self) -> list[Figure]:
         """The figures of this result."""
         section = _import_views(type(self))
-        figures = figures_of(self)
-        return [dataclasses.replace(f, section=f.section or section) for f in figures]
+        return [dataclasses.replace(f, section=f.section or section) for f in figures_of(self)]
 
     def findings(self) -> list[Finding]:
         """What this result says in plain words, most telling first."""
         section = _import_views(type(self))
-        findings = findings_of(self)
-        return [dataclasses.replace(f, kind=f.kind or section) for f in findings]
+        return [dataclasses.replace(f, kind=f.kind or section) for f in findings_of(self)]
 
     def show(self) -> None:
         """Print what the result says, and show its figures (in a notebook, or in a browser)."""
@@ -431,14 +437,9 @@ def known_kinds() -> Mapping[str, type[Result]]:
 
 def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     arrays, metadata = read_arrays(path)
-    try:
-        header = json.loads(metadata.get(_HEADER, ""))
-    except (ValueError, RecursionError):
-        header = None
+    header = parse_json_object(metadata.get(_HEADER, ""))
     parts = {"kind": str, "axes": dict, "coords": dict, "fields": dict, "provenance": dict}
-    if not isinstance(header, dict) or not all(
-        isinstance(header.get(part), kind) for part, kind in parts.items()
-    ):
+    if header is None or not all(isinstance(header.get(part), t) for part, t in parts.items()):
         raise CheckpointError(
             f"result {path}",
             expected="a file written by Result.save",

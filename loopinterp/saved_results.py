@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import os
 import reprlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from loopinterp.errors import CheckpointError
 from loopinterp.results import SUFFIX, Result, config_hash, kind_of, known_kinds
@@ -15,6 +16,9 @@ from loopinterp.storage import digest_tensors, read_json_object, read_tensors
 
 if TYPE_CHECKING:
     from loopinterp.results import Provenance
+
+CONFIG = "config.json"
+"""The file that makes a folder a run."""
 
 KINDS = {
     "activation-patching": "loopinterp.circuits.activation_patching_result",
@@ -64,6 +68,23 @@ def result_files(folder: str | Path) -> Iterator[Path]:
     return iter(sorted(Path(folder).glob(f"*{SUFFIX}")))
 
 
+def read_run_config(folder: str | Path) -> dict[str, Any]:
+    """What the ``config.json`` of a run holds.
+
+    Raises:
+        CheckpointError: If the folder holds no run, or the file is damaged.
+    """
+    path = Path(folder) / CONFIG
+    if not os.path.isfile(path):  # which takes any name
+        raise CheckpointError(
+            f"run {folder}",
+            expected="a folder written by `loopinterp train`, `compile` or `demo`",
+            given=f"a folder without {CONFIG}" if os.path.isdir(folder) else "no such folder",
+            fix=f"Check the path, or train: loopinterp train --task addition --out {folder}",
+        )
+    return read_json_object(path)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Owner:
     """The run that results are saved in, as it is now.
@@ -83,7 +104,7 @@ class Owner:
         Raises:
             CheckpointError: If a file is damaged, or there is no configuration.
         """
-        config = config_hash(read_json_object(Path(folder) / "config.json"))
+        config = config_hash(read_run_config(folder))
         weights = Path(folder) / "model" / "model.safetensors"
         there = weights.exists()
         return cls(config=config, weights=digest_tensors(read_tensors(weights)) if there else "")

@@ -10,9 +10,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 
 from loopinterp import __version__
 from loopinterp.errors import CheckpointError
+from loopinterp.file_locks import in_turn
 from loopinterp.progress import showing
 from loopinterp.storage import read_json_object, write_json
 
@@ -21,36 +23,33 @@ _PACKAGES = ("torch", "transformer-lens", "numpy", "scikit-learn")
 
 
 class Stages:
-    """Says on stderr what is being done, and keeps how long it took.
+    """Says on stderr what is being done, and keeps in the run how long it took.
 
     Args:
+        run: The run's folder; None keeps nothing.
         show: Whether to say anything.
-
-    Example:
-        >>> stages = Stages(show=False)
-        >>> with stages.stage("train", "1000 steps"):
-        ...     pass
-        >>> list(stages.seconds)
-        ['train']
     """
 
-    def __init__(self, *, show: bool) -> None:
-        self.seconds: dict[str, float] = {}
-        self._show = show
+    def __init__(self, run: Path | None = None, *, show: bool) -> None:
+        self._run, self._show = run, show
 
     @contextmanager
     def stage(self, name: str, about: str) -> Iterator[None]:
-        """One stage; its time is said when it ends."""
+        """One stage; its time is said and kept when it ends."""
         self._say(f"{name}: {about}\n")
         start = time.perf_counter()
         with showing(self._show):
             yield
-        self.seconds[name] = time.perf_counter() - start
-        self._say(f"  {self.seconds[name]:.1f} s\n")
+        seconds = time.perf_counter() - start
+        self._say(f"  {seconds:.1f} s\n")
+        if self._run is not None:
+            record_how_it_was_made(self._run, seconds={name: seconds})
 
     def unsaid(self, name: str, reason: str) -> None:
-        """Say of a study why it is not made."""
+        """Say and keep of a study why it is not made."""
         self._say(f"{name}: cannot be said because {reason}\n")
+        if self._run is not None:
+            record_how_it_was_made(self._run, unsaid={name: reason})
 
     def _say(self, text: str) -> None:
         if self._show:
@@ -60,9 +59,10 @@ class Stages:
 
 def record_how_it_was_made(
     run: Path,
-    command: str | None,
-    seconds: Mapping[str, float],
-    unsaid: Mapping[str, str] | None = None,
+    *,
+    command: str | None = None,
+    seconds: Mapping[str, float] = MappingProxyType({}),
+    unsaid: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Keep in the run how it was made: command, seconds by stage, versions, machine.
 
@@ -73,18 +73,19 @@ def record_how_it_was_made(
         unsaid: Studies that say nothing of this model, each with the reason.
     """
     path = run / MADE
-    try:
-        made = read_json_object(path) if path.exists() else {}
-    except CheckpointError:  # what was noted can no longer be read: it is noted anew
-        made = {}
-    if command is not None:
-        made["command"] = command
-    for name, added in (("stages", seconds), ("unsaid", unsaid or {})):
-        earlier = made.get(name)
-        made[name] = (earlier if isinstance(earlier, dict) else {}) | dict(added)
-    made["unsaid"] = {k: why for k, why in made["unsaid"].items() if k not in seconds}
-    made["versions"] = {"loopinterp": __version__, "python": platform.python_version()} | {
-        package: version(package) for package in _PACKAGES
-    }
-    made["machine"] = f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs"
-    write_json(path, made)
+    with in_turn(run):  # of two commands at once, neither undoes what the other notes
+        try:
+            made = read_json_object(path) if path.exists() else {}
+        except CheckpointError:  # what was noted can no longer be read: it is noted anew
+            made = {}
+        if command is not None:
+            made["command"] = command
+        for name, added in (("stages", seconds), ("unsaid", unsaid)):
+            earlier = made.get(name)
+            made[name] = (earlier if isinstance(earlier, dict) else {}) | dict(added)
+        made["unsaid"] = {k: why for k, why in made["unsaid"].items() if k not in seconds}
+        made["versions"] = {"loopinterp": __version__, "python": platform.python_version()} | {
+            package: version(package) for package in _PACKAGES
+        }
+        made["machine"] = f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs"
+        write_json(path, made)

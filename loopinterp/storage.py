@@ -9,7 +9,6 @@ same.
 from __future__ import annotations
 
 import dataclasses
-import errno
 import hashlib
 import json
 import os
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loopinterp.errors import CheckpointError, InputError
-from loopinterp.file_locks import lock, writing_into
+from loopinterp.file_locks import lock, writing_to
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,30 +43,19 @@ def write_bytes(path: str | Path, data: bytes) -> None:
         InputError: If the folder cannot be made or written, or the disk is full.
     """
     path = Path(path)
-    with writing_into(path.parent):
+    with writing_to(path.parent, "folder"):
         path.parent.mkdir(parents=True, exist_ok=True)
         _sweep(path)
         handle, temporary = _open_temporary(path)
     try:
-        with os.fdopen(handle, "wb") as file:
+        with writing_to(path, "file"), os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
             os.chmod(temporary, 0o644)
             os.replace(temporary, path)
-    except (OSError, ValueError) as error:  # a name may hold what no name can
+    finally:
         temporary.unlink(missing_ok=True)
-        raise InputError(
-            f"output file {path}",
-            expected="a file that can be written",
-            given=getattr(error, "strerror", None) or str(error),
-            fix="Free some space, or choose another disk."
-            if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
-            else "Choose another name, or change the permissions.",
-        ) from error
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def _temporary_name(name: str, nonce: str) -> str:
@@ -138,16 +126,11 @@ def read_json(path: str | Path) -> Any:
     Raises:
         CheckpointError: If the file is missing or damaged.
     """
-    path = Path(path)
+    data = read_bytes(path)
     try:
-        return json.loads(read_bytes(path))
+        return json.loads(data)
     except (ValueError, RecursionError) as error:  # numbers of 5,000 digits are ValueErrors
-        raise CheckpointError(
-            f"file {path}",
-            expected="valid JSON",
-            given=f"damaged content ({error})",
-            fix="Restore the file from a copy, or write it anew.",
-        ) from error
+        raise _damaged(path, "valid JSON", f"damaged content ({error})") from error
 
 
 def read_json_object(path: str | Path) -> dict[str, Any]:
@@ -158,13 +141,28 @@ def read_json_object(path: str | Path) -> dict[str, Any]:
     """
     document = read_json(path)
     if not isinstance(document, dict):
-        raise CheckpointError(
-            f"file {path}",
-            expected="a JSON object",
-            given=f"JSON of another kind ({type(document).__name__})",
-            fix="Restore the file from a copy, or write it anew.",
-        )
+        given = f"JSON of another kind ({type(document).__name__})"
+        raise _damaged(path, "a JSON object", given)
     return document
+
+
+def parse_json_object(text: str | bytes) -> dict[str, Any] | None:
+    """The names with values that a text spells in JSON; None if it spells anything else.
+
+    Example:
+        >>> parse_json_object('{"step": 1}'), parse_json_object("[1]"), parse_json_object("{")
+        ({'step': 1}, None, None)
+    """
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def _damaged(path: str | Path, expected: str, given: str) -> CheckpointError:
+    fix = "If it is truncated or damaged, restore it from a copy; else write it anew."
+    return CheckpointError(f"file {path}", expected=expected, given=given, fix=fix)
 
 
 def write_arrays(
@@ -173,7 +171,7 @@ def write_arrays(
     """Write NumPy arrays, and texts that go with them, as one safetensors file, in one step."""
     from safetensors.numpy import save
 
-    contiguous = {k: np.ascontiguousarray(v) for k, v in arrays.items()}
+    contiguous = {k: np.asarray(v, order="C") for k, v in arrays.items()}
     write_bytes(path, _seal(save(contiguous), metadata or {}))
 
 
@@ -188,12 +186,7 @@ def read_arrays(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str, str]
     try:
         return {k: v.numpy() for k, v in tensors.items()}, texts
     except TypeError as error:
-        raise CheckpointError(
-            f"file {path}",
-            expected="arrays of types that NumPy has",
-            given=f"others ({error})",
-            fix="Write it anew with write_arrays.",
-        ) from error
+        raise _damaged(path, "arrays of types that NumPy has", f"others ({error})") from error
 
 
 def write_tensors(
@@ -283,12 +276,8 @@ def read_tensors_and_metadata(path: str | Path) -> tuple[dict[str, Tensor], dict
     try:
         tensors, texts = load(data), _split(data)[0].get("__metadata__", {})
     except (SafetensorError, ValueError, KeyError) as error:
-        raise CheckpointError(
-            f"file {path}",
-            expected="a whole safetensors file",
-            given=f"{len(data)} bytes that do not parse ({error})",
-            fix="The file is truncated or damaged: restore it from a copy, or write it anew.",
-        ) from error
+        given = f"{len(data)} bytes that do not parse ({error})"
+        raise _damaged(path, "a whole safetensors file", given) from error
     _check_seal(path, data, texts)
     return tensors, {name: text for name, text in texts.items() if name != _SEAL}
 
@@ -300,12 +289,7 @@ def _check_seal(path: Path, data: bytes, texts: Mapping[str, str]) -> None:
         return
     opened = data.replace(seal.encode(), _OPEN_SEAL.encode(), 1)
     if seal != _SEALED_BY + hashlib.sha256(opened).hexdigest():
-        raise CheckpointError(
-            f"file {path}",
-            expected="the content that was written, by its SHA-256",
-            given="changed content",
-            fix="The file is damaged: restore it from a copy, or write it anew.",
-        )
+        raise _damaged(path, "the content that was written, by its SHA-256", "changed content")
 
 
 def refuse_pickle(path: Path, head: bytes) -> None:
@@ -332,23 +316,14 @@ def read_bytes(path: str | Path) -> bytes:
     """
     path = Path(path)
     try:
-        plain = stat.S_ISREG(path.stat().st_mode)
-        data = path.read_bytes() if plain else b""
+        if stat.S_ISREG(path.stat().st_mode):
+            return path.read_bytes()
+        given = "a folder" if path.is_dir() else "a device or a pipe"
     except (OSError, ValueError) as error:  # a name with a null byte is a ValueError
-        raise CheckpointError(
-            f"file {path}",
-            expected="a readable file",
-            given=getattr(error, "strerror", None) or str(error),
-            fix="Check the path.",
-        ) from error
-    if not plain:
-        raise CheckpointError(
-            f"file {path}",
-            expected="a plain file",
-            given="a folder" if path.is_dir() else "a device or a pipe",
-            fix="Check the path.",
-        )
-    return data
+        given = getattr(error, "strerror", None) or str(error)
+    raise CheckpointError(
+        f"file {path}", expected="a plain file", given=given, fix="Check the path."
+    )
 
 
 def json_default(value: Any) -> Any:

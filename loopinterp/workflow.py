@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from loopinterp import models, rasp, report, tasks, training
 from loopinterp.errors import ConfigError, InputError, check_choice, check_integer
 from loopinterp.results import SUFFIX
+from loopinterp.saved_results import CONFIG
 from loopinterp.stages import Stages, record_how_it_was_made
 from loopinterp.storage import read_json
 from loopinterp.studied_model import open_run
@@ -134,10 +135,8 @@ def train_run(
 ) -> training.Run:
     """Train into a folder, or go on with a run that was stopped; see :func:`training.train`."""
     run = training.train(config, out, progress=progress, resume=resume)
-    file = shlex.quote(str(run.folder / "config.json"))
-    record_how_it_was_made(
-        run.folder, f"loopinterp train --config {file} --out NEW", {"train": run.seconds}
-    )
+    command = f"loopinterp train --config {shlex.quote(str(run.folder / CONFIG))} --out NEW"
+    record_how_it_was_made(run.folder, command=command, seconds={"train": run.seconds})
     return run
 
 
@@ -161,8 +160,10 @@ def compile_run(
     Raises:
         InputError: If a name is unknown, the program cannot be compiled, or the folder is taken.
     """
-    from loopinterp.training.run import MODEL
+    from loopinterp.training.run import MODEL, need_free_folder
 
+    folder = Path(out)
+    need_free_folder(folder)
     chosen = rasp.get_program(program)
     check_integer("max_length", max_length, least=1)
     for disguise in disguises:
@@ -173,14 +174,14 @@ def compile_run(
     )
     for disguise in disguises:
         compiled = getattr(rasp, disguise)(compiled, seed=seed)
-    origin = ", ".join([f"compiled from the program {program}", *compiled.circuit.disguises])
-    run = training.Run.from_model(compiled.model, task, out, max_n=max_length, origin=origin)
-    compiled.circuit.save(run.folder / MODEL)
+    compiled.circuit.save(folder / MODEL)
     options = [f"--max-length {max_length}", *(f"--disguise {name}" for name in disguises)]
     options += [f"--seed {seed}"] if disguises else []
     command = f"loopinterp compile {program} {' '.join(options)} --out NEW"
-    record_how_it_was_made(run.folder, command, {})
-    return run
+    record_how_it_was_made(folder, command=command)
+    # The configuration, which makes the folder a run, comes last: a kill before leaves it free.
+    origin = ", ".join([f"compiled from the program {program}", *compiled.circuit.disguises])
+    return training.Run.from_model(compiled.model, task, folder, max_n=max_length, origin=origin)
 
 
 def evaluate_run(
@@ -230,10 +231,10 @@ def evaluate(
     """:func:`evaluate_run`, of a model that is open already."""
     from loopinterp.tasks.sampling import pick_distribution
 
-    stages = Stages(show=progress)
     for distribution in distributions or ():
         pick_distribution(model.task, distribution)  # refused before a stage is said to begin
     rules = stopping_rules(stop)
+    stages = Stages(model.folder, show=progress)
     with stages.stage("generalisation", "is it right beyond its training lengths?"):
         result = training.evaluate(
             model.model,
@@ -245,8 +246,7 @@ def evaluate(
             trained_up_to=model.cutoff if model.trained else None,
             seed=model.seed,
         )
-    model.save(result, "generalisation")
-    record_how_it_was_made(model.folder, None, stages.seconds)
+        model.save(result, "generalisation")
     return result
 
 
@@ -266,28 +266,25 @@ def stopping_rules(wanted: Sequence[str]) -> dict[str, models.StoppingRule]:
     Raises:
         InputError: If a rule is unknown, or its tolerance is no number above 0.
     """
-    with_tolerance = {
-        "residual": ("residual", models.ResidualBelow, 0.03),
-        "readout-kl": ("readout KL", models.ReadoutKL, 5e-4),
-    }
+    of_papers = (models.MaxConfidence(), models.ResidualBelow(0.03), models.ReadoutKL(5e-4))
+    usual: dict[str, Any] = dict(zip(STOPPING, of_papers))
     rules: dict[str, models.StoppingRule] = {}
     for text in wanted:
         name, _, given = text.partition("=")
-        check_choice("stopping rule", name, STOPPING)
-        if text == "max-confidence":
-            rules["max confidence"] = models.MaxConfidence()
-            continue
+        rule = usual[check_choice("stopping rule", name, STOPPING)]
         try:
-            label, rule, usual = with_tolerance[name]
-            tolerance = float(given or usual)
-        except (KeyError, ValueError):
+            rule = dataclasses.replace(rule, tolerance=float(given)) if given else rule
+        except InputError:  # by the rule itself, of a number that is none of its
+            raise
+        except (TypeError, ValueError):
             raise InputError(
                 "stopping rule",
                 expected="max-confidence, residual=TOLERANCE or readout-kl=TOLERANCE",
                 given=repr(text),
                 fix="Write residual=0.03, for instance.",
             ) from None
-        rules[f"{label} < {tolerance:g}"] = rule(tolerance)
+        label = name.replace("-", " ").replace("kl", "KL")
+        rules[f"{label} < {rule.tolerance:g}" if rule.tolerance else label] = rule
     return rules
 
 
@@ -325,7 +322,7 @@ def check_names(studies: Sequence[str] | None) -> None:
 
 def analyze(model: StudiedModel, studies: Sequence[str] | None, progress: bool) -> Analysis:
     """:func:`analyze_run`, of a model that is open already."""
-    stages = Stages(show=progress)
+    stages = Stages(model.folder, show=progress)
     chosen = [s for s in STUDIES if (s.name in studies if studies else s.concerns(model))]
     if studies:
         _check_studies(chosen, model)
@@ -343,7 +340,6 @@ def analyze(model: StudiedModel, studies: Sequence[str] | None, progress: bool) 
             result = study.run(model)
             done.files[study.name] = model.save(result, study.name)
             done.results[study.name] = result
-    record_how_it_was_made(model.folder, None, stages.seconds, done.unsaid)
     return done
 
 
@@ -410,7 +406,7 @@ def demo(
     given = [f" --{name} {value}" for name, value in flags.items() if value is not None]
     given += [f" --set {shlex.quote(setting)}" for setting in settings]
     command = f"loopinterp demo --out {shlex.quote(str(out))}{''.join(given)}"
-    record_how_it_was_made(run.folder, command, {})
+    record_how_it_was_made(run.folder, command=command)
     with stages.stage("report", "one HTML file"):
         return report.write_report(run.folder)
 
@@ -426,22 +422,20 @@ def in_reading_order(results: Iterable[Result]) -> list[Finding]:
 
 def list_task_facts() -> list[dict[str, Any]]:
     """What there is to know about each task, by name of the fact."""
-    facts = []
-    for name in tasks.list_tasks():
-        task = tasks.get_task(name)
-        facts.append(
-            {
-                "task": name,
-                "asks": task.describe(),
-                "input": f"tokens 0..{task.d_vocab - 1}"
-                if task.d_vocab
-                else f"{task.d_features} numbers a position",
-                "outputs": task.d_vocab_out,
-                "loops T(n)": {f"n={n}": task.n_loops(n) for n in (4, 8, 16)},
-                "distributions": list(task.distributions),
-            }
-        )
-    return facts
+    return [
+        {
+            "task": name,
+            "asks": task.describe(),
+            "input": f"tokens 0..{task.d_vocab - 1}"
+            if task.d_vocab
+            else f"{task.d_features} numbers a position",
+            "outputs": task.d_vocab_out,
+            "loops T(n)": {f"n={n}": task.n_loops(n) for n in (4, 8, 16)},
+            "distributions": list(task.distributions),
+        }
+        for name in tasks.list_tasks()
+        for task in [tasks.get_task(name)]
+    ]
 
 
 def list_model_facts(name: str | None = None) -> list[dict[str, Any]]:
@@ -456,10 +450,7 @@ def list_model_facts(name: str | None = None) -> list[dict[str, Any]]:
         config = recipes[recipe]
         weights = sum(p.numel() for p in models.LoopedTransformer(config.model).parameters())
         about = {"recipe": recipe, "task": config.task, "weights": weights}
-        model = config.model.to_dict()
         short = ("n_layers", "d_model", "n_heads", "positions", "norm", "loop_norm", "injection")
-        if name is None:
-            facts.append(about | {key: model[key] for key in short})
-        else:
-            facts.append(about | config.to_dict())
+        in_short = {key: getattr(config.model, key) for key in short}
+        facts.append(about | (in_short if name is None else config.to_dict()))
     return facts

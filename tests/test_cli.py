@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import loopinterp
-from loopinterp import cli, report, workflow
+from loopinterp import cli, report, storage, workflow
 from loopinterp.errors import InputError
 from loopinterp.results import Result, study
 from loopinterp.studied_model import StudiedModel
@@ -157,6 +157,35 @@ def test_a_program_is_compiled_into_a_run_that_answers_right(
     assert_refused(again, "a folder without a run")
     trained = command("train", "--task", "parity", "--out", out, "--no-progress")
     assert_refused(trained, "as the run in")
+
+
+def test_a_compilation_that_was_killed_at_any_write_is_made_anew(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def files(out: Path) -> dict[str, bytes]:
+        paths = [path for path in out.rglob("*") if path.is_file()]
+        return {str(path.relative_to(out)): path.read_bytes() for path in paths}
+
+    def stop_at(name: str) -> Callable[[Path, bytes], None]:
+        def write(path: Path, data: bytes) -> None:
+            if path.relative_to(out).as_posix() == name:
+                raise KeyboardInterrupt
+            write_bytes(path, data)
+
+        return write
+
+    ask, write_bytes = ("compile", "parity", "--max-length", 4, "--out"), storage.write_bytes
+    command(*ask, tmp_path / "whole")
+    whole = files(tmp_path / "whole")
+    for number, name in enumerate(whole):
+        out = tmp_path / f"killed-{number}"
+        monkeypatch.setattr(storage, "write_bytes", stop_at(name))
+        with pytest.raises(KeyboardInterrupt):
+            workflow.compile_run("parity", out, max_length=4)
+        assert name not in files(out)
+        monkeypatch.setattr(storage, "write_bytes", write_bytes)
+        assert command(*ask, out).status == 0
+        assert files(out) == whole
 
 
 def test_what_was_left_out_and_what_comes_next_is_said(

@@ -120,6 +120,17 @@ def test_an_optional_array_may_be_absent(tmp_path: Path) -> None:
         sample(right=None)
 
 
+def test_one_number_is_an_array_without_axes(tmp_path: Path) -> None:
+    @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+    class OneNumber(Result, kind="one number"):
+        VARIABLES: ClassVar[Mapping[str, str]] = {"speed": ""}
+
+    with study(0) as watch:
+        result = OneNumber.of(watch, speed=1.5)
+    assert OneNumber.load(result.save(tmp_path)).data.identical(result.data)
+    assert result.to_dataframe().to_dict("records") == [{"speed": 1.5}]
+
+
 def test_provenance_says_seed_config_version_and_time() -> None:
     provenance = sample().provenance
     assert provenance.seed == 3

@@ -11,6 +11,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from loopinterp.errors import InputError
 from loopinterp.intervals import ENDS, ESTIMATE
 from loopinterp.plotting.look import PALETTE, SYMBOLS, alpha, colour, ramp, template
 from loopinterp.short_repr import ShortRepr
@@ -55,8 +56,15 @@ class Series(ShortRepr):
             values: Values along one axis, whose coordinates are the line's ``x``.
             look: ``control``, ``colour``, ``markers``.
         """
-        (axis,) = (a for a in values.dims if a != ESTIMATE)
-        x = values[axis].values
+        along = [axis for axis in values.dims if axis != ESTIMATE]
+        if len(along) != 1:
+            raise InputError(
+                f"line {name!r}",
+                expected=f"values along one axis (and {ESTIMATE!r})",
+                given=f"values along {dict(values.sizes)}",
+                fix="Select along the others, or use Series.each.",
+            )
+        x = values[along[0]].values
         if ESTIMATE not in values.dims:
             return cls(name, x, values.values, **look)
         value, low, high = (values.sel({ESTIMATE: end}).values for end in ENDS)
@@ -96,6 +104,11 @@ class Reference:
     value: float
     text: str = ""
     axis: str = "y"
+
+
+def need_panels(panels: Collection[Any]) -> None:
+    if not panels:
+        raise InputError("panels", expected="at least one", given="none", fix="Give one.")
 
 
 def panel_figure(
@@ -142,14 +155,13 @@ def panel_figure(
 def add_line(figure: go.Figure, line: Series, panel: int, place: int, *, legend: bool) -> None:
     x, y = list(line.x), np.asarray(line.y, dtype=float)
     shade = series_colour(line, place)
+    own = {"name": line.name, "legendgroup": line.name, **axes(panel)}
     if line.low is not None and line.high is not None:
         low, high = np.asarray(line.low, float), np.asarray(line.high, float)
         gaps = ~(np.isfinite(low) & np.isfinite(high))
         # In stretches without a gap, which a filled outline cannot have.
         for part in np.ma.clump_unmasked(np.ma.masked_where(gaps, low)):
             figure.add_scatter(
-                name=line.name,
-                legendgroup=line.name,
                 x=x[part] + x[part][::-1],
                 y=np.concatenate([high[part], low[part][::-1]]),
                 mode="lines",
@@ -158,13 +170,11 @@ def add_line(figure: go.Figure, line: Series, panel: int, place: int, *, legend:
                 fillcolor=alpha(shade, 0.18),
                 hoverinfo="skip",
                 showlegend=False,
-                **axes(panel),
+                **own,
             )
     dash = _CONTROL_DASHES[place % len(_CONTROL_DASHES)] if line.control else "solid"
     markers = len(x) <= 40 if line.markers is None else line.markers
     figure.add_scatter(
-        name=line.name,
-        legendgroup=line.name,
         x=x,
         y=y,
         mode="lines+markers" if markers else "lines",
@@ -172,7 +182,7 @@ def add_line(figure: go.Figure, line: Series, panel: int, place: int, *, legend:
         marker={"size": 6, "symbol": SYMBOLS[place % len(SYMBOLS)], "color": shade},
         hovertemplate=f"{line.name}<br>%{{x}}: %{{y:.4g}}<extra></extra>",
         showlegend=legend,
-        **axes(panel),
+        **own,
     )
 
 

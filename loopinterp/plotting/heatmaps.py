@@ -9,7 +9,15 @@ import numpy as np
 import plotly.graph_objects as go
 
 from loopinterp.errors import InputError, check_choice
-from loopinterp.plotting.axes import Series, add_line, axes, axis_title, panel_figure, suffix
+from loopinterp.plotting.axes import (
+    Series,
+    add_line,
+    axes,
+    axis_title,
+    need_panels,
+    panel_figure,
+    suffix,
+)
 from loopinterp.plotting.look import SCALES
 
 if TYPE_CHECKING:
@@ -49,8 +57,13 @@ def heatmap_panels(
         y_down: Whether the first row is at the top, as in an attention pattern; by default where
             rows have names instead of numbers.
         overlay: A line over the panel of that title.
+
+    Raises:
+        InputError: If there is no panel, or they have other axes than the first; or the scale is
+            unknown.
     """
     check_choice("scale", scale, SCALES)
+    need_panels(panels)
     first = next(iter(panels.values()))
     for title, values in panels.items():
         if values.ndim != 2 or values.dims != first.dims or values.shape != first.shape:

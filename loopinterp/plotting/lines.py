@@ -15,6 +15,7 @@ from loopinterp.plotting.axes import (
     add_references,
     axes,
     axis_range,
+    need_panels,
     panel_figure,
     series_colour,
     suffix,
@@ -60,6 +61,7 @@ def line_panels(panels: Sequence[LinePanel], *, x_title: str, x_log: bool = Fals
 
     Series of one name have one colour and one legend entry in all panels.
     """
+    need_panels(panels)
     figure = panel_figure([p.title for p in panels], columns=1, panel_height=300)
     places: dict[tuple[str, bool], int] = {}
     for k, panel in enumerate(panels):

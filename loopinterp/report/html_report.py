@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import stat
 from collections.abc import Mapping
@@ -54,7 +55,7 @@ def need_page(out: str | Path) -> Path:
     out = Path(out)
     try:
         mode = out.lstat().st_mode
-    except OSError:
+    except (OSError, ValueError):
         return out  # nothing is there; whether it can be made is seen when it is written
     if stat.S_ISREG(mode):
         with out.open("rb") as file:
@@ -139,7 +140,7 @@ def _context(record: RunRecord) -> dict[str, Any]:
 
     sections, problems = section_views(record)
     made, undrawn = made_figures(record)
-    made_views = figure_views(made, undrawn)
+    made_views = figure_views(made, undrawn, itertools.count(1))
     shown = {view.section.key for view in sections}
     return {
         "record": record,

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from loopinterp.errors import CheckpointError, InputError
+from loopinterp.errors import CheckpointError
 from loopinterp.results import Result, config_hash
-from loopinterp.saved_results import Owner, load_result, result_files
+from loopinterp.saved_results import Owner, load_result, read_run_config, result_files
 from loopinterp.short_repr import ShortRepr
-from loopinterp.storage import read_bytes, read_json_object
+from loopinterp.storage import parse_json_object, read_bytes, read_json_object
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -74,19 +72,11 @@ def read_run(folder: str | Path) -> RunRecord:
     So does a result that is not of the model that the run has now: it is left out.
 
     Raises:
-        InputError: If the folder is not a run.
-        CheckpointError: If its ``config.json`` is damaged.
+        CheckpointError: If the folder is not a run, or its ``config.json`` is damaged.
     """
     folder = Path(folder)
-    if not os.path.isfile(folder / "config.json"):  # which takes any name
-        raise InputError(
-            f"run {folder}",
-            expected="a folder written by `loopinterp train`, `compile` or `demo`",
-            given="a folder without config.json" if os.path.isdir(folder) else "no such folder",
-            fix="Check the path, or train a model there first.",
-        )
     problems: list[str] = []
-    config = read_json_object(folder / "config.json")
+    config = read_run_config(folder)
     owner = _read_owner(folder, config, problems)
     return RunRecord(
         name=folder.resolve().name,
@@ -136,11 +126,8 @@ def _read_metrics(path: Path, problems: list[str]) -> list[dict[str, Any]]:
         return []
     rows = []
     for number, line in enumerate(lines, start=1):
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            row = None
-        if isinstance(row, dict) and all(map(_is_text, row)) and all(map(_is_number, row.values())):
+        row = parse_json_object(line)
+        if row is not None and _maps_names_to(_is_number, row):
             rows.append(row)
         else:
             problems.append(f"Line {number} of metrics.jsonl is damaged and left out.")
@@ -163,12 +150,13 @@ def _read_made(path: Path, problems: list[str]) -> dict[str, Any]:
 
 
 def _is_as_made(name: str, value: Any) -> bool:
-    kind = _is_number if name == "stages" else _is_text
     if name in ("stages", "versions", "unsaid"):
-        return (
-            isinstance(value, dict) and all(map(_is_text, value)) and all(map(kind, value.values()))
-        )
+        return _maps_names_to(_is_number if name == "stages" else _is_text, value)
     return _is_text(value)
+
+
+def _maps_names_to(kind: Callable[[Any], bool], value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_is_text, value)) and all(map(kind, value.values()))
 
 
 def _is_text(value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -87,10 +88,12 @@ def section_views(record: RunRecord) -> tuple[list[SectionView], list[str]]:
     return [view for view in views if view.verdicts or view.findings or view.figures], problems
 
 
-def figure_views(figures: Iterable[Figure], problems: list[str]) -> list[FigureView]:
+def figure_views(
+    figures: Iterable[Figure], problems: list[str], numbers: Iterable[int]
+) -> list[FigureView]:
     """Figures with an anchor of their own each; one that cannot be drawn becomes a problem."""
     views = []
-    for number, figure in enumerate(figures, start=1):
+    for figure, number in zip(figures, numbers):
         anchor = f"{slug(figure.section)}-{number}-{slug(figure.title)}"
         try:
             download = None if figure.data is None else table_download(figure.data, anchor)
@@ -136,27 +139,19 @@ def _in_order_of_making(record: RunRecord) -> tuple[list[_Said], list[str]]:
 def _view(section: Section, said: Sequence[_Said], problems: list[str]) -> SectionView:
     """The section's own study comes first, the others in the order in which they were made."""
     first = sorted(said, key=lambda one: not (one.name == section.key or one.names_the_program))
-    verdicts = [f for one in first for f in one.findings if f.kind == "verdict"]
-    verdicts = verdicts if section.key == "program" else []
-    own = [
-        (
-            [f for f in one.findings if _belongs(f.kind, section)],
-            [f for f in one.figures if _belongs(f.section, section)],
-        )
-        for one in first
-    ]
-    drawn = figure_views([figure for _, figures in own for figure in figures], problems)
-    views = {id(view.figure): view for view in drawn}  # without those that cannot be drawn
-    shown = [
-        (f, [views[id(figure)] for figure in figures if id(figure) in views]) for f, figures in own
-    ]
-    parts = [part for part in shown if any(part)]
-    (findings, figures), *others = parts or [([], [])]
+    numbers, parts = itertools.count(1), []
+    for one in first:
+        findings = [f for f in one.findings if _belongs(f.kind, section)]
+        figures = [f for f in one.figures if _belongs(f.section, section)]
+        parts.append((findings, figure_views(figures, problems, numbers)))
+    (findings, figures), *others = [part for part in parts if any(part)] or [([], [])]
     others.insert(0, (findings[_FINDINGS:], figures[_FIGURES:]))
     folds = [
         _fold(f"{section.key}-fold-{number}", *other)
         for number, other in enumerate(other for other in others if any(other))
     ]
+    verdicts = [f for one in first for f in one.findings if f.kind == "verdict"]
+    verdicts = verdicts if section.key == "program" else []
     return SectionView(section, verdicts, findings[:_FINDINGS], figures[:_FIGURES], folds)
 
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from loopinterp.training.config import CurriculumConfig
 
 _MOMENTUM = 0.9
+_STATE = ("longest", "running_accuracy", "n_steps", "grown_at", "done_at")
 
 
 class Curriculum:
@@ -59,9 +60,8 @@ class Curriculum:
 
     def state(self) -> dict[str, float | int | None]:
         """JSON-ready; :meth:`load` takes it back."""
-        names = ("longest", "running_accuracy", "n_steps", "grown_at", "done_at")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in _STATE}
 
     def load(self, state: dict[str, float | int | None]) -> None:
-        for name, value in state.items():
-            setattr(self, name, value)
+        for name in _STATE:
+            setattr(self, name, state[name])

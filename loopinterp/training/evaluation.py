@@ -16,7 +16,7 @@ from loopinterp.models.looped_model import bind, need_model
 from loopinterp.models.model_description import describe_model, device_of
 from loopinterp.models.run_length import own_depth
 from loopinterp.models.stopped_run import run_until
-from loopinterp.models.stopping_rules import MaxConfidence, Oracle, ReadoutKL, ResidualBelow
+from loopinterp.models.stopping_rules import Oracle
 from loopinterp.progress import track
 from loopinterp.results import Result, study
 from loopinterp.tasks.sampling import check_size, pick_distribution
@@ -35,15 +35,8 @@ if TYPE_CHECKING:
 _EXAMPLES_AT_ONCE = 32
 """Few enough that the activations stay in a CPU's cache."""
 
-STOPPING: Mapping[str, StoppingRule] = {
-    "max confidence": MaxConfidence(),
-    "residual < 0.03": ResidualBelow(0.03),
-    "readout KL < 5e-4": ReadoutKL(5e-4),
-}
-"""Rules that are not told T(n), with the thresholds of their papers."""
-
 ORACLE = "oracle T(n)"
-"""The rule that is: what the others are compared with."""
+"""The rule that is told T(n): what the others are compared with."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -120,8 +113,8 @@ def evaluate(
         distributions: Input distributions; all but the one made for training if None
             (see :func:`judged_distributions`).
         extra_loops: Loops more than T(n), or fewer where negative.
-        stopping: Stopping rules by name (:data:`STOPPING` has some), to be compared with reading
-            the answer at T(n); none by default.
+        stopping: Stopping rules by name (:func:`loopinterp.workflow.stopping_rules` makes some),
+            to be compared with reading the answer at T(n); none by default.
         stopping_margin: Loops past T(n) after which an example is stopped in any case.
         n_samples: Examples for each length and distribution.
         trained_up_to: Greatest length seen in training, to be marked in the figures.
@@ -132,15 +125,22 @@ def evaluate(
     """
     need_model(model)
     need_task(task)
-    names = list(judged_distributions(task) if distributions is None else distributions)
+    asked = judged_distributions(task) if distributions is None else distributions
+    names = list(dict.fromkeys(asked))
     depth = own_depth(model)
     _check(task, lengths, names, extra_loops, n_samples, depth)
     extra, cells = sorted(set(extra_loops)), sorted(set(lengths))
+    check_integer("stopping_margin", stopping_margin, least=0)
+    if trained_up_to is not None:
+        check_integer("trained_up_to", trained_up_to, least=1)
+    if stopping and ORACLE in stopping:
+        fix = "Give that rule another name."
+        raise InputError("stopping", expected=f"no {ORACLE!r}", given="one", fix=fix)
     rules = {ORACLE: Oracle(), **stopping} if stopping else {}
     shape = (len(names), len(cells))
-    exact, bits = (np.zeros((len(extra), *shape)) for _ in range(2))
-    constant_exact, constant_bits = np.zeros(shape), np.zeros(shape)
-    stopped, stopped_at = (np.zeros((len(rules), *shape)) for _ in range(2))
+    exact, bits = np.zeros((2, len(extra), *shape))
+    constant_exact, constant_bits = np.zeros((2, *shape))
+    stopped, stopped_at = np.zeros((2, len(rules), *shape))
     described = {"task": {"name": task.name, **task.config()}, "model": describe_model(model)}
     settings = {"n_samples": n_samples, "stopping": [repr(rule) for rule in rules.values()]}
     with study(seed, **described, **settings) as watch:
@@ -200,12 +200,13 @@ def judged_distributions(task: Task) -> tuple[str, ...]:
 
 def _score(
     model: LoopedModel | Any, batch: Batch, extra_loops: list[int]
-) -> tuple[list[float], list[float]]:
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Exact match and bit accuracy after T(n) + k loops, for each k, in one run."""
     wanted = [int(batch.n_loops[0]) + k for k in extra_loops]
     chunks = [_answers(model, inputs, wanted) for inputs in batch.inputs.split(_EXAMPLES_AT_ONCE)]
     scores = [shares_right(torch.cat(answers), batch.targets) for answers in zip(*chunks)]
-    return [exact for exact, _ in scores], [bits for _, bits in scores]
+    exact, bits = zip(*scores)
+    return exact, bits
 
 
 def _answers(model: LoopedModel | Any, inputs: Tensor, loops: list[int]) -> list[Tensor]:
@@ -245,8 +246,8 @@ def shares_right(
 def _constant(batch: Batch, d_vocab_out: int) -> tuple[float, float]:
     """The best of the answers that say the same everywhere."""
     answers = (torch.full_like(batch.targets, token) for token in range(d_vocab_out))
-    scores = [shares_right(answer, batch.targets) for answer in answers]
-    return max(exact for exact, _ in scores), max(bits for _, bits in scores)
+    exact, bits = zip(*(shares_right(answer, batch.targets) for answer in answers))
+    return max(exact), max(bits)
 
 
 def _check(
@@ -257,15 +258,11 @@ def _check(
     n_samples: int,
     depth: int | None,
 ) -> None:
-    for name, values in (
-        ("lengths", lengths),
-        ("distributions", distributions),
-        ("extra_loops", extra),
-    ):
+    given = {"lengths": lengths, "distributions": distributions, "extra_loops": extra}
+    for name, values in given.items():
         if not values:
-            raise InputError(
-                name, expected="at least one value", given="none", fix=f"Pass {name}=[…]."
-            )
+            fix = f"Pass {name}=[…]."
+            raise InputError(name, expected="at least one value", given="none", fix=fix)
     for name in distributions:
         pick_distribution(task, name)
     for k in extra:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loopinterp.errors import CheckpointError, InputError
+from loopinterp.saved_results import CONFIG, read_run_config
 from loopinterp.short_repr import ShortRepr
-from loopinterp.storage import read_bytes, read_json, read_metadata, write_json
+from loopinterp.storage import parse_json_object, read_bytes, read_metadata, write_json
 from loopinterp.training.config import TrainingConfig
 from loopinterp.training.model_and_task import GivenModelConfig
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from loopinterp.models import LoopedTransformer, LoopRule
     from loopinterp.tasks.task import Task
 
-CONFIG = "config.json"
 METRICS = "metrics.jsonl"
 MODEL = "model"
 WEIGHTS = "model/model.safetensors"
@@ -61,15 +60,8 @@ class Run(ShortRepr):
             CheckpointError: If the folder holds no run, or its configuration is damaged.
         """
         folder = Path(folder)
-        if not os.path.isfile(folder / CONFIG):  # which takes any name
-            raise CheckpointError(
-                f"run {folder}",
-                expected=f"a folder with {CONFIG}",
-                given="a folder without it" if os.path.isdir(folder) else "no such folder",
-                fix="Train one: loopinterp train --task addition --out " + str(folder),
-            )
-        values = read_json(folder / CONFIG)
-        if not isinstance(values, dict) or "task" not in values:
+        values = read_run_config(folder)
+        if "task" not in values:
             raise CheckpointError(
                 f"file {folder / CONFIG}",
                 expected="the configuration of a run",
@@ -297,11 +289,8 @@ def parse_metrics(path: Path, lines: list[str]) -> list[dict[str, Any]]:
     """
     rows = []
     for number, line in enumerate(lines, start=1):
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            row = None
-        if not isinstance(row, dict):
+        row = parse_json_object(line)
+        if row is None:
             raise CheckpointError(
                 f"file {path}, line {number}",
                 expected="a JSON object with the metrics of a step",

@@ -192,10 +192,10 @@ class Trainer(ShortRepr):
         return int(torch.randint(highest, (), generator=self.generators["data"]))
 
     def _check_finite(self, loss: float, grad_norm: float) -> None:
-        if math.isfinite(loss) and math.isfinite(grad_norm):
-            return
-        what, value = ("loss", loss) if not math.isfinite(loss) else ("gradient norm", grad_norm)
-        raise self._unstable(f"{what} at step {self.steps_done + 1}", "a finite number", value)
+        for what, value in {"loss": loss, "gradient norm": grad_norm}.items():
+            if not math.isfinite(value):
+                what = f"{what} at step {self.steps_done + 1}"
+                raise self._unstable(what, "a finite number", value)
 
     def _check_weights(self) -> None:
         """A finite gradient can still carry a weight beyond what its type holds."""

@@ -24,42 +24,19 @@ from pathlib import Path
 import torch
 
 from loopinterp.errors import InputError
-from loopinterp.models.model_config import LoopedTransformerConfig
 from loopinterp.report import read_run, write_report
 from loopinterp.saved_results import Owner, load_result, result_files
 from loopinterp.storage import digest_tensors, read_json_object, read_tensors
-from loopinterp.training import CurriculumConfig, OptimiserConfig, Run, TrainingConfig
+from loopinterp.training import Run
 from loopinterp.training.run import CHECKPOINT, CONFIG, METRICS, WEIGHTS
 from loopinterp.training.trainer import Trainer
 from loopinterp.workflow import analyze_run, evaluate_run, train_run
+from tests.training.tiny_run import TINY
 
 STUDIES = ["stabilisation", "attention"]
 RESULTS = {"generalisation", *STUDIES}
 
-MODEL = LoopedTransformerConfig(
-    d_model=8,
-    n_heads=2,
-    d_vocab=6,
-    d_vocab_out=2,
-    positions="relative",
-    relative_window=1,
-    attention_window=1,
-    loop_norm=True,
-    injection="input",
-    initial_state="zeros",
-)
-CONFIGURATION = TrainingConfig(
-    task="addition",
-    model=MODEL,
-    curriculum=CurriculumConfig(kind="interval", max_n=3, interval=5),
-    optimiser=OptimiserConfig(warmup_steps=4),
-    steps=240,
-    batch_size=4,
-    state_noise=0.1,
-    log_every=1,
-    checkpoint_every=3,
-    device="cpu",
-)
+CONFIGURATION = TINY.replace(steps=240, log_every=1, checkpoint_every=3)
 
 
 def _evaluate(folder: Path) -> object:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -120,8 +121,13 @@ def test_what_looks_inside_a_loop_is_left_out_with_the_reason(tmp_path: Path) ->
 
 
 def test_a_folder_keeps_to_one_model(tmp_path: Path) -> None:
+    class WithPair(Addition):
+        def config(self) -> dict[str, Any]:
+            return {"pair": (1, 2)}  # which JSON reads back as a list
+
     for _ in range(2):  # the same model may be gone on with
         keep_in_memory(_model(), Addition(), tmp_path, max_n=6, origin="made up")
+        keep_in_memory(_model(), WithPair(), tmp_path / "pair", max_n=6, origin="made up")
     kept = json.loads((tmp_path / "config.json").read_text())
     assert (kept["in_memory"], kept["max_n"]) == ("WithVocabulary", 6)
     with pytest.raises(InputError, match="a folder without a run"):

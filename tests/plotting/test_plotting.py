@@ -242,6 +242,15 @@ def test_figures_hold_no_colour_of_text_or_page() -> None:
     assert layout["paper_bgcolor"] == layout["plot_bgcolor"] == "rgba(0,0,0,0)"
 
 
+def test_what_cannot_be_drawn_is_explained() -> None:
+    with pytest.raises(InputError, match="panels: expected at least one"):
+        line_panels([], x_title="x")
+    with pytest.raises(InputError, match="panels: expected at least one"):
+        heatmap_panels({}, value_title="v")
+    with pytest.raises(InputError, match=r"line 'a': expected values along one axis .*'pos': 1"):
+        Series.of("a", cells([[0]], pos=[0], loop=[0]))
+
+
 def test_heat_maps_of_different_axes_are_refused() -> None:
     one = cells([[0]], pos=[0], loop=[0])
     with pytest.raises(InputError, match=r"heat map 'b'.*\{'pos': 1, 'loop': 1\} of the first"):

@@ -338,6 +338,11 @@ def test_only_an_earlier_report_is_replaced(synthetic_run: Path, tmp_path: Path,
     assert (out.lstat().st_mode, out.lstat().st_ino, other.read_bytes()) == before
 
 
+def test_a_name_that_no_file_can_have_is_explained(synthetic_run: Path) -> None:
+    with pytest.raises(InputError, match="can be written"):
+        write_report(synthetic_run, "a\0b.html")
+
+
 def test_a_device_is_not_replaced(synthetic_run: Path) -> None:
     before = os.lstat(os.devnull).st_mode
     with pytest.raises(InputError, match="got a device"):

@@ -1,37 +1,11 @@
-"""A run small enough to be trained in a second."""
-
 from __future__ import annotations
 
 import pytest
 
-from loopinterp.models.model_config import LoopedTransformerConfig
-from loopinterp.training import CurriculumConfig, OptimiserConfig, TrainingConfig
+from loopinterp.training import TrainingConfig
+from tests.training.tiny_run import TINY
 
 
 @pytest.fixture
 def tiny() -> TrainingConfig:
-    """Addition of up to three bits, 24 steps, everything random in use."""
-    model = LoopedTransformerConfig(
-        d_model=8,
-        n_heads=2,
-        d_vocab=6,
-        d_vocab_out=2,
-        positions="relative",
-        relative_window=1,
-        attention_window=1,
-        loop_norm=True,
-        injection="input",
-        initial_state="zeros",
-    )
-    return TrainingConfig(
-        task="addition",
-        model=model,
-        curriculum=CurriculumConfig(kind="interval", max_n=3, interval=5),
-        optimiser=OptimiserConfig(warmup_steps=4),
-        steps=24,
-        batch_size=4,
-        state_noise=0.1,
-        log_every=2,
-        checkpoint_every=5,
-        device="cpu",
-    )
+    return TINY

@@ -14,12 +14,8 @@ from loopinterp.models import Fixed, LoopedTransformer, LoopRule, ResidualBelow
 from loopinterp.saved_results import load_result
 from loopinterp.tasks import IGNORE, Addition, Parity, get_task, list_tasks
 from loopinterp.training import EvaluationResult, TrainingConfig, evaluate
-from loopinterp.training.evaluation import (
-    ORACLE,
-    STOPPING,
-    judged_distributions,
-    shares_right,
-)
+from loopinterp.training.evaluation import ORACLE, judged_distributions, shares_right
+from loopinterp.workflow import STOPPING, stopping_rules
 
 
 class Ripple:
@@ -174,12 +170,20 @@ def test_provenance_names_model_and_task(tiny: TrainingConfig) -> None:
         ({"distributions": ["uniforms"]}, "Did you mean 'uniform'"),
         ({"extra_loops": [-5]}, "at least -4, as length 3"),
         ({"lengths": [0]}, "n: expected an integer >= 1"),
+        ({"trained_up_to": 0}, "trained_up_to: expected an integer >= 1"),
+        ({"stopping": {"one loop": Fixed(1)}, "stopping_margin": -1}, "stopping_margin"),
+        ({"stopping": {ORACLE: Fixed(1)}}, "Give that rule another name"),
     ],
 )
 def test_wrong_arguments_are_explained(changes: dict[str, object], message: str) -> None:
     arguments: dict[str, object] = {"lengths": [3], "n_samples": 4, **changes}
     with pytest.raises(InputError, match=message):
         evaluate(Ripple(), Addition(), **arguments)  # type: ignore[arg-type]
+
+
+def test_a_distribution_that_is_named_twice_is_asked_once() -> None:
+    result = evaluate(Ripple(), Addition(), [3], distributions=["chain", "chain"], n_samples=4)
+    assert result.data["distribution"].values.tolist() == ["chain"]
 
 
 def test_stopping_rules_stand_beside_the_oracle() -> None:
@@ -202,11 +206,12 @@ def test_stopping_rules_stand_beside_the_oracle() -> None:
 
 
 def test_the_rules_of_the_papers_are_at_hand() -> None:
-    result = evaluate(
-        Ripple(), Addition(), [6], distributions=["uniform"], n_samples=8, stopping=STOPPING
-    )
+    rules = stopping_rules(STOPPING)
+    assert list(rules) == ["max confidence", "residual < 0.03", "readout KL < 0.0005"]
+    options = {"distributions": ["uniform"], "n_samples": 8, "stopping": rules}
+    result = evaluate(Ripple(), Addition(), [6], **options)
     exact = result.data["stopped_exact_match"].sel(estimate="value")
-    assert exact["rule"].values.tolist() == [ORACLE, *STOPPING]
+    assert exact["rule"].values.tolist() == [ORACLE, *rules]
     assert (exact.sel(rule=ORACLE) == 1).all()
 
 

@@ -552,3 +552,14 @@ def test_counters_that_cannot_be_read_are_one_clear_error(
             read()
     with pytest.raises(CheckpointError, match="the counters of a training run"):
         train(tiny, copy, progress=False)
+
+
+@pytest.mark.parametrize("curriculum", ["3", "[1]", '{"longest": 2}', "null"])
+def test_a_curriculum_that_cannot_be_read_is_one_clear_error(
+    tiny: TrainingConfig, copy: Path, curriculum: str
+) -> None:
+    scalars = f'{{"steps_done": 1, "ema_updates": 1, "curriculum": {curriculum}}}'
+    metadata = read_metadata(copy / CHECKPOINT) | {"scalars": scalars}
+    write_tensors(copy / CHECKPOINT, read_tensors(copy / CHECKPOINT), metadata)
+    with pytest.raises(CheckpointError, match="the counters of a training run"):
+        train(tiny, copy, progress=False)
