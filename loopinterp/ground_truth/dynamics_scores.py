@@ -25,8 +25,13 @@ AFTER = 4
 
 @torch.no_grad()
 def score_dynamics(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
-    """When each token settles, when each answer does, and how stable the end is."""
+    """When each token settles, when each answer does, and how stable the end is.
+
+    Nothing where there is one class of answers only: no logit has a runner-up there.
+    """
     model, program = known.compiled.model, known.compiled.program
+    if model.config.d_vocab_out < 2:
+        return {}
     batch = known.batch[slice(0, EXAMPLES)]
     # What is shifted through a sequence has left it after as many loops as it has positions.
     n_loops = max(known.n_loops, batch.inputs.shape[1], 12) + AFTER
