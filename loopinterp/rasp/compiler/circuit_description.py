@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from loopinterp.rasp.compiler.assemble import carried, neurons
+from loopinterp.rasp.compiler.assemble import neurons
 from loopinterp.rasp.compiler.circuit import Circuit, Directions, FeatureNode, HeadNode, NeuronGroup
 from loopinterp.rasp.compiler.lower.lowered_features import Feature
 from loopinterp.rasp.compiler.lower.program_lowering import LoweredProgram
@@ -105,9 +105,8 @@ def _nodes(
             attends_to=repr(select),
             **place,
         )
-        written = carried(head, layout)
-        reads = [*head.inputs, *(codes.feature for _, codes in written if codes.feature)]
-        yield node, reads, [feature for feature, _ in written]
+        carried = (codes.feature for codes in head.carried.values() if codes.feature)
+        yield node, [*head.inputs, *carried], head.carried
     inputs = {feature: writes.inputs for feature, writes in layer.writes}
     for k, (how, feature, group) in enumerate(neurons(layer)):
         written = [] if feature is None else [feature]

@@ -124,7 +124,7 @@ class AggregateHeads:
             pairs = [relation.codes()]
             if relation.select.causal and not self._writer.source.causal:
                 pairs.append(causal_codes(self._indices))
-            self._heads[key] = LoweredHead(relation.select, layer, tuple(pairs))
+            self._heads[key] = LoweredHead(relation.select, tuple(pairs))
         return self._heads[key]
 
     def _reduced(self, node: Aggregate, shares: Feature) -> Feature:
