@@ -250,18 +250,20 @@ class Circuit(ShortRepr):
         ``3:head`` is a node inside loop 3, and ``3:carry`` the variable after 3 loops.
         """
         block = {node.id for node in (*self.heads, *self.neurons) if node.section == "block"}
-        inside = {f.id for f in self.features if f.section == "block" and f.role == "scratch"}
+        block |= {f.id for f in self.features if f.section == "block" and f.role == "scratch"}
         state = {f.id for f in self.variables.values()}
-        edges = [edge for edge in self.edges if not ({*edge} & (block | inside))]
+
+        def at(name: str, loop: int) -> str:
+            return f"{loop}:{name}" if name in block | state else name
+
+        edges: list[tuple[str, str]] = []
         for source, target in self.edges:
-            if {source, target} & (block | inside):
-                for loop in range(n_loops):
-                    first = f"{loop}:{source}" if source in block | inside | state else source
-                    after = loop + 1 if target in state else loop
-                    edges.append((first, f"{after}:{target}"))
-        starts = [(s, f"0:{t}") if t in state else (s, t) for s, t in edges]
-        ends = [(f"{n_loops}:{s}", t) if s in state else (s, t) for s, t in starts]
-        return tuple(ends)
+            if {source, target} & block:
+                loops = range(n_loops)
+                edges += [(at(source, t), at(target, t + (target in state))) for t in loops]
+            else:  # the prelude writes variables before the first loop, the coda reads the last
+                edges.append((at(source, n_loops), at(target, 0)))
+        return tuple(edges)
 
     def save(self, folder: str | Path) -> None:
         """Write the circuit beside the model: ``circuit.json`` and ``circuit.safetensors``."""

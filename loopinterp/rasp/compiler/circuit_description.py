@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import chain, count
 from typing import Any
 
 import torch
@@ -58,14 +58,10 @@ def describe(layout: StreamLayout) -> Circuit:
 def _names(lowered: LoweredProgram) -> dict[Feature, str]:
     """A name for every feature; only what stands in another's place has the name of that."""
     names: dict[Feature, str] = {}
-    copies: Counter[str] = Counter()
 
     def call(feature: Feature, name: str) -> None:
-        own = name
-        while own in names.values():
-            copies[name] += 1
-            own = f"{name} ({copies[name] + 1})"
-        names[feature] = own
+        numbered = (f"{name} ({k})" for k in count(2))
+        names[feature] = next(n for n in chain([name], numbered) if n not in names.values())
 
     # Variables go by their own names, whatever else is called so.
     for feature in sorted(lowered.persistent, key=lambda f: f.role != "variable"):

@@ -167,12 +167,12 @@ class AggregateHeads:
             return constant(0)
         query = relation.query
         if relation.by_position and relation.select.causal:
-            table = relation.within_reach.astype(int)
-            if not query.features:
-                return FeatureFunction((self._indices,), table[0])
-            if query.features == (self._indices,):
-                return FeatureFunction((self._indices,), table.diagonal())
-            return FeatureFunction((*query.features, self._indices), table)
+            # Of a query that is a position, or always the same, one of the two axes goes.
+            table, number = relation.within_reach.astype(int), np.arange(query.table.size)
+            asked = FeatureFunction(query.features, number.reshape(query.table.shape))
+            found = fuse(lambda x: table[x[0], x[1]], [asked, of_feature(self._indices)])
+            assert found is not None  # of at most two features
+            return found
         if not relation.key.features:
             # All keys or none, by the query alone.
             holds = relation.holds[0].astype(int)
