@@ -67,23 +67,19 @@ class Interpreter:
         self.tokens = tokens
         self.indices = torch.arange(tokens.shape[1], device=tokens.device)[None]
         self._kept: dict[Expr, Tensor | Selection] = {}
+        self._changing: dict[tuple[Expr, ...], list[Expr]] = {}
 
     def value(self, expr: Expr, variables: Mapping[str, Tensor]) -> Tensor:
         """The value of one expression, of every example."""
-        value = self.run(postorder([expr]), variables, [expr])[expr]
+        value = self.run([expr], variables)[expr]
         return value.expand(len(self.tokens), *value.shape[1:])
 
-    def run(
-        self,
-        order: Sequence[Expr],
-        variables: Mapping[str, Tensor],
-        wanted: Collection[Expr],
-    ) -> dict[Expr, Tensor]:
-        """The values of the wanted nodes of ``order``, which lists children before parents.
-
-        Values have a batch axis of 1 where they are the same for all examples.
-        """
-        changing = [node for node in order if node.variables]
+    def run(self, wanted: Collection[Expr], variables: Mapping[str, Tensor]) -> dict[Expr, Tensor]:
+        """The values of some nodes, with a batch axis of 1 where all examples have the same."""
+        roots = tuple(wanted)
+        if roots not in self._changing:
+            self._changing[roots] = [node for node in postorder(roots) if node.variables]
+        changing = self._changing[roots]
         needed = [*wanted, *(child for node in changing for child in node.children)]
         fixed = {node for node in needed if not node.variables and node not in self._kept}
         if fixed:

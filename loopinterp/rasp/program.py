@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from html import escape
 from itertools import islice
 from types import MappingProxyType
@@ -16,7 +15,7 @@ from loopinterp.errors import InputError, check_choice, check_integer, unknown_n
 from loopinterp.rasp.expr import Select, Seq, TokMap, need_seq, selectors, selects
 from loopinterp.rasp.expression_checks import MAX_TABLE
 from loopinterp.rasp.interpreter import Interpreter
-from loopinterp.rasp.node import MAX_LENGTH, Expr, code, postorder
+from loopinterp.rasp.node import MAX_LENGTH, code, postorder
 from loopinterp.rasp.trace import Intervention, LazySelectors, Trace
 from loopinterp.short_repr import ShortRepr
 from loopinterp.tasks.sampling import check_tokens
@@ -136,15 +135,6 @@ class LoopProgram(ShortRepr):
         """The selectors of ``step`` by name."""
         return selectors(self.step.values())
 
-    @cached_property
-    def orders(self) -> dict[str, list[Expr]]:
-        """The nodes of each part, children before parents."""
-        return {
-            "prepare": postorder(self.prepare.values()),
-            "step": postorder(self.step.values()),
-            "finish": postorder([self.finish]),
-        }
-
     @property
     def expressions(self) -> list[Seq]:
         """All of them: those of ``prepare``, of ``step``, and the answer."""
@@ -195,14 +185,14 @@ class LoopProgram(ShortRepr):
         for change in interventions:
             self._check_intervention(tokens, change, loops)
         interpreter = Interpreter(tokens)
-        prepared = interpreter.run(self.orders["prepare"], {}, self.prepare.values())
+        prepared = interpreter.run(self.prepare.values(), {})
         state = {name: prepared[x] for name, x in self.prepare.items()} | given
         shape = (len(loops), *tokens.shape)
         kept = {name: tokens.new_empty(shape) for name in self.prepare}
         outputs = tokens.new_empty(shape)
         for entry, loop in enumerate(loops):
             if entry:
-                values = interpreter.run(self.orders["step"], state, self.step.values())
+                values = interpreter.run(self.step.values(), state)
                 state |= {name: values[x] for name, x in self.step.items()}
             for change in interventions:
                 if change.loop == loop:
@@ -210,7 +200,7 @@ class LoopProgram(ShortRepr):
                     state[change.variable] = new if mask is None else new.where(mask, old)
             for name, value in state.items():
                 kept[name][entry] = value
-            finished = interpreter.run(self.orders["finish"], state, [self.finish])
+            finished = interpreter.run([self.finish], state)
             outputs[entry] = finished[self.finish]
         in_prepare = selectors(self.prepare.values())
         return Trace(

@@ -23,6 +23,9 @@ CIRCUIT_FILE = "circuit.json"
 DIRECTIONS_FILE = "circuit.safetensors"
 FORMAT = 1
 
+ROUNDING = 1e-5
+"""What is smaller than this, relative to the largest, is rounding of weights in float32."""
+
 
 @dataclass(frozen=True)
 class FeatureNode:
@@ -213,8 +216,7 @@ class Circuit(ShortRepr):
     def subspace(self, variable: str) -> Float[Tensor, "rank d_model"]:
         """An orthonormal basis of the directions of a variable."""
         write = self.of(variable).write
-        _, sizes, basis = torch.linalg.svd(write.double(), full_matrices=False)
-        return basis[sizes > 1e-6 * sizes[0]].to(write.dtype)
+        return orthonormal(write.double()).to(write.dtype)
 
     def moved(
         self,
@@ -316,3 +318,13 @@ class Circuit(ShortRepr):
             for f in fields["features"]
         }
         return cls(**fields, directions=directions)
+
+
+def orthonormal(
+    rows: Float[Tensor, "row d_model"], largest: float | None = None
+) -> Float[Tensor, "rank d_model"]:
+    """An orthonormal basis of the span of rows; what is rounding is told by their largest size."""
+    _, sizes, basis = torch.linalg.svd(rows, full_matrices=False)
+    if largest is None:
+        largest = float(sizes.max()) if len(sizes) else 0.0
+    return basis[sizes > max(ROUNDING * largest, 1e-300)]

@@ -18,8 +18,8 @@ import torch
 from loopinterp.errors import InputError, check_integer
 from loopinterp.rasp.compiler.agreement import compare_with_program
 from loopinterp.rasp.compiler.assemble import LOGIT, SHARPNESS
-from loopinterp.rasp.compiler.circuit import Superposition
-from loopinterp.rasp.compiler.compiled import Compiled, need_compiled
+from loopinterp.rasp.compiler.circuit import ROUNDING, Superposition, orthonormal
+from loopinterp.rasp.compiler.compiled import Compiled
 from loopinterp.rasp.disguises.compiled_weights import (
     by_head,
     generator,
@@ -31,11 +31,9 @@ from loopinterp.rasp.disguises.compiled_weights import (
 )
 from loopinterp.rasp.disguises.noise import NOISE
 from loopinterp.rasp.disguises.stream_features import (
-    ROUNDING,
     STATE,
     FeaturePoints,
     StreamFeatures,
-    orthonormal,
     unlisted_directions,
 )
 
@@ -197,7 +195,7 @@ class _Stream:
     """What has to be known of a model to superpose it."""
 
     def __init__(self, compiled: Compiled) -> None:
-        need_compiled(compiled)
+        self.weights = weights_of(compiled)
         self.compiled, self.circuit = compiled, compiled.circuit
         record, disguises = self.circuit.superposition, self.circuit.disguises
         noisy = any(disguise.startswith(NOISE) for disguise in disguises)
@@ -208,7 +206,6 @@ class _Stream:
                 given=f"one with the disguises {', '.join(disguises)}",
                 fix="Superpose it once, and before noise is added.",
             )
-        self.weights = weights_of(compiled)
         self.features = StreamFeatures(self.circuit)
         self.distractors = unlisted_directions(self.weights, self.circuit)
         spans = [here.span for here in self.features.distinct_sites()]
