@@ -12,8 +12,8 @@ from loopinterp.errors import InputError, check_seed, unknown_name
 from loopinterp.rasp.compiler.validate import validate
 from loopinterp.rasp.compiler.value_domains import infer_domains
 from loopinterp.rasp.expr import Tokens
-from loopinterp.rasp.node import postorder
 from loopinterp.rasp.language import UNKNOWN
+from loopinterp.rasp.node import postorder
 from loopinterp.short_repr import ShortRepr
 
 if TYPE_CHECKING:
