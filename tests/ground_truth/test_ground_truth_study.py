@@ -190,4 +190,6 @@ def test_a_program_that_always_answers_the_same_cannot_be_asked_anything():
     )
     result = ground_truth_study(known_models([constant], n=4, examples=16))
     assert result.data["value"].isnull().all()
-    assert result.missed == []
+    assert result.missed == [] and result.figures() == []
+    (finding,) = result.findings()
+    assert "none of the checks" in finding.text and not finding.good

@@ -35,7 +35,7 @@ from loopinterp.rasp.compiler.lower.lowered_features import (
     one_if_all,
     read_any,
 )
-from loopinterp.rasp.compiler.lower.mlp_lookups import MOST_FUSED_RULES, advance, cost, thresholds
+from loopinterp.rasp.compiler.lower.mlp_lookups import advance, has_few_rules, thresholds
 from loopinterp.rasp.node import code
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class AggregateHeads:
             return fuse(lambda x: np.where(x[0] != 0, x[1], default), [found, here])
 
         chosen = choose(found)
-        if chosen is None or cost(chosen, MOST_FUSED_RULES) > MOST_FUSED_RULES:
+        if not has_few_rules(chosen):
             chosen = choose(of_feature(self._writer.store(found, "a key is found")))
         assert chosen is not None  # of two features
         return chosen
