@@ -21,6 +21,7 @@ from loopinterp.rasp.integer_tables import look_up
 from loopinterp.rasp.node import Expr, code, postorder
 from loopinterp.rasp.ops import OPS
 from loopinterp.rasp.selection import Selection
+from loopinterp.tasks.sampling import describe_tensor
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int
@@ -43,21 +44,41 @@ def evaluate(
         Integers [batch, pos] of a sequence, or booleans [batch, query, key] of a selector.
 
     Raises:
-        InputError: the tokens have a wrong dtype or shape, or a variable is missing.
+        InputError: that is no expression; the tokens or the values of a variable have a wrong
+            dtype or shape; or a variable is missing.
 
     Example:
         >>> from loopinterp.rasp import shift_right, tokens
         >>> evaluate(shift_right(tokens, 1) + tokens, torch.tensor([[1, 2, 3]])).tolist()
         [[1, 3, 5]]
     """
-    if tokens.dtype != torch.int64 or tokens.ndim != 2 or tokens.shape[1] == 0:
+    if not isinstance(expr, Expr):
+        nodes.need_seq(expr, "expression")
+    known = isinstance(tokens, torch.Tensor) and tokens.dtype == torch.int64
+    if not known or tokens.ndim != 2 or tokens.shape[1] == 0:
         raise InputError(
             "tokens",
             expected="int64 tokens of shape [batch, pos]",
-            given=f"{tokens.dtype} of shape {list(tokens.shape)}",
+            given=describe_tensor(tokens),
             fix="Add a batch axis with tokens[None].",
         )
+    for name, values in (variables or {}).items():
+        check_values(f"values of variable {name!r}", values, tokens, torch.int64)
     return Interpreter(tokens).value(expr, variables or {})
+
+
+def check_values(what: str, values: object, tokens: Tensor, dtype: torch.dtype) -> None:
+    """Check that there is one value of that dtype for each token, on the same device."""
+    known = isinstance(values, torch.Tensor)
+    given = (values.dtype, values.shape, values.device) if known else None
+    if given != (dtype, tokens.shape, tokens.device):
+        where = f" on {values.device}" if known else ""
+        raise InputError(
+            what,
+            expected=f"{dtype} of shape {list(tokens.shape)} on {tokens.device}",
+            given=describe_tensor(values) + where,
+            fix="Pass one value per example and position, as the tokens have.",
+        )
 
 
 class Interpreter:

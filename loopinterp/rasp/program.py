@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from html import escape
 from itertools import islice
 from types import MappingProxyType
@@ -14,7 +14,7 @@ import torch
 from loopinterp.errors import InputError, check_choice, check_integer, unknown_name
 from loopinterp.rasp.expr import Select, Seq, TokMap, need_seq, selectors, selects
 from loopinterp.rasp.expression_checks import MAX_TABLE
-from loopinterp.rasp.interpreter import Interpreter
+from loopinterp.rasp.interpreter import Interpreter, check_values
 from loopinterp.rasp.node import MAX_LENGTH, code, postorder
 from loopinterp.rasp.trace import Intervention, LazySelectors, Trace
 from loopinterp.short_repr import ShortRepr
@@ -95,16 +95,14 @@ class LoopProgram(ShortRepr):
             )
 
     def _shown(self) -> list[tuple[str, object]]:
-        variables = list(self.variables)
-        return [
-            ("name", self.name),
-            ("task", self.task),
-            ("variables", variables),
-            ("doc", self.doc),
-        ]
+        return [(name, getattr(self, name)) for name in ("name", "task", "variables", "doc")]
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(str(self))}</pre>"
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        values = (getattr(self, field.name) for field in fields(self))
+        return type(self), tuple(dict(x) if isinstance(x, Mapping) else x for x in values)
 
     def __hash__(self) -> int:
         steps = (tuple(self.prepare.items()), tuple(self.step.items()), self.finish)
@@ -288,7 +286,7 @@ class LoopProgram(ShortRepr):
     def _check_start(self, tokens: Tensor, given: Mapping[str, Tensor], start_at_loop: int) -> None:
         for name, values in given.items():
             self._check_variable(name)
-            _check_values(f"values of variable {name!r}", values, tokens, torch.int64)
+            check_values(f"values of variable {name!r}", values, tokens, torch.int64)
         missing = [name for name in self.step if name not in given]
         if start_at_loop > 0 and missing:
             raise InputError(
@@ -304,21 +302,9 @@ class LoopProgram(ShortRepr):
         fix = "t means after t loops; run more loops, or choose an earlier one."
         least, most = loops.start, loops.stop - 1
         check_integer(f"loop of the {what}", change.loop, least=least, most=most, fix=fix)
-        _check_values(f"values of the {what}", change.values, tokens, torch.int64)
+        check_values(f"values of the {what}", change.values, tokens, torch.int64)
         if change.mask is not None:
-            _check_values(f"mask of the {what}", change.mask, tokens, torch.bool)
+            check_values(f"mask of the {what}", change.mask, tokens, torch.bool)
 
     def _check_variable(self, name: str) -> None:
         check_choice(f"variable of program {self.name}", name, self.prepare)
-
-
-def _check_values(what: str, values: Tensor, tokens: Tensor, dtype: torch.dtype) -> None:
-    given = (values.dtype, tuple(values.shape), values.device)
-    wanted = (dtype, tuple(tokens.shape), tokens.device)
-    if given != wanted:
-        raise InputError(
-            what,
-            expected=f"{dtype} of shape {list(tokens.shape)} on {tokens.device}",
-            given=f"{values.dtype} of shape {list(values.shape)} on {values.device}",
-            fix="Pass one value per example and position, as the tokens have.",
-        )

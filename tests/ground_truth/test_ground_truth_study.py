@@ -173,7 +173,7 @@ def test_what_is_no_list_of_models_or_tools_is_refused(call, words, ripple):
 
 
 def test_noise_spoils_the_tools_no_sooner_than_the_behaviour(tmp_path):
-    result = robustness_study(["prefix_xor"], levels=(0.001, 0.5), n=4, examples=64)
+    result = robustness_study(["prefix_xor"], levels=np.array([0.001, 0.5]), n=4, examples=64)
     small, large = (result.data.sel(noise=noise) for noise in (0.001, 0.5))
     assert small["exact_match"] == 1 and small["value"].min() == 1
     assert large["exact_match"] < 0.9 and large["value"].min() < 0.9
