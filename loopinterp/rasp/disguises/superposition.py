@@ -100,8 +100,7 @@ def superpose(
     """
     check_integer("steps", steps, least=0)
     stream = _Stream(compiled)
-    frame = stream.frame(stream.checked_width(d_model), steps, generator(seed))
-    return stream.superposed(frame, seed)
+    return stream.superposed(stream.checked_width(d_model), steps, seed)
 
 
 def narrowest_superposition(
@@ -136,11 +135,13 @@ def narrowest_superposition(
         >>> dense.model.config.d_model < dense.circuit.superposition.exact_d_model
         True
     """
-    best = superpose(compiled, seed=seed, steps=steps)
-    wrong, right = _Stream(compiled).fewest - 1, best.model.config.d_model
+    check_integer("steps", steps, least=0)
+    stream = _Stream(compiled)
+    wrong, right = stream.fewest - 1, stream.checked_width(None)
+    best = stream.superposed(right, steps, seed)
     while right - wrong > 1:
         width = (right + wrong) // 2
-        dense = superpose(compiled, d_model=width, seed=seed, steps=steps)
+        dense = stream.superposed(width, steps, seed)
         if compare_with_program(dense, inputs, n_loops=n_loops).exact:
             best, right = dense, width
         else:
@@ -321,9 +322,9 @@ class _Stream:
             (values, here, torch.full((len(values),), VALUE_MARGIN)),
         ]
 
-    def superposed(self, frame: _Frame, seed: int) -> Compiled:
-        """The model in the stream of a frame."""
-        old, width = self.compiled.model.config, len(frame.write)
+    def superposed(self, width: int, steps: int, seed: int) -> Compiled:
+        """The model in so many dimensions."""
+        old, frame = self.compiled.model.config, self.frame(width, steps, generator(seed))
         new = moved(self.weights, frame.write, frame.write.mT)
         sites = {"unembedding": ("coda", 2 * old.n_coda)}
         for section, layer, prefix in layers(old):
