@@ -13,6 +13,7 @@ from loopinterp.rasp.compiler.validate import validate
 from loopinterp.rasp.compiler.value_domains import infer_domains
 from loopinterp.rasp.expr import Tokens
 from loopinterp.rasp.language import UNKNOWN
+from loopinterp.rasp.node import postorder
 from loopinterp.short_repr import ShortRepr
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class ProgramModel(ShortRepr):
     def __init__(
         self, program: LoopProgram, *, max_length: int, seed: int = 0, hold_tokens: bool = True
     ) -> None:
-        if not hold_tokens and Tokens() in program.orders["finish"]:
+        if not hold_tokens and Tokens() in postorder([program.finish]):
             raise InputError(
                 "hold_tokens",
                 expected=f"True, as the answer of {program.name} reads its tokens",

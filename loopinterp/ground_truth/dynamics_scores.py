@@ -29,8 +29,12 @@ def score_dynamics(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
 
     A token that never settles in the run is right where a variable of the program changes in the
     last loop too.
+
+    Nothing where there is one class of answers only: no logit has a runner-up there.
     """
     model, program = known.compiled.model, known.compiled.program
+    if model.config.d_vocab_out < 2:
+        return {}
     batch = known.batch[slice(0, EXAMPLES)]
     # What is shifted through a sequence has left it after as many loops as it has positions.
     n_loops = max(known.n_loops, batch.inputs.shape[1], 12) + AFTER

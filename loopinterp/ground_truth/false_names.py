@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from loopinterp.circuits.comparison_evidence import gather_evidence
+from loopinterp.circuits.comparison_inputs import check_program_list
 from loopinterp.circuits.evidence_counts import count_evidence
 from loopinterp.circuits.pair_strategies import SpreadPairs
 from loopinterp.circuits.verdict import decide
@@ -17,7 +18,7 @@ from loopinterp.ground_truth.known_models import Disguise, compiled_with_inputs,
 from loopinterp.ground_truth.verdict_scores import rivals_of
 from loopinterp.progress import track
 from loopinterp.rasp.mutations import equivalence, near_misses
-from loopinterp.rasp.program_registry import get_program, list_programs
+from loopinterp.rasp.program_registry import list_programs
 from loopinterp.results import Result, study
 
 if TYPE_CHECKING:
@@ -111,9 +112,13 @@ def false_names_study(
         pairs: Exchanges of each length. A near miss that differs in one of two hundred is caught
             by few of them, and now and then by none.
         seed: Seed of mutations, inputs, pairs.
+
+    Raises:
+        InputError: no list of programs, or a name that none has.
     """
-    stock = list_programs() if programs is None else list(programs)
-    with study(seed, study="false names", programs=stock, misses_of_each=misses_of_each) as watch:
+    stock = check_program_list(list_programs() if programs is None else programs)
+    names = [program.name for program in stock]
+    with study(seed, study="false names", programs=names, misses_of_each=misses_of_each) as watch:
         rows, wrong_names = [], []
         programs_of = list(_stock_and_misses(stock, misses_of_each, seed))
         for original, program in track(programs_of, "programs"):
@@ -140,14 +145,13 @@ def false_names_study(
 
 
 def _stock_and_misses(
-    stock: Sequence[str], misses_of_each: int, seed: int
+    stock: Sequence[LoopProgram], misses_of_each: int, seed: int
 ) -> Iterator[tuple[str, LoopProgram]]:
     """Stock programs and near misses of each, with the stock program's name."""
-    for name in stock:
-        program = get_program(name)
-        yield name, program
+    for program in stock:
+        yield program.name, program
         for miss in near_misses(program, most=misses_of_each, seed=seed):
-            yield name, miss
+            yield program.name, miss
 
 
 def _score(

@@ -72,9 +72,9 @@ class GroundTruth(Result, kind="ground-truth"):
         value = self.data["value"]
         checks = [BY_KEY[key] for key in self.checks]
         limits = np.array([check.limit for check in checks])
-        upper = np.array([check.highest for check in checks])
+        upper = [check.highest for check in checks]
         good = np.where(upper, value <= limits, value >= limits)
-        return value.copy(data=np.where(np.isnan(value), np.nan, good))
+        return value.copy(data=good).where(value.notnull())
 
     @property
     def missed(self) -> list[tuple[str, str, float, float]]:
@@ -87,9 +87,7 @@ class GroundTruth(Result, kind="ground-truth"):
 
     def table(self) -> pd.DataFrame:
         """Scores, a row for each model and a column for each check."""
-        import pandas as pd
-
-        return pd.DataFrame(self.data["value"].values, self.models, self.checks)
+        return self.data["value"].to_dataset("check").to_dataframe()
 
 
 def ground_truth_study(
@@ -143,14 +141,12 @@ def ground_truth_study(
         )
     chosen = [check_choice("tool", tool, SCORERS) for tool in (SCORERS if tools is None else tools)]
     with study(seed, study="ground truth", models=names, tools=chosen) as watch:
-        rows = []
-        scored = track(list(product(models, chosen)), "tools on known models")
-        scores = {(known.name, tool): SCORERS[tool](known, seed=seed) for known, tool in scored}
-        for name in names:
-            found: dict[str, Score] = {}
-            for tool in chosen:
-                found.update(scores[name, tool])
-            rows.append([found.get(check.key, Score(float("nan"))) for check in CHECKS])
+        found: dict[tuple[str, str], Score] = {}
+        for known, tool in track(list(product(models, chosen)), "tools on known models"):
+            scores = SCORERS[tool](known, seed=seed)
+            found |= {(known.name, key): score for key, score in scores.items()}
+        unasked = Score(float("nan"))
+        rows = [[found.get((name, check.key), unasked) for check in CHECKS] for name in names]
         return GroundTruth.of(
             watch,
             coords={"model": names, "check": [check.key for check in CHECKS]},

@@ -23,6 +23,8 @@ def _(result: GroundTruth) -> list[Finding]:
     """How many checks are passed, and the first that is not."""
     passed = result.passed
     right, asked = int(passed.sum()), int(passed.count())
+    if not asked:
+        return [Finding("The models whose circuit is known can be asked none of the checks.")]
     text = (
         f"On {len(result.models)} model{'s' if len(result.models) > 1 else ''} whose circuit is "
         f"known, the tools give the right answer "
@@ -38,8 +40,8 @@ def _(result: GroundTruth) -> list[Finding]:
 
 @figures_of.register
 def _(result: GroundTruth) -> list[Figure]:
-    """The table of all scores, and each check beside its control."""
-    return [_table(result), _controls(result)]
+    """The table of all scores, and each check beside its control; none if nothing was asked."""
+    return [_table(result), _controls(result)] if result.passed.count() else []
 
 
 def rightness(asked: xr.Dataset) -> xr.DataArray:
@@ -72,7 +74,7 @@ def _table(result: GroundTruth) -> Figure:
             "done to hide it; each column asks a tool a question whose answer is known. Dark is "
             f"right; an empty cell cannot be asked. Missed: {', '.join(missed) or 'none'}."
         ),
-        data=result.table().reset_index(names="model"),
+        data=result.table().reset_index(),
     )
 
 

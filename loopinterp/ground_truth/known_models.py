@@ -12,6 +12,7 @@ from torch import Tensor
 from loopinterp.circuits.comparison_inputs import check_program_list
 from loopinterp.errors import check_integer, check_seed
 from loopinterp.models.looped_model import LoopedModel
+from loopinterp.rasp.compiler.circuit import orthonormal
 from loopinterp.rasp.compiler.compiled import Compiled, compile_program
 from loopinterp.rasp.program import LoopProgram
 from loopinterp.short_repr import ShortRepr
@@ -46,8 +47,7 @@ class KnownModel(ShortRepr):
     def of_distractors(self, states: Float[Tensor, "*shape d"]) -> Float[Tensor, "*shape d"]:
         """The part of states along directions of which the circuit says nothing."""
         directions = [d.write for d in self.compiled.circuit.directions.values()]
-        _, sizes, basis = torch.linalg.svd(torch.cat(directions).double(), full_matrices=False)
-        held = basis[sizes > 1e-6 * sizes[0]].to(states)
+        held = orthonormal(torch.cat(directions).double()).to(states)
         rest = states - (states @ held.mT) @ held
         return torch.zeros_like(rest) if len(held) == states.shape[-1] else rest
 

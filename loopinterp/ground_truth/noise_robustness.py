@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
@@ -44,7 +44,7 @@ class Robustness(Result, kind="noise-robustness"):
 def robustness_study(
     programs: Sequence[str | LoopProgram],
     *,
-    levels: Sequence[float] = (0.001, 0.003, 0.01, 0.03, 0.1),
+    levels: Iterable[float] = (0.001, 0.003, 0.01, 0.03, 0.1),
     n: int = 6,
     examples: int = 128,
     seed: int = 0,
@@ -61,15 +61,16 @@ def robustness_study(
     Raises:
         InputError: no level, a negative one, or a program cannot be compiled.
     """
+    levels = list(levels)
     if not levels or any(not level >= 0 for level in levels):
         raise InputError(
             "levels",
             expected="at least one, none of them negative",
-            given=repr(list(levels)),
+            given=repr(levels),
             fix="Pass e.g. levels=(0.001, 0.01, 0.1).",
         )
     tools = ["probes", "interchange interventions", "heads against selectors", "dynamics"]
-    with study(seed, study="robustness", levels=list(levels), n=n) as watch:
+    with study(seed, study="robustness", levels=levels, n=n) as watch:
         values, exact_match, names = [], [], []
         for level in track(levels, "levels of noise"):
             hide = [partial(rotate, seed=seed), partial(add_noise, relative=level, seed=seed)]
@@ -82,7 +83,7 @@ def robustness_study(
             names = [known.name for known in models]
         return Robustness.of(
             watch,
-            coords={"noise": list(levels), "check": list(SHOWN)},
+            coords={"noise": levels, "check": list(SHOWN)},
             value=np.stack(values),
             exact_match=np.array(exact_match),
             programs=names,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from loopinterp.circuits.program_comparison import compare_programs
@@ -14,18 +15,19 @@ if TYPE_CHECKING:
 
 
 def score_verdict(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
-    """Whether the program that a model runs is the one that is named, of all of its task."""
+    """Whether the program that a model runs is the one that is named, of all of its task.
+
+    Nothing where no exchange changes an answer of the program: there it says nothing to be tried.
+    """
     program = known.compiled.program
     result = compare_programs(known.compiled.model, rivals_of(program), known.batch, seed=seed)
     share = result.data["whole_run"].sel(stratum="all", estimate="value").isel(model=0)
-    own = float(share.sel(program=program.name))
+    own, others = float(share.sel(program=program.name)), share.drop_sel(program=program.name)
+    if math.isnan(own):
+        return {}
     named = result.verdict.winner == program.name
-    others = share.drop_sel(program=program.name)
-    return {
-        "verdict": Score(
-            own if named else 0.0, float(others.max()) if others.size else float("nan")
-        )
-    }
+    best_other = float(others.max()) if others.size else math.nan
+    return {"verdict": Score(own if named else 0.0, best_other)}
 
 
 def rivals_of(program: LoopProgram) -> list[LoopProgram]:

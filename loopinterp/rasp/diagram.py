@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ ROLES = {
     "query": ("dot", "magenta"),
 }
 BORDERS = {"source": "grey", "head": "blue", "map": "ochre", "result": "red"}
+TEXT: dict[str, Any] = {"showarrow": False, "borderpad": 0}
 
 
 def draw(what: LoopProgram | Seq | Circuit) -> go.Figure:
@@ -77,29 +79,31 @@ def _figure(parts: dict[str, list[Box]], title: str) -> go.Figure:
 
     ``layout.meta`` has their sizes: where a page is narrow, the report puts one below the other.
     """
-    import plotly.graph_objects as go
+    from plotly.subplots import make_subplots
 
     from loopinterp.plotting import template
-    from loopinterp.plotting.axes import suffix
 
-    figure = go.Figure(layout={"template": template(), "title": title or None})
+    figure = make_subplots(1, len(parts))
     columns = [column_of(boxes, -2 * LINE_HEIGHT if name else -2) for name, boxes in parts.items()]
     sizes = [(column.lanes + WIDTH + 2, 2 - column.lowest) for column in columns]
     width, height = sum(w + GAP for w, _ in sizes) - GAP, max(h for _, h in sizes)
+    figure.update_xaxes(visible=False, fixedrange=True).update_yaxes(visible=False, fixedrange=True)
     left = 0.0
-    for k, (name, column, (w, h)) in enumerate(zip(parts, columns, sizes)):
-        hidden = {"visible": False, "fixedrange": True}
+    for k, (name, column, (w, h)) in enumerate(zip(parts, columns, sizes), 1):
+        part: dict[str, Any] = {"row": 1, "col": k}
         across, down = [left / width, min((left + w) / width, 1)], [1 - h / height, 1]
-        x_axis = hidden | {"range": [-column.lanes, WIDTH + 2], "domain": across}
-        figure.layout[f"xaxis{suffix(k)}"] = x_axis
-        figure.layout[f"yaxis{suffix(k)}"] = hidden | {"range": [-h, 0], "domain": down}
-        _add_arrows(figure, column, k)
+        figure.update_xaxes(range=[-column.lanes, WIDTH + 2], domain=across, **part)
+        figure.update_yaxes(range=[-h, 0], domain=down, **part)
+        _add_arrows(figure, column, part)
         if name:
-            _add_text(figure, f"<b>{name}</b>", k, x=0, y=0, yanchor="top", xanchor="left")
+            place = {"x": 0, "y": 0, "yanchor": "top", "xanchor": "left"}
+            figure.add_annotation(text=f"<b>{name}</b>", **TEXT, **place, **part)
         for box, span in column.spans.items():
-            _add_box(figure, box, span, k)
+            _add_box(figure, box, span, part)
         left += w + GAP
     return figure.update_layout(
+        template=template(),
+        title=title or None,
         width=width + 40,
         height=height + 110,
         margin={"l": 20, "r": 20, "t": 50, "b": 60},
@@ -108,10 +112,9 @@ def _figure(parts: dict[str, list[Box]], title: str) -> go.Figure:
     )
 
 
-def _add_arrows(figure: go.Figure, column: Column, part: int) -> None:
+def _add_arrows(figure: go.Figure, column: Column, part: Mapping[str, Any]) -> None:
     """A line for each role; of its points only the last of each arrow is marked, with a head."""
     from loopinterp.plotting import PALETTE
-    from loopinterp.plotting.axes import axes
 
     for role, (dash, colour) in ROLES.items():
         arrows = [arrow for r, arrow in column.arrows if r == role]
@@ -135,35 +138,28 @@ def _add_arrows(figure: go.Figure, column: Column, part: int) -> None:
             },
             name=name,
             legendgroup=name,
-            showlegend=name not in {trace.name for trace in figure.data},
+            showlegend=not any(figure.select_traces({"name": name})),
             hoverinfo="skip",
-            **axes(part),
+            **part,
         )
 
 
-def _add_box(figure: go.Figure, box: Box, span: tuple[float, float], part: int) -> None:
+def _add_box(
+    figure: go.Figure, box: Box, span: tuple[float, float], part: Mapping[str, Any]
+) -> None:
     from loopinterp.plotting import PALETTE
-    from loopinterp.plotting.axes import suffix
 
     top, bottom = span
     border = {"color": PALETTE[BORDERS[box.kind]], "width": 1.5}
-    refs = {"xref": f"x{suffix(part)}", "yref": f"y{suffix(part)}"}
     place = {"x0": 0, "x1": WIDTH, "y0": bottom, "y1": top}
-    figure.add_shape(type="rect", line=border, fillcolor="rgb(250,250,252)", **place, **refs)
+    figure.add_shape(type="rect", line=border, fillcolor="rgb(250,250,252)", **place, **part)
     lines = [f"<b>{box.title}</b>", *(escape(line, quote=False) for line in box.lines)]
-    _add_text(
-        figure,
-        "<br>".join(lines),
-        part,
+    figure.add_annotation(
+        text="<br>".join(lines),
         x=WIDTH / 2,
         y=(top + bottom) / 2,
         hovertext=escape(box.code, quote=False),
         font={"size": 12, "color": "#23262d"},
+        **TEXT,
+        **part,
     )
-
-
-def _add_text(figure: go.Figure, text: str, part: int, **look: Any) -> None:
-    from loopinterp.plotting.axes import suffix
-
-    refs = {"xref": f"x{suffix(part)}", "yref": f"y{suffix(part)}"}
-    figure.add_annotation(text=text, showarrow=False, borderpad=0, **refs, **look)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 
 from loopinterp.errors import InputError
 from loopinterp.rasp import expr as nodes
@@ -67,7 +68,7 @@ def expression_boxes(results: Mapping[str, nodes.Seq]) -> list[Box]:
         )
     box_of: dict[Expr, Box] = {}
     names: dict[Expr, str] = {}
-    numbers: Counter[str] = Counter()
+    numbers = {"map": count(1), "head": count(1)}
     for node in own:
         box_of[node] = box = _box(node, names, numbers)
         names[node] = box.title
@@ -107,7 +108,7 @@ def _inputs(node: Expr, box_of: Mapping[Expr, Box]) -> list[tuple[Box, str]]:
     return list(found)
 
 
-def _box(node: Expr, names: Mapping[Expr, str], numbers: Counter[str]) -> Box:
+def _box(node: Expr, names: Mapping[Expr, str], numbers: Mapping[str, Iterator[int]]) -> Box:
     whole = code(node, short=True)
 
     def text(x: Expr) -> str:
@@ -121,7 +122,7 @@ def _box(node: Expr, names: Mapping[Expr, str], numbers: Counter[str]) -> Box:
             what = f"{text(node.x)}: {dict(node.table)}{otherwise}"
             return Box("map", node.name, _wrapped(what), whole)
         case nodes.TokMap() | nodes.Elementwise():
-            return Box("map", _numbered("map", numbers), _wrapped(text(node)), whole)
+            return Box("map", f"map {next(numbers['map'])}", _wrapped(text(node)), whole)
         case nodes.ShiftRight():
             what = f"{text(node.x)}, {node.n} to the left"
             return Box("head", node.selector.name or "shift", _wrapped(what), whole)
@@ -136,12 +137,7 @@ def _box(node: Expr, names: Mapping[Expr, str], numbers: Counter[str]) -> Box:
         what = f"number of keys {where}"
     else:
         what = f"{node.mode} of {text(node.value)} {where}, else {node.default}"
-    return Box("head", select.name or _numbered("head", numbers), _wrapped(what), whole)
-
-
-def _numbered(kind: str, numbers: Counter[str]) -> str:
-    numbers[kind] += 1
-    return f"{kind} {numbers[kind]}"
+    return Box("head", select.name or f"head {next(numbers['head'])}", _wrapped(what), whole)
 
 
 def _wrapped(text: str) -> list[str]:

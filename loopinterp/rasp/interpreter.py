@@ -21,6 +21,7 @@ from loopinterp.rasp.integer_tables import look_up
 from loopinterp.rasp.node import Expr, code, postorder
 from loopinterp.rasp.ops import OPS
 from loopinterp.rasp.selection import Selection
+from loopinterp.tasks.sampling import describe_tensor
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int
@@ -43,21 +44,41 @@ def evaluate(
         Integers [batch, pos] of a sequence, or booleans [batch, query, key] of a selector.
 
     Raises:
-        InputError: the tokens have a wrong dtype or shape, or a variable is missing.
+        InputError: that is no expression; the tokens or the values of a variable have a wrong
+            dtype or shape; or a variable is missing.
 
     Example:
         >>> from loopinterp.rasp import shift_right, tokens
         >>> evaluate(shift_right(tokens, 1) + tokens, torch.tensor([[1, 2, 3]])).tolist()
         [[1, 3, 5]]
     """
-    if tokens.dtype != torch.int64 or tokens.ndim != 2 or tokens.shape[1] == 0:
+    if not isinstance(expr, Expr):
+        nodes.need_seq(expr, "expression")
+    known = isinstance(tokens, torch.Tensor) and tokens.dtype == torch.int64
+    if not known or tokens.ndim != 2 or tokens.shape[1] == 0:
         raise InputError(
             "tokens",
             expected="int64 tokens of shape [batch, pos]",
-            given=f"{tokens.dtype} of shape {list(tokens.shape)}",
+            given=describe_tensor(tokens),
             fix="Add a batch axis with tokens[None].",
         )
+    for name, values in (variables or {}).items():
+        check_values(f"values of variable {name!r}", values, tokens, torch.int64)
     return Interpreter(tokens).value(expr, variables or {})
+
+
+def check_values(what: str, values: object, tokens: Tensor, dtype: torch.dtype) -> None:
+    """Check that there is one value of that dtype for each token, on the same device."""
+    known = isinstance(values, torch.Tensor)
+    given = (values.dtype, values.shape, values.device) if known else None
+    if given != (dtype, tokens.shape, tokens.device):
+        where = f" on {values.device}" if known else ""
+        raise InputError(
+            what,
+            expected=f"{dtype} of shape {list(tokens.shape)} on {tokens.device}",
+            given=describe_tensor(values) + where,
+            fix="Pass one value per example and position, as the tokens have.",
+        )
 
 
 class Interpreter:
@@ -67,23 +88,19 @@ class Interpreter:
         self.tokens = tokens
         self.indices = torch.arange(tokens.shape[1], device=tokens.device)[None]
         self._kept: dict[Expr, Tensor | Selection] = {}
+        self._changing: dict[tuple[Expr, ...], list[Expr]] = {}
 
     def value(self, expr: Expr, variables: Mapping[str, Tensor]) -> Tensor:
         """The value of one expression, of every example."""
-        value = self.run(postorder([expr]), variables, [expr])[expr]
+        value = self.run([expr], variables)[expr]
         return value.expand(len(self.tokens), *value.shape[1:])
 
-    def run(
-        self,
-        order: Sequence[Expr],
-        variables: Mapping[str, Tensor],
-        wanted: Collection[Expr],
-    ) -> dict[Expr, Tensor]:
-        """The values of the wanted nodes of ``order``, which lists children before parents.
-
-        Values have a batch axis of 1 where they are the same for all examples.
-        """
-        changing = [node for node in order if node.variables]
+    def run(self, wanted: Collection[Expr], variables: Mapping[str, Tensor]) -> dict[Expr, Tensor]:
+        """The values of some nodes, with a batch axis of 1 where all examples have the same."""
+        roots = tuple(wanted)
+        if roots not in self._changing:
+            self._changing[roots] = [node for node in postorder(roots) if node.variables]
+        changing = self._changing[roots]
         needed = [*wanted, *(child for node in changing for child in node.children)]
         fixed = {node for node in needed if not node.variables and node not in self._kept}
         if fixed:

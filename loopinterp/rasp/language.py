@@ -10,38 +10,25 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 
 from loopinterp.errors import InputError
-from loopinterp.rasp.expr import (
-    Aggregate,
-    Elementwise,
-    Full,
-    Indices,
-    Select,
-    Selector,
-    SelWidth,
-    Seq,
-    ShiftRight,
-    Tokens,
-    TokMap,
-    Var,
-    as_seq,
-)
+from loopinterp.rasp import expr as nodes
+from loopinterp.rasp.expr import Selector, Seq, as_seq
 from loopinterp.rasp.expression_checks import MAX_RELATION
 
 UNKNOWN = -1
 """The value by which a program says that it has not decided yet."""
 
-tokens: Seq = Tokens()
-indices: Seq = Indices()
+tokens: Seq = nodes.Tokens()
+indices: Seq = nodes.Indices()
 
 
 def full(value: int) -> Seq:
     """The same integer at every position."""
-    return Full(value)
+    return nodes.Full(value)
 
 
 def var(name: str) -> Seq:
     """A variable of the loop program, as it was at the start of the loop."""
-    return Var(name)
+    return nodes.Var(name)
 
 
 def tok_map(
@@ -66,12 +53,12 @@ def tok_map(
             given=f"{type(table).__name__} {table!r}",
             fix="Write the function as a table, e.g. {0: 1, 1: 0}, so that it can be compiled.",
         )
-    return TokMap(as_seq(x), tuple(table.items()), default, name)
+    return nodes.TokMap(as_seq(x), tuple(table.items()), default, name)
 
 
 def seq_map(op: str, *args: Seq | int) -> Seq:
     """A named operation on the values at each position, e.g. ``seq_map("add", x, y)``."""
-    return Elementwise(op, tuple(as_seq(arg) for arg in args))
+    return nodes.Elementwise(op, tuple(as_seq(arg) for arg in args))
 
 
 def eq(x: Seq | int, y: Seq | int) -> Seq:
@@ -126,17 +113,17 @@ def select(
     """
     if not isinstance(predicate, str) and isinstance(predicate, Iterable):
         predicate = tuple(islice(predicate, MAX_RELATION + 1))  # it may have no end
-    return Select(as_seq(k), as_seq(q), predicate, causal, name)
+    return nodes.Select(as_seq(k), as_seq(q), predicate, causal, name)
 
 
 def aggregate(selector: Selector, value: Seq | int, mode: str = "mean", default: int = 0) -> Seq:
     """Mean (truncated), ``"max"`` or ``"min"`` of the selected values; ``default`` if none is."""
-    return Aggregate(selector, as_seq(value), mode, default)
+    return nodes.Aggregate(selector, as_seq(value), mode, default)
 
 
 def sel_width(selector: Selector) -> Seq:
     """How many positions each query selects."""
-    return SelWidth(selector)
+    return nodes.SelWidth(selector)
 
 
 def kqv(
@@ -167,4 +154,4 @@ def shift_right(x: Seq | int, n: int = 1, *, default: int = 0) -> Seq:
         (shift_right(tokens, 2, default=0), tokens)
     """
     unmoved = type(n) is int and n == 0
-    return as_seq(x) if unmoved else ShiftRight(as_seq(x), n, default)
+    return as_seq(x) if unmoved else nodes.ShiftRight(as_seq(x), n, default)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, fields
 from html import escape
 from itertools import islice
 from types import MappingProxyType
@@ -15,8 +14,8 @@ import torch
 from loopinterp.errors import InputError, check_choice, check_integer, unknown_name
 from loopinterp.rasp.expr import Select, Seq, TokMap, need_seq, selectors, selects
 from loopinterp.rasp.expression_checks import MAX_TABLE
-from loopinterp.rasp.interpreter import Interpreter
-from loopinterp.rasp.node import MAX_LENGTH, Expr, code, postorder
+from loopinterp.rasp.interpreter import Interpreter, check_values
+from loopinterp.rasp.node import MAX_LENGTH, code, postorder
 from loopinterp.rasp.trace import Intervention, LazySelectors, Trace
 from loopinterp.short_repr import ShortRepr
 from loopinterp.tasks.sampling import check_tokens
@@ -96,16 +95,14 @@ class LoopProgram(ShortRepr):
             )
 
     def _shown(self) -> list[tuple[str, object]]:
-        variables = list(self.variables)
-        return [
-            ("name", self.name),
-            ("task", self.task),
-            ("variables", variables),
-            ("doc", self.doc),
-        ]
+        return [(name, getattr(self, name)) for name in ("name", "task", "variables", "doc")]
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(str(self))}</pre>"
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        values = (getattr(self, field.name) for field in fields(self))
+        return type(self), tuple(dict(x) if isinstance(x, Mapping) else x for x in values)
 
     def __hash__(self) -> int:
         steps = (tuple(self.prepare.items()), tuple(self.step.items()), self.finish)
@@ -135,15 +132,6 @@ class LoopProgram(ShortRepr):
     def selectors(self) -> dict[str, Select]:
         """The selectors of ``step`` by name."""
         return selectors(self.step.values())
-
-    @cached_property
-    def orders(self) -> dict[str, list[Expr]]:
-        """The nodes of each part, children before parents."""
-        return {
-            "prepare": postorder(self.prepare.values()),
-            "step": postorder(self.step.values()),
-            "finish": postorder([self.finish]),
-        }
 
     @property
     def expressions(self) -> list[Seq]:
@@ -195,14 +183,14 @@ class LoopProgram(ShortRepr):
         for change in interventions:
             self._check_intervention(tokens, change, loops)
         interpreter = Interpreter(tokens)
-        prepared = interpreter.run(self.orders["prepare"], {}, self.prepare.values())
+        prepared = interpreter.run(self.prepare.values(), {})
         state = {name: prepared[x] for name, x in self.prepare.items()} | given
         shape = (len(loops), *tokens.shape)
         kept = {name: tokens.new_empty(shape) for name in self.prepare}
         outputs = tokens.new_empty(shape)
         for entry, loop in enumerate(loops):
             if entry:
-                values = interpreter.run(self.orders["step"], state, self.step.values())
+                values = interpreter.run(self.step.values(), state)
                 state |= {name: values[x] for name, x in self.step.items()}
             for change in interventions:
                 if change.loop == loop:
@@ -210,7 +198,7 @@ class LoopProgram(ShortRepr):
                     state[change.variable] = new if mask is None else new.where(mask, old)
             for name, value in state.items():
                 kept[name][entry] = value
-            finished = interpreter.run(self.orders["finish"], state, [self.finish])
+            finished = interpreter.run([self.finish], state)
             outputs[entry] = finished[self.finish]
         in_prepare = selectors(self.prepare.values())
         return Trace(
@@ -298,7 +286,7 @@ class LoopProgram(ShortRepr):
     def _check_start(self, tokens: Tensor, given: Mapping[str, Tensor], start_at_loop: int) -> None:
         for name, values in given.items():
             self._check_variable(name)
-            _check_values(f"values of variable {name!r}", values, tokens, torch.int64)
+            check_values(f"values of variable {name!r}", values, tokens, torch.int64)
         missing = [name for name in self.step if name not in given]
         if start_at_loop > 0 and missing:
             raise InputError(
@@ -314,21 +302,9 @@ class LoopProgram(ShortRepr):
         fix = "t means after t loops; run more loops, or choose an earlier one."
         least, most = loops.start, loops.stop - 1
         check_integer(f"loop of the {what}", change.loop, least=least, most=most, fix=fix)
-        _check_values(f"values of the {what}", change.values, tokens, torch.int64)
+        check_values(f"values of the {what}", change.values, tokens, torch.int64)
         if change.mask is not None:
-            _check_values(f"mask of the {what}", change.mask, tokens, torch.bool)
+            check_values(f"mask of the {what}", change.mask, tokens, torch.bool)
 
     def _check_variable(self, name: str) -> None:
         check_choice(f"variable of program {self.name}", name, self.prepare)
-
-
-def _check_values(what: str, values: Tensor, tokens: Tensor, dtype: torch.dtype) -> None:
-    given = (values.dtype, tuple(values.shape), values.device)
-    wanted = (dtype, tuple(tokens.shape), tokens.device)
-    if given != wanted:
-        raise InputError(
-            what,
-            expected=f"{dtype} of shape {list(tokens.shape)} on {tokens.device}",
-            given=f"{values.dtype} of shape {list(values.shape)} on {values.device}",
-            fix="Pass one value per example and position, as the tokens have.",
-        )

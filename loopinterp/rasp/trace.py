@@ -95,19 +95,16 @@ class LazySelectors(Mapping[str, "Tensor"]):
         if name not in self._selects:
             raise KeyError(str(unknown_name("selector", name, self._selects)))
         select = self._selects[name]
-        if self._n_loops is None:
-            return self._at(select, {})
         if not select.variables:
-            once = self._at(select, {})
-            return once.expand(self._n_loops, *once.shape)
+            once = self._interpreter.value(select, {})
+            return once if self._n_loops is None else once.expand(self._n_loops, *once.shape)
+        assert self._n_loops is not None  # what prepare selects reads no variable
         batch, pos = self._interpreter.tokens.shape
         out = self._interpreter.tokens.new_empty((self._n_loops, batch, pos, pos), dtype=torch.bool)
         for loop, selected in enumerate(out):
-            selected[:] = self._at(select, {n: x[loop] for n, x in self._variables.items()})
+            state = {name: x[loop] for name, x in self._variables.items()}
+            selected[:] = self._interpreter.value(select, state)
         return out
-
-    def _at(self, select: Select, state: Mapping[str, Tensor]) -> Tensor:
-        return self._interpreter.value(select, state)
 
     def __contains__(self, name: object) -> bool:
         return name in self._selects

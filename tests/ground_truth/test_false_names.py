@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 
+from loopinterp.errors import InputError
 from loopinterp.ground_truth import FalseNames, false_names_study
 from loopinterp.rasp import list_programs, rotate
 from loopinterp.saved_results import load_result
@@ -52,3 +53,8 @@ def test_it_is_read_back(result, tmp_path):
     assert isinstance(again, FalseNames)
     assert again.data.equals(result.data)
     assert again.programs == result.programs
+
+
+def test_a_name_in_place_of_a_list_of_programs_is_refused():
+    with pytest.raises(InputError, match=r"Pass \['ripple'\]"):
+        false_names_study("ripple")

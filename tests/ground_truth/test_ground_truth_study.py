@@ -21,7 +21,7 @@ from loopinterp.ground_truth.interchange_scores import score_interchange
 from loopinterp.ground_truth.patching_scores import score_patching
 from loopinterp.ground_truth.probe_scores import score_probes
 from loopinterp.ground_truth.verdict_scores import rivals_of, score_verdict
-from loopinterp.rasp import get_program
+from loopinterp.rasp import full, get_program, var
 from loopinterp.rasp.compiler.circuit import Directions
 from loopinterp.saved_results import load_result
 
@@ -173,7 +173,7 @@ def test_what_is_no_list_of_models_or_tools_is_refused(call, words, ripple):
 
 
 def test_noise_spoils_the_tools_no_sooner_than_the_behaviour(tmp_path):
-    result = robustness_study(["prefix_xor"], levels=(0.001, 0.5), n=4, examples=64)
+    result = robustness_study(["prefix_xor"], levels=np.array([0.001, 0.5]), n=4, examples=64)
     small, large = (result.data.sel(noise=noise) for noise in (0.001, 0.5))
     assert small["exact_match"] == 1 and small["value"].min() == 1
     assert large["exact_match"] < 0.9 and large["value"].min() < 0.9
@@ -181,3 +181,15 @@ def test_noise_spoils_the_tools_no_sooner_than_the_behaviour(tmp_path):
     assert "0.1%" in finding.text
     assert len(result.figures()) == 1
     assert load_result(result.save(tmp_path)).data.equals(result.data)
+
+
+def test_a_program_that_always_answers_the_same_cannot_be_asked_anything():
+    still = {"x": full(0)}
+    constant = dataclasses.replace(
+        get_program("ripple"), name="constant", prepare=still, step={"x": var("x")}, finish=full(0)
+    )
+    result = ground_truth_study(known_models([constant], n=4, examples=16))
+    assert result.data["value"].isnull().all()
+    assert result.missed == [] and result.figures() == []
+    (finding,) = result.findings()
+    assert "none of the checks" in finding.text and not finding.good

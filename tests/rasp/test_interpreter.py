@@ -176,6 +176,22 @@ def test_bad_tokens_are_refused(x):
         evaluate(tokens, x)
 
 
+@pytest.mark.usefixtures("no_type_checks")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((tokens, [[1, 0]]), "int64 tokens of shape .*, got list"),
+        ((3, torch.tensor([[1, 0]])), "expression: expected a sequence, got int 3"),
+        ((var("x"), torch.tensor([[1, 0]]), {"x": torch.tensor([[1, 2, 3]])}), "variable 'x'"),
+        ((var("x"), torch.tensor([[1, 0]]), {"x": torch.tensor([[1]])}), "variable 'x'"),
+        ((var("x"), torch.tensor([[1, 0]]), {"x": [[1, 0]]}), "variable 'x': .*, got list"),
+    ],
+)
+def test_what_is_no_expression_no_tokens_or_no_values_of_them_is_refused(arguments, message):
+    with pytest.raises(InputError, match=message):
+        evaluate(*arguments)
+
+
 @pytest.mark.gpu
 @settings(max_examples=100, deadline=None)
 @given(SEQUENCES | SELECTORS, sequences())

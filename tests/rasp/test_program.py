@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 import torch
 
@@ -72,6 +75,12 @@ def test_equal_programs_are_equal_and_changed_ones_are_not():
     assert hash(build()) == hash(build())
     assert build() != build(finish=x + 1)
     assert build() != build(n_loops=Linear(offset=1))
+
+
+def test_copies_and_pickles_are_equal():
+    program = build(task_settings={"modulus": 2})
+    for copied in (copy.deepcopy(program), pickle.loads(pickle.dumps(program))):
+        assert copied == program and copied.doc == program.doc
 
 
 def test_a_program_cannot_be_changed_afterwards():

@@ -201,6 +201,7 @@ ZEROS = torch.zeros(1, 4, dtype=torch.int64)
         ({"interventions": [Intervention("carry", -1, ZEROS)]}, r"an integer in 0\.\.2"),
         ({"interventions": [Intervention("carry", 1, ZEROS[0])]}, r"shape \[4\]"),
         ({"interventions": [Intervention("carry", 1, ZEROS.double())]}, "torch.float64"),
+        ({"interventions": [Intervention("carry", 1, [[0] * 4])]}, "got list"),  # type: ignore[arg-type]
         ({"interventions": [Intervention("carry", 1, ZEROS, ZEROS)]}, "mask of the intervention"),
     ],
 )

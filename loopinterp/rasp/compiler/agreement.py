@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 CHUNK = 2**21
 """Loops x examples x positions x d_model that are compared at a time."""
 
-
 PATTERN = "attn.hook_pattern"
 
 
@@ -81,6 +80,7 @@ def compare_with_program(
     check_tokens(tokens, len(compiled.program.inputs), f"tokens of {compiled.program.name}")
     check_integer("n_loops", n_loops, least=1)
     wrong = dict.fromkeys(compiled.circuit.variables, 0)
+    named = selectors(compiled.program.expressions)
     attention: dict[str, float] = {}
     values, answers, error = 0, 0, 0.0
     for part in parts_of(tokens, n_loops, compiled):
@@ -93,17 +93,10 @@ def compare_with_program(
             values += expected.numel()
         decided = trace.outputs != UNKNOWN
         answers += int(((logits.argmax(-1) != trace.outputs) & decided).sum())
-        in_program = {**trace.prepare_selectors, **trace.selectors}
-        in_finish = selectors([compiled.program.finish])
         for head, loop, pattern in patterns:
-            name = head.selector
-            if head.section == "coda" or name not in in_program:
-                variables = {variable: x[loop] for variable, x in trace.variables.items()}
-                selector = evaluate(in_finish[name], part, variables)
-            else:
-                selector = in_program[name]
-                selector = selector[loop] if selector.dim() == 4 else selector
-            attention[name] = max(attention.get(name, 0.0), uneven(pattern, selector))
+            state = {variable: x[loop] for variable, x in trace.variables.items()}
+            apart = uneven(pattern, evaluate(named[head.selector], part, state))
+            attention[head.selector] = max(attention.get(head.selector, 0.0), apart)
     return Agreement(values, wrong, answers, error, attention)
 
 

@@ -43,7 +43,7 @@ def assemble(layout: StreamLayout, n_outputs: int) -> LoopedTransformer:
     weights = _embedding(layout, config)
     for section, layers in layout.sections.items():
         for number, layer in enumerate(layers):
-            parts = {**_attention(layer, layout, config), **_mlp(layer, config)}
+            parts = {**_attention(layer, config), **_mlp(layer, config)}
             weights.update({f"{section}.{number}.{name}": value for name, value in parts.items()})
     keeps, injects = _zeros(2, layout.d_model)
     for feature in layout.lowered.persistent:
@@ -59,7 +59,7 @@ def assemble(layout: StreamLayout, n_outputs: int) -> LoopedTransformer:
 def configure(layout: StreamLayout, n_outputs: int) -> LoopedTransformerConfig:
     """The architecture that a layout needs."""
     layers = [layer for stack in layout.sections.values() for layer in stack]
-    widths = [_head_width(head, layer, layout) for layer in layers for head in layer.heads]
+    widths = [_head_width(head) for layer in layers for head in layer.heads]
     return LoopedTransformerConfig(
         d_model=layout.d_model,
         d_vocab=len(layout.lowered.source.program.inputs),
@@ -99,14 +99,9 @@ def _check_size(config: LoopedTransformerConfig, layout: StreamLayout) -> None:
         )
 
 
-def carried(head: LoweredHead, layout: StreamLayout) -> list[tuple[Feature, Codes]]:
-    """What a head writes that is needed."""
-    return [(feature, codes) for feature, codes in head.carried.items() if feature in layout.needed]
-
-
-def _head_width(head: LoweredHead, layer: LayerLayout, layout: StreamLayout) -> int:
+def _head_width(head: LoweredHead) -> int:
     scores = sum(key.matrix.shape[1] for key, _ in head.pairs)
-    return max(scores, sum(codes.matrix.shape[1] for _, codes in carried(head, layout)))
+    return max(scores, sum(codes.matrix.shape[1] for codes in head.carried.values()))
 
 
 def _zeros(*shape: int) -> np.ndarray:
@@ -133,9 +128,7 @@ def _embedding(layout: StreamLayout, config: LoopedTransformerConfig) -> Weights
     return {"embedding.weight": tables["tokens"], "position_embedding.weight": tables["indices"]}
 
 
-def _attention(
-    layer: LayerLayout, layout: StreamLayout, config: LoopedTransformerConfig
-) -> Weights:
+def _attention(layer: LayerLayout, config: LoopedTransformerConfig) -> Weights:
     d_model, d_head, n_heads = config.d_model, config.head_width, config.n_heads
     qkv, bias = _zeros(3, n_heads, d_head, d_model), _zeros(3, n_heads, d_head)
     out = _zeros(d_model, n_heads, d_head)
@@ -149,7 +142,7 @@ def _attention(
                 _say(qkv[which, number, rows], bias[which, number, rows], codes, scale)
             start = rows.stop
         start = 0
-        for feature, codes in carried(head, layout):
+        for feature, codes in head.carried.items():
             rows = slice(start, start + codes.matrix.shape[1])
             _say(qkv[2, number, rows], bias[2, number, rows], codes, 1.0)
             out[feature.slots, number, rows] = np.eye(feature.width)

@@ -23,6 +23,9 @@ CIRCUIT_FILE = "circuit.json"
 DIRECTIONS_FILE = "circuit.safetensors"
 FORMAT = 1
 
+ROUNDING = 1e-5
+"""What is smaller than this, relative to the largest, is rounding of weights in float32."""
+
 
 @dataclass(frozen=True)
 class FeatureNode:
@@ -213,8 +216,7 @@ class Circuit(ShortRepr):
     def subspace(self, variable: str) -> Float[Tensor, "rank d_model"]:
         """An orthonormal basis of the directions of a variable."""
         write = self.of(variable).write
-        _, sizes, basis = torch.linalg.svd(write.double(), full_matrices=False)
-        return basis[sizes > 1e-6 * sizes[0]].to(write.dtype)
+        return orthonormal(write.double()).to(write.dtype)
 
     def moved(
         self,
@@ -250,18 +252,20 @@ class Circuit(ShortRepr):
         ``3:head`` is a node inside loop 3, and ``3:carry`` the variable after 3 loops.
         """
         block = {node.id for node in (*self.heads, *self.neurons) if node.section == "block"}
-        inside = {f.id for f in self.features if f.section == "block" and f.role == "scratch"}
+        block |= {f.id for f in self.features if f.section == "block" and f.role == "scratch"}
         state = {f.id for f in self.variables.values()}
-        edges = [edge for edge in self.edges if not ({*edge} & (block | inside))]
+
+        def at(name: str, loop: int) -> str:
+            return f"{loop}:{name}" if name in block | state else name
+
+        edges: list[tuple[str, str]] = []
         for source, target in self.edges:
-            if {source, target} & (block | inside):
-                for loop in range(n_loops):
-                    first = f"{loop}:{source}" if source in block | inside | state else source
-                    after = loop + 1 if target in state else loop
-                    edges.append((first, f"{after}:{target}"))
-        starts = [(s, f"0:{t}") if t in state else (s, t) for s, t in edges]
-        ends = [(f"{n_loops}:{s}", t) if s in state else (s, t) for s, t in starts]
-        return tuple(ends)
+            if {source, target} & block:
+                loops = range(n_loops)
+                edges += [(at(source, t), at(target, t + (target in state))) for t in loops]
+            else:  # the prelude writes variables before the first loop, the coda reads the last
+                edges.append((at(source, n_loops), at(target, 0)))
+        return tuple(edges)
 
     def save(self, folder: str | Path) -> None:
         """Write the circuit beside the model: ``circuit.json`` and ``circuit.safetensors``."""
@@ -314,3 +318,13 @@ class Circuit(ShortRepr):
             for f in fields["features"]
         }
         return cls(**fields, directions=directions)
+
+
+def orthonormal(
+    rows: Float[Tensor, "row d_model"], largest: float | None = None
+) -> Float[Tensor, "rank d_model"]:
+    """An orthonormal basis of the span of rows; what is rounding is told by their largest size."""
+    _, sizes, basis = torch.linalg.svd(rows, full_matrices=False)
+    if largest is None:
+        largest = float(sizes.max()) if len(sizes) else 0.0
+    return basis[sizes > max(ROUNDING * largest, 1e-300)]

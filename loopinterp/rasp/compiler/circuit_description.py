@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import chain, count
 from typing import Any
 
 import torch
 
-from loopinterp.rasp.compiler.assemble import carried, neurons
+from loopinterp.rasp.compiler.assemble import neurons
 from loopinterp.rasp.compiler.circuit import Circuit, Directions, FeatureNode, HeadNode, NeuronGroup
 from loopinterp.rasp.compiler.lower.lowered_features import Feature
 from loopinterp.rasp.compiler.lower.program_lowering import LoweredProgram
@@ -58,14 +58,10 @@ def describe(layout: StreamLayout) -> Circuit:
 def _names(lowered: LoweredProgram) -> dict[Feature, str]:
     """A name for every feature; only what stands in another's place has the name of that."""
     names: dict[Feature, str] = {}
-    copies: Counter[str] = Counter()
 
     def call(feature: Feature, name: str) -> None:
-        own = name
-        while own in names.values():
-            copies[name] += 1
-            own = f"{name} ({copies[name] + 1})"
-        names[feature] = own
+        numbered = (f"{name} ({k})" for k in count(2))
+        names[feature] = next(n for n in chain([name], numbered) if n not in names.values())
 
     # Variables go by their own names, whatever else is called so.
     for feature in sorted(lowered.persistent, key=lambda f: f.role != "variable"):
@@ -105,9 +101,8 @@ def _nodes(
             attends_to=repr(select),
             **place,
         )
-        written = carried(head, layout)
-        reads = [*head.inputs, *(codes.feature for _, codes in written if codes.feature)]
-        yield node, reads, [feature for feature, _ in written]
+        carried = (codes.feature for codes in head.carried.values() if codes.feature)
+        yield node, [*head.inputs, *carried], head.carried
     inputs = {feature: writes.inputs for feature, writes in layer.writes}
     for k, (how, feature, group) in enumerate(neurons(layer)):
         written = [] if feature is None else [feature]

@@ -8,7 +8,6 @@ their coordinates after that, so that a section leaves nothing behind but what i
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from loopinterp.rasp.compiler.lower.lowered_features import Feature, LoweredHead, Writes
 from loopinterp.rasp.compiler.lower.program_lowering import LoweredProgram, LoweredSection
@@ -38,11 +37,6 @@ class StreamLayout:
     sections: dict[str, list[LayerLayout]]
     d_model: int
 
-    @cached_property
-    def needed(self) -> frozenset[Feature]:
-        """What the sections write."""
-        return frozenset(f for section in self.lowered.sections for f in section.live)
-
 
 def lay_out(lowered: LoweredProgram) -> StreamLayout:
     """Place every feature that is needed, and put layers together."""
@@ -64,14 +58,10 @@ def _layers(section: LoweredSection) -> list[LayerLayout]:
             layers[feature.layer].heads.append(feature.head)
         if feature.writes is not None:
             layers[feature.layer].writes.append((feature, feature.writes))
-    if layers:
-        layers[-1].writes += section.variable_writes
-        layers[-1].wiped += [variable for variable, _ in section.variable_writes]
-    for feature in section.live:
         for read in feature.inputs:
             read.last_use = max(read.last_use, feature.layer)
-    for read in (read for _, writes in section.variable_writes for read in writes.inputs):
-        read.last_use = section.n_layers - 1
+    if section.name == "block":
+        layers[-1].wiped += section.targets.values()
     for feature in section.live:
         # The answer is read by none of them: it is left for the unembedding.
         if feature.role == "scratch" and feature.last_use >= 0:

@@ -9,7 +9,7 @@ import torch
 
 from loopinterp.errors import check_seed
 from loopinterp.models.looped_transformer import LoopedTransformer
-from loopinterp.rasp.compiler.compiled import Compiled
+from loopinterp.rasp.compiler.compiled import Compiled, need_compiled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,6 +25,7 @@ Weights = dict[str, "Tensor"]
 
 def weights_of(compiled: Compiled) -> Weights:
     """A copy of all weights, in float64 on the CPU, so that disguises add no rounding errors."""
+    need_compiled(compiled)
     return {name: w.detach().cpu().double() for name, w in compiled.model.state_dict().items()}
 
 

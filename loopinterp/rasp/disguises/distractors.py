@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from loopinterp.errors import InputError, check_integer
-from loopinterp.rasp.compiler.compiled import Compiled, need_compiled
+from loopinterp.rasp.compiler.compiled import Compiled
 from loopinterp.rasp.disguises.compiled_weights import (
     Weights,
     by_head,
@@ -65,7 +65,7 @@ def distract(
         >>> config.n_heads, config.d_mlp - plain.model.config.d_mlp, config.d_model
         (2, 4, 21)
     """
-    need_compiled(compiled)
+    plain = weights_of(compiled)
     check_integer("heads", heads, least=0)
     check_integer("neurons", neurons, least=0)
     check_integer("width", width, least=1)
@@ -78,7 +78,7 @@ def distract(
         )
     old, features = compiled.model.config, StreamFeatures(compiled.circuit)
     write = torch.eye(old.d_model + width, old.d_model, dtype=torch.float64)
-    weights = moved(weights_of(compiled), write, write.mT)
+    weights = moved(plain, write, write.mT)
     draws = _Draws(width, generator(seed))
     for section, layer, prefix in layers(old):
         depth = compiled.circuit.n_layers[section]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from loopinterp.errors import check_number
-from loopinterp.rasp.compiler.compiled import Compiled, need_compiled
+from loopinterp.rasp.compiler.compiled import Compiled
 from loopinterp.rasp.disguises.compiled_weights import generator, normal, rebuilt, weights_of
 
 NOISE = "noise"
@@ -39,7 +39,6 @@ def add_noise(compiled: Compiled, *, relative: float, seed: int) -> Compiled:
     """
     fix = "Pass 0.01 for noise of a hundredth of each matrix."
     check_number("relative", relative, least=0, fix=fix)
-    need_compiled(compiled)
     g, weights = generator(seed), weights_of(compiled)
     for name, w in weights.items():
         if name.endswith("weight"):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from loopinterp.rasp.compiler.compiled import Compiled, need_compiled
+from loopinterp.rasp.compiler.compiled import Compiled
 from loopinterp.rasp.disguises.compiled_weights import (
     Weights,
     by_head,
@@ -44,9 +44,7 @@ def permute(compiled: Compiled, *, seed: int) -> Compiled:
         >>> [node.id for node in shuffled.circuit.heads if node.section == "block"]
         ['block.0.head.0']
     """
-    g = generator(seed)
-    need_compiled(compiled)
-    config, weights = compiled.model.config, weights_of(compiled)
+    g, weights, config = generator(seed), weights_of(compiled), compiled.model.config
     heads, neurons = {}, {}
     for section, layer, prefix in layers(config):
         by_head = torch.randperm(config.n_heads, generator=g)

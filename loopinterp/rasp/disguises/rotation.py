@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loopinterp.rasp.compiler.compiled import Compiled, need_compiled
+from loopinterp.rasp.compiler.compiled import Compiled
 from loopinterp.rasp.disguises.compiled_weights import (
     generator,
     moved,
@@ -38,7 +38,7 @@ def rotate(compiled: Compiled, *, seed: int) -> Compiled:
         >>> turned.circuit.disguises
         ('rotated (seed 0)',)
     """
-    need_compiled(compiled)
+    plain = weights_of(compiled)
     q = random_rotation(compiled.model.config.d_model, generator(seed))
-    weights = moved(weights_of(compiled), q, q.mT)
+    weights = moved(plain, q, q.mT)
     return rebuilt(compiled, weights, compiled.circuit.moved(q, q.mT), f"rotated (seed {seed})")

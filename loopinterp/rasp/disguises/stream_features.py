@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from loopinterp.rasp.compiler.circuit import orthonormal
+
 if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
     from loopinterp.rasp.compiler.circuit import Circuit, FeatureNode
     from loopinterp.rasp.disguises.compiled_weights import Weights
-
-ROUNDING = 1e-5
-"""What is smaller than this, relative to the largest, is rounding of weights in float32."""
 
 STATE = ("block", 0)
 """The site of the state, where variables and inputs stand, and nothing else."""
@@ -134,13 +133,3 @@ def unlisted_directions(weights: Weights, circuit: Circuit) -> Float[Tensor, "ro
     rows = torch.cat(written)
     listed = orthonormal(torch.cat([d.write.double() for d in circuit.directions.values()]))
     return orthonormal(rows - rows @ listed.mT @ listed, largest=float(rows.norm(dim=-1).max()))
-
-
-def orthonormal(
-    rows: Float[Tensor, "row d_model"], largest: float | None = None
-) -> Float[Tensor, "rank d_model"]:
-    """An orthonormal basis of the span of rows; what is rounding is told by their largest size."""
-    _, sizes, basis = torch.linalg.svd(rows, full_matrices=False)
-    if largest is None:
-        largest = float(sizes.max()) if len(sizes) else 0.0
-    return basis[sizes > max(ROUNDING * largest, 1e-300)]

@@ -18,8 +18,8 @@ import torch
 from loopinterp.errors import InputError, check_integer
 from loopinterp.rasp.compiler.agreement import compare_with_program
 from loopinterp.rasp.compiler.assemble import LOGIT, SHARPNESS
-from loopinterp.rasp.compiler.circuit import Superposition
-from loopinterp.rasp.compiler.compiled import Compiled, need_compiled
+from loopinterp.rasp.compiler.circuit import ROUNDING, Superposition, orthonormal
+from loopinterp.rasp.compiler.compiled import Compiled
 from loopinterp.rasp.disguises.compiled_weights import (
     by_head,
     generator,
@@ -31,11 +31,9 @@ from loopinterp.rasp.disguises.compiled_weights import (
 )
 from loopinterp.rasp.disguises.noise import NOISE
 from loopinterp.rasp.disguises.stream_features import (
-    ROUNDING,
     STATE,
     FeaturePoints,
     StreamFeatures,
-    orthonormal,
     unlisted_directions,
 )
 
@@ -102,8 +100,7 @@ def superpose(
     """
     check_integer("steps", steps, least=0)
     stream = _Stream(compiled)
-    frame = stream.frame(stream.checked_width(d_model), steps, generator(seed))
-    return stream.superposed(frame, seed)
+    return stream.superposed(stream.checked_width(d_model), steps, seed)
 
 
 def narrowest_superposition(
@@ -138,11 +135,13 @@ def narrowest_superposition(
         >>> dense.model.config.d_model < dense.circuit.superposition.exact_d_model
         True
     """
-    best = superpose(compiled, seed=seed, steps=steps)
-    wrong, right = _Stream(compiled).fewest - 1, best.model.config.d_model
+    check_integer("steps", steps, least=0)
+    stream = _Stream(compiled)
+    wrong, right = stream.fewest - 1, stream.checked_width(None)
+    best = stream.superposed(right, steps, seed)
     while right - wrong > 1:
         width = (right + wrong) // 2
-        dense = superpose(compiled, d_model=width, seed=seed, steps=steps)
+        dense = stream.superposed(width, steps, seed)
         if compare_with_program(dense, inputs, n_loops=n_loops).exact:
             best, right = dense, width
         else:
@@ -197,7 +196,7 @@ class _Stream:
     """What has to be known of a model to superpose it."""
 
     def __init__(self, compiled: Compiled) -> None:
-        need_compiled(compiled)
+        self.weights = weights_of(compiled)
         self.compiled, self.circuit = compiled, compiled.circuit
         record, disguises = self.circuit.superposition, self.circuit.disguises
         noisy = any(disguise.startswith(NOISE) for disguise in disguises)
@@ -208,7 +207,6 @@ class _Stream:
                 given=f"one with the disguises {', '.join(disguises)}",
                 fix="Superpose it once, and before noise is added.",
             )
-        self.weights = weights_of(compiled)
         self.features = StreamFeatures(self.circuit)
         self.distractors = unlisted_directions(self.weights, self.circuit)
         spans = [here.span for here in self.features.distinct_sites()]
@@ -324,9 +322,9 @@ class _Stream:
             (values, here, torch.full((len(values),), VALUE_MARGIN)),
         ]
 
-    def superposed(self, frame: _Frame, seed: int) -> Compiled:
-        """The model in the stream of a frame."""
-        old, width = self.compiled.model.config, len(frame.write)
+    def superposed(self, width: int, steps: int, seed: int) -> Compiled:
+        """The model in so many dimensions."""
+        old, frame = self.compiled.model.config, self.frame(width, steps, generator(seed))
         new = moved(self.weights, frame.write, frame.write.mT)
         sites = {"unembedding": ("coda", 2 * old.n_coda)}
         for section, layer, prefix in layers(old):

@@ -96,7 +96,7 @@ def equivalence(
         seed: Seed of inputs and interventions.
 
     Raises:
-        InputError: programs of different tasks, or no interventions.
+        InputError: programs of different tasks, no length, or no interventions.
 
     Source: interchange interventions, Geiger et al., arXiv 2106.02997.
 
@@ -110,6 +110,8 @@ def equivalence(
         (False, 0.0, True)
     """
     check_integer("interventions", interventions, least=1)
+    if not lengths:
+        raise InputError("lengths", expected="at least one", given="none", fix="Pass e.g. (2, 4).")
     first, second = get_program(program), get_program(other)
     if (first.task, first.task_settings) != (second.task, second.task_settings):
         raise InputError(
@@ -122,11 +124,15 @@ def equivalence(
     def laid_over(laid: Alignment, most: int) -> Equivalence:
         return told_apart(first, second, laid, lengths=lengths, interventions=most, seed=seed)
 
-    screened = {laid: laid_over(laid, min(interventions, SCREENED)) for laid in alignments()}
-    best = min(alignments(), key=lambda laid: screened[laid].share + screened[laid].natural_share)
-    candidates = [laid for laid in alignments() if screened[laid].equivalent] or [best]
-    found = [laid_over(laid, interventions) for laid in candidates]
-    return min(found, key=lambda result: result.share + result.natural_share)
+    def apart(found: Equivalence) -> float:
+        return found.share + found.natural_share
+
+    # The program must have begun when the other is done.
+    longest = max(map(second.n_loops, lengths))
+    fitting = [laid for laid in alignments() if longest + laid.shift >= 0]
+    screened = [laid_over(laid, min(interventions, SCREENED)) for laid in fitting]
+    candidates = [found for found in screened if found.equivalent] or [min(screened, key=apart)]
+    return min((laid_over(found.laid, interventions) for found in candidates), key=apart)
 
 
 def told_apart(

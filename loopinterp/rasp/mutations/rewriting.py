@@ -75,10 +75,11 @@ class Condition:
         return inside if self.holds is None else where(self.holds, inside, outside)
 
     def __and__(self, other: Condition) -> Condition:
-        parts = [x for x in (self.holds, other.holds) if x is not None]
+        if self.holds is None or other.holds is None:
+            return other if self.holds is None else self
         return Condition(
-            " ".join(filter(None, (self.label, other.label))),
-            None if not parts else parts[0] if len(parts) == 1 else parts[0] & parts[1],
+            f"{self.label} {other.label}",
+            self.holds & other.holds,
             {**self.prepare, **other.prepare},
             {**self.step, **other.step},
         )

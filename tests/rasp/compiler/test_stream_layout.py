@@ -65,7 +65,7 @@ def check(layout: StreamLayout) -> None:
                 assert second.layer > first.last_use or (
                     second.layer == first.last_use and second.head is None
                 )
-        if section.variable_writes:
+        if section is layout.lowered.block:
             last = layers[-1]
             assert {f.name for f in last.wiped if f.role == "variable"} == {
                 f.name for f in layout.lowered.persistent if f.role == "variable"

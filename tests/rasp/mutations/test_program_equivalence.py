@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from loopinterp.errors import InputError
@@ -120,3 +122,11 @@ def test_an_undecided_answer_at_the_end_is_no_equivalence():
 def test_programs_of_different_tasks_are_refused():
     with pytest.raises(InputError, match="a program of addition"):
         equivalence("ripple", "parity")
+
+
+def test_programs_that_take_no_loop_are_compared_where_they_begin():
+    at_once = replace(get_program("carry_save"), name="at_once", n_loops=Linear(slope=0))
+    found = equivalence(at_once, at_once)
+    assert found.equivalent and found.laid == Alignment()
+    with pytest.raises(InputError, match="lengths: expected at least one"):
+        equivalence(at_once, at_once, lengths=())

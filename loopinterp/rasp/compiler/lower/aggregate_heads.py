@@ -35,7 +35,7 @@ from loopinterp.rasp.compiler.lower.lowered_features import (
     one_if_all,
     read_any,
 )
-from loopinterp.rasp.compiler.lower.mlp_lookups import MOST_FUSED_RULES, advance, cost, thresholds
+from loopinterp.rasp.compiler.lower.mlp_lookups import advance, has_few_rules, thresholds
 from loopinterp.rasp.node import code
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class AggregateHeads:
             return fuse(lambda x: np.where(x[0] != 0, x[1], default), [found, here])
 
         chosen = choose(found)
-        if chosen is None or cost(chosen, MOST_FUSED_RULES) > MOST_FUSED_RULES:
+        if not has_few_rules(chosen):
             chosen = choose(of_feature(self._writer.store(found, "a key is found")))
         assert chosen is not None  # of two features
         return chosen
@@ -124,7 +124,7 @@ class AggregateHeads:
             pairs = [relation.codes()]
             if relation.select.causal and not self._writer.source.causal:
                 pairs.append(causal_codes(self._indices))
-            self._heads[key] = LoweredHead(relation.select, layer, tuple(pairs))
+            self._heads[key] = LoweredHead(relation.select, tuple(pairs))
         return self._heads[key]
 
     def _reduced(self, node: Aggregate, shares: Feature) -> Feature:
@@ -167,12 +167,12 @@ class AggregateHeads:
             return constant(0)
         query = relation.query
         if relation.by_position and relation.select.causal:
-            table = relation.within_reach.astype(int)
-            if not query.features:
-                return FeatureFunction((self._indices,), table[0])
-            if query.features == (self._indices,):
-                return FeatureFunction((self._indices,), table.diagonal())
-            return FeatureFunction((*query.features, self._indices), table)
+            # Of a query that is a position, or always the same, one of the two axes goes.
+            table, number = relation.within_reach.astype(int), np.arange(query.table.size)
+            asked = FeatureFunction(query.features, number.reshape(query.table.shape))
+            found = fuse(lambda x: table[x[0], x[1]], [asked, of_feature(self._indices)])
+            assert found is not None  # of at most two features
+            return found
         if not relation.key.features:
             # All keys or none, by the query alone.
             holds = relation.holds[0].astype(int)

@@ -40,13 +40,13 @@ class FeatureWriter:
         role: Role = "scratch",
         values: tuple[int, ...] = (),
     ) -> Feature:
-        """A feature that holds a function; its values are those of the function by default."""
-        taken = values or function.values
-        return self.write(Feature(name, taken, role), self.lookup(function, name, taken))
+        """A feature that holds a function; its values are those of the function by default.
 
-    def lookup(self, function: FeatureFunction, name: str, values: tuple[int, ...]) -> Writes:
-        """What an MLP writes to hold a function, unless that takes too many units."""
-        writes = lookup_units(function, values)
+        Raises:
+            InputError: one MLP would need too many units to look the function up.
+        """
+        taken = values or function.values
+        writes = lookup_units(function, taken)
         if writes is None:
             sizes = " and ".join(f"{len(f.values)} values" for f in function.features)
             raise InputError(
@@ -55,4 +55,4 @@ class FeatureWriter:
                 given=f"a function of {sizes}",
                 fix="Compile for a smaller max_length, or write it in smaller steps.",
             )
-        return writes
+        return self.write(Feature(name, taken, role), writes)

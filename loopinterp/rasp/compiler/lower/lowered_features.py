@@ -101,7 +101,6 @@ class LoweredHead:
     """
 
     select: Select
-    layer: int
     pairs: tuple[tuple[Codes, Codes], ...]
     carried: dict[Feature, Codes] = field(default_factory=dict)
 

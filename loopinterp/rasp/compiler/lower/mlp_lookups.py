@@ -62,10 +62,9 @@ def lookup_units(function: FeatureFunction, values: tuple[int, ...]) -> Writes |
     return best
 
 
-def cost(function: FeatureFunction, most: int) -> int:
-    """Rules of a function, or ``most + 1`` if there are more than that."""
-    found = decision_rules(function, most)
-    return most + 1 if found is None else len(found)
+def has_few_rules(function: FeatureFunction | None) -> bool:
+    """Whether there is a function, of at most :data:`MOST_FUSED_RULES` rules."""
+    return function is not None and decision_rules(function, MOST_FUSED_RULES) is not None
 
 
 def thresholds(

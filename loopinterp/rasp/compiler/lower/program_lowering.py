@@ -7,10 +7,10 @@ need that stays the same. The block is ``step``, the coda is ``finish``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from loopinterp.rasp.compiler.lower.feature_functions import FeatureFunction, of_feature
-from loopinterp.rasp.compiler.lower.lowered_features import Feature, Writes
+from loopinterp.rasp.compiler.lower.lowered_features import Feature
 from loopinterp.rasp.compiler.lower.section_lowering import SectionLowering
 from loopinterp.rasp.compiler.validate import ValidatedProgram
 from loopinterp.rasp.compiler.value_domains import Values
@@ -22,15 +22,13 @@ from loopinterp.rasp.node import Expr, code, postorder
 class LoweredSection:
     """What a section computes: the features that are needed, in the order in which they were made.
 
-    ``targets`` are those that it writes in place of persistent ones -> these; its last layer
-    writes the variables.
+    ``targets`` are those that it writes in place of persistent ones -> these.
     """
 
     name: str
     n_layers: int
     live: list[Feature]
-    targets: dict[Feature, Feature] = field(default_factory=dict)
-    variable_writes: list[tuple[Feature, Writes]] = field(default_factory=list)
+    targets: Mapping[Feature, Feature]
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,41 +78,44 @@ def lower_program(source: ValidatedProgram, domains: Mapping[Expr, Values]) -> L
     held = {**fixed, **{Var(name): feature for name, feature in variables.items()}}
     known = {**inputs, **{node: of_feature(feature) for node, feature in held.items()}}
     block = SectionLowering("block", source, domains, known, indices)
-    variable_writes = []
-    for name, x in source.step.items():
-        function, what = block.function(x), f"step, {name} = {x!r}"
-        writes = block.writer.lookup(function, what, variables[name].values)
-        variable_writes.append((variables[name], writes))
+    next_state: dict[Feature, Feature] = {}
+    becomes = {name: block.function(x) for name, x in source.step.items()}
+    for name, function in becomes.items():
+        what, variable = f"step, {name} = {source.step[name]!r}", variables[name]
+        written = block.writer.store(function, what, role="variable", values=variable.values)
+        next_state[written] = variable
 
     coda = SectionLowering("coda", source, domains, known, indices)
     answer = coda.function(source.finish)
     name = f"answer: {code(source.finish, short=True)}"
     if not answer.for_attention:
         answer = of_feature(coda.writer.store(answer, name))
-    if _is_rough(answer, variable_writes):
+    if _is_rough(answer, {variable: written for written, variable in next_state.items()}):
         answer = of_feature(coda.writer.store(answer, f"{name}, restored"))
 
     sections = (
-        _section(prelude, list(targets), targets, []),
-        _section(block, [], {}, variable_writes),
-        _section(coda, list(answer.features), {}, []),
+        _section(prelude, targets, targets),
+        _section(block, next_state, next_state),
+        _section(coda, answer.features, {}),
     )
+    # All variables change at once: they are written by the last layer, which wipes the old ones.
+    for written in next_state:
+        written.layer = sections[1].n_layers - 1
     used = {f for section in sections for written in section.live for f in written.inputs}
-    used.update(answer.features, *(writes.inputs for _, writes in variable_writes))
-    read = [f for f in (tokens, indices) if f in used]
+    read = [f for f in (tokens, indices) if f in used.union(answer.features)]
     persistent = [*read, *fixed.values(), *variables.values()]
     return LoweredProgram(source, persistent, embedded, *sections, answer)
 
 
-def _is_rough(answer: FeatureFunction, variable_writes: list[tuple[Feature, Writes]]) -> bool:
-    """Whether an answer is read from thresholds on a number.
+def _is_rough(answer: FeatureFunction, next_state: Mapping[Feature, Feature]) -> bool:
+    """Whether an answer is read from thresholds on a number; variables, as a loop leaves them.
 
     Their units take large numbers from one another, so that in another basis they are exact to
     some 1e-5 and not to 1e-7: enough for whatever reads flags, but not for logits.
     """
-    written = {variable: writes.how for variable, writes in variable_writes}
-    ways = [written.get(f) or (f.writes.how if f.writes else "") for f in answer.features]
-    return any(how not in ("", "constant", "rules", "levels", "found") for how in ways)
+    found = [next_state.get(f, f).writes for f in answer.features]
+    exact = ("constant", "rules", "levels", "found")
+    return any(writes is not None and writes.how not in exact for writes in found)
 
 
 def _prepare(
@@ -158,16 +159,15 @@ def _constant_nodes(source: ValidatedProgram) -> list[Seq]:
 
 
 def _section(
-    section: SectionLowering,
-    roots: list[Feature],
-    targets: dict[Feature, Feature],
-    variable_writes: list[tuple[Feature, Writes]],
+    section: SectionLowering, roots: Iterable[Feature], targets: Mapping[Feature, Feature]
 ) -> LoweredSection:
-    ends = [writes.layer for _, writes in variable_writes]
-    needed = live([*roots, *(f for _, writes in variable_writes for f in writes.inputs)])
+    """What of a section the roots need; heads carry nothing else."""
+    needed = live(roots)
     written = [f for f in section.writer.written if f in needed]
-    n_layers = 1 + max([-1, *ends, *(f.layer for f in written)])
-    return LoweredSection(section.name, n_layers, written, targets, variable_writes)
+    for head in {f.head for f in written if f.head is not None}:
+        head.carried = {f: codes for f, codes in head.carried.items() if f in needed}
+    n_layers = 1 + max((f.layer for f in written), default=-1)
+    return LoweredSection(section.name, n_layers, written, targets)
 
 
 def live(roots: Iterable[Feature]) -> set[Feature]:

@@ -23,7 +23,7 @@ from loopinterp.rasp.compiler.lower.feature_functions import (
 )
 from loopinterp.rasp.compiler.lower.feature_writer import FeatureWriter
 from loopinterp.rasp.compiler.lower.lowered_features import Feature
-from loopinterp.rasp.compiler.lower.mlp_lookups import MOST_FUSED_RULES, cost
+from loopinterp.rasp.compiler.lower.mlp_lookups import has_few_rules
 from loopinterp.rasp.compiler.validate import ValidatedProgram
 from loopinterp.rasp.compiler.value_domains import Values, applied
 from loopinterp.rasp.node import Expr, code, postorder
@@ -89,7 +89,7 @@ class SectionLowering:
         function = fused()
         args = dict.fromkeys(node.children)
         several = [arg for arg in args if len(self.functions[arg].features) > 1]
-        if several and (function is None or cost(function, MOST_FUSED_RULES) > MOST_FUSED_RULES):
+        if several and not has_few_rules(function):
             for arg in several:
                 self._store(arg)
             function = fused()

@@ -65,7 +65,7 @@ def test_attention_comes_before_the_mlp_of_its_layer():
     assert bit.for_attention == bit.for_mlp == 0
     by_mlp = Feature("m", (0, 1), layer=2, writes=Writes("rules", (bit,)))
     assert (by_mlp.for_attention, by_mlp.for_mlp) == (3, 3)
-    by_head = Feature("h", (0, 1), layer=2, head=LoweredHead(None, 2, ()))  # type: ignore[arg-type]
+    by_head = Feature("h", (0, 1), layer=2, head=LoweredHead(None, ()))  # type: ignore[arg-type]
     assert (by_head.for_attention, by_head.for_mlp) == (3, 2)
     assert Writes("rules", (by_mlp, by_head)).layer == 3
     assert Writes("constant", ()).layer == 0

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loopinterp.rasp.compiler.lower.decision_rules import decision_rules
 from loopinterp.rasp.compiler.lower.feature_functions import (
     FeatureFunction,
     constant,
@@ -14,7 +15,12 @@ from loopinterp.rasp.compiler.lower.feature_functions import (
     of_feature,
 )
 from loopinterp.rasp.compiler.lower.lowered_features import Feature
-from loopinterp.rasp.compiler.lower.mlp_lookups import MAX_UNITS, cost, lookup_units
+from loopinterp.rasp.compiler.lower.mlp_lookups import (
+    MAX_UNITS,
+    MOST_FUSED_RULES,
+    has_few_rules,
+    lookup_units,
+)
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -133,7 +139,10 @@ def test_what_takes_too_many_units_is_not_looked_up():
     assert lookup_units(FeatureFunction((x, y), table), tuple(range(1000))) is None
 
 
-def test_the_cost_is_the_number_of_rules_up_to_a_limit():
+def test_few_rules_are_those_up_to_the_limit():
     made = operation("larger", range(5), range(5))
-    assert cost(made, 100) == cost(made, 15) == 15
-    assert cost(made, 14) == 15 and cost(made, 3) == 4
+    assert len(decision_rules(made, 15) or ()) == 15 and decision_rules(made, 14) is None
+    most, more = (operation("larger", range(n), range(n)) for n in (19, 20))
+    assert len(decision_rules(most, 999) or ()) <= MOST_FUSED_RULES
+    assert len(decision_rules(more, 999) or ()) > MOST_FUSED_RULES
+    assert has_few_rules(most) and not has_few_rules(more) and not has_few_rules(None)

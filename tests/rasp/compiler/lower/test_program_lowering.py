@@ -43,12 +43,11 @@ def test_the_ripple_takes_two_layers_a_loop_and_one_to_read_out():
     made = planned("ripple")
     assert [s.n_layers for s in made.sections] == [0, 2, 1]
     assert held(made) == {"tokens": "tokens", "indices": "indices", "carry": "variable"}
-    carries, shares = made.block.live
+    carries, shares, becomes = made.block.live
     assert carries.name == "generate | (propagate & carry)" and carries.layer == 0
     assert shares.head is not None and shares.layer == 1
-    assert [(variable.name, writes.layer) for variable, writes in made.block.variable_writes] == [
-        ("carry", 1)
-    ]
+    assert {f: target.name for f, target in made.block.targets.items()} == {becomes: "carry"}
+    assert becomes.layer == 1
     assert [f.name for f in made.answer.features] == ["answer: propagate ^ carry"]
 
 
@@ -82,7 +81,7 @@ def test_an_answer_that_stands_there_already_takes_no_readout():
 
 def test_a_step_that_changes_nothing_still_takes_a_layer():
     made = planned(program({"u": tokens}, {"u": u}))
-    assert made.block.n_layers == 1 and made.block.live == []
+    assert made.block.n_layers == 1 and made.block.live == [*made.block.targets]
 
 
 def test_what_nothing_needs_is_not_written():
@@ -104,6 +103,5 @@ def test_sections_write_what_is_needed_and_read_what_is_there_by_then(name):
                 in_time = read.for_mlp if feature.writes is not None else read.for_attention
                 assert read in made.persistent or in_time <= feature.layer
             there.add(feature)
-        ends = [f for _, writes in section.variable_writes for f in writes.inputs]
-        roots = [*section.targets, *ends, *(made.answer.features if section is made.coda else ())]
+        roots = [*section.targets, *(made.answer.features if section is made.coda else ())]
         assert set(section.live) <= live(roots)
