@@ -48,7 +48,16 @@ def answer(logits: Float[Tensor, "*shape d_vocab_out"]) -> Int[Tensor, "*shape"]
         [1, 0]
     """
     narrow = torch.int16 if logits.shape[-1] <= 2**15 else torch.int32
-    return (logits >= logits.amax(-1, keepdim=True) - TIE).int().argmax(-1).to(narrow)
+    return _largest(logits).int().argmax(-1).to(narrow)
+
+
+def decided(logits: Float[Tensor, "*shape d_vocab_out"]) -> Bool[Tensor, "*shape"]:
+    """Whether one logit is larger than all others, by more than rounding."""
+    return _largest(logits).sum(-1) == 1
+
+
+def _largest(logits: Float[Tensor, "*shape d_vocab_out"]) -> Bool[Tensor, "*shape d_vocab_out"]:
+    return logits >= logits.amax(-1, keepdim=True) - TIE
 
 
 @torch.no_grad()
