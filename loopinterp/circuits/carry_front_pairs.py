@@ -12,8 +12,8 @@ erased behind        bits i .. i + 2 are resolved in the base; in the source bit
 Where the front is, is measured on the model: a chain of k propagating bits is *resolved* from the
 first loop on from which the model's answers behind such chains, if a carry comes through them,
 are right and stay so. (Behind chains without a carry a model that answers "no carry" where it
-does not know yet is right at once; an answer whose logits are alike is not right.) A chain that the model never gets right counts as resolved
-after k + 1 loops, the front of one position a loop.
+does not know yet is right at once.) Logits that are alike are no right answer. A chain that the
+model never gets right counts as resolved after k + 1 loops, the front of one position a loop.
 """
 
 from __future__ import annotations
@@ -46,14 +46,7 @@ if TYPE_CHECKING:
     from loopinterp.rasp.program import LoopProgram
     from loopinterp.tasks.task import Batch
 
-PLACES = (
-    "ahead",
-    "at",
-    "one behind",
-    "two or more behind",
-    "planted ahead",
-    "erased behind",
-)
+PLACES = ("ahead", "at", "one behind", "two or more behind", "planted ahead", "erased behind")
 PLACE = "place relative to the front"
 
 _MOSTLY = 0.95
@@ -130,12 +123,7 @@ class CarryFrontPairs:
 
 @torch.no_grad()
 def front(model: LoopedModel | Any, batch: Batch) -> Int[Tensor, " chain"]:
-    """The loop from which on a model's answers behind a chain of each length are right.
-
-    Args:
-        model: A model of additions.
-        batch: Additions of one length.
-    """
+    """The loop from which on a model's answers behind a chain of each length are right."""
     task, last = Addition(), int(batch.n_loops.max())
     bound, targets = bind(model, batch.inputs.to(device_of(model))), batch.targets
     logits = (bound.read(h, loop).cpu() for loop, h in bound.run(last))
