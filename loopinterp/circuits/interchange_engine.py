@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loopinterp.circuits.subspaces import check_orthonormal, project
+from loopinterp.errors import InputError
 from loopinterp.models import bind, device_of, iterate, reach
 from loopinterp.progress import track
 from loopinterp.short_repr import ShortRepr
@@ -60,6 +61,11 @@ def _largest(logits: Float[Tensor, "*shape d_vocab_out"]) -> Bool[Tensor, "*shap
     return logits >= logits.amax(-1, keepdim=True) - TIE
 
 
+def state_width(model: LoopedModel | Any, inputs: Int[Tensor, "batch pos"]) -> int:
+    """The width of the states that a model has on such inputs."""
+    return bind(model, inputs[:1].to(device_of(model))).h0.shape[-1]
+
+
 @torch.no_grad()
 def answers_by_loop(
     model: LoopedModel | Any, inputs: Int[Tensor, "batch pos"], n_loops: int
@@ -102,6 +108,9 @@ class InterchangeRun(ShortRepr):
         model: Any looped model.
         pairs: What is exchanged.
 
+    Raises:
+        InputError: an input, a position or a loop of the pairs that there is not.
+
     Attributes:
         own: State of the base at the positions of the exchange, at its loop.
         donor: State of the source there.
@@ -115,6 +124,7 @@ class InterchangeRun(ShortRepr):
 
     @torch.no_grad()
     def __init__(self, model: LoopedModel | Any, pairs: InterchangePairs) -> None:
+        _check_ranges(pairs)
         self.model, self.pairs = model, pairs.to(device_of(model))
         self.reach = None if _reads_tokens(model) else reach(model)
         self._cached: _Undisturbed | None = None
@@ -157,13 +167,20 @@ class InterchangeRun(ShortRepr):
             complement: Put in everything but that part.
 
         Raises:
-            InputError: rows that are not orthonormal.
+            InputError: rows that are not orthonormal, or a complement of nothing.
         """
         change = self.difference
         if subspace is not None:
             check_orthonormal(subspace)
             inside = project(change, subspace)
             change = change - inside if complement else inside
+        elif complement:
+            raise InputError(
+                "complement",
+                expected="a subspace whose complement is put in",
+                given="no subspace",
+                fix="Pass subspace= too.",
+            )
         return self.after(self.own + change)
 
     @torch.no_grad()
@@ -209,7 +226,7 @@ class InterchangeRun(ShortRepr):
             yield self._cached
             return
         inputs, n_loops = self.pairs.inputs, self.pairs.n_loops
-        width = bind(self.model, inputs[:1]).h0.shape[-1]
+        width = state_width(self.model, inputs)
         at_a_time = max(_KEPT // ((n_loops + 1) * inputs.shape[1] * width), 1)
         for rows in torch.arange(len(inputs), device=inputs.device).split(at_a_time):
             states = torch.stack([h for _, h in iterate(self.model, inputs[rows], n_loops)])
@@ -266,6 +283,20 @@ class InterchangeRun(ShortRepr):
             pair, column = reached.nonzero(as_tuple=True)
             answers = answer(iteration.readout(h))[pair, column]
             read[rows[pair], t - loop[pair], place[pair, column]] = answers
+
+
+def _check_ranges(pairs: InterchangePairs) -> None:
+    n_inputs, n_pos = pairs.inputs.shape
+    most = {"base": n_inputs - 1, "source": n_inputs - 1, "positions": n_pos - 1}
+    for name, last in {**most, "loop": pairs.n_loops, "source_loop": pairs.n_loops}.items():
+        values = getattr(pairs, name)
+        if not bool(((values >= 0) & (values <= last)).all()):
+            raise InputError(
+                f"pairs.{name}",
+                expected=f"integers from 0 to {last}",
+                given=f"{int(values.min())} to {int(values.max())}",
+                fix="Mend the strategy that chose them.",
+            )
 
 
 def _reads_tokens(model: Any) -> bool:

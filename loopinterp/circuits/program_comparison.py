@@ -13,6 +13,7 @@ from loopinterp.circuits.comparison_inputs import check_batches, check_programs,
 from loopinterp.circuits.evidence_counts import END, count_evidence
 from loopinterp.circuits.pair_strategies import SpreadPairs
 from loopinterp.circuits.verdict import THRESHOLD, Verdict, decide
+from loopinterp.errors import check_number
 from loopinterp.intervals import wilson_estimate
 from loopinterp.models import describe_model
 from loopinterp.results import Result, study
@@ -161,7 +162,8 @@ def compare_programs(
 
     Raises:
         InputError: no model or program, programs of several tasks, inputs that are not theirs or
-            not of one length, or no exchange in which a variable differs.
+            not of one length, a threshold that is no share, or no exchange in which a variable
+            differs.
 
     Example:
         >>> import torch
@@ -177,6 +179,7 @@ def compare_programs(
     rivals = check_programs(programs)
     batches = check_batches(data, rivals, n=n, batch_size=batch_size, seed=seed)
     labelled = named_models(models, names)
+    check_number("threshold", threshold, least=0, most=1)
     lengths = [int(batch.n[0]) for batch in batches]
     with study(
         seed,
