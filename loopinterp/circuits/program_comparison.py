@@ -94,7 +94,9 @@ class ProgramComparison(Result, kind="program-comparison"):
             return each[0]
         first, winners = each[0], {v.winner for v in each}
         winner = first.winner if len(winners) == 1 else None
-        said = " ".join(f"{name}: {v.statement}" for name, v in self.verdicts.items())
+        why_none = "the models do not all run the same program, as far as can be said"
+        if winners == {None}:
+            why_none = "no program is named of any of the models"
         return Verdict(
             winner=winner,
             nearest=first.nearest,
@@ -103,16 +105,10 @@ class ProgramComparison(Result, kind="program-comparison"):
             longest=min(v.longest for v in each),
             tied=sorted({program for v in each for program in v.tied}),
             refuted=all(v.refuted for v in each),
-            reasons=[] if winner else [_why_none(winners)],
+            reasons=[] if winner else [why_none],
             untested=list(dict.fromkeys(stratum for v in each for stratum in v.untested)),
-            statement=said,
+            statement=" ".join(f"{k}: {v.statement}" for k, v in self.verdicts.items()),
         )
-
-
-def _why_none(winners: set[str | None]) -> str:
-    if winners == {None}:
-        return "no program is named of any of the models"
-    return "the models do not all run the same program, as far as can be said"
 
 
 def compare_programs(

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.nn.functional import one_hot
 
-from loopinterp.circuits.comparison_inputs import check_batches, check_program
+from loopinterp.circuits.comparison_inputs import check_batches
 from loopinterp.circuits.interchange_engine import InterchangeRun, state_width
 from loopinterp.circuits.learned_subspace import learn_subspace
 from loopinterp.circuits.pair_strategies import SpreadPairs
@@ -26,6 +26,7 @@ from loopinterp.errors import InputError, check_choice, check_integer
 from loopinterp.intervals import wilson_estimate
 from loopinterp.models import describe_model
 from loopinterp.models.looped_model import need_model
+from loopinterp.rasp.program_registry import get_program
 from loopinterp.results import Result, study
 
 if TYPE_CHECKING:
@@ -171,7 +172,7 @@ def search_subspaces(
     ``fit_das`` aligns one read-out class at one hook; here a whole answer at several delays
     follows a state that each pair exchanges after its own number of loops.
     """
-    chosen = check_program(program)
+    chosen = get_program(program)
     need_model(model)
     batches = check_batches(data, [chosen], n=n, batch_size=batch_size, seed=seed)
     bases = dict(given or {})

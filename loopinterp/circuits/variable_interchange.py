@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
-from loopinterp.circuits.comparison_inputs import check_batch, check_program
+from loopinterp.circuits.comparison_inputs import check_batch
 from loopinterp.circuits.evidence_counts import delay_names, with_end
 from loopinterp.circuits.interchange_engine import InterchangeRun, state_width
 from loopinterp.circuits.interchange_pairs import join
@@ -22,6 +22,7 @@ from loopinterp.models import describe_model
 from loopinterp.models.iteration import check_increasing
 from loopinterp.models.looped_model import need_model
 from loopinterp.rasp.language import UNKNOWN
+from loopinterp.rasp.program_registry import get_program
 from loopinterp.results import Result, study
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ def interchange_study(
         >>> float(interchange_study(model, batch, xor, subspaces=where).iia.min())
         1.0
     """
-    chosen = check_program(program)
+    chosen = get_program(program)
     need_model(model)
     batch = check_batch(data, [chosen], n=n, batch_size=batch_size, seed=seed)
     last = check_integer(

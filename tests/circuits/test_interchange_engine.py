@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import replace
 
 import pytest
@@ -238,7 +237,7 @@ def test_pairs_out_of_range_are_refused(name, value):
     wrong = getattr(pairs, name).clone()
     wrong[1] = value
     with pytest.raises(InputError, match=f"pairs.{name}: expected integers from 0 to"):
-        InterchangeRun(random_model(), dataclasses.replace(pairs, **{name: wrong}))
+        InterchangeRun(random_model(), replace(pairs, **{name: wrong}))
 
 
 def test_answers_by_loop_are_classes_that_index() -> None:
