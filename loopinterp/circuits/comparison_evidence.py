@@ -108,7 +108,8 @@ def gather_evidence(
             scored = torch.arange(len(pairs)) % TUNED_ON != 0
             laid = [_lay_over(p, run, exchanged, ~scored, runs) for p in programs]
         data.append(_measured(run, exchanged, random, laid, runs, batch, scored))
-        length = Stratum((f"n = {int(batch.n[0])}",), torch.zeros_like(pairs.base))
+        lengths, of_input = batch.n.unique(return_inverse=True)
+        length = Stratum(tuple(f"n = {n}" for n in lengths.tolist()), of_input[pairs.base])
         sorted_by = {**pairs.strata, **strata_of(pairs, programs[0]), LENGTH: length}
         strata.append(_labels(sorted_by, scored))
     return Evidence(_joined(data), _joined_labels(strata), laid)
