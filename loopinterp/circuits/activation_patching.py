@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -115,16 +116,11 @@ def patching_sweep(
     wanted = chosen_loops(loops, check_integer("n_loops", n_loops, least=1) + of_state)
     about = {"study": "patching", "component": what.name, "n_loops": n_loops}
     with study(seed, **about, model=describe_model(model), n_examples=len(base)) as watch:
-        sweep = _Sweep(
-            model,
-            base,
-            (source, third),
-            chosen,
-            scored=scored,
-            metric=metric,
-            n_loops=n_loops,
-            what=what,
-        )
+        inputs = (base, source, third)
+        runs = [torch.stack([h for _, h in iterate(model, x, n_loops)]) for x in inputs]
+        ends = [model.readout(run[-1]) for run in runs]
+        compared = Comparison(ends[0], ends[1], scored, metric)
+        sweep = _Sweep(model, inputs, torch.stack(runs), chosen, compared, n_loops, what)
         block = sweep.states_after(wanted) if of_state else sweep.block(wanted)
         around = {} if what.per_loop else sweep.around()
         return PatchingSweep.of(
@@ -139,49 +135,39 @@ def patching_sweep(
             **dict(zip(MEASURES, block)),
             **{f"{section}_{m}": v for section, x in around.items() for m, v in zip(MEASURES, x)},
             component=what.name,
-            metric=sweep.compared.name,
-            metric_base=sweep.compared.at_base,
-            metric_source=sweep.compared.at_source,
+            metric=compared.name,
+            metric_base=compared.at_base,
+            metric_source=compared.at_source,
             n_examples=len(base),
-            n_scored=int(sweep.compared.differ.sum()),
+            n_scored=int(compared.differ.sum()),
         )
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class _Sweep:
     """Everything that the patches of one sweep share.
 
-    Args:
+    Attributes:
         model: The model.
-        base: Inputs of the run that is patched.
-        donors: The source, and the third input of the control.
+        inputs: Those of the run that is patched, of the source, and the control's third ones.
+        states: The states of their runs [input, loop, batch, pos, d_model].
         chosen: Where each patch is made.
+        compared: Scores a patched run.
+        n_loops: Loops of a run.
+        what: What is patched.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        base: Tensor,
-        donors: tuple[Tensor, Tensor],
-        chosen: Bool[Tensor, "place batch pos"],
-        *,
-        scored: Bool[Tensor, "batch pos"] | None,
-        metric: Metric | None,
-        n_loops: int,
-        what: Patched,
-    ) -> None:
-        self.model, self.base, self.donors, self.chosen = model, base, donors, chosen
-        self.n_loops, self.what = n_loops, what
-        self.states, *others = [
-            torch.stack([h for _, h in iterate(model, inputs, n_loops)])
-            for inputs in (base, *donors)
-        ]
-        self.donor_states = torch.stack(others)
-        ends = model.readout(self.states[-1]), model.readout(others[0][-1])
-        self.compared = Comparison(*ends, scored, metric)
+    model: Any
+    inputs: tuple[Tensor, Tensor, Tensor]
+    states: Tensor
+    chosen: Bool[Tensor, "place batch pos"]
+    compared: Comparison
+    n_loops: int
+    what: Patched
 
     def states_after(self, wanted: list[int]) -> np.ndarray:
         """Patches of the state [measure, loop, 1, 1, place]."""
-        found = [self._patch(None, t, self.donor_states[:, t]) for t in wanted]
+        found = [self._patch(None, t, self.states[1:, t]) for t in wanted]
         return np.stack(found, axis=1)[:, :, None]
 
     def block(self, wanted: list[int]) -> np.ndarray:
@@ -223,7 +209,7 @@ class _Sweep:
                 state=None if start is None else states[start],
                 return_type="logits" if stop is None else "state",
             )[1]
-            for inputs, states in zip(self.donors, self.donor_states)
+            for inputs, states in zip(self.inputs[1:], self.states[1:])
         ]
         patched = [
             self._patch(name, start, torch.stack([cache[name] for cache in caches]))
@@ -241,7 +227,7 @@ class _Sweep:
         """
         masks = self._masks()
         scores: list[tuple[float, float]] = []
-        parts = torch.arange(2 * len(masks)).split(max(1, _AT_A_TIME // len(self.base)))
+        parts = torch.arange(2 * len(masks)).split(max(1, _AT_A_TIME // len(self.inputs[0])))
         for part in track(parts, "patch"):
             mask = masks[part % len(masks)].flatten(0, 1)
             donor = donors[part // len(masks)].flatten(0, 1)
@@ -258,31 +244,33 @@ class _Sweep:
         """What each patch replaces; heads in order, and positions of each head."""
         if not self.what.by_head:
             return self.chosen[..., None]
-        axes = "1 1 head 1" if self.what.kind != "pattern" else "1 head 1 1"
-        place = "1 place batch pos 1 1" if self.what.kind != "pattern" else "1 place batch 1 pos 1"
         n_heads = self.model.config.n_heads
         head = torch.eye(n_heads, dtype=torch.bool, device=self.chosen.device)
-        return (
-            rearrange(self.chosen, f"place batch pos -> {place}")
-            & rearrange(head, f"patched head -> patched 1 {axes}")
-        ).flatten(0, 1)
+        masks = self.chosen[..., None] & head[:, None, None, None]  # [patched, place, …, pos, head]
+        masks = masks.mT if self.what.kind == "pattern" else masks
+        return masks.flatten(0, 1)[..., None]
 
     def _run(
         self, name: str | None, start: int | None, mask: Tensor, donor: Tensor, copies: int
     ) -> Float[Tensor, "row pos d_vocab_out"]:
         """Logits of as many copies of the base's run, each with its patch."""
-        inputs = repeat(self.base, "batch ... -> (copy batch) ...", copy=copies)
-        state = None
-        if start is not None:
-            state = repeat(self.states[start], "batch ... -> (copy batch) ...", copy=copies)
-        span: dict[str, Any] = {"n_loops": self.n_loops, "start_at_loop": start or 0}
-        if name is None:
-            assert state is not None and start is not None
-            patched = torch.where(mask, donor, state)
-            *_, (_, last) = iterate(self.model, inputs, self.n_loops - start, state=patched)
-            return self.model.readout(last)
 
-        def put(activation: Tensor, hook: object) -> Tensor:
+        def put(activation: Tensor, hook: object = None) -> Tensor:
             return torch.where(mask, donor, activation)
 
-        return self.model.run_with_hooks(inputs, state=state, fwd_hooks=[(name, put)], **span)
+        def copied(x: Tensor) -> Tensor:
+            return repeat(x, "batch ... -> (copy batch) ...", copy=copies)
+
+        inputs, state = copied(self.inputs[0]), None
+        if start is not None:
+            state = copied(self.states[0, start])
+            if name is None:
+                *_, (_, last) = iterate(self.model, inputs, self.n_loops - start, state=put(state))
+                return self.model.readout(last)
+        return self.model.run_with_hooks(
+            inputs,
+            n_loops=self.n_loops,
+            start_at_loop=start or 0,
+            state=state,
+            fwd_hooks=[(name, put)],
+        )

@@ -12,8 +12,8 @@ erased behind        bits i .. i + 2 are resolved in the base; in the source bit
 Where the front is, is measured on the model: a chain of k propagating bits is *resolved* from the
 first loop on from which the model's answers behind such chains, if a carry comes through them,
 are right and stay so. (Behind chains without a carry a model that answers "no carry" where it
-does not know yet is right at once.) A chain that the model never gets right counts as resolved
-after k + 1 loops, the front of one position a loop.
+does not know yet is right at once.) Logits that are alike are no right answer. A chain that the
+model never gets right counts as resolved after k + 1 loops, the front of one position a loop.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loopinterp.circuits.interchange_engine import answers_by_loop
+from loopinterp.circuits.interchange_engine import answer, decided
 from loopinterp.circuits.interchange_pairs import (
     KIND,
     OTHER_VALUE,
@@ -34,7 +34,7 @@ from loopinterp.circuits.interchange_pairs import (
     evenly_by_class,
 )
 from loopinterp.errors import InputError, check_integer
-from loopinterp.models import device_of
+from loopinterp.models import bind, device_of
 from loopinterp.tasks.addition import Addition
 from loopinterp.tasks.task import IGNORE
 
@@ -46,14 +46,7 @@ if TYPE_CHECKING:
     from loopinterp.rasp.program import LoopProgram
     from loopinterp.tasks.task import Batch
 
-PLACES = (
-    "ahead",
-    "at",
-    "one behind",
-    "two or more behind",
-    "planted ahead",
-    "erased behind",
-)
+PLACES = ("ahead", "at", "one behind", "two or more behind", "planted ahead", "erased behind")
 PLACE = "place relative to the front"
 
 _MOSTLY = 0.95
@@ -128,16 +121,13 @@ class CarryFrontPairs:
         )
 
 
+@torch.no_grad()
 def front(model: LoopedModel | Any, batch: Batch) -> Int[Tensor, " chain"]:
-    """The loop from which on a model's answers behind a chain of each length are right.
-
-    Args:
-        model: A model of additions.
-        batch: Additions of one length.
-    """
+    """The loop from which on a model's answers behind a chain of each length are right."""
     task, last = Addition(), int(batch.n_loops.max())
-    answers = answers_by_loop(model, batch.inputs.to(device_of(model)), last).cpu()
-    right = answers == batch.targets
+    bound, targets = bind(model, batch.inputs.to(device_of(model))), batch.targets
+    logits = (bound.read(h, loop).cpu() for loop, h in bound.run(last))
+    right = torch.stack([(answer(x) == targets) & decided(x) for x in logits])
     carry, chain = task.carry_in(batch.inputs), task.chain_length_in(batch.inputs)
     loops = torch.arange(1, chain.shape[1] + 1)  # one position a loop
     for length in range(chain.shape[1]):

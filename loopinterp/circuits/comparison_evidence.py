@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from loopinterp.circuits.interchange_engine import InterchangeRun
+from loopinterp.circuits.interchange_pairs import Stratum
 from loopinterp.circuits.pair_strata import strata_of
 from loopinterp.circuits.program_counterfactuals import Prediction, ProgramRuns
 from loopinterp.circuits.subspaces import random_change
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
-    from loopinterp.circuits.interchange_pairs import InterchangePairs, PairStrategy, Stratum
+    from loopinterp.circuits.interchange_pairs import InterchangePairs, PairStrategy
     from loopinterp.models import LoopedModel
     from loopinterp.rasp.program import LoopProgram
     from loopinterp.tasks.task import Batch
@@ -107,7 +108,10 @@ def gather_evidence(
             scored = torch.arange(len(pairs)) % TUNED_ON != 0
             laid = [_lay_over(p, run, exchanged, ~scored, runs) for p in programs]
         data.append(_measured(run, exchanged, random, laid, runs, batch, scored))
-        strata.append(_labels({**pairs.strata, **strata_of(pairs, programs[0])}, batch, scored))
+        lengths, of_input = batch.n.unique(return_inverse=True)
+        length = Stratum(tuple(f"n = {n}" for n in lengths.tolist()), of_input[pairs.base])
+        sorted_by = {**pairs.strata, **strata_of(pairs, programs[0]), LENGTH: length}
+        strata.append(_labels(sorted_by, scored))
     return Evidence(_joined(data), _joined_labels(strata), laid)
 
 
@@ -244,18 +248,14 @@ def _reached(prediction: Prediction) -> Bool[Tensor, " pair"]:
     return reached
 
 
-def _labels(
-    strata: dict[str, Stratum], batch: Batch, scored: Bool[Tensor, " pair"]
-) -> pd.DataFrame:
-    """The label of each scored pair in each stratum; the length of a batch is one, too."""
+def _labels(strata: dict[str, Stratum], scored: Bool[Tensor, " pair"]) -> pd.DataFrame:
+    """The label of each scored pair in each stratum."""
     import pandas as pd
 
     columns = {}
     for name, stratum in strata.items():
         labels = np.array([*stratum.labels, None], dtype=object)[stratum.codes[scored].cpu()]
         columns[name] = pd.Categorical(labels, categories=list(dict.fromkeys(stratum.labels)))
-    length = [f"n = {n}" for n in batch.n.unique().tolist()]
-    columns[LENGTH] = pd.Categorical(length * int(scored.sum()), categories=length)
     return pd.DataFrame(columns)
 
 

@@ -19,24 +19,6 @@ if TYPE_CHECKING:
     from loopinterp.tasks.task import Batch
 
 
-def check_program(program: str | LoopProgram) -> LoopProgram:
-    """A program, or the one of that name.
-
-    Raises:
-        InputError: it is neither.
-    """
-    if isinstance(program, str):
-        return get_program(program)
-    if not isinstance(program, LoopProgram):
-        raise InputError(
-            "program",
-            expected="a LoopProgram, or the name of a registered one",
-            given=type(program).__name__,
-            fix="Pass get_program('ripple'), or one of your own.",
-        )
-    return program
-
-
 def check_program_list(programs: Sequence[str | LoopProgram]) -> list[LoopProgram]:
     """Programs out of a list of programs and names.
 
@@ -54,7 +36,7 @@ def check_program_list(programs: Sequence[str | LoopProgram]) -> list[LoopProgra
             given=repr(programs) if isinstance(programs, str) else type(programs).__name__,
             fix=f"Pass [{programs!r}]." if isinstance(programs, str) else "Put it into a list.",
         )
-    return [check_program(program) for program in programs]
+    return [get_program(program) for program in programs]
 
 
 def check_programs(programs: Sequence[str | LoopProgram]) -> list[LoopProgram]:

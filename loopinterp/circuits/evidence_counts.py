@@ -52,29 +52,30 @@ def count_evidence(found: Sequence[Evidence]) -> xr.Dataset:
     """
     import xarray as xr
 
-    classes = _classes([evidence.strata for evidence in found])
+    tables = [_classes(evidence.strata) for evidence in found]
+    classes = list(dict.fromkeys(name for table in tables for name in table))
+    tables = [table.reindex(columns=classes, fill_value=False) for table in tables]
     n_delays = max(evidence.data.sizes["delay"] for evidence in found)
-    counted = [_count(evidence, classes, n_delays) for evidence in found]
+    counted = [_count(evidence, table, n_delays) for evidence, table in zip(found, tables)]
     return xr.concat(counted, "model").assign_coords(model=range(len(found)))
 
 
-def _classes(strata: Sequence[pd.DataFrame]) -> dict[str, tuple[str, str]]:
-    """Name of each class of which there are pairs -> its stratum and label."""
-    return {
-        f"{stratum}: {label}": (str(stratum), label)
-        for table in strata
-        for stratum, labels in table[table[KIND] == OTHER_VALUE].drop(columns=KIND).items()
-        for label in labels.cat.remove_unused_categories().cat.categories
-    }
+def _classes(strata: pd.DataFrame) -> pd.DataFrame:
+    """Which pairs of other values are of each class ``STRATUM: LABEL`` that has any."""
+    import pandas as pd
+
+    other = strata[strata[KIND] == OTHER_VALUE].drop(columns=KIND)
+    table = pd.get_dummies(other, prefix_sep=": ", dtype=bool)
+    return table.loc[:, table.any()]
 
 
-def _count(evidence: Evidence, classes: dict[str, tuple[str, str]], n_delays: int) -> xr.Dataset:
+def _count(evidence: Evidence, classes: pd.DataFrame, n_delays: int) -> xr.Dataset:
     import xarray as xr
 
     kind = evidence.strata[KIND].to_numpy()
     same = evidence.data.isel(pair=kind == SAME_VALUE)
     other = evidence.data.isel(pair=kind == OTHER_VALUE)
-    masks = _masks(other.reached, evidence.strata.loc[kind == OTHER_VALUE], classes)
+    masks = _masks(other.reached, classes)
     last = other.within.sum("delay") - 1
 
     def ended(x: xr.DataArray) -> xr.DataArray:
@@ -138,24 +139,16 @@ def delay_names(n_delays: int) -> list[str]:
     return [*map(str, range(n_delays)), END]
 
 
-def _masks(
-    reached: xr.DataArray, strata: pd.DataFrame, classes: dict[str, tuple[str, str]]
-) -> xr.DataArray:
+def _masks(reached: xr.DataArray, classes: pd.DataFrame) -> xr.DataArray:
     """Which pairs are of each class [program, stratum, pair]; all of them are of the first."""
-    import pandas as pd
     import xarray as xr
 
     every = xr.ones_like(reached)
-    missing = pd.Series([None] * len(strata))  # a stratum that only other models' pairs have
     masks = {
         ALL: every,
         f"{MANIFOLD}: {REACHED}": reached,
         f"{MANIFOLD}: {UNREACHED}": ~reached,
-        **{
-            name: every
-            & xr.DataArray((strata.get(stratum, missing) == label).to_numpy(), dims="pair")
-            for name, (stratum, label) in classes.items()
-        },
+        **{str(k): every & xr.DataArray(x.to_numpy(), dims="pair") for k, x in classes.items()},
     }
     table = xr.concat(list(masks.values()), "stratum").assign_coords(stratum=list(masks))
     return table.transpose("program", "stratum", "pair")

@@ -143,11 +143,14 @@ def match_heads(
         if visible is None:
             visible = patterns.amax((0, 1, 2)) > 0
         even = visible / visible.sum(-1, keepdim=True).clamp(min=1)
-        measured = [
-            _measure(pattern, even, [selector[loop] for _, selector in groups])
+        cells = [
+            [_measure(pattern, even, selector[loop]) for _, selector in groups]
             for loop, pattern in enumerate(patterns)
         ]
-        table = {name: torch.stack([one[name] for one in measured]) for name in measured[0]}
+        table = {
+            name: torch.stack([torch.stack([cell[name] for cell in row], -1) for row in cells])
+            for name in HeadMatch.VARIABLES
+        }
         exact = table["overlap"] >= 1 - TOLERANCE
         always = (exact | table["overlap"].isnan()).all(0) & exact.any(0)
         gain = (table["overlap"] - table["overlap_even"][:, None]).nanmean(0)
@@ -296,31 +299,22 @@ def _merge(selectors: Mapping[str, Tensor]) -> list[tuple[list[str], Tensor]]:
 def _measure(
     pattern: Float[Tensor, "batch head query key"],
     even: Float[Tensor, "query key"],
-    selectors: Sequence[Bool[Tensor, "batch query key"]],
+    selector: Bool[Tensor, "batch query key"],
 ) -> dict[str, Tensor]:
-    """Every array of the result, at one loop: [head, selector], or [selector] of even attention."""
-    average = pattern.mean(0, keepdim=True)
-    columns: dict[str, list[Tensor]] = {}
-    for selector in selectors:
-        chosen = selector.to(pattern)
-        count = chosen.sum(-1, keepdim=True)
-        queries = count[..., 0] > 0
-        uniform = chosen / count.clamp(min=1)
-        shifted = [x.roll(1, 0) for x in (chosen, uniform, queries)]
-        alike = even.to(pattern)[None, None]
-        for what, score, target, other in (
-            ("mass", _mass, chosen, shifted[0]),
-            ("overlap", _overlap, uniform, shifted[1]),
-        ):
-            found = {
-                what: _mean(score(pattern, target), queries),
-                f"{what}_even": _mean(score(alike, target), queries)[0],
-                f"{what}_by_position": _mean(score(average, target), queries),
-                f"{what}_other_input": _mean(score(pattern, other), shifted[2]),
-            }
-            for name, value in found.items():
-                columns.setdefault(name, []).append(value)
-    return {name: torch.stack(values, -1) for name, values in columns.items()}
+    """Every array of the result, of one selector at one loop: [head], or [] of even attention."""
+    average, alike = pattern.mean(0, keepdim=True), even.to(pattern)[None, None]
+    chosen = selector.to(pattern)
+    count = chosen.sum(-1, keepdim=True)
+    queries, uniform = count[..., 0] > 0, chosen / count.clamp(min=1)
+    found = {}
+    for what, score, target in (("mass", _mass, chosen), ("overlap", _overlap, uniform)):
+        found |= {
+            what: _mean(score(pattern, target), queries),
+            f"{what}_even": _mean(score(alike, target), queries)[0],
+            f"{what}_by_position": _mean(score(average, target), queries),
+            f"{what}_other_input": _mean(score(pattern, target.roll(1, 0)), queries.roll(1, 0)),
+        }
+    return found
 
 
 def _mass(pattern: Tensor, chosen: Tensor) -> Float[Tensor, "batch head query"]:

@@ -8,13 +8,13 @@ after it, and where the next state of a position depends on a window of w positi
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from loopinterp.circuits.subspaces import check_orthonormal, project
+from loopinterp.errors import InputError
 from loopinterp.models import bind, device_of, iterate, reach
 from loopinterp.progress import track
 from loopinterp.short_repr import ShortRepr
@@ -48,7 +48,21 @@ def answer(logits: Float[Tensor, "*shape d_vocab_out"]) -> Int[Tensor, "*shape"]
         [1, 0]
     """
     narrow = torch.int16 if logits.shape[-1] <= 2**15 else torch.int32
-    return (logits >= logits.amax(-1, keepdim=True) - TIE).int().argmax(-1).to(narrow)
+    return _largest(logits).int().argmax(-1).to(narrow)
+
+
+def decided(logits: Float[Tensor, "*shape d_vocab_out"]) -> Bool[Tensor, "*shape"]:
+    """Whether one logit is larger than all others, by more than rounding."""
+    return _largest(logits).sum(-1) == 1
+
+
+def _largest(logits: Float[Tensor, "*shape d_vocab_out"]) -> Bool[Tensor, "*shape d_vocab_out"]:
+    return logits >= logits.amax(-1, keepdim=True) - TIE
+
+
+def state_width(model: LoopedModel | Any, inputs: Int[Tensor, "batch pos"]) -> int:
+    """The width of the states that a model has on such inputs."""
+    return bind(model, inputs[:1].to(device_of(model))).h0.shape[-1]
 
 
 @torch.no_grad()
@@ -61,29 +75,8 @@ def answers_by_loop(
     return torch.stack(read).long()  # classes as torch's indexing wants them
 
 
-@dataclass(frozen=True)
-class _Undisturbed:
-    """The runs of some inputs, without an intervention.
-
-    Attributes:
-        rows: Which inputs they are.
-        states: h_0 .. h_T.
-    """
-
-    rows: Int[Tensor, " input"]
-    states: Float[Tensor, "loops input pos d_model"]
-
-    def fill(
-        self,
-        found: Float[Tensor, "pair site d_model"],
-        row: Int[Tensor, " pair"],
-        loop: Int[Tensor, " pair"],
-        positions: Int[Tensor, "pair site"],
-    ) -> None:
-        """Put in the states of those pairs whose input is among these."""
-        here = (row >= self.rows[0]) & (row <= self.rows[-1])
-        at = (loop[here, None], (row[here] - self.rows[0])[:, None], positions[here])
-        found[here] = self.states[at]
+_Runs = tuple[int, "Float[Tensor, 'loops input pos d_model']"]
+"""The first of some inputs, and the states h_0 .. h_T of their runs without an intervention."""
 
 
 class InterchangeRun(ShortRepr):
@@ -92,6 +85,9 @@ class InterchangeRun(ShortRepr):
     Args:
         model: Any looped model.
         pairs: What is exchanged.
+
+    Raises:
+        InputError: an input, a position or a loop of the pairs that there is not.
 
     Attributes:
         own: State of the base at the positions of the exchange, at its loop.
@@ -106,18 +102,19 @@ class InterchangeRun(ShortRepr):
 
     @torch.no_grad()
     def __init__(self, model: LoopedModel | Any, pairs: InterchangePairs) -> None:
+        _check_ranges(pairs)
         self.model, self.pairs = model, pairs.to(device_of(model))
         self.reach = None if _reads_tokens(model) else reach(model)
-        self._cached: _Undisturbed | None = None
+        self._cached: _Runs | None = None
         pairs, natural = self.pairs, []
-        for run in self._runs():
+        for first, states in self._runs():
             if not natural:
-                shape = (*pairs.positions.shape, run.states.shape[-1])
-                self.own, self.donor = (run.states.new_empty(shape) for _ in range(2))
-            run.fill(self.own, pairs.base, pairs.loop, pairs.positions)
-            run.fill(self.donor, pairs.source, pairs.source_loop, pairs.positions)
-            bound = bind(model, pairs.inputs[run.rows])
-            read = [answer(bound.read(state, loop)) for loop, state in enumerate(run.states)]
+                shape = (*pairs.positions.shape, states.shape[-1])
+                self.own, self.donor = (states.new_empty(shape) for _ in range(2))
+            _fill(self.own, first, states, pairs.base, pairs.loop, pairs.positions)
+            _fill(self.donor, first, states, pairs.source, pairs.source_loop, pairs.positions)
+            bound = bind(model, pairs.inputs[first : first + states.shape[1]])
+            read = [answer(bound.read(state, loop)) for loop, state in enumerate(states)]
             natural.append(torch.stack(read))
         self.natural = torch.cat(natural, dim=1)
 
@@ -148,13 +145,20 @@ class InterchangeRun(ShortRepr):
             complement: Put in everything but that part.
 
         Raises:
-            InputError: rows that are not orthonormal.
+            InputError: rows that are not orthonormal, or a complement of nothing.
         """
         change = self.difference
         if subspace is not None:
             check_orthonormal(subspace)
             inside = project(change, subspace)
             change = change - inside if complement else inside
+        elif complement:
+            raise InputError(
+                "complement",
+                expected="a subspace whose complement is put in",
+                given="no subspace",
+                fix="Pass subspace= too.",
+            )
         return self.after(self.own + change)
 
     @torch.no_grad()
@@ -167,17 +171,15 @@ class InterchangeRun(ShortRepr):
         """
         kinds = state[None] if state.ndim == self.own.ndim else state.flatten(0, -4)
         read = self.base.repeat(len(kinds), 1, 1, 1)
-        for undisturbed in self._runs():
-            place = torch.full((len(self.pairs.inputs),), -1, device=read.device)
-            place[undisturbed.rows] = torch.arange(len(undisturbed.rows), device=read.device)
-            here = (place[self.pairs.base] >= 0).nonzero().squeeze(1)
+        for first, states in self._runs():
+            base = self.pairs.base - first
+            here = ((base >= 0) & (base < states.shape[1])).nonzero().squeeze(1)
             if not len(here):
                 continue
             in_order = here[self.pairs.loop[here].argsort(stable=True)]
             for rows in track(in_order.split(_AT_A_TIME), "exchange"):
-                base = place[self.pairs.base[rows]]
                 for put_in, found in zip(kinds, read):
-                    self._go_on(rows, put_in[rows], undisturbed.states, base, found)
+                    self._go_on(rows, put_in[rows], states, base[rows], found)
         return read.reshape(*state.shape[:-3], *self.base.shape)
 
     @torch.no_grad()
@@ -185,8 +187,8 @@ class InterchangeRun(ShortRepr):
         """The base's undisturbed state at some positions, at the loop of the exchange."""
         pairs = self.pairs
         found = self.own.new_empty(*places.shape, self.own.shape[-1])
-        for run in self._runs():
-            run.fill(found, pairs.base, pairs.loop, places)
+        for first, states in self._runs():
+            _fill(found, first, states, pairs.base, pairs.loop, places)
         return found
 
     @property
@@ -194,18 +196,18 @@ class InterchangeRun(ShortRepr):
         delays = torch.arange(self.pairs.longest + 1, device=self.pairs.loop.device)
         return (self.pairs.loop[:, None] + delays).clamp(max=self.pairs.n_loops)
 
-    def _runs(self) -> Iterator[_Undisturbed]:
+    def _runs(self) -> Iterator[_Runs]:
         """The undisturbed runs of all inputs, some at a time; kept if they are few."""
         if self._cached is not None:
             yield self._cached
             return
         inputs, n_loops = self.pairs.inputs, self.pairs.n_loops
-        width = bind(self.model, inputs[:1]).h0.shape[-1]
+        width = state_width(self.model, inputs)
         at_a_time = max(_KEPT // ((n_loops + 1) * inputs.shape[1] * width), 1)
-        for rows in torch.arange(len(inputs), device=inputs.device).split(at_a_time):
-            states = torch.stack([h for _, h in iterate(self.model, inputs[rows], n_loops)])
-            run = _Undisturbed(rows, states)
-            if len(rows) == len(inputs):
+        for first in range(0, len(inputs), at_a_time):
+            some = inputs[first : first + at_a_time]
+            run = first, torch.stack([h for _, h in iterate(self.model, some, n_loops)])
+            if len(some) == len(inputs):
                 self._cached = run
             yield run
 
@@ -257,6 +259,34 @@ class InterchangeRun(ShortRepr):
             pair, column = reached.nonzero(as_tuple=True)
             answers = answer(iteration.readout(h))[pair, column]
             read[rows[pair], t - loop[pair], place[pair, column]] = answers
+
+
+def _fill(
+    found: Float[Tensor, "pair site d_model"],
+    first: int,
+    states: Float[Tensor, "loops input pos d_model"],
+    row: Int[Tensor, " pair"],
+    loop: Int[Tensor, " pair"],
+    positions: Int[Tensor, "pair site"],
+) -> None:
+    """Put in the states of those pairs whose input is one whose states these are."""
+    row = row - first
+    here = (row >= 0) & (row < states.shape[1])
+    found[here] = states[loop[here, None], row[here, None], positions[here]]
+
+
+def _check_ranges(pairs: InterchangePairs) -> None:
+    n_inputs, n_pos = pairs.inputs.shape
+    most = {"base": n_inputs - 1, "source": n_inputs - 1, "positions": n_pos - 1}
+    for name, last in {**most, "loop": pairs.n_loops, "source_loop": pairs.n_loops}.items():
+        values = getattr(pairs, name)
+        if not bool(((values >= 0) & (values <= last)).all()):
+            raise InputError(
+                f"pairs.{name}",
+                expected=f"integers from 0 to {last}",
+                given=f"{int(values.min())} to {int(values.max())}",
+                fix="Mend the strategy that chose them.",
+            )
 
 
 def _reads_tokens(model: Any) -> bool:

@@ -56,7 +56,8 @@ def learn_subspace(
     answers = run.interchange() if target is None else target.expected
     crop = _Crop(run, delays)
     # An exchange that changes nothing teaches nothing.
-    useful = ((answers != run.base) & (answers >= 0)).any(-1)[:, :delays].any(-1)
+    moved = answers != run.base
+    useful = (moved & (answers >= 0)).any(-1)[:, :delays].any(-1)
     rows = useful.nonzero().squeeze(1)
     start = principal_subspace(run.difference.flatten(0, 1), min(rank, len(run.pairs)))
     weight = start.mT.clone().requires_grad_()
@@ -71,8 +72,8 @@ def learn_subspace(
             wanted = torch.cat([run.donor[batch], run.own[batch]])
             loss = crop.distance(batch.repeat(2), states, wanted)
         else:
-            loss = crop.loss(batch, run.own[batch] + inside, answers, answers)
-            loss = loss + crop.loss(batch, run.own[batch] + change - inside, run.base, answers)
+            loss = crop.loss(batch, run.own[batch] + inside, answers, moved)
+            loss = loss + crop.loss(batch, run.own[batch] + change - inside, run.base, moved)
         # The model's own weights get no gradients.
         (weight.grad,) = torch.autograd.grad(loss, [weight])
         optimiser.step()
@@ -115,20 +116,17 @@ class _Crop:
         rows: Int[Tensor, " pair"],
         state: Tensor,
         answers: Int[Tensor, "all_pairs delay pos"],
-        changed: Int[Tensor, "all_pairs delay pos"],
+        moved: Bool[Tensor, "all_pairs delay pos"],
     ) -> Tensor:
         """Mean cross entropy with the answers at each delay and asked position.
 
-        Positions that ``changed`` says change count as much together as the others do.
+        Most answers stay as they are: those that ``moved`` weigh as much as all the others.
         """
         place, losses = self._places(rows), []
         for delay, (logits, inside) in enumerate(self._logits(rows, state)):
             said = answers[rows, delay].gather(1, place).long()
-            # Most answers stay as they are: those that change weigh as much as all the others.
-            moved = self.run.base[rows, delay].gather(1, place) != changed[rows, delay].gather(
-                1, place
-            )
-            for some in (moved, ~moved):
+            changed = moved[rows, delay].gather(1, place)
+            for some in (changed, ~changed):
                 counted = inside & some & (said >= 0)
                 if bool(counted.any()):
                     losses.append(cross_entropy(logits[counted], said[counted]))

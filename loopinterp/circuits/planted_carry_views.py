@@ -7,6 +7,7 @@ import xarray as xr
 
 from loopinterp.circuits.planted_carry import ERASED, KINDS, MOST, PLANTED, TOKENS, PlantedCarry
 from loopinterp.plotting import heatmap_panels
+from loopinterp.rasp.program_alignment import spell_loops
 from loopinterp.results import Figure, Finding, figures_of, findings_of
 
 SECTION = "program"
@@ -24,7 +25,7 @@ def _findings(result: PlantedCarry) -> list[Finding]:
             f"mended; one that is taken away stays away for {erased}. A plain ripple holds either "
             "for 1 loop, a sticky one holds a planted carry for ever."
         )
-        value = f"{_loops(result.quantile(0.5, model))}"
+        value = _loops(result.quantile(0.5, model))
         label = f"Hold time of a carry{f', {model}' if several else ''}"
         found.append(Finding(text, value=value, label=label))
     return found
@@ -40,9 +41,7 @@ def _in_words(result: PlantedCarry, model: str, kind: str) -> str:
 
 
 def _loops(life: float) -> str:
-    if life >= MOST:
-        return f"{MOST} loops or more"
-    return "1 loop" if life == 1 else f"{life:.0f} loops"
+    return f"{MOST} loops or more" if life >= MOST else spell_loops(round(life))
 
 
 @figures_of.register

@@ -13,6 +13,7 @@ from loopinterp.circuits.comparison_inputs import check_batches, check_programs,
 from loopinterp.circuits.evidence_counts import END, count_evidence
 from loopinterp.circuits.pair_strategies import SpreadPairs
 from loopinterp.circuits.verdict import THRESHOLD, Verdict, decide
+from loopinterp.errors import check_number
 from loopinterp.intervals import wilson_estimate
 from loopinterp.models import describe_model
 from loopinterp.results import Result, study
@@ -93,7 +94,9 @@ class ProgramComparison(Result, kind="program-comparison"):
             return each[0]
         first, winners = each[0], {v.winner for v in each}
         winner = first.winner if len(winners) == 1 else None
-        said = " ".join(f"{name}: {v.statement}" for name, v in self.verdicts.items())
+        why_none = "the models do not all run the same program, as far as can be said"
+        if winners == {None}:
+            why_none = "no program is named of any of the models"
         return Verdict(
             winner=winner,
             nearest=first.nearest,
@@ -102,16 +105,10 @@ class ProgramComparison(Result, kind="program-comparison"):
             longest=min(v.longest for v in each),
             tied=sorted({program for v in each for program in v.tied}),
             refuted=all(v.refuted for v in each),
-            reasons=[] if winner else [_why_none(winners)],
+            reasons=[] if winner else [why_none],
             untested=list(dict.fromkeys(stratum for v in each for stratum in v.untested)),
-            statement=said,
+            statement=" ".join(f"{k}: {v.statement}" for k, v in self.verdicts.items()),
         )
-
-
-def _why_none(winners: set[str | None]) -> str:
-    if winners == {None}:
-        return "no program is named of any of the models"
-    return "the models do not all run the same program, as far as can be said"
 
 
 def compare_programs(
@@ -161,7 +158,8 @@ def compare_programs(
 
     Raises:
         InputError: no model or program, programs of several tasks, inputs that are not theirs or
-            not of one length, or no exchange in which a variable differs.
+            not of one length, a threshold that is no share, or no exchange in which a variable
+            differs.
 
     Example:
         >>> import torch
@@ -177,6 +175,7 @@ def compare_programs(
     rivals = check_programs(programs)
     batches = check_batches(data, rivals, n=n, batch_size=batch_size, seed=seed)
     labelled = named_models(models, names)
+    check_number("threshold", threshold, least=0, most=1)
     lengths = [int(batch.n[0]) for batch in batches]
     with study(
         seed,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -140,7 +141,8 @@ SILENT = -2
 """In place of an answer: the program says nothing of it."""
 
 
-class Claims:
+@dataclass(frozen=True, eq=False, repr=False)
+class Claims(ShortRepr):
     """What a program says of a model's answers after an exchange.
 
     Given what the model answers without it, the program says, position by position:
@@ -156,10 +158,8 @@ class Claims:
         changes: Whether it says that some answer changes.
     """
 
-    def __init__(
-        self, expected: Int[Tensor, "pair delay pos"], changes: Bool[Tensor, "pair delay"]
-    ) -> None:
-        self.expected, self.changes = expected, changes
+    expected: Int[Tensor, "pair delay pos"]
+    changes: Bool[Tensor, "pair delay"]
 
     def __getitem__(self, rows: Any) -> Claims:
         """Those of some of the pairs, by index or mask."""

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch.nn.functional import one_hot
 
-from loopinterp.circuits.comparison_inputs import check_batches, check_program
-from loopinterp.circuits.interchange_engine import InterchangeRun
+from loopinterp.circuits.comparison_inputs import check_batches
+from loopinterp.circuits.interchange_engine import InterchangeRun, state_width
 from loopinterp.circuits.learned_subspace import learn_subspace
 from loopinterp.circuits.pair_strategies import SpreadPairs
 from loopinterp.circuits.program_counterfactuals import Prediction
-from loopinterp.circuits.subspaces import check_orthonormal, principal_subspace, project
+from loopinterp.circuits.subspaces import check_subspace, principal_subspace, project
 from loopinterp.circuits.variable_directions import (
     labelled_states,
     mean_directions,
@@ -26,7 +26,8 @@ from loopinterp.errors import InputError, check_choice, check_integer
 from loopinterp.intervals import wilson_estimate
 from loopinterp.models import describe_model
 from loopinterp.models.looped_model import need_model
-from loopinterp.results import Result, Stopwatch, study
+from loopinterp.rasp.program_registry import get_program
+from loopinterp.results import Result, study
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -171,22 +172,30 @@ def search_subspaces(
     ``fit_das`` aligns one read-out class at one hook; here a whole answer at several delays
     follows a state that each pair exchanges after its own number of loops.
     """
-    chosen = check_program(program)
+    chosen = get_program(program)
     need_model(model)
     batches = check_batches(data, [chosen], n=n, batch_size=batch_size, seed=seed)
     bases = dict(given or {})
+    width = state_width(model, batches[0].inputs)
     for name, rows in bases.items():
-        if name in (*METHODS, WHOLE) or rows.ndim != 2:
+        if name in (*METHODS, WHOLE):
             raise InputError(
-                f"given subspace {name!r}",
-                expected="rows [rank, d_model], under a name that is no method's",
-                given=f"shape {list(rows.shape)}",
+                "given",
+                expected="subspaces under names that are no method's",
+                given=repr(name),
                 fix="Pass given={'circuit': rows}, for instance.",
             )
-        check_orthonormal(rows, f"given subspace {name!r}")
+        check_subspace(rows, width, f"given subspace {name!r}")
     for method in methods:
         check_choice("method", method, METHODS)
     names = list(chosen.variables if variables is None else variables)
+    if not names or not (methods or bases):
+        raise InputError(
+            "variables and methods",
+            expected="some variables, and some methods or given subspaces",
+            given=f"{names}, and {list(methods)}",
+            fix="Leave both out for all that there are.",
+        )
     for name in names:
         check_choice(f"variable of program {chosen.name}", name, chosen.variables)
     for rank in ranks:
@@ -203,12 +212,9 @@ def search_subspaces(
         generator = torch.Generator().manual_seed(seed)
         half = batches[0][::2]
         fit = InterchangeRun(model, strategy(model, [chosen], half, generator))
-        if not (kept := [rank for rank in dict.fromkeys(ranks) if rank < fit.own.shape[-1]]):
+        if not (kept := [rank for rank in dict.fromkeys(ranks) if rank < width]):
             raise InputError(
-                "ranks",
-                expected=f"some below d_model = {fit.own.shape[-1]}",
-                given=str(ranks),
-                fix="Pass 1.",
+                "ranks", expected=f"some below d_model = {width}", given=str(ranks), fix="Pass 1."
             )
         found = [
             *(_Subspace(name, len(rows), rows.to(fit.own)) for name, rows in bases.items()),
@@ -219,7 +225,25 @@ def search_subspaces(
             for batch in batches
         ]
         counts = _joined([_counts(run, found, chosen, names) for run in held_out])
-        return _result(watch, found, counts, chosen, names, fit, held_out)
+        return SubspaceSearch.of(
+            watch,
+            coords={
+                "subspace": [*(f"{method}, {rank}" for method, rank, _ in found), WHOLE],
+                "delay": map(str, counts.delay.values),
+                "token": chosen.inputs,
+            },
+            carried=wilson_estimate(counts.same, counts.active),
+            complement=wilson_estimate(counts.rest, counts.active),
+            active=counts.active,
+            iia=wilson_estimate(counts.right, counts.says),
+            carried_by_token=wilson_estimate(counts.same_of_token, counts.of_token),
+            ranks=[*(subspace.rank for subspace in found), width],
+            methods=[*(subspace.method for subspace in found), WHOLE],
+            program=chosen.name,
+            variables=names,
+            fitted_on=len(fit.pairs),
+            scored_on=sum(len(run.pairs) for run in held_out),
+        )
 
 
 def _fitted(
@@ -332,33 +356,3 @@ def _joined(parts: Sequence[xr.Dataset]) -> xr.Dataset:
             fix="Draw more, or longer, inputs.",
         )
     return counts
-
-
-def _result(
-    watch: Stopwatch,
-    found: Sequence[_Subspace],
-    counts: xr.Dataset,
-    program: LoopProgram,
-    names: list[str],
-    fit: InterchangeRun,
-    held_out: Sequence[InterchangeRun],
-) -> SubspaceSearch:
-    return SubspaceSearch.of(
-        watch,
-        coords={
-            "subspace": [*(f"{method}, {rank}" for method, rank, _ in found), WHOLE],
-            "delay": map(str, counts.delay.values),
-            "token": program.inputs,
-        },
-        carried=wilson_estimate(counts.same, counts.active),
-        complement=wilson_estimate(counts.rest, counts.active),
-        active=counts.active,
-        iia=wilson_estimate(counts.right, counts.says),
-        carried_by_token=wilson_estimate(counts.same_of_token, counts.of_token),
-        ranks=[*(subspace.rank for subspace in found), fit.own.shape[-1]],
-        methods=[*(subspace.method for subspace in found), WHOLE],
-        program=program.name,
-        variables=names,
-        fitted_on=len(fit.pairs),
-        scored_on=sum(len(run.pairs) for run in held_out),
-    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -69,3 +69,20 @@ def check_orthonormal(rows: Float[Tensor, "... rank d_model"], what: str = "subs
             given="rows that are not",
             fix="Orthonormalise them: torch.linalg.qr(rows.mT).Q.mT.",
         )
+
+
+def check_subspace(rows: Any, d_model: int, what: str) -> None:
+    """Check a subspace of a model's state that a user gives.
+
+    Raises:
+        InputError: it is no tensor of orthonormal rows [rank, d_model], rank 1 .. d_model.
+    """
+    shape = list(rows.shape) if isinstance(rows, torch.Tensor) else None
+    if shape is None or len(shape) != 2 or not 1 <= shape[0] <= d_model or shape[1] != d_model:
+        raise InputError(
+            what,
+            expected=f"rows [rank, d_model] of the model's width {d_model}, rank 1..{d_model}",
+            given=type(rows).__name__ if shape is None else f"shape {shape}",
+            fix="Give one row for each direction.",
+        )
+    check_orthonormal(rows, what)

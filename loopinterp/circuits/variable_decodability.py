@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from loopinterp.circuits.comparison_inputs import check_programs
-from loopinterp.errors import InputError
+from loopinterp.errors import InputError, check_integer
 from loopinterp.models.iteration import states_at
 from loopinterp.models.looped_model import need_model
 from loopinterp.models.model_description import describe_model, device_of
@@ -93,7 +93,8 @@ def decodability(
         seed: Seed of the controls, and of what is drawn.
 
     Raises:
-        InputError: fewer than four examples, no program, or tokens that a program does not know.
+        InputError: fewer than four examples, no program, none with a variable that depends on the
+            input, or tokens that a program does not know.
     """
     need_model(model)
     batch = as_batch(data, n=n, batch_size=batch_size, seed=seed)
@@ -104,7 +105,9 @@ def decodability(
     chosen = check_programs(programs)
     for program in chosen:
         check_tokens(batch.inputs, len(program.inputs), f"inputs for program {program.name}")
-    last = int(batch.n_loops.max()) if n_loops is None else n_loops
+    last = check_integer(
+        "n_loops", int(batch.n_loops.max()) if n_loops is None else n_loops, least=1
+    )
     with study(
         seed,
         study="decodability",
@@ -152,6 +155,13 @@ def _labels(
         for name, values in program.trace(inputs, n_loops=last).variables.items():
             if bool((values != values[:, :1]).any()):
                 labels[f"{program.name}.{name}"] = values[:, row, pos]
+    if not labels:
+        raise InputError(
+            "programs",
+            expected="programs with a variable that depends on the input",
+            given=", ".join(p.name for p in programs),
+            fix="Pass others, or more loops.",
+        )
     return labels
 
 
@@ -161,10 +171,10 @@ def _other_examples(
     """For each place, the place at the same position of another example of the same half."""
     lookup = torch.full((n_examples, int(pos.max()) + 1), -1, device=row.device)
     lookup[row, pos] = torch.arange(len(row), device=row.device)
-    half = torch.randperm(n_examples // 2, generator=generator).to(row.device)
+    half = 2 * torch.randperm(n_examples // 2, generator=generator).to(row.device)
     partner = torch.arange(n_examples, device=row.device)
     for parity in (0, 1):
-        partner[parity::2][: len(half)] = 2 * half + parity
+        partner[half + parity] = half.roll(1) + parity  # none is its own
     found = lookup[partner[row], pos]
     return torch.where(found >= 0, found, torch.arange(len(row), device=row.device))
 
@@ -183,10 +193,8 @@ def _scores(
 
 
 def _chance(labels: Int[Tensor, "program_loop place"]) -> Float[Tensor, " program_loop"]:
-    """1 / classes; NaN where there is one class."""
-    counts = torch.stack([(labels == value).sum(-1) for value in labels.unique()])
-    classes = (counts >= _FEWEST).sum(0)
-    return torch.where(classes > 1, 1.0 / classes, torch.nan)
+    """1 / classes, which always the same answer gets; NaN where there is one class."""
+    return _balanced(labels.mode(-1, keepdim=True).values, labels)
 
 
 def _balanced(predicted: Tensor, labels: Int[Tensor, "program_loop place"]) -> Tensor:

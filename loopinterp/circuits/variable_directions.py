@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from loopinterp.circuits.pair_strategies import spread_loops
 from loopinterp.models import device_of, iterate
@@ -82,16 +83,9 @@ class LabelledStates(NamedTuple):
         self, directions: Directions = probe_directions
     ) -> Float[Tensor, "token rank d_model"]:
         """:meth:`subspace` for each token at the position; rows of 0 where there are fewer."""
-        spans = {
-            token: _span(self.states[here], self.labels[:, here], directions)
-            for token in self.tokens.unique().tolist()
-            for here in [self.tokens == token]
-        }
-        rank = max(len(rows) for rows in spans.values())
-        table = self.states.new_zeros(self.n_tokens, rank, self.states.shape[-1])
-        for token, rows in spans.items():
-            table[token, : len(rows)] = rows
-        return table
+        of_token = (self.tokens == token for token in range(self.n_tokens))
+        spans = [_span(self.states[x], self.labels[:, x], directions) for x in of_token]
+        return pad_sequence(spans, batch_first=True)
 
 
 @torch.no_grad()

@@ -1,10 +1,4 @@
-"""Interchange interventions on single variables of any loop program, in any looped model.
-
-A variable of the program is taken from the run of one input and put into the run of another, at
-one position after some loop; the same is done to the model, in the part of its state that is said
-to hold the variable. If that part is the variable, then the model's answer becomes what the
-program's becomes. (Geiger et al., arXiv 2106.02997; in a subspace, arXiv 2303.02536.)
-"""
+"""Interchange interventions on single variables of any loop program, in any looped model."""
 
 from __future__ import annotations
 
@@ -15,19 +9,20 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
-from loopinterp.circuits.comparison_inputs import check_batch, check_program
+from loopinterp.circuits.comparison_inputs import check_batch
 from loopinterp.circuits.evidence_counts import delay_names, with_end
-from loopinterp.circuits.interchange_engine import InterchangeRun
+from loopinterp.circuits.interchange_engine import InterchangeRun, state_width
 from loopinterp.circuits.interchange_pairs import join
 from loopinterp.circuits.program_counterfactuals import SILENT, Claims, ProgramRuns
-from loopinterp.circuits.subspaces import check_orthonormal, project, random_change
+from loopinterp.circuits.subspaces import check_subspace, project, random_change
 from loopinterp.circuits.variable_pairs import Control, VariablePairs
-from loopinterp.errors import InputError, check_integer, check_seed, unknown_name
+from loopinterp.errors import check_choice, check_integer, check_seed
 from loopinterp.intervals import wilson_estimate
-from loopinterp.models import bind, describe_model
+from loopinterp.models import describe_model
 from loopinterp.models.iteration import check_increasing
 from loopinterp.models.looped_model import need_model
 from loopinterp.rasp.language import UNKNOWN
+from loopinterp.rasp.program_registry import get_program
 from loopinterp.results import Result, study
 
 if TYPE_CHECKING:
@@ -170,7 +165,7 @@ def interchange_study(
         >>> float(interchange_study(model, batch, xor, subspaces=where).iia.min())
         1.0
     """
-    chosen = check_program(program)
+    chosen = get_program(program)
     need_model(model)
     batch = check_batch(data, [chosen], n=n, batch_size=batch_size, seed=seed)
     last = check_integer(
@@ -179,7 +174,9 @@ def interchange_study(
     after = check_increasing(range(last + 1) if loops is None else loops, most=last)
     check_integer("pairs_per_loop", pairs_per_loop, least=1)
     bases = dict(subspaces or {})
-    _check_subspaces(bases, chosen, bind(model, batch.inputs[:1]).h0.shape[-1])
+    for name, rows in bases.items():
+        check_choice(f"subspaces: variable of program {chosen.name}", name, chosen.variables)
+        check_subspace(rows, state_width(model, batch.inputs), f"subspace of variable {name!r}")
     with study(
         seed,
         study="variable interchange",
@@ -323,23 +320,3 @@ def _count(
         coords={"loop": ("pair", pairs.loop.numpy())},
     )
     return table.groupby("loop").sum()
-
-
-def _check_subspaces(
-    subspaces: Mapping[str, Float[Tensor, "rank d_model"]], program: LoopProgram, d_model: int
-) -> None:
-    for name, rows in subspaces.items():
-        if name not in program.prepare:
-            raise unknown_name(
-                f"subspaces: variable of program {program.name}", name, program.prepare
-            )
-        what = f"subspace of variable {name!r}"
-        shape = list(rows.shape) if isinstance(rows, torch.Tensor) else None
-        if shape is None or len(shape) != 2 or not 1 <= shape[0] <= d_model or shape[1] != d_model:
-            raise InputError(
-                what,
-                expected=f"rows [rank, d_model] of the model's width {d_model}, rank 1..{d_model}",
-                given=type(rows).__name__ if shape is None else f"shape {shape}",
-                fix="Give one row for each direction of the variable.",
-            )
-        check_orthonormal(rows, what)

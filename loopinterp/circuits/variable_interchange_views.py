@@ -14,6 +14,7 @@ from loopinterp.circuits.variable_interchange import (
 )
 from loopinterp.circuits.verdict import THRESHOLD, in_loops, plain
 from loopinterp.plotting import heatmap_panels
+from loopinterp.rasp.program_alignment import spell_loops
 from loopinterp.results import Figure, Finding, figures_of, findings_of, percent
 
 SECTION = "program"
@@ -58,11 +59,10 @@ def _weakest(result: VariableInterchange) -> Finding:
     at = {axis: least[axis].values[0] for axis in ("variable", "loop", "delay")}
     n = int(result.data["pairs"].sel(intervention=VARIABLE, **at))
     when = "at the end" if at["delay"] == END else in_loops(int(at["delay"]))
-    loops = "1 loop" if at["loop"] == 1 else f"{at['loop']} loops"
     text = (
         f"The model follows “{plain(result.program)}” least when “{plain(at['variable'])}” is "
-        f"exchanged after {loops} and the answer read {when}: in {percent(least.min())} of "
-        f"{n} exchanges. Without one it answers as the program there in "
+        f"exchanged after {spell_loops(int(at['loop']))} and the answer read {when}: in "
+        f"{percent(least.min())} of {n} exchanges. Without one it answers as the program there in "
         f"{percent(result.data['undisturbed'].sel(at))}."
     )
     return Finding(text, value=percent(least.min()))

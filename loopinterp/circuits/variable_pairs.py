@@ -1,10 +1,4 @@
-"""Pairs for exchanging one variable of a program: those on which the exchange matters to it.
-
-The variable has two values there, and with the source's value the program gives another answer
-at some delay than without. So nothing that leaves the answer as it is can be right on them. Each
-control exchanges something else in the same bases, and counts only where the program says that
-this comes to another answer.
-"""
+"""Pairs for exchanging one variable of a program: those on which the exchange matters to it."""
 
 from __future__ import annotations
 
@@ -22,6 +16,7 @@ from loopinterp.circuits.interchange_pairs import (
 )
 from loopinterp.circuits.program_counterfactuals import Prediction
 from loopinterp.rasp.language import UNKNOWN
+from loopinterp.short_repr import ShortRepr
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int
@@ -47,10 +42,16 @@ class Control:
     counts: Bool[Tensor, "pair delay"]
 
 
-class VariablePairs:
-    """Finds pairs for every variable of a program.
+@dataclass(frozen=True, eq=False, repr=False)
+class VariablePairs(ShortRepr):
+    """Finds pairs for every variable of a program, and those of its controls.
 
-    Args:
+    The variable has two values there, and with the source's value the program gives another answer
+    at some delay than without. So nothing that leaves the answer as it is can be right on them.
+    Each control exchanges something else in the same bases, and counts only where the program says
+    that this comes to another answer.
+
+    Attributes:
         runs: The program on the inputs of a batch.
         batch: Inputs of one length.
         n_loops: Loops of a full run.
@@ -60,18 +61,12 @@ class VariablePairs:
         generator: Draws pairs and positions.
     """
 
-    def __init__(
-        self,
-        runs: ProgramRuns,
-        batch: Batch,
-        *,
-        n_loops: int,
-        apart: Collection[str],
-        per_loop: int,
-        generator: torch.Generator,
-    ) -> None:
-        self.runs, self.apart, self.per_loop, self.generator = runs, apart, per_loop, generator
-        self.batch, self.n_loops = batch, n_loops
+    runs: ProgramRuns
+    batch: Batch
+    n_loops: int
+    apart: Collection[str]
+    per_loop: int
+    generator: torch.Generator
 
     def of(self, variable: str, loops: Collection[int]) -> InterchangePairs:
         """Pairs on which an exchange of the variable matters, after each number of loops.

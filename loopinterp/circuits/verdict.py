@@ -11,7 +11,7 @@ import numpy as np
 
 from loopinterp.circuits.evidence_counts import ALL, END
 from loopinterp.intervals import wilson_estimate
-from loopinterp.rasp.program_alignment import Alignment
+from loopinterp.rasp.program_alignment import Alignment, spell_loops
 from loopinterp.results import percent
 from loopinterp.short_repr import ShortRepr
 
@@ -93,8 +93,7 @@ def decide(
     """
     counts = counts.drop_sel(delay=END)  # no delay of its own
     programs: list[str] = counts.program.values.tolist()
-    whole = counts.sel(stratum=ALL)
-    rates = whole.run_right / whole.run_active
+    rates = (counts.run_right / counts.run_active).sel(stratum=ALL)
     nearest = str(rates.fillna(-1).idxmax("program").item())
     own = counts.sel(program=nearest)
     all_pairs = own.sel(stratum=ALL)
@@ -124,18 +123,10 @@ def decide(
         reasons=reasons,
         untested=tested.stratum.values[tested < STRATUM_PAIRS].tolist(),
     )
-    statement = _statement(verdict, counts, _spelt_rate(all_pairs))
+    statement = _statement(verdict, counts)
     if laid and (how := laid[programs.index(nearest)]) != str(Alignment()):
         statement += f" It lies over the model so: {how}."
     return dataclasses.replace(verdict, statement=statement)
-
-
-def _spelt_rate(whole: xr.Dataset) -> str:
-    value, low, _ = wilson_estimate(whole.run_right, whole.run_active)
-    n = int(whole.run_active)
-    return (
-        f"whole runs after an exchange: {percent(value)} of {n}, 95% interval from {percent(low)}"
-    )
 
 
 def plain(program: str) -> str:
@@ -163,10 +154,8 @@ def delay_groups(active: np.ndarray, least: int = DELAY_PAIRS) -> list[tuple[int
             groups.append((first, delay))
             first, total = delay + 1, 0
     if first < len(active):
-        if groups:
-            groups[-1] = (groups[-1][0], len(active) - 1)
-        else:
-            groups.append((0, len(active) - 1))
+        first, _ = groups.pop() if groups else (0, 0)
+        groups.append((first, len(active) - 1))
     return groups
 
 
@@ -177,7 +166,7 @@ def in_loops(delay: int) -> str:
         >>> in_loops(0), in_loops(1), in_loops(3)
         ('at once', '1 loop later', '3 loops later')
     """
-    return "at once" if delay == 0 else f"{delay} loop{'s' if delay > 1 else ''} later"
+    return "at once" if delay == 0 else f"{spell_loops(delay)} later"
 
 
 def _by_delay(own: xr.Dataset, threshold: float) -> list[str]:
@@ -312,8 +301,14 @@ def _followed_for(own: xr.Dataset, threshold: float) -> int:
     return int(followed.cumprod().sum()) - 1
 
 
-def _statement(verdict: Verdict, counts: xr.Dataset, rate: str) -> str:
+def _statement(verdict: Verdict, counts: xr.Dataset) -> str:
     name, rivals = plain(verdict.nearest), counts.sizes["program"] - 1
+    whole = counts.sel(program=verdict.nearest, stratum=ALL)
+    value, low, _ = wilson_estimate(whole.run_right, whole.run_active)
+    rate = (
+        f"whole runs after an exchange: {percent(value)} of {int(whole.run_active)}, 95% interval "
+        f"from {percent(low)}"
+    )
     alone = "" if rivals else " It had no rival: no other program was compared."
     if verdict.named:
         text = (
@@ -334,8 +329,8 @@ def _statement(verdict: Verdict, counts: xr.Dataset, rate: str) -> str:
     if verdict.followed_for == 0:
         holds.append(f"after an exchange it follows “{name}” at once, and no longer")
     elif verdict.followed_for > 0:
-        loops = f"{verdict.followed_for} loop{'s' if verdict.followed_for > 1 else ''}"
-        holds.append(f"after an exchange it follows “{name}” for {loops}")
+        held = spell_loops(verdict.followed_for)
+        holds.append(f"after an exchange it follows “{name}” for {held}")
     text = "No program can be named; the nearest is"
     if verdict.refuted:
         text = "It is none of these programs; the nearest is" if rivals else "It is not"

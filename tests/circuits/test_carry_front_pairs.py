@@ -27,6 +27,15 @@ def test_a_chain_is_resolved_from_the_loop_from_which_the_answers_behind_it_stay
     assert front(program_model(program), additions)[: LONGEST + 1].tolist() == resolved
 
 
+def test_an_answer_that_is_not_decided_is_not_right_where_the_sum_bit_is_0(
+    program_model, generator
+):
+    """All propagate behind the first bit, so that every sum bit behind a chain is 0."""
+    n = 12
+    batch = Addition().sample(n, batch_size=4, generator=generator, distribution="chain")
+    assert front(program_model("one_shot"), batch)[: n - 1].tolist() == [1] * (n - 1)
+
+
 def place_in_the_table(own: bool, next_: bool, after: bool, other: bool) -> str | None:
     """The table of the module, line by line, of bits i, i + 1, i + 2 and i of the source."""
     lines = {

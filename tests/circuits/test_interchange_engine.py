@@ -217,6 +217,27 @@ def test_rows_that_are_not_orthonormal_are_refused():
     run = InterchangeRun(random_model(), random_pairs(tokens(), n_loops=2, count=4))
     with pytest.raises(InputError, match="orthonormal"):
         run.interchange(2 * torch.eye(D_MODEL)[:1])
+    with pytest.raises(InputError, match="complement: expected a subspace"):
+        run.interchange(complement=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("base", 99),
+        ("source", -1),
+        ("positions", -1),
+        ("loop", 3),
+        ("loop", -1),
+        ("source_loop", 3),
+    ],
+)
+def test_pairs_out_of_range_are_refused(name, value):
+    pairs = random_pairs(tokens(), n_loops=2, count=4)
+    wrong = getattr(pairs, name).clone()
+    wrong[1] = value
+    with pytest.raises(InputError, match=f"pairs.{name}: expected integers from 0 to"):
+        InterchangeRun(random_model(), replace(pairs, **{name: wrong}))
 
 
 def test_answers_by_loop_are_classes_that_index() -> None:

@@ -287,6 +287,8 @@ def test_wrong_data_are_named():
     mixed = Addition().sample(torch.tensor([4, 8, 6]), generator=generator)
     with pytest.raises(InputError, match="all of one length"):
         compare_programs(compiled("ripple"), ["ripple"], mixed)
+    with pytest.raises(InputError, match="threshold"):
+        compare_programs(compiled("ripple"), ["ripple"], drawn("addition"), threshold=95)
     with pytest.raises(InputError, match="front"):
         compare_programs(
             compiled("parity", 19), ["parity"], drawn("parity"), pairs=CarryFrontPairs()

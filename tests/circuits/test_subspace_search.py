@@ -188,8 +188,13 @@ def test_it_is_said_and_drawn_from_the_saved_result(result, tmp_path):
         ({"ranks": (0,)}, "rank"),
         ({"ranks": (10_000,)}, "below d_model"),
         ({"given": {"learned": torch.eye(1, 18)}}, "no method's"),
+        ({"given": {"circuit": torch.eye(1, 18)}}, "rows .rank, d_model. of the model's width"),
+        ({"given": {"circuit": [1.0]}}, "got list"),
+        ({"methods": ()}, "some methods or given subspaces"),
+        ({"variables": ()}, "expected some variables"),
     ],
 )
+@pytest.mark.usefixtures("no_type_checks")
 def test_wrong_arguments_are_named(ripple, batch, change, says):
     with pytest.raises(InputError, match=says):
         search_subspaces(ripple.model, batch, "ripple", **change)

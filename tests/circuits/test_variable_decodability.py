@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from loopinterp.circuits.variable_decodability import Decodability, decodability
+from loopinterp.circuits.variable_decodability import Decodability, _other_examples, decodability
 from loopinterp.errors import InputError
-from loopinterp.rasp import get_program
+from loopinterp.rasp import full, get_program
 from loopinterp.rasp.program_alignment import delayed
 from loopinterp.saved_results import load_result
 
@@ -48,6 +48,18 @@ def test_a_model_that_lags_shows_it_beside_the_diagonal(program_model, additions
 def test_labels_of_other_examples_cannot_be_read(ripple):
     carry = ripple.data["shuffled"].sel(variable="ripple.carry")
     assert abs(float(carry.sel(program_loop=slice(2, None)).mean()) - 0.5) < 0.05
+
+
+@pytest.mark.parametrize("n", [4, 5, 9])
+def test_no_example_has_its_own_labels_in_the_control(n):
+    row, pos = torch.arange(n).repeat_interleave(2), torch.arange(2).repeat(n)
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        other = _other_examples(row, pos, n, generator)
+        paired = row < n // 2 * 2  # one of an odd number is left over
+        assert bool((row[other] != row)[paired].all())
+        assert torch.equal(pos[other], pos) and torch.equal(row[other] % 2, row % 2)
+        assert torch.equal(other.sort().values, torch.arange(2 * n))
 
 
 def test_the_embedding_alone_does_not_hold_the_carry(ripple):
@@ -98,6 +110,14 @@ def test_programs_of_another_task_or_none_are_refused(untrained, additions):
         decodability(untrained, additions, [])
     with pytest.raises(InputError, match="inputs for program prefix_xor"):
         decodability(untrained, additions, ["prefix_xor"])
+
+
+def test_loops_and_programs_that_leave_nothing_to_read_are_refused(program_model, additions):
+    with pytest.raises(InputError, match="n_loops: expected an integer >= 1"):
+        decodability(program_model("ripple"), additions, ["ripple"], n_loops=0)
+    constant = dataclasses.replace(get_program("ripple"), step={"carry": full(0)})
+    with pytest.raises(InputError, match="variable that depends on the input"):
+        decodability(program_model("ripple"), additions, [constant], n_loops=2)
 
 
 def test_what_is_read_from_the_input_alone_is_not_passed_off_as_computed(ripple):
