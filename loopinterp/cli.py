@@ -34,8 +34,9 @@ app = typer.Typer(
 )
 
 
-def _path(text: str) -> Path:
-    """A path as it was given; an empty one would be the folder one happens to be in."""
+def _path(given: str | Path) -> Path:
+    """A path as it was given, or by default; an empty one would be the folder one is in."""
+    text = str(given)
     if not text.strip() or "\0" in text:
         raise typer.BadParameter(f"expected a path, got {text!r}. Name a folder or file.")
     return Path(text)

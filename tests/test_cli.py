@@ -602,14 +602,15 @@ def test_one_setting_given_twice_is_refused(
 
 
 @pytest.fixture
-def demo_calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
+def demo_calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the demo asks of its parts, none of which is run."""
     calls: dict[str, Any] = {}
 
     def train(config: TrainingConfig, out: Path, **_: Any) -> Run:
         calls["config"] = config
-        (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
-        return Run(tmp_path, config)
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "config.json").write_text(json.dumps(config.to_dict()))
+        return Run(out, config)
 
     def seed_of(name: str) -> Callable[..., None]:
         def part(folder: Path, *, seed: int, **_: Any) -> None:
@@ -647,6 +648,14 @@ def test_the_demo_trains_and_studies_with_the_seed_and_threads_asked_for(
     assert demo_calls["evaluate"] == demo_calls["analyze"] == (seed, threads)
     made = json.loads((tmp_path / "made.json").read_text())
     assert made["command"] == " ".join(["loopinterp demo --out", str(tmp_path), *arguments])
+
+
+def test_the_demo_goes_into_runs_where_no_folder_is_named(
+    command: Command, demo_calls: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert command("demo", "--no-progress").status == 0
+    assert demo_calls and (tmp_path / "runs" / "demo" / "made.json").exists()
 
 
 def test_a_configuration_comes_back_from_its_file(tmp_path: Path) -> None:

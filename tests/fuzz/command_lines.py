@@ -119,7 +119,8 @@ def _demo(rng: random.Random, run: Path, mine: Path) -> list[str]:
     words = [["--seed", rng.choice(["-1", "x", *BIG])], ["--threads", rng.choice(["0", *BIG])]]
     words += [["--out", str(mine / "notes.txt")], ["--out", ""], ["--set", rng.choice(WORDS)]]
     refused = rng.choice(words)
-    return refused if refused[0] == "--out" else ["--out", _place(rng, run, mine), *refused]
+    where = rng.choice([[], ["--out", _place(rng, run, mine)]])
+    return refused if refused[0] == "--out" else [*where, *refused]
 
 
 _OF = {
