@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from pydantic import PositiveInt
-from torch.nn.functional import pad
 
 from loopinterp.errors import InputError, check_integer
 from loopinterp.settings import settings
@@ -39,16 +38,15 @@ COMMA, COLON, EQUALS, END, FIRST_LETTER = range(10, 15)
 DIGITS_AT_ONCE = 18
 """Decimal digits that fit into an int64."""
 
-_DIGIT, _COMMA, _COLON, _EQUALS, _END, _LETTER = range(6)
-_KINDS = [_DIGIT] * 10 + [_COMMA, _COLON, _EQUALS, _END] + [_LETTER] * len(LETTERS)
+_KINDS = ["digit"] * 10 + [",", ":", "=", "$"] + ["letter"] * len(LETTERS)
 _NEXT = {
-    _LETTER: {_COLON},
-    _COLON: {_DIGIT},
-    _DIGIT: {_DIGIT, _COMMA, _EQUALS},
-    _COMMA: {_LETTER},
+    "letter": (":",),
+    ":": ("digit",),
+    "digit": ("digit", ",", "="),
+    ",": ("letter",),
 }
-_FOLLOWS = [[b in _NEXT.get(a, ()) for b in range(6)] for a in range(6)]
-"""Whether a kind of symbol (column) may follow another one (row) in a prompt."""
+_FOLLOWS = [[after in _NEXT.get(kind, ()) for after in _KINDS] for kind in _KINDS]
+"""Whether a token (column) may follow another one (row) in a prompt."""
 
 
 @settings
@@ -193,13 +191,11 @@ class AbacusSorting(TokenByToken):
         equals = place_of(EQUALS, tokens, self.name, "'='")
         letters, digits, count = self._numbers(tokens, equals)
         there = inside(count, letters.shape[1])
-        # Keys of as many digits as fit into an integer, the least significant ones first.
-        digits = pad(digits, (0, -digits.shape[2] % DIGITS_AT_ONCE))
-        powers = 10 ** torch.arange(DIGITS_AT_ONCE, device=tokens.device)
-        keys = (digits.unflatten(2, (-1, DIGITS_AT_ONCE)) * powers).sum(dim=-1)
-        keys[..., -1].masked_fill_(~there, torch.iinfo(torch.int64).max)
         order = torch.arange(letters.shape[1], device=tokens.device).expand_as(letters)
-        for key in keys.unbind(dim=-1):
+        # By as many digits as fit into an integer at once, the least significant ones first.
+        for part in digits.split(DIGITS_AT_ONCE, dim=2):
+            key = (part * 10 ** torch.arange(part.shape[2], device=tokens.device)).sum(dim=2)
+            key = key.masked_fill(~there, torch.iinfo(torch.int64).max)
             order = order.gather(1, key.gather(1, order).argsort(dim=1, stable=True))
         named = letters.gather(1, order)
         return (
@@ -215,9 +211,9 @@ class AbacusSorting(TokenByToken):
         """
         prompt = tokens[:, : int(equals.max()) + 1]
         column = torch.arange(prompt.shape[1], device=tokens.device)
-        kind = tokens.new_tensor(_KINDS)[prompt]
-        fine = tokens.new_tensor(_FOLLOWS, dtype=torch.bool)[kind[:, :-1], kind[:, 1:]]
-        fine = (fine | (column[1:] > equals[:, None])).all(dim=1) & (kind[:, 0] == _LETTER)
+        fine = tokens.new_tensor(_FOLLOWS, dtype=torch.bool).flatten()
+        fine = fine[prompt[:, :-1] * len(SYMBOLS) + prompt[:, 1:]] | (column[1:] > equals[:, None])
+        fine = fine.all(dim=1) & (prompt[:, 0] >= FIRST_LETTER)
         if not bool(fine.all()):
             raise malformed(self.name, "letter:digits, letter:digits and so on, and then the '='")
         marks = ((prompt == COMMA) & (column < equals[:, None])) | (column == equals[:, None])
