@@ -1,11 +1,16 @@
 from . import carries as carries
 from .abacus_addition import AbacusAddition as AbacusAddition
+from .abacus_addition import AbacusSum as AbacusSum
+from .abacus_multiplication import AbacusMultiplication as AbacusMultiplication
+from .abacus_sorting import AbacusSorting as AbacusSorting
 from .addition import Addition as Addition
 from .bit_prompts import BinarySum as BinarySum
 from .bit_prompts import Copy as Copy
 from .bit_prompts import Parity as Parity
+from .decimal_operands import DecimalOperands as DecimalOperands
 from .examples_in_words import InWords as InWords
 from .full_output import FullOutput as FullOutput
+from .next_token import NextToken as NextToken
 from .prefix_sum import PrefixSum as PrefixSum
 from .study_data import as_batch as as_batch
 from .task import IGNORE as IGNORE
@@ -16,4 +21,5 @@ from .task_registry import list_tasks as list_tasks
 from .task_registry import register_task as register_task
 from .token_arithmetic import Multiplication as Multiplication
 from .token_arithmetic import TokenAddition as TokenAddition
+from .token_by_token import TokenByToken as TokenByToken
 from .unique_set import UniqueSet as UniqueSet

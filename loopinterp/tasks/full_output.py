@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from loopinterp.errors import InputError
 from loopinterp.tasks.examples_in_words import spell, until
+from loopinterp.tasks.prompt_reading import answer_from, malformed, place_of
 from loopinterp.tasks.rows import cut, join, same
 from loopinterp.tasks.sampling import Sampler, check_length, check_tokens
-from loopinterp.tasks.task import IGNORE, Batch
+from loopinterp.tasks.task import Batch
 
 if TYPE_CHECKING:
     from jaxtyping import Int
@@ -97,13 +97,25 @@ class FullOutput(Sampler):
             InputError: the inputs are not tokens of this task, or lack a prompt or their one ``=``.
         """
         tokens = check_tokens(inputs, self.d_vocab)
+        end, width = self.n_answer_symbols, tokens.shape[1]
+        return answer_from(*self.solve(tokens), width=width, end=end)[1]
+
+    def solve(
+        self, tokens: Int[Tensor, "batch pos"]
+    ) -> tuple[Int[Tensor, " batch"], Int[Tensor, "batch longest"], Int[Tensor, " batch"]]:
+        """Where each row has its ``=``, the answer to what is before it, and that one's length.
+
+        Raises:
+            InputError: a row lacks its one ``=``, or a prompt before it.
+        """
         equals = place_of(self.equals, tokens, self.name, "'='")
         n = equals - 1
         if not bool((n > 0).all()):
-            raise _malformed(self.name, "a prompt between BOS and the '='")
-        answer, length = self._solve(cut(tokens, torch.ones_like(n), n), n)
-        end, width = self.n_answer_symbols, tokens.shape[1]
-        return answer_from(equals, answer, length, width=width, end=end)[1]
+            raise malformed(self.name, "a prompt between BOS and the '='")
+        prompt = cut(tokens, torch.ones_like(n), n)
+        if prompt.numel() and int(prompt.max()) >= self.equals:
+            raise malformed(self.name, f"symbols 0..{self.equals - 1} alone before the '='")
+        return equals, *self._solve(prompt, n)
 
     def _batch(
         self,
@@ -116,53 +128,3 @@ class FullOutput(Sampler):
         whole = [same(bos, n), *parts, same(self.equals, n)]
         tokens = join(whole, width=self.n_positions(int(n.max())), fill=eos)
         return Batch(tokens, self.targets(tokens), n, n_loops)
-
-
-def place_of(
-    symbol: int, tokens: Int[Tensor, "batch pos"], task: str, what: str = "operator"
-) -> Int[Tensor, " batch"]:
-    """Where each row has its ``symbol``, of which it must have one."""
-    found = tokens == symbol
-    if not bool((found.sum(dim=1) == 1).all()):
-        raise _malformed(task, f"one {what} (token {symbol})")
-    return found.long().argmax(dim=1)
-
-
-def split_at(
-    symbol: int, prompt: Int[Tensor, "batch pos"], n: Int[Tensor, " batch"], task: str
-) -> tuple[
-    Int[Tensor, "batch width_a"],
-    Int[Tensor, "batch width_b"],
-    Int[Tensor, " batch"],
-    Int[Tensor, " batch"],
-]:
-    """The operands before and after the one operator of a prompt of ``n`` symbols; their lengths.
-
-    Raises where a row has no operator, several, or not a digit on both sides of it.
-    """
-    place = place_of(symbol, prompt, task)
-    n_b = n - place - 1
-    if not bool(((place > 0) & (n_b > 0)).all()):
-        raise _malformed(task, "a digit on both sides of the operator, and then the '='")
-    return cut(prompt, torch.zeros_like(n), place), cut(prompt, place + 1, n_b), place, n_b
-
-
-def _malformed(task: str, expected: str) -> InputError:
-    return InputError(
-        f"inputs of task {task}",
-        expected=f"{expected} in every row",
-        given="a row without",
-        fix="Pass the tokens of a batch of this task.",
-    )
-
-
-def answer_from(
-    equals: Tensor, answer: Tensor, length: Tensor, *, width: int, end: int
-) -> tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch pos"]]:
-    """Places counted from the ``=``, and the answer from there on, closed by ``end``.
-
-    ``IGNORE`` before the ``=``; ``length`` says how many columns of each answer count.
-    """
-    place = torch.arange(width, device=equals.device) - equals[:, None]
-    out = answer.gather(1, place.clamp(0, answer.shape[1] - 1))
-    return place, out.masked_fill(place >= length[:, None], end).masked_fill(place < 0, IGNORE)

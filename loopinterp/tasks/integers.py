@@ -17,39 +17,45 @@ if TYPE_CHECKING:
 
 
 def operand_digits(
-    operands: Sequence[tuple[int, int]], n_a: int, n_b: int, base: int = 2
-) -> tuple[Int[Tensor, "pair n_a"], Int[Tensor, "pair n_b"]]:
-    """The ``n_a`` digits of the first operands, and the ``n_b`` of the second; the least first.
+    operands: Sequence[Sequence[int]], *n: int, base: int = 2
+) -> tuple[Int[Tensor, "example _"], ...]:
+    """The digits of the first operands, of the second, and so on: ``n`` of each; the least first.
 
     Raises:
-        InputError: they are no pairs, or a number does not fit in its digits.
+        InputError: they are not as many operands, or a number does not fit in its digits.
 
     Example:
         >>> a, b = operand_digits([(6, 1), (1, 0)], 3, 2)
         >>> a.tolist(), b.tolist()
         ([[0, 1, 1], [1, 0, 0]], [[1, 0], [0, 0]])
     """
-    first, second = zip(*check_pairs(operands))
-    return _to_digits(first, n_a, base), _to_digits(second, n_b, base)
+    columns = zip(*check_operands(operands, len(n)))
+    return tuple(to_digits(column, k, base) for column, k in zip(columns, n))
 
 
-def check_pairs(operands: Iterable[Any]) -> list[tuple[int, int]]:
-    """The operands as a list of pairs, which they must be: tuples, lists or rows of an array."""
+def check_operands(operands: Iterable[Any], n: int = 2) -> list[tuple[Any, ...]]:
+    """The operands as a list of ``n`` each, which they must be: tuples, lists or rows of arrays."""
     try:
-        pairs = [(a, b) for a, b in operands]
-    except (TypeError, ValueError):  # not a sequence, or not of pairs
-        pairs = []
-    if not pairs:
+        found = [tuple(example) for example in operands]
+    except TypeError:  # not a sequence, or not of sequences
+        found = []
+    if not found or any(len(example) != n for example in found):
+        kind, several = ("pair", "pairs") if n == 2 else (f"list of {n}", f"lists of {n}")
         raise InputError(
             "operands",
-            expected="at least one pair of integers, and nothing but pairs",
+            expected=f"at least one {kind} of integers, and nothing but {several}",
             given=reprlib.repr(operands),
-            fix="Pass e.g. [(3, 5)].",
+            fix=f"Pass e.g. [{tuple(range(3, 3 + 2 * n, 2))}].",
         )
-    return pairs
+    return found
 
 
-def _to_digits(numbers: Sequence[int], n: int, base: int) -> Tensor:
+def to_digits(numbers: Sequence[int], n: int, base: int) -> Int[Tensor, "number n"]:
+    """The ``n`` digits of each number, the least significant first.
+
+    Raises:
+        InputError: a number is no integer of at least 0, or does not fit.
+    """
     most = base ** check_length(n) - 1
     fix = f"It must fit in {n} digits to base {base}: pass a larger n, or a smaller number."
     integers = [check_integer("operand", x, least=0, most=most, fix=fix) for x in numbers]
@@ -72,3 +78,48 @@ def carry_over(columns: Int[Tensor, "batch width"], base: int) -> Int[Tensor, "b
         digits.append(total % base)
         carry = total // base
     return torch.stack(digits, dim=1)
+
+
+def product_digits(
+    a: Int[Tensor, "batch width_a"], b: Int[Tensor, "batch width_b"], base: int
+) -> Int[Tensor, "batch width"]:
+    """Digits of the products, the least significant first, as many as both factors together.
+
+    Example:
+        >>> product_digits(torch.tensor([[5, 2]]), torch.tensor([[4, 1]]), 10).tolist()  # 25 * 14
+        [[0, 5, 3, 0]]
+    """
+    columns = b.new_zeros((len(b), a.shape[1] + b.shape[1]))
+    for i in range(a.shape[1]):
+        columns[:, i : i + b.shape[1]] += a[:, i : i + 1] * b
+    return carry_over(columns, base)
+
+
+def n_significant(digits: Int[Tensor, "batch width"]) -> Int[Tensor, " batch"]:
+    """How many digits (least significant first) each number has without leading zeros; 0 of 0.
+
+    Example:
+        >>> n_significant(torch.tensor([[3, 0, 1, 0], [0, 0, 0, 0]])).tolist()
+        [3, 0]
+    """
+    column = torch.arange(1, digits.shape[1] + 1, device=digits.device)
+    return ((digits > 0) * column).amax(dim=1)
+
+
+def lead(
+    digits: Int[Tensor, "*batch width"],
+    n_digits: Int[Tensor, "*batch"],
+    first: Int[Tensor, "*batch"],
+) -> Int[Tensor, "*batch width"]:
+    """Numbers of ``n_digits`` (least significant first) with another leading digit.
+
+    Numbers of one digit stay as they are, as a single 0 is well written.
+
+    Example:
+        >>> digits, n_digits = torch.tensor([[4, 0, 9], [0, 9, 9]]), torch.tensor([2, 1])
+        >>> lead(digits, n_digits, torch.tensor([7, 7])).tolist()
+        [[4, 7, 9], [0, 9, 9]]
+    """
+    at = (n_digits - 1)[..., None]
+    fresh = torch.where(at > 0, first[..., None], digits.gather(-1, at))
+    return digits.scatter(-1, at, fresh)

@@ -43,6 +43,10 @@ class Sampler(Settings, InWords, ABC):
         return self.to_dict()
 
     @abstractmethod
+    def describe(self) -> str:
+        """One line for people; see :meth:`Task.describe`."""
+
+    @abstractmethod
     def _draw(self, kind: str, n: Tensor, generator: torch.Generator) -> Batch:
         """Examples of the given lengths [batch], of one of the distributions."""
 
@@ -138,9 +142,9 @@ def pick_distribution(task: Task | Sampler, distribution: str | None) -> str:
     return check_choice(f"distribution of task {task.name}", distribution, task.distributions)
 
 
-def inside(n: Int[Tensor, " batch"], width: int) -> Bool[Tensor, "batch width"]:
+def inside(n: Int[Tensor, "*batch"], width: int) -> Bool[Tensor, "*batch width"]:
     """True at the first ``n`` of ``width`` columns."""
-    return torch.arange(width, device=n.device) < n[:, None]
+    return torch.arange(width, device=n.device) < n[..., None]
 
 
 def coins(

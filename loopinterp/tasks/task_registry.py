@@ -6,9 +6,12 @@ import inspect
 from collections.abc import Callable
 
 from loopinterp.errors import ConfigError, InputError, unknown_name
-from loopinterp.tasks.abacus_addition import AbacusAddition
+from loopinterp.tasks.abacus_addition import AbacusAddition, AbacusSum
+from loopinterp.tasks.abacus_multiplication import AbacusMultiplication
+from loopinterp.tasks.abacus_sorting import AbacusSorting
 from loopinterp.tasks.addition import Addition
 from loopinterp.tasks.bit_prompts import BinarySum, Copy, Parity
+from loopinterp.tasks.next_token import NextToken
 from loopinterp.tasks.prefix_sum import PrefixSum
 from loopinterp.tasks.task import Task
 from loopinterp.tasks.token_arithmetic import Multiplication, TokenAddition
@@ -16,10 +19,14 @@ from loopinterp.tasks.unique_set import UniqueSet
 
 _BUILT_IN = (
     AbacusAddition,
+    AbacusMultiplication,
+    AbacusSorting,
+    AbacusSum,
     Addition,
     BinarySum,
     Copy,
     Multiplication,
+    NextToken,
     Parity,
     PrefixSum,
     TokenAddition,

@@ -7,19 +7,22 @@ from typing import TYPE_CHECKING
 
 import torch
 from pydantic import PositiveInt
+from torch.nn.functional import pad
 
 from loopinterp.errors import InputError
 from loopinterp.settings import settings
 from loopinterp.tasks import carries
 from loopinterp.tasks.addition import check_operands, draw_bits
-from loopinterp.tasks.full_output import FullOutput, split_at
-from loopinterp.tasks.integers import carry_over, operand_digits
+from loopinterp.tasks.full_output import FullOutput
+from loopinterp.tasks.integers import operand_digits, product_digits
+from loopinterp.tasks.prompt_reading import operands_of
 from loopinterp.tasks.rows import same
 from loopinterp.tasks.sampling import (
     check_digits,
     check_length,
     check_tokens,
     integers,
+    lengths,
     random_bits,
 )
 from loopinterp.tasks.task import Batch
@@ -93,7 +96,8 @@ class TokenAddition(FullOutput):
         return self.from_bits(_turn(a, n), _turn(b, n), n)
 
     def _solve(self, prompt: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
-        a, b, n_a, n_b = split_at(OPERATOR, prompt, n, self.name)
+        operands, length = operands_of(prompt, n, operator=OPERATOR, base=2, task=self.name)
+        n_a, n_b = length.unbind(dim=1)
         if not torch.equal(n_a, n_b):
             raise InputError(
                 "inputs of task token_addition",
@@ -101,8 +105,7 @@ class TokenAddition(FullOutput):
                 given="a row without",
                 fix="Write the shorter one with leading zeros.",
             )
-        zero = torch.zeros_like(a[:, :1])
-        a, b = (torch.cat([_turn(x, n_a), zero], dim=1) for x in (a, b))
+        a, b = (pad(_turn(x, n_a), (0, 1)) for x in operands.unbind(dim=1))
         return _turn(carries.total(a, b), n_a + 1), n_a + 1
 
 
@@ -183,6 +186,18 @@ class Multiplication(FullOutput):
         a, b = operand_digits(operands, m, n)
         return self.from_bits(a, b, torch.full((len(a),), m), torch.full((len(b),), n))
 
+    def sample_operands(
+        self, m: int, n: int, *, batch_size: int, generator: torch.Generator
+    ) -> Batch:
+        """Draw products of ``m`` bits, at most the task's, and ``n`` bits, all of them fair.
+
+        Raises:
+            InputError: a length, the batch size or the generator is not one.
+        """
+        drawn = [lengths(k, batch_size=batch_size, generator=generator) for k in (m, n)]
+        a, b = (random_bits("uniform", batch_size, k, generator) for k in (m, n))
+        return self.from_bits(a, b, *drawn)
+
     def _draw(self, kind: str, n: Tensor, generator: torch.Generator) -> Batch:
         bits = "biased" if kind == "biased" else "uniform"
         a = random_bits(bits, len(n), self.m, generator)
@@ -193,11 +208,9 @@ class Multiplication(FullOutput):
         return self.from_bits(a, b, m, n)
 
     def _solve(self, prompt: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
-        a, b, *_ = split_at(OPERATOR, prompt, n, self.name)
-        columns = b.new_zeros((len(b), a.shape[1] + b.shape[1]))
-        for i in range(a.shape[1]):
-            columns[:, i : i + b.shape[1]] += a[:, i : i + 1] * b
-        return carry_over(columns, 2), n - 1
+        operands, length = operands_of(prompt, n, operator=OPERATOR, base=2, task=self.name)
+        a, b = operands.unbind(dim=1)
+        return product_digits(a[:, : int(length[:, 0].max())], b, 2), n - 1
 
 
 def _turn(bits: Int[Tensor, "batch width"], n: Int[Tensor, " batch"]) -> Tensor:

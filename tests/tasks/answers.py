@@ -20,6 +20,13 @@ SETTINGS: list[tuple[str, dict[str, object]]] = [
     ("multiplication", {}),
     ("multiplication", {"m": 3}),
     ("abacus_addition", {}),
+    ("abacus_sum", {}),
+    ("abacus_sum", {"n_operands": 12}),
+    ("abacus_multiplication", {}),
+    ("abacus_sorting", {}),
+    ("abacus_sorting", {"n_digits": 1}),
+    ("next_token", {}),
+    ("next_token", {"of": "multiplication", "of_settings": {"m": 3}, "n_pause": 3}),
 ]
 """Every task of the library, with settings."""
 

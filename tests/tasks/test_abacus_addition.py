@@ -8,33 +8,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loopinterp.errors import InputError
-from loopinterp.tasks import IGNORE, AbacusAddition, Batch
+from loopinterp.errors import ConfigError, InputError
+from loopinterp.tasks import IGNORE, AbacusAddition, AbacusSum
 from loopinterp.tasks.abacus_addition import ALPHABET
+from tests.tasks.test_decimal_operands import check
 
 TASK = AbacusAddition()
-
-
-def check(batch: Batch) -> None:
-    """Check every row: the text is an addition, and the targets are its next tokens."""
-    for tokens, targets in zip(batch.inputs.tolist(), batch.targets.tolist()):
-        text = "".join(ALPHABET[t] for t in tokens)
-        question, answer = text.split("=")
-        answer = answer.rstrip("$")
-        a, b = (int(operand[::-1]) for operand in question.split("+"))
-        longest = max(map(len, question.split("+")))
-        total = str(a + b).rjust(longest, "0")
-        assert answer == total[::-1]
-        asked = [ALPHABET[t] for t in targets if t != IGNORE]
-        assert "".join(asked) == answer + "$"
-        first = text.index("=")
-        assert targets[first : first + len(asked)] == [ALPHABET.index(c) for c in answer + "$"]
 
 
 def test_all_pairs_of_up_to_two_digits():
     every = [(a, b) for a in range(100) for b in range(100)]
     batch = TASK.encode(every)
-    check(batch)
+    check(TASK, batch)
     assert batch.n.tolist() == [max(len(str(a)), len(str(b))) for a, b in every]
 
 
@@ -42,28 +27,10 @@ def test_all_pairs_of_up_to_two_digits():
 @given(st.lists(st.tuples(*[st.integers(0, 10**100)] * 2), min_size=1, max_size=4))
 def test_operands_of_any_length(operands):
     batch = TASK.encode(operands)
-    check(batch)
+    check(TASK, batch)
     for (a, b), tokens in zip(operands, batch.inputs.tolist()):
         text = "".join(ALPHABET[t] for t in tokens)
         assert text.startswith(f"{str(a)[::-1]}+{str(b)[::-1]}={str(a + b)[::-1]}$"[: len(text)])
-
-
-@pytest.mark.parametrize("distribution", TASK.distributions)
-def test_samples_of_mixed_lengths(distribution):
-    g = torch.Generator().manual_seed(0)
-    n = torch.randint(1, 40, (200,), generator=g)
-    batch = TASK.sample(n, generator=g, distribution=distribution)
-    check(batch)
-    for tokens, length in zip(batch.inputs.tolist(), n.tolist()):
-        question = "".join(ALPHABET[t] for t in tokens).split("=")[0].split("+")
-        assert max(map(len, question)) == length
-        if distribution == "equal":
-            assert len(question[0]) == len(question[1]) == length
-        if distribution == "chain":
-            sums = [int(x) + int(y) for x, y in zip(*question)]
-            assert sums[0] >= 10 and set(sums[1:]) <= {9}
-        else:
-            assert all(len(x) == 1 or x[-1] != "0" for x in question)
 
 
 def test_of_mixed_operands_either_may_be_the_shorter():
@@ -103,10 +70,65 @@ def test_the_answer_follows_from_the_operands_whatever_stands_after_the_equals_s
         (lambda: TASK.targets(torch.tensor([[1, 11, 2]])), r"'=' \(token 13\)"),
         (lambda: TASK.targets(torch.tensor([[1, 13, 2]])), r"operator \(token 11\)"),
         (lambda: TASK.targets(torch.tensor([[11, 2, 13]])), "a digit on both sides"),
-        (lambda: TASK.targets(torch.tensor([[2, 13, 11]])), "a digit on both sides"),
+        (lambda: TASK.targets(torch.tensor([[2, 11, 13]])), "a digit on both sides"),
+        (lambda: TASK.targets(torch.tensor([[2, 13, 11]])), r"operator \(token 11\)"),
+        (lambda: TASK.targets(torch.tensor([[10, 11, 2, 13]])), r"digits 0\.\.9 alone"),
         (lambda: TASK.targets(torch.tensor([[15, 13, 11]])), r"tokens in 0\.\.14"),
     ],
 )
 def test_bad_inputs_are_refused(attempt, message):
     with pytest.raises(InputError, match=message):
         attempt()
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data(), k=st.sampled_from([2, 3, 11, 101]))
+def test_sums_of_several_numbers_of_any_length(data, k):
+    numbers = st.tuples(*[st.integers(0, 10**30)] * k)
+    operands = data.draw(st.lists(numbers, min_size=1, max_size=3))
+    task = AbacusSum(n_operands=k)
+    batch = task.encode([*operands, (10**9 - 1,) * k])
+    check(task, batch)
+    assert batch.inputs.shape[1] == task.n_positions(int(batch.n.max()))
+
+
+def test_a_sum_of_two_numbers_is_an_addition():
+    pair = AbacusSum(n_operands=2)
+    for distribution in pair.distributions:
+        one, other = (
+            task.sample(
+                9,
+                batch_size=20,
+                generator=torch.Generator().manual_seed(1),
+                distribution=distribution,
+            )
+            for task in (pair, TASK)
+        )
+        assert torch.equal(one.inputs, other.inputs)
+        assert torch.equal(one.targets, other.targets)
+        assert torch.equal(one.n_loops, other.n_loops)
+
+
+def test_carries_out_of_many_numbers_are_answered_in_as_many_digits():
+    task = AbacusSum(n_operands=12)
+    assert task.decode(task.encode([(99,) * 12])) == [f"{' + '.join(['99'] * 12)} = 1188"]
+    assert task.n_loops(2) == 4 and AbacusSum().n_loops(2) == TASK.n_loops(2) == 3
+
+
+def test_of_several_mixed_operands_each_may_be_the_longest():
+    g = torch.Generator().manual_seed(0)
+    task = AbacusSum(n_operands=3)
+    question = task.decode(task.sample(6, batch_size=400, generator=g).inputs)
+    n_digits = torch.tensor(
+        [[len(x) for x in line.removesuffix(" =").split(" + ")] for line in question]
+    )
+    only = n_digits[(n_digits == 6).sum(dim=1) == 1]
+    # A third each of the (5/6)^2 whose others are shorter: 93 of 400, give or take 8.
+    assert (only == 6).sum(dim=0).min() > 50
+    assert torch.bincount(n_digits[n_digits < 6], minlength=6)[1:].min() > 60
+
+
+@pytest.mark.parametrize("n_operands", [1, 0, 2.5, "3", True])
+def test_a_bad_number_of_operands_is_refused(n_operands):
+    with pytest.raises(ConfigError, match=r"^n_operands: expected an integer >= 2"):
+        AbacusSum(n_operands=n_operands)

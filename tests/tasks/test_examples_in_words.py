@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from itertools import accumulate
@@ -13,15 +14,25 @@ import torch
 from loopinterp.errors import InputError
 from loopinterp.tasks import (
     IGNORE,
-    AbacusAddition,
+    AbacusMultiplication,
+    AbacusSorting,
     Addition,
     Batch,
+    DecimalOperands,
     Multiplication,
+    NextToken,
     PrefixSum,
     TokenAddition,
     get_task,
 )
 from tests.tasks.answers import SETTINGS
+
+
+def _column(numbers: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Decimal numbers in words as digits [number, width], and how many each has."""
+    wide = max(map(len, numbers))
+    digits = [[int(d) for d in x[::-1].ljust(wide, "0")] for x in numbers]
+    return torch.tensor(digits), torch.tensor([len(x) for x in numbers])
 
 
 def _bits(text: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -43,11 +54,15 @@ def _encoded(task: Any, question: str) -> Batch:
     if isinstance(task, Multiplication):
         a, b = _pair(question)
         return task.encode([(int(a, 2), int(b, 2))], n=len(b), m=len(a))
-    if isinstance(task, AbacusAddition):
-        a, b = _pair(question)
-        wide = max(len(a), len(b))  # not encode: a chain's operands may begin with zeros
-        columns = [_bits(x[::-1].ljust(wide, "0"))[0] for x in (a, b)]
-        return task.from_digits(*columns, *(torch.tensor([len(x)]) for x in (a, b)))
+    if isinstance(task, DecimalOperands):
+        # Not encode: the operands of a chain may begin with zeros.
+        digits, n_digits = _column(re.split(r" [+*] ", question))
+        return task.from_digits(digits[None], n_digits[None])
+    if isinstance(task, AbacusSorting):
+        letters, numbers = zip(*(part.split(":") for part in question.split(", ")))
+        return task.encode([[int(x) for x in numbers]], "".join(letters))
+    if isinstance(task, NextToken):
+        return task.from_batch(_encoded(task.task, question))
     prompt = question.rpartition(" of " if " of " in question else " in ")[2]
     symbols, n = _bits(prompt)
     make = getattr(task, "from_symbols", None) or task.from_bits
@@ -69,10 +84,17 @@ def _right(task: Any, question: str) -> str:
     if task.name in ORACLES:
         prompt = question.rpartition(" of " if " of " in question else " in ")[2]
         return ORACLES[task.name](prompt, task)
+    if isinstance(task, NextToken):
+        return _right(task.task, question)
+    if isinstance(task, AbacusSorting):
+        numbered = [part.split(":") for part in question.split(", ")]
+        return ", ".join(letter for letter, x in sorted(numbered, key=lambda pair: int(pair[1])))
+    if isinstance(task, DecimalOperands):
+        numbers = re.split(r" [+*] ", question)
+        if isinstance(task, AbacusMultiplication):
+            return str(math.prod(map(int, numbers)))
+        return str(sum(map(int, numbers))).zfill(max(map(len, numbers)))
     a, b = _pair(question)
-    if isinstance(task, AbacusAddition):
-        wide = max(len(a), len(b))
-        return str(int(a) + int(b)).zfill(wide)
     x, y = int(a, 2), int(b, 2)
     if isinstance(task, Multiplication):
         return format(x * y, f"0{len(a) + len(b)}b")
@@ -99,7 +121,10 @@ def test_the_words_give_back_the_tokens_and_the_answer_of_plain_python(
             question, answer = line.split(" = ")
             again = _encoded(task, question)
             own = _unpadded(batch, task, row)
-            assert torch.equal(again.inputs[0, : len(own)], own)
+            common = min(len(own), again.inputs.shape[1])
+            assert torch.equal(again.inputs[0, :common], own[:common])
+            # Shorter operands than there might be leave more padding.
+            assert set(own[common:].tolist()) <= {getattr(task, "end", None)}
             assert answer == _right(task, question)
 
 
