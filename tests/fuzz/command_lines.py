@@ -27,7 +27,7 @@ VALUES = [
 def command_line(rng: random.Random, run: Path, mine: Path) -> list[str]:
     """A command line over a run, in a folder with files of the user's."""
     command = rng.choice(["train", "train", "compile", "evaluate", "evaluate", "analyze",
-                          "report", "tasks", "models", "demo", "nothing"])  # fmt: skip
+                          "report", "tasks", "recipes", "zoo", "demo", "nothing"])  # fmt: skip
     if command == "nothing":
         return rng.choice([[], ["--version"], ["--nosuch"], [rng.choice(WORDS)], ["-h"]])
     words = [command, *_OF[command](rng, run, mine)]
@@ -129,6 +129,11 @@ _OF = {
     "analyze": _analyze,
     "report": _report,
     "tasks": lambda rng, run, mine: _options(rng, json=WORDS),
-    "models": lambda rng, run, mine: [rng.choice(["addition", *WORDS])],
+    "recipes": lambda rng, run, mine: [rng.choice(["addition", *WORDS])],
+    "zoo": lambda rng, run, mine: [
+        rng.choice(["addition", *WORDS]),
+        "--out",
+        _place(rng, run, mine),
+    ],  # fmt: skip
     "demo": _demo,
 }
