@@ -203,7 +203,8 @@ def _schema(cls: type, path: Sequence[str]) -> dict[str, Any]:
     root = _adapter(cls).json_schema()
     schema = root
     for name in path:
-        schema = schema.get("properties", {}).get(name, {})
+        of_any = schema.get("additionalProperties") or {}  # of a mapping, whatever the name
+        schema = schema.get("properties", {}).get(name, of_any)
         if "$ref" in schema:
             schema = root["$defs"][schema["$ref"].rpartition("/")[2]]
     return schema

@@ -1,4 +1,4 @@
-"""Configurations to start from: one JSON file each in ``recipes/``, with what they were measured at.
+"""Configurations to start from, and what was measured of each: a JSON file each in ``recipes/``.
 
 A file has the four parts of a :class:`Recipe`; its name is the recipe's. To add a recipe is to add
 a file.

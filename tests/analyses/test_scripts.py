@@ -36,7 +36,9 @@ TABLES = {
         "--set",
         "curriculum.max_n=3",
     ],
-}
+    "make_zoo": ["--name", "parity", "--zoo", ".", "--samples", "4", "--set", "steps=20",
+                 "--set", "curriculum.max_n=3"],
+}  # fmt: skip
 """Scripts of many models, which print a table."""
 
 SCRIPTS = sorted(path.stem for path in (ROOT / "analyses").glob("*.py"))

@@ -114,6 +114,10 @@ def _report(rng: random.Random, run: Path, mine: Path) -> list[str]:
     return [_run_of(rng, run, mine), "--out", _place(rng, run, mine)]
 
 
+def _zoo(rng: random.Random, run: Path, mine: Path) -> list[str]:
+    return [rng.choice(["addition", *WORDS]), "--out", _place(rng, run, mine)]
+
+
 def _demo(rng: random.Random, run: Path, mine: Path) -> list[str]:
     # Only what is refused: a demo takes minutes.
     words = [["--seed", rng.choice(["-1", "x", *BIG])], ["--threads", rng.choice(["0", *BIG])]]
@@ -130,10 +134,6 @@ _OF = {
     "report": _report,
     "tasks": lambda rng, run, mine: _options(rng, json=WORDS),
     "recipes": lambda rng, run, mine: [rng.choice(["addition", *WORDS])],
-    "zoo": lambda rng, run, mine: [
-        rng.choice(["addition", *WORDS]),
-        "--out",
-        _place(rng, run, mine),
-    ],  # fmt: skip
+    "zoo": _zoo,
     "demo": _demo,
 }
