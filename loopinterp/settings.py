@@ -203,8 +203,9 @@ def _schema(cls: type, path: Sequence[str]) -> dict[str, Any]:
     root = _adapter(cls).json_schema()
     schema = root
     for name in path:
-        of_any = schema.get("additionalProperties") or {}  # of a mapping, whatever the name
-        schema = schema.get("properties", {}).get(name, of_any)
+        of_any = schema.get("additionalProperties")  # of a mapping, whatever the name
+        unnamed = of_any if isinstance(of_any, dict) else {}
+        schema = schema.get("properties", {}).get(name, unnamed)
         if "$ref" in schema:
             schema = root["$defs"][schema["$ref"].rpartition("/")[2]]
     return schema

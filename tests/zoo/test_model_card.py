@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,14 +47,14 @@ def test_an_entry_is_measured_and_moved_whole(barely_trained: Path, tmp_path: Pa
 def test_only_a_finished_run_of_training_becomes_an_entry(
     barely_trained: Path, tmp_path: Path
 ) -> None:
-    make = {"recipe": "addition", "note": "Small.", "samples": 4}
+    make: dict[str, Any] = {"recipe": "addition", "note": "Small.", "samples": 4}
     run = Run.load(barely_trained)
     with pytest.raises(InputError, match="holds a run"):
         make_entry(run, barely_trained, **make)
     with pytest.raises(InputError, match="outside the package"):
         make_entry(run, Path(loopinterp.__file__).parent / "zoo" / "new", **make)
     with pytest.raises(InputError, match="recipe: expected one of addition"):
-        make_entry(run, tmp_path / "new", **(make | {"recipe": "additon"}))
+        make_entry(run, tmp_path / "new", recipe="additon", note="Small.")
     unfinished = Path(shutil.copytree(barely_trained, tmp_path / "unfinished"))
     shutil.rmtree(unfinished / "state")
     with pytest.raises(InputError, match="one that was trained to its end, got one of 0 steps"):
