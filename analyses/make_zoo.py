@@ -27,7 +27,7 @@ MODELS: dict[str, tuple[str, list[str], str]] = {
     "addition-no-hold": ("addition", NO_HOLD, "Addition without hold loops and without noise."),
     "addition-no-loop-norm": ("addition", ["model.loop_norm=false"], "Addition, no loop norm."),
     "parity": ("parity", [], "Parity, whose answer does not stay after T(n)."),
-    "prefix_sum": ("prefix_sum", [], "Running XOR."),
+    "prefix_sum": ("prefix_sum", [], "Running XOR, some loops late: right far out 6 loops after T(n)."),
 }
 """Each model: its recipe, what is changed of it, and what it is an example of."""
 

@@ -572,17 +572,26 @@ def test_studies_are_run_in_their_own_order(run: Path, monkeypatch: pytest.Monke
     assert order == ["convergence", "programs", "subspaces", "attention"]
 
 
-def test_a_task_without_a_recipe_says_which_model_is_trained(
+def test_without_a_recipe_it_is_said_which_model_is_trained(
     command: Command, tmp_path: Path
 ) -> None:
     small = [part for s in ("model.d_model=8", "model.n_heads=1") for part in ("--set", s)]
-    arguments = ("train", "--task", "copy", "--steps", 1, *small, "--no-progress")
+    arguments = (
+        "train",
+        "--task",
+        "copy",
+        "--without-recipe",
+        "--steps",
+        1,
+        *small,
+        "--no-progress",
+    )
     other = command(*arguments, "--set", "model.attention_window=none", "--out", tmp_path / "wide")
-    assert other.err == "No recipe is for copy: this is the demo's model, without a window.\n"
+    assert other.err == "No recipe is used for copy: this is the demo's model, without a window.\n"
     answer = command(*arguments, "--out", tmp_path / "run")
     assert answer.status == 0
     assert answer.err == (
-        "No recipe is for copy: this is the demo's model, with a window of 1 to the left.\n"
+        "No recipe is used for copy: this is the demo's model, with a window of 1 to the left.\n"
     )
 
 
