@@ -24,10 +24,22 @@ MODELS: dict[str, tuple[str, list[str], str]] = {
         f"addition-seed-{seed}": ("addition", [f"seed={seed}"], "The same, of another seed.")
         for seed in (1, 2, 3, 4)
     },
-    "addition-no-hold": ("addition", NO_HOLD, "Addition without hold loops and without noise."),
-    "addition-no-loop-norm": ("addition", ["model.loop_norm=false"], "Addition, no loop norm."),
+    "addition-no-hold": (
+        "addition",
+        NO_HOLD,
+        "No hold loops, no noise: with this seed as good without.",
+    ),
+    "addition-no-loop-norm": (
+        "addition",
+        ["model.loop_norm=false"],
+        "No loop norm: on chains beyond training the carry is late.",
+    ),
     "parity": ("parity", [], "Parity, whose answer does not stay after T(n)."),
-    "prefix_sum": ("prefix_sum", [], "Running XOR, some loops late: right far out 6 loops after T(n)."),
+    "prefix_sum": (
+        "prefix_sum",
+        [],
+        "Running XOR, some loops late: right far out 6 loops after T(n).",
+    ),
 }
 """Each model: its recipe, what is changed of it, and what it is an example of."""
 
