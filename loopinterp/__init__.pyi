@@ -10,6 +10,7 @@ from . import report as report
 from . import tasks as tasks
 from . import training as training
 from . import workflow as workflow
+from . import zoo as zoo
 from .circuits import compare_programs as compare_programs
 from .models import LoopedTransformer as LoopedTransformer
 from .models import LoopedTransformerConfig as LoopedTransformerConfig
@@ -21,5 +22,7 @@ from .tasks import get_task as get_task
 from .training import Run as Run
 from .training import evaluate as evaluate
 from .training import train as train
+from .zoo import list_pretrained as list_pretrained
+from .zoo import load_pretrained as load_pretrained
 
 __version__: str

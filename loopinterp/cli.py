@@ -125,6 +125,9 @@ def train(
     task: Annotated[str | None, typer.Option(help="One of `loopinterp tasks`.")] = None,
     recipe: Annotated[str | None, typer.Option(help="Default: the one named as the task.")] = None,
     config: Annotated[Path | None, typer.Option(**_FILE, help="Configuration as JSON.")] = None,
+    without_recipe: Annotated[
+        bool, typer.Option("--without-recipe", help="Start from the demo's model instead.")
+    ] = False,
     settings: Settings = None,
     seed: Annotated[int | None, typer.Option(**_SEED, help="Seed of weights and data.")] = None,
     steps: Annotated[int | None, typer.Option(help="Optimiser steps.")] = None,
@@ -141,7 +144,8 @@ def train(
     """Train a looped transformer on a task.
 
     Starts from the task's recipe or from --config, then applies each --set and the other
-    options. Killed at any moment, the same command goes on, with the same numbers.
+    options. A task without a recipe that generalises is refused, unless --without-recipe is given.
+    Killed at any moment, the same command goes on, with the same numbers.
     """
     flags = {
         "seed": seed,
@@ -152,12 +156,17 @@ def train(
         "threads": threads,
     }
     chosen = loopinterp.workflow.configure(
-        task=task, recipe=recipe, file=config, settings=settings or (), flags=flags
+        task=task,
+        recipe=recipe,
+        file=config,
+        settings=settings or (),
+        flags=flags,
+        without_recipe=without_recipe,
     )
-    if task and not (recipe or config or task in loopinterp.training.RECIPES):
+    if without_recipe:
         window = chosen.model.attention_window
         seen = "without a window" if window is None else f"with a window of {window} to the left"
-        typer.echo(f"No recipe is for {task}: this is the demo's model, {seen}.", err=True)
+        typer.echo(f"No recipe is used for {task}: this is the demo's model, {seen}.", err=True)
     run = loopinterp.workflow.train_run(chosen, out, progress=progress, resume=resume)
     last = run.metrics().tail(1).to_dict("records")
     document = {"run": str(out), "steps": run.steps_done, "seconds": run.seconds}
@@ -334,14 +343,56 @@ def tasks(as_json: Json = False) -> None:
     _print(listed, "\n\n".join(_facts(facts) for facts in listed), as_json)
 
 
-@app.command(epilog=_examples("models", "models addition --json"))
-def models(
+@app.command(epilog=_examples("recipes", "recipes addition --json"))
+def recipes(
     name: Annotated[str | None, typer.Argument(help="One recipe, in full.")] = None,
     as_json: Json = False,
 ) -> None:
-    """List the models that the recipes train."""
-    listed = loopinterp.workflow.list_model_facts(name)
-    _print(listed, "\n\n".join(_facts(facts) for facts in listed), as_json)
+    """List the recipes, with what their models were measured at."""
+    if name is None:
+        listed = loopinterp.workflow.list_recipe_facts()
+        _print(listed, "\n\n".join(_facts(facts) for facts in listed), as_json)
+        return
+    from loopinterp.settings import flatten
+
+    recipe = loopinterp.training.get_recipe(name)
+    in_words = {"recipe": name, **flatten(recipe.to_dict(defaults=False))}
+    _print({"recipe": name, **recipe.to_dict()}, _facts(in_words), as_json)
+
+
+@app.command(epilog=_examples("zoo", "zoo addition", "zoo addition --out runs/addition"))
+def zoo(
+    name: Annotated[str | None, typer.Argument(help="One model, with its card.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(**_FILE, help="Copy the model there, as a run.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List the trained models that come with the package.
+
+    A copy is a run as any other, to evaluate, analyze and report; nothing is written into the
+    package.
+    """
+    if name is None:
+        if out is not None:
+            raise InputError(
+                "NAME",
+                expected="the model to copy",
+                given="--out alone",
+                fix="Say which one: `loopinterp zoo` lists them.",
+            )
+        table = loopinterp.list_pretrained().reset_index()
+        _print(table.to_dict("records"), table.to_string(index=False), as_json)
+        return
+    card = loopinterp.zoo.get_card(name)
+    facts = {"model": name, **card.to_dict(), "fails_at": card.fails_at()}
+    if out is None:
+        about = {key: value for key, value in facts.items() if key != "exact_match"}
+        text = f"{_facts(about)}\n\nExact match by loops beyond T(n)\n{card.table().to_string()}"
+        _print(facts, text, as_json)
+    else:
+        loopinterp.load_pretrained(name, out)
+        _print({"run": str(out), **facts}, f"{out}: {card.note} {_next('analyze', out)}", as_json)
 
 
 def _next(command: str, run: Path) -> str:
@@ -365,7 +416,10 @@ def _shown(value: Any) -> str:
         return "none"
     if isinstance(value, Mapping):
         return ", ".join(f"{k}={_shown(v)}" for k, v in value.items())
-    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+    if not isinstance(value, (list, tuple)):
+        return str(value)
+    sentences = any(" " in str(part) for part in value)
+    return "".join(f"\n  - {part}" for part in value) if sentences else ", ".join(map(str, value))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -12,6 +12,8 @@ from typing import Literal
 
 from loopinterp.errors import InputError
 
+_PACKAGE = Path(__file__).resolve().parent
+
 
 def lock(handle: int, *, wait: bool = False) -> bool:
     """Lock an open file; the lock goes when the file is closed.
@@ -82,13 +84,35 @@ def _held(handle: int, what: str) -> bool:
         return True
 
 
+def need_writable(path: str | Path) -> None:
+    """Raise if a path is inside the package: what it came with stays as it came.
+
+    Raises:
+        InputError: If it is; it says how to get a copy.
+    """
+    path = Path(path)
+    try:
+        inside = path.resolve().is_relative_to(_PACKAGE)
+    except (OSError, ValueError, RuntimeError):  # no path at all, as whoever opens it will say
+        return
+    if inside:
+        raise InputError(
+            f"output {path}",
+            expected="a place outside the package, which is only read",
+            given="one inside it",
+            fix="Copy the model first: loopinterp zoo NAME --out FOLDER, or "
+            "loopinterp.load_pretrained(NAME, FOLDER).",
+        )
+
+
 @contextmanager
 def writing_to(path: Path, kind: Literal["file", "folder"]) -> Iterator[None]:
     """Turn what goes wrong in writing a file, or into a folder, into one error that says so.
 
     Raises:
-        InputError: If it cannot be made or written, or the disk is full.
+        InputError: If it is inside the package, cannot be made or written, or the disk is full.
     """
+    need_writable(path)
     try:
         yield
     except (OSError, ValueError) as error:  # a name may hold what no name can

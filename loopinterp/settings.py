@@ -77,9 +77,10 @@ class Settings(ShortRepr):
         usual = {name: f.get_default(call_default_factory=True) for name, f in fields.items()}
         return [(name, value) for name, value in shown if value != usual[name]]
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready form; :meth:`from_dict` reads it back."""
-        return _adapter(type(self)).dump_python(self, mode="json")
+    def to_dict(self, *, defaults: bool = True) -> dict[str, Any]:
+        """JSON-ready form, with or without what is the default; :meth:`from_dict` reads it back."""
+        without = not defaults
+        return _adapter(type(self)).dump_python(self, mode="json", exclude_defaults=without)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -202,7 +203,9 @@ def _schema(cls: type, path: Sequence[str]) -> dict[str, Any]:
     root = _adapter(cls).json_schema()
     schema = root
     for name in path:
-        schema = schema.get("properties", {}).get(name, {})
+        of_any = schema.get("additionalProperties")  # of a mapping, whatever the name
+        unnamed = of_any if isinstance(of_any, dict) else {}
+        schema = schema.get("properties", {}).get(name, unnamed)
         if "$ref" in schema:
             schema = root["$defs"][schema["$ref"].rpartition("/")[2]]
     return schema

@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from loopinterp import __version__
 from loopinterp.errors import CheckpointError
-from loopinterp.file_locks import in_turn
+from loopinterp.file_locks import in_turn, need_writable
 from loopinterp.progress import showing
 from loopinterp.storage import read_json_object, write_json
 
@@ -28,9 +28,14 @@ class Stages:
     Args:
         run: The run's folder; None keeps nothing.
         show: Whether to say anything.
+
+    Raises:
+        InputError: If the folder is inside the package; better before the work than after it.
     """
 
     def __init__(self, run: Path | None = None, *, show: bool) -> None:
+        if run is not None:
+            need_writable(run)
         self._run, self._show = run, show
 
     @contextmanager

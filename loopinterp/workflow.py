@@ -63,34 +63,38 @@ def configure(
     file: Path | None = None,
     settings: Sequence[str] = (),
     flags: Mapping[str, Any] | None = None,
+    without_recipe: bool = False,
 ) -> training.TrainingConfig:
     """The configuration that a ``train`` command asks for.
 
     Args:
-        task: Name of a task; its recipe is the start.
+        task: Name of a task; its recipe is the start, if its models generalise.
         recipe: Name of a recipe, where it is not the task's own.
         file: JSON of a configuration, instead of a recipe.
         settings: ``key=value`` each.
         flags: Settings with an option of their own; None where the option was not given.
+        without_recipe: Whether the start is the demo's model, fitted to the task's inputs and
+            outputs, of which nobody has measured what it learns.
 
     Raises:
-        InputError: If nothing says what to train, or two things say it differently.
+        InputError: If nothing says what to train, two things say it differently, or the task has
+            no recipe that generalises.
         ConfigError: If an option and a ``key=value`` name the same setting.
     """
-    recipes = training.RECIPES
-    if file is not None and recipe is not None:
+    starts = {"--recipe": recipe, "--config": file, "--without-recipe": without_recipe or None}
+    if len(both := [option for option, value in starts.items() if value is not None]) > 1:
         raise InputError(
             "start of the configuration",
             expected="a recipe or a file",
-            given=f"--recipe {recipe} and --config {file}",
+            given=" and ".join(both),
             fix="Leave one of them out.",
         )
     if file is not None:
         config = training.TrainingConfig.from_dict(read_json(file))
     elif recipe is not None:
-        config = recipes[check_choice("recipe", recipe, recipes)]
+        config = training.get_recipe(recipe).config
     elif task is not None:
-        config = recipes[task] if task in recipes else _plain_config(task)
+        config = _plain_config(task) if without_recipe else _recipe_of(task)
     else:
         raise InputError(
             "task",
@@ -116,6 +120,24 @@ def configure(
             )
     flagged = (f"{name}={json.dumps(value)}" for name, value in given.items())
     return training.apply_settings(config, [*settings, *flagged])
+
+
+def _recipe_of(name: str) -> training.TrainingConfig:
+    """The recipe that is named as the task, if it is known to do what one expects of it."""
+    tasks.get_task(name)  # refused first if it is none
+    known = {recipe: training.get_recipe(recipe) for recipe in training.list_recipes()}
+    if name in known and known[name].generalises:
+        return known[name].config
+    working = [task for task in tasks.list_tasks() if task in known and known[task].generalises]
+    others = [recipe for recipe in known if known[recipe].config.task == name]
+    instead = f"--recipe {others[0]} does not reach far; else" if others else ""
+    raise InputError(
+        f"recipe for {name}",
+        expected=f"a task with one that generalises ({', '.join(working)})",
+        given=f"{name}, which has none",
+        fix=f"{instead or 'To train it all the same,'} add --without-recipe, which starts from the "
+        "demo's model, and change it with --set; or give a --config.",
+    )
 
 
 def _plain_config(name: str) -> training.TrainingConfig:
@@ -438,19 +460,23 @@ def list_task_facts() -> list[dict[str, Any]]:
     ]
 
 
-def list_model_facts(name: str | None = None) -> list[dict[str, Any]]:
-    """The model of each recipe, or one recipe with its whole configuration.
-
-    Raises:
-        InputError: If the recipe is unknown.
-    """
-    recipes = training.RECIPES
+def list_recipe_facts() -> list[dict[str, Any]]:
+    """What there is to know about each recipe in short, by name of the fact."""
     facts = []
-    for recipe in sorted(recipes) if name is None else [check_choice("model", name, recipes)]:
-        config = recipes[recipe]
-        weights = sum(p.numel() for p in models.LoopedTransformer(config.model).parameters())
-        about = {"recipe": recipe, "task": config.task, "weights": weights}
-        short = ("n_layers", "d_model", "n_heads", "positions", "norm", "loop_norm", "injection")
-        in_short = {key: getattr(config.model, key) for key in short}
-        facts.append(about | (in_short if name is None else config.to_dict()))
+    for name in training.list_recipes():
+        recipe = training.get_recipe(name)
+        config, measured = recipe.config, recipe.measured
+        weights = models.LoopedTransformer(config.model).parameters()
+        facts.append(
+            {
+                "recipe": name,
+                "task": config.task,
+                "about": recipe.about,
+                "weights": sum(p.numel() for p in weights),
+                "minutes": measured.minutes,
+                "trained to": config.curriculum.max_n,
+                "exact match": {f"n={n}": round(p, 3) for n, p in measured.worst().items()},
+                "seeds": list(measured.seeds),
+            }
+        )
     return facts

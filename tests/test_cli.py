@@ -23,9 +23,9 @@ from loopinterp.errors import InputError
 from loopinterp.results import Result, study
 from loopinterp.studied_model import StudiedModel
 from loopinterp.studies import STUDIES
-from loopinterp.training import RECIPES, Run, TrainingConfig
+from loopinterp.training import RECIPES, Run, TrainingConfig, get_recipe
 
-COMMANDS = ("demo", "train", "compile", "evaluate", "analyze", "report", "tasks", "models")
+COMMANDS = ("demo", "train", "compile", "evaluate", "analyze", "report", "tasks", "recipes", "zoo")
 
 
 @dataclass(frozen=True)
@@ -90,14 +90,64 @@ def test_the_version_is_that_of_the_package(command: Command) -> None:
     assert command("--version").out == f"loopinterp {loopinterp.__version__}\n"
 
 
-def test_tasks_and_models_are_listed_in_words_and_as_json(command: Command) -> None:
+def test_tasks_and_recipes_are_listed_in_words_and_as_json(command: Command) -> None:
     assert "running XOR" in command("tasks").out.replace("Running", "running")
     listed = {facts["task"]: facts for facts in command("tasks", "--json").json}
     assert listed["addition"]["loops T(n)"]["n=8"] == 9
-    models = {facts["recipe"]: facts for facts in command("models", "--json").json}
-    assert set(models) == set(RECIPES)
-    assert 40_000 < models["addition"]["weights"] < 60_000
-    assert command("models", "addition", "--json").json[0]["steps"] == RECIPES["addition"].steps
+    recipes = {facts["recipe"]: facts for facts in command("recipes", "--json").json}
+    assert set(recipes) == set(RECIPES)
+    assert 40_000 < recipes["addition"]["weights"] < 60_000
+    assert recipes["parity"]["trained to"] == 20
+    whole = command("recipes", "addition", "--json").json
+    assert TrainingConfig.from_dict(whole["config"]) == RECIPES["addition"]
+    said = command("recipes", "addition").out
+    assert "  config.state_noise: 0.3\n" in said and "measured.seeds: 0, 1, 2" in said
+    assert "lr" not in said, "defaults are left out"
+
+
+def test_the_zoo_is_listed_shown_and_copied(command: Command, tmp_path: Path) -> None:
+    listed = {row["name"]: row for row in command("zoo", "--json").json}
+    assert set(listed) == set(loopinterp.list_pretrained().index)
+    assert all(name in command("zoo").out for name in listed)
+    card = command("zoo", "parity", "--json").json
+    assert card["recipe"] == "parity" and card["fails_at"]
+    assert "Exact match by loops beyond T(n)" in command("zoo", "parity").out
+    out = tmp_path / "mine"
+    assert f"Next: loopinterp analyze {out}" in command("zoo", "parity", "--out", out).out
+    answer = command("evaluate", out, "--length", 4, "--samples", 8, "--json", "--no-progress")
+    assert answer.json["cells"][0]["exact_match"] == 1.0
+    assert_refused(command("zoo", "--out", out), "NAME: expected the model to copy")
+    assert_refused(command("zoo", "additon"), "pretrained model", "Did you mean 'addition'?")
+
+
+def test_a_task_without_a_recipe_is_refused_with_what_there_is(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loopinterp.training, "list_recipes", lambda: ("addition", "parity"))
+    arguments = ("train", "--task", "prefix_sum", "--out", tmp_path / "out")
+    assert_refused(
+        command(*arguments), "recipe for prefix_sum", "(addition, parity)", "add --without-recipe"
+    )
+    assert not (tmp_path / "out").exists()
+    twice = ("--without-recipe", "--recipe", "parity")
+    assert_refused(command(*arguments, *twice), "--recipe and --without-recipe")
+    small = ("--steps", 1, "--set", "model.d_model=16", "--set", "model.n_heads=2")
+    answer = command(*arguments, "--without-recipe", *small, "--no-progress")
+    assert answer.status == 0
+    assert "No recipe is used for prefix_sum" in answer.err
+
+
+def test_a_recipe_that_does_not_reach_far_has_to_be_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    measured = get_recipe("parity").measured.replace(exact_match={"uniform": {20: (1.0,)}})
+    near = get_recipe("parity").replace(measured=measured)
+    known = {"addition": get_recipe("addition"), "parity": near}
+    monkeypatch.setattr(loopinterp.training, "list_recipes", lambda: tuple(known))
+    monkeypatch.setattr(loopinterp.training, "get_recipe", known.__getitem__)
+    with pytest.raises(InputError, match="--recipe parity does not reach far; else add"):
+        workflow.configure(task="parity")
+    assert workflow.configure(recipe="parity") == near.config
 
 
 def test_a_run_is_trained_evaluated_analysed_and_reported(command: Command, tmp_path: Path) -> None:
@@ -399,7 +449,7 @@ def test_a_folder_that_is_no_run_is_refused(command: Command, tmp_path: Path, na
         (["evaluate", "--stop", "max-confidence=1"], ["max-confidence, residual=TOLERANCE"]),
         (["analyze", "--study", "convergense"], ["Did you mean 'convergence'?"]),
         (["analyze", "--device", "gpu"], ["device", "gpu"]),
-        (["models"], ["model: expected one of"]),
+        (["recipes"], ["recipe: expected one of"]),
     ],
 )
 def test_wrong_options_leave_the_run_as_it_was(
@@ -522,17 +572,26 @@ def test_studies_are_run_in_their_own_order(run: Path, monkeypatch: pytest.Monke
     assert order == ["convergence", "programs", "subspaces", "attention"]
 
 
-def test_a_task_without_a_recipe_says_which_model_is_trained(
+def test_without_a_recipe_it_is_said_which_model_is_trained(
     command: Command, tmp_path: Path
 ) -> None:
     small = [part for s in ("model.d_model=8", "model.n_heads=1") for part in ("--set", s)]
-    arguments = ("train", "--task", "copy", "--steps", 1, *small, "--no-progress")
+    arguments = (
+        "train",
+        "--task",
+        "copy",
+        "--without-recipe",
+        "--steps",
+        1,
+        *small,
+        "--no-progress",
+    )
     other = command(*arguments, "--set", "model.attention_window=none", "--out", tmp_path / "wide")
-    assert other.err == "No recipe is for copy: this is the demo's model, without a window.\n"
+    assert other.err == "No recipe is used for copy: this is the demo's model, without a window.\n"
     answer = command(*arguments, "--out", tmp_path / "run")
     assert answer.status == 0
     assert answer.err == (
-        "No recipe is for copy: this is the demo's model, with a window of 1 to the left.\n"
+        "No recipe is used for copy: this is the demo's model, with a window of 1 to the left.\n"
     )
 
 
@@ -664,10 +723,7 @@ def test_a_configuration_comes_back_from_its_file(tmp_path: Path) -> None:
     assert workflow.configure(file=tmp_path / "c.json") == config
 
 
-def test_a_task_without_a_recipe_gets_a_model_that_fits_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delitem(RECIPES, "parity", raising=False)
-    config = workflow.configure(task="parity")
+def test_without_its_recipe_a_task_gets_a_model_that_fits_it() -> None:
+    config = workflow.configure(task="parity", without_recipe=True)
     assert isinstance(config, TrainingConfig)
     assert (config.model.d_vocab, config.model.d_vocab_out) == (5, 3)

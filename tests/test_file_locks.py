@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from loopinterp import file_locks
+from loopinterp import file_locks, storage
 from loopinterp.errors import InputError
-from loopinterp.file_locks import only_writer
+from loopinterp.file_locks import need_writable, only_writer
 
 HOLDER = (
     "import sys, time\n"
@@ -63,3 +63,25 @@ def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None
         only_writer(tmp_path / "file" / "lock", "it", fix=""),
     ):
         pytest.fail("written")
+
+
+@pytest.mark.parametrize("place", ["x", "zoo/x", "zoo/../x", "no/such/folder/x"])
+def test_the_package_itself_is_only_read(place: str) -> None:
+    package = Path(file_locks.__file__).parent
+    for write in (need_writable, lambda path: storage.write_bytes(path, b"")):
+        with pytest.raises(InputError, match="a place outside the package"):
+            write(package / place)
+    with (
+        pytest.raises(InputError, match="a place outside"),
+        only_writer(package / "x", "it", fix=""),
+    ):
+        pytest.fail("written")
+    assert not (package / "x").exists() and not (package / "no").exists()
+
+
+def test_a_link_into_the_package_is_no_way_around(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(Path(file_locks.__file__).parent)
+    with pytest.raises(InputError, match="a place outside"):
+        need_writable(tmp_path / "link" / "x")
+    need_writable(tmp_path / "x")
+    need_writable("a\0b")  # whoever opens it says what is wrong

@@ -46,7 +46,9 @@ FIRST_NAMES = {
     "evaluate": "loopinterp.training",
     "get_program": "loopinterp.rasp",
     "get_task": "loopinterp.tasks",
+    "list_pretrained": "loopinterp.zoo",
     "load": "loopinterp.studied_model",
+    "load_pretrained": "loopinterp.zoo",
     "train": "loopinterp.training",
 }
 """What people look for at the top, and the package that it lives in."""

@@ -34,6 +34,7 @@ class Outer(Settings):
     betas: tuple[float, float] = (0.5, 1.0)
     sizes: tuple[PositiveInt, ...] = ()
     free: dict[str, Any] = field(default_factory=dict)
+    by_length: dict[int, Annotated[float, Field(ge=0, le=1)]] = field(default_factory=dict)
     name: str | None = None
     big: bool = False
 
@@ -57,6 +58,7 @@ class Outer(Settings):
         ({"width": 1, "betas": [1]}, "betas: expected a list of 2, each a number"),
         ({"width": 1, "sizes": [1, 0]}, "sizes: expected a list, each an integer >= 1, got 0."),
         ({"width": 1, "free": []}, "free: expected an object with named settings, got []."),
+        ({"width": 1, "by_length": {"3": 2}}, "by_length.3: expected a number in 0..1, got 2."),
         ({"width": 1, "name": 2}, "name: expected text or none, got 2."),
         ({"width": 1, "name": {"a": 1}}, "name: expected text or none, got an object."),
         ({"width": 1, "big": 1}, "big: expected true or false, got 1."),
@@ -132,3 +134,11 @@ def test_errors_of_other_kinds_keep_theirs() -> None:
     with pytest.raises(InputError) as info:
         Task()
     assert type(info.value) is InputError
+
+
+def test_what_is_the_default_can_be_left_out() -> None:
+    plain = Outer(width=3, inner=Inner(share=0.25), by_length={12: 1.0})
+    short = plain.to_dict(defaults=False)
+    assert short == {"width": 3, "inner": {"share": 0.25}, "by_length": {"12": 1.0}}
+    assert Outer.from_dict(short) == plain == Outer.from_dict(plain.to_dict())
+    assert Outer(width=3).to_dict(defaults=False) == {"width": 3}

@@ -25,6 +25,7 @@ from loopinterp import (
     report,
     tasks,
     training,
+    zoo,
 )
 from loopinterp.results import Result
 from loopinterp.short_repr import MOST
@@ -42,6 +43,7 @@ ROOMS = (
     report,
     tasks,
     training,
+    zoo,
 )
 
 
@@ -143,6 +145,9 @@ def _made() -> dict[str, Any]:
         "OptimiserConfig": config.optimiser,
         "TrainingConfig": config,
         "GivenModelConfig": given,
+        "Recipe": training.get_recipe("addition"),
+        "Measurement": training.get_recipe("addition").measured,
+        "Card": zoo.get_card("addition"),
         "Run": run,
         "Trainer": training.Trainer(training.RECIPES["addition-quick"]),
         "Check": ground_truth.CHECKS[0],

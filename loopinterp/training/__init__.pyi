@@ -8,5 +8,9 @@ from .fitting import train as train
 from .model_and_task import GivenModelConfig as GivenModelConfig
 from .overrides import apply_settings as apply_settings
 from .recipes import RECIPES as RECIPES
+from .recipes import Measurement as Measurement
+from .recipes import Recipe as Recipe
+from .recipes import get_recipe as get_recipe
+from .recipes import list_recipes as list_recipes
 from .run import Run as Run
 from .trainer import Trainer as Trainer

@@ -132,6 +132,13 @@ def _check_claim(folder: Path, config: TrainingConfig, resume: bool) -> None:
         need_free_folder(folder)
     if (folder / CONFIG).exists():
         _check_same(Run.load(folder).config, config, folder)
+        if (folder / WEIGHTS).exists() and not (folder / CHECKPOINT).exists():
+            raise InputError(  # a copy from the zoo, whose model would be trained anew, and lost
+                f"output folder {folder}",
+                expected="a run that can be gone on with",
+                given=f"one that has its model, but no {CHECKPOINT}",
+                fix="Train into a new folder.",
+            )
         return
     for name in (METRICS, WEIGHTS, CHECKPOINT):
         if (folder / name).exists():

@@ -1,71 +1,164 @@
-"""Configurations to start from."""
+"""Configurations to start from, and what was measured of each: a JSON file each in ``recipes/``.
+
+A file has the four parts of a :class:`Recipe`; its name is the recipe's. To add a recipe is to add
+a file.
+"""
 
 from __future__ import annotations
 
-from loopinterp.models.model_config import LoopedTransformerConfig
-from loopinterp.training.config import CurriculumConfig, ObjectiveConfig, TrainingConfig
+import functools
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated
 
-_WINDOW_MODEL = LoopedTransformerConfig(
-    d_model=64,
-    n_heads=4,
-    d_vocab=6,
-    d_vocab_out=2,
-    positions="relative",
-    relative_window=1,
-    attention_window=1,
-    norm="pre",
-    loop_norm=True,
-    injection="input",
-    initial_state="zeros",
-    final_norm=True,
-)
-"""A hard window of one: what a position knows reaches the next one a loop later, no sooner."""
+from pydantic import Field, PositiveFloat, PositiveInt
 
-_ADDITION = TrainingConfig(
-    task="addition",
-    model=_WINDOW_MODEL,
-    distribution="propagate",
-    objective=ObjectiveConfig(kind="step_dependent", hold_loops=12),
-    curriculum=CurriculumConfig(max_n=12),
-    state_noise=0.3,
-    steps=800,
-)
+from loopinterp.errors import ConfigError, check_choice
+from loopinterp.settings import Seed, Settings, settings
+from loopinterp.short_repr import say
+from loopinterp.storage import read_json_object
+from loopinterp.training.config import Share, TrainingConfig
 
-RECIPES: dict[str, TrainingConfig] = {
-    "addition": _ADDITION,
-    "addition-quick": _ADDITION.replace(curriculum=CurriculumConfig(max_n=8), steps=500),
-    "parity": TrainingConfig(
-        task="parity",
-        model=_WINDOW_MODEL.replace(
-            d_vocab=5, d_vocab_out=3, positions="none", relative_window=None, attention_window=None
-        ),
-        distribution="uniform",
-        objective=ObjectiveConfig(kind="step_dependent"),
-        curriculum=CurriculumConfig(max_n=20),
-        steps=1600,
-    ),
-    "prefix_sum": TrainingConfig(
-        task="prefix_sum",
-        model=_WINDOW_MODEL.replace(d_vocab=4),
-        distribution="uniform",
-        objective=ObjectiveConfig(kind="step_dependent", hold_loops=12),
-        curriculum=CurriculumConfig(max_n=12),
-        state_noise=0.3,
-        steps=800,
-    ),
-}
-"""Recipes by name.
+_FOLDER = Path(__file__).with_suffix("")
+_FAR, _WELL = 1.5, 0.9
 
-``addition`` is the demo's. Supervision at T(n) alone leaves two things open that training on
-n <= 12 never tests, and which of them a seed gets wrong is chance: whether a resolved position
-stays resolved for more than twelve loops (asking a share of the examples again, up to twelve
-loops later, settles that), and whether the front of the carry keeps its speed of one position a
-loop (noise on the state does: a front that is passed on weaker than it came dies of it).
-Measured with seeds 0, 1 and 2: exact match 1.0 at 12, 24, 48 and 96 bits, 300 samples each, on
-uniform digits and on full carry chains.
+Line = Annotated[str, Field(min_length=1, pattern=r"^\S[^\n]*$")]
 
-``prefix_sum`` and ``parity`` were measured once, with seed 0 and 100 samples each: exact match of
-``prefix_sum`` (trained to 12) is 1.0 at 8 and 12, .98 at 24, .90 at 48 and .66 at 96; of
-``parity`` (trained to 20) 1.0 at 10 and 20, .99 at 40 and 60. ``addition-quick`` is a starting
-point that has not been measured over seeds.
-"""
+
+@settings
+class Measurement(Settings):
+    """What models of a recipe were seen to do.
+
+    Attributes:
+        seeds: Seeds of training.
+        samples: Examples behind each share.
+        exact_match: Share of examples that are wholly right after T(n) loops, by input
+            distribution and length, one for each seed.
+        minutes: Time to train one seed.
+        on: The machine that took that time.
+
+    Raises:
+        ConfigError: If there is no seed, no share, or not one share for each seed.
+    """
+
+    seeds: tuple[Seed, ...]
+    samples: PositiveInt
+    exact_match: dict[str, dict[int, tuple[Share, ...]]]
+    minutes: PositiveFloat
+    on: Line
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (self.seeds and self.exact_match and all(self.exact_match.values())):
+            raise ConfigError(
+                "exact_match",
+                expected="shares of one seed at least, at one length at least",
+                given="none",
+                fix="Measure the recipe first.",
+            )
+        for distribution, by_length in self.exact_match.items():
+            for length, shares in by_length.items():
+                if len(shares) != len(self.seeds):
+                    raise ConfigError(
+                        f"exact_match.{distribution}.{length}",
+                        expected=f"one share for each of {len(self.seeds)} seeds",
+                        given=str(len(shares)),
+                        fix="Measure the seeds that are missing.",
+                    )
+
+    def worst(self) -> dict[int, float]:
+        """Exact match by length: the mean over the seeds, of the distribution where it is lowest.
+
+        A length counts where all distributions were measured at it.
+        """
+        lengths = set.intersection(*map(set, self.exact_match.values()))
+        each = self.exact_match.values()
+        return {n: min(sum(of[n]) / len(of[n]) for of in each) for n in sorted(lengths)}
+
+
+@settings
+class Recipe(Settings):
+    """A configuration to start from, and what is known of it.
+
+    Attributes:
+        about: What it is for, in a line.
+        config: The configuration.
+        measured: What its models were seen to do.
+        tried: What was tried and was worse, in a line each.
+
+    Raises:
+        ConfigError: If a setting is wrong, or nothing was measured at the training cutoff.
+    """
+
+    about: Line
+    config: TrainingConfig
+    measured: Measurement
+    tried: tuple[Line, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        known = self.config.make_task().distributions
+        for distribution in self.measured.exact_match:
+            check_choice("distribution", distribution, known, error=ConfigError)
+        cutoff, lengths = self.config.curriculum.max_n, self.measured.worst()
+        if cutoff not in lengths:
+            raise ConfigError(
+                "measured.exact_match",
+                expected=f"the training cutoff, {cutoff}, among the lengths",
+                given=", ".join(map(str, lengths)) or "no length that all distributions have",
+                fix="Measure there as well.",
+            )
+
+    @property
+    def generalises(self) -> bool:
+        """Whether exact match is .9 or more at 1.5 times the training cutoff or beyond."""
+        far = self.config.curriculum.max_n * _FAR
+        return any(share >= _WELL for n, share in self.measured.worst().items() if n >= far)
+
+
+@functools.cache
+def list_recipes() -> tuple[str, ...]:
+    """Names of the recipes.
+
+    Example:
+        >>> list_recipes()[:2]
+        ('addition', 'addition-quick')
+    """
+    return tuple(sorted(path.stem for path in _FOLDER.glob("*.json")))
+
+
+@functools.cache
+def get_recipe(name: str) -> Recipe:
+    """A recipe by its name.
+
+    Raises:
+        InputError: If there is none of that name.
+
+    Example:
+        >>> get_recipe("parity").config.curriculum.max_n
+        20
+    """
+    known = check_choice("recipe", name, list_recipes())
+    return Recipe.from_dict(read_json_object(_FOLDER / f"{known}.json"))
+
+
+class _Configurations(Mapping[str, TrainingConfig]):
+    """The configurations alone, each read when it is asked for."""
+
+    def __getitem__(self, name: str) -> TrainingConfig:
+        if name not in list_recipes():
+            raise KeyError(name)
+        return get_recipe(name).config
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list_recipes())
+
+    def __len__(self) -> int:
+        return len(list_recipes())
+
+    def __repr__(self) -> str:
+        return say("RECIPES", [("names", list(self))])
+
+
+RECIPES: Mapping[str, TrainingConfig] = _Configurations()
+"""Configurations by the name of their recipe; :func:`get_recipe` has what was measured as well."""

@@ -43,7 +43,7 @@ SCRIPTS = sorted(path.stem for path in (ROOT / "analyses").glob("*.py"))
 
 
 def test_no_script_is_left_out() -> None:
-    assert sorted([*SMALL, *OWN_MODELS, *TABLES, "alignment"]) == SCRIPTS
+    assert sorted([*SMALL, *OWN_MODELS, *TABLES, "alignment", "make_zoo"]) == SCRIPTS
 
 
 @pytest.mark.slow
@@ -70,6 +70,18 @@ def test_a_script_of_many_models_prints_its_table(name: str, tmp_path: Path) -> 
     said = _run(name, ["--out", str(tmp_path / "out"), *TABLES[name]], tmp_path)
     assert {"near_misses": "wrong names", "seeds": "followed for"}[name] in said[0]
     assert str(tmp_path / "out") in said[-1] and Path(said[-1]).is_file()
+
+
+@pytest.mark.slow
+def test_an_entry_of_the_zoo_is_made_and_replaced(tmp_path: Path) -> None:
+    zoo = tmp_path / "zoo"
+    (zoo / "parity").mkdir(parents=True)
+    (zoo / "parity" / "old").touch()
+    small = ["--samples", "2", "--set", "steps=5", "--set", "curriculum.max_n=2"]
+    said = _run("make_zoo", ["--name", "parity", "--zoo", str(zoo), *small], tmp_path)
+    assert said[-1].startswith("parity: exact match") and " at 16; " in said[-1]
+    made = {path.name for path in (zoo / "parity").iterdir()}
+    assert made == {"card.json", "config.json", "metrics.jsonl", "model"}
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ VALUES = [
 def command_line(rng: random.Random, run: Path, mine: Path) -> list[str]:
     """A command line over a run, in a folder with files of the user's."""
     command = rng.choice(["train", "train", "compile", "evaluate", "evaluate", "analyze",
-                          "report", "tasks", "models", "demo", "nothing"])  # fmt: skip
+                          "report", "tasks", "recipes", "zoo", "demo", "nothing"])  # fmt: skip
     if command == "nothing":
         return rng.choice([[], ["--version"], ["--nosuch"], [rng.choice(WORDS)], ["-h"]])
     words = [command, *_OF[command](rng, run, mine)]
@@ -114,6 +114,10 @@ def _report(rng: random.Random, run: Path, mine: Path) -> list[str]:
     return [_run_of(rng, run, mine), "--out", _place(rng, run, mine)]
 
 
+def _zoo(rng: random.Random, run: Path, mine: Path) -> list[str]:
+    return [rng.choice(["addition", *WORDS]), "--out", _place(rng, run, mine)]
+
+
 def _demo(rng: random.Random, run: Path, mine: Path) -> list[str]:
     # Only what is refused: a demo takes minutes.
     words = [["--seed", rng.choice(["-1", "x", *BIG])], ["--threads", rng.choice(["0", *BIG])]]
@@ -130,6 +134,7 @@ _OF = {
     "analyze": _analyze,
     "report": _report,
     "tasks": lambda rng, run, mine: _options(rng, json=WORDS),
-    "models": lambda rng, run, mine: [rng.choice(["addition", *WORDS])],
+    "recipes": lambda rng, run, mine: [rng.choice(["addition", *WORDS])],
+    "zoo": _zoo,
     "demo": _demo,
 }

@@ -1,20 +1,110 @@
-"""Recipes are whole configurations of registered tasks."""
+"""Recipes are files: whole, measured, and the very configurations that they were as code."""
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from loopinterp.models import LoopedTransformer
-from loopinterp.training import RECIPES, Trainer
+from loopinterp.errors import ConfigError, InputError
+from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
+from loopinterp.tasks import list_tasks
+from loopinterp.training import (
+    RECIPES,
+    CurriculumConfig,
+    Measurement,
+    ObjectiveConfig,
+    Recipe,
+    Trainer,
+    TrainingConfig,
+    get_recipe,
+    list_recipes,
+    recipes,
+)
+
+FOLDER = Path(recipes.__file__).with_suffix("")
+FILES = sorted(FOLDER.glob("*.json"))
+MEASURED: dict[str, Any] = {
+    "seeds": [0, 1],
+    "samples": 10,
+    "exact_match": {"uniform": {"12": [1.0, 0.8], "24": [0.5, 0.7]}},
+    "minutes": 1.0,
+    "on": "paper",
+}
 
 
-def test_the_recipes_that_are_promised_exist() -> None:
-    assert set(RECIPES) == {"addition", "addition-quick", "parity", "prefix_sum"}
+def _as_code() -> dict[str, TrainingConfig]:
+    """The recipes as they were written before they were files."""
+    window = LoopedTransformerConfig(
+        d_model=64,
+        n_heads=4,
+        d_vocab=6,
+        d_vocab_out=2,
+        positions="relative",
+        relative_window=1,
+        attention_window=1,
+        norm="pre",
+        loop_norm=True,
+        injection="input",
+        initial_state="zeros",
+        final_norm=True,
+    )
+    addition = TrainingConfig(
+        task="addition",
+        model=window,
+        distribution="propagate",
+        objective=ObjectiveConfig(kind="step_dependent", hold_loops=12),
+        curriculum=CurriculumConfig(max_n=12),
+        state_noise=0.3,
+        steps=800,
+    )
+    everywhere = {"positions": "none", "relative_window": None, "attention_window": None}
+    return {
+        "addition": addition,
+        "addition-quick": addition.replace(curriculum=CurriculumConfig(max_n=8), steps=500),
+        "parity": TrainingConfig(
+            task="parity",
+            model=window.replace(d_vocab=5, d_vocab_out=3, **everywhere),
+            distribution="uniform",
+            objective=ObjectiveConfig(kind="step_dependent"),
+            curriculum=CurriculumConfig(max_n=20),
+            steps=1600,
+        ),
+        "prefix_sum": addition.replace(
+            task="prefix_sum", model=window.replace(d_vocab=4), distribution="uniform"
+        ),
+    }
 
 
-@pytest.mark.parametrize("name", ["addition", "addition-quick", "parity", "prefix_sum"])
+@pytest.mark.parametrize("name", sorted(_as_code()))
+def test_a_recipe_is_what_it_was_as_code(name: str) -> None:
+    assert RECIPES[name].to_dict() == _as_code()[name].to_dict()
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_a_file_holds_a_whole_recipe_and_says_nothing_twice(file: Path) -> None:
+    document = json.loads(file.read_text())
+    assert document.keys() == {"about", "config", "measured", "tried"}
+    recipe = get_recipe(file.stem)
+    assert recipe.config.task in list_tasks()
+    assert recipe.config.to_dict(defaults=False) == document["config"]
+    assert recipe.measured.to_dict() == document["measured"] | {
+        "minutes": float(document["measured"]["minutes"])
+    }
+    assert recipe.config.device == "auto", "a recipe is for any machine"
+    if file.stem in list_tasks():
+        assert file.stem == recipe.config.task
+        assert recipe.generalises, "name it otherwise, so that `train --task` does not take it"
+
+
+@pytest.mark.parametrize("name", list_recipes())
 def test_a_recipe_trains(name: str) -> None:
     trainer = Trainer(RECIPES[name].replace(device="cpu"))
     first, second = trainer.step(), trainer.step()
@@ -28,8 +118,92 @@ def test_the_demo_model_is_of_the_size_that_was_asked_for() -> None:
     assert 50_000 < n_weights < 53_000
 
 
-def test_the_quick_recipe_is_the_addition_recipe_on_shorter_problems() -> None:
-    whole, quick = RECIPES["addition"], RECIPES["addition-quick"]
-    assert quick.model == whole.model
-    assert quick.curriculum.max_n == 8 < whole.curriculum.max_n == 12
-    assert quick.steps < whole.steps
+def test_the_mapping_of_configurations_is_that_of_the_files() -> None:
+    assert list(RECIPES) == sorted(file.stem for file in FILES)
+    assert len(RECIPES) == len(FILES)
+    assert "addition" in RECIPES and "nothing" not in RECIPES
+    assert RECIPES.get("nothing") is None
+    with pytest.raises(KeyError):
+        RECIPES["nothing"]
+    with pytest.raises(InputError, match="Did you mean 'addition'"):
+        get_recipe("additon")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Another folder of recipes."""
+    monkeypatch.setattr(recipes, "_FOLDER", tmp_path)
+    for cached in (get_recipe, list_recipes):
+        cached.cache_clear()
+    yield tmp_path
+    for cached in (get_recipe, list_recipes):
+        cached.cache_clear()
+
+
+def test_to_add_a_recipe_is_to_add_a_file(folder: Path) -> None:
+    config = _as_code()["addition"].replace(steps=7)
+    document = {"about": "New.", "config": config.to_dict(defaults=False), "measured": MEASURED}
+    (folder / "new.json").write_text(json.dumps(document))
+    assert list_recipes() == ("new",)
+    assert RECIPES["new"] == config
+    assert get_recipe("new").tried == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"seeds": []}, "exact_match: expected shares of one seed at least"),
+        ({"exact_match": {}}, "exact_match: expected shares"),
+        ({"exact_match": {"uniform": {}}}, "exact_match: expected shares"),
+        ({"exact_match": {"uniform": {"12": [1.0]}}}, "uniform.12: expected one share for each"),
+        (
+            {"exact_match": {"uniform": {"12": [1.0, 1.1]}}},
+            r"uniform\.12: expected a list, each a number in 0\.\.1, got 1\.1",
+        ),
+        ({"exact_match": {"uniform": {"24": [1.0, 1.0]}}}, "the training cutoff, 12, among"),
+        ({"exact_match": {"unifrom": {"12": [1.0, 1.0]}}}, "Did you mean 'uniform'"),
+        ({"minutes": 0}, "minutes: expected a number > 0"),
+        ({"on": ""}, "on: expected text"),
+    ],
+)
+def test_what_was_not_measured_is_refused(change: dict[str, Any], said: str) -> None:
+    values = {"about": "A.", "config": _as_code()["addition"].to_dict()}
+    with pytest.raises(ConfigError, match=said):
+        Recipe.from_dict({**values, "measured": MEASURED | change})
+    with pytest.raises(ConfigError, match="measured: expected"):
+        Recipe.from_dict(values)
+
+
+@given(st.lists(st.lists(st.floats(0, 1), min_size=4, max_size=4), min_size=1, max_size=4))
+def test_the_worst_is_the_least_mean_over_seeds(shares: list[list[float]]) -> None:
+    n_seeds = len(shares[0]) // 2
+    by_distribution = {
+        f"d{k}": {12: tuple(row[:n_seeds]), 24: tuple(row[n_seeds:]), 100 + k: (0.0,) * n_seeds}
+        for k, row in enumerate(shares)
+    }
+    seeds = tuple(range(n_seeds))
+    measured = Measurement(
+        seeds=seeds, samples=1, exact_match=by_distribution, minutes=1.0, on="paper"
+    )
+    means = np.array(shares).reshape(len(shares), 2, n_seeds).mean(-1).min(0)
+    worst = measured.worst()
+    assert [worst[12], worst[24]] == pytest.approx(means.tolist())
+    assert len(worst) == 2 + (len(shares) == 1)
+
+
+@pytest.mark.parametrize(
+    ("shares", "far"),
+    [
+        ({12: 1.0, 18: 0.9}, True),
+        ({12: 1.0, 18: 0.89}, False),
+        ({12: 1.0, 17: 1.0}, False),
+        ({12: 0.5, 96: 0.95}, True),
+    ],
+)
+def test_a_recipe_generalises_if_it_holds_at_one_and_a_half_times(
+    shares: dict[int, float], far: bool
+) -> None:
+    measured = get_recipe("addition").measured.replace(
+        seeds=(0,), exact_match={"uniform": {n: (share,) for n, share in shares.items()}}
+    )
+    assert get_recipe("addition").replace(measured=measured).generalises is far

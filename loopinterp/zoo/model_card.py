@@ -1,0 +1,178 @@
+"""The card of a trained model: measured once, kept beside the weights, and checked by the tests."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import NonNegativeFloat, PositiveInt
+
+from loopinterp import __version__
+from loopinterp.errors import InputError
+from loopinterp.file_locks import need_writable
+from loopinterp.models.run_length import own_depth
+from loopinterp.results import config_hash
+from loopinterp.saved_results import CONFIG
+from loopinterp.settings import Seed, Settings, flatten, settings
+from loopinterp.storage import digest_tensors, read_json, read_tensors, write_json
+from loopinterp.training import Run, evaluate, get_recipe
+from loopinterp.training.config import Share
+from loopinterp.training.recipes import Line
+from loopinterp.training.run import METRICS, MODEL, WEIGHTS, need_free_folder
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+CARD = "card.json"
+EXTRA_LOOPS = (-2, -1, 0, 6, 12, 24, 48)
+"""Loops beyond T(n) after which a model of the zoo is asked as well."""
+
+TIMES_THE_CUTOFF = (1, 2, 4, 8)
+_WELL = 0.9
+
+
+@settings
+class Card(Settings):
+    """What a model of the zoo is and does.
+
+    Attributes:
+        note: What it is an example of, in a line.
+        recipe: The recipe that it was trained by.
+        changes: Settings that are not the recipe's, by dotted name.
+        weights: Number of its weights.
+        minutes: Time its training took.
+        made_with: Versions and machine.
+        samples: Examples behind each share.
+        seed: Seed of those examples.
+        exact_match: Share of examples that are wholly right, by input distribution, length, and
+            loops beyond T(n); fewer where negative.
+        weights_sha256: Digest of its weights, as results have it.
+        config_sha256: Digest of its ``config.json``.
+    """
+
+    note: Line
+    recipe: str
+    changes: dict[str, Any]
+    weights: PositiveInt
+    minutes: NonNegativeFloat
+    made_with: Line
+    samples: PositiveInt
+    seed: Seed
+    exact_match: dict[str, dict[int, dict[int, Share]]]
+    weights_sha256: str
+    config_sha256: str
+
+    def worst(self, extra_loop: int = 0) -> dict[int, float]:
+        """Exact match by length, of the distribution where it is lowest."""
+        lengths = next(iter(self.exact_match.values()))
+        of = self.exact_match.values()
+        return {n: min(shares[n][extra_loop] for shares in of) for n in lengths}
+
+    def table(self) -> pd.DataFrame:
+        """Exact match: a row for each input distribution and length, a column for each extra loop.
+
+        Columns are loops beyond T(n).
+        """
+        import pandas as pd
+
+        rows = {(d, n): shares for d, of in self.exact_match.items() for n, shares in of.items()}
+        table = pd.DataFrame.from_dict(rows, orient="index")
+        return table.rename_axis(index=["distribution", "length"], columns="extra_loop")
+
+    def fails_at(self) -> list[str]:
+        """Where exact match falls under .9 first, and how long an answer lasts, in words."""
+        said = []
+        for distribution, by_length in self.exact_match.items():
+            wrong = [n for n, shares in by_length.items() if shares[0] < _WELL]
+            if wrong:
+                share = by_length[wrong[0]][0]
+                said.append(f"{distribution}: exact match {share:.2f} at length {wrong[0]}")
+            lost = {
+                k: n
+                for n, shares in by_length.items()
+                for k, share in shares.items()
+                if k > 0 and share < _WELL <= shares[0]
+            }
+            if lost:
+                k, n = min(lost.items())
+                share = by_length[n][k]
+                said.append(
+                    f"{distribution}: exact match {share:.2f} at length {n}, {k} loops after T(n)"
+                )
+        return said
+
+
+def make_entry(
+    run: Run, folder: str | Path, *, recipe: str, note: str, samples: int = 200, seed: int = 0
+) -> Card:
+    """Make of a finished run what the zoo holds: configuration, weights, metrics, and a card.
+
+    Args:
+        run: The run, trained to its end.
+        folder: A folder without a run.
+        recipe: Name of the recipe that it was trained by.
+        note: What it is an example of, in a line.
+        samples: Examples for each length and distribution.
+        seed: Seed of the examples.
+
+    Raises:
+        InputError: If the folder is taken, the recipe unknown, or the run not finished.
+    """
+    folder = Path(folder)
+    need_writable(folder)
+    need_free_folder(folder)
+    if not (run.is_trained and run.finished):
+        raise InputError(
+            f"run {run.folder}",
+            expected="one that was trained to its end",
+            given=f"one of {run.steps_done} steps",
+            fix="Go on with its training.",
+        )
+    model, task = run.model(), run.task()
+    least = own_depth(model) or task.n_loops(run.cutoff)
+    result = evaluate(
+        model,
+        task,
+        [run.cutoff * k for k in TIMES_THE_CUTOFF],
+        extra_loops=[k for k in EXTRA_LOOPS if k >= -least],
+        n_samples=samples,
+        trained_up_to=run.cutoff,
+        seed=seed,
+    )
+    exact = result.data["exact_match"].sel(estimate="value")
+    card = Card(
+        note=note,
+        recipe=recipe,
+        changes=_changes(run, recipe),
+        weights=sum(p.numel() for p in model.parameters()),
+        minutes=round(run.seconds / 60, 1),
+        made_with=f"loopinterp {__version__}, torch {version('torch')}, {platform.machine()}",
+        samples=samples,
+        seed=seed,
+        exact_match={
+            str(d): {
+                int(n): {
+                    int(k): round(float(exact.sel(distribution=d, length=n, extra_loop=k)), 4)
+                    for k in exact["extra_loop"].values
+                }
+                for n in exact["length"].values
+            }
+            for d in exact["distribution"].values
+        },
+        weights_sha256=digest_tensors(read_tensors(run.folder / WEIGHTS)),
+        config_sha256=config_hash(read_json(run.folder / CONFIG)),
+    )
+    shutil.copytree(run.folder / MODEL, folder / MODEL)
+    shutil.copyfile(run.folder / METRICS, folder / METRICS)
+    write_json(folder / CARD, card.to_dict())
+    write_json(folder / CONFIG, read_json(run.folder / CONFIG))
+    return card
+
+
+def _changes(run: Run, recipe: str) -> dict[str, Any]:
+    """Settings that are not the recipe's; where it was trained changes nothing that is asked."""
+    usual, own = (flatten(config.to_dict()) for config in (get_recipe(recipe).config, run.config))
+    return {k: v for k, v in own.items() if k != "device" and usual.get(k, ...) != v}

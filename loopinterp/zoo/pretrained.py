@@ -1,0 +1,114 @@
+"""Models that are trained already, by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from loopinterp.errors import InputError, check_choice
+from loopinterp.file_locks import need_writable
+from loopinterp.saved_results import CONFIG, Owner
+from loopinterp.stages import record_how_it_was_made
+from loopinterp.storage import read_bytes, read_json_object, write_bytes
+from loopinterp.training import Run
+from loopinterp.training.run import need_free_folder
+from loopinterp.zoo.model_card import CARD, Card
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_ZOO = Path(__file__).parent
+
+
+def _names() -> list[str]:
+    return sorted(path.parent.name for path in _ZOO.glob(f"*/{CARD}"))
+
+
+def load_pretrained(name: str, folder: str | Path | None = None) -> Run:
+    """A run of the zoo: a trained model with its task, without training and offline.
+
+    Nothing is ever written into the package, so studies that save results need a copy of their own.
+
+    Args:
+        name: One of :func:`list_pretrained`.
+        folder: Where to copy it, as a run like any other; a copy that is there already is taken
+            as it is, with its results. None opens the zoo's own, to be read only.
+
+    Raises:
+        InputError: If there is no model of that name, or the folder holds another run.
+
+    Example:
+        >>> run = load_pretrained("addition")
+        >>> model, task = run.model(), run.task()
+        >>> batch = task.encode([(27, 90)], n=8)
+        >>> right = model(batch.inputs).argmax(-1) == batch.targets
+        >>> bool(right[batch.targets >= 0].all())
+        True
+    """
+    entry = _ZOO / check_choice("pretrained model", name, _names())
+    if folder is None:
+        return Run.load(entry)
+    folder = Path(folder)
+    need_writable(folder)
+    if (folder / CONFIG).exists():
+        if Owner.of_run(folder) != Owner.of_run(entry):
+            need_free_folder(folder)
+        return Run.load(folder)
+    for file in _files(entry):
+        target = folder / file.relative_to(entry)
+        if target.exists() and read_bytes(target) != read_bytes(file):
+            raise InputError(
+                f"output folder {folder}",
+                expected="a new folder, or a copy of this model",
+                given=f"one with another {file.relative_to(entry)}",
+                fix="Choose another folder.",
+            )
+        write_bytes(target, read_bytes(file))
+    minutes = get_card(name).minutes
+    record_how_it_was_made(
+        folder, command=f"loopinterp zoo {name} --out NEW", seconds={"train": minutes * 60}
+    )
+    # What makes the folder a run comes last: a kill before leaves it free.
+    write_bytes(folder / CONFIG, read_bytes(entry / CONFIG))
+    return Run.load(folder)
+
+
+def _files(entry: Path) -> list[Path]:
+    """What is copied before the configuration."""
+    return [path for path in sorted(entry.rglob("*")) if path.is_file() and path != entry / CONFIG]
+
+
+def get_card(name: str) -> Card:
+    """The card of a model of the zoo.
+
+    Raises:
+        InputError: If there is no model of that name.
+
+    Example:
+        >>> get_card("addition").recipe
+        'addition'
+    """
+    known = check_choice("pretrained model", name, _names())
+    return Card.from_dict(read_json_object(_ZOO / known / CARD))
+
+
+def list_pretrained() -> pd.DataFrame:
+    """The models of the zoo, one a row, by name.
+
+    Columns: its task; the number of its weights; the greatest length in its training; exact match
+    at 1, 2, 4 and 8 times that, on the distribution where it is lowest; and what it is an example
+    of.
+
+    Example:
+        >>> list_pretrained()["task"]["parity"]
+        'parity'
+    """
+    import pandas as pd
+
+    rows = {}
+    for name in _names():
+        run, card = load_pretrained(name), get_card(name)
+        exact = {f"exact_{n // run.cutoff}x": share for n, share in card.worst().items()}
+        rows[name] = {"task": run.config.task, "weights": card.weights, "trained_to": run.cutoff}
+        rows[name] |= exact | {"note": card.note}
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("name")

@@ -1,0 +1,79 @@
+"""A card: what is measured of a run, and what it says in words."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import loopinterp
+from loopinterp.errors import ConfigError, InputError
+from loopinterp.models import LoopedTransformer
+from loopinterp.training import Run, evaluate
+from loopinterp.zoo import Card, get_card, make_entry
+
+FAILING = {
+    "uniform": {12: {0: 1.0, 6: 1.0, 12: 0.8}, 24: {0: 0.95, 6: 0.5, 12: 0.2}},
+    "chain": {12: {0: 0.9, 6: 0.9, 12: 0.9}, 24: {0: 0.3, 6: 0.0, 12: 0.0}},
+}
+
+
+def test_an_entry_is_measured_and_moved_whole(barely_trained: Path, tmp_path: Path) -> None:
+    run = Run.load(barely_trained)
+    card = make_entry(run, tmp_path / "entry", recipe="addition", note="Small.", samples=16, seed=3)
+    entry = Run.load(tmp_path / "entry")
+    assert entry.config == run.config
+    assert len(entry.metrics()) == len(run.metrics()) == 6
+    assert Card.from_dict(json.loads((tmp_path / "entry" / "card.json").read_text())) == card
+    assert card.changes == {
+        "model.d_model": 32, "model.n_heads": 2, "curriculum.max_n": 3, "steps": 60
+    }  # fmt: skip
+    assert set(card.exact_match) == {"uniform", "chain"}
+    assert set(card.exact_match["chain"]) == {3, 6, 12, 24}
+    for model in (run.model(), entry.model()):
+        cell = evaluate(
+            model, run.task(), [6], distributions=["chain"], extra_loops=[6], n_samples=16, seed=3
+        )
+        share = float(cell.data["exact_match"].sel(estimate="value").squeeze())
+        assert share == card.exact_match["chain"][6][6]
+    table = card.table()
+    assert table.loc[("chain", 6), 6] == card.exact_match["chain"][6][6]
+    assert table.shape == (8, 7)
+
+
+def test_only_a_finished_run_of_training_becomes_an_entry(
+    barely_trained: Path, tmp_path: Path
+) -> None:
+    make: dict[str, Any] = {"recipe": "addition", "note": "Small.", "samples": 4}
+    run = Run.load(barely_trained)
+    with pytest.raises(InputError, match="holds a run"):
+        make_entry(run, barely_trained, **make)
+    with pytest.raises(InputError, match="outside the package"):
+        make_entry(run, Path(loopinterp.__file__).parent / "zoo" / "new", **make)
+    with pytest.raises(InputError, match="recipe: expected one of addition"):
+        make_entry(run, tmp_path / "new", recipe="additon", note="Small.")
+    unfinished = Path(shutil.copytree(barely_trained, tmp_path / "unfinished"))
+    shutil.rmtree(unfinished / "state")
+    with pytest.raises(InputError, match="one that was trained to its end, got one of 0 steps"):
+        make_entry(Run.load(unfinished), tmp_path / "new", **make)
+    model = LoopedTransformer(run.config.model)
+    given = Run.from_model(model, run.task(), tmp_path / "given", max_n=3, origin="given")
+    with pytest.raises(InputError, match="trained to its end"):
+        make_entry(given, tmp_path / "new", **make)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_card_says_where_it_fails_and_how_long_an_answer_lasts() -> None:
+    values = get_card("addition").to_dict()
+    card = Card.from_dict(values | {"exact_match": FAILING})
+    assert card.fails_at() == [
+        "uniform: exact match 0.50 at length 24, 6 loops after T(n)",
+        "chain: exact match 0.30 at length 24",
+    ]
+    assert card.worst() == {12: 0.9, 24: 0.3}
+    assert card.worst(12) == {12: 0.8, 24: 0.0}
+    with pytest.raises(ConfigError, match="note"):
+        Card.from_dict(values | {"note": ""})

@@ -1,0 +1,143 @@
+"""The zoo: every model loads, is what its card says, and is only read."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from scipy.stats import fisher_exact
+
+import loopinterp
+from loopinterp import workflow
+from loopinterp.errors import InputError
+from loopinterp.report import write_report
+from loopinterp.results import config_hash
+from loopinterp.storage import digest_tensors, read_json, read_tensors
+from loopinterp.training import RECIPES, apply_settings, evaluate, train
+from loopinterp.training.run import CONFIG, WEIGHTS
+from loopinterp.zoo import get_card, list_pretrained, load_pretrained
+from tests.test_cli import contents
+
+PACKAGE = Path(loopinterp.__file__).parent
+NAMES = sorted(list_pretrained().index)
+SAMPLES = 48
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_does_what_its_card_says(name: str) -> None:
+    """New examples: as many right as on the card, as far as chance allows."""
+    run, card = load_pretrained(name), get_card(name)
+    lengths, extra = [run.cutoff, 2 * run.cutoff], [-1, 0, 12]
+    result = evaluate(
+        run.model(), run.task(), lengths, extra_loops=extra, n_samples=SAMPLES, seed=card.seed + 1
+    )
+    shares = result.data["exact_match"].sel(estimate="value")
+    for distribution, by_length in card.exact_match.items():
+        for n in lengths:
+            for k in extra:
+                right = round(
+                    float(shares.sel(distribution=distribution, length=n, extra_loop=k)) * SAMPLES
+                )
+                on_card = round(by_length[n][k] * card.samples)
+                table = [[right, SAMPLES - right], [on_card, card.samples - on_card]]
+                chance = float(fisher_exact(table)[1])  # type: ignore[arg-type]
+                assert chance > 1e-4, (distribution, n, k, table)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_card_is_of_the_files_beside_it(name: str) -> None:
+    run, card = load_pretrained(name), get_card(name)
+    assert digest_tensors(read_tensors(run.folder / WEIGHTS)) == card.weights_sha256
+    assert config_hash(read_json(run.folder / CONFIG)) == card.config_sha256
+    assert sum(p.numel() for p in run.model().parameters()) == card.weights
+    assert {p.dtype for p in run.model().parameters()} == {torch.float32}
+    changed = [f"{key}={value}" for key, value in card.changes.items()]
+    assert apply_settings(RECIPES[card.recipe], [*changed, "device=cpu"]) == run.config
+    assert len(run.metrics()) == run.config.to_dict()["steps"] // run.config.to_dict()["log_every"]
+
+
+def test_a_model_loads_in_well_under_a_second() -> None:
+    load_pretrained(NAMES[0]).model()  # the imports
+    start = time.process_time()  # not the clock's: that depends on who else is at work
+    for name in NAMES:
+        run = load_pretrained(name)
+        run.model()
+        run.task()
+    assert time.process_time() - start < len(NAMES)
+
+
+def test_the_list_is_that_of_the_cards() -> None:
+    table = list_pretrained()
+    assert {"addition", "parity"} <= set(table.index)
+    assert table.loc["parity", "exact_2x"] == get_card("parity").exact_match["uniform"][40][0]
+    assert table.loc["addition", "exact_8x"] == min(
+        shares[96][0] for shares in get_card("addition").exact_match.values()
+    )
+    with pytest.raises(InputError, match="pretrained model: expected one of addition"):
+        load_pretrained("nothing")
+
+
+def test_the_page_has_the_table_of_the_cards() -> None:
+    table = list_pretrained().reset_index()
+    rows = [f"| {' | '.join(map(str, row))} |" for row in table.itertuples(index=False)]
+    page = (PACKAGE.parent / "docs" / "zoo.md").read_text()
+    shown = re.findall(r"^\| [\w-]+ \| \w+ \| \d.*\|$", page, re.MULTILINE)
+    assert shown == rows, "paste these:\n" + "\n".join(rows)
+
+
+def test_a_copy_is_a_run_as_any_other(tmp_path: Path) -> None:
+    before = contents(PACKAGE / "zoo")
+    run = load_pretrained("parity", tmp_path / "mine")
+    workflow.evaluate_run(run.folder, lengths=[4], samples=8, progress=False)
+    workflow.analyze_run(run.folder, studies=["attention"], progress=False)
+    page = write_report(run.folder).read_text()
+    assert "cannot be shown" not in page
+    assert "loopinterp zoo parity --out NEW" in page
+    results = contents(run.folder / "results")
+    assert set(results) == {"attention.safetensors", "generalisation.safetensors"}
+    again = load_pretrained("parity", tmp_path / "mine")
+    assert again == run
+    assert contents(run.folder / "results") == results, "what was found in it stays"
+    assert contents(PACKAGE / "zoo") == before
+
+
+def test_a_copy_goes_where_nothing_is_lost(tmp_path: Path, barely_trained: Path) -> None:
+    with pytest.raises(InputError, match="one that holds a run"):
+        load_pretrained("parity", barely_trained)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    with pytest.raises(InputError, match=r"one with another model/config\.json"):
+        load_pretrained("parity", tmp_path)
+    assert (tmp_path / "model" / "config.json").read_text() == "{}"
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="output folder"):
+        load_pretrained("parity", tmp_path / "file")
+
+
+def test_nothing_is_written_into_the_package() -> None:
+    before = contents(PACKAGE / "zoo")
+    folder = load_pretrained("parity").folder
+    inside = "expected a place outside the package, which is only read"
+    with pytest.raises(InputError, match=inside):
+        workflow.evaluate_run(folder, progress=False)
+    with pytest.raises(InputError, match=inside):
+        workflow.analyze_run(folder, progress=False)
+    with pytest.raises(InputError, match=inside):
+        write_report(folder)
+    with pytest.raises(InputError, match=inside):
+        train(RECIPES["parity"], PACKAGE / "zoo" / "new", progress=False)
+    with pytest.raises(InputError, match=inside):
+        load_pretrained("addition", PACKAGE / "zoo" / "new")
+    assert contents(PACKAGE / "zoo") == before
+
+
+def test_a_copy_is_not_trained_anew(tmp_path: Path) -> None:
+    """It has no state to go on from, so its weights would be lost."""
+    run = load_pretrained("parity", tmp_path / "mine")
+    before = contents(run.folder)
+    with pytest.raises(InputError, match="Train into a new folder"):
+        train(RECIPES["parity"].replace(device="cpu"), run.folder, progress=False)
+    assert contents(run.folder) == before
