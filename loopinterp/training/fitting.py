@@ -13,6 +13,7 @@ from loopinterp.progress import bar
 from loopinterp.results import config_hash
 from loopinterp.settings import Settings, flatten
 from loopinterp.storage import (
+    read_json,
     read_tensors_and_metadata,
     write_bytes,
     write_json,
@@ -161,11 +162,16 @@ def _save(run: Run, trainer: Trainer, seconds: float) -> None:
     tensors, metadata = trainer.state()
     metadata |= {
         "format": "loopinterp training state 1",
-        "config": config_hash(run.config.to_dict()),
+        "config": _hash_of(run),
         "seconds": repr(seconds),
     }
     write_tensors(run.folder / CHECKPOINT, tensors, metadata)
     trainer.averaged_model().save_pretrained(run.folder / MODEL)
+
+
+def _hash_of(run: Run) -> str:
+    """Of the configuration as it was written, perhaps before some settings existed."""
+    return config_hash(read_json(run.folder / CONFIG))
 
 
 def _restore(run: Run, trainer: Trainer) -> float:
@@ -175,7 +181,7 @@ def _restore(run: Run, trainer: Trainer) -> float:
         return 0.0
     tensors, metadata = read_tensors_and_metadata(path)
     need_training_state(path, metadata)
-    if metadata["config"] != config_hash(run.config.to_dict()):
+    if metadata["config"] != _hash_of(run):
         raise CheckpointError(
             f"checkpoint {path}",
             expected="the state of the run configured beside it",

@@ -6,13 +6,14 @@ for any looped model, compiled or not.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
 from loopinterp.errors import InputError
+from loopinterp.models.run_length import shifted_loops
 from loopinterp.tasks.task import IGNORE
 
 if TYPE_CHECKING:
@@ -42,6 +43,9 @@ def supervise(
 ) -> Supervised:
     """Run the loops of a bound model, and take the loss where the configuration says.
 
+    What the objectives call T(n) is ``ceil(loop_scale T(n)) + extra_loops``, at least 1, where
+    these are set.
+
     Args:
         config: The objective.
         iteration: The model bound to ``batch.inputs``.
@@ -51,7 +55,8 @@ def supervise(
     Raises:
         InputError: If no number of loops is given and T(n) is 0 throughout.
     """
-    return _OBJECTIVES[config.kind](config, iteration, batch, generator)
+    asked = shifted_loops(batch.n_loops, scale=config.loop_scale, extra=config.extra_loops)
+    return _OBJECTIVES[config.kind](config, iteration, replace(batch, n_loops=asked), generator)
 
 
 def _last(
@@ -120,11 +125,23 @@ def _every(
     return Supervised((weights * losses).sum() / weights.sum(), logits[-1])
 
 
+def _drawn(
+    config: ObjectiveConfig, iteration: Iteration, batch: Batch, generator: torch.Generator
+) -> Supervised:
+    """``CE(y_r)`` with r uniform in least_loops..n_loops, drawn once per batch: T(n) unknown."""
+    most = _n_loops(config, batch)
+    drawn = int(torch.randint(config.least_loops, most + 1, (), generator=generator))
+    *_, (_, state) = iteration.run(drawn)
+    logits = iteration.readout(state)
+    return Supervised(cross_entropy(logits, batch.targets), logits)
+
+
 _OBJECTIVES = {
     "last": _last,
     "step_dependent": _step_dependent,
     "progressive": _progressive,
     "every": _every,
+    "drawn": _drawn,
 }
 
 

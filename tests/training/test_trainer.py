@@ -150,9 +150,10 @@ def test_abacus_positions_start_anywhere_in_training(tiny: TrainingConfig) -> No
     assert math.isfinite(trainer.step()["loss"])
 
 
-@pytest.mark.parametrize("kind", ["last", "progressive", "every"])
+@pytest.mark.parametrize("kind", ["last", "progressive", "every", "drawn"])
 def test_every_objective_trains(tiny: TrainingConfig, kind: str) -> None:
-    values = tiny.to_dict() | {"objective": {"kind": kind}, "precision": "bf16"}
+    objective = {"kind": kind} | ({"n_loops": 4} if kind == "drawn" else {})
+    values = tiny.to_dict() | {"objective": objective, "precision": "bf16"}
     trainer = Trainer(TrainingConfig.from_dict(values))
     assert all(math.isfinite(trainer.step()["loss"]) for _ in range(3))
 
