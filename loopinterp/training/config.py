@@ -163,6 +163,8 @@ class TrainingConfig(ModelAndTask):
         state_noise: Standard deviation of Gaussian noise added to the state before each loop, in
             training only. It turns the states that a program has to hold into attractors:
             without it, they may be held as long as in training, and drift after.
+        offset_per_example: Whether each example draws where its abacus positions start, in place
+            of one start for the whole batch.
         ema: Decay of the averaged weights that are evaluated and saved; 0 for none.
         seed: Seed of weights, data and everything else that is drawn.
         log_every: Steps per line of metrics.
@@ -189,6 +191,7 @@ class TrainingConfig(ModelAndTask):
     steps: PositiveInt = 1000
     batch_size: PositiveInt = 64
     state_noise: NonNegativeFloat = 0.0
+    offset_per_example: bool = False
     ema: BelowOne = 0.999
     seed: Seed = 0
     log_every: PositiveInt = 10
@@ -203,6 +206,13 @@ class TrainingConfig(ModelAndTask):
         if not self.device.startswith("cuda:"):
             check_choice("device", self.device, ("auto", "cpu", "cuda"), error=ConfigError)
         check_size(self.make_task(), self.curriculum.max_n, self.batch_size, "batch_size")
+        _require(
+            not self.offset_per_example or self.model.positions == "abacus",
+            "offset_per_example",
+            self.offset_per_example,
+            expected=f"false with model.positions={self.model.positions}",
+            fix="Leave it out, or use abacus positions.",
+        )
         _require(
             not (self.compile and self.model.abacus_target == "qk"),
             "compile",

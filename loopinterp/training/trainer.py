@@ -204,13 +204,16 @@ class Trainer(ShortRepr):
             generator = self.generators["objective"]
             return supervise(self.config.objective, iteration, batch, generator=generator)
 
-    def _position_offset(self) -> int:
+    def _position_offset(self) -> int | Tensor:
         """Abacus positions start anywhere in training, so that all of the table is trained."""
         model = self.config.model
         if model.positions != "abacus":
             return 0
-        highest = model.abacus_max_offset + 1
-        return int(torch.randint(highest, (), generator=self.generators["data"]))
+        highest, data = model.abacus_max_offset + 1, self.generators["data"]
+        if self.config.offset_per_example:
+            size = (self.config.batch_size,)
+            return torch.randint(highest, size, generator=data).to(self.device)
+        return int(torch.randint(highest, (), generator=data))
 
     def _check_finite(self, loss: float, grad_norm: float) -> None:
         for what, value in {"loss": loss, "gradient norm": grad_norm}.items():

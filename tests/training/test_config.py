@@ -51,6 +51,7 @@ def test_whole_numbers_stand_for_floats(tiny: TrainingConfig) -> None:
         ({"distribution": "unifrom"}, "Did you mean 'uniform'"),
         ({"device": "gpu"}, "device: expected one of auto, cpu, cuda"),
         ({"precision": "fp16"}, "precision: expected one of bf16, fp32"),
+        ({"offset_per_example": True}, "offset_per_example: expected false with model.positions"),
         ({"compile": "yes"}, "compile: expected true or false"),
         ({"threads": 0}, "threads: expected an integer in 1..256"),
         ({"state_noise": -0.1}, "state_noise: expected a number >= 0, got -0.1"),
