@@ -11,6 +11,8 @@ from loopinterp.errors import CheckpointError, check_seed
 from loopinterp.short_repr import ShortRepr
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from loopinterp.models import LoopedTransformer
     from loopinterp.results import Result
     from loopinterp.saved_results import Owner
@@ -91,8 +93,21 @@ class StudiedModel(ShortRepr):
 
     def length(self, n: int) -> int:
         """The greatest problem length up to n that it has room for, and that stays quick."""
-        fits = (k for k in range(n, 1, -1) if self.task.n_loops(k) <= MOST_LOOPS)
+        fits = (k for k in range(n, 1, -1) if self.n_loops(k) <= MOST_LOOPS)
         return self.with_room(next(fits, 1))
+
+    def n_loops(self, n: int) -> int:
+        """Loops after which it answers problems of length n: T(n), or what training made of it."""
+        import torch
+
+        return int(self._asked(torch.tensor(self.task.n_loops(n))))
+
+    def _asked(self, n_loops: Tensor) -> Tensor:
+        from loopinterp.models.run_length import own_depth, rule_of
+
+        rule = rule_of(self.model)
+        # A model with a depth of its own is studied over T(n) loops, which show more than it runs.
+        return n_loops if rule is None or own_depth(self.model) else rule.of(n_loops)
 
     def sample(self, n: int, batch_size: int, *, distribution: str | None = None) -> Batch:
         """Examples of one length; of the run's own distribution if None is given."""
@@ -106,7 +121,8 @@ class StudiedModel(ShortRepr):
             generator=torch.Generator().manual_seed(self.seed),
             distribution=distribution or self.distribution,
         )
-        return batch.to(device_of(self.model))
+        batch = batch.to(device_of(self.model))
+        return dataclasses.replace(batch, n_loops=self._asked(batch.n_loops))
 
     def programs(self) -> list[str]:
         """The stock programs that solve its task, with its settings, from its tokens."""

@@ -146,7 +146,7 @@ def _convergence(model: StudiedModel) -> Result:
 
 @_study("extrapolation", "what if the loops run on?")
 def _extrapolation(model: StudiedModel) -> Result:
-    trained = model.task.n_loops(model.cutoff)
+    trained = model.n_loops(model.cutoff)
     batch = model.sample(model.length(2 * model.cutoff), 64)
     return dynamics.extrapolation_study(
         model.model, batch, n_loops=10 * trained, trained_loops=trained

@@ -15,6 +15,7 @@ from loopinterp.models.run_inputs import check_ends, refuse
 from loopinterp.models.sites import flat_names
 
 if TYPE_CHECKING:
+    from jaxtyping import Int
     from torch import Tensor
 
 _UNROLLED: ContextVar[tuple[tuple[object, int], ...]] = ContextVar("unrolled models", default=())
@@ -27,26 +28,72 @@ class LoopRule:
 
     Attributes:
         shown: Loops of the hook names, layers and blocks that the model shows.
-        of_length: From the input's positions to loops. None: always ``shown``, whatever the
-            input, as for an ordinary transformer, which has its depth.
+        of_length: From the input's positions to T(n), the loops that its task asks for. None:
+            always ``shown``, whatever the input, as for an ordinary transformer, which has its
+            depth.
+        scale: With ``of_length``: the model answers after ``ceil(scale T(n)) + extra`` loops.
+        extra: With ``of_length``: loops more than that, or fewer where negative.
 
     Example:
         >>> LoopRule(13, of_length=lambda n_pos: n_pos - 1)(5), LoopRule(1)(5)
         (4, 1)
+        >>> LoopRule(14, of_length=lambda n_pos: n_pos - 1, extra=1)(5)
+        5
     """
 
     shown: int
     of_length: Callable[[int], int] | None = None
+    scale: float = 1.0
+    extra: int = 0
 
     def __call__(self, n_pos: int) -> int:
         """Loops of a run over so many positions."""
-        return self.shown if self.of_length is None else self.of_length(n_pos)
+        if self.of_length is None:
+            return self.shown
+        return int(self.of(torch.tensor(self.of_length(n_pos))))
+
+    def of(self, n_loops: Int[Tensor, "*batch"]) -> Int[Tensor, "*batch"]:
+        """Loops after which the model answers what its task asks for after T(n)."""
+        if self.of_length is None:
+            return torch.full_like(n_loops, self.shown)
+        return shifted_loops(n_loops, scale=self.scale, extra=self.extra)
+
+    def __str__(self) -> str:
+        """The number of loops in words: ``4``, ``T(n)``, ``ceil(2 T(n)) + 3``."""
+        if self.of_length is None:
+            return str(self.shown)
+        scaled = "T(n)" if self.scale == 1 else f"ceil({self.scale:g} T(n))"
+        return (
+            f"{scaled} {'+' if self.extra > 0 else '-'} {abs(self.extra)}" if self.extra else scaled
+        )
+
+
+def shifted_loops(
+    n_loops: Int[Tensor, "*batch"], *, scale: float, extra: int
+) -> Int[Tensor, "*batch"]:
+    """``max(1, ceil(scale T) + extra)``: other numbers of loops than T; T where nothing is set.
+
+    Example:
+        >>> shifted_loops(torch.tensor([1, 4, 10]), scale=1.1, extra=-2).tolist()
+        [1, 3, 9]
+    """
+    if (scale, extra) == (1.0, 0):
+        return n_loops
+    # Rounded first: 1.1 times 10 is 11 and no more, whatever it is in binary.
+    scaled = (n_loops.double() * scale).round(decimals=6).ceil().long()
+    return (scaled + extra).clamp(min=1)
+
+
+def rule_of(model: Any) -> LoopRule | None:
+    """What says how many loops a model of any class was made for; None where nothing does."""
+    rule = getattr(model, "loop_rule", None)
+    return rule if isinstance(rule, LoopRule) else None
 
 
 def own_depth(model: Any) -> int | None:
     """Loops of a model whose :attr:`loop_rule` says as many whatever the input; None of others."""
-    rule = getattr(model, "loop_rule", None)
-    return rule.shown if isinstance(rule, LoopRule) and rule.of_length is None else None
+    rule = rule_of(model)
+    return rule.shown if rule is not None and rule.of_length is None else None
 
 
 class LoopCount:

@@ -5,6 +5,7 @@ from .config import TrainingConfig as TrainingConfig
 from .evaluation import EvaluationResult as EvaluationResult
 from .evaluation import evaluate as evaluate
 from .fitting import train as train
+from .fitting import train_seeds as train_seeds
 from .model_and_task import GivenModelConfig as GivenModelConfig
 from .overrides import apply_settings as apply_settings
 from .recipes import RECIPES as RECIPES

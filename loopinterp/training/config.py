@@ -27,8 +27,16 @@ class ObjectiveConfig(Settings):
 
     Attributes:
         kind: ``last`` (after the last loop), ``step_dependent`` (each example at its own T(n)),
-            ``progressive`` (a mix of the last loop and a random one) or ``every`` (all loops).
-        n_loops: Loops to run; None runs the largest T(n) of the batch.
+            ``progressive`` (a mix of the last loop and a random one), ``every`` (all loops) or
+            ``drawn`` (after a number of loops that each step draws, as where T(n) is unknown:
+            the answer has to be there from ``least_loops`` on, and a stopping rule finds it).
+        n_loops: Loops to run, whatever the length; None runs the largest T(n) of the batch.
+            ``drawn``: the most that are drawn.
+        least_loops: ``drawn``: the fewest that are drawn.
+        loop_scale: Each T(n) is taken ``loop_scale`` times, rounded up; T = 2n + 3 of a task with
+            T(n) = n is ``loop_scale=2, extra_loops=3``.
+        extra_loops: Loops added to that, at least one being left: T(n) wrong by k. The model of
+            the run makes as many (:meth:`Run.model`), and is evaluated and studied after as many.
         hold_loops: ``step_dependent``: a share of the examples is asked a second time, up to this
             many loops after T(n), so that the answer has to be held.
         hold_share: ``step_dependent``: that share.
@@ -36,8 +44,13 @@ class ObjectiveConfig(Settings):
         weights: ``every``: one weight for each of ``n_loops`` loops; all equal if None.
     """
 
-    kind: Literal["last", "step_dependent", "progressive", "every"] = "step_dependent"
-    n_loops: Annotated[PositiveInt | None, OnlyWith("kind", "last", "progressive", "every")] = None
+    kind: Literal["last", "step_dependent", "progressive", "every", "drawn"] = "step_dependent"
+    n_loops: Annotated[
+        PositiveInt | None, OnlyWith("kind", "last", "progressive", "every", "drawn")
+    ] = None
+    least_loops: Annotated[PositiveInt, OnlyWith("kind", "drawn")] = 1
+    loop_scale: Annotated[float, Field(gt=0, le=16), OnlyWith("n_loops", None)] = 1.0
+    extra_loops: Annotated[int, Field(ge=-10, le=10), OnlyWith("n_loops", None)] = 0
     hold_loops: Annotated[NonNegativeInt, OnlyWith("kind", "step_dependent")] = 0
     hold_share: Share = 0.25
     alpha: Annotated[Share, OnlyWith("kind", "progressive")] = 0.5
@@ -45,6 +58,13 @@ class ObjectiveConfig(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _require(
+            self.kind != "drawn" or self.least_loops <= (self.n_loops or 0),
+            "n_loops",
+            self.n_loops,
+            expected=f"at least least_loops={self.least_loops} with kind=drawn",
+            fix="Set n_loops to the most loops that are drawn.",
+        )
         _require(
             self.hold_loops > 0 or self.hold_share == 0.25,
             "hold_share",
@@ -143,6 +163,8 @@ class TrainingConfig(ModelAndTask):
         state_noise: Standard deviation of Gaussian noise added to the state before each loop, in
             training only. It turns the states that a program has to hold into attractors:
             without it, they may be held as long as in training, and drift after.
+        offset_per_example: Whether each example draws where its abacus positions start, in place
+            of one start for the whole batch.
         ema: Decay of the averaged weights that are evaluated and saved; 0 for none.
         seed: Seed of weights, data and everything else that is drawn.
         log_every: Steps per line of metrics.
@@ -169,6 +191,7 @@ class TrainingConfig(ModelAndTask):
     steps: PositiveInt = 1000
     batch_size: PositiveInt = 64
     state_noise: NonNegativeFloat = 0.0
+    offset_per_example: bool = False
     ema: BelowOne = 0.999
     seed: Seed = 0
     log_every: PositiveInt = 10
@@ -183,6 +206,13 @@ class TrainingConfig(ModelAndTask):
         if not self.device.startswith("cuda:"):
             check_choice("device", self.device, ("auto", "cpu", "cuda"), error=ConfigError)
         check_size(self.make_task(), self.curriculum.max_n, self.batch_size, "batch_size")
+        _require(
+            not self.offset_per_example or self.model.positions == "abacus",
+            "offset_per_example",
+            self.offset_per_example,
+            expected=f"false with model.positions={self.model.positions}",
+            fix="Leave it out, or use abacus positions.",
+        )
         _require(
             not (self.compile and self.model.abacus_target == "qk"),
             "compile",

@@ -14,7 +14,7 @@ from loopinterp.errors import InputError, check_integer
 from loopinterp.intervals import ESTIMATE, wilson_estimate
 from loopinterp.models.looped_model import bind, need_model
 from loopinterp.models.model_description import describe_model, device_of
-from loopinterp.models.run_length import own_depth
+from loopinterp.models.run_length import LoopRule, own_depth, rule_of
 from loopinterp.models.stopped_run import run_until
 from loopinterp.models.stopping_rules import Oracle
 from loopinterp.progress import track
@@ -62,6 +62,8 @@ class EvaluationResult(Result, kind="evaluation"):
         trained_up_to: Greatest length seen in training, or None if not known.
         depth: Loops of a model that makes as many whatever the length, as one that was trained so:
             it is asked after those instead of T(n). None for all others.
+        answered_after: The loops after which the answer is read, in words: ``T(n)``, or what the
+            model's ``loop_rule`` makes of it, as ``T(n) + 1``.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
@@ -78,6 +80,7 @@ class EvaluationResult(Result, kind="evaluation"):
     n_samples: int
     trained_up_to: int | None
     depth: int | None = None
+    answered_after: str = "T(n)"
 
     @property
     def nearest_extra_loop(self) -> int:
@@ -102,7 +105,9 @@ def evaluate(
     """Exact match and bit accuracy at T(n) loops, and at others if asked.
 
     A model that has a depth of its own (its ``loop_rule`` names one number of loops, as that of a
-    run with ``objective.n_loops``; an ordinary transformer's is 1) is asked after that instead.
+    run with ``objective.n_loops``; an ordinary transformer's is 1) is asked after that instead;
+    one that was trained to answer after another number than T(n) (``objective.extra_loops``)
+    after what its rule makes of T(n).
 
     The examples come from another random stream than those of training, whatever the seed.
 
@@ -127,8 +132,8 @@ def evaluate(
     need_task(task)
     asked = judged_distributions(task) if distributions is None else distributions
     names = list(dict.fromkeys(asked))
-    depth = own_depth(model)
-    _check(task, lengths, names, extra_loops, n_samples, depth)
+    asked_after = rule_of(model) or LoopRule(1, task.n_loops)  # which leaves T(n) as it is
+    _check(task, lengths, names, extra_loops, n_samples, asked_after)
     extra, cells = sorted(set(extra_loops)), sorted(set(lengths))
     check_integer("stopping_margin", stopping_margin, least=0)
     if trained_up_to is not None:
@@ -150,7 +155,8 @@ def evaluate(
             batch = task.sample(
                 length, batch_size=n_samples, generator=generator, distribution=distribution
             )
-            batch = _at_depth(batch.to(device_of(model)), depth)
+            batch = batch.to(device_of(model))
+            batch = replace(batch, n_loops=asked_after.of(batch.n_loops))
             constant_exact[d, k], constant_bits[d, k] = _constant(batch, task.d_vocab_out)
             exact[:, d, k], bits[:, d, k] = _score(model, batch, extra)
             for r, rule in enumerate(rules.values()):
@@ -172,15 +178,9 @@ def evaluate(
             task=task.name,
             n_samples=n_samples,
             trained_up_to=trained_up_to,
-            depth=depth,
+            depth=own_depth(model),
+            answered_after=str(asked_after),
         )
-
-
-def _at_depth(batch: Batch, depth: int | None) -> Batch:
-    """The batch, to be answered after so many loops in place of T(n)."""
-    if depth is None:
-        return batch
-    return replace(batch, n_loops=torch.full_like(batch.n_loops, depth))
 
 
 def judged_distributions(task: Task) -> tuple[str, ...]:
@@ -256,7 +256,7 @@ def _check(
     distributions: Sequence[str],
     extra: Sequence[int],
     n_samples: int,
-    depth: int | None,
+    asked_after: LoopRule,
 ) -> None:
     given = {"lengths": lengths, "distributions": distributions, "extra_loops": extra}
     for name, values in given.items():
@@ -269,7 +269,7 @@ def _check(
         check_integer("extra_loops", k)
     check_integer("n_samples", n_samples, least=1)
     check_size(task, max(lengths), n_samples, "lengths, n_samples")
-    least = depth or min(task.n_loops(n) for n in lengths)
+    least = int(asked_after.of(torch.tensor([task.n_loops(n) for n in lengths])).min())
     if least + min(extra) < 0:
         raise InputError(
             "extra_loops",

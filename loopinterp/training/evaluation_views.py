@@ -23,11 +23,12 @@ def _readable(distribution: str) -> str:
 
 def _loops(result: EvaluationResult) -> str:
     """The loops after which the answer is asked for."""
-    return "T(n)" if result.depth is None else str(result.depth)
+    return result.answered_after if result.depth is None else str(result.depth)
 
 
 def _whose(result: EvaluationResult) -> str:
-    return "the task's own T(n)" if result.depth is None else f"the model's own {result.depth}"
+    loops = _loops(result)
+    return f"the {'task' if loops == 'T(n)' else 'model'}'s own {loops}"
 
 
 def _constant_name(distribution: str) -> str:

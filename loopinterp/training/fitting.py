@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from loopinterp.errors import CheckpointError, ConfigError, InputError
 from loopinterp.file_locks import only_writer
@@ -13,6 +17,7 @@ from loopinterp.progress import bar
 from loopinterp.results import config_hash
 from loopinterp.settings import Settings, flatten
 from loopinterp.storage import (
+    read_json,
     read_tensors_and_metadata,
     write_bytes,
     write_json,
@@ -34,6 +39,7 @@ from loopinterp.training.run import (
     parse_metrics,
     reading_counters,
 )
+from loopinterp.training.seed_ensemble import check_together, step_together
 from loopinterp.training.trainer import Trainer
 
 
@@ -58,8 +64,77 @@ def train(
             if no model can be made from this one, where nothing is written.
         CheckpointError: If the folder's checkpoint is damaged or of another run.
     """
+    with _claimed(config, Path(out), resume) as part:
+        _fit([part], progress)
+    return part.run
+
+
+def train_seeds(
+    config: TrainingConfig,
+    seeds: Sequence[int],
+    out: str | Path,
+    *,
+    progress: bool = True,
+    resume: bool = True,
+) -> list[Run]:
+    """Train several seeds of one configuration, their loops in one batch.
+
+    Each seed has a folder ``out/seed-{seed}``, an ordinary run with the numbers of one that was
+    trained alone, to rounding. It can be gone on with alone, and together with others: those that
+    are behind catch up first.
+
+    Args:
+        config: The run; its own seed is not asked for.
+        seeds: Seeds, all different.
+        out: The folder of the runs.
+        progress: Whether to show a progress bar.
+        resume: Whether runs that are there already are gone on with.
+
+    Raises:
+        InputError: As :func:`train`; it names the seed that stops being finite, and the others go
+            on without it when they are asked to. Or if there is no seed, or one twice.
+        ConfigError: As :func:`train`; or if the attention is not causal, or the loop compiled.
+        CheckpointError: As :func:`train`.
+    """
+    if not seeds or len(set(seeds)) < len(seeds):
+        expected, fix = "some seeds, each once", "Pass e.g. seeds=[0, 1, 2, 3, 4]."
+        raise InputError("seeds", expected=expected, given=repr(list(seeds)), fix=fix)
+    check_together(config)
+    configs = [config.replace(seed=seed) for seed in seeds]  # all are checked before one begins
+    with ExitStack() as stack:
+        parts = [
+            stack.enter_context(_claimed(one, Path(out) / f"seed-{one.seed}", resume))
+            for one in configs
+        ]
+        _fit(parts, progress)
+    return [part.run for part in parts]
+
+
+@dataclass
+class _Part:
+    """A run that is being trained, and the seconds that it has taken."""
+
+    run: Run
+    trainer: Trainer
+    seconds: float
+    lines: TextIO
+
+    def record(self, metrics: dict[str, float | int]) -> None:
+        """Write what is due after a step; metrics reach the disk before the checkpoint does."""
+        config, step = self.trainer.config, self.trainer.steps_done
+        if step % config.log_every == 0:
+            self.lines.write(json.dumps(metrics) + "\n")
+        if step % config.checkpoint_every == 0 or step == config.steps:
+            self.lines.flush()
+            os.fsync(self.lines.fileno())
+            _save(self.run, self.trainer, self.seconds)
+
+
+@contextmanager
+def _claimed(config: TrainingConfig, folder: Path, resume: bool) -> Iterator[_Part]:
+    """A run that nobody else trains, as far as it has come; its model is saved at the end."""
     config = config.replace(device=str(resolve_device(config.device)))
-    folder, run = Path(out), Run(Path(out), config)
+    run = Run(folder, config)
     _check_claim(folder, config, resume)
     trainer = _build(config)
     with (
@@ -77,39 +152,33 @@ def train(
         # Known from the start, so that the weights that follow can be read from their first moment.
         write_json(folder / MODEL / "config.json", config.model.to_dict())
         _truncate_metrics(folder / METRICS, trainer.steps_done, config.log_every)
-        _fit(run, trainer, seconds, progress)
+        with open(folder / METRICS, "a", encoding="utf-8") as lines:
+            yield _Part(run, trainer, seconds, lines)
         # A kill between the last checkpoint and its model would leave the older model.
         trainer.averaged_model().save_pretrained(folder / MODEL)
-    return run
 
 
-def _fit(run: Run, trainer: Trainer, seconds: float, progress: bool) -> None:
-    """Make the steps that are left; metrics reach the disk before the checkpoint does."""
-    config, started = trainer.config, time.perf_counter() - seconds
-    with (
-        open(run.folder / METRICS, "a", encoding="utf-8") as lines,
-        bar(
-            f"train {config.task}",
-            total=config.steps,
-            initial=trainer.steps_done,
-            disable=not progress,
-        ) as shown,
-    ):
-        while trainer.steps_done < config.steps:
-            metrics = trainer.step()
-            step = trainer.steps_done
-            if step % config.log_every == 0:
-                lines.write(json.dumps(metrics) + "\n")
-            if step % config.checkpoint_every == 0 or step == config.steps:
-                lines.flush()
-                os.fsync(lines.fileno())
-                _save(run, trainer, time.perf_counter() - started)
+def _fit(parts: Sequence[_Part], progress: bool) -> None:
+    """Make the steps that are left; those furthest behind go first, and then all together."""
+    config = parts[0].trainer.config
+    done = min(part.trainer.steps_done for part in parts)
+    name = f"train {config.task}" + (f", {len(parts)} seeds" if len(parts) > 1 else "")
+    with bar(name, total=config.steps, initial=done, disable=not progress) as shown:
+        while done < config.steps:
+            behind = [part for part in parts if part.trainer.steps_done == done]
+            started = time.perf_counter()
+            made = step_together([part.trainer for part in behind])
+            took = (time.perf_counter() - started) / len(behind)
+            for part, metrics in zip(behind, made):
+                part.seconds += took
+                part.record(metrics)
+            done = min(part.trainer.steps_done for part in parts)
             shown.update()
-            if step % 20 == 0:
+            if done % 20 == 0:
                 shown.set_postfix(
-                    loss=f"{metrics['loss']:.4f}",
-                    exact=f"{metrics['exact_match']:.2f}",
-                    n=metrics["longest_n"],
+                    loss=f"{max(m['loss'] for m in made):.4f}",
+                    exact=f"{min(m['exact_match'] for m in made):.2f}",
+                    n=min(m["longest_n"] for m in made),
                     refresh=False,
                 )
 
@@ -168,11 +237,16 @@ def _save(run: Run, trainer: Trainer, seconds: float) -> None:
     tensors, metadata = trainer.state()
     metadata |= {
         "format": "loopinterp training state 1",
-        "config": config_hash(run.config.to_dict()),
+        "config": _hash_of(run),
         "seconds": repr(seconds),
     }
     write_tensors(run.folder / CHECKPOINT, tensors, metadata)
     trainer.averaged_model().save_pretrained(run.folder / MODEL)
+
+
+def _hash_of(run: Run) -> str:
+    """Of the configuration as it was written, perhaps before some settings existed."""
+    return config_hash(read_json(run.folder / CONFIG))
 
 
 def _restore(run: Run, trainer: Trainer) -> float:
@@ -182,7 +256,7 @@ def _restore(run: Run, trainer: Trainer) -> float:
         return 0.0
     tensors, metadata = read_tensors_and_metadata(path)
     need_training_state(path, metadata)
-    if metadata["config"] != config_hash(run.config.to_dict()):
+    if metadata["config"] != _hash_of(run):
         raise CheckpointError(
             f"checkpoint {path}",
             expected="the state of the run configured beside it",

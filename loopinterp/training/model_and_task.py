@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import PositiveInt
+from pydantic import PositiveFloat, PositiveInt
 
 from loopinterp.errors import ConfigError, check_choice
 from loopinterp.models.model_config import LoopedTransformerConfig
-from loopinterp.settings import Settings, settings
+from loopinterp.settings import OnlyWith, Settings, settings
 
 if TYPE_CHECKING:
     from loopinterp.tasks.task import Task
@@ -65,8 +65,12 @@ class GivenModelConfig(ModelAndTask):
         max_n: Greatest problem length that it was made for.
         origin: Where it comes from, in words that go on after "The model was".
         depth: Loops that it makes whatever the length, as an ordinary transformer; T(n) if None.
+        loop_scale: Without a depth: it answers after ``ceil(loop_scale T(n)) + extra_loops``.
+        extra_loops: Loops more than that, or fewer where negative.
     """
 
     max_n: PositiveInt
     origin: str
     depth: PositiveInt | None = None
+    loop_scale: Annotated[PositiveFloat, OnlyWith("depth", None)] = 1.0
+    extra_loops: Annotated[int, OnlyWith("depth", None)] = 0

@@ -6,13 +6,15 @@ for any looped model, compiled or not.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
 from loopinterp.errors import InputError
+from loopinterp.models.run_length import shifted_loops
 from loopinterp.tasks.task import IGNORE
 
 if TYPE_CHECKING:
@@ -37,6 +39,19 @@ class Supervised:
     logits: Float[Tensor, "batch pos d_vocab_out"]
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What an objective wants to know of a batch, and what it makes of the answers.
+
+    Attributes:
+        loops: The loops after which each example is asked, any number of times.
+        score: From the logits of each asking to loss and answer.
+    """
+
+    loops: Int[Tensor, "ask batch"]
+    score: Callable[[Float[Tensor, "ask batch pos d_vocab_out"]], Supervised]
+
+
 def supervise(
     config: ObjectiveConfig, iteration: Iteration, batch: Batch, *, generator: torch.Generator
 ) -> Supervised:
@@ -51,21 +66,35 @@ def supervise(
     Raises:
         InputError: If no number of loops is given and T(n) is 0 throughout.
     """
-    return _OBJECTIVES[config.kind](config, iteration, batch, generator)
+    asked = ask(config, batch, generator)
+    return asked.score(answers_at(iteration, asked.loops))
 
 
-def _last(
-    config: ObjectiveConfig, iteration: Iteration, batch: Batch, generator: torch.Generator
-) -> Supervised:
+def ask(config: ObjectiveConfig, batch: Batch, generator: torch.Generator) -> Asked:
+    """The part of :func:`supervise` before the model is run.
+
+    What the objectives call T(n) is ``ceil(loop_scale T(n)) + extra_loops``, at least 1, where
+    these are set.
+    """
+    shifted = shifted_loops(batch.n_loops, scale=config.loop_scale, extra=config.extra_loops)
+    return _OBJECTIVES[config.kind](config, replace(batch, n_loops=shifted), generator)
+
+
+def _once(n_loops: Int[Tensor, " batch"], batch: Batch) -> Asked:
+    """Every answer once, all counting the same."""
+
+    def score(logits: Tensor) -> Supervised:
+        return Supervised(cross_entropy(logits[0], batch.targets), logits[0])
+
+    return Asked(n_loops[None], score)
+
+
+def _last(config: ObjectiveConfig, batch: Batch, generator: torch.Generator) -> Asked:
     """Loss after the last loop: ``CE(y_T)``, the same T for all examples of a batch."""
-    *_, (_, state) = iteration.run(_n_loops(config, batch))
-    logits = iteration.readout(state)
-    return Supervised(cross_entropy(logits, batch.targets), logits)
+    return _once(torch.full_like(batch.n_loops, _n_loops(config, batch)), batch)
 
 
-def _step_dependent(
-    config: ObjectiveConfig, iteration: Iteration, batch: Batch, generator: torch.Generator
-) -> Supervised:
+def _step_dependent(config: ObjectiveConfig, batch: Batch, generator: torch.Generator) -> Asked:
     """Loss of each example at its own loop T(n), and nowhere else: ``CE(y_{T(n)})``.
 
     Examples leave the batch as they finish, so that a short one costs no more than its own
@@ -78,46 +107,56 @@ def _step_dependent(
     Source: arXiv 2409.15647, step-dependent supervision (``hold_loops = 0``).
     """
     if not config.hold_loops:
-        logits = answers_at(iteration, batch.n_loops[None])[0]
-        return Supervised(cross_entropy(logits, batch.targets), logits)
+        return _once(batch.n_loops, batch)
     device, shape = batch.n_loops.device, batch.n_loops.shape
     later = torch.randint(1, config.hold_loops + 1, shape, generator=generator)
     again = torch.rand(shape, generator=generator) < config.hold_share
-    asked = torch.stack([batch.n_loops, batch.n_loops + (later * again).to(device)])
-    logits = answers_at(iteration, asked)
     held = batch.targets.masked_fill(~again.to(device)[:, None], IGNORE)
     targets = torch.cat([batch.targets, held])
-    return Supervised(cross_entropy(logits.flatten(0, 1), targets), logits[0])
+
+    def score(logits: Tensor) -> Supervised:
+        return Supervised(cross_entropy(logits.flatten(0, 1), targets), logits[0])
+
+    return Asked(torch.stack([batch.n_loops, batch.n_loops + (later * again).to(device)]), score)
 
 
-def _progressive(
-    config: ObjectiveConfig, iteration: Iteration, batch: Batch, generator: torch.Generator
-) -> Supervised:
+def _progressive(config: ObjectiveConfig, batch: Batch, generator: torch.Generator) -> Asked:
     """``(1 - alpha) CE(y_T) + alpha CE(y_r)`` with r uniform in 1..T, drawn once per batch.
 
     Source: arXiv 2405.17399, progressive loss.
     """
     last = _n_loops(config, batch)
     drawn = int(torch.randint(1, last + 1, (), generator=generator))
-    kept = [h for t, h in iteration.run(last) if t in (drawn, last)]
-    logits = iteration.readout(kept[-1])
-    at_last = cross_entropy(logits, batch.targets)
+    asked = torch.full_like(batch.n_loops, last)
     if drawn == last:
-        return Supervised(at_last, logits)
-    at_drawn = cross_entropy(iteration.readout(kept[0]), batch.targets)
-    return Supervised((1 - config.alpha) * at_last + config.alpha * at_drawn, logits)
+        return _once(asked, batch)
+
+    def score(logits: Tensor) -> Supervised:
+        at_last, at_drawn = (cross_entropy(y, batch.targets) for y in logits)
+        return Supervised((1 - config.alpha) * at_last + config.alpha * at_drawn, logits[0])
+
+    return Asked(torch.stack([asked, torch.full_like(asked, drawn)]), score)
 
 
-def _every(
-    config: ObjectiveConfig, iteration: Iteration, batch: Batch, generator: torch.Generator
-) -> Supervised:
+def _every(config: ObjectiveConfig, batch: Batch, generator: torch.Generator) -> Asked:
     """Weighted mean of the loss over loops: ``sum_t w_t CE(y_t) / sum_t w_t``, t = 1..T."""
-    logits = [iteration.readout(h) for t, h in iteration.run(_n_loops(config, batch)) if t]
-    losses = torch.stack([cross_entropy(y, batch.targets) for y in logits])
-    if config.weights is None:
-        return Supervised(losses.mean(), logits[-1])
-    weights = torch.tensor(config.weights, device=losses.device, dtype=losses.dtype)
-    return Supervised((weights * losses).sum() / weights.sum(), logits[-1])
+    loops = torch.arange(1, _n_loops(config, batch) + 1, device=batch.n_loops.device)
+
+    def score(logits: Tensor) -> Supervised:
+        losses = torch.stack([cross_entropy(y, batch.targets) for y in logits])
+        if config.weights is None:
+            return Supervised(losses.mean(), logits[-1])
+        weights = torch.tensor(config.weights, device=losses.device, dtype=losses.dtype)
+        return Supervised((weights * losses).sum() / weights.sum(), logits[-1])
+
+    return Asked(loops[:, None].expand(-1, len(batch)), score)
+
+
+def _drawn(config: ObjectiveConfig, batch: Batch, generator: torch.Generator) -> Asked:
+    """``CE(y_r)`` with r uniform in least_loops..n_loops, drawn once per batch: T(n) unknown."""
+    most = _n_loops(config, batch)
+    drawn = int(torch.randint(config.least_loops, most + 1, (), generator=generator))
+    return _once(torch.full_like(batch.n_loops, drawn), batch)
 
 
 _OBJECTIVES = {
@@ -125,6 +164,7 @@ _OBJECTIVES = {
     "step_dependent": _step_dependent,
     "progressive": _progressive,
     "every": _every,
+    "drawn": _drawn,
 }
 
 
@@ -139,24 +179,56 @@ def answers_at(
         iteration: The model bound to the examples.
         loops: Loops after which each example is asked, any number of times.
     """
+    order, asked = sort_by_end(loops)
+    return collect(
+        _running(iteration.select(order), asked.amax(0)), asked, order, iteration.readout
+    )
+
+
+def sort_by_end(loops: Int[Tensor, "ask batch"]) -> tuple[Tensor, Tensor]:
+    """The examples, those that run longest first; and the loops they are asked at, on the CPU."""
     order = loops.amax(0).argsort(descending=True, stable=True)
-    asked = loops[:, order].cpu()
-    ends = asked.amax(0)
-    running = whole = iteration.select(order)
-    state, answers, places = whole.h0, [], []
+    return order, loops[:, order].cpu()
+
+
+def _running(
+    iteration: Iteration, ends: Int[Tensor, " batch"]
+) -> Iterator[tuple[int, Float[Tensor, "running pos d_model"]]]:
+    """States after 0, 1, … loops of the examples that go on so long, which are the first ones."""
+    state, running = iteration.h0, iteration
     for loop in range(int(ends[0]) + 1):
         state = running.step(state) if loop else state
-        due = (asked[:, : len(state)] == loop).nonzero()  # [place, (ask, row)]
-        if len(due):
-            answers.append(whole.readout(state[due[:, 1].to(state.device)]))
-            places.append(due)
+        yield loop, state
         still = int((ends > loop).sum())
         if still < len(state):
-            running, state = whole.select(slice(0, still)), state[:still]
-    ask, row = torch.cat(places).unbind(1)
+            running, state = iteration.select(slice(0, still)), state[:still]
+
+
+def collect(
+    states: Iterable[tuple[int, Float[Tensor, "running pos d_model"]]],
+    asked: Int[Tensor, "ask batch"],
+    order: Int[Tensor, " batch"],
+    read: Callable[[Tensor], Tensor],
+) -> Float[Tensor, "ask batch pos out"]:
+    """What is read of each example at the loops it is asked at, the examples in order again.
+
+    Args:
+        states: By loop; at least the rows that are asked for.
+        asked: Of each row of ``states``.
+        order: Which example each row is.
+        read: From states to what is wanted of them.
+    """
+    answers, places = [], []
+    for loop, state in states:
+        due = (asked[:, : len(state)] == loop).nonzero()  # [place, (ask, row)]
+        if len(due):
+            answers.append(read(state[due[:, 1].to(state.device)]))
+            places.append(due)
+    asking, row = torch.cat(places).unbind(1)
     back = torch.empty_like(asked)
-    back[ask, order.cpu()[row]] = torch.arange(len(ask))
-    return torch.cat(answers)[back.to(state.device)]
+    back[asking, order.cpu()[row]] = torch.arange(len(asking))
+    read_in_turn = torch.cat(answers)
+    return read_in_turn[back.to(read_in_turn.device)]
 
 
 def cross_entropy(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,7 +93,8 @@ class Run(ShortRepr):
 
         Args:
             model: The model. Where its ``loop_rule`` names one number of loops, as
-                ``LoopRule(1)`` for an ordinary transformer, it is run for as many, not for T(n).
+                ``LoopRule(1)`` for an ordinary transformer, it is run for as many, not for T(n);
+                where the rule shifts T(n), for what the rule makes of it.
             task: What it is asked.
             folder: A folder without a run.
             max_n: Greatest problem length that it was made for; studies take it where they take
@@ -104,8 +105,9 @@ class Run(ShortRepr):
         Raises:
             InputError: If the folder holds a run, or the model does not fit the task.
         """
-        from loopinterp.models.run_length import own_depth
+        from loopinterp.models.run_length import LoopRule, own_depth
 
+        rule = model.loop_rule or LoopRule(1)
         folder = Path(folder)
         need_free_folder(folder)
         config = GivenModelConfig(
@@ -116,6 +118,8 @@ class Run(ShortRepr):
             task_settings=dict(task.config()),
             distribution=distribution,
             depth=own_depth(model),
+            loop_scale=rule.scale,
+            extra_loops=rule.extra,
         )
         model.save_pretrained(folder / MODEL)
         write_json(folder / CONFIG, config.to_dict())
@@ -136,7 +140,8 @@ class Run(ShortRepr):
     def model(self, device: torch.device | str = "cpu") -> LoopedTransformer:
         """The model with its averaged weights, which knows how many loops an input takes.
 
-        ``model(inputs)`` runs T(n), n being the length of the inputs; or, where training ran the
+        ``model(inputs)`` runs T(n), n being the length of the inputs, or what training made of
+        it (``objective.loop_scale``, ``objective.extra_loops``); or, where training ran the
         same number of loops whatever the length (``objective.n_loops``; 1 for an ordinary
         transformer), as many. Names of hooks,
         layers and blocks are those of T(n) at the training cutoff; ``model.unroll(n_loops)`` has
@@ -166,14 +171,20 @@ class Run(ShortRepr):
         return model
 
     def _loop_rule(self) -> LoopRule:
+        import torch
+
         from loopinterp.models import LoopRule
 
         config = self.config
-        depth = config.depth if isinstance(config, GivenModelConfig) else config.objective.n_loops
+        given = isinstance(config, GivenModelConfig)
+        depth, loops = (
+            (config.depth, config) if given else (config.objective.n_loops, config.objective)
+        )
         if depth is not None:
             return LoopRule(depth)
-        rule = LoopsByLength(self.task())
-        return LoopRule(rule.of(self.cutoff), rule)
+        of_length = LoopsByLength(self.task())
+        rule = LoopRule(1, of_length, scale=loops.loop_scale, extra=loops.extra_loops)
+        return replace(rule, shown=int(rule.of(torch.tensor(of_length.of(self.cutoff)))))
 
     def task(self) -> Task:
         """The task that the model is trained on, or asked."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from loopinterp.models.looped_model import Iteration
     from loopinterp.tasks.task import Batch
     from loopinterp.training.config import TrainingConfig
     from loopinterp.training.objectives import Supervised
@@ -78,8 +79,23 @@ class Trainer(ShortRepr):
             InputError: If the loss or the gradient is not finite, where the weights are left as
                 the step before made them; or if a weight is not finite after the step.
         """
+        batch = self.begin()
+        supervised = self._supervise(batch)
+        supervised.loss.backward()
+        return self.finish(batch, supervised)
+
+    def begin(self) -> Batch:
+        """The part of a step before the forward pass: a batch is drawn, gradients are cleared."""
+        self.optimiser.zero_grad(set_to_none=True)
+        return self._batch()
+
+    def finish(self, batch: Batch, supervised: Supervised) -> dict[str, float | int]:
+        """The part of a step after the backward pass: the weights move, and are averaged.
+
+        Raises:
+            InputError: As :meth:`step`.
+        """
         config, settings = self.config, self.config.optimiser
-        batch = self._batch()
         factor = learning_rate_factor(
             settings,
             step=self.steps_done,
@@ -88,9 +104,6 @@ class Trainer(ShortRepr):
         )
         for group in self.optimiser.param_groups:
             group["lr"] = settings.lr * factor
-        self.optimiser.zero_grad(set_to_none=True)
-        supervised = self._supervise(batch)
-        supervised.loss.backward()
         limit = math.inf if settings.clip is None else settings.clip
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
         exact = _exact_match(supervised.logits, batch.targets)
@@ -172,10 +185,18 @@ class Trainer(ShortRepr):
         )
         return batch.to(self.device)
 
-    def _supervise(self, batch: Batch) -> Supervised:
+    def autocast(self) -> torch.autocast:
+        """What a forward pass runs in: the precision that is configured."""
         half = self.config.precision == "bf16"
-        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=half):
-            iteration = self._bind(batch.inputs, position_offset=self._position_offset())
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=half)
+
+    def bind(self, batch: Batch) -> Iteration:
+        """The model bound to a batch, at positions that training draws."""
+        return self._bind(batch.inputs, position_offset=self._position_offset())
+
+    def _supervise(self, batch: Batch) -> Supervised:
+        with self.autocast():
+            iteration = self.bind(batch)
             if self.config.state_noise:
                 iteration = with_state_noise(
                     iteration, self.config.state_noise, self.generators["noise"]
@@ -183,13 +204,16 @@ class Trainer(ShortRepr):
             generator = self.generators["objective"]
             return supervise(self.config.objective, iteration, batch, generator=generator)
 
-    def _position_offset(self) -> int:
+    def _position_offset(self) -> int | Tensor:
         """Abacus positions start anywhere in training, so that all of the table is trained."""
         model = self.config.model
         if model.positions != "abacus":
             return 0
-        highest = model.abacus_max_offset + 1
-        return int(torch.randint(highest, (), generator=self.generators["data"]))
+        highest, data = model.abacus_max_offset + 1, self.generators["data"]
+        if self.config.offset_per_example:
+            size = (self.config.batch_size,)
+            return torch.randint(highest, size, generator=data).to(self.device)
+        return int(torch.randint(highest, (), generator=data))
 
     def _check_finite(self, loss: float, grad_norm: float) -> None:
         for what, value in {"loss": loss, "gradient norm": grad_norm}.items():

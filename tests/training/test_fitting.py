@@ -15,14 +15,17 @@ import torch
 
 from loopinterp.errors import CheckpointError, ConfigError, InputError
 from loopinterp.models import LoopedTransformer
+from loopinterp.results import config_hash
 from loopinterp.storage import (
     _temporary_name,
     read_json,
     read_metadata,
     read_tensors,
+    read_tensors_and_metadata,
     write_json,
     write_tensors,
 )
+from loopinterp.studied_model import open_run
 from loopinterp.tasks import get_task, list_tasks
 from loopinterp.training import ObjectiveConfig, Run, Trainer, TrainingConfig, evaluate, train
 from loopinterp.training.run import LoopsByLength
@@ -148,6 +151,48 @@ def test_a_run_of_an_ordinary_transformer_is_one_loop_deep(
         assert evaluate(one, task, [2], n_samples=4).depth == 1
     looped = Run.from_model(model.unroll(2), task, tmp_path / "looped", max_n=3, origin="x")
     assert evaluate(looped.model(), task, [2], n_samples=4).depth is None
+
+
+def test_a_run_is_asked_after_the_loops_that_it_was_trained_for(
+    tiny: TrainingConfig, tmp_path: Path
+) -> None:
+    """T = 2(n + 1) - 1 in place of n + 1: alone, evaluated, studied, and as a given model."""
+    objective = ObjectiveConfig(loop_scale=2.0, extra_loops=-1)
+    trained = train(tiny.replace(objective=objective, steps=2), tmp_path / "a", progress=False)
+    model, task = trained.model(), trained.task()
+    Run.from_model(model, task, tmp_path / "b", max_n=3, origin="x")
+    inputs = task.sample(5, batch_size=2, generator=torch.Generator().manual_seed(0)).inputs
+    found = []
+    for run in (trained, Run.load(tmp_path / "b")):
+        one = run.model()
+        assert one.n_loops == 7
+        assert torch.equal(one(inputs), one(inputs, n_loops=11))
+        result = evaluate(one, task, [5], n_samples=40, extra_loops=[0, 2])
+        found.append(result.data)
+        assert result.depth is None
+        assert "ceil(2 T(n)) - 1" in result.figures()[0].caption
+        studied = open_run(run.folder)
+        assert studied.n_loops(5) == 11
+        assert studied.sample(5, 3).n_loops.tolist() == [11] * 3
+    assert found[0].equals(found[1])
+    plain = evaluate(model.unroll(7), task, [5], n_samples=40, extra_loops=[5, 7]).data
+    same = plain.assign_coords(extra_loop=[0, 2])[["exact_match", "bit_accuracy"]]
+    assert same.equals(found[0][["exact_match", "bit_accuracy"]])
+
+
+def test_a_run_from_before_a_setting_existed_is_gone_on_with(
+    tiny: TrainingConfig, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train_until(tiny, tmp_path / "run", 13, monkeypatch)
+    values = json.loads((tmp_path / "run/config.json").read_text())
+    for name in ("extra_loops", "loop_scale", "least_loops"):
+        del values["objective"][name]
+    (tmp_path / "run/config.json").write_text(json.dumps(values))
+    path = tmp_path / "run" / CHECKPOINT
+    tensors, metadata = read_tensors_and_metadata(path)
+    write_tensors(path, tensors, metadata | {"config": config_hash(values)})
+    run = train(tiny, tmp_path / "run", progress=False)
+    assert run.metrics().equals(Run.load(whole).metrics())
 
 
 def test_saved_weights_are_the_average(tiny: TrainingConfig, whole: Path) -> None:

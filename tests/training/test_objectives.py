@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+from typing import Any
 
 import pytest
 import torch
@@ -170,6 +172,48 @@ def test_progressive_mixes_the_last_loop_with_a_drawn_one() -> None:
         assert matches
         seen.update(matches)
     assert seen == {1, 2, 3, 4}
+
+
+@pytest.mark.parametrize(("scale", "extra"), [(1.0, 1), (1.0, -3), (2.0, 3), (0.5, 0), (1.5, -1)])
+@pytest.mark.parametrize("kind", ["step_dependent", "last"])
+def test_other_loops_than_those_of_the_task(kind: Any, scale: float, extra: int) -> None:
+    """T(n) wrong by k, and T(n) of another slope, against each example run as long by hand."""
+    model, batch = small_model(), mixed_batch()
+    asked = [max(1, math.ceil(scale * t) + extra) for t in batch.n_loops.tolist()]
+    asked = asked if kind == "step_dependent" else [max(asked)] * len(asked)
+    by_hand = torch.cat([model(x[None], n_loops=t) for x, t in zip(batch.inputs, asked)])
+    config = ObjectiveConfig(kind=kind, loop_scale=scale, extra_loops=extra)
+    supervised = apply(config, model, batch)
+    torch.testing.assert_close(supervised.logits, by_hand)
+    torch.testing.assert_close(supervised.loss, plain_loss(by_hand, batch.targets))
+
+
+def test_a_drawn_number_of_loops_is_the_same_for_the_batch_and_uniform() -> None:
+    model, batch = small_model(), mixed_batch()
+    losses = [plain_loss(y, batch.targets) for y in all_logits(model, batch, 5)]
+    config = ObjectiveConfig(kind="drawn", n_loops=5, least_loops=2)
+    generator, seen = torch.Generator().manual_seed(0), []
+    for _ in range(80):
+        loss = supervise(config, bind(model, batch.inputs), batch, generator=generator).loss
+        seen += [r for r in range(6) if torch.isclose(loss, losses[r])]
+    counts = torch.bincount(torch.tensor(seen), minlength=6)
+    assert counts[:2].sum() == 0
+    assert counts.sum() == 80
+    assert (counts[2:] - 20).abs().max() < 14
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1.0])
+def test_progressive_at_both_ends_of_its_weight(alpha: float) -> None:
+    model, batch = small_model(), mixed_batch()
+    losses = [plain_loss(y, batch.targets) for y in all_logits(model, batch, 3)]
+    generator = torch.Generator().manual_seed(1)
+    config = ObjectiveConfig(kind="progressive", n_loops=3, alpha=alpha)
+    got = [
+        supervise(config, bind(model, batch.inputs), batch, generator=generator).loss
+        for _ in range(30)
+    ]
+    found = {r for loss in got for r in (1, 2, 3) if torch.isclose(loss, losses[r])}
+    assert found == ({3} if alpha == 0 else {1, 2, 3})
 
 
 def test_every_loop_is_a_weighted_mean_over_loops() -> None:

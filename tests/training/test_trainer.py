@@ -150,9 +150,36 @@ def test_abacus_positions_start_anywhere_in_training(tiny: TrainingConfig) -> No
     assert math.isfinite(trainer.step()["loss"])
 
 
-@pytest.mark.parametrize("kind", ["last", "progressive", "every"])
+def test_each_example_may_draw_its_own_start(
+    tiny: TrainingConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Uniform over the range, differing within a batch, and given to the model with it."""
+    values = tiny.to_dict() | {"offset_per_example": True, "batch_size": 64}
+    values["model"] |= {
+        "positions": "abacus",
+        "relative_window": None,
+        "digit_tokens": [0, 1, 2, 3],
+        "n_ctx": 40,
+        "abacus_max_offset": 30,
+    }
+    trainer = Trainer(TrainingConfig.from_dict(values))
+    given: list[torch.Tensor] = []
+    monkeypatch.setattr(
+        trainer, "_bind", lambda inputs, position_offset: given.append(position_offset)
+    )
+    for _ in range(20):
+        trainer.bind(trainer._batch())
+    drawn = torch.stack(given)
+    assert drawn.shape == (20, 64)
+    assert drawn.unique().tolist() == list(range(31))
+    assert (drawn.min(1).values < drawn.max(1).values).all()
+    assert abs(drawn.double().mean() - 15) < 1.5
+
+
+@pytest.mark.parametrize("kind", ["last", "progressive", "every", "drawn"])
 def test_every_objective_trains(tiny: TrainingConfig, kind: str) -> None:
-    values = tiny.to_dict() | {"objective": {"kind": kind}, "precision": "bf16"}
+    objective = {"kind": kind} | ({"n_loops": 4} if kind == "drawn" else {})
+    values = tiny.to_dict() | {"objective": objective, "precision": "bf16"}
     trainer = Trainer(TrainingConfig.from_dict(values))
     assert all(math.isfinite(trainer.step()["loss"]) for _ in range(3))
 

@@ -1,0 +1,114 @@
+"""Several seeds together, against each of them trained alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from loopinterp.errors import ConfigError, InputError
+from loopinterp.training import Run, Trainer, TrainingConfig, train, train_seeds
+from loopinterp.training.seed_ensemble import check_together, step_together
+
+ABACUS = {
+    "positions": "abacus",
+    "relative_window": None,
+    "digit_tokens": [0, 1, 2, 3],
+    "n_ctx": 40,
+    "abacus_max_offset": 30,
+    "abacus_target": "qk",
+    "injection": "sublayer",
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "objective", "steps"),
+    [
+        ({}, {"hold_loops": 2}, 50),
+        ({}, {"kind": "progressive", "n_loops": 3}, 6),
+        ({"n_prelude": 1, "n_coda": 1, "tie_unembed": False}, {"kind": "last"}, 6),
+        (ABACUS, {"kind": "step_dependent"}, 6),
+        ({"positions": "none", "relative_window": None, "attention_window": None}, {}, 6),
+    ],
+    ids=["window", "progressive", "surround", "abacus", "nope"],
+)
+def test_each_seed_makes_the_steps_it_makes_alone(
+    tiny: TrainingConfig, model: dict[str, Any], objective: dict[str, Any], steps: int
+) -> None:
+    values = tiny.to_dict() | {"objective": objective, "steps": steps}
+    values["model"] |= model
+    # Lengths that differ between seeds: the widest batch pads the others.
+    values["curriculum"] |= {"max_n": 3, "start_n": 1, "interval": 20}
+    configs = [TrainingConfig.from_dict(values | {"seed": seed}) for seed in (0, 3)]
+    together, alone = ([Trainer(config) for config in configs] for _ in range(2))
+    for _ in range(steps):
+        found, expected = step_together(together), [trainer.step() for trainer in alone]
+        for one, other in zip(found, expected):
+            assert one == pytest.approx(other, rel=1e-4, abs=1e-5)
+    generator = torch.Generator().manual_seed(0)
+    inputs = together[0].task.sample(4, batch_size=8, generator=generator).inputs
+    for one, other in zip(together, alone):
+        # Weights that change nothing, as biases of keys, are moved by rounding alone.
+        with torch.no_grad():
+            ours, theirs = (t.averaged_model()(inputs, n_loops=4) for t in (one, other))
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+        for name, generator in one.generators.items():
+            assert torch.equal(generator.get_state(), other.generators[name].get_state())
+
+
+def test_a_seed_that_diverges_is_named(tiny: TrainingConfig) -> None:
+    trainers = [Trainer(tiny.replace(seed=seed)) for seed in (0, 7)]
+    with torch.no_grad():
+        trainers[1].model.unembedding.weight.fill_(torch.nan)
+    with pytest.raises(InputError, match="seed 7: loss at step 1"):
+        step_together(trainers)
+    assert [trainer.steps_done for trainer in trainers] == [1, 0]
+
+
+def test_what_cannot_be_padded_or_stacked_is_refused(tiny: TrainingConfig) -> None:
+    with pytest.raises(ConfigError, match=r"model\.causal: expected true"):
+        check_together(tiny.replace(model=tiny.model.replace(causal=False)))
+    with pytest.raises(ConfigError, match="compile: expected false"):
+        check_together(tiny.replace(compile=True))
+
+
+def test_runs_of_seeds_are_ordinary_runs(
+    tiny: TrainingConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped at different steps, one gone on with alone, and all ended together."""
+    config = tiny.replace(steps=8, checkpoint_every=3, log_every=1)
+    real, stopped = Trainer.finish, []
+
+    def stopping(self: Trainer, *args: Any) -> dict[str, Any]:
+        if self.steps_done == 4 and self.config.seed == 5:
+            stopped.append(self)
+            raise KeyboardInterrupt
+        return real(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "finish", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            train_seeds(config, [4, 5], tmp_path / "seeds", progress=False)
+    assert len(stopped) == 1
+    folders = [tmp_path / f"seeds/seed-{seed}" for seed in (4, 5)]
+    assert [Run.load(folder).steps_done for folder in folders] == [3, 3]
+    train(config.replace(seed=5), folders[1], progress=False)
+    runs = train_seeds(config, [4, 5], tmp_path / "seeds", progress=False)
+    for seed, run, folder in zip((4, 5), runs, folders):
+        assert run.folder == folder
+        alone = train(config.replace(seed=seed), tmp_path / f"alone-{seed}", progress=False)
+        again = Run.load(folder)
+        assert again.finished and again.seconds > 0
+        assert again.config == alone.config
+        files = [{str(p.relative_to(f)) for p in f.rglob("*")} for f in (folder, alone.folder)]
+        assert files[0] == files[1]
+        ours, theirs = again.metrics(), alone.metrics()
+        assert ours.to_numpy() == pytest.approx(theirs.to_numpy(), rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("seeds", [[], [1, 1]])
+def test_seeds_are_some_and_differ(tiny: TrainingConfig, seeds: list[int], tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="seeds: expected some seeds, each once"):
+        train_seeds(tiny, seeds, tmp_path)
