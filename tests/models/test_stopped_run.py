@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loopinterp.errors import InputError
+from loopinterp.models.settling_rules import ReadoutKL, ResidualBelow
 from loopinterp.models.stopped_run import run_until
-from loopinterp.models.stopping_rules import Fixed, MaxConfidence, Oracle, ReadoutKL, ResidualBelow
+from loopinterp.models.stopping_rules import Fixed, MaxConfidence, Oracle
 from tests.models.looped_toys import Halving, Scripted
 
 INPUTS = torch.tensor([1.5, 2.0, 9.0, -3.0]).view(4, 1, 1).expand(4, 3, 2).contiguous()

@@ -8,17 +8,31 @@ import pytest
 import torch
 
 from loopinterp.errors import InputError
+from loopinterp.models.settling_rules import (
+    AccelerationBelow,
+    AnswerHeld,
+    ReadoutKL,
+    ResidualBelow,
+)
 from loopinterp.models.stopping_rules import (
     Fixed,
+    LengthLine,
     LoopView,
     MaxConfidence,
     Oracle,
-    ReadoutKL,
-    ResidualBelow,
     StoppingRule,
 )
 
-RULES = [Fixed(3), Oracle(), MaxConfidence(), ResidualBelow(0.03), ReadoutKL(5e-4)]
+RULES = [
+    Fixed(3),
+    LengthLine(1.0, 0.0),
+    Oracle(),
+    MaxConfidence(),
+    ResidualBelow(0.03),
+    ReadoutKL(5e-4),
+    AccelerationBelow(0.03),
+    AnswerHeld(2),
+]
 ONLINE = [rule for rule in RULES if rule.tolerance is not None]
 
 
