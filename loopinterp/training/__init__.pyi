@@ -9,4 +9,5 @@ from .model_and_task import GivenModelConfig as GivenModelConfig
 from .overrides import apply_settings as apply_settings
 from .recipes import RECIPES as RECIPES
 from .run import Run as Run
+from .stopping_calibration import calibrate_stopping as calibrate_stopping
 from .trainer import Trainer as Trainer
