@@ -134,7 +134,23 @@ def test_stopping_rules_are_compared_with_reading_at_T_n(command: Command, run: 
     answer = command("evaluate", run, *arguments, "--length", 2, "--json", "--no-progress")
     stopped = {row["rule"]: row["stopped_at"] for row in answer.json["stopped"]}
     assert stopped["oracle T(n)"] == 3
-    assert set(stopped) == {"oracle T(n)", "residual < 0.1", "max confidence"}
+    hindsight = {"best loop in hindsight", "any loop right"}
+    assert set(stopped) == {"oracle T(n)", "residual < 0.1", "max confidence"} | hindsight
+    every = command(
+        "evaluate",
+        run,
+        "--stopping",
+        "--loops",
+        "1,3",
+        "--samples",
+        8,
+        "--length",
+        2,
+        "--json",
+        "--no-progress",
+    ).json
+    assert len({row["rule"] for row in every["stopped"]}) == 10
+    assert {row["loop"] for row in every["by_loop"]} >= {1, 3}
     assert "oracle T(n)" in command("evaluate", run, *arguments, "--length", 2).out
 
 
@@ -396,7 +412,12 @@ def test_a_folder_that_is_no_run_is_refused(command: Command, tmp_path: Path, na
         (["report", "--out", ""], ["--out", "expected a path, got ''"]),
         (["evaluate", "--stop", "residua"], ["Did you mean 'residual'?"]),
         (["evaluate", "--stop", "residual=low"], ["residual=0.03"]),
-        (["evaluate", "--stop", "max-confidence=1"], ["max-confidence, residual=TOLERANCE"]),
+        (
+            ["evaluate", "--stop", "max-confidence=1"],
+            ["max-confidence, max-confidence-batch, residual=TOLERANCE"],
+        ),
+        (["evaluate", "--stop", "answer-held=2.5"], ["answer-held=LOOPS"]),
+        (["evaluate", "--loops", "1,x"], ["--loops", "1,2,4,8"]),
         (["analyze", "--study", "convergense"], ["Did you mean 'convergence'?"]),
         (["analyze", "--device", "gpu"], ["device", "gpu"]),
         (["models"], ["model: expected one of"]),
