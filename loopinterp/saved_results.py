@@ -36,6 +36,7 @@ KINDS = {
     "planted-carry": "loopinterp.circuits.planted_carry",
     "probes": "loopinterp.probing.probe_grid",
     "program-comparison": "loopinterp.circuits.program_comparison",
+    "seed-summary": "loopinterp.training.seed_summary",
     "subspace-search": "loopinterp.circuits.subspace_search",
     "variable-interchange": "loopinterp.circuits.variable_interchange",
     "worked-example": "loopinterp.lenses.worked_example",

@@ -9,5 +9,7 @@ from .model_and_task import GivenModelConfig as GivenModelConfig
 from .overrides import apply_settings as apply_settings
 from .recipes import RECIPES as RECIPES
 from .run import Run as Run
+from .seed_summary import SeedSummary as SeedSummary
+from .seed_summary import summarise_seeds as summarise_seeds
 from .stopping_calibration import calibrate_stopping as calibrate_stopping
 from .trainer import Trainer as Trainer

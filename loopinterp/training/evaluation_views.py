@@ -17,7 +17,7 @@ SECTION = "generalisation"
 NEAR = 0.02
 """How much below the best loop in hindsight a rule may be to count as good."""
 
-_READABLE = {
+_NAMES = {
     "uniform": "random inputs",
     "chain": "full carry chains",
     "propagate": "carry-rich digits",
@@ -25,8 +25,9 @@ _READABLE = {
 }
 
 
-def _readable(distribution: str) -> str:
-    return _READABLE.get(distribution, distribution)
+def readable(distribution: str) -> str:
+    """The name of a distribution in words."""
+    return _NAMES.get(distribution, distribution)
 
 
 def _loops(result: EvaluationResult) -> str:
@@ -61,7 +62,7 @@ def _reach(result: EvaluationResult, distribution: str) -> Finding:
     )
     failing = scores.index[scores < 0.99]
     passed = scores.index[scores.index < failing.min()] if len(failing) else scores.index
-    name = _readable(distribution)
+    name = readable(distribution)
     if len(passed):
         text = (
             f"On {name} at least 99% of {result.n_samples} problems of each length are answered "
@@ -136,12 +137,12 @@ def _by_length(result: EvaluationResult) -> Figure:
     for title, measure in (("Exact match", "exact_match"), ("Bit accuracy", "bit_accuracy")):
         constant = data[f"constant_{measure}"]
         lines = [
-            *Series.each(data[measure], "distribution", _readable),
+            *Series.each(data[measure], "distribution", readable),
             *Series.each(constant, "distribution", _constant_name, control=True),
         ]
         panels.append(LinePanel(lines, title, title=title, y_range=(0, 1.04), references=marks))
     if "perplexity" in data:
-        lines = Series.each(_shown(data["perplexity"]), "distribution", _readable)
+        lines = Series.each(_shown(data["perplexity"]), "distribution", readable)
         title = "Perplexity of the right answer"
         panels.append(LinePanel(lines, "perplexity", title=title, y_log=True, references=marks))
     extra = result.nearest_extra_loop
@@ -179,7 +180,7 @@ def _constant_note(result: EvaluationResult) -> str:
     """Where a constant answer scores high, say that this distribution alone proves little."""
     constant = result.data["constant_exact_match"]
     least = constant.min("length").to_series()
-    easy = [_readable(name) for name in least.index[least > 0.5]]
+    easy = [readable(name) for name in least.index[least > 0.5]]
     if not easy:
         return f"It is wholly right on at most {percent(constant.max())} of the problems."
     return (
@@ -194,7 +195,7 @@ def _by_loops(result: EvaluationResult) -> Figure:
         LinePanel(
             Series.each(exact.sel(distribution=name), "length", "n = {}".format),
             "exact match",
-            title=_readable(name),
+            title=readable(name),
             y_range=(0, 1.04),
             references=[Reference(0, _loops(result), "x")],
         )
@@ -215,7 +216,7 @@ def _by_rule(result: EvaluationResult) -> Figure:
     rules = exact["rule"].values.tolist()
     panels = []
     for name in exact["distribution"].values.tolist():
-        title = _readable(name)
+        title = readable(name)
         for array, y_title, y_range in ((exact, "exact match", (0, 1.04)), (loops, "loops", None)):
             cell = array.sel(distribution=name)
             lines = [
@@ -242,7 +243,7 @@ def _by_number_of_loops(result: EvaluationResult) -> Figure:
         cell = result.data.sel(distribution=name)
         exact = Series.each(cell["loop_exact_match"], "length", "n = {}".format)
         doubt = Series.each(_shown(cell["loop_perplexity"]), "length", "n = {}".format)
-        title = _readable(name)
+        title = readable(name)
         panels.append(LinePanel(exact, "exact match", title=title, y_range=(0, 1.04)))
         panels.append(LinePanel(doubt, "perplexity", title=title, y_log=True))
     return Figure(
@@ -272,7 +273,7 @@ def _rules_on_the_curve(result: EvaluationResult) -> Figure:
             for rule in cell["rule"].values.tolist()
             for at in [cell.sel(rule=rule)]
         ]
-        title = f"{_readable(name)}, n = {longest}"
+        title = f"{readable(name)}, n = {longest}"
         panels.append(LinePanel([*points, curve], "exact match", title=title, y_range=(0, 1.04)))
     return Figure(
         title="Where the rules stop, and what hindsight would choose",
