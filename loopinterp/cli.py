@@ -303,6 +303,48 @@ def _numbers(option: str, text: str) -> list[int]:
     return [int(part) for part in parts]
 
 
+@app.command(epilog=_examples("grid runs/abacus --to 12 --loops 1,2,4,8,16,32 --samples 100"))
+def grid(
+    run: Run,
+    to: Annotated[int, typer.Option(min=1, help="Greatest length of each operand.")],
+    loops: Annotated[str, typer.Option(metavar="N,N,...", help="Numbers of loops.")] = (
+        "1,2,4,8,16,32"
+    ),
+    samples: Annotated[int, typer.Option(min=1, help="Examples for each pair of lengths.")] = 100,
+    seed: StudySeed = 0,
+    device: Device = "auto",
+    threads: Threads = 1,
+    progress: Progress = True,
+    as_json: Json = False,
+) -> None:
+    """Measure exact match by the lengths of both operands.
+
+    Answers are scored as greedy generation would write them. Killed at any moment, the same
+    command goes on. The result is saved in RUN/results.
+    """
+    from loopinterp.results import SUFFIX
+
+    _use_threads(threads)
+    result = loopinterp.workflow.grid_run(
+        run,
+        to=to,
+        loops=_numbers("--loops", loops),
+        samples=samples,
+        seed=seed,
+        device=device,
+        progress=progress,
+    )
+    cells = result.to_dataframe("exact_match")
+    means = cells.groupby("loop", as_index=False)["exact_match"].mean()
+    findings, told = _found([result])
+    document = {"run": str(run), "file": str(run / RESULTS / f"grid{SUFFIX}"), "samples": samples}
+    _print(
+        {**document, "cells": cells.to_dict("records"), "findings": findings},
+        "\n".join([means.round(3).to_string(index=False), told, _next("report", run)]),
+        as_json,
+    )
+
+
 @app.command(
     epilog=_examples("analyze runs/add", "analyze runs/add --study convergence --seed 1 --json")
 )

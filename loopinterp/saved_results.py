@@ -33,6 +33,7 @@ KINDS = {
     "ground-truth": "loopinterp.ground_truth.ground_truth_study",
     "head-match": "loopinterp.circuits.head_matching",
     "noise-robustness": "loopinterp.ground_truth.noise_robustness",
+    "operand-grid": "loopinterp.training.grid_by_operands",
     "planted-carry": "loopinterp.circuits.planted_carry",
     "probes": "loopinterp.probing.probe_grid",
     "program-comparison": "loopinterp.circuits.program_comparison",

@@ -53,6 +53,9 @@ CALIBRATED = "calibrated"
 
 _CALIBRATION_LENGTHS = 6
 
+UNFINISHED_GRID = "grid.unfinished.safetensors"
+"""In a run's folder: the cells of a grid that was stopped."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Analysis:
@@ -270,6 +273,45 @@ def evaluate(
             seed=model.seed,
         )
         model.save(result, "generalisation")
+    return result
+
+
+def grid_run(
+    folder: str | Path,
+    *,
+    to: int,
+    loops: Sequence[int] = (1, 2, 4, 8, 16, 32),
+    samples: int = 100,
+    seed: int = 0,
+    device: str = "auto",
+    progress: bool = True,
+) -> training.OperandGrid:
+    """Exact match by both operand lengths, saved in ``RUN/results``; one that was stopped goes on.
+
+    Args:
+        folder: The run.
+        to: Greatest length of each operand.
+        loops: Numbers of loops.
+        samples: Examples for each pair of lengths.
+        seed: Seed of the examples.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        progress: Whether to say what is being done.
+    """
+    model = open_run(folder, seed=seed, device=device)
+    unfinished = model.folder / UNFINISHED_GRID
+    with Stages(model.folder, show=progress).stage("grid", "is it right at all pairs of lengths?"):
+        result = training.operand_grid(
+            model.model,
+            model.task,
+            to,
+            loops=loops,
+            n_samples=samples,
+            trained_up_to=model.cutoff if model.trained else None,
+            unfinished=unfinished,
+            seed=model.seed,
+        )
+        model.save(result, "grid")
+        unfinished.unlink(missing_ok=True)
     return result
 
 

@@ -25,7 +25,7 @@ from loopinterp.studied_model import StudiedModel
 from loopinterp.studies import STUDIES
 from loopinterp.training import RECIPES, Run, TrainingConfig
 
-COMMANDS = ("demo", "train", "compile", "evaluate", "analyze", "report", "tasks", "models")
+COMMANDS = ("demo", "train", "compile", "evaluate", "grid", "analyze", "report", "tasks", "models")
 
 
 @dataclass(frozen=True)

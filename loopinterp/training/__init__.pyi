@@ -5,6 +5,8 @@ from .config import TrainingConfig as TrainingConfig
 from .evaluation import EvaluationResult as EvaluationResult
 from .evaluation import evaluate as evaluate
 from .fitting import train as train
+from .grid_by_operands import OperandGrid as OperandGrid
+from .grid_by_operands import operand_grid as operand_grid
 from .model_and_task import GivenModelConfig as GivenModelConfig
 from .overrides import apply_settings as apply_settings
 from .recipes import RECIPES as RECIPES
