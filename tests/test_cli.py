@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -23,7 +24,10 @@ from loopinterp.errors import InputError
 from loopinterp.results import Result, study
 from loopinterp.studied_model import StudiedModel
 from loopinterp.studies import STUDIES
+from loopinterp.tasks import Addition
+from loopinterp.tasks.task import Batch
 from loopinterp.training import RECIPES, Run, TrainingConfig
+from loopinterp.workflow import UNFINISHED_GRID
 
 COMMANDS = ("demo", "train", "compile", "evaluate", "grid", "analyze", "report", "tasks", "models")
 
@@ -152,6 +156,24 @@ def test_stopping_rules_are_compared_with_reading_at_T_n(command: Command, run: 
     assert len({row["rule"] for row in every["stopped"]}) == 10
     assert {row["loop"] for row in every["by_loop"]} >= {1, 3}
     assert "oracle T(n)" in command("evaluate", run, *arguments, "--length", 2).out
+
+
+def test_a_grid_is_made_of_a_task_that_draws_operands_of_given_lengths(
+    command: Command, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ("grid", run, "--to", 2, "--loops", "1,3", "--samples", 4, "--no-progress")
+    assert_refused(command(*arguments), "sample_operands", "'addition'")
+
+    def draw(self: Addition, n_a: int, n_b: int, **options: Any) -> Batch:
+        return self.sample(max(n_a, n_b), **options)
+
+    monkeypatch.setattr(Addition, "sample_operands", draw, raising=False)
+    answer = command(*arguments, "--json").json
+    cells = {(cell["loop"], cell["n_a"], cell["n_b"]) for cell in answer["cells"]}
+    assert cells == set(itertools.product((1, 3), (1, 2), (1, 2)))
+    assert Path(answer["file"]).is_file()
+    assert not (run / UNFINISHED_GRID).exists()
+    assert_refused(command("grid", run, "--to", 2, "--loops", "3,1"), "increasing")
 
 
 def test_a_program_is_compiled_into_a_run_that_answers_right(
