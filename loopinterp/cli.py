@@ -335,12 +335,11 @@ def grid(
         progress=progress,
     )
     cells = result.to_dataframe("exact_match")
-    means = cells.groupby("loop", as_index=False)["exact_match"].mean()
     findings, told = _found([result])
     document = {"run": str(run), "file": str(run / RESULTS / f"grid{SUFFIX}"), "samples": samples}
     _print(
         {**document, "cells": cells.to_dict("records"), "findings": findings},
-        "\n".join([means.round(3).to_string(index=False), told, _next("report", run)]),
+        "\n".join([told, _next("report", run)]),
         as_json,
     )
 

@@ -9,7 +9,7 @@ the model cannot see what stands after a position.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -33,7 +33,7 @@ from loopinterp.training.seeding import stream
 
 if TYPE_CHECKING:
     from loopinterp.models.looped_model import LoopedModel
-    from loopinterp.tasks.task import Task
+    from loopinterp.tasks.task import Batch, Task
 
 _MADE = "made"
 
@@ -90,7 +90,7 @@ def operand_grid(
     """
     need_model(model)
     need_task(task)
-    _need_operands(task)
+    draw = _operand_sampler(task)
     _need_causal(model)
     check_integer("to", to, least=1)
     check_integer("n_samples", n_samples, least=1)
@@ -106,7 +106,7 @@ def operand_grid(
             if not np.isnan(exact[at]).any():
                 continue
             generator = stream(seed, f"operands {n_a} {n_b}")
-            batch = task.sample_operands(n_a, n_b, batch_size=n_samples, generator=generator)
+            batch = draw(n_a, n_b, batch_size=n_samples, generator=generator)
             found = scores_at(model, batch.to(device_of(model)), asked)
             exact[at] = [float(found[loop].exact.double().mean()) for loop in asked]
             if file is not None:
@@ -131,14 +131,16 @@ def _resumed(file: Path | None, made: dict[str, Any], shape: tuple[int, ...]) ->
     return arrays["exact"].copy()
 
 
-def _need_operands(task: Any) -> None:
-    if not callable(getattr(task, "sample_operands", None)):
+def _operand_sampler(task: Any) -> Callable[..., Batch]:
+    sampler: Any = getattr(task, "sample_operands", None)
+    if not callable(sampler):
         raise InputError(
             "task",
             expected="one that draws operands of given lengths (sample_operands)",
             given=f"{task.name!r}, which does not",
             fix="Take a task of two operands, or evaluate it by length.",
         )
+    return sampler
 
 
 def _need_causal(model: Any) -> None:

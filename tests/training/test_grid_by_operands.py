@@ -26,13 +26,11 @@ class Operands(AbacusAddition):
         self, n_a: int, n_b: int, *, batch_size: int, generator: torch.Generator
     ) -> Batch:
         type(self).drawn += 1
-        pairs = [
-            tuple(
-                int(torch.randint(10 ** (n - 1), 10**n, (), generator=generator))
-                for n in (n_a, n_b)
-            )
-            for _ in range(batch_size)
-        ]
+
+        def operand(n: int) -> int:
+            return int(torch.randint(10 ** (n - 1), 10**n, (), generator=generator))
+
+        pairs = [(operand(n_a), operand(n_b)) for _ in range(batch_size)]
         return self.encode(pairs)
 
 
