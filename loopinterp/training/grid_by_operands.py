@@ -33,7 +33,7 @@ from loopinterp.training.seeding import stream
 
 if TYPE_CHECKING:
     from loopinterp.models.looped_model import LoopedModel
-    from loopinterp.tasks.task import Batch, Task
+    from loopinterp.tasks.task import Task
 
 _MADE = "made"
 
@@ -131,7 +131,7 @@ def _resumed(file: Path | None, made: dict[str, Any], shape: tuple[int, ...]) ->
     return arrays["exact"].copy()
 
 
-def _operand_sampler(task: Any) -> Callable[..., Batch]:
+def _operand_sampler(task: Any) -> Callable[..., Any]:
     sampler: Any = getattr(task, "sample_operands", None)
     if not callable(sampler):
         raise InputError(
