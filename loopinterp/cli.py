@@ -216,6 +216,8 @@ def compile_(
     epilog=_examples(
         "evaluate runs/add",
         "evaluate runs/add --length 24 --length 96 --distribution chain --json",
+        "evaluate runs/add --loops 1,2,4,8,16,32",
+        "evaluate runs/add --stopping",
         "evaluate runs/add --stop max-confidence --stop residual=0.03",
     )
 )
@@ -231,10 +233,18 @@ def evaluate(
         list[str] | None,
         typer.Option(
             metavar="RULE",
-            help="Compare with stopping by max-confidence, residual[=TOLERANCE] or "
-            "readout-kl[=TOLERANCE]; may be repeated.",
+            help="Compare with stopping by max-confidence, max-confidence-batch, "
+            "residual[=TOLERANCE], readout-kl[=TOLERANCE], acceleration[=TOLERANCE], "
+            "answer-held[=LOOPS] or calibrated; may be repeated.",
         ),
     ] = None,
+    stopping: Annotated[
+        bool, typer.Option("--stopping", help="Compare with all of these rules.")
+    ] = False,
+    loops: Annotated[
+        str,
+        typer.Option(metavar="N,N,...", help="Also after these numbers of loops, at any length."),
+    ] = "",
     samples: Annotated[int, typer.Option(min=1, help="Examples for each length.")] = 300,
     seed: StudySeed = 0,
     device: Device = "auto",
@@ -242,7 +252,7 @@ def evaluate(
     progress: Progress = True,
     as_json: Json = False,
 ) -> None:
-    """Measure exact match by length.
+    """Measure exact match, bit accuracy and perplexity by length.
 
     Every example gets its own T(n) loops, a model of a fixed depth its depth. The result is saved
     in RUN/results.
@@ -250,22 +260,32 @@ def evaluate(
     from loopinterp.results import SUFFIX
 
     _use_threads(threads)
+    if stopping:
+        named = [rule.partition("=")[0] for rule in stop or ()]
+        every = (*loopinterp.workflow.STOPPING, loopinterp.workflow.CALIBRATED)
+        stop = [*(stop or ()), *(rule for rule in every if rule not in named)]
     result = loopinterp.workflow.evaluate_run(
         run,
         lengths=length,
         distributions=distribution,
+        loops=_numbers("--loops", loops),
         stop=stop or (),
         samples=samples,
         seed=seed,
         device=device,
         progress=progress,
     )
-    cells = result.to_dataframe("exact_match", "bit_accuracy")
+    cells = result.to_dataframe("exact_match", "bit_accuracy", "perplexity")
     file = run / RESULTS / f"generalisation{SUFFIX}"
     document: dict[str, Any] = {"run": str(run), "file": str(file), "samples": samples}
     document["cells"] = cells.to_dict("records")
-    ends = ["exact_match", "exact_match_low", "exact_match_high"]
-    tables = [cells[["distribution", "length", *ends]]]
+    shown = ["exact_match", "exact_match_low", "exact_match_high", "perplexity"]
+    tables = [cells[["distribution", "length", *shown]]]
+    if loops:
+        by_loop = result.to_dataframe("loop_exact_match", "loop_perplexity")
+        document["by_loop"] = by_loop.to_dict("records")
+        asked = by_loop[by_loop["loop"].isin(_numbers("--loops", loops))]
+        tables.append(asked[["loop", "distribution", "length", *_LOOP_COLUMNS]])
     if stop:
         stopped = result.to_dataframe("stopped_exact_match", "stopped_at")
         document["stopped"] = stopped.to_dict("records")
@@ -275,6 +295,61 @@ def evaluate(
     _print(
         {**document, "findings": findings},
         "\n".join([*words, told, _next("analyze", run)]),
+        as_json,
+    )
+
+
+_LOOP_COLUMNS = ("loop_exact_match", "loop_perplexity")
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    """Numbers of loops with commas between them; none if there is no text."""
+    parts = [part.strip() for part in text.split(",")] if text else []
+    if not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
+        fix = f"Write {option} 1,2,4,8."
+        raise InputError(
+            option, expected="numbers with commas between them", given=repr(text), fix=fix
+        )
+    return [int(part) for part in parts]
+
+
+@app.command(epilog=_examples("grid runs/abacus --to 12 --loops 1,2,4,8,16,32 --samples 100"))
+def grid(
+    run: Run,
+    to: Annotated[int, typer.Option(min=1, help="Greatest length of each operand.")],
+    loops: Annotated[str, typer.Option(metavar="N,N,...", help="Numbers of loops.")] = (
+        "1,2,4,8,16,32"
+    ),
+    samples: Annotated[int, typer.Option(min=1, help="Examples for each pair of lengths.")] = 100,
+    seed: StudySeed = 0,
+    device: Device = "auto",
+    threads: Threads = 1,
+    progress: Progress = True,
+    as_json: Json = False,
+) -> None:
+    """Measure exact match by the lengths of both operands.
+
+    Answers are scored as greedy generation would write them. Killed at any moment, the same
+    command goes on. The result is saved in RUN/results.
+    """
+    from loopinterp.results import SUFFIX
+
+    _use_threads(threads)
+    result = loopinterp.workflow.grid_run(
+        run,
+        to=to,
+        loops=_numbers("--loops", loops),
+        samples=samples,
+        seed=seed,
+        device=device,
+        progress=progress,
+    )
+    cells = result.to_dataframe("exact_match")
+    findings, told = _found([result])
+    document = {"run": str(run), "file": str(run / RESULTS / f"grid{SUFFIX}"), "samples": samples}
+    _print(
+        {**document, "cells": cells.to_dict("records"), "findings": findings},
+        "\n".join([told, _next("report", run)]),
         as_json,
     )
 

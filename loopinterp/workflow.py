@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from loopinterp import models, rasp, report, tasks, training
@@ -35,8 +36,25 @@ DEMO_SAMPLES = 200
 DISGUISES = ("distract", "permute", "superpose", "rotate")
 """What can be done to a compiled model so that its circuit is not to be seen in its weights."""
 
-STOPPING = ("max-confidence", "residual", "readout-kl")
-"""Rules that read the answer without being told T(n)."""
+STOPPING: Mapping[str, models.StoppingRule] = MappingProxyType(
+    {
+        "max-confidence": models.MaxConfidence(),
+        "max-confidence-batch": models.MaxConfidence(per="batch"),
+        "residual": models.ResidualBelow(0.03),
+        "readout-kl": models.ReadoutKL(5e-4),
+        "acceleration": models.AccelerationBelow(0.03),
+        "answer-held": models.AnswerHeld(3),
+    }
+)
+"""Rules that read the answer without being told T(n), by the names that a command has for them."""
+
+CALIBRATED = "calibrated"
+"""The rule that is learned from right answers of training lengths."""
+
+_CALIBRATION_LENGTHS = 6
+
+UNFINISHED_GRID = "grid.unfinished.safetensors"
+"""In a run's folder: the cells of a grid that was stopped."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,6 +229,7 @@ def evaluate_run(
     *,
     lengths: Sequence[int] | None = None,
     distributions: Sequence[str] | None = None,
+    loops: Sequence[int] = (),
     stop: Sequence[str] = (),
     samples: int = 300,
     seed: int = 0,
@@ -224,8 +243,10 @@ def evaluate_run(
         lengths: Problem lengths; 1, 2, 4, 8 and 12 times the training cutoff if None, as far as
             the model has room for them.
         distributions: Input distributions; the plain one and the hardest if None.
+        loops: Numbers of loops to read the answer after, whatever the length.
         stop: Stopping rules to compare with reading the answer at T(n): each one of
-            :data:`STOPPING`, with a tolerance if wanted (``residual=0.01``).
+            :data:`STOPPING`, with its number if wanted (``residual=0.01``), or
+            :data:`CALIBRATED`.
         samples: Examples for each length and distribution.
         seed: Seed of the examples.
         device: ``auto``, ``cpu`` or ``cuda``.
@@ -235,6 +256,7 @@ def evaluate_run(
         open_run(folder, seed=seed, device=device),
         lengths=lengths,
         distributions=distributions,
+        loops=loops,
         stop=stop,
         samples=samples,
         progress=progress,
@@ -246,6 +268,7 @@ def evaluate(
     *,
     lengths: Sequence[int] | None = None,
     distributions: Sequence[str] | None = None,
+    loops: Sequence[int] = (),
     stop: Sequence[str] = (),
     samples: int,
     progress: bool,
@@ -255,14 +278,17 @@ def evaluate(
 
     for distribution in distributions or ():
         pick_distribution(model.task, distribution)  # refused before a stage is said to begin
-    rules = stopping_rules(stop)
+    rules = stopping_rules([name for name in stop if name != CALIBRATED])
     stages = Stages(model.folder, show=progress)
     with stages.stage("generalisation", "is it right beyond its training lengths?"):
+        if CALIBRATED in stop:
+            rules[CALIBRATED] = calibrate_stopping(model)
         result = training.evaluate(
             model.model,
             model.task,
             _lengths(model) if lengths is None else lengths,
             distributions=distributions,
+            loops=loops,
             stopping=rules,
             n_samples=samples,
             trained_up_to=model.cutoff if model.trained else None,
@@ -272,10 +298,59 @@ def evaluate(
     return result
 
 
+def grid_run(
+    folder: str | Path,
+    *,
+    to: int,
+    loops: Sequence[int] = (1, 2, 4, 8, 16, 32),
+    samples: int = 100,
+    seed: int = 0,
+    device: str = "auto",
+    progress: bool = True,
+) -> training.OperandGrid:
+    """Exact match by both operand lengths, saved in ``RUN/results``; one that was stopped goes on.
+
+    Args:
+        folder: The run.
+        to: Greatest length of each operand.
+        loops: Numbers of loops.
+        samples: Examples for each pair of lengths.
+        seed: Seed of the examples.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        progress: Whether to say what is being done.
+    """
+    model = open_run(folder, seed=seed, device=device)
+    unfinished = model.folder / UNFINISHED_GRID
+    with Stages(model.folder, show=progress).stage("grid", "is it right at all pairs of lengths?"):
+        result = training.operand_grid(
+            model.model,
+            model.task,
+            to,
+            loops=loops,
+            n_samples=samples,
+            trained_up_to=model.cutoff if model.trained else None,
+            unfinished=unfinished,
+            seed=model.seed,
+        )
+        model.save(result, "grid")
+        unfinished.unlink(missing_ok=True)
+    return result
+
+
 def _lengths(model: StudiedModel) -> list[int]:
     """Lengths far beyond training; where there is no room for those, parts of what there is."""
     beyond = sorted({model.with_room(model.cutoff * k) for k in (1, 2, 4, 8, 12)})
     return beyond if len(beyond) > 1 else sorted({max(beyond[0] // k, 1) for k in (1, 2, 4)})
+
+
+def calibrate_stopping(model: StudiedModel) -> models.LengthLine:
+    """The line of loops against length, learned on the upper half of the training lengths."""
+    last = model.with_room(model.cutoff)
+    steps = min(_CALIBRATION_LENGTHS, last - last // 2 + 1) - 1
+    lengths = {
+        max(last // 2 + k * (last - last // 2) // max(steps, 1), 1) for k in range(steps + 1)
+    }
+    return training.calibrate_stopping(model.model, model.task, sorted(lengths), seed=model.seed)
 
 
 def stopping_rules(wanted: Sequence[str]) -> dict[str, models.StoppingRule]:
@@ -286,28 +361,44 @@ def stopping_rules(wanted: Sequence[str]) -> dict[str, models.StoppingRule]:
         {'residual < 0.01': ResidualBelow(tolerance=0.01)}
 
     Raises:
-        InputError: If a rule is unknown, or its tolerance is no number above 0.
+        InputError: If a rule is unknown, or its number is out of range.
     """
-    of_papers = (models.MaxConfidence(), models.ResidualBelow(0.03), models.ReadoutKL(5e-4))
-    usual: dict[str, Any] = dict(zip(STOPPING, of_papers))
     rules: dict[str, models.StoppingRule] = {}
     for text in wanted:
         name, _, given = text.partition("=")
-        rule = usual[check_choice("stopping rule", name, STOPPING)]
+        rule = STOPPING[check_choice("stopping rule", name, [*STOPPING])]
         try:
-            rule = dataclasses.replace(rule, tolerance=float(given)) if given else rule
+            rule = _with_number(rule, given) if given else rule
         except InputError:  # by the rule itself, of a number that is none of its
             raise
         except (TypeError, ValueError):
             raise InputError(
                 "stopping rule",
-                expected="max-confidence, residual=TOLERANCE or readout-kl=TOLERANCE",
+                expected=f"{', '.join(map(_spelled, STOPPING))} or {CALIBRATED}",
                 given=repr(text),
                 fix="Write residual=0.03, for instance.",
             ) from None
-        label = name.replace("-", " ").replace("kl", "KL")
-        rules[f"{label} < {rule.tolerance:g}" if rule.tolerance else label] = rule
+        rules[_label(name, rule)] = rule
     return rules
+
+
+def _with_number(rule: Any, given: str) -> models.StoppingRule:
+    if isinstance(rule, models.AnswerHeld):
+        return dataclasses.replace(rule, hold=int(given))
+    return dataclasses.replace(rule, tolerance=float(given))
+
+
+def _spelled(name: str) -> str:
+    rule = STOPPING[name]
+    number = "LOOPS" if isinstance(rule, models.AnswerHeld) else "TOLERANCE"
+    return f"{name}={number}" if rule.tolerance is not None else name
+
+
+def _label(name: str, rule: models.StoppingRule) -> str:
+    if isinstance(rule, models.AnswerHeld):
+        return f"answer held {rule.hold} loops"
+    label = name.replace("-", " ").replace("kl", "KL").replace(" batch", " per batch")
+    return f"{label} < {rule.tolerance:g}" if rule.tolerance else label
 
 
 def analyze_run(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -23,9 +24,13 @@ from loopinterp.errors import InputError
 from loopinterp.results import Result, study
 from loopinterp.studied_model import StudiedModel
 from loopinterp.studies import STUDIES
+from loopinterp.tasks import Addition
+from loopinterp.tasks.task import Batch
 from loopinterp.training import RECIPES, Run, TrainingConfig, get_recipe
+from loopinterp.workflow import UNFINISHED_GRID
 
-COMMANDS = ("demo", "train", "compile", "evaluate", "analyze", "report", "tasks", "recipes", "zoo")
+COMMANDS = ("demo", "train", "compile", "evaluate", "grid", "analyze", "report", "tasks")
+COMMANDS += ("recipes", "zoo")
 
 
 @dataclass(frozen=True)
@@ -184,8 +189,42 @@ def test_stopping_rules_are_compared_with_reading_at_T_n(command: Command, run: 
     answer = command("evaluate", run, *arguments, "--length", 2, "--json", "--no-progress")
     stopped = {row["rule"]: row["stopped_at"] for row in answer.json["stopped"]}
     assert stopped["oracle T(n)"] == 3
-    assert set(stopped) == {"oracle T(n)", "residual < 0.1", "max confidence"}
+    hindsight = {"best loop in hindsight", "any loop right"}
+    assert set(stopped) == {"oracle T(n)", "residual < 0.1", "max confidence"} | hindsight
+    every = command(
+        "evaluate",
+        run,
+        "--stopping",
+        "--loops",
+        "1,3",
+        "--samples",
+        8,
+        "--length",
+        2,
+        "--json",
+        "--no-progress",
+    ).json
+    assert len({row["rule"] for row in every["stopped"]}) == 10
+    assert {row["loop"] for row in every["by_loop"]} >= {1, 3}
     assert "oracle T(n)" in command("evaluate", run, *arguments, "--length", 2).out
+
+
+def test_a_grid_is_made_of_a_task_that_draws_operands_of_given_lengths(
+    command: Command, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ("grid", run, "--to", 2, "--loops", "1,3", "--samples", 4, "--no-progress")
+    assert_refused(command(*arguments), "sample_operands", "'addition'")
+
+    def draw(self: Addition, n_a: int, n_b: int, **options: Any) -> Batch:
+        return self.sample(max(n_a, n_b), **options)
+
+    monkeypatch.setattr(Addition, "sample_operands", draw, raising=False)
+    answer = command(*arguments, "--json").json
+    cells = {(cell["loop"], cell["n_a"], cell["n_b"]) for cell in answer["cells"]}
+    assert cells == set(itertools.product((1, 3), (1, 2), (1, 2)))
+    assert Path(answer["file"]).is_file()
+    assert not (run / UNFINISHED_GRID).exists()
+    assert_refused(command("grid", run, "--to", 2, "--loops", "3,1"), "increasing")
 
 
 def test_a_program_is_compiled_into_a_run_that_answers_right(
@@ -446,7 +485,12 @@ def test_a_folder_that_is_no_run_is_refused(command: Command, tmp_path: Path, na
         (["report", "--out", ""], ["--out", "expected a path, got ''"]),
         (["evaluate", "--stop", "residua"], ["Did you mean 'residual'?"]),
         (["evaluate", "--stop", "residual=low"], ["residual=0.03"]),
-        (["evaluate", "--stop", "max-confidence=1"], ["max-confidence, residual=TOLERANCE"]),
+        (
+            ["evaluate", "--stop", "max-confidence=1"],
+            ["max-confidence, max-confidence-batch, residual=TOLERANCE"],
+        ),
+        (["evaluate", "--stop", "answer-held=2.5"], ["answer-held=LOOPS"]),
+        (["evaluate", "--loops", "1,x"], ["--loops", "1,2,4,8"]),
         (["analyze", "--study", "convergense"], ["Did you mean 'convergence'?"]),
         (["analyze", "--device", "gpu"], ["device", "gpu"]),
         (["recipes"], ["recipe: expected one of"]),

@@ -15,6 +15,8 @@ from loopinterp.models.stopping_rules import LoopView
 from loopinterp.short_repr import ShortRepr
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
@@ -83,10 +85,61 @@ def run_until(
     if n_loops is not None:
         check_ends(n_loops, iteration.h0)
     horizon = rule.horizon(max_loops, n_loops)
-    view = LoopView(0, iteration.h0, mask, n_loops, iteration.readout, None)
+    past = getattr(rule, "past", 1)
+    view = LoopView(0, iteration.h0, mask, n_loops, iteration.readout, None, past)
     if rule.tolerance is None:
         return _choose_best(iteration, view, rule, horizon)
     return _stop_at_first(iteration, view, rule, horizon, tolerance=rule.tolerance)
+
+
+@torch.no_grad()
+def run_rules(
+    model: LoopedModel | Any,
+    inputs: Tensor,
+    rules: Sequence[StoppingRule],
+    *,
+    max_loops: int,
+    mask: Bool[Tensor, "batch pos"] | None = None,
+    n_loops: Int[Tensor, " batch"] | None = None,
+) -> Int[Tensor, "rule batch"]:
+    """Where each of several rules stops each example, from one run of all loops.
+
+    Args:
+        model: Any looped model.
+        inputs: Its input.
+        rules: When to stop; each stops where :func:`run_until` would.
+        max_loops: Loops after which an example is stopped in any case.
+        mask: Positions that count for the rules; all by default.
+        n_loops: T(n) of each example, for :class:`Oracle`.
+
+    Raises:
+        InputError: If there is no rule, and as :func:`run_until`.
+    """
+    check_integer("max_loops", max_loops, least=0)
+    if not rules:
+        raise InputError("rules", expected="at least one", given="none", fix="Pass e.g. Fixed(4).")
+    iteration = bind(model, inputs)
+    mask = _check_mask(mask, iteration.h0)
+    if n_loops is not None:
+        check_ends(n_loops, iteration.h0)
+    ends = [rule.horizon(max_loops, n_loops) for rule in rules]
+    past = max(getattr(rule, "past", 1) for rule in rules)
+    view = LoopView(0, iteration.h0, mask, n_loops, iteration.readout, None, past)
+    scores: list[list[Tensor]] = [[] for _ in rules]
+    for loop in range(max(ends) + 1):
+        view = view.next(iteration.step(view.state)) if loop else view
+        for found, rule, end in zip(scores, rules, ends):
+            if loop <= end:
+                found.append(rule.score(view).float())
+    return torch.stack([_chosen(torch.stack(s), r.tolerance) for s, r in zip(scores, rules)])
+
+
+def _chosen(scores: Float[Tensor, "loop batch"], tolerance: float | None) -> Int[Tensor, " batch"]:
+    """The first score at or below the tolerance, or the least; the last loop where none is."""
+    scores = torch.where(scores.isnan(), math.inf, scores)
+    wanted = scores.amin(0) if tolerance is None else tolerance
+    ready = (scores <= wanted) & (scores < math.inf)
+    return torch.where(ready.any(0), ready.int().argmax(0), len(scores) - 1)
 
 
 def _stop_at_first(

@@ -22,7 +22,7 @@ from loopinterp.errors import InputError, check_choice, check_integer, check_num
 from loopinterp.short_repr import ShortRepr
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from jaxtyping import Bool, Float, Int
     from torch import Tensor
@@ -41,6 +41,7 @@ class LoopView(ShortRepr):
         n_loops: T(n) of each example, where it is known.
         read: The model's readout; :attr:`logits` calls it once, and only if a rule asks.
         previous: The same examples one loop earlier; None at loop 0.
+        past: How many earlier loops are remembered, one behind the other.
     """
 
     loop: int
@@ -49,11 +50,17 @@ class LoopView(ShortRepr):
     n_loops: Int[Tensor, " batch"] | None
     read: Callable[[Tensor], Tensor]
     previous: LoopView | None
+    past: int = 1
 
     @cached_property
     def logits(self) -> Float[Tensor, "batch pos d_vocab_out"]:
         """The readout of the state."""
         return self.read(self.state)
+
+    @cached_property
+    def answers(self) -> Int[Tensor, "batch pos"]:
+        """The most probable class at each position."""
+        return self.logits.argmax(-1)
 
     @cached_property
     def log_probs(self) -> Float[Tensor, "batch pos d_vocab_out"]:
@@ -62,9 +69,13 @@ class LoopView(ShortRepr):
         return self.logits.log_softmax(-1, dtype=dtype)
 
     def next(self, state: Float[Tensor, "batch pos d_model"]) -> LoopView:
-        """The view one loop on. It remembers this one, but nothing before it."""
-        before = self._copy(lambda read: read, previous=None)
-        return replace(self, loop=self.loop + 1, state=state, previous=before)
+        """The view one loop on. It remembers this one, and no more before it than asked for."""
+        return replace(self, loop=self.loop + 1, state=state, previous=self._since(self.past))
+
+    def _since(self, past: int) -> LoopView:
+        """The view, with this and the loops before it: ``past`` in all."""
+        before = self.previous._since(past - 1) if self.previous and past > 1 else None
+        return self._copy(lambda read: read, previous=before)
 
     def select(self, rows: Bool[Tensor, " batch"]) -> LoopView:
         """The view of some examples; what was already read is kept."""
@@ -73,13 +84,20 @@ class LoopView(ShortRepr):
             state=self.state[rows],
             mask=self.mask[rows],
             n_loops=None if self.n_loops is None else self.n_loops[rows],
-            previous=None,
+            previous=self.previous.select(rows) if self.previous and self.past > 1 else None,
         )
+
+    def updates(self) -> Iterator[tuple[LoopView, Float[Tensor, "batch pos d_model"]]]:
+        """The views that are remembered with ``D_t = h_t - h_{t-1}``, the last loop first."""
+        view = self
+        while view.previous is not None:
+            yield view, (view.state - view.previous.state).float()
+            view = view.previous
 
     def _copy(self, change: Callable[[Tensor], Tensor], **fields: Any) -> LoopView:
         """A changed copy, with the readouts that were already computed."""
         other = replace(self, **fields)
-        for name in vars(self).keys() & {"logits", "log_probs"}:
+        for name in vars(self).keys() & {"logits", "answers", "log_probs"}:
             vars(other)[name] = change(vars(self)[name])
         return other
 
@@ -94,7 +112,10 @@ class LoopView(ShortRepr):
 
 @runtime_checkable
 class StoppingRule(Protocol):
-    """A score per example and loop, and what to do with it."""
+    """A score per example and loop, and what to do with it.
+
+    A rule that looks back further than one loop says how far, in an attribute ``past``.
+    """
 
     @property
     def tolerance(self) -> float | None:
@@ -158,6 +179,47 @@ class Oracle:
         return (view.n_loops - view.loop).float()
 
 
+@dataclass(frozen=True)
+class LengthLine:
+    """Stop every example after a number of loops that grows with the length of its input (online).
+
+    ``T = round(slope * n_pos + offset)``, at least 0, where ``n_pos`` is the number of positions
+    of the input. :func:`loopinterp.training.calibrate_stopping` fits the two numbers to examples
+    of training lengths, from which the rule extrapolates.
+
+    Args:
+        slope: Loops for each position.
+        offset: Loops at no position.
+
+    Raises:
+        InputError: If a number is not finite.
+    """
+
+    slope: float
+    offset: float
+    tolerance = 0.0
+
+    def __post_init__(self) -> None:
+        check_number("LengthLine(slope)", self.slope)
+        check_number("LengthLine(offset)", self.offset)
+
+    def loops(self, n_positions: int) -> int:
+        """Where an input of so many positions stops.
+
+        Example:
+            >>> LengthLine(1.0, -2.0).loops(22)
+            20
+        """
+        return max(round(self.slope * n_positions + self.offset), 0)
+
+    def horizon(self, max_loops: int | None, n_loops: Tensor | None) -> int:
+        return check_integer("max_loops", max_loops, least=0)
+
+    def score(self, view: LoopView) -> Float[Tensor, " batch"]:
+        """Loops left: ``T - t``."""
+        return view.constant(float(self.loops(view.state.shape[1]) - view.loop))
+
+
 @dataclass(frozen=True, kw_only=True)
 class MaxConfidence:
     r"""The loop whose readout is surest of itself (offline).
@@ -196,62 +258,3 @@ class MaxConfidence:
         if self.per == "sample":
             return doubt.sum(-1) / view.mask.sum(-1)
         return (doubt.sum() / view.mask.sum()).expand(doubt.shape[0])
-
-
-@dataclass(frozen=True)
-class _Settled:
-    """An online rule with a tolerance of its own, and no other end than the caller's limit."""
-
-    tolerance: float
-
-    def __post_init__(self) -> None:
-        fix = "A small number such as 0.03 means settled to three per cent."
-        check_number(f"{type(self).__name__}(tolerance)", self.tolerance, above=0, fix=fix)
-
-    def horizon(self, max_loops: int | None, n_loops: Tensor | None) -> int:
-        return check_integer("max_loops", max_loops, least=1)
-
-
-@dataclass(frozen=True)
-class ResidualBelow(_Settled):
-    r"""Stop an example when its state has settled (online).
-
-    The first loop where ``||h_t - h_{t-1}|| / ||h_t|| <= tolerance`` at every scored position.
-
-    Args:
-        tolerance: Relative residual; 0.03 is the settling threshold of arXiv 2502.05171.
-
-    Raises:
-        InputError: If the tolerance is not a positive number.
-    """
-
-    def score(self, view: LoopView) -> Float[Tensor, " batch"]:
-        """The largest relative residual over the scored positions."""
-        if view.previous is None:
-            return view.constant(math.inf)
-        change = (view.state - view.previous.state).float().norm(dim=-1)
-        size = view.state.float().norm(dim=-1)
-        # A state that stays exactly zero has settled; 0 / 0 would say it never does.
-        return view.worst(torch.where(change == 0, 0.0, change / size))
-
-
-@dataclass(frozen=True)
-class ReadoutKL(_Settled):
-    r"""Stop an example when its answer has settled (online).
-
-    The first loop where ``KL(p_t || p_{t-1}) <= tolerance`` at every scored position, with
-    ``p_t = softmax(logits_t)``, in nats.
-
-    Args:
-        tolerance: In nats; arXiv 2502.05171 uses 5e-4.
-
-    Raises:
-        InputError: If the tolerance is not a positive number.
-    """
-
-    def score(self, view: LoopView) -> Float[Tensor, " batch"]:
-        """The largest divergence over the scored positions."""
-        if view.previous is None:
-            return view.constant(math.inf)
-        now, before = view.log_probs, view.previous.log_probs
-        return view.worst((now.exp() * (now - before)).sum(-1))

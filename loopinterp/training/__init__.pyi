@@ -6,6 +6,8 @@ from .evaluation import EvaluationResult as EvaluationResult
 from .evaluation import evaluate as evaluate
 from .fitting import train as train
 from .fitting import train_seeds as train_seeds
+from .grid_by_operands import OperandGrid as OperandGrid
+from .grid_by_operands import operand_grid as operand_grid
 from .model_and_task import GivenModelConfig as GivenModelConfig
 from .overrides import apply_settings as apply_settings
 from .recipes import RECIPES as RECIPES
@@ -14,4 +16,7 @@ from .recipes import Recipe as Recipe
 from .recipes import get_recipe as get_recipe
 from .recipes import list_recipes as list_recipes
 from .run import Run as Run
+from .seed_summary import SeedSummary as SeedSummary
+from .seed_summary import summarise_seeds as summarise_seeds
+from .stopping_calibration import calibrate_stopping as calibrate_stopping
 from .trainer import Trainer as Trainer

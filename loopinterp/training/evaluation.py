@@ -7,36 +7,35 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
 import torch
 
 from loopinterp.errors import InputError, check_integer
-from loopinterp.intervals import ESTIMATE, wilson_estimate
-from loopinterp.models.looped_model import bind, need_model
+from loopinterp.intervals import ESTIMATE
+from loopinterp.models.looped_model import need_model
 from loopinterp.models.model_description import describe_model, device_of
 from loopinterp.models.run_length import LoopRule, own_depth, rule_of
-from loopinterp.models.stopped_run import run_until
 from loopinterp.models.stopping_rules import Oracle
 from loopinterp.progress import track
 from loopinterp.results import Result, study
 from loopinterp.tasks.sampling import check_size, pick_distribution
 from loopinterp.tasks.study_data import need_task
-from loopinterp.tasks.task import IGNORE
+from loopinterp.training.answer_scores import constant_scores
+from loopinterp.training.evaluation_cells import Cell, arrays_of, measure_cell
 from loopinterp.training.seeding import stream
 
 if TYPE_CHECKING:
-    from jaxtyping import Int
-    from torch import Tensor
-
     from loopinterp.models.looped_model import LoopedModel
     from loopinterp.models.stopping_rules import StoppingRule
-    from loopinterp.tasks.task import Batch, Task
-
-_EXAMPLES_AT_ONCE = 32
-"""Few enough that the activations stay in a CPU's cache."""
+    from loopinterp.tasks.task import Task
 
 ORACLE = "oracle T(n)"
 """The rule that is told T(n): what the others are compared with."""
+
+BEST = "best loop in hindsight"
+"""The one number of loops at which most examples of a cell are right; of equals the least."""
+
+ANY = "any loop right"
+"""Each example at the first loop at which it is right: what no rule can be above."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -52,8 +51,13 @@ class EvaluationResult(Result, kind="evaluation"):
         constant_exact_match: Control: the best answer that is the same at every position.
         constant_bit_accuracy: Control: the same answer, by position. High bit accuracy beside a
             low exact match is what an answer without the hard part looks like.
+        perplexity: Of the right answer, the geometric mean over its positions and then over
+            examples: exp of the mean cross-entropy; with its 95% interval over examples.
+        loop_exact_match: Exact match after ``loop`` loops, whatever T(n) is: after those that were
+            asked for, and after all where stopping rules were. NaN where a length was not run on.
+        loop_perplexity: The same, of the perplexity.
         stopped_exact_match: Exact match where each stopping rule stops, if any were asked for;
-            the rule :data:`ORACLE` is among them.
+            :data:`ORACLE` is among them, and in hindsight :data:`BEST` and :data:`ANY`.
         stopped_at: Mean number of loops at which it stops.
 
     Attributes:
@@ -68,13 +72,20 @@ class EvaluationResult(Result, kind="evaluation"):
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(
-            ("exact_match", "bit_accuracy"), f"extra_loop distribution length {ESTIMATE}"
+            ("exact_match", "bit_accuracy", "perplexity"),
+            f"extra_loop distribution length {ESTIMATE}",
+        ),
+        **dict.fromkeys(
+            ("loop_exact_match", "loop_perplexity"), f"loop distribution length {ESTIMATE}"
         ),
         **dict.fromkeys(("constant_exact_match", "constant_bit_accuracy"), "distribution length"),
         "stopped_exact_match": f"rule distribution length {ESTIMATE}",
         "stopped_at": "rule distribution length",
     }
-    OPTIONAL: ClassVar[frozenset[str]] = frozenset({"stopped_exact_match", "stopped_at"})
+    # Files of before there was a perplexity are read all the same.
+    OPTIONAL: ClassVar[frozenset[str]] = frozenset(
+        {"perplexity", "loop_exact_match", "loop_perplexity", "stopped_exact_match", "stopped_at"}
+    )
 
     task: str
     n_samples: int
@@ -96,13 +107,14 @@ def evaluate(
     *,
     distributions: Sequence[str] | None = None,
     extra_loops: Sequence[int] = (0,),
+    loops: Sequence[int] = (),
     stopping: Mapping[str, StoppingRule] | None = None,
     stopping_margin: int = 25,
     n_samples: int = 300,
     trained_up_to: int | None = None,
     seed: int = 0,
 ) -> EvaluationResult:
-    """Exact match and bit accuracy at T(n) loops, and at others if asked.
+    """Exact match, bit accuracy and perplexity at T(n) loops, and at others if asked.
 
     A model that has a depth of its own (its ``loop_rule`` names one number of loops, as that of a
     run with ``objective.n_loops``; an ordinary transformer's is 1) is asked after that instead;
@@ -118,8 +130,10 @@ def evaluate(
         distributions: Input distributions; all but the one made for training if None
             (see :func:`judged_distributions`).
         extra_loops: Loops more than T(n), or fewer where negative.
+        loops: Numbers of loops that do not depend on the length, as ``[1, 2, 4, 8, 16, 32]``.
         stopping: Stopping rules by name (:func:`loopinterp.workflow.stopping_rules` makes some),
-            to be compared with reading the answer at T(n); none by default.
+            to be compared with reading the answer at T(n) and with the best loop in hindsight;
+            none by default.
         stopping_margin: Loops past T(n) after which an example is stopped in any case.
         n_samples: Examples for each length and distribution.
         trained_up_to: Greatest length seen in training, to be marked in the figures.
@@ -135,21 +149,19 @@ def evaluate(
     asked_after = rule_of(model) or LoopRule(1, task.n_loops)  # which leaves T(n) as it is
     _check(task, lengths, names, extra_loops, n_samples, asked_after)
     extra, cells = sorted(set(extra_loops)), sorted(set(lengths))
+    loops = sorted({check_integer("loops", loop, least=0) for loop in loops})
     check_integer("stopping_margin", stopping_margin, least=0)
     if trained_up_to is not None:
         check_integer("trained_up_to", trained_up_to, least=1)
-    if stopping and ORACLE in stopping:
+    for name in {ORACLE, BEST, ANY} & set(stopping or ()):
         fix = "Give that rule another name."
-        raise InputError("stopping", expected=f"no {ORACLE!r}", given="one", fix=fix)
+        raise InputError("stopping", expected=f"no {name!r}", given="one", fix=fix)
     rules = {ORACLE: Oracle(), **stopping} if stopping else {}
-    shape = (len(names), len(cells))
-    exact, bits = np.zeros((2, len(extra), *shape))
-    constant_exact, constant_bits = np.zeros((2, *shape))
-    stopped, stopped_at = np.zeros((2, len(rules), *shape))
+    where = list(product(enumerate(names), enumerate(cells)))
+    found: dict[tuple[int, int], Cell] = {}
     described = {"task": {"name": task.name, **task.config()}, "model": describe_model(model)}
     settings = {"n_samples": n_samples, "stopping": [repr(rule) for rule in rules.values()]}
     with study(seed, **described, **settings) as watch:
-        where = list(product(enumerate(names), enumerate(cells)))
         for (d, distribution), (k, length) in track(where, "evaluate"):
             generator = stream(seed, f"evaluation {distribution} {length}")
             batch = task.sample(
@@ -157,24 +169,20 @@ def evaluate(
             )
             batch = batch.to(device_of(model))
             batch = replace(batch, n_loops=asked_after.of(batch.n_loops))
-            constant_exact[d, k], constant_bits[d, k] = _constant(batch, task.d_vocab_out)
-            exact[:, d, k], bits[:, d, k] = _score(model, batch, extra)
-            for r, rule in enumerate(rules.values()):
-                stopped[r, d, k], stopped_at[r, d, k] = _stop(model, batch, rule, stopping_margin)
+            cell = measure_cell(model, batch, extra, loops, [*rules.values()], stopping_margin)
+            found[d, k] = cell._replace(constant=constant_scores(batch, task.d_vocab_out))
+        by_loop = sorted({loop for cell in found.values() for loop in cell.by_loop})
+        shape = (len(names), len(cells))
         return EvaluationResult.of(
             watch,
             coords={
                 "extra_loop": extra,
                 "distribution": names,
                 "length": cells,
-                **({"rule": list(rules)} if rules else {}),
+                **({"loop": by_loop} if by_loop else {}),
+                **({"rule": [*rules, BEST, ANY]} if rules else {}),
             },
-            exact_match=wilson_estimate(exact * n_samples, n_samples),
-            bit_accuracy=wilson_estimate(bits * n_samples, n_samples),
-            constant_exact_match=constant_exact,
-            constant_bit_accuracy=constant_bits,
-            stopped_exact_match=wilson_estimate(stopped * n_samples, n_samples) if rules else None,
-            stopped_at=stopped_at if rules else None,
+            **arrays_of(found, shape, extra, by_loop, n_samples),
             task=task.name,
             n_samples=n_samples,
             trained_up_to=trained_up_to,
@@ -196,58 +204,6 @@ def judged_distributions(task: Task) -> tuple[str, ...]:
     known = task.distributions
     plain = "uniform" if "uniform" in known else known[0]
     return (plain, "chain") if "chain" in known and plain != "chain" else (plain,)
-
-
-def _score(
-    model: LoopedModel | Any, batch: Batch, extra_loops: list[int]
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Exact match and bit accuracy after T(n) + k loops, for each k, in one run."""
-    wanted = [int(batch.n_loops[0]) + k for k in extra_loops]
-    chunks = [_answers(model, inputs, wanted) for inputs in batch.inputs.split(_EXAMPLES_AT_ONCE)]
-    scores = [shares_right(torch.cat(answers), batch.targets) for answers in zip(*chunks)]
-    exact, bits = zip(*scores)
-    return exact, bits
-
-
-def _answers(model: LoopedModel | Any, inputs: Tensor, loops: list[int]) -> list[Tensor]:
-    """The most probable class at each position, after each of some increasing numbers of loops."""
-    bound = bind(model, inputs)
-    run = bound.run(loops[-1])
-    return [bound.read(state, loop).argmax(-1) for loop, state in run if loop in loops]
-
-
-def _stop(
-    model: LoopedModel | Any, batch: Batch, rule: StoppingRule, margin: int
-) -> tuple[float, float]:
-    """Exact match, and mean number of loops, where a rule stops."""
-    found = run_until(
-        model,
-        batch.inputs,
-        rule,
-        max_loops=int(batch.n_loops.max()) + margin,
-        mask=batch.targets != IGNORE,
-        n_loops=batch.n_loops,
-    )
-    exact, _ = shares_right(found.logits.argmax(-1), batch.targets)
-    return exact, float(found.loop.double().mean())
-
-
-def shares_right(
-    answer: Int[Tensor, "batch pos"], targets: Int[Tensor, "batch pos"]
-) -> tuple[float, float]:
-    """Share of examples that are wholly right, and mean share of right positions."""
-    asked = targets != IGNORE
-    right = (answer == targets) & asked
-    exact = (right | ~asked).all(-1).double().mean()
-    by_example = right.sum(-1).double() / asked.sum(-1).double()
-    return float(exact), float(by_example.mean())
-
-
-def _constant(batch: Batch, d_vocab_out: int) -> tuple[float, float]:
-    """The best of the answers that say the same everywhere."""
-    answers = (torch.full_like(batch.targets, token) for token in range(d_vocab_out))
-    exact, bits = zip(*(shares_right(answer, batch.targets) for answer in answers))
-    return max(exact), max(bits)
 
 
 def _check(

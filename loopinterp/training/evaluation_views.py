@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from loopinterp.intervals import ESTIMATE
 from loopinterp.plotting import LinePanel, Reference, Series, line_panels
 from loopinterp.results import Figure, Finding, figures_of, findings_of, percent, tidy
-from loopinterp.training.evaluation import ORACLE, EvaluationResult
+from loopinterp.training.evaluation import ANY, BEST, ORACLE, EvaluationResult
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 SECTION = "generalisation"
 
-_READABLE = {
+NEAR = 0.02
+"""How much below the best loop in hindsight a rule may be to count as good."""
+
+_NAMES = {
     "uniform": "random inputs",
     "chain": "full carry chains",
     "propagate": "carry-rich digits",
@@ -17,8 +25,9 @@ _READABLE = {
 }
 
 
-def _readable(distribution: str) -> str:
-    return _READABLE.get(distribution, distribution)
+def readable(distribution: str) -> str:
+    """The name of a distribution in words."""
+    return _NAMES.get(distribution, distribution)
 
 
 def _loops(result: EvaluationResult) -> str:
@@ -54,7 +63,7 @@ def _reach(result: EvaluationResult, distribution: str) -> Finding:
     )
     failing = scores.index[scores < 0.99]
     passed = scores.index[scores.index < failing.min()] if len(failing) else scores.index
-    name = _readable(distribution)
+    name = readable(distribution)
     if len(passed):
         text = (
             f"On {name} at least 99% of {result.n_samples} problems of each length are answered "
@@ -77,14 +86,32 @@ def _stopping(result: EvaluationResult) -> Finding:
     """Exact match under rules that are not told T(n), in the worst cell of each."""
     worst = result.data["stopped_exact_match"].sel({ESTIMATE: "value"})
     worst = worst.min(["distribution", "length"]).to_series()
-    rules = worst.drop(ORACLE)
+    told = [name for name in (ORACLE, BEST, ANY) if name in worst.index]
+    rules = worst.drop(told)
     said = "; ".join(f"{rule}: {percent(share)}" for rule, share in rules.items())
     text = (
         f"Stopped by a rule that is not told {_loops(result)}, it answers at the worst length and "
         f"distribution this share wholly right: {said}; read at {_loops(result)}: "
         f"{percent(worst[ORACLE])}."
     )
+    if BEST in told:
+        text += f" {_gaps(result, rules.index.tolist())}"
     return Finding(text, value=f"{rules.max():.2f}")
+
+
+def _gaps(result: EvaluationResult, rules: list[str]) -> str:
+    """How near the rules come to the best loop in hindsight, at worst."""
+    exact = result.data["stopped_exact_match"].sel({ESTIMATE: "value"}, drop=True)
+    gap = (exact.sel(rule=BEST) - exact.sel(rule=rules)).max(["distribution", "length"]).to_series()
+    near = [rule for rule, lost in gap.items() if lost <= NEAR]
+    if near:
+        verb = "stays" if len(near) == 1 else "stay"
+        return f"{', '.join(near)} {verb} within {NEAR:g} of the best loop in hindsight everywhere."
+    best = gap.idxmin()
+    return (
+        f"None stays within {NEAR:g} of the best loop in hindsight everywhere: {best}, the "
+        f"nearest, falls {gap[best]:.2f} short of it."
+    )
 
 
 @figures_of.register
@@ -95,6 +122,10 @@ def _(result: EvaluationResult) -> list[Figure]:
         figures.append(_by_loops(result))
     if "rule" in result.data.dims:
         figures.append(_by_rule(result))
+        if "loop" in result.data.dims:  # absent from files of before there was hindsight
+            figures.append(_rules_on_the_curve(result))
+    elif "loop" in result.data.dims:
+        figures.append(_by_number_of_loops(result))
     return figures
 
 
@@ -107,10 +138,14 @@ def _by_length(result: EvaluationResult) -> Figure:
     for title, measure in (("Exact match", "exact_match"), ("Bit accuracy", "bit_accuracy")):
         constant = data[f"constant_{measure}"]
         lines = [
-            *Series.each(data[measure], "distribution", _readable),
+            *Series.each(data[measure], "distribution", readable),
             *Series.each(constant, "distribution", _constant_name, control=True),
         ]
         panels.append(LinePanel(lines, title, title=title, y_range=(0, 1.04), references=marks))
+    if "perplexity" in data:
+        lines = Series.each(_shown(data["perplexity"]), "distribution", readable)
+        title = "Perplexity of the right answer"
+        panels.append(LinePanel(lines, "perplexity", title=title, y_log=True, references=marks))
     extra = result.nearest_extra_loop
     loops = _loops(result) if extra == 0 else f"{_loops(result)} {extra:+d}"
     return Figure(
@@ -119,9 +154,26 @@ def _by_length(result: EvaluationResult) -> Figure:
         caption=f"Each point is {result.n_samples} fresh problems of that length, answered after "
         f"{loops} loops; bands are 95% intervals. Above, the share of problems that are right "
         "at every position; below, that of positions, which can be high where every long problem "
-        "is wrong.",
+        f"is wrong{_perplexity_note(result)}.",
         control="Dashed: the best answer that is the same everywhere. " + _constant_note(result),
         data=result.to_dataframe("exact_match", "bit_accuracy"),
+    )
+
+
+_GREATEST = 1e6
+"""Perplexities above are drawn there: a model that is sure of a wrong answer has any."""
+
+
+def _shown(perplexity: xr.DataArray) -> xr.DataArray:
+    return perplexity.clip(max=_GREATEST)
+
+
+def _perplexity_note(result: EvaluationResult) -> str:
+    if "perplexity" not in result.data:
+        return ""
+    return (
+        "; last, the geometric mean of the right symbols' inverse probabilities, 1 where the model "
+        f"is sure of them all (values above {_GREATEST:.0e} are drawn there)"
     )
 
 
@@ -129,7 +181,7 @@ def _constant_note(result: EvaluationResult) -> str:
     """Where a constant answer scores high, say that this distribution alone proves little."""
     constant = result.data["constant_exact_match"]
     least = constant.min("length").to_series()
-    easy = [_readable(name) for name in least.index[least > 0.5]]
+    easy = [readable(name) for name in least.index[least > 0.5]]
     if not easy:
         return f"It is wholly right on at most {percent(constant.max())} of the problems."
     return (
@@ -144,7 +196,7 @@ def _by_loops(result: EvaluationResult) -> Figure:
         LinePanel(
             Series.each(exact.sel(distribution=name), "length", "n = {}".format),
             "exact match",
-            title=_readable(name),
+            title=readable(name),
             y_range=(0, 1.04),
             references=[Reference(0, _loops(result), "x")],
         )
@@ -165,10 +217,13 @@ def _by_rule(result: EvaluationResult) -> Figure:
     rules = exact["rule"].values.tolist()
     panels = []
     for name in exact["distribution"].values.tolist():
-        title = _readable(name)
+        title = readable(name)
         for array, y_title, y_range in ((exact, "exact match", (0, 1.04)), (loops, "loops", None)):
             cell = array.sel(distribution=name)
-            lines = [Series.of(rule, cell.sel(rule=rule), control=rule == ORACLE) for rule in rules]
+            lines = [
+                Series.of(rule, cell.sel(rule=rule), control=rule in (ORACLE, BEST, ANY))
+                for rule in rules
+            ]
             panels.append(LinePanel(lines, y_title, title=title, y_range=y_range))
     return Figure(
         title="When to stop",
@@ -176,6 +231,59 @@ def _by_rule(result: EvaluationResult) -> Figure:
         caption="Exact match, and the mean number of loops, where each rule stops. A rule sees the "
         "states and answers of the run, not the length of the problem; one that stops early cuts "
         "answers short.",
-        control=f"Dashed: the answer read at {_whose(result)}, which has to be known.",
+        control=f"Dashed: the answer read at {_whose(result)}, which has to be known, and what "
+        "hindsight would choose: the one loop that is best for all, and any loop that is right.",
         data=tidy({"exact_match": exact, "loops": loops}),
+    )
+
+
+def _by_number_of_loops(result: EvaluationResult) -> Figure:
+    """Exact match and perplexity against numbers of loops that do not depend on the length."""
+    panels = []
+    for name in result.data["distribution"].values.tolist():
+        cell = result.data.sel(distribution=name)
+        exact = Series.each(cell["loop_exact_match"], "length", "n = {}".format)
+        doubt = Series.each(_shown(cell["loop_perplexity"]), "length", "n = {}".format)
+        title = readable(name)
+        panels.append(LinePanel(exact, "exact match", title=title, y_range=(0, 1.04)))
+        panels.append(LinePanel(doubt, "perplexity", title=title, y_log=True))
+    return Figure(
+        title="Accuracy against the number of loops",
+        plot=line_panels(panels, x_title="loops"),
+        caption="The same problems, answered after the same number of loops whatever their "
+        "length: exact match, and the perplexity of the right answer.",
+        data=result.to_dataframe("loop_exact_match", "loop_perplexity"),
+    )
+
+
+def _rules_on_the_curve(result: EvaluationResult) -> Figure:
+    """Exact match after every loop at the greatest length, and where each rule stops on it."""
+    longest = result.data["length"].values.tolist()[-1]
+    cells = result.data.sel({"length": longest, ESTIMATE: "value"})
+    panels = []
+    for name in cells["distribution"].values.tolist():
+        cell = cells.sel(distribution=name)
+        curve = Series.of(
+            "after every loop",
+            cell["loop_exact_match"].dropna("loop"),
+            markers=False,
+            colour="grey",
+        )
+        points = [
+            Series(rule, [float(at["stopped_at"])], [float(at["stopped_exact_match"])])
+            for rule in cell["rule"].values.tolist()
+            for at in [cell.sel(rule=rule)]
+        ]
+        title = f"{readable(name)}, n = {longest}"
+        panels.append(LinePanel([*points, curve], "exact match", title=title, y_range=(0, 1.04)))
+    return Figure(
+        title="Where the rules stop, and what hindsight would choose",
+        plot=line_panels(panels, x_title="loops"),
+        caption=f"The line is the exact match after each number of loops, for the longest problems "
+        f"(n = {longest}). A mark stands where a rule stops on average, at the exact match that it "
+        "reaches; a rule that stops each example at a loop of its own may lie off the line.",
+        control=f"“{BEST}” is the highest point of the line. “{ANY}” counts an example if it is "
+        "right at any loop: no rule can do better, and a short answer is right at some loop by "
+        "chance. Both are chosen on the examples that they are scored on.",
+        data=result.to_dataframe("stopped_exact_match", "stopped_at"),
     )

@@ -88,7 +88,7 @@ def _run_of(rng: random.Random, run: Path, mine: Path) -> str:
 
 def _evaluate(rng: random.Random, run: Path, mine: Path) -> list[str]:
     rules = ["residual", "residual=0.1", "residual=-1", "residual=nan", "readout-kl=1e400",
-             "max-confidence", "max-confidence=", *WORDS]  # fmt: skip
+             "max-confidence", "max-confidence=", "answer-held=0", *WORDS]  # fmt: skip
     samples = rng.choice(["1", "4", "4", "4", *NUMBERS])
     more = _options(
         rng,

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loopinterp.errors import InputError
-from loopinterp.models.stopped_run import run_until
-from loopinterp.models.stopping_rules import Fixed, MaxConfidence, Oracle, ReadoutKL, ResidualBelow
+from loopinterp.models.settling_rules import AccelerationBelow, AnswerHeld, ReadoutKL, ResidualBelow
+from loopinterp.models.stopped_run import run_rules, run_until
+from loopinterp.models.stopping_rules import Fixed, MaxConfidence, Oracle
 from tests.models.looped_toys import Halving, Scripted
 
 INPUTS = torch.tensor([1.5, 2.0, 9.0, -3.0]).view(4, 1, 1).expand(4, 3, 2).contiguous()
@@ -205,3 +206,26 @@ def test_a_rule_without_an_end_needs_a_limit() -> None:
             run_until(Halving(), INPUTS, rule)
     with pytest.raises(InputError, match="n_loops"):
         run_until(Halving(), INPUTS, Oracle())
+
+
+@given(seed=st.integers(0, 2**31))
+@settings(max_examples=15, deadline=None)
+def test_rules_run_together_stop_where_each_does_alone(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(11, 5, 3, 2, generator=generator)
+    logits[6:, :2] = logits[6, :2]
+    model, inputs = Scripted(logits), torch.zeros(5, 3)
+    n_loops = torch.tensor([3, 1, 9, 9, 4])
+    rules = [Fixed(4), Oracle(), MaxConfidence(), MaxConfidence(per="batch", min_loop=3)]
+    rules += [ReadoutKL(0.3), ResidualBelow(0.2), AccelerationBelow(0.1), AnswerHeld(2)]
+    mask = torch.rand(5, 3, generator=generator) < 0.5
+    mask[:, 1] = True
+    options = {"max_loops": 10, "mask": mask, "n_loops": n_loops}
+    together = run_rules(model, inputs, rules, **options)
+    for rule, loops in zip(rules, together):
+        assert loops.tolist() == run_until(model, inputs, rule, **options).loop.tolist(), rule
+
+
+def test_no_rules_are_refused() -> None:
+    with pytest.raises(InputError, match="rules: expected at least one"):
+        run_rules(Halving(), INPUTS, [], max_loops=3)

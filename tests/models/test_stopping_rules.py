@@ -8,17 +8,31 @@ import pytest
 import torch
 
 from loopinterp.errors import InputError
+from loopinterp.models.settling_rules import (
+    AccelerationBelow,
+    AnswerHeld,
+    ReadoutKL,
+    ResidualBelow,
+)
 from loopinterp.models.stopping_rules import (
     Fixed,
+    LengthLine,
     LoopView,
     MaxConfidence,
     Oracle,
-    ReadoutKL,
-    ResidualBelow,
     StoppingRule,
 )
 
-RULES = [Fixed(3), Oracle(), MaxConfidence(), ResidualBelow(0.03), ReadoutKL(5e-4)]
+RULES = [
+    Fixed(3),
+    LengthLine(1.0, 0.0),
+    Oracle(),
+    MaxConfidence(),
+    ResidualBelow(0.03),
+    ReadoutKL(5e-4),
+    AccelerationBelow(0.03),
+    AnswerHeld(2),
+]
 ONLINE = [rule for rule in RULES if rule.tolerance is not None]
 
 
@@ -55,6 +69,12 @@ def test_fixed_and_oracle_count_the_loops_left() -> None:
     seen = view(torch.zeros(2, 1, 1), loop=4, n_loops=torch.tensor([4, 7]))
     assert Fixed(6).score(seen).tolist() == [2.0, 2.0]
     assert Oracle().score(seen).tolist() == [0.0, 3.0]
+
+
+def test_a_line_counts_the_positions_of_the_input() -> None:
+    rule = LengthLine(2.0, -3.0)
+    assert [rule.loops(n) for n in (1, 2, 10)] == [0, 1, 17]
+    assert rule.score(view(torch.zeros(2, 10, 1), loop=4)).tolist() == [13.0, 13.0]
 
 
 def test_residual_is_the_worst_scored_position() -> None:
@@ -166,6 +186,9 @@ def test_a_selected_view_keeps_what_was_read() -> None:
     [
         (lambda: Fixed(-1), r"Fixed\(n\): expected an integer >= 0, got -1"),
         (lambda: Fixed(True), "expected an integer"),
+        (lambda: LengthLine(math.nan, 0.0), r"LengthLine\(slope\)"),
+        (lambda: AccelerationBelow(0.0), "a number > 0"),
+        (lambda: AnswerHeld(0), "expected an integer >= 1"),
         (lambda: MaxConfidence(min_loop=-2), "min_loop"),
         (lambda: MaxConfidence(min_loop=5).horizon(4, None), "max_loops.*>= 5"),
         (lambda: ResidualBelow(0.0), "a number > 0"),
