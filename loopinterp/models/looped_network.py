@@ -72,7 +72,7 @@ class LoopedNetwork(LoopHooks):
     @property
     def reach(self) -> int | None:
         """Positions to the left that one loop reads, with a hard causal window; None: no bound."""
-        window = self.config.attention_window
+        window = self.config.window_of_all_heads
         if window is None or not self.config.causal or self.config.n_coda:
             return None
         return self.config.n_layers * window

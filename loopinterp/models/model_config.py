@@ -48,6 +48,8 @@ class LoopedTransformerConfig(Settings):
         causal: Whether a position attends to itself and earlier ones only.
         attention_window: Hard window: a query attends to keys at most this far away; None for
             no window.
+        windowed_heads: How many heads of each layer, the first ones, keep to the window; the
+            others see all that ``causal`` lets them. None: all heads.
         positions: ``none`` (NoPE), ``absolute`` (learned), ``relative`` (a bias per head and
             distance, clamped to ``relative_window``), ``abacus`` (index of a digit within its
             number) or ``rotary``.
@@ -98,6 +100,7 @@ class LoopedTransformerConfig(Settings):
     act_fn: Activation = "gelu"
     causal: bool = True
     attention_window: NonNegativeInt | None = None
+    windowed_heads: PositiveInt | None = None
     positions: Positions = "none"
     n_ctx: Annotated[
         PositiveInt | None, OnlyWith("positions", "absolute", "abacus", needed=True)
@@ -146,6 +149,13 @@ class LoopedTransformerConfig(Settings):
             "Change n_heads, or set d_head explicitly.",
         )
         self._require(
+            self.windowed_heads is None
+            or (self.attention_window is not None and self.windowed_heads <= self.n_heads),
+            "windowed_heads",
+            f"at most n_heads={self.n_heads}, and an attention_window that they keep to",
+            "Set attention_window, or leave windowed_heads out.",
+        )
+        self._require(
             self.about_weights <= MOST_WEIGHTS,
             max(_SIZES, key=lambda name: getattr(self, name) or 0),
             f"sizes that make at most {MOST_WEIGHTS:,} weights together",
@@ -186,6 +196,11 @@ class LoopedTransformerConfig(Settings):
     def mlp_width(self) -> int:
         """``d_mlp``, or ``4 * d_model`` where it is not set."""
         return self.d_mlp if self.d_mlp is not None else 4 * self.d_model
+
+    @property
+    def window_of_all_heads(self) -> int | None:
+        """``attention_window``, or None where some head sees past it."""
+        return self.attention_window if self.windowed_heads in (None, self.n_heads) else None
 
     @property
     def token_input(self) -> bool:

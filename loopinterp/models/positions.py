@@ -68,21 +68,38 @@ class RelativeBias(nn.Module):
 
 
 def attention_mask(
-    n_pos: int, *, causal: bool, window: int | None, device: torch.device
-) -> Bool[Tensor, "query key"]:
-    """True where a query may attend: not ahead (causal), at most ``window`` away.
+    config: LoopedTransformerConfig, n_pos: int, *, device: torch.device
+) -> Bool[Tensor, "#head query key"]:
+    """True where a query may attend: not ahead (causal), and within the window of its head.
 
     Example:
-        >>> attention_mask(3, causal=True, window=1, device=torch.device("cpu")).int().tolist()
-        [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
+        >>> from loopinterp.models import LoopedTransformerConfig
+        >>> config = LoopedTransformerConfig(
+        ...     d_model=8, n_heads=2, d_vocab=5, d_vocab_out=2, attention_window=1)
+        >>> attention_mask(config, 3, device=torch.device("cpu")).int().tolist()
+        [[[1, 0, 0], [1, 1, 0], [0, 1, 1]]]
+        >>> attention_mask(config.replace(windowed_heads=1), 3, device=torch.device("cpu"))[:, 2]
+        tensor([[False,  True,  True],
+                [ True,  True,  True]])
     """
     place = torch.arange(n_pos, device=device)
-    return _allowed(place - place[:, None], causal=causal, window=window)
+    return _allowed((place - place[:, None])[None], config)[0]
 
 
-def _allowed(distance: Tensor, *, causal: bool, window: int | None) -> Tensor:
-    allowed = distance <= 0 if causal else torch.ones_like(distance, dtype=torch.bool)
-    return allowed if window is None else allowed & (distance.abs() <= window)
+def _allowed(
+    distance: Int[Tensor, "block query key"], config: LoopedTransformerConfig
+) -> Bool[Tensor, "#block #head query key"]:
+    """Where each head may look, by the distance ``k - q``; one mask where all are alike."""
+    distance = distance[:, None]
+    allowed = distance <= 0 if config.causal else torch.ones_like(distance, dtype=torch.bool)
+    if config.attention_window is None:
+        return allowed
+    near = distance.abs() <= config.attention_window
+    windowed = config.windowed_heads or config.n_heads
+    if windowed < config.n_heads:
+        free = torch.arange(config.n_heads, device=distance.device) >= windowed
+        near = near | free[:, None, None]
+    return allowed & near
 
 
 def rotary_tables(
@@ -146,10 +163,10 @@ def attention_context(
     With ``whole``, somebody wants to see the scores of all pairs of positions, so that they have
     to be computed even where a window makes that needless.
     """
-    rotation, window = None, config.attention_window
+    rotation, window = None, config.window_of_all_heads
     if config.positions == "rotary":
         rotation = rotary_tables(n_pos, config.head_width, config.rotary_base, device, dtype)
-    if bias is None and window is None:
+    if bias is None and config.attention_window is None:
         return AttentionContext(is_causal=config.causal, rotation=rotation)
     if whole or not config.causal or window is None or not pays(n_pos, window):
         # One block. Its axis counts: under a mask of three axes PyTorch does not fuse.
@@ -158,7 +175,7 @@ def attention_context(
     else:
         query, key = block_places(n_pos, window, device=device)
     distance = key - query
-    allowed = _allowed(distance, causal=config.causal, window=config.attention_window) & (key >= 0)
-    scores = torch.zeros_like(distance, dtype=dtype)[:, None] if bias is None else bias(distance)
-    mask = scores.masked_fill(~allowed[:, None], float("-inf"))
+    allowed = _allowed(distance, config) & (key >= 0)[:, None]
+    scores = torch.zeros_like(allowed, dtype=dtype) if bias is None else bias(distance)
+    mask = scores.masked_fill(~allowed, float("-inf"))
     return AttentionContext(mask=mask, window=window, rotation=rotation)

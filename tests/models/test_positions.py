@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import cmath
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from loopinterp.errors import InputError
+from loopinterp.models import LoopedTransformer
 from loopinterp.models.positions import (
     AttentionContext,
     RelativeBias,
@@ -24,15 +27,72 @@ from tests.models.variants import build, some_inputs
 CPU = torch.device("cpu")
 
 
-@given(st.integers(1, 9), st.booleans(), st.none() | st.integers(0, 4))
-def test_mask_is_causality_and_window(n_pos: int, causal: bool, window: int | None) -> None:
-    mask = attention_mask(n_pos, causal=causal, window=window, device=CPU)
-    for query in range(n_pos):
-        for key in range(n_pos):
-            allowed = (key <= query or not causal) and (
-                window is None or abs(query - key) <= window
-            )
-            assert mask[query, key] == allowed
+@given(
+    st.integers(1, 9),
+    st.booleans(),
+    st.none() | st.integers(0, 4),
+    st.none() | st.integers(1, 3),
+)
+def test_mask_is_causality_and_the_window_of_each_head(
+    n_pos: int, causal: bool, window: int | None, windowed: int | None
+) -> None:
+    windowed = None if window is None else windowed
+    settings = {"causal": causal, "attention_window": window, "windowed_heads": windowed}
+    config = build("plain", n_heads=3, d_head=2, **settings).config
+    mask = attention_mask(config, n_pos, device=CPU).expand(3, n_pos, n_pos)
+    for head in range(3):
+        far = window if window is not None and head < (windowed or 3) else n_pos
+        for query in range(n_pos):
+            for key in range(n_pos):
+                allowed = (key <= query or not causal) and abs(query - key) <= far
+                assert mask[head, query, key] == allowed
+
+
+POSITIONS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "absolute": {"n_ctx": 90},
+    "relative": {"relative_window": 2},
+    "abacus": {"n_ctx": 90, "digit_tokens": (1, 2, 3), "abacus_target": "qk"},
+    "rotary": {},
+}
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("kind", POSITIONS)
+def test_the_first_heads_keep_to_the_window_and_the_others_do_not(kind: str, causal: bool) -> None:
+    settings = {"positions": kind, **POSITIONS[kind], "causal": causal, "n_layers": 2}
+    model = build("plain", attention_window=1, windowed_heads=1, **settings).double()
+    free = LoopedTransformer(model.config.replace(attention_window=None, windowed_heads=None))
+    free.double().load_state_dict(model.state_dict())
+    for weight in free.parameters():
+        torch.nn.init.normal_(weight, std=0.3)
+    model.load_state_dict(free.state_dict())
+    x = some_inputs(model, n_pos=80)  # long enough that a window of all heads goes in blocks
+    far = (torch.arange(80)[:, None] - torch.arange(80)).abs() > 1
+
+    def barred(scores: Tensor, hook: object) -> Tensor:
+        scores = scores.clone()
+        scores[:, 0, far] = -torch.inf
+        return scores
+
+    hooks = [(name, barred) for name in free.site("attn.hook_attn_scores", n_loops=3)]
+    expected = free.run_with_hooks(x, n_loops=3, fwd_hooks=hooks)
+    torch.testing.assert_close(model(x, n_loops=3), expected)
+    logits, cache = model.run_with_cache(x, n_loops=3)
+    torch.testing.assert_close(logits, expected)
+    patterns = cache.stack("attn.hook_pattern", layer=slice(None))  # [loop, layer, batch, head, …]
+    assert (patterns[:, :, :, 0, far] == 0).all()
+    seen = far.tril() if causal else far
+    assert (patterns[:, :, :, 1, seen] > 0).all()
+    assert not torch.allclose(expected, free(x, n_loops=3))
+
+
+def test_all_heads_windowed_is_the_window_of_old() -> None:
+    some, none = (build("plain", attention_window=1, windowed_heads=n) for n in (2, None))
+    x = some_inputs(some, n_pos=80)
+    assert some._context(x, 0).window == none._context(x, 0).window == 1
+    assert torch.equal(some(x, n_loops=3), none(x, n_loops=3))
+    assert build("plain", attention_window=1, windowed_heads=1)._context(x, 0).window is None
 
 
 def test_relative_bias_is_clamped() -> None:
