@@ -107,7 +107,7 @@ class InterchangeRun(ShortRepr):
     @torch.no_grad()
     def __init__(self, model: LoopedModel | Any, pairs: InterchangePairs) -> None:
         self.model, self.pairs = model, pairs.to(device_of(model))
-        self.reach = None if _reads_tokens(model) else reach(model)
+        self.reach = None if _needs_all_positions(model) else reach(model)
         self._cached: _Undisturbed | None = None
         pairs, natural = self.pairs, []
         for run in self._runs():
@@ -242,7 +242,7 @@ class InterchangeRun(ShortRepr):
                 around = states[t - 1, base[:begun, None], inside[:begun]]
                 grown = torch.nn.functional.pad(h[:begun], (0, 0, 0, width - h.shape[1]))
                 mixed = torch.where(reached[..., None], grown, around)
-                if self.reach is None:  # the step may read more than the injected input
+                if self.reach is None:  # the step may depend on more than the injected input
                     stepped = iteration.select(slice(0, begun)).step(mixed)
                 else:
                     stepped = self.model.step(mixed, iteration.e[each[:begun], inside[:begun]])
@@ -259,8 +259,8 @@ class InterchangeRun(ShortRepr):
             read[rows[pair], t - loop[pair], place[pair, column]] = answers
 
 
-def _reads_tokens(model: Any) -> bool:
-    """Whether a step needs the whole sequence's tokens, so that no part of it can go on alone."""
+def _needs_all_positions(model: Any) -> bool:
+    """Whether a step depends on the tokens or on where they stand, so that no part goes alone."""
     config = getattr(model, "config", None)
-    positions = (getattr(config, name, None) for name in ("positions", "abacus_target"))
-    return tuple(positions) == ("abacus", "qk")
+    kind, target = (getattr(config, name, None) for name in ("positions", "abacus_target"))
+    return kind == "fire" or (kind, target) == ("abacus", "qk")

@@ -9,7 +9,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from loopinterp.errors import MOST_LOOPS, ConfigError
 from loopinterp.settings import OnlyWith, Seed, Settings, settings
 
-Positions = Literal["none", "absolute", "relative", "abacus", "rotary"]
+Positions = Literal["none", "absolute", "relative", "abacus", "rotary", "fire"]
 Norm = Literal["none", "pre", "post", "sandwich"]
 NormType = Literal["layernorm", "rmsnorm"]
 Injection = Literal["none", "input", "gated_output", "sublayer", "concat", "internal"]
@@ -52,13 +52,15 @@ class LoopedTransformerConfig(Settings):
             others see all that ``causal`` lets them. None: all heads.
         positions: ``none`` (NoPE), ``absolute`` (learned), ``relative`` (a bias per head and
             distance, clamped to ``relative_window``), ``abacus`` (index of a digit within its
-            number) or ``rotary``.
+            number), ``rotary``, or ``fire`` (a bias that a small MLP makes of the distance, as a
+            share of the query's position).
         n_ctx: Length of the learned position table (``absolute``, ``abacus``).
         relative_window: Distance at which the relative bias is clamped.
         abacus_target: Whether abacus positions are added to the input or to queries and keys.
         abacus_max_offset: Random offsets in training are drawn from 0 to this number.
         digit_tokens: Tokens that count as digits for abacus positions.
         rotary_base: Base of the rotary frequencies.
+        fire_threshold: Initial L of ``fire``: of queries before it, distances are shares of L.
         norm: Where the norm of each sublayer sits; ``sandwich`` (peri) norms its input and
             its output.
         norm_type: LayerNorm or RMSNorm.
@@ -114,6 +116,7 @@ class LoopedTransformerConfig(Settings):
         tuple[NonNegativeInt, ...], OnlyWith("positions", "abacus", needed=True)
     ] = ()
     rotary_base: Annotated[PositiveFloat, OnlyWith("positions", "rotary")] = 10_000.0
+    fire_threshold: Annotated[PositiveFloat, OnlyWith("positions", "fire")] = 512.0
     norm: Norm = "pre"
     norm_type: NormType = "layernorm"
     norm_eps: PositiveFloat = 1e-5

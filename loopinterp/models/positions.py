@@ -60,11 +60,49 @@ class RelativeBias(nn.Module):
         self.table = nn.Parameter(torch.empty(n_heads, 2 * window + 1))
 
     def forward(
-        self, distance: Int[Tensor, "block query key"]
+        self, query: Int[Tensor, "#block query 1"], key: Int[Tensor, "#block 1 key"]
     ) -> Float[Tensor, "block head query key"]:
-        """The bias of each head at each distance ``k - q``."""
-        index = distance.clamp(-self.window, self.window) + self.window
+        """The bias of each head between places ``q`` and ``k``."""
+        index = (key - query).clamp(-self.window, self.window) + self.window
         return self.table[:, index].transpose(0, 1)
+
+
+class FireBias(nn.Module):
+    r"""FIRE: a learned function of the distance, as a share of the query's place, in logarithms.
+
+    .. math::
+        b_h(q, k) = f_h\left(\frac{\psi(|q - k|)}{\psi(\max(q, L))}\right), \qquad
+        \psi(x) = \log(c x + 1)
+
+    with a ReLU MLP f of one hidden layer, and learned positive c and L, which are kept as
+    logarithms. Positions are counted from 0.
+
+    Source: arXiv 2310.04418, for causal attention, where ``|q - k| = q - k``.
+
+    Args:
+        n_heads: Outputs of f.
+        threshold: Initial L; c begins with 0.1.
+    """
+
+    def __init__(self, n_heads: int, threshold: float) -> None:
+        super().__init__()
+        self.log_c = nn.Parameter(torch.tensor(0.1).log())
+        self.log_threshold = nn.Parameter(torch.tensor(threshold).log())
+        self.mlp = nn.Sequential(nn.Linear(1, 32), nn.ReLU(), nn.Linear(32, n_heads))
+
+    def forward(
+        self, query: Int[Tensor, "#block query 1"], key: Int[Tensor, "#block 1 key"]
+    ) -> Float[Tensor, "block head query key"]:
+        """The bias of each head between places ``q`` and ``k``."""
+        # Half precision has too few whole numbers for places.
+        wide = torch.promote_types(self.log_c.dtype, torch.float32)
+        c, threshold = self.log_c.to(wide).exp(), self.log_threshold.to(wide).exp()
+        end = torch.maximum(query, threshold)
+        share = torch.log1p(c * (query - key).abs()) / torch.log1p(c * end)
+        return self.mlp(share.to(self.log_c)[..., None]).movedim(-1, 1)
+
+
+Bias = RelativeBias | FireBias
 
 
 def attention_mask(
@@ -122,7 +160,9 @@ def rotate(
 
 
 def abacus_positions(
-    tokens: Int[Tensor, "batch pos"], digit_tokens: tuple[int, ...], offset: int = 0
+    tokens: Int[Tensor, "batch pos"],
+    digit_tokens: tuple[int, ...],
+    offset: int | Int[Tensor, " batch"] = 0,
 ) -> Int[Tensor, "batch pos"]:
     """Index of each digit within its number, from 1, plus ``offset``; 0 off the digits.
 
@@ -135,6 +175,7 @@ def abacus_positions(
     digits = torch.isin(tokens, torch.tensor(digit_tokens, device=tokens.device))
     count = digits.cumsum(-1)
     before_number = torch.where(digits, 0, count).cummax(-1).values
+    offset = offset[:, None] if isinstance(offset, torch.Tensor) else offset
     return torch.where(digits, count - before_number + offset, 0)
 
 
@@ -153,7 +194,7 @@ def attention_context(
     config: LoopedTransformerConfig,
     n_pos: int,
     *,
-    bias: RelativeBias | None,
+    bias: Bias | None,
     device: torch.device,
     dtype: torch.dtype,
     whole: bool = False,
@@ -174,8 +215,19 @@ def attention_context(
         query, key = place[None, :, None], place[None, None, :]
     else:
         query, key = block_places(n_pos, window, device=device)
-    distance = key - query
-    allowed = _allowed(distance, config) & (key >= 0)[:, None]
-    scores = torch.zeros_like(allowed, dtype=dtype) if bias is None else bias(distance)
-    mask = scores.masked_fill(~allowed, float("-inf"))
+    mask = score_mask(config, query, key, bias=bias, dtype=dtype)
     return AttentionContext(mask=mask, window=window, rotation=rotation)
+
+
+def score_mask(
+    config: LoopedTransformerConfig,
+    query: Int[Tensor, "#block query 1"],
+    key: Int[Tensor, "#block 1 key"],
+    *,
+    bias: Bias | None,
+    dtype: torch.dtype,
+) -> Float[Tensor, "#block #head query key"]:
+    """What is added to the scores of queries and keys at given places; negative ones are barred."""
+    allowed = _allowed(key - query, config) & (key >= 0)[:, None]
+    scores = torch.zeros_like(allowed, dtype=dtype) if bias is None else bias(query, key)
+    return scores.masked_fill(~allowed, float("-inf"))

@@ -329,8 +329,8 @@ def test_each_head_is_held_against_what_it_may_see(batch):
         look_everywhere(layer)
     found = head_study(model, batch, [program])
     even = found.data["overlap_even"].sel(selector="everything")
-    share = np.mean([min(1, 2 / (q + 1)) for q in range(batch.inputs.shape[1])])
-    np.testing.assert_allclose(even[0], [share, 1, share, 1], atol=1e-6)
+    share = float(np.mean([min(1, 2 / (q + 1)) for q in range(batch.inputs.shape[1])]))
+    np.testing.assert_allclose(even[0], [share, 1.0, share, 1.0], atol=1e-6)
     np.testing.assert_allclose(found.data["overlap"].sel(selector="everything"), even, atol=1e-6)
     assert found.everything == ["everything"]
     assert found.computes == [["head 0.1", "head 1.1"]]

@@ -51,6 +51,7 @@ def test_every_variant_survives_a_round_trip_through_its_dict(name: str) -> None
         ({"injection_gate": 0.5}, "no effect"),
         ({"noise_seed": 3}, "no effect"),
         ({"rotary_base": 5.0}, "no effect"),
+        ({"fire_threshold": 5.0}, "no effect"),
         ({"digit_tokens": (1, 2)}, "no effect"),
         ({"initial_state": "zeros"}, "Without injection"),
         ({"tie_unembed": True}, "d_vocab = d_vocab_out"),

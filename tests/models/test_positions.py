@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import cmath
+import math
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from loopinterp.errors import InputError
 from loopinterp.models import LoopedTransformer
 from loopinterp.models.positions import (
     AttentionContext,
+    FireBias,
     RelativeBias,
     abacus_positions,
     attention_mask,
@@ -54,6 +56,7 @@ POSITIONS: dict[str, dict[str, Any]] = {
     "relative": {"relative_window": 2},
     "abacus": {"n_ctx": 90, "digit_tokens": (1, 2, 3), "abacus_target": "qk"},
     "rotary": {},
+    "fire": {"fire_threshold": 8.0},
 }
 
 
@@ -99,17 +102,71 @@ def test_relative_bias_is_clamped() -> None:
     bias = RelativeBias(2, 2)
     torch.nn.init.normal_(bias.table)
     place = torch.arange(6)
-    full = bias((place - place[:, None])[None])[0]
+    full = bias(place[None, :, None], place[None, None])[0]
     for query in range(6):
         for key in range(6):
             index = max(-2, min(2, key - query)) + 2
             assert torch.equal(full[:, query, key], bias.table[:, index])
 
 
+@given(
+    st.integers(1, 9),
+    st.floats(0.01, 50),
+    st.floats(0.5, 20),
+    st.integers(0, 2**32),
+)
+def test_fire_is_an_mlp_of_the_share_of_the_distance(
+    n_pos: int, c: float, threshold: float, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    bias = FireBias(3, threshold).double()
+    torch.nn.init.constant_(bias.log_c, math.log(c))
+    place = torch.arange(n_pos)
+    found = bias(place[None, :, None], place[None, None])
+    assert found.shape == (1, 3, n_pos, n_pos)
+    first, second = (
+        (bias.mlp[k].weight.tolist(), bias.mlp[k].bias.tolist()) for k in (0, 2)
+    )  # weights and biases
+    threshold = math.exp(bias.log_threshold.item())
+    for query in range(n_pos):
+        for key in range(n_pos):
+            far, end = (math.log(c * x + 1) for x in (abs(query - key), max(query, threshold)))
+            hidden = [max(0.0, w * far / end + b) for (w,), b in zip(*first)]
+            for head, (weights, offset) in enumerate(zip(*second)):
+                expected = sum(w * x for w, x in zip(weights, hidden)) + offset
+                assert found[0, head, query, key].item() == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("settings", [{}, {"attention_window": 3}, {"causal": False}])
+def test_fire_is_added_to_the_scores_and_learns(settings: dict[str, Any]) -> None:
+    model = build("plain", positions="fire", fire_threshold=4.0, **settings).double()
+    bias = model.relative_bias
+    assert isinstance(bias, FireBias)
+    x, site = some_inputs(model, n_pos=40), "loops.1.blocks.0.attn.hook_attn_scores"
+    logits, cache = model.run_with_cache(x, n_loops=2)
+    torch.testing.assert_close(model(x, n_loops=2), logits)
+    q, k = (cache[f"loops.1.blocks.0.attn.hook_{name}"] for name in "qk")
+    place = torch.arange(40)
+    expected = torch.einsum("bqhd,bkhd->bhqk", q, k) / 8**0.5
+    expected = expected + bias(place[None, :, None], place[None, None])
+    seen = cache[site].isfinite()
+    torch.testing.assert_close(cache[site][seen], expected[seen])
+    logits.square().mean().backward()
+    for name, weight in bias.named_parameters():
+        assert weight.grad is not None and weight.grad.abs().sum() > 0, name
+
+
+def test_fire_in_half_precision_tells_far_places_apart() -> None:
+    bias = FireBias(1, 8.0)
+    query, key = torch.tensor([[[1000]]]), torch.arange(990, 1001)[None, None]
+    exact, half = bias(query, key), bias.bfloat16()(query, key)
+    torch.testing.assert_close(half.float(), exact, atol=2e-2, rtol=0)
+
+
 @pytest.mark.parametrize("causal", [True, False])
 def test_without_a_window_scores_have_the_bias_at_every_distance(causal: bool) -> None:
     model = build("plain", positions="relative", relative_window=2, causal=causal)
-    assert model.relative_bias is not None
+    assert isinstance(model.relative_bias, RelativeBias)
     x, site = some_inputs(model), "loops.0.blocks.0.attn.hook_attn_scores"
     with torch.no_grad():
         model.relative_bias.table.normal_(generator=torch.Generator().manual_seed(0))
