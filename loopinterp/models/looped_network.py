@@ -99,14 +99,15 @@ class LoopedNetwork(LoopHooks):
     def _context(
         self, inputs: Tensor, offset: int | Tensor, taps: Taps = NO_TAPS
     ) -> AttentionContext:
-        config = self.config
-        check_inputs(inputs, config, self.device, offset)
+        check_inputs(inputs, self.config, self.device, offset)
         context = self._length_context(inputs.shape[1], taps)
-        if config.positions != "abacus" or config.abacus_target != "qk":
-            return context
+        return replace(context, qk_offset=self._qk_offset(inputs, offset))
+
+    def _qk_offset(self, inputs: Tensor, offset: int | Tensor) -> Tensor | None:
+        if self.config.positions != "abacus" or self.config.abacus_target != "qk":
+            return None
         axes = "batch pos (head d_head) -> batch head pos d_head"
-        heads = rearrange(self._abacus(inputs, offset), axes, head=config.n_heads)
-        return replace(context, qk_offset=heads)
+        return rearrange(self._abacus(inputs, offset), axes, head=self.config.n_heads)
 
     def _length_context(self, n_pos: int, taps: Taps = NO_TAPS) -> AttentionContext:
         return attention_context(

@@ -16,6 +16,8 @@ from loopinterp.errors import InputError
 from loopinterp.models.windowed_attention import block_places, pays
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
@@ -33,6 +35,8 @@ class AttentionContext:
         window: Where set, attention goes block by block within a causal window of so many keys.
         rotation: Cosines and sines of the rotary angles, each ``[pos, d_head]``.
         qk_offset: Abacus embedding added to queries and keys, ``[batch, head, pos, d_head]``.
+        remember: Where set, it is given the keys and values of each layer in turn, and gives those
+            that attention goes over.
     """
 
     mask: Float[Tensor, "#block #head query key"] | None = None
@@ -40,6 +44,7 @@ class AttentionContext:
     window: int | None = None
     rotation: tuple[Tensor, Tensor] | None = None
     qk_offset: Float[Tensor, "batch head pos d_head"] | None = None
+    remember: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
 
     def select(self, rows: Tensor | slice) -> AttentionContext:
         """The context of some examples of the batch."""

@@ -48,7 +48,7 @@ def check_inputs(
 def _check_offset(offset: int | Tensor, inputs: Tensor, positions: str) -> None:
     """Raise unless an offset is one from 0 on, or one for each example, where it has an effect."""
     if isinstance(offset, torch.Tensor):
-        _check_each("position_offset", offset, inputs, "Pass one integer for all, or one for each.")
+        check_each("position_offset", offset, inputs, "Pass one integer for all, or one for each.")
     if positions == "abacus":
         least = int(offset.min()) if isinstance(offset, torch.Tensor) else offset
         check_integer("position_offset", least, least=0)
@@ -111,12 +111,12 @@ def check_ends(n_loops: Tensor, inputs: Any) -> Tensor:
     if not isinstance(inputs, torch.Tensor):
         return n_loops  # the inputs are refused where they are read
     need_examples(inputs)
-    _check_each("n_loops", n_loops, inputs, "Pass n_loops=batch.n_loops.")
+    check_each("n_loops", n_loops, inputs, "Pass n_loops=batch.n_loops.")
     check_integer("n_loops", int(n_loops.min()), least=0, fix="Check T(n).")
     return n_loops
 
 
-def _check_each(name: str, values: Tensor, inputs: Tensor, fix: str) -> None:
+def check_each(name: str, values: Tensor, inputs: Tensor, fix: str) -> None:
     """Raise unless there is one integer for each example, on its device."""
     wanted, device = (len(inputs),), inputs.device
     if values.dtype in TOKEN_TYPES and values.shape == wanted and values.device == device:

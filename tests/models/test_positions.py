@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import cmath
 import math
+import operator
 from typing import Any
 
 import pytest
@@ -124,16 +125,18 @@ def test_fire_is_an_mlp_of_the_share_of_the_distance(
     place = torch.arange(n_pos)
     found = bias(place[None, :, None], place[None, None])
     assert found.shape == (1, 3, n_pos, n_pos)
-    first, second = (
-        (bias.mlp[k].weight.tolist(), bias.mlp[k].bias.tolist()) for k in (0, 2)
-    )  # weights and biases
+    weights = {name: x.tolist() for name, x in bias.mlp.state_dict().items()}
     threshold = math.exp(bias.log_threshold.item())
     for query in range(n_pos):
         for key in range(n_pos):
             far, end = (math.log(c * x + 1) for x in (abs(query - key), max(query, threshold)))
-            hidden = [max(0.0, w * far / end + b) for (w,), b in zip(*first)]
-            for head, (weights, offset) in enumerate(zip(*second)):
-                expected = sum(w * x for w, x in zip(weights, hidden)) + offset
+            hidden = [
+                max(0.0, w * far / end + b)
+                for (w,), b in zip(weights["0.weight"], weights["0.bias"])
+            ]
+            for head in range(3):
+                products = map(operator.mul, weights["2.weight"][head], hidden)
+                expected = sum(products) + weights["2.bias"][head]
                 assert found[0, head, query, key].item() == pytest.approx(expected, abs=1e-9)
 
 
