@@ -41,7 +41,7 @@ MORE: dict[str, dict[str, Any]] = {
 PROMPTS = [[1, 2, 4, 0, 3], [5], [4, 4, 1], [0, 1, 2, 3, 4, 5, 1]]
 
 
-def decoder(name: str, *, seed: int = 0, std: float = 0.4, **changes: Any) -> LoopedTransformer:
+def decoder(name: str, *, seed: int = 1, std: float = 0.4, **changes: Any) -> LoopedTransformer:
     """A model whose answers depend on all that it reads."""
     changes = {"d_vocab_out": 6, **MORE.get(name, {}), **changes}
     changes |= {"n_ctx": 60} if "abacus" in name else {}
@@ -130,7 +130,7 @@ def test_each_example_has_its_own_loops(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["abacus on q and k", "abacus on input"])
 def test_each_example_has_its_own_offset(name: str) -> None:
-    model, offsets = decoder(name, injection="input"), [0, 9, 3, 20]
+    model, offsets = decoder(name, injection="sublayer", std=0.8, seed=5), [0, 9, 3, 20]
     answers = [by_hand(model, p, 3, 8, position_offset=k) for p, k in zip(PROMPTS, offsets)]
     found = greedy_decode(
         model, PROMPTS, n_loops=3, max_new_tokens=8, position_offset=torch.tensor(offsets)
