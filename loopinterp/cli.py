@@ -164,8 +164,9 @@ def train(
         without_recipe=without_recipe,
     )
     if without_recipe:
-        window = chosen.model.attention_window
+        window, some = chosen.model.attention_window, chosen.model.windowed_heads
         seen = "without a window" if window is None else f"with a window of {window} to the left"
+        seen += "" if some is None else f" in {some} of {chosen.model.n_heads} heads"
         typer.echo(f"No recipe is used for {task}: this is the demo's model, {seen}.", err=True)
     run = loopinterp.workflow.train_run(chosen, out, progress=progress, resume=resume)
     last = run.metrics().tail(1).to_dict("records")

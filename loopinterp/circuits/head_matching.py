@@ -43,7 +43,7 @@ class HeadMatch(Result, kind="head-match"):
             spread evenly over the keys that the selector selects, over examples and over queries
             that select any. 1 only for a head that looks at exactly those keys, evenly.
         overlap_even: Control: the same if each query spread its attention evenly over the keys
-            that it can see.
+            that the head lets it see.
         overlap_by_position: Control: the same if the head looked in every example as it does on
             average; as high as ``overlap`` where attention does not depend on the input.
         overlap_other_input: Control: overlap with what is selected in another example.
@@ -60,7 +60,7 @@ class HeadMatch(Result, kind="head-match"):
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
-        name: "loop selector" if name.endswith("_even") else "loop head selector"
+        name: "loop head selector"
         for measure in ("overlap", "mass")
         for name in (measure, *(f"{measure}_{c}" for c in ("even", "by_position", "other_input")))
     }
@@ -82,15 +82,14 @@ class HeadMatch(Result, kind="head-match"):
     @property
     def empty(self) -> list[str]:
         """The selectors that select nothing at any query of the sample."""
-        return self._where(self.data["overlap_even"].isnull().all("loop"))
+        return self._where(self.data["overlap_even"].isnull().all(("loop", "head")))
 
     @property
     def everything(self) -> list[str]:
-        """The selectors that select all that can be seen: what any idle head looks at."""
+        """The selectors that select all that a head can see: what it looks at when idle."""
         even = self.data["overlap_even"]
-        return self._where(
-            (even.fillna(1.0) >= 1 - TOLERANCE).all("loop") & even.notnull().any("loop")
-        )
+        everything = (even.fillna(1.0) >= 1 - TOLERANCE).all("loop") & even.notnull().any("loop")
+        return self._where(everything.any("head"))
 
     def _where(self, chosen: xr.DataArray) -> list[str]:
         return chosen["selector"].values[chosen.values].tolist()
@@ -101,7 +100,7 @@ def match_heads(
     selectors: Mapping[str, Bool[Tensor, "loop batch query key"]],
     *,
     heads: Sequence[str] | None = None,
-    visible: Bool[Tensor, "query key"] | None = None,
+    visible: Bool[Tensor, "*head query key"] | None = None,
     seed: int = 0,
     config: Mapping[str, Any] | None = None,
 ) -> HeadMatch:
@@ -121,7 +120,8 @@ def match_heads(
         patterns: Attention patterns.
         selectors: Name -> selector at the same loops, examples and positions.
         heads: Name of each head.
-        visible: Keys that each query may see; by default those that any head ever looks at.
+        visible: Keys that each query may see, for all heads or for each; by default those that
+            any head ever looks at.
         seed: Written to the provenance; nothing is drawn.
         config: Written to the provenance.
 
@@ -142,7 +142,7 @@ def match_heads(
     with study(seed, **{"study": "heads", **(config or {})}) as watch:
         if visible is None:
             visible = patterns.amax((0, 1, 2)) > 0
-        even = visible / visible.sum(-1, keepdim=True).clamp(min=1)
+        even = (visible / visible.sum(-1, keepdim=True).clamp(min=1)).expand(patterns.shape[2:])
         cells = [
             [_measure(pattern, even, selector[loop]) for _, selector in groups]
             for loop, pattern in enumerate(patterns)
@@ -153,7 +153,7 @@ def match_heads(
         }
         exact = table["overlap"] >= 1 - TOLERANCE
         always = (exact | table["overlap"].isnan()).all(0) & exact.any(0)
-        gain = (table["overlap"] - table["overlap_even"][:, None]).nanmean(0)
+        gain = (table["overlap"] - table["overlap_even"]).nanmean(0)
         return HeadMatch.of(
             watch,
             coords={
@@ -210,12 +210,10 @@ def head_study(
             if known is None or not torch.equal(known, values):
                 selectors[name if known is None else f"{program.name}.{name}"] = values
     patterns, heads = _patterns(model, batch.inputs, n_loops)
-    visible = attention_mask(
-        batch.inputs.shape[1],
-        causal=model.config.causal,
-        window=model.config.attention_window,
-        device=batch.inputs.device,
-    )
+    n_pos, config = batch.inputs.shape[1], model.config
+    visible = attention_mask(config, n_pos, device=batch.inputs.device)
+    # Layer by layer, as the patterns come.
+    visible = visible.expand(config.n_heads, n_pos, n_pos).repeat(config.layers_total(1), 1, 1)
     return match_heads(
         patterns,
         selectors,
@@ -298,11 +296,11 @@ def _merge(selectors: Mapping[str, Tensor]) -> list[tuple[list[str], Tensor]]:
 
 def _measure(
     pattern: Float[Tensor, "batch head query key"],
-    even: Float[Tensor, "query key"],
+    even: Float[Tensor, "head query key"],
     selector: Bool[Tensor, "batch query key"],
 ) -> dict[str, Tensor]:
-    """Every array of the result, of one selector at one loop: [head], or [] of even attention."""
-    average, alike = pattern.mean(0, keepdim=True), even.to(pattern)[None, None]
+    """Every array of the result, of one selector at one loop: [head]."""
+    average, alike = pattern.mean(0, keepdim=True), even.to(pattern)[None]
     chosen = selector.to(pattern)
     count = chosen.sum(-1, keepdim=True)
     queries, uniform = count[..., 0] > 0, chosen / count.clamp(min=1)
@@ -310,7 +308,7 @@ def _measure(
     for what, score, target in (("mass", _mass, chosen), ("overlap", _overlap, uniform)):
         found |= {
             what: _mean(score(pattern, target), queries),
-            f"{what}_even": _mean(score(alike, target), queries)[0],
+            f"{what}_even": _mean(score(alike, target), queries),
             f"{what}_by_position": _mean(score(average, target), queries),
             f"{what}_other_input": _mean(score(pattern, target.roll(1, 0)), queries.roll(1, 0)),
         }

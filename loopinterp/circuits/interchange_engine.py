@@ -104,7 +104,7 @@ class InterchangeRun(ShortRepr):
     def __init__(self, model: LoopedModel | Any, pairs: InterchangePairs) -> None:
         _check_ranges(pairs)
         self.model, self.pairs = model, pairs.to(device_of(model))
-        self.reach = None if _reads_tokens(model) else reach(model)
+        self.reach = None if _needs_all_positions(model) else reach(model)
         self._cached: _Runs | None = None
         pairs, natural = self.pairs, []
         for first, states in self._runs():
@@ -244,7 +244,7 @@ class InterchangeRun(ShortRepr):
                 around = states[t - 1, base[:begun, None], inside[:begun]]
                 grown = torch.nn.functional.pad(h[:begun], (0, 0, 0, width - h.shape[1]))
                 mixed = torch.where(reached[..., None], grown, around)
-                if self.reach is None:  # the step may read more than the injected input
+                if self.reach is None:  # the step may depend on more than the injected input
                     stepped = iteration.select(slice(0, begun)).step(mixed)
                 else:
                     stepped = self.model.step(mixed, iteration.e[each[:begun], inside[:begun]])
@@ -289,8 +289,8 @@ def _check_ranges(pairs: InterchangePairs) -> None:
             )
 
 
-def _reads_tokens(model: Any) -> bool:
-    """Whether a step needs the whole sequence's tokens, so that no part of it can go on alone."""
+def _needs_all_positions(model: Any) -> bool:
+    """Whether a step depends on the tokens or on where they stand, so that no part goes alone."""
     config = getattr(model, "config", None)
-    positions = (getattr(config, name, None) for name in ("positions", "abacus_target"))
-    return tuple(positions) == ("abacus", "qk")
+    kind, target = (getattr(config, name, None) for name in ("positions", "abacus_target"))
+    return kind == "fire" or (kind, target) == ("abacus", "qk")

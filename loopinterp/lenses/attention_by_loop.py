@@ -18,7 +18,7 @@ from loopinterp.results import Result, study
 from loopinterp.tasks.study_data import inputs_and_loops
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Bool, Float
     from torch import Tensor
 
     from loopinterp.models import LoopedTransformer
@@ -34,16 +34,16 @@ class AttentionResult(Result, kind="attention"):
         mass: Mean attention to the key ``distance`` positions to the left of its query, over
             queries that can see that far, with its 95% interval over examples. Distance 0 is the
             query itself; negative distances look to the right.
-        mass_even: Control: the same if each query spread its attention evenly over the keys it
-            may see.
+        mass_even: Control: the same if each query spread its attention evenly over the keys that
+            the head lets it see; NaN where the head sees none so far away.
         received: Mean attention that a key gets from the queries that may see it, itself left
             out, likewise; NaN where these are fewer than a quarter of the positions, since it
             is then a distance that is seen, and no place.
         received_even: Control, likewise.
         entropy: Mean entropy of attention in bits.
+        entropy_even: Control, likewise.
 
     Attributes:
-        entropy_even: Control: mean entropy, in bits, of attention spread evenly.
         labels: One for each position of the example.
         fixed: Whether all examples have the same input there, by position.
         example: Which example of the batch is shown.
@@ -53,13 +53,13 @@ class AttentionResult(Result, kind="attention"):
     VARIABLES: ClassVar[Mapping[str, str]] = {
         "patterns": "loop layer head query key",
         "mass": f"loop layer head distance {ESTIMATE}",
-        "mass_even": "distance",
+        "mass_even": "head distance",
         "received": f"loop layer head key {ESTIMATE}",
-        "received_even": "key",
+        "received_even": "head key",
         "entropy": "loop layer head",
+        "entropy_even": "head",
     }
 
-    entropy_even: float
     labels: list[str]
     fixed: list[bool]
     example: int
@@ -140,8 +140,8 @@ def attention_study(
     config = {"model": describe_model(model), "n_examples": n_examples, **settings}
     with study(seed, **config) as watch:
         patterns = _patterns(model, inputs, n_loops)
-        causal, window = model.config.causal, model.config.attention_window
-        visible = attention_mask(n_pos, causal=causal, window=window, device=patterns.device)
+        visible = attention_mask(model.config, n_pos, device=patterns.device)
+        visible = visible.expand(model.config.n_heads, n_pos, n_pos)
         mass, even, distances = _by_distance(patterns, visible, max_distance)
         received, received_even = _by_key(patterns, visible)
         axes = dict(zip(("loop", "layer", "head"), map(range, patterns[:, 0].shape)))
@@ -154,7 +154,7 @@ def attention_study(
             received=_over_examples(received),
             received_even=received_even,
             entropy=torch.special.entr(patterns).sum(-1).mean((1, -1)) / math.log(2),
-            entropy_even=float(visible.sum(-1).double().log2().mean()),
+            entropy_even=visible.sum(-1).double().log2().mean(-1),
             labels=[str(k) for k in labels or range(n_pos)],
             fixed=(inputs == inputs[:1]).reshape(n_examples, n_pos, -1).all(-1).all(0).tolist(),
             example=example,
@@ -177,28 +177,32 @@ def _over_examples(mass: Tensor) -> Tensor:
     return torch.stack([mean, (mean - half).clamp(min=0), (mean + half).clamp(max=1)], -1)
 
 
-def _by_key(patterns: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
+def _by_key(
+    patterns: Tensor, visible: Bool[Tensor, "head query key"]
+) -> tuple[Tensor, Float[Tensor, "head key"]]:
     """Mass that each key receives ``[loop, batch, layer, head, key]``, and its even control."""
-    others = visible & ~torch.eye(len(visible), dtype=torch.bool, device=visible.device)
-    seen_by = others.sum(0)
+    n_pos = visible.shape[-1]
+    others = visible & ~torch.eye(n_pos, dtype=torch.bool, device=visible.device)
+    seen_by = others.sum(-2)
     even = visible / visible.sum(-1, keepdim=True)
-    count = torch.where(seen_by >= max(3, len(visible) / 4), seen_by, float("nan")).double()
-    return (patterns * others).sum(-2) / count, (even * others).sum(0) / count
+    count = torch.where(seen_by >= max(3, n_pos / 4), seen_by, float("nan")).double()
+    return (patterns * others).sum(-2) / count, (even * others).sum(-2) / count
 
 
 def _by_distance(
-    patterns: Tensor, visible: Tensor, max_distance: int
-) -> tuple[Tensor, Tensor, list[int]]:
+    patterns: Tensor, visible: Bool[Tensor, "head query key"], max_distance: int
+) -> tuple[Tensor, Float[Tensor, "head distance"], list[int]]:
     """Mass at each distance ``[loop, batch, layer, head, distance]``, and its even control."""
     even = visible / visible.sum(-1, keepdim=True)
     mass, control, distances = [], [], []
-    furthest = min(max_distance, len(visible) - 1)
+    furthest = min(max_distance, visible.shape[-1] - 1)
     for distance in range(-furthest, furthest + 1):
-        seen = visible.diagonal(-distance)
+        # A head sees so far or it does not, whatever the query.
+        seen = visible.diagonal(-distance, dim1=-2, dim2=-1).all(-1)
         if not seen.any():
             continue
-        diagonal = patterns.diagonal(-distance, dim1=-2, dim2=-1)
-        mass.append(diagonal[..., seen].mean(-1))
-        control.append(even.diagonal(-distance)[seen].mean())
+        for shares, of in ((mass, patterns), (control, even)):
+            share = of.diagonal(-distance, dim1=-2, dim2=-1).mean(-1)
+            shares.append(torch.where(seen, share, float("nan")))
         distances.append(distance)
-    return torch.stack(mass, -1), torch.stack(control), distances
+    return torch.stack(mass, -1), torch.stack(control, -1), distances

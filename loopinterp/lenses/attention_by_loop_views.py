@@ -44,7 +44,7 @@ def _preference(
     *_, (axis, at) = best.items()
     share = result.data[name].sel(best).mean("loop")
     value, low = (float(share.sel({ESTIMATE: end})) for end in ("value", "low"))
-    even = float(result.data[f"{name}_even"].sel({axis: at}))
+    even = float(result.data[f"{name}_even"].sel({"head": best["head"], axis: at}))
     if low <= even:
         return None
     where = place(at) if axis == "distance" else _key(result, at)
@@ -108,12 +108,13 @@ def _by_loop(result: AttentionResult) -> Figure:
     panels, columns = [], {"entropy": result.data["entropy"]}
     for title, (name, at) in shares.items():
         share = result.data[name].sel(at, drop=True)
-        even = result.data[f"{name}_even"].sel(at, drop=True).expand_dims(loop=share["loop"])
-        lines = [*head_lines(share), Series.of("even attention", even, control=True)]
+        even = result.data[f"{name}_even"].sel(at, drop=True)
+        lines = [*head_lines(share), *_even_lines(even, share["loop"])]
         panels.append(LinePanel(lines, "attention", title=title, y_range=(0, 1.02)))
         columns |= {name: share, f"{name}_even": even.broadcast_like(result.data["entropy"])}
-    even = xr.full_like(result.data["entropy"][:, 0, 0], result.entropy_even)
-    lines = [*head_lines(result.data["entropy"]), Series.of("even attention", even, control=True)]
+    entropy, even = result.data["entropy"], result.data["entropy_even"]
+    columns |= {"entropy_even": even.broadcast_like(entropy)}
+    lines = [*head_lines(entropy), *_even_lines(even, entropy["loop"])]
     panels.append(LinePanel(lines, "bits", title="Entropy of attention"))
     of_sink = ", and to the place that gets most from all positions that may see it" if sink else ""
     return Figure(
@@ -128,8 +129,23 @@ def _by_loop(result: AttentionResult) -> Figure:
             "The dashed grey line is attention spread evenly over the positions that may be seen. "
             "A head on that line has no preference."
         ),
-        data=tidy(columns).assign(distance=best, entropy_even=result.entropy_even),
+        data=tidy(columns).assign(distance=best),
     )
+
+
+def _even_lines(even: xr.DataArray, loop: xr.DataArray) -> list[Series]:
+    """The control of each head; one line for all heads that may see alike."""
+    alike: dict[float, list[str]] = {}
+    for head in even.dropna("head"):
+        alike.setdefault(float(head), []).append(str(int(head["head"])))
+    return [
+        Series.of(
+            "even attention" if len(alike) == 1 else f"even attention, head {', '.join(heads)}",
+            xr.full_like(loop, value, dtype=float),
+            control=True,
+        )
+        for value, heads in alike.items()
+    ]
 
 
 def place(distance: int) -> str:

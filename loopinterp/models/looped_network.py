@@ -13,6 +13,7 @@ from loopinterp.errors import check_seed
 from loopinterp.models.model_config import LoopedTransformerConfig
 from loopinterp.models.positions import (
     AttentionContext,
+    FireBias,
     RelativeBias,
     abacus_positions,
     attention_context,
@@ -44,6 +45,8 @@ class LoopedNetwork(LoopHooks):
             n_ctx, window = config.n_ctx, config.relative_window
             self.position_embedding = None if n_ctx is None else nn.Embedding(n_ctx, d_model)
             self.relative_bias = None if window is None else RelativeBias(config.n_heads, window)
+            if config.positions == "fire":
+                self.relative_bias = FireBias(config.n_heads, config.fire_threshold)
             self.prelude = nn.ModuleList(Layer(config, tied=False) for _ in range(config.n_prelude))
             self.block = nn.ModuleList(Layer(config, tied=True) for _ in range(config.n_layers))
             self.coda = nn.ModuleList(Layer(config, tied=False) for _ in range(config.n_coda))
@@ -72,14 +75,14 @@ class LoopedNetwork(LoopHooks):
     @property
     def reach(self) -> int | None:
         """Positions to the left that one loop reads, with a hard causal window; None: no bound."""
-        window = self.config.attention_window
+        window = self.config.window_of_all_heads
         if window is None or not self.config.causal or self.config.n_coda:
             return None
         return self.config.n_layers * window
 
     def _init_weights(self) -> None:
         std = self.config.init_std
-        if self.relative_bias is not None:
+        if isinstance(self.relative_bias, RelativeBias):
             nn.init.xavier_uniform_(self.relative_bias.table)
         if self.position_embedding is not None:
             nn.init.normal_(self.position_embedding.weight, std=0.1 if std is None else std)
@@ -93,15 +96,18 @@ class LoopedNetwork(LoopHooks):
 
     # The input
 
-    def _context(self, inputs: Tensor, offset: int, taps: Taps = NO_TAPS) -> AttentionContext:
-        config = self.config
-        check_inputs(inputs, config, self.device, offset)
+    def _context(
+        self, inputs: Tensor, offset: int | Tensor, taps: Taps = NO_TAPS
+    ) -> AttentionContext:
+        check_inputs(inputs, self.config, self.device, offset)
         context = self._length_context(inputs.shape[1], taps)
-        if config.positions != "abacus" or config.abacus_target != "qk":
-            return context
+        return replace(context, qk_offset=self._qk_offset(inputs, offset))
+
+    def _qk_offset(self, inputs: Tensor, offset: int | Tensor) -> Tensor | None:
+        if self.config.positions != "abacus" or self.config.abacus_target != "qk":
+            return None
         axes = "batch pos (head d_head) -> batch head pos d_head"
-        heads = rearrange(self._abacus(inputs, offset), axes, head=config.n_heads)
-        return replace(context, qk_offset=heads)
+        return rearrange(self._abacus(inputs, offset), axes, head=self.config.n_heads)
 
     def _length_context(self, n_pos: int, taps: Taps = NO_TAPS) -> AttentionContext:
         return attention_context(
@@ -114,19 +120,22 @@ class LoopedNetwork(LoopHooks):
         )
 
     def _embed(
-        self, inputs: Tensor, context: AttentionContext, offset: int, taps: Taps = NO_TAPS
+        self,
+        inputs: Tensor,
+        context: AttentionContext,
+        positions: Tensor | None,
+        taps: Taps = NO_TAPS,
     ) -> Tensor:
         top = taps.at("top")
         # PyTorch looks up int32 and int64 only; floats are features, and stay as they are.
         e = top("hook_embed", self.embedding(inputs.long() if self.config.token_input else inputs))
-        positions = self._added_positions(inputs, offset)
         if positions is not None:
             e = e + top("hook_pos_embed", positions)
         for k, layer in enumerate(self.prelude):
             e = layer(e, None, context, taps.at("prelude", None, k))
         return e
 
-    def _added_positions(self, inputs: Tensor, offset: int) -> Tensor | None:
+    def _added_positions(self, inputs: Tensor, offset: int | Tensor) -> Tensor | None:
         if self.position_embedding is None:
             return None
         if self.config.positions == "absolute":
@@ -136,7 +145,7 @@ class LoopedNetwork(LoopHooks):
             return self._abacus(inputs, offset)
         return None
 
-    def _abacus(self, tokens: Tensor, offset: int) -> Tensor:
+    def _abacus(self, tokens: Tensor, offset: int | Tensor) -> Tensor:
         assert self.position_embedding is not None and self.config.n_ctx is not None
         index = abacus_positions(tokens.long(), self.config.digit_tokens, offset)
         check_length(int(index.max()) + 1, self.config.n_ctx, "abacus positions")
@@ -165,9 +174,11 @@ class LoopedNetwork(LoopHooks):
 
     # The readout
 
-    def _readout(self, h: Tensor, taps: Taps = NO_TAPS) -> Tensor:
+    def _readout(
+        self, h: Tensor, taps: Taps = NO_TAPS, context: AttentionContext | None = None
+    ) -> Tensor:
         if self.coda:
-            context = self._length_context(h.shape[1], taps)
+            context = context or self._length_context(h.shape[1], taps)
             for k, layer in enumerate(self.coda):
                 h = layer(h, None, context, taps.at("coda", None, k))
         if self.ln_final is not None:

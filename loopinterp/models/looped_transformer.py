@@ -60,19 +60,19 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
     # The protocol
 
     def embed(
-        self, inputs: Tensor, *, position_offset: int = 0
+        self, inputs: Tensor, *, position_offset: int | Int[Tensor, " batch"] = 0
     ) -> Float[Tensor, "batch pos d_model"]:
         """The injected input ``e``: embedding, positions that are added to it, prelude.
 
         Args:
             inputs: Tokens ``[batch, pos]``, or features ``[batch, pos, d_features]``.
-            position_offset: Added to abacus positions.
+            position_offset: Added to abacus positions: one number, or one for each example.
 
         Raises:
             InputError: If shape, type or range of the input is wrong, or it is too long.
         """
         context = self._context(inputs, position_offset)
-        return self._embed(inputs, context, position_offset)
+        return self._embed(inputs, context, self._added_positions(inputs, position_offset))
 
     def initial_state(
         self, e: Float[Tensor, "batch pos d_model"]
@@ -112,10 +112,12 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
             return torch.stack([self._readout(state) for state in h])
         return self._readout(h)
 
-    def bind(self, inputs: Tensor, *, position_offset: int = 0) -> Iteration:
+    def bind(
+        self, inputs: Tensor, *, position_offset: int | Int[Tensor, " batch"] = 0
+    ) -> Iteration:
         """The iteration over one input, with its attention context computed once."""
         context = self._context(inputs, position_offset)
-        e = self._embed(inputs, context, position_offset)
+        e = self._embed(inputs, context, self._added_positions(inputs, position_offset))
         return Iteration(e, self.initial_state(e), self._loop, self.readout, context)
 
     # Runs
@@ -128,7 +130,7 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
         start_at_loop: int = 0,
         stop_at_loop: int | None = None,
         state: Float[Tensor, "batch pos d_model"] | None = None,
-        position_offset: int = 0,
+        position_offset: int | Int[Tensor, " batch"] = 0,
         return_type: ReturnType = "logits",
     ) -> Tensor:
         """Run the loops, firing hooks where there are any.
@@ -144,7 +146,7 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
             start_at_loop: First loop to run; ``state`` is then the state before it.
             stop_at_loop: Run the loops before this one only.
             state: State to start from, instead of :meth:`initial_state`.
-            position_offset: Added to abacus positions.
+            position_offset: Added to abacus positions: one number, or one for each example.
             return_type: ``logits`` of the last state ``[batch, pos, d_vocab_out]``; the last
                 ``state``; all ``states`` ``[loop + 1, batch, pos, d_model]``, the starting one
                 first; or ``all_logits``, the readout of each of them.
@@ -173,7 +175,7 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
         start_at_loop: int = 0,
         stop_at_loop: int | None = None,
         state: Tensor | None = None,
-        position_offset: int = 0,
+        position_offset: int | Int[Tensor, " batch"] = 0,
         return_type: ReturnType = "logits",
     ) -> tuple[Tensor, LoopedCache]:
         """Run and keep activations; see :meth:`forward` for what is not said here.
@@ -235,14 +237,15 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
         n_loops: int | Tensor | None,
         span: range,
         state: Tensor | None,
-        position_offset: int,
+        position_offset: int | Tensor,
         return_type: str,
         taps: Taps,
     ) -> Tensor:
         check_choice("return_type", return_type, get_args(ReturnType))
         ends = ends_of(n_loops, span, return_type)
         context = self._context(inputs, position_offset, taps)
-        e = self._embed(inputs, context, position_offset, taps)
+        added = self._added_positions(inputs, position_offset)
+        e = self._embed(inputs, context, added, taps)
         h = self.initial_state(e) if state is None else check_state(state, e)
         states = [h]
         read = h

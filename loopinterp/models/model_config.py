@@ -9,7 +9,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from loopinterp.errors import MOST_LOOPS, ConfigError
 from loopinterp.settings import OnlyWith, Seed, Settings, settings
 
-Positions = Literal["none", "absolute", "relative", "abacus", "rotary"]
+Positions = Literal["none", "absolute", "relative", "abacus", "rotary", "fire"]
 Norm = Literal["none", "pre", "post", "sandwich"]
 NormType = Literal["layernorm", "rmsnorm"]
 Injection = Literal["none", "input", "gated_output", "sublayer", "concat", "internal"]
@@ -48,15 +48,19 @@ class LoopedTransformerConfig(Settings):
         causal: Whether a position attends to itself and earlier ones only.
         attention_window: Hard window: a query attends to keys at most this far away; None for
             no window.
+        windowed_heads: How many heads of each layer, the first ones, keep to the window; the
+            others see all that ``causal`` lets them. None: all heads.
         positions: ``none`` (NoPE), ``absolute`` (learned), ``relative`` (a bias per head and
             distance, clamped to ``relative_window``), ``abacus`` (index of a digit within its
-            number) or ``rotary``.
+            number), ``rotary``, or ``fire`` (a bias that a small MLP makes of the distance, as a
+            share of the query's position).
         n_ctx: Length of the learned position table (``absolute``, ``abacus``).
         relative_window: Distance at which the relative bias is clamped.
         abacus_target: Whether abacus positions are added to the input or to queries and keys.
         abacus_max_offset: Random offsets in training are drawn from 0 to this number.
         digit_tokens: Tokens that count as digits for abacus positions.
         rotary_base: Base of the rotary frequencies.
+        fire_threshold: Initial L of ``fire``: of queries before it, distances are shares of L.
         norm: Where the norm of each sublayer sits; ``sandwich`` (peri) norms its input and
             its output.
         norm_type: LayerNorm or RMSNorm.
@@ -98,6 +102,7 @@ class LoopedTransformerConfig(Settings):
     act_fn: Activation = "gelu"
     causal: bool = True
     attention_window: NonNegativeInt | None = None
+    windowed_heads: PositiveInt | None = None
     positions: Positions = "none"
     n_ctx: Annotated[
         PositiveInt | None, OnlyWith("positions", "absolute", "abacus", needed=True)
@@ -111,6 +116,7 @@ class LoopedTransformerConfig(Settings):
         tuple[NonNegativeInt, ...], OnlyWith("positions", "abacus", needed=True)
     ] = ()
     rotary_base: Annotated[PositiveFloat, OnlyWith("positions", "rotary")] = 10_000.0
+    fire_threshold: Annotated[PositiveFloat, OnlyWith("positions", "fire")] = 512.0
     norm: Norm = "pre"
     norm_type: NormType = "layernorm"
     norm_eps: PositiveFloat = 1e-5
@@ -144,6 +150,13 @@ class LoopedTransformerConfig(Settings):
             "n_heads",
             f"a divisor of d_model={self.d_model}",
             "Change n_heads, or set d_head explicitly.",
+        )
+        self._require(
+            self.windowed_heads is None
+            or (self.attention_window is not None and self.windowed_heads <= self.n_heads),
+            "windowed_heads",
+            f"at most n_heads={self.n_heads}, and an attention_window that they keep to",
+            "Set attention_window, or leave windowed_heads out.",
         )
         self._require(
             self.about_weights <= MOST_WEIGHTS,
@@ -186,6 +199,11 @@ class LoopedTransformerConfig(Settings):
     def mlp_width(self) -> int:
         """``d_mlp``, or ``4 * d_model`` where it is not set."""
         return self.d_mlp if self.d_mlp is not None else 4 * self.d_model
+
+    @property
+    def window_of_all_heads(self) -> int | None:
+        """``attention_window``, or None where some head sees past it."""
+        return self.attention_window if self.windowed_heads in (None, self.n_heads) else None
 
     @property
     def token_input(self) -> bool:

@@ -86,6 +86,8 @@ class Attention(nn.Module):
         if context.rotation is not None:
             q = _show(tap, "hook_rot_q", rotate(q, context.rotation))
             k = _show(tap, "hook_rot_k", rotate(k, context.rotation))
+        if context.remember is not None:
+            k, v = context.remember(k, v)
         if tap.listens("attn.hook_attn_scores", "attn.hook_pattern"):
             scores = tap("attn.hook_attn_scores", _scores(q, k, context))
             z = tap("attn.hook_pattern", scores.softmax(-1)) @ v

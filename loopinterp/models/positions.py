@@ -16,6 +16,8 @@ from loopinterp.errors import InputError
 from loopinterp.models.windowed_attention import block_places, pays
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
@@ -33,6 +35,8 @@ class AttentionContext:
         window: Where set, attention goes block by block within a causal window of so many keys.
         rotation: Cosines and sines of the rotary angles, each ``[pos, d_head]``.
         qk_offset: Abacus embedding added to queries and keys, ``[batch, head, pos, d_head]``.
+        remember: Where set, it is given the keys and values of each layer in turn, and gives those
+            that attention goes over.
     """
 
     mask: Float[Tensor, "#block #head query key"] | None = None
@@ -40,6 +44,7 @@ class AttentionContext:
     window: int | None = None
     rotation: tuple[Tensor, Tensor] | None = None
     qk_offset: Float[Tensor, "batch head pos d_head"] | None = None
+    remember: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
 
     def select(self, rows: Tensor | slice) -> AttentionContext:
         """The context of some examples of the batch."""
@@ -60,29 +65,84 @@ class RelativeBias(nn.Module):
         self.table = nn.Parameter(torch.empty(n_heads, 2 * window + 1))
 
     def forward(
-        self, distance: Int[Tensor, "block query key"]
+        self, query: Int[Tensor, "#block query 1"], key: Int[Tensor, "#block 1 key"]
     ) -> Float[Tensor, "block head query key"]:
-        """The bias of each head at each distance ``k - q``."""
-        index = distance.clamp(-self.window, self.window) + self.window
+        """The bias of each head between places ``q`` and ``k``."""
+        index = (key - query).clamp(-self.window, self.window) + self.window
         return self.table[:, index].transpose(0, 1)
 
 
+class FireBias(nn.Module):
+    r"""FIRE: a learned function of the distance, as a share of the query's place, in logarithms.
+
+    .. math::
+        b_h(q, k) = f_h\left(\frac{\psi(|q - k|)}{\psi(\max(q, L))}\right), \qquad
+        \psi(x) = \log(c x + 1)
+
+    with a ReLU MLP f of one hidden layer, and learned positive c and L, which are kept as
+    logarithms. Positions are counted from 0.
+
+    Source: arXiv 2310.04418, for causal attention, where ``|q - k| = q - k``.
+
+    Args:
+        n_heads: Outputs of f.
+        threshold: Initial L; c begins with 0.1.
+    """
+
+    def __init__(self, n_heads: int, threshold: float) -> None:
+        super().__init__()
+        self.log_c = nn.Parameter(torch.tensor(0.1).log())
+        self.log_threshold = nn.Parameter(torch.tensor(threshold).log())
+        self.mlp = nn.Sequential(nn.Linear(1, 32), nn.ReLU(), nn.Linear(32, n_heads))
+
+    def forward(
+        self, query: Int[Tensor, "#block query 1"], key: Int[Tensor, "#block 1 key"]
+    ) -> Float[Tensor, "block head query key"]:
+        """The bias of each head between places ``q`` and ``k``."""
+        # Half precision has too few whole numbers for places.
+        wide = torch.promote_types(self.log_c.dtype, torch.float32)
+        c, threshold = self.log_c.to(wide).exp(), self.log_threshold.to(wide).exp()
+        end = torch.maximum(query, threshold)
+        share = torch.log1p(c * (query - key).abs()) / torch.log1p(c * end)
+        return self.mlp(share.to(self.log_c)[..., None]).movedim(-1, 1)
+
+
+Bias = RelativeBias | FireBias
+
+
 def attention_mask(
-    n_pos: int, *, causal: bool, window: int | None, device: torch.device
-) -> Bool[Tensor, "query key"]:
-    """True where a query may attend: not ahead (causal), at most ``window`` away.
+    config: LoopedTransformerConfig, n_pos: int, *, device: torch.device
+) -> Bool[Tensor, "#head query key"]:
+    """True where a query may attend: not ahead (causal), and within the window of its head.
 
     Example:
-        >>> attention_mask(3, causal=True, window=1, device=torch.device("cpu")).int().tolist()
-        [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
+        >>> from loopinterp.models import LoopedTransformerConfig
+        >>> config = LoopedTransformerConfig(
+        ...     d_model=8, n_heads=2, d_vocab=5, d_vocab_out=2, attention_window=1)
+        >>> attention_mask(config, 3, device=torch.device("cpu")).int().tolist()
+        [[[1, 0, 0], [1, 1, 0], [0, 1, 1]]]
+        >>> attention_mask(config.replace(windowed_heads=1), 3, device=torch.device("cpu"))[:, 2]
+        tensor([[False,  True,  True],
+                [ True,  True,  True]])
     """
     place = torch.arange(n_pos, device=device)
-    return _allowed(place - place[:, None], causal=causal, window=window)
+    return _allowed((place - place[:, None])[None], config)[0]
 
 
-def _allowed(distance: Tensor, *, causal: bool, window: int | None) -> Tensor:
-    allowed = distance <= 0 if causal else torch.ones_like(distance, dtype=torch.bool)
-    return allowed if window is None else allowed & (distance.abs() <= window)
+def _allowed(
+    distance: Int[Tensor, "block query key"], config: LoopedTransformerConfig
+) -> Bool[Tensor, "#block #head query key"]:
+    """Where each head may look, by the distance ``k - q``; one mask where all are alike."""
+    distance = distance[:, None]
+    allowed = distance <= 0 if config.causal else torch.ones_like(distance, dtype=torch.bool)
+    if config.attention_window is None:
+        return allowed
+    near = distance.abs() <= config.attention_window
+    windowed = config.windowed_heads or config.n_heads
+    if windowed < config.n_heads:
+        free = torch.arange(config.n_heads, device=distance.device) >= windowed
+        near = near | free[:, None, None]
+    return allowed & near
 
 
 def rotary_tables(
@@ -105,7 +165,9 @@ def rotate(
 
 
 def abacus_positions(
-    tokens: Int[Tensor, "batch pos"], digit_tokens: tuple[int, ...], offset: int = 0
+    tokens: Int[Tensor, "batch pos"],
+    digit_tokens: tuple[int, ...],
+    offset: int | Int[Tensor, " batch"] = 0,
 ) -> Int[Tensor, "batch pos"]:
     """Index of each digit within its number, from 1, plus ``offset``; 0 off the digits.
 
@@ -118,6 +180,7 @@ def abacus_positions(
     digits = torch.isin(tokens, torch.tensor(digit_tokens, device=tokens.device))
     count = digits.cumsum(-1)
     before_number = torch.where(digits, 0, count).cummax(-1).values
+    offset = offset[:, None] if isinstance(offset, torch.Tensor) else offset
     return torch.where(digits, count - before_number + offset, 0)
 
 
@@ -136,7 +199,7 @@ def attention_context(
     config: LoopedTransformerConfig,
     n_pos: int,
     *,
-    bias: RelativeBias | None,
+    bias: Bias | None,
     device: torch.device,
     dtype: torch.dtype,
     whole: bool = False,
@@ -146,10 +209,10 @@ def attention_context(
     With ``whole``, somebody wants to see the scores of all pairs of positions, so that they have
     to be computed even where a window makes that needless.
     """
-    rotation, window = None, config.attention_window
+    rotation, window = None, config.window_of_all_heads
     if config.positions == "rotary":
         rotation = rotary_tables(n_pos, config.head_width, config.rotary_base, device, dtype)
-    if bias is None and window is None:
+    if bias is None and config.attention_window is None:
         return AttentionContext(is_causal=config.causal, rotation=rotation)
     if whole or not config.causal or window is None or not pays(n_pos, window):
         # One block. Its axis counts: under a mask of three axes PyTorch does not fuse.
@@ -157,8 +220,19 @@ def attention_context(
         query, key = place[None, :, None], place[None, None, :]
     else:
         query, key = block_places(n_pos, window, device=device)
-    distance = key - query
-    allowed = _allowed(distance, causal=config.causal, window=config.attention_window) & (key >= 0)
-    scores = torch.zeros_like(distance, dtype=dtype)[:, None] if bias is None else bias(distance)
-    mask = scores.masked_fill(~allowed[:, None], float("-inf"))
+    mask = score_mask(config, query, key, bias=bias, dtype=dtype)
     return AttentionContext(mask=mask, window=window, rotation=rotation)
+
+
+def score_mask(
+    config: LoopedTransformerConfig,
+    query: Int[Tensor, "#block query 1"],
+    key: Int[Tensor, "#block 1 key"],
+    *,
+    bias: Bias | None,
+    dtype: torch.dtype,
+) -> Float[Tensor, "#block #head query key"]:
+    """What is added to the scores of queries and keys at given places; negative ones are barred."""
+    allowed = _allowed(key - query, config) & (key >= 0)[:, None]
+    scores = torch.zeros_like(allowed, dtype=dtype) if bias is None else bias(query, key)
+    return scores.masked_fill(~allowed, float("-inf"))

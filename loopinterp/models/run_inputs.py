@@ -20,7 +20,10 @@ TOKEN_TYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def check_inputs(
-    inputs: Tensor, config: LoopedTransformerConfig, device: torch.device, position_offset: int
+    inputs: Tensor,
+    config: LoopedTransformerConfig,
+    device: torch.device,
+    position_offset: int | Tensor,
 ) -> None:
     """Raise unless a model of this configuration can read the inputs."""
     if config.d_vocab is not None:
@@ -39,9 +42,19 @@ def check_inputs(
         )
     if config.positions == "absolute" and config.n_ctx is not None:
         check_length(inputs.shape[1], config.n_ctx, "sequence length")
-    if position_offset and config.positions != "abacus":
-        expected = f"0 with positions={config.positions!r}, which it does not move"
-        refuse({"position_offset": position_offset}, expected, "Leave it out.")
+    _check_offset(position_offset, inputs, config.positions)
+
+
+def _check_offset(offset: int | Tensor, inputs: Tensor, positions: str) -> None:
+    """Raise unless an offset is one from 0 on, or one for each example, where it has an effect."""
+    if isinstance(offset, torch.Tensor):
+        check_each("position_offset", offset, inputs, "Pass one integer for all, or one for each.")
+    if positions == "abacus":
+        least = int(offset.min()) if isinstance(offset, torch.Tensor) else offset
+        check_integer("position_offset", least, least=0)
+    elif isinstance(offset, torch.Tensor) or offset:
+        expected = f"0 with positions={positions!r}, which it does not move"
+        refuse({"position_offset": offset}, expected, "Leave it out.")
 
 
 def check_tokens(inputs: Tensor, d_vocab: int, fix: str) -> None:
@@ -98,17 +111,22 @@ def check_ends(n_loops: Tensor, inputs: Any) -> Tensor:
     if not isinstance(inputs, torch.Tensor):
         return n_loops  # the inputs are refused where they are read
     need_examples(inputs)
-    wanted, device = (len(inputs),), inputs.device
-    fits = n_loops.dtype in TOKEN_TYPES and n_loops.shape == wanted
-    if not fits or n_loops.device != device:
-        raise InputError(
-            "n_loops",
-            expected=f"an integer tensor {list(wanted)} on {device}",
-            given=f"{n_loops.dtype} {list(n_loops.shape)} on {n_loops.device}",
-            fix="Pass n_loops=batch.n_loops.",
-        )
+    check_each("n_loops", n_loops, inputs, "Pass n_loops=batch.n_loops.")
     check_integer("n_loops", int(n_loops.min()), least=0, fix="Check T(n).")
     return n_loops
+
+
+def check_each(name: str, values: Tensor, inputs: Tensor, fix: str) -> None:
+    """Raise unless there is one integer for each example, on its device."""
+    wanted, device = (len(inputs),), inputs.device
+    if values.dtype in TOKEN_TYPES and values.shape == wanted and values.device == device:
+        return
+    raise InputError(
+        name,
+        expected=f"an integer tensor {list(wanted)} on {device}",
+        given=f"{values.dtype} {list(values.shape)} on {values.device}",
+        fix=fix,
+    )
 
 
 def check_dtype(dtype: Any) -> torch.dtype | None:

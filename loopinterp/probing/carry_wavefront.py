@@ -247,7 +247,7 @@ def carry_study(
 def _reach_before(model: Any) -> int:
     """Positions to its left that a position's injected input has come from, in a windowed model."""
     config = getattr(model, "config", None)
-    return getattr(config, "n_prelude", 0) * (getattr(config, "attention_window", None) or 0)
+    return getattr(config, "n_prelude", 0) * (getattr(config, "window_of_all_heads", None) or 0)
 
 
 def _own_probes(

@@ -78,7 +78,7 @@ def make_bind(model: LoopedTransformer, *, compiled: bool) -> Callable[..., Iter
         return model.bind
     step = torch.compile(model.step, dynamic=True)
 
-    def bind(inputs: Tensor, **offset: int) -> Iteration:
+    def bind(inputs: Tensor, **offset: int | Tensor) -> Iteration:
         return replace(model.bind(inputs, **offset), advance=lambda h, e, _: step(h, e))
 
     return bind

@@ -143,11 +143,12 @@ def test_selectors_that_coincide_are_listed_once(parts):
 
 def test_even_attention_is_what_an_even_head_gives(parts):
     found = match_heads(*parts)
-    np.testing.assert_allclose(found.data["mass_even"], found.data["mass"][:, 0], atol=1e-6)
-    np.testing.assert_allclose(found.data["overlap_even"], found.data["overlap"][:, 0], atol=1e-6)
+    for name in ("mass", "overlap"):
+        idle = found.data[name][:, :1].values.repeat(3, 1)
+        np.testing.assert_allclose(found.data[f"{name}_even"], idle, atol=1e-6)
     # Query q sees q + 1 keys; the shift selects one of them for q >= 1.
     expected = np.mean([1 / (q + 1) for q in range(1, POS)])
-    np.testing.assert_allclose(found.data["mass_even"][:, 0], expected, atol=1e-6)
+    np.testing.assert_allclose(found.data["mass_even"][:, :, 0], expected, atol=1e-6)
 
 
 def test_even_attention_is_over_what_can_be_seen(parts):
@@ -309,7 +310,30 @@ def test_selectors_of_finish_are_those_after_the_last_loop(program, batch):
         if 1 in row[: q + 1]
     ]
     k = found.selectors.index("ones that are left")
-    np.testing.assert_allclose(found.data["mass_even"][:, k], np.mean(shares), atol=1e-6)
+    np.testing.assert_allclose(found.data["mass_even"][..., k], np.mean(shares), atol=1e-6)
+
+
+def test_each_head_is_held_against_what_it_may_see(batch):
+    """Of two idle heads one sees its neighbour only, and overlaps less with a look at all."""
+    program = LoopProgram(
+        name="all",
+        task="prefix_sum",
+        inputs=("0", "1", "2", "3", "4"),
+        prepare={"x": tokens},
+        step={"x": EVERYTHING},
+        finish=var("x"),
+        n_loops=Linear(),
+    )
+    model = build(n_layers=2, attention_window=1, windowed_heads=1)
+    for layer in model.block:
+        look_everywhere(layer)
+    found = head_study(model, batch, [program])
+    even = found.data["overlap_even"].sel(selector="everything")
+    share = float(np.mean([min(1, 2 / (q + 1)) for q in range(batch.inputs.shape[1])]))
+    np.testing.assert_allclose(even[0], [share, 1.0, share, 1.0], atol=1e-6)
+    np.testing.assert_allclose(found.data["overlap"].sel(selector="everything"), even, atol=1e-6)
+    assert found.everything == ["everything"]
+    assert found.computes == [["head 0.1", "head 1.1"]]
 
 
 def test_a_selection_of_finish_that_step_makes_too_has_its_own_name(batch):
@@ -339,7 +363,7 @@ def test_heads_of_a_model_are_matched_to_all_programs(untrained, additions, tmp_
     assert found.data["mass"].shape == (int(short.n_loops.max()), 2, 2)
     shift = found.selectors.index("shift_1")
     np.testing.assert_allclose(
-        found.data["mass_even"][:, shift], 0.5, atol=1e-6
+        found.data["mass_even"][..., shift], 0.5, atol=1e-6
     )  # a window of two keys
     read = load_result(found.save(tmp_path))
     assert isinstance(read, HeadMatch)

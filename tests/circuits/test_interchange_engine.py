@@ -112,6 +112,8 @@ WHOLE = {
     "both ways": {"causal": False},
     "both ways, window": {"causal": False, "attention_window": 1},
     "coda": {"attention_window": 1, "n_coda": 1},
+    "fire in a window": {"attention_window": 2, "positions": "fire", "fire_threshold": 2.0},
+    "some heads in a window": {"attention_window": 1, "windowed_heads": 1},
     "no injection": {"injection": "none", "n_layers": 2},
     "abacus positions in queries and keys": {
         "attention_window": 1,

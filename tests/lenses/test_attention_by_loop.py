@@ -58,7 +58,7 @@ def test_a_model_that_attends_evenly_equals_its_control() -> None:
     np.testing.assert_allclose(result.data["mass"], 1 / 6, rtol=1e-6)
     np.testing.assert_allclose(result.data["entropy"], math.log2(6))
     assert result.findings()[0].value == "no preference"
-    assert result.entropy_even == pytest.approx(math.log2(6))
+    np.testing.assert_allclose(result.data["entropy_even"], math.log2(6))
 
 
 def test_distances_outside_the_window_are_left_out() -> None:
@@ -66,7 +66,32 @@ def test_distances_outside_the_window_are_left_out() -> None:
     result = attention_study(looped, tokens(), n_loops=2)
     assert result.data["distance"].values.tolist() == [0, 1]
     # The first of six positions sees itself alone, the others see two.
-    np.testing.assert_allclose(result.data["mass_even"], [(1 + 5 / 2) / 6, 1 / 2])
+    np.testing.assert_allclose(result.data["mass_even"], [[(1 + 5 / 2) / 6, 1 / 2]] * 2)
+
+
+def test_each_head_has_the_even_control_of_what_it_may_see() -> None:
+    looped = model(attention_window=1, windowed_heads=1)
+    for parameter in looped.parameters():
+        torch.nn.init.zeros_(parameter)
+    result = attention_study(looped, tokens(3, 12), n_loops=2)
+    data = result.data
+    assert data["distance"].values.tolist() == list(range(9))
+    near, far = data.sel(head=0), data.sel(head=1)
+    assert near["mass"].sel(distance=slice(2, None)).isnull().all()
+    assert near["received_even"].isnull().all()  # it sees no place from afar
+    np.testing.assert_allclose(near["mass_even"][:2], [(1 + 11 / 2) / 12, 1 / 2])
+    cells = [1 / (query + 1) for query in range(5, 12)]
+    assert float(far["mass_even"].sel(distance=5)) == pytest.approx(np.mean(cells))
+    for name in ("mass", "received"):
+        share, even = data[name].sel(estimate="value"), data[f"{name}_even"]
+        np.testing.assert_allclose((share - even).fillna(0), 0, atol=1e-7)
+        assert (share.isnull() == even.isnull()).all()
+    np.testing.assert_allclose(data["entropy"] - data["entropy_even"], 0, atol=1e-6)
+    assert result.strongest_sink() is not None
+    names = [trace.name for trace in cast("Any", result.figures()[1].plot).data]
+    assert {"even attention, head 0", "even attention, head 1"} <= set(names)
+    table = result.figures()[1].data
+    assert table is not None and table["entropy_even"].nunique() == 2
 
 
 def test_one_example_has_no_interval_but_its_mean() -> None:
@@ -108,7 +133,9 @@ def test_what_a_key_receives_is_the_mean_over_all_others_that_see_it() -> None:
     cells = [float(p[q, 2]) for p in pattern for q in range(3, 6)]
     found = result.data["received"].sel(loop=1, layer=0, head=0, key=2, estimate="value")
     assert float(found) == pytest.approx(np.mean(cells))
-    assert float(result.data["received_even"][2]) == pytest.approx(np.mean([1 / 4, 1 / 5, 1 / 6]))
+    assert float(result.data["received_even"][0, 2]) == pytest.approx(
+        np.mean([1 / 4, 1 / 5, 1 / 6])
+    )
     assert result.data["received"].sel(key=3).isnull().all()  # two positions are no crowd
 
 
@@ -162,9 +189,9 @@ def test_each_panel_has_its_even_control_as_a_dashed_line() -> None:
     distance, sink = result.strongest()["distance"], result.strongest_sink()
     assert sink is not None
     expected = [
-        result.data["mass_even"].sel(distance=distance),
-        result.data["received_even"].sel(key=sink["key"]),
-        result.entropy_even,
+        result.data["mass_even"].sel(head=0, distance=distance),
+        result.data["received_even"].sel(head=0, key=sink["key"]),
+        result.data["entropy_even"].sel(head=0),
     ]
     lines = [t for t in cast("Any", result.figures()[1].plot).data if t.line.width]
     controls = [t for t in lines if t.line.dash != "solid"]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from loopinterp.errors import HookError, InputError
 from loopinterp.models import LoopedModel, bind
+from loopinterp.models.run_inputs import check_inputs
 from tests.models.variants import VARIANTS, build, some_inputs
 
 T = 4
@@ -203,6 +204,11 @@ def test_silent_and_unknown_hooks_are_errors() -> None:
         ),
         (torch.zeros(2, 3, dtype=torch.long), {"return_type": "logit"}, "Did you mean 'logits'"),
         (torch.zeros(2, 3, dtype=torch.long), {"position_offset": 1}, "does not move"),
+        (
+            torch.zeros(2, 3, dtype=torch.long),
+            {"position_offset": torch.tensor([1, 1])},
+            "does not move",
+        ),
     ],
 )
 def test_bad_input_is_refused(inputs: Tensor, options: dict[str, Any], message: str) -> None:
@@ -230,6 +236,53 @@ def test_abacus_offset_moves_the_positions() -> None:
     model = build("abacus on q and k")
     x = torch.tensor([[0, 1, 2, 0, 3]])
     assert not torch.allclose(model(x, n_loops=2), model(x, n_loops=2, position_offset=5))
+
+
+@pytest.mark.parametrize("name", ["abacus on q and k", "abacus on input"])
+@torch.no_grad()
+def test_an_offset_for_each_example_is_each_example_with_its_own(name: str) -> None:
+    model = build(name, n_prelude=1)
+    x, offsets = some_inputs(model, batch=4), torch.tensor([0, 7, 3, 7])
+    offset: dict[str, Any] = {"n_loops": 2, "position_offset": offsets}
+    each = [model(row[None], n_loops=2, position_offset=int(k)) for row, k in zip(x, offsets)]
+    expected = torch.cat(each)
+    logits, cache = model.run_with_cache(x, **offset)
+    bound = model.bind(x, position_offset=offsets)
+    rows = torch.tensor([3, 1])
+    state = dict(bound.select(rows).run(2))[2]
+    found = {
+        "fast": model(x, **offset),
+        "cached": logits,
+        "hooked": model.run_with_hooks(x, fwd_hooks=[("hook_embed", lambda e, hook: e)], **offset),
+        "bound": bound.readout(dict(bound.run(2))[2]),
+    }
+    for how, values in found.items():
+        torch.testing.assert_close(values, expected, msg=lambda text, how=how: f"{how}: {text}")
+    torch.testing.assert_close(model.readout(state), expected[rows])
+    torch.testing.assert_close(model.embed(x, position_offset=offsets), bound.e)
+    assert not torch.allclose(model(x, n_loops=2), expected)
+    site = "loops.1.blocks.0.hook_resid_post"
+    alone = model.run_with_cache(x[1:2], n_loops=2, position_offset=7)[1]
+    torch.testing.assert_close(cache[site][1:2], alone[site])
+
+
+@pytest.mark.parametrize(
+    ("offset", "message"),
+    [
+        (-1, "position_offset: expected an integer >= 0, got -1"),
+        (torch.tensor([1, -2, 0]), "an integer >= 0, got -2"),
+        (torch.tensor([1, 2]), r"an integer tensor \[3\] on cpu, got torch.int64 \[2\]"),
+        (torch.tensor([1, 2, 30]), "abacus positions: expected at most n_ctx=30"),
+    ],
+)
+def test_offsets_that_are_none_are_refused(offset: Any, message: str) -> None:
+    model = build("abacus on input")
+    tokens = torch.ones(3, 5, dtype=torch.long)
+    with pytest.raises(InputError, match=message):
+        model(tokens, position_offset=offset)
+    for wrong in (torch.tensor([1.0, 2.0, 3.0]), torch.tensor(1)):
+        with pytest.raises(InputError, match=r"an integer tensor \[3\]"):
+            check_inputs(tokens, model.config, model.device, wrong)
 
 
 def test_same_seed_same_weights_and_no_global_seeding() -> None:

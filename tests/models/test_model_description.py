@@ -66,7 +66,13 @@ def test_a_change_spreads_as_far_as_the_reach_says_and_no_farther(
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"attention_window": 1, "causal": False}, {"attention_window": 1, "n_coda": 2}]
+    "changes",
+    [
+        {},
+        {"attention_window": 1, "causal": False},
+        {"attention_window": 1, "n_coda": 2},
+        {"attention_window": 1, "windowed_heads": 1},
+    ],
 )
 def test_no_bound_where_a_change_spreads_farther(changes: dict[str, Any]) -> None:
     model = build("plain", **changes)

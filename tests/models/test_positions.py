@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import cmath
+import math
+import operator
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from loopinterp.errors import InputError
+from loopinterp.models import LoopedTransformer
 from loopinterp.models.positions import (
     AttentionContext,
+    FireBias,
     RelativeBias,
     abacus_positions,
     attention_mask,
@@ -24,32 +30,146 @@ from tests.models.variants import build, some_inputs
 CPU = torch.device("cpu")
 
 
-@given(st.integers(1, 9), st.booleans(), st.none() | st.integers(0, 4))
-def test_mask_is_causality_and_window(n_pos: int, causal: bool, window: int | None) -> None:
-    mask = attention_mask(n_pos, causal=causal, window=window, device=CPU)
-    for query in range(n_pos):
-        for key in range(n_pos):
-            allowed = (key <= query or not causal) and (
-                window is None or abs(query - key) <= window
-            )
-            assert mask[query, key] == allowed
+@given(
+    st.integers(1, 9),
+    st.booleans(),
+    st.none() | st.integers(0, 4),
+    st.none() | st.integers(1, 3),
+)
+def test_mask_is_causality_and_the_window_of_each_head(
+    n_pos: int, causal: bool, window: int | None, windowed: int | None
+) -> None:
+    windowed = None if window is None else windowed
+    settings = {"causal": causal, "attention_window": window, "windowed_heads": windowed}
+    config = build("plain", n_heads=3, d_head=2, **settings).config
+    mask = attention_mask(config, n_pos, device=CPU).expand(3, n_pos, n_pos)
+    for head in range(3):
+        far = window if window is not None and head < (windowed or 3) else n_pos
+        for query in range(n_pos):
+            for key in range(n_pos):
+                allowed = (key <= query or not causal) and abs(query - key) <= far
+                assert mask[head, query, key] == allowed
+
+
+POSITIONS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "absolute": {"n_ctx": 90},
+    "relative": {"relative_window": 2},
+    "abacus": {"n_ctx": 90, "digit_tokens": (1, 2, 3), "abacus_target": "qk"},
+    "rotary": {},
+    "fire": {"fire_threshold": 8.0},
+}
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("kind", POSITIONS)
+def test_the_first_heads_keep_to_the_window_and_the_others_do_not(kind: str, causal: bool) -> None:
+    settings = {"positions": kind, **POSITIONS[kind], "causal": causal, "n_layers": 2}
+    model = build("plain", attention_window=1, windowed_heads=1, **settings).double()
+    free = LoopedTransformer(model.config.replace(attention_window=None, windowed_heads=None))
+    free.double().load_state_dict(model.state_dict())
+    for weight in free.parameters():
+        torch.nn.init.normal_(weight, std=0.3)
+    model.load_state_dict(free.state_dict())
+    x = some_inputs(model, n_pos=80)  # long enough that a window of all heads goes in blocks
+    far = (torch.arange(80)[:, None] - torch.arange(80)).abs() > 1
+
+    def barred(scores: Tensor, hook: object) -> Tensor:
+        scores = scores.clone()
+        scores[:, 0, far] = -torch.inf
+        return scores
+
+    hooks = [(name, barred) for name in free.site("attn.hook_attn_scores", n_loops=3)]
+    expected = free.run_with_hooks(x, n_loops=3, fwd_hooks=hooks)
+    torch.testing.assert_close(model(x, n_loops=3), expected)
+    logits, cache = model.run_with_cache(x, n_loops=3)
+    torch.testing.assert_close(logits, expected)
+    patterns = cache.stack("attn.hook_pattern", layer=slice(None))  # [loop, layer, batch, head, …]
+    assert (patterns[:, :, :, 0, far] == 0).all()
+    seen = far.tril() if causal else far
+    assert (patterns[:, :, :, 1, seen] > 0).all()
+    assert not torch.allclose(expected, free(x, n_loops=3))
+
+
+def test_all_heads_windowed_is_the_window_of_old() -> None:
+    some, none = (build("plain", attention_window=1, windowed_heads=n) for n in (2, None))
+    x = some_inputs(some, n_pos=80)
+    assert some._context(x, 0).window == none._context(x, 0).window == 1
+    assert torch.equal(some(x, n_loops=3), none(x, n_loops=3))
+    assert build("plain", attention_window=1, windowed_heads=1)._context(x, 0).window is None
 
 
 def test_relative_bias_is_clamped() -> None:
     bias = RelativeBias(2, 2)
     torch.nn.init.normal_(bias.table)
     place = torch.arange(6)
-    full = bias((place - place[:, None])[None])[0]
+    full = bias(place[None, :, None], place[None, None])[0]
     for query in range(6):
         for key in range(6):
             index = max(-2, min(2, key - query)) + 2
             assert torch.equal(full[:, query, key], bias.table[:, index])
 
 
+@given(
+    st.integers(1, 9),
+    st.floats(0.01, 50),
+    st.floats(0.5, 20),
+    st.integers(0, 2**32),
+)
+def test_fire_is_an_mlp_of_the_share_of_the_distance(
+    n_pos: int, c: float, threshold: float, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    bias = FireBias(3, threshold).double()
+    torch.nn.init.constant_(bias.log_c, math.log(c))
+    place = torch.arange(n_pos)
+    found = bias(place[None, :, None], place[None, None])
+    assert found.shape == (1, 3, n_pos, n_pos)
+    weights = {name: x.tolist() for name, x in bias.mlp.state_dict().items()}
+    threshold = math.exp(bias.log_threshold.item())
+    for query in range(n_pos):
+        for key in range(n_pos):
+            far, end = (math.log(c * x + 1) for x in (abs(query - key), max(query, threshold)))
+            hidden = [
+                max(0.0, w * far / end + b)
+                for (w,), b in zip(weights["0.weight"], weights["0.bias"])
+            ]
+            for head in range(3):
+                products = map(operator.mul, weights["2.weight"][head], hidden)
+                expected = sum(products) + weights["2.bias"][head]
+                assert found[0, head, query, key].item() == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("settings", [{}, {"attention_window": 3}, {"causal": False}])
+def test_fire_is_added_to_the_scores_and_learns(settings: dict[str, Any]) -> None:
+    model = build("plain", positions="fire", fire_threshold=4.0, **settings).double()
+    bias = model.relative_bias
+    assert isinstance(bias, FireBias)
+    x, site = some_inputs(model, n_pos=40), "loops.1.blocks.0.attn.hook_attn_scores"
+    logits, cache = model.run_with_cache(x, n_loops=2)
+    torch.testing.assert_close(model(x, n_loops=2), logits)
+    q, k = (cache[f"loops.1.blocks.0.attn.hook_{name}"] for name in "qk")
+    place = torch.arange(40)
+    expected = torch.einsum("bqhd,bkhd->bhqk", q, k) / 8**0.5
+    expected = expected + bias(place[None, :, None], place[None, None])
+    seen = cache[site].isfinite()
+    torch.testing.assert_close(cache[site][seen], expected[seen])
+    logits.square().mean().backward()
+    for name, weight in bias.named_parameters():
+        assert weight.grad is not None and weight.grad.abs().sum() > 0, name
+
+
+def test_fire_in_half_precision_tells_far_places_apart() -> None:
+    bias = FireBias(1, 8.0)
+    query, key = torch.tensor([[[1000]]]), torch.arange(990, 1001)[None, None]
+    exact, half = bias(query, key), bias.bfloat16()(query, key)
+    torch.testing.assert_close(half.float(), exact, atol=2e-2, rtol=0)
+
+
 @pytest.mark.parametrize("causal", [True, False])
 def test_without_a_window_scores_have_the_bias_at_every_distance(causal: bool) -> None:
     model = build("plain", positions="relative", relative_window=2, causal=causal)
-    assert model.relative_bias is not None
+    assert isinstance(model.relative_bias, RelativeBias)
     x, site = some_inputs(model), "loops.0.blocks.0.attn.hook_attn_scores"
     with torch.no_grad():
         model.relative_bias.table.normal_(generator=torch.Generator().manual_seed(0))

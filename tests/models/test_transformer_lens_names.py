@@ -113,6 +113,7 @@ def test_activation_by_activation_it_is_the_untied_model(
         (3, {"n_layers": 2}),
         (6, {"n_layers": 1, "attention_window": 1}),
         (4, {"n_layers": 2, "attention_window": 3, "relative_window": 4}),
+        (4, {"n_layers": 2, "attention_window": 1, "windowed_heads": 1}),
     ],
     ids=lambda value: str(value),
 )

@@ -14,7 +14,7 @@ from loopinterp.models.windowed_attention import pays
 from tests.models.variants import build, some_inputs
 
 N_POS = 170
-VARIANTS = ["plain", "demo", "sandwich rotary", "abacus on q and k"]
+VARIANTS = ["plain", "demo", "fire", "sandwich rotary", "abacus on q and k"]
 
 
 def model_with(name: str, window: int) -> LoopedTransformer:

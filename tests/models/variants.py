@@ -49,6 +49,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "abacus on input": {"positions": "abacus", "n_ctx": 30, "digit_tokens": (1, 2, 3)},
     "no norm, both ways": {"norm": "none", "final_norm": False, "causal": False},
+    "fire": {"positions": "fire", "fire_threshold": 3.0, "n_layers": 2},
+    "mixed windows": {"attention_window": 1, "windowed_heads": 1, "positions": "rotary"},
     "features": {"d_vocab": None, "d_features": 2, "act_fn": "relu", "n_layers": 2},
     "tied": {"d_vocab_out": 6, "tie_unembed": True, "unembed_bias": False, "act_fn": "silu"},
 }

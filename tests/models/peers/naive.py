@@ -134,8 +134,9 @@ class NaiveLooped:
         for query in range(n_pos):
             for key in range(n_pos):
                 near = config.attention_window is None or query - key <= config.attention_window
-                if key <= query and near:
-                    bias[:, query, key] = table[:, max(key - query, -reach) + reach]
+                free = 0 if near else config.windowed_heads or config.n_heads
+                if key <= query:
+                    bias[free:, query, key] = table[free:, max(key - query, -reach) + reach]
         return bias
 
     def _norm(self, x: Tensor, ours: str, name: str, edit: Edit) -> Tensor:

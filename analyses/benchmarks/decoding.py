@@ -1,0 +1,56 @@
+"""What a cache of keys and values saves: greedy decoding with it against running the whole again.
+
+    python -m analyses.benchmarks.decoding
+
+The model has one layer of width 64 with 4 heads, as the demo's; 8 loops, a batch of 16 prompts of
+16 tokens, and 64 new ones for each.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from analyses.benchmarks.timing import compare, parser, settle, show
+from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, greedy_decode
+
+BATCH, PROMPT, NEW, LOOPS = 16, 16, 64, 8
+KINDS = {
+    "no positions": {},
+    "rotary": {"positions": "rotary"},
+    "fire": {"positions": "fire"},
+    "window of 1, relative bias": {
+        "positions": "relative",
+        "relative_window": 1,
+        "attention_window": 1,
+    },
+}
+
+
+def main() -> None:
+    options = parser(__doc__, rounds=10).parse_args()
+    settle(options)
+    tables = {}
+    for title, settings in KINDS.items():
+        config = LoopedTransformerConfig(
+            d_model=64,
+            n_heads=4,
+            d_vocab=6,
+            d_vocab_out=6,
+            injection="input",
+            loop_norm=True,
+            **settings,
+        )
+        model = LoopedTransformer(config, seed=0)
+        prompts = torch.randint(6, (BATCH, PROMPT), generator=torch.Generator().manual_seed(0))
+        decode = partial(greedy_decode, model, prompts, n_loops=LOOPS, max_new_tokens=NEW)
+        ways = {"the whole again": partial(decode, use_cache=False), "with the cache": decode}
+        assert torch.equal(*(way() for way in ways.values()))
+        tables[title] = compare(ways, rounds=options.rounds, clock=options.clock)
+    target = {"with the cache": 1 / 3}
+    show(tables, targets=dict.fromkeys(tables, target), path=options.json)
+
+
+if __name__ == "__main__":
+    main()
