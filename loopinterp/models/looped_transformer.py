@@ -113,7 +113,12 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
         return self._readout(h)
 
     def bind(self, inputs: Tensor, *, position_offset: int = 0) -> Iteration:
-        """The iteration over one input, with its attention context computed once."""
+        """The iteration over one input, with its attention context computed once.
+
+        Raises:
+            HookError: If hooks are on: its steps fire none.
+        """
+        self.need_no_hooks()
         context = self._context(inputs, position_offset)
         e = self._embed(inputs, context, position_offset)
         return Iteration(e, self.initial_state(e), self._loop, self.readout, context)

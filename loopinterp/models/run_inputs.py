@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loopinterp.errors import InputError, check_integer
+from loopinterp.errors import MOST_LOOPS, InputError, check_integer
 from loopinterp.models.positions import check_length
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def need_examples(inputs: Any) -> None:
 
 
 def check_ends(n_loops: Tensor, inputs: Any) -> Tensor:
-    """Numbers of loops, one for each example; raise unless they are, 0 or more, on its device."""
+    """Numbers of loops, one for each example; raise unless they are, on its device, and can be run."""
     if not isinstance(inputs, torch.Tensor):
         return n_loops  # the inputs are refused where they are read
     need_examples(inputs)
@@ -107,7 +107,8 @@ def check_ends(n_loops: Tensor, inputs: Any) -> Tensor:
             given=f"{n_loops.dtype} {list(n_loops.shape)} on {n_loops.device}",
             fix="Pass n_loops=batch.n_loops.",
         )
-    check_integer("n_loops", int(n_loops.min()), least=0, fix="Check T(n).")
+    for end in n_loops.aminmax():
+        check_integer("n_loops", int(end), least=0, far=MOST_LOOPS, fix="Check T(n).")
     return n_loops
 
 
