@@ -11,6 +11,7 @@ TransformerLens' ``logit_attrs`` does this through one norm, the final one, with
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -163,15 +164,6 @@ def _reread(read: Read, model: TransformerLensNames, loop: int) -> tuple[Read, T
             given=f"{state.dtype} on {state.device}",
             fix="Cache without dtype= and device=: parts that are rounded do not add up.",
         )
-    if model.coda:
-        seen, there = read(f"loops.{loop}.blocks.0.attn.hook_pattern").shape[-2:]
-        if seen != there:
-            raise InputError(
-                "cache",
-                expected="all positions: the heads of the coda look at them",
-                given=f"{seen} of {there}",
-                fix="Cache without pos_slice=, and select positions of the result.",
-            )
     again = {a.name: a for a in model.addresses().addresses.values() if a.in_readout}
     recorder, alone = Recorder(), state.dim() == 2
     logits = model._readout(state[None] if alone else state, Taps((), again.values(), recorder))
@@ -184,24 +176,25 @@ def _reread(read: Read, model: TransformerLensNames, loop: int) -> tuple[Read, T
     return reread, logits[0] if alone else logits
 
 
-def _one_hot(name: str, tokens: int | Tensor, logits: Tensor) -> Float[Tensor, "*batch pos vocab"]:
+def _one_hot(name: str, tokens: Any, logits: Tensor) -> Float[Tensor, "*batch pos vocab"]:
     """1 where the logits of these classes are, 0 elsewhere."""
     shape, n_classes = logits.shape[:-1], logits.shape[-1]
-    given = torch.as_tensor(tokens, device=logits.device)
+    try:
+        given = torch.as_tensor(tokens, device=logits.device)
+    except (TypeError, ValueError, RuntimeError):  # text, None, a list of lists of unequal length
+        given = torch.empty(0)
     # One class for each example stands for all its positions, as in TransformerLens.
     wide = given[:, None] if given.dim() == 1 and len(shape) == 2 else given
     sizes = zip(wide.shape[::-1], shape[::-1])
     fits = wide.dim() <= len(shape) and all(n in (1, there) for n, there in sizes)
-    if (
-        not fits
-        or given.dtype not in TOKEN_TYPES
-        or bool(((given < 0) | (given >= n_classes)).any())
-    ):
+    inside = given.dtype in TOKEN_TYPES and bool(((given >= 0) & (given < n_classes)).all())
+    if not fits or not inside:
+        several = isinstance(tokens, torch.Tensor) and tokens.dim()
         raise InputError(
             name,
             expected=f"output classes from 0 to {n_classes - 1}: one, one for each example, or "
             f"one for each place of {list(shape)}",
-            given=repr(tokens) if given.dim() == 0 else f"{given.dtype} {list(given.shape)}",
+            given=f"{given.dtype} {list(given.shape)}" if several else reprlib.repr(tokens),
             fix="Pass the answers as integers, [batch] or [batch, pos].",
         )
     return F.one_hot(wide.long().expand(shape), n_classes).to(logits)

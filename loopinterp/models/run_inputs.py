@@ -94,7 +94,7 @@ def need_examples(inputs: Any) -> None:
 
 
 def check_ends(n_loops: Tensor, inputs: Any) -> Tensor:
-    """Numbers of loops, one for each example; raise unless they are, on its device, and can be run."""
+    """Numbers of loops, one for each example, on its device; raise unless they can be run."""
     if not isinstance(inputs, torch.Tensor):
         return n_loops  # the inputs are refused where they are read
     need_examples(inputs)
