@@ -41,7 +41,9 @@ def describe_model(model: Any) -> dict[str, Any] | str:
     to_dict = getattr(getattr(model, "config", None), "to_dict", None)
     described = {"class": type(model).__name__} if to_dict is None else to_dict()
     if isinstance(model, nn.Module):
-        return described | {"weights_sha256": digest_tensors(own_weights(model))}
+        # Buffers that are not saved with a model decide what it computes as those that are.
+        tensors = dict(model.named_buffers()) | own_weights(model)
+        return described | {"weights_sha256": digest_tensors(tensors)}
     return described if to_dict is not None else described["class"]
 
 

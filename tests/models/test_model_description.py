@@ -43,6 +43,18 @@ def test_modules_without_a_configuration_are_described_by_class_and_weights() ->
     assert describe_model(one) != describe_model(other)
 
 
+def test_buffers_that_are_not_saved_are_part_of_the_model() -> None:
+    model = torch.nn.Linear(2, 2)
+    bare = describe_model(model)
+    model.register_buffer("scale", torch.ones(2), persistent=False)
+    one = describe_model(model)
+    model.scale = torch.full((2,), 2.0)
+    two = describe_model(model)
+    assert bare != one != two != bare
+    model.scale = torch.ones(2)
+    assert describe_model(model) == one
+
+
 @pytest.mark.parametrize(
     ("part", "given"),
     [
