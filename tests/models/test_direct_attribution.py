@@ -352,7 +352,9 @@ def test_positions_in_another_order_are_refused_where_a_coda_looks_at_them() -> 
 
 def test_a_cache_on_disk_knows_how_its_run_ended(tmp_path: Path) -> None:
     model = jittered(build("surround"))
-    for options in ({"n_loops": 3}, {"n_loops": ENDS}, {"n_loops": 3, "return_type": "states"}):
+    runs: list[dict[str, Any]]
+    runs = [{"n_loops": 3}, {"n_loops": ENDS}, {"n_loops": 3, "return_type": "states"}]
+    for options in runs:
         _, cache = model.run_with_cache(some_inputs(model), **options)
         cache.save(tmp_path)
         again = LoopedCache.load(tmp_path, model)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Generator
 from functools import partial
 from typing import Any
 
@@ -201,7 +201,7 @@ def test_hooks_end_with_their_block_whichever_thread_ends_it() -> None:
     x = some_inputs(model)
     clean = model(x)
 
-    def block() -> Iterator[None]:
+    def block() -> Generator[None]:
         with model.hooks(fwd_hooks=[(SITE, zero)]):
             yield
 

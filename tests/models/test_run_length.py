@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
@@ -176,7 +176,7 @@ def test_threads_do_not_change_each_others_number_of_loops() -> None:
 def test_a_number_of_loops_ends_with_its_block_whichever_thread_ends_it() -> None:
     model = build("plain", n_loops=2)
 
-    def block() -> Iterator[None]:
+    def block() -> Generator[None]:
         with model.unrolled(5):
             yield
 

@@ -128,7 +128,7 @@ def test_what_are_no_weights_or_inputs_is_refused() -> None:
         with pytest.raises(InputError, match=rf"weights: expected a mapping.* got .*{given}"):
             convert_model(original, CONFIG, wrong, INPUTS, n_loops=LOOPS)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"inputs: expected a tensor .* got a list"):
-        convert_model(original, CONFIG, weights, INPUTS.tolist(), n_loops=LOOPS)
+        convert_model(original, CONFIG, weights, INPUTS.tolist(), n_loops=LOOPS)  # type: ignore[arg-type]
 
 
 def test_weights_that_do_not_fit_are_named() -> None:
