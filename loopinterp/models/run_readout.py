@@ -79,7 +79,7 @@ class RunReadout:
         if self.logits is None:
             return
         logits = self.logits.to(model.device)
-        gap = (model.readout(self.state.to(model.device)) - logits).abs()
+        gap = (model._readout(self.state.to(model.device)) - logits).abs()
         # Far above rounding, by whichever kernel.
         if not bool((gap <= torch.finfo(gap.dtype).eps ** 0.5 * logits.abs().max()).all()):
             raise InputError(

@@ -304,7 +304,7 @@ def test_a_run_of_other_loops_for_each_example_has_no_last_one() -> None:
         cache.apply_slice_to_batch_dim(slice(1)).logit_attribution(1)
     # Asked for by its number, a loop is that of every example.
     for loop in range(4):
-        ended_here = (loop + 1 == ENDS).numpy()
+        ended_here = ENDS.eq(loop + 1).numpy()
         found = cache.logit_attribution(1, loop=loop).sum("component").values
         expected = model(x, n_loops=4, return_type="all_logits")[loop + 1, ..., 1].detach().numpy()
         assert abs(found - expected).max() < 1e-10
