@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
+    from loopinterp.models.run_readout import RunReadout
     from loopinterp.models.transformer_layer import Layer, Norm
     from loopinterp.models.transformer_lens_names import TransformerLensNames
 
@@ -72,6 +73,49 @@ def attribute_logit(
     state = read(f"loops.{from_loop}.hook_state_pre")
     way.write(f"state before loop {from_loop}", state, "state")
     return _named(way.parts[::-1], choice, logits)
+
+
+@torch.no_grad()
+def need_own_readout(run: RunReadout, model: TransformerLensNames, *, own_last_loop: bool) -> None:
+    """Raise unless a model's plain readout is what the run's was, of one loop for all.
+
+    Args:
+        run: How the run ended.
+        model: The model of the run, as it is now.
+        own_last_loop: Whether the loop after which the run was read is asked for.
+
+    Raises:
+        InputError: If hooks changed what was read, or the weights have changed; if some
+            positions are missing or moved that a coda looks at; if there is no such loop.
+    """
+    if own_last_loop and bool(run.by_example):
+        raise InputError(
+            "loop",
+            expected="a loop to read every example after, as each made its own number of them",
+            given="None",
+            fix="Pass e.g. loop=0, or cache a run with one n_loops for all.",
+        )
+    every = torch.arange(run.state.shape[1], device=run.positions.device)
+    if model.coda and not torch.equal(run.positions, every):
+        raise InputError(
+            "cache",
+            expected="all positions in their order: the heads of the coda look at them",
+            given=f"positions {run.positions.tolist()} of {len(every)}",
+            fix="Cache without pos_slice=, and select positions of the result.",
+        )
+    if run.logits is None or run.logits.dtype != model.dtype:
+        return  # nothing was read; or activations in another type than the model's, refused as such
+    logits = run.logits.to(model.device)
+    gap = (model._readout(run.state.to(model.device)) - logits).abs()
+    # Far above rounding, by whichever kernel.
+    if not bool((gap <= torch.finfo(gap.dtype).eps ** 0.5 * logits.abs().max()).all()):
+        raise InputError(
+            "logit_attribution",
+            expected="a model that reads the run's logits from its last state",
+            given=f"logits that are off by up to {gap.max().item():.2g}",
+            fix="Attribute a run whose coda and final norm no hook has changed, with the "
+            "weights of that run.",
+        )
 
 
 class _WayBack:

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from loopinterp.models.looped_model import LoopedModel
-
 
 class ForeignModel:
     """The four methods of a model, each of which raises where it breaks the protocol.
@@ -25,10 +23,10 @@ class ForeignModel:
     seen from shapes and version counters, at no cost and with no run.
 
     Args:
-        model: The model.
+        model: A model that has them.
     """
 
-    def __init__(self, model: LoopedModel | Any) -> None:
+    def __init__(self, model: Any) -> None:
         self._model = model
 
     def embed(self, inputs: Tensor) -> Tensor:

@@ -231,6 +231,10 @@ def test_what_cannot_be_right_is_refused() -> None:
         cache.logit_attribution(1, loop=4)
     with pytest.raises(InputError, match="Cache without dtype="):
         cached(dtype=torch.float32).logit_attribution(1)
+    cache.model.float()
+    with pytest.raises(InputError, match=r"in torch\.float32 on cpu, as the weights are"):
+        cache.logit_attribution(1)
+    cache.model.double()
     with pytest.raises(HookError, match="names_filter"):
         cached(names_filter=["z", "hook_state_post"]).logit_attribution(1)
 
