@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from loopinterp import circuits, dynamics, lenses, probing, training
-from loopinterp.errors import InputError
+from loopinterp.errors import HookError, InputError
 from loopinterp.models import LoopedTransformer, iterate
 from loopinterp.rasp import compile_program
 from loopinterp.tasks import Addition, Batch
@@ -85,6 +85,14 @@ def test_a_weight_that_is_not_finite_is_named_by_every_study(name: str, value: f
     study = (ON_PROTOCOL | WITH_HOOKS)[name]
     with pytest.raises(InputError, match=r"weight unembedding.bias: expected finite numbers"):
         study(broken_transformer(value), batch())
+
+
+@pytest.mark.parametrize("name", [*ON_PROTOCOL, *WITH_HOOKS])
+def test_hooks_that_are_on_are_named_by_every_study(name: str) -> None:
+    model = compile_program("ripple", max_length=17).model
+    model.add_hook("loops.0.blocks.0.attn.hook_z", lambda z, hook: torch.zeros_like(z))
+    with pytest.raises(HookError, match=r"no hooks .*, got one on 'blocks\.\d+\.attn\.hook_z'"):
+        (ON_PROTOCOL | WITH_HOOKS)[name](model, batch())
 
 
 @pytest.mark.parametrize("broken", ["state", "logits"])

@@ -29,6 +29,7 @@ from loopinterp.circuits.activation_patching_result import (
 )
 from loopinterp.errors import check_integer
 from loopinterp.models.iteration import iterate
+from loopinterp.models.looped_model import bind
 from loopinterp.models.model_description import describe_model
 from loopinterp.progress import track
 from loopinterp.results import study
@@ -117,8 +118,9 @@ def patching_sweep(
     about = {"study": "patching", "component": what.name, "n_loops": n_loops}
     with study(seed, **about, model=describe_model(model), n_examples=len(base)) as watch:
         inputs = (base, source, third)
-        runs = [torch.stack([h for _, h in iterate(model, x, n_loops)]) for x in inputs]
-        ends = [model.readout(run[-1]) for run in runs]
+        bound = [bind(model, x) for x in inputs]
+        runs = [torch.stack([h for _, h in own.run(n_loops)]) for own in bound]
+        ends = [own.read(run[-1], n_loops) for own, run in zip(bound, runs)]
         compared = Comparison(ends[0], ends[1], scored, metric)
         sweep = _Sweep(model, inputs, torch.stack(runs), chosen, compared, n_loops, what)
         block = sweep.states_after(wanted) if of_state else sweep.block(wanted)

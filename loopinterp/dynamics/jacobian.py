@@ -8,7 +8,8 @@ vector, and the Arnoldi iteration runs for all examples at once.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from loopinterp.dynamics.state_checks import check_shape, check_state
-from loopinterp.errors import check_integer, check_number, check_seed
+from loopinterp.errors import InputError, check_integer, check_number, check_seed
 from loopinterp.short_repr import ShortRepr
 
 if TYPE_CHECKING:
@@ -51,19 +52,55 @@ def jvp(
 ) -> Float[Tensor, "batch ..."]:
     r"""Jacobian-vector product :math:`J(h) v`, by forward-mode differentiation.
 
+    Where a step has an operation without a forward derivative, by two backward ones: the product
+    is the derivative of :math:`J(h)^\top u`, which is linear in u, along v.
+
     Args:
         step: One loop, such as ``bind(model, inputs).step``.
         h: State at which to differentiate.
         v: Tangent, one for each example.
 
     Raises:
-        InputError: If the tangent does not have the shape of the state.
+        InputError: If the tangent does not have the shape of the state, or the step has no
+            derivative of either kind.
     """
     check_shape(v, h, "tangent", fix="Pass one tangent for each example, shaped like the state.")
     _load_forward_mode()
-    # Fused attention kernels have no forward derivative; the plain one has.
-    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-        return torch.func.jvp(step, (h,), (v,))[1]
+    # Fused attention has no forward derivative, nor second backward ones; the plain one has.
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), _plain_encoder_layers():
+        try:
+            return torch.func.jvp(step, (h,), (v,))[1]
+        except RuntimeError:  # an operation has no such derivative, or the step itself is wrong
+            return _jvp_by_two_gradients(step, h, v)
+
+
+def _jvp_by_two_gradients(step: Callable[[Tensor], Tensor], h: Tensor, v: Tensor) -> Tensor:
+    with torch.enable_grad():
+        h = h.detach().clone().requires_grad_()
+        after = step(h)
+        u = torch.zeros_like(after, requires_grad=True)
+        try:
+            (gradient,) = torch.autograd.grad(after, h, u, create_graph=True)
+            return torch.autograd.grad(gradient, u, v)[0]
+        except RuntimeError as error:
+            raise InputError(
+                "step",
+                expected="a loop that can be differentiated, once forwards or twice backwards",
+                given=f"one of which PyTorch says: {error}",
+                fix="Write it in PyTorch's own operations, without detach and no_grad; or do "
+                "without its Jacobian, as convergence_study does with n_spectral=0.",
+            ) from error
+
+
+@contextmanager
+def _plain_encoder_layers() -> Iterator[None]:
+    """Keep PyTorch's encoder layers from a fused kernel of theirs, which has no derivative."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 @cache

@@ -11,6 +11,7 @@ TransformerLens' ``logit_attrs`` does this through one norm, the final one, with
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
+    from loopinterp.models.run_readout import RunReadout
     from loopinterp.models.transformer_layer import Layer, Norm
     from loopinterp.models.transformer_lens_names import TransformerLensNames
 
@@ -71,6 +73,49 @@ def attribute_logit(
     state = read(f"loops.{from_loop}.hook_state_pre")
     way.write(f"state before loop {from_loop}", state, "state")
     return _named(way.parts[::-1], choice, logits)
+
+
+@torch.no_grad()
+def need_own_readout(run: RunReadout, model: TransformerLensNames, *, own_last_loop: bool) -> None:
+    """Raise unless a model's plain readout is what the run's was, of one loop for all.
+
+    Args:
+        run: How the run ended.
+        model: The model of the run, as it is now.
+        own_last_loop: Whether the loop after which the run was read is asked for.
+
+    Raises:
+        InputError: If hooks changed what was read, or the weights have changed; if some
+            positions are missing or moved that a coda looks at; if there is no such loop.
+    """
+    if own_last_loop and bool(run.by_example):
+        raise InputError(
+            "loop",
+            expected="a loop to read every example after, as each made its own number of them",
+            given="None",
+            fix="Pass e.g. loop=0, or cache a run with one n_loops for all.",
+        )
+    every = torch.arange(run.state.shape[1], device=run.positions.device)
+    if model.coda and not torch.equal(run.positions, every):
+        raise InputError(
+            "cache",
+            expected="all positions in their order: the heads of the coda look at them",
+            given=f"positions {run.positions.tolist()} of {len(every)}",
+            fix="Cache without pos_slice=, and select positions of the result.",
+        )
+    if run.logits is None or run.logits.dtype != model.dtype:
+        return  # nothing was read; or activations in another type than the model's, refused as such
+    logits = run.logits.to(model.device)
+    gap = (model._readout(run.state.to(model.device)) - logits).abs()
+    # Far above rounding, by whichever kernel.
+    if not bool((gap <= torch.finfo(gap.dtype).eps ** 0.5 * logits.abs().max()).all()):
+        raise InputError(
+            "logit_attribution",
+            expected="a model that reads the run's logits from its last state",
+            given=f"logits that are off by up to {gap.max().item():.2g}",
+            fix="Attribute a run whose coda and final norm no hook has changed, with the "
+            "weights of that run.",
+        )
 
 
 class _WayBack:
@@ -163,15 +208,6 @@ def _reread(read: Read, model: TransformerLensNames, loop: int) -> tuple[Read, T
             given=f"{state.dtype} on {state.device}",
             fix="Cache without dtype= and device=: parts that are rounded do not add up.",
         )
-    if model.coda:
-        seen, there = read(f"loops.{loop}.blocks.0.attn.hook_pattern").shape[-2:]
-        if seen != there:
-            raise InputError(
-                "cache",
-                expected="all positions: the heads of the coda look at them",
-                given=f"{seen} of {there}",
-                fix="Cache without pos_slice=, and select positions of the result.",
-            )
     again = {a.name: a for a in model.addresses().addresses.values() if a.in_readout}
     recorder, alone = Recorder(), state.dim() == 2
     logits = model._readout(state[None] if alone else state, Taps((), again.values(), recorder))
@@ -184,24 +220,25 @@ def _reread(read: Read, model: TransformerLensNames, loop: int) -> tuple[Read, T
     return reread, logits[0] if alone else logits
 
 
-def _one_hot(name: str, tokens: int | Tensor, logits: Tensor) -> Float[Tensor, "*batch pos vocab"]:
+def _one_hot(name: str, tokens: Any, logits: Tensor) -> Float[Tensor, "*batch pos vocab"]:
     """1 where the logits of these classes are, 0 elsewhere."""
     shape, n_classes = logits.shape[:-1], logits.shape[-1]
-    given = torch.as_tensor(tokens, device=logits.device)
+    try:
+        given = torch.as_tensor(tokens, device=logits.device)
+    except (TypeError, ValueError, RuntimeError):  # text, None, a list of lists of unequal length
+        given = torch.empty(0)
     # One class for each example stands for all its positions, as in TransformerLens.
     wide = given[:, None] if given.dim() == 1 and len(shape) == 2 else given
     sizes = zip(wide.shape[::-1], shape[::-1])
     fits = wide.dim() <= len(shape) and all(n in (1, there) for n, there in sizes)
-    if (
-        not fits
-        or given.dtype not in TOKEN_TYPES
-        or bool(((given < 0) | (given >= n_classes)).any())
-    ):
+    inside = given.dtype in TOKEN_TYPES and bool(((given >= 0) & (given < n_classes)).all())
+    if not fits or not inside:
+        several = isinstance(tokens, torch.Tensor) and tokens.dim()
         raise InputError(
             name,
             expected=f"output classes from 0 to {n_classes - 1}: one, one for each example, or "
             f"one for each place of {list(shape)}",
-            given=repr(tokens) if given.dim() == 0 else f"{given.dtype} {list(given.shape)}",
+            given=f"{given.dtype} {list(given.shape)}" if several else reprlib.repr(tokens),
             fix="Pass the answers as integers, [batch] or [batch, pos].",
         )
     return F.one_hot(wide.long().expand(shape), n_classes).to(logits)

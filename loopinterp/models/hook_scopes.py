@@ -77,7 +77,7 @@ class HookScope:
     """
 
     def __init__(self, shared: dict[Key, HookPoint], n_loops: int) -> None:
-        self.shared, self.n_loops = shared, n_loops
+        self.shared, self.n_loops, self.closed = shared, n_loops, False
         self.points: dict[Key, HookPoint] = {}
 
     def point(self, address: Address, context: dict[Any, Any]) -> HookPoint:
@@ -94,7 +94,9 @@ class HookScope:
         try:
             yield
         finally:
-            _OPEN.set(tuple(scope for scope in _OPEN.get() if scope is not self))
+            # A task that began here has a copy of the list, and another thread may end the block.
+            self.closed = True
+            _OPEN.set(tuple(scope for scope in _OPEN.get() if not scope.closed))
 
 
 _OPEN: ContextVar[tuple[HookScope, ...]] = ContextVar("open hook scopes", default=())
@@ -102,7 +104,7 @@ _OPEN: ContextVar[tuple[HookScope, ...]] = ContextVar("open hook scopes", defaul
 
 def open_scopes(shared: dict[Key, HookPoint]) -> list[HookScope]:
     """The scopes of a model that this thread has open."""
-    return [scope for scope in _OPEN.get() if scope.shared is shared]
+    return [scope for scope in _OPEN.get() if scope.shared is shared and not scope.closed]
 
 
 class Watched:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformer_lens.ActivationCache import ActivationCache
 
-from loopinterp.errors import CheckpointError, HookError
+from loopinterp.errors import CheckpointError, HookError, InputError
 from loopinterp.models.cache_files import read_activations, read_index, write_activations
-from loopinterp.models.direct_attribution import attribute_logit
+from loopinterp.models.direct_attribution import attribute_logit, need_own_readout
 from loopinterp.models.run_inputs import check_dtype
+from loopinterp.models.run_readout import RunReadout
 from loopinterp.models.sites import AddressBook, Index, resolve_index
 from loopinterp.models.transformer_lens_names import DIRECT_WRITES, Needs
 from loopinterp.short_repr import as_table
@@ -86,6 +87,7 @@ class LoopedCache(ActivationCache):
         cache_dict: Activations by full hook name.
         model: The model unrolled over the loops of the run (``model.unroll(n_loops)``).
         has_batch_dim: Whether the batch axis is there.
+        readout: How the run ended; :meth:`logit_attribution` asks for it.
 
     Example:
         >>> import torch
@@ -99,6 +101,17 @@ class LoopedCache(ActivationCache):
     """
 
     model: TransformerLensNames
+
+    def __init__(
+        self,
+        cache_dict: dict[str, Tensor],
+        model: TransformerLensNames,
+        has_batch_dim: bool = True,
+        *,
+        readout: RunReadout | None = None,
+    ) -> None:
+        super().__init__(cache_dict, model, has_batch_dim)
+        self.readout = readout
 
     def __repr__(self) -> str:
         return (
@@ -202,7 +215,7 @@ class LoopedCache(ActivationCache):
         tokens: int | Tensor,
         *,
         incorrect_tokens: int | Tensor | None = None,
-        loop: int = -1,
+        loop: int | None = None,
         from_loop: int | None = None,
     ) -> xr.DataArray:
         """What each writer adds to the logit read after a loop: direct logit attribution.
@@ -216,7 +229,8 @@ class LoopedCache(ActivationCache):
         Args:
             tokens: Output classes whose logits to attribute: one, ``[batch]`` or ``[batch, pos]``.
             incorrect_tokens: Others, whose logits are taken off: a logit difference.
-            loop: The loop after which the logits are read.
+            loop: The loop after which the logits are read; the last if None, which a run with a
+                number of loops for each example has not.
             from_loop: The first loop that is taken apart, up to ``loop``; ``loop`` alone if None.
                 With 0 the whole run is, and ``groupby("loop").sum()`` says which loop wrote it.
 
@@ -228,7 +242,8 @@ class LoopedCache(ActivationCache):
 
         Raises:
             InputError: If a class or from_loop is out of range; if the cache was cast, moved, or
-                lacks positions that a coda looks at; if hooks changed the stream between writers.
+                lacks positions that a coda looks at; if hooks changed the stream between writers
+                or the readout, or the weights have changed since.
             HookError: If the loop is out of range, or an activation needed was not cached.
 
         Example:
@@ -244,7 +259,16 @@ class LoopedCache(ActivationCache):
             >>> bool(abs(parts.sum("component") - difference).max() < 1e-5)
             True
         """
-        ends = (loop, loop if from_loop is None else from_loop)
+        if self.readout is None:
+            raise InputError(
+                "cache",
+                expected="the cache of a run, which says what its logits were read from",
+                given="one that does not, made by hand or saved by an earlier version",
+                fix="Call model.run_with_cache again.",
+            )
+        need_own_readout(self.readout, self.model, own_last_loop=loop is None)
+        end = -1 if loop is None else loop
+        ends = (end, end if from_loop is None else from_loop)
         last, first = (resolve_index(t, self.n_loops, "loop")[0][0] for t in ends)
         return attribute_logit(
             self.__getitem__,
@@ -267,7 +291,8 @@ class LoopedCache(ActivationCache):
     def apply_slice_to_batch_dim(self, batch_slice: Any) -> LoopedCache:
         """Some examples of the batch."""
         sliced = super().apply_slice_to_batch_dim(batch_slice)
-        return LoopedCache(sliced.cache_dict, self.model, sliced.has_batch_dim)
+        kept = sliced.cache_dict, self.model, sliced.has_batch_dim
+        return LoopedCache(*kept, readout=self.readout)
 
     def to(self, device: Any = None, dtype: torch.dtype | str | None = None) -> LoopedCache:  # type: ignore[override]
         """Move and cast in place, and return the cache."""
@@ -289,7 +314,9 @@ class LoopedCache(ActivationCache):
             "config": self._book.config.to_dict(),
         }
         folder = Path(folder)
-        write_activations(folder, self.cache_dict, header, max_shard_bytes=max_shard_bytes)
+        end = self.readout.tensors() if self.readout is not None else {}
+        kept = self.cache_dict | end
+        write_activations(folder, kept, header, max_shard_bytes=max_shard_bytes)
         return folder
 
     @classmethod
@@ -310,8 +337,10 @@ class LoopedCache(ActivationCache):
             )
         view = model.unroll(index["n_loops"])
         view.flag_for(index["names"])
-        kept = read_activations(folder, index, known=view.addresses().addresses)
-        return cls(kept, view, index["has_batch_dim"])
+        known = {*view.addresses().addresses, *RunReadout.names()}
+        kept = read_activations(folder, index, known=known)
+        readout = RunReadout.take(kept)
+        return cls(kept, view, index["has_batch_dim"], readout=readout)
 
     def _missing(self, name: str) -> MissingActivationError:
         return MissingActivationError(

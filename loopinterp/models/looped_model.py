@@ -8,6 +8,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from loopinterp.errors import MOST_LOOPS, InputError, check_integer
+from loopinterp.models.foreign_model import ForeignModel
 from loopinterp.models.run_inputs import need_examples
 from loopinterp.short_repr import ShortRepr
 
@@ -141,16 +142,20 @@ def bind(model: LoopedModel | Any, inputs: Tensor) -> Iteration:
     keys) offer ``bind`` themselves, and it is used.
 
     Raises:
-        InputError: If the model is none, or there is no example.
+        InputError: If the model is none, or there is no example; if one of its methods, now or
+            later, returns something else than floats ``[batch, pos, …]``, or writes into what it
+            was given.
+        HookError: If hooks are on, which the steps would go past.
     """
     need_model(model)
     need_examples(inputs)
     own = getattr(model, "bind", None)
     if own is not None:
         return own(inputs)
-    e = model.embed(inputs)
-    h0 = model.initial_state(e)
-    return Iteration(e, h0, advance=lambda h, e, _: model.step(h, e), readout=model.readout)
+    held = ForeignModel(model)
+    e = held.embed(inputs)
+    h0 = held.initial_state(e)
+    return Iteration(e, h0, advance=lambda h, e, _: held.step(h, e), readout=held.readout)
 
 
 def need_model(model: object) -> None:

@@ -115,7 +115,12 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
     def bind(
         self, inputs: Tensor, *, position_offset: int | Int[Tensor, " batch"] = 0
     ) -> Iteration:
-        """The iteration over one input, with its attention context computed once."""
+        """The iteration over one input, with its attention context computed once.
+
+        Raises:
+            HookError: If hooks are on: its steps fire none.
+        """
+        self.need_no_hooks()
         context = self._context(inputs, position_offset)
         e = self._embed(inputs, context, self._added_positions(inputs, position_offset))
         return Iteration(e, self.initial_state(e), self._loop, self.readout, context)
@@ -223,7 +228,9 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
         out = self._run(inputs, n_loops, span, state, position_offset, return_type, taps)
         if incl_bwd:
             recorder.backward(out if loss_fn is None else loss_fn(out))
-        cache = LoopedCache(recorder.kept, self.unroll(total))
+        by_example = isinstance(n_loops, torch.Tensor)
+        readout = recorder.readout(by_example=by_example)
+        cache = LoopedCache(recorder.kept, self.unroll(total), readout=readout)
         if remove_batch_dim:
             check_integer("batch size", len(inputs), most=1, fix="Leave remove_batch_dim out.")
             cache.remove_batch_dim(batch_size=len(inputs))
@@ -256,13 +263,13 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
             if return_type in ("states", "all_logits"):
                 states.append(h)
         h = h if ends is None else read
-        if return_type == "state":
-            return h
-        if return_type == "states":
-            return torch.stack(states)
+        logits = self._readout(h, taps) if return_type in ("logits", "all_logits") else None
+        taps.end(h, logits)
+        if logits is None:
+            return h if return_type == "state" else torch.stack(states)
         if return_type == "all_logits":
-            return torch.stack([*map(self._readout, states[:-1]), self._readout(h, taps)])
-        return self._readout(h, taps)
+            return torch.stack([*map(self._readout, states[:-1]), logits])
+        return logits
 
     @staticmethod
     def _fires(address: Address, span: range, return_type: str) -> bool:

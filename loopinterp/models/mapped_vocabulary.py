@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import reprlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +14,7 @@ from torch import nn
 from loopinterp.errors import InputError
 from loopinterp.models.looped_model import bind, need_model
 from loopinterp.models.model_description import device_of
-from loopinterp.models.run_inputs import check_tokens
+from loopinterp.models.run_inputs import TOKEN_TYPES, check_tokens
 from loopinterp.short_repr import say
 
 if TYPE_CHECKING:
@@ -31,7 +33,8 @@ class WithVocabulary(nn.Module):
         answers: The model's output for each answer class of the task; as they are if None.
 
     Raises:
-        InputError: If the model is none, or a list is no list of integers from 0 on.
+        InputError: If the model is none, or a list is no list of integers from 0 on; once it is
+            run, if the model has no such token or output.
 
     Example:
         >>> from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
@@ -55,17 +58,10 @@ class WithVocabulary(nn.Module):
         need_model(model)
         self.model = model
         for name, numbers in (("tokens", tokens), ("answers", answers)):
-            table = None if numbers is None else torch.as_tensor(numbers)
-            if table is not None and (
-                table.dtype != torch.int64 or table.ndim != 1 or table.min() < 0
-            ):
-                raise InputError(
-                    name,
-                    expected="a list of the model's own tokens, one for each of the task's",
-                    given=repr(numbers),
-                    fix="Pass e.g. [tokenizer.convert_tokens_to_ids(word) for word in words].",
-                )
+            table = None if numbers is None else _table(name, numbers)
             self.register_buffer(name, None if table is None else table.to(device_of(model)))
+            if name == "answers" and table is not None:
+                self._last_answer = int(table.max())  # once, as devices are slow to say
 
     def __repr__(self) -> str:
         shown = {"model": self.model, "tokens": self.tokens, "answers": self.answers}
@@ -89,7 +85,8 @@ class WithVocabulary(nn.Module):
 
     def embed(self, inputs: Integer[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
         """The model's, of its own tokens."""
-        return self.model.embed(self._own(inputs))
+        with self._naming_tokens():
+            return self.model.embed(self._own(inputs))
 
     def initial_state(
         self, e: Float[Tensor, "batch pos d_model"]
@@ -111,14 +108,59 @@ class WithVocabulary(nn.Module):
 
     def bind(self, inputs: Integer[Tensor, "batch pos"]) -> Iteration:
         """The model's, which may know more of its input than the four methods pass on."""
-        own = bind(self.model, self._own(inputs))
+        with self._naming_tokens():
+            own = bind(self.model, self._own(inputs))
         return dataclasses.replace(own, readout=lambda h: self._answers(own.readout(h)))
 
     def _own(self, inputs: Tensor) -> Tensor:
         if self.tokens is None:
-            return inputs
+            # An embedding of PyTorch looks up int32 and int64 only.
+            return inputs.long() if getattr(inputs, "dtype", None) in TOKEN_TYPES else inputs
         check_tokens(inputs, len(self.tokens), "Map every token of the task, or use its sampler.")
         return self.tokens[inputs.long()]
 
+    @contextmanager
+    def _naming_tokens(self) -> Iterator[None]:
+        """Say which map it is that a model finds no token by."""
+        try:
+            yield
+        except IndexError as error:
+            raise InputError(
+                "tokens",
+                expected="tokens of the model's own vocabulary",
+                given="the task's as they are" if self.tokens is None else _spelled(self.tokens),
+                fix=f"Check the map: looking them up, the model says {str(error)!r}.",
+            ) from error
+
     def _answers(self, logits: Tensor) -> Tensor:
-        return logits if self.answers is None else logits[..., self.answers]
+        if self.answers is None:
+            return logits
+        if self._last_answer >= logits.shape[-1]:
+            raise InputError(
+                "answers",
+                expected=f"outputs of the model, from 0 to {logits.shape[-1] - 1}",
+                given=_spelled(self.answers),
+                fix="Pass the model's output for each answer class of the task.",
+            )
+        return logits[..., self.answers]
+
+
+def _table(name: str, numbers: Any) -> Tensor:
+    """A map as a tensor; raise unless it is one. Of answers there are two or more."""
+    least = 2 if name == "answers" else 1
+    try:
+        table = torch.as_tensor(numbers)
+    except (TypeError, ValueError, RuntimeError):  # text, None, lists of lists
+        table = torch.empty(0)
+    if table.dtype in TOKEN_TYPES and table.ndim == 1 and len(table) >= least and table.min() >= 0:
+        return table.long()
+    raise InputError(
+        name,
+        expected=f"a list of {least} or more of the model's own tokens, one for each of the task's",
+        given=_spelled(numbers),
+        fix="Pass e.g. [tokenizer.convert_tokens_to_ids(word) for word in words].",
+    )
+
+
+def _spelled(numbers: Any) -> str:
+    return reprlib.repr(numbers.tolist() if isinstance(numbers, torch.Tensor) else numbers)

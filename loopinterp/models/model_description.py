@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 
 from loopinterp.errors import InputError, check_integer
 from loopinterp.storage import digest_tensors
@@ -30,13 +32,18 @@ def describe_model(model: Any) -> dict[str, Any] | str:
         name of the class alone for what has no weights.
 
     Raises:
-        InputError: If a weight is NaN or infinite; it names the tensor.
+        InputError: If a weight is NaN or infinite; it names the tensor. If training mode makes a
+            module draw, or look at the rest of the batch; it names the module.
+        HookError: If hooks are on.
     """
     check_weights(model)
+    check_modules(model)
     to_dict = getattr(getattr(model, "config", None), "to_dict", None)
     described = {"class": type(model).__name__} if to_dict is None else to_dict()
     if isinstance(model, nn.Module):
-        return described | {"weights_sha256": digest_tensors(own_weights(model))}
+        # Buffers that are not saved with a model decide what it computes as those that are.
+        tensors = dict(model.named_buffers()) | own_weights(model)
+        return described | {"weights_sha256": digest_tensors(tensors)}
     return described if to_dict is not None else described["class"]
 
 
@@ -67,6 +74,31 @@ def check_weights(model: Any) -> None:
                 given=f"NaN or infinity at {int(bad.sum())} of {bad.numel()} places",
                 fix="Take a copy from before it broke, or train anew with a lower learning rate.",
             )
+
+
+def check_modules(model: Any) -> None:
+    """Raise if a part of a model does not do what it is described as: in training mode, or hooked.
+
+    Example:
+        >>> check_modules(torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Dropout(0.1)))
+        Traceback (most recent call last):
+        loopinterp.errors.InputError: module 1: expected evaluation mode: in training a run gives
+        other numbers each time, got Dropout in training mode, with dropout=0.1. Call model.eval()
+        first.
+    """
+    for name, module in getattr(model, "named_modules", {}.items)():
+        rate = module.p if isinstance(module, _DropoutNd) else getattr(module, "dropout", 0)
+        draws = isinstance(rate, (int, float)) and rate > 0
+        if module.training and (draws or isinstance(module, _BatchNorm)):
+            raise InputError(
+                f"module {name or 'model'}",
+                expected="evaluation mode: in training a run gives other numbers each time",
+                given=f"{type(module).__name__} in training mode"
+                + (f", with dropout={rate}" if draws else ""),
+                fix="Call model.eval() first.",
+            )
+        if need_no_hooks := getattr(module, "need_no_hooks", None):
+            need_no_hooks()
 
 
 def reach(model: Any) -> int | None:

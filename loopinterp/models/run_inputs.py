@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loopinterp.errors import InputError, check_integer
+from loopinterp.errors import MOST_LOOPS, InputError, check_integer
 from loopinterp.models.positions import check_length
 
 if TYPE_CHECKING:
@@ -107,12 +107,13 @@ def need_examples(inputs: Any) -> None:
 
 
 def check_ends(n_loops: Tensor, inputs: Any) -> Tensor:
-    """Numbers of loops, one for each example; raise unless they are, 0 or more, on its device."""
+    """Numbers of loops, one for each example, on its device; raise unless they can be run."""
     if not isinstance(inputs, torch.Tensor):
         return n_loops  # the inputs are refused where they are read
     need_examples(inputs)
     check_each("n_loops", n_loops, inputs, "Pass n_loops=batch.n_loops.")
-    check_integer("n_loops", int(n_loops.min()), least=0, fix="Check T(n).")
+    for end in n_loops.aminmax():
+        check_integer("n_loops", int(end), least=0, far=MOST_LOOPS, fix="Check T(n).")
     return n_loops
 
 

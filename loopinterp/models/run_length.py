@@ -18,8 +18,18 @@ if TYPE_CHECKING:
     from jaxtyping import Int
     from torch import Tensor
 
-_UNROLLED: ContextVar[tuple[tuple[object, int], ...]] = ContextVar("unrolled models", default=())
-"""Models with the number of loops that a ``with model.unrolled(...)`` of this thread gives them."""
+
+@dataclass(eq=False)
+class _Unrolled:
+    """A ``with model.unrolled(n_loops)``; closed for every thread once the block has ended."""
+
+    model: object
+    n_loops: int
+    closed: bool = False
+
+
+_UNROLLED: ContextVar[tuple[_Unrolled, ...]] = ContextVar("unrolled models", default=())
+"""Those of this thread, the innermost first."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +119,8 @@ class LoopCount:
         Where there is a :attr:`loop_rule`, that of the run's input decides for the run. Setting
         the number does away with the rule.
         """
-        return next((n for model, n in _UNROLLED.get() if model is self), self._n_loops)
+        said = self._said_around()
+        return self._n_loops if said is None else said
 
     @n_loops.setter
     def n_loops(self, value: int) -> None:
@@ -132,12 +143,18 @@ class LoopCount:
         if n_loops is None:
             yield
             return
-        entry = (self, check_loops(n_loops))
+        entry = _Unrolled(self, check_loops(n_loops))
         _UNROLLED.set((entry, *_UNROLLED.get()))
         try:
             yield
         finally:
-            _UNROLLED.set(tuple(other for other in _UNROLLED.get() if other is not entry))
+            entry.closed = True
+            _UNROLLED.set(tuple(other for other in _UNROLLED.get() if not other.closed))
+
+    def _said_around(self) -> int | None:
+        """The number of loops of the innermost ``unrolled`` that is open; None outside of them."""
+        opened = (x.n_loops for x in _UNROLLED.get() if x.model is self and not x.closed)
+        return next(opened, None)
 
     def _loops(self, n_loops: int | None) -> int:
         return self.n_loops if n_loops is None else check_loops(n_loops)
@@ -157,8 +174,7 @@ class LoopCount:
 
     def _told(self, n_loops: object) -> bool:
         """Whether a run's number of loops was said, here or around, and is not the rule's."""
-        unrolled = any(model is self for model, _ in _UNROLLED.get())
-        return n_loops is not None or unrolled or self._rule is None
+        return n_loops is not None or self._rule is None or self._said_around() is not None
 
     def _need_number(self, n_loops: object, loops: int, names: Any) -> None:
         """Raise on names numbered for another number of loops than the model's rule gives a run."""

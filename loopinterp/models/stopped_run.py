@@ -75,7 +75,7 @@ def run_until(
         >>> halve = SimpleNamespace(
         ...     embed=lambda x: x, initial_state=torch.ones_like, readout=lambda h: h,
         ...     step=lambda h, e: (h + e) / 2)   # h_t = e + (1 - e) / 2**t
-        >>> run_until(halve, torch.full((1, 1, 1), 2.0), ResidualBelow(0.02), max_loops=20).loop
+        >>> run_until(halve, torch.full((1, 1, 2), 2.0), ResidualBelow(0.02), max_loops=20).loop
         tensor([5])
     """
     if max_loops is not None:

@@ -204,17 +204,29 @@ class LoopHooks(LoopCount, HookedRootModule):
                 )
         # A copy, as another thread may add points meanwhile.
         points = [*self._points.copy().items(), *(p for s in scopes for p in s.points.items())]
-        hooked = [
-            (key, point)
-            for key, point in points
-            if point._forward_hooks or point._backward_hooks or point._forward_pre_hooks
-        ]
+        hooked = [(key, point) for key, point in points if _carries(point)]
         # Beyond the run, a loop's name may be that of a coda layer of this shorter run.
         at = self.addresses(n_loops).at if hooked else {}
         for key, point in hooked:
             if key in at:
                 point.name = at[key].name
         return [(at[key], point) for key, point in hooked if key in at]
+
+    def need_no_hooks(self) -> None:
+        """Raise if a hook is on, as studies would pass it by, and their results not tell of it.
+
+        Raises:
+            HookError: If one is, among those that stay or those that this thread has opened.
+        """
+        on = next((str(point.name) for point in self.hook_points() if _carries(point)), None)
+        if on is not None:
+            raise HookError(
+                "model",
+                expected="no hooks on a model that is studied or stepped, which goes past them",
+                given=f"one on {on!r}",
+                fix="Take them off (model.reset_hooks(), or leave the with block), or run the "
+                "model itself: model(inputs, return_type='states').",
+            )
 
     def add_hook(self, name: Any, hook: Callable[..., Any], *args: Any, **options: Any) -> None:
         """Add a hook that stays until ``reset_hooks``, for every thread.
@@ -271,3 +283,8 @@ class LoopHooks(LoopCount, HookedRootModule):
             if reset_hooks_end and clear_contexts:
                 self.clear_contexts()
         need_fired(watched)
+
+
+def _carries(point: HookPoint) -> bool:
+    """Whether a hook point carries functions."""
+    return bool(point._forward_hooks or point._backward_hooks or point._forward_pre_hooks)

@@ -15,6 +15,7 @@ import torch
 from transformer_lens.utilities import Slice
 
 from loopinterp.errors import HookError, InputError
+from loopinterp.models.run_readout import RunReadout
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -86,6 +87,7 @@ class Taps:
         self._taps: defaultdict[Place, _OpenTap] = defaultdict(
             lambda: _OpenTap(recorder or Recorder())
         )
+        self._recorder = recorder
         for address, point in points:
             self._taps[address.place].points.setdefault(address.component, []).append(point)
         for address in wanted:
@@ -94,6 +96,11 @@ class Taps:
     def at(self, section: str, loop: int | None = None, layer: int | None = None) -> Tap:
         """The tap at a place."""
         return self._taps.get((section, loop, layer), SILENT)
+
+    def end(self, state: Tensor, logits: Tensor | None) -> None:
+        """Note where a run ended, and what was read there."""
+        if self._recorder is not None:
+            self._recorder.last = (state, logits)
 
     def listen(self, *components: str) -> bool:
         """Whether anybody listens to one of the components, at any place."""
@@ -118,6 +125,7 @@ class Recorder:
         gradients: bool = False,
     ) -> None:
         self.kept: dict[str, Tensor] = {}
+        self.last: tuple[Tensor, Tensor | None] | None = None  # state and logits
         self._slice = None if pos_slice is None else Slice.unwrap(pos_slice)
         self._device, self._dtype, self.gradients = device, dtype, gradients
         self._live: dict[Address, Tensor] = {}
@@ -126,6 +134,18 @@ class Recorder:
         if self.gradients:
             self._live[address] = x
         self.kept[address.name] = self._keep(address, x)
+
+    def readout(self, *, by_example: bool) -> RunReadout:
+        """How the run ended that was recorded."""
+        assert self.last is not None
+        state, logits = self.last
+        positions = torch.arange(state.shape[1])
+        return RunReadout(
+            state.detach().to(device=self._device),
+            positions if self._slice is None else self._slice.apply(positions),
+            torch.tensor(by_example),
+            None if logits is None else logits.detach().to(device=self._device),
+        )
 
     def backward(self, loss: Tensor) -> None:
         """Add ``d loss / d activation`` for everything kept, as ``NAME_grad``."""

@@ -36,7 +36,8 @@ def convert_model(
         original: The model that the weights come from, behind the four methods.
         config: The architecture that it has in our words.
         weights: The weights by our names, those of ``LoopedTransformer(config).state_dict()``;
-            matrices of linear maps are ``[out, in]``, as ``torch.nn.Linear`` has them.
+            matrices of linear maps are ``[out, in]``, as ``torch.nn.Linear`` has them. The model
+            has their floating-point type.
         inputs: Inputs on which the two must agree.
         n_loops: Loops for which they must.
         activations: The original's activations on these inputs by our names (``site``, or
@@ -46,10 +47,19 @@ def convert_model(
             where that is smaller.
 
     Raises:
-        InputError: A weight is missing, unknown or of another shape (it is named), or the two
-            differ; it says where first (see :func:`first_difference`).
+        InputError: A weight is missing, unknown or of another shape (it is named); they are no
+            tensors of one floating-point type; or the two differ, it says where first (see
+            :func:`first_difference`).
     """
-    model = LoopedTransformer(config).to(inputs.device).eval()
+    dtype = _dtype_of(weights)
+    if not isinstance(inputs, torch.Tensor):
+        raise InputError(
+            "inputs",
+            expected="a tensor [batch, pos], on which the two must agree",
+            given=f"a {type(inputs).__name__}",
+            fix="Pass torch.tensor(...) of it.",
+        )
+    model = LoopedTransformer(config).to(inputs.device, dtype).eval()
     own = model.state_dict()
     if wrong := misfits(weights, own, lambda x: list(x.shape)):
         raise InputError(
@@ -71,6 +81,24 @@ def convert_model(
             "inside the loop.",
         )
     return model
+
+
+def _dtype_of(weights: Mapping[str, Tensor]) -> torch.dtype:
+    """The one floating-point type of some weights; raise unless they have one."""
+    named = weights.items() if isinstance(weights, Mapping) else [("weights", weights)]
+    kinds: dict[object, str] = {}  # and the first weight of each
+    for name, x in named:
+        kinds.setdefault(x.dtype if isinstance(x, torch.Tensor) else type(x).__name__, name)
+    dtype = next(iter(kinds), None)
+    if len(kinds) == 1 and isinstance(dtype, torch.dtype) and dtype.is_floating_point:
+        return dtype
+    raise InputError(
+        "weights",
+        expected="a mapping from names to tensors, all of one floating-point type",
+        given=", ".join(f"{name} of {kind}" for kind, name in kinds.items()) or "none",
+        fix="Pass e.g. {name: torch.as_tensor(x).float() for name, x in weights.items()}, and "
+        "original.float().",
+    )
 
 
 @torch.no_grad()

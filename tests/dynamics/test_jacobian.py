@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -55,6 +56,56 @@ def test_jvp_of_a_transformer_against_finite_differences(options: dict[str, obje
     product = jvp(step, h, v)
     assert not product.requires_grad
     torch.testing.assert_close(product, slope, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+@pytest.mark.parametrize("frozen", [True, False])
+def test_jvp_of_an_encoder_layer_against_finite_differences(norm_first: bool, frozen: bool) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        layer = torch.nn.TransformerEncoderLayer(
+            8, 2, 16, dropout=0.0, batch_first=True, norm_first=norm_first, dtype=torch.float64
+        )
+    layer = layer.eval().requires_grad_(not frozen)
+    mask = torch.nn.Transformer.generate_square_subsequent_mask(4, dtype=torch.float64)
+
+    def step(h: Tensor) -> Tensor:
+        return 0.3 * layer(h, src_mask=mask)
+
+    h, v = _random(3, 4, 8), _random(3, 4, 8).flip(0)
+    with torch.no_grad():
+        slope = (step(h + 1e-6 * v) - step(h - 1e-6 * v)) / 2e-6
+    assert torch.backends.mha.get_fastpath_enabled()
+    torch.testing.assert_close(jvp(step, h, v), slope, atol=1e-6, rtol=1e-5)
+    assert torch.backends.mha.get_fastpath_enabled()
+    dense = dense_jacobian(step, h)
+    radii = np.abs(np.linalg.eigvals(dense.numpy())).max(1)
+    np.testing.assert_allclose(spectral_radius(step, h, tol=1e-8).radius.numpy(), radii, rtol=1e-6)
+
+
+class _Cube(torch.autograd.Function):
+    """``x^3``, which has a backward derivative and no forward one."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        return 3 * x**2 * gradient
+
+
+def test_jvp_where_an_operation_has_no_forward_derivative() -> None:
+    h, v, mix = _random(3, 4, 8), _random(3, 4, 8).flip(0), _random(8, 8)
+    product = jvp(lambda h: _Cube.apply(h @ mix.T), h, v)  # type: ignore[no-any-return]
+    torch.testing.assert_close(product, 3 * (h @ mix.T) ** 2 * (v @ mix.T))
+    assert not product.requires_grad
+    with pytest.raises(InputError, match=r"step: .* differentiated.*n_spectral=0"):
+        jvp(lambda h: _Cube.apply(h.detach()), h, v)  # type: ignore[no-any-return]
+    with pytest.raises(RuntimeError, match="shape"):  # its own fault stays its own
+        jvp(lambda h: h @ mix[:3], h, v)
 
 
 def test_dense_jacobian_against_autograd() -> None:

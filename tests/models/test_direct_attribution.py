@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import re
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -214,15 +216,25 @@ def test_a_run_that_stopped_early_is_read_where_it_stopped() -> None:
 
 def test_what_cannot_be_right_is_refused() -> None:
     cache = cached()
-    for classes in (3, -1, torch.zeros(2, dtype=torch.long), torch.zeros(3, 7)):
-        with pytest.raises(InputError, match="output classes from 0 to 2"):
-            cache.logit_attribution(classes)
+    for wrong, given in (
+        (3, "got 3"),
+        (-1, "got -1"),
+        (torch.zeros(2, dtype=torch.long), r"torch.int64 \[2\]"),
+        (torch.zeros(3, 7), r"torch.float32 \[3, 7\]"),
+        (True, "got True"),
+    ):
+        with pytest.raises(InputError, match=f"output classes from 0 to 2.* {given}"):
+            cache.logit_attribution(wrong)
     with pytest.raises(InputError, match="smaller from_loop"):
         cache.logit_attribution(1, loop=1, from_loop=2)
     with pytest.raises(HookError, match="loop: expected"):
         cache.logit_attribution(1, loop=4)
     with pytest.raises(InputError, match="Cache without dtype="):
         cached(dtype=torch.float32).logit_attribution(1)
+    cache.model.float()
+    with pytest.raises(InputError, match=r"in torch\.float32 on cpu, as the weights are"):
+        cache.logit_attribution(1)
+    cache.model.double()
     with pytest.raises(HookError, match="names_filter"):
         cached(names_filter=["z", "hook_state_post"]).logit_attribution(1)
 
@@ -236,6 +248,17 @@ def test_a_stream_that_a_hook_changed_is_refused(site: str) -> None:
     assert len(cache.logit_attribution(1)), "the last loop is as it was"
     with pytest.raises(InputError, match="no hook has changed"):
         cache.logit_attribution(1, from_loop=0)
+
+
+@pytest.mark.usefixtures("no_type_checks")
+@pytest.mark.parametrize("wrong", ["a", None, [[0], [1, 2]], 1.0, {}])
+def test_what_is_no_class_at_all_is_refused_in_words(wrong: Any) -> None:
+    cache = cached()
+    with pytest.raises(InputError, match=rf"^tokens: .* 0 to 2.* got {re.escape(repr(wrong))}"):
+        cache.logit_attribution(wrong)
+    if wrong is not None:
+        with pytest.raises(InputError, match=r"^incorrect_tokens: expected output classes"):
+            cache.logit_attribution(1, incorrect_tokens=wrong)
 
 
 def add_one(x: Tensor, hook: Any) -> Tensor:
@@ -270,3 +293,82 @@ def test_attribution_along_the_unembedding_alone_is_refused_behind_another_norm(
     with pytest.raises(InputError, match="norm='post'"):
         cached("post rms").logit_attrs(parts, tokens=1)
     assert cached("plain").logit_attrs(parts, tokens=1).shape == (len(parts), 3, 7)
+
+
+ENDS = torch.tensor([1, 4, 2])
+
+
+def test_a_run_of_other_loops_for_each_example_has_no_last_one() -> None:
+    model = jittered(build("surround"))
+    x = some_inputs(model)
+    logits, cache = model.run_with_cache(x, n_loops=ENDS)
+    with pytest.raises(InputError, match="as each made its own number"):
+        cache.logit_attribution(1)
+    with pytest.raises(InputError, match="as each made its own number"):
+        cache.apply_slice_to_batch_dim(slice(1)).logit_attribution(1)
+    # Asked for by its number, a loop is that of every example.
+    for loop in range(4):
+        ended_here = ENDS.eq(loop + 1).numpy()
+        found = cache.logit_attribution(1, loop=loop).sum("component").values
+        expected = model(x, n_loops=4, return_type="all_logits")[loop + 1, ..., 1].detach().numpy()
+        assert abs(found - expected).max() < 1e-10
+        assert abs(found - logits[..., 1].detach().numpy())[ended_here].max(initial=0) < 1e-10
+
+
+@pytest.mark.parametrize(
+    "site", ["coda.1.hook_mlp_out", "coda.0.attn.hook_z", "ln_final.hook_scale"]
+)
+def test_a_readout_that_a_hook_changed_is_refused(site: str) -> None:
+    model = jittered(build("surround", n_loops=4))
+
+    def last_example(activation: Tensor, hook: Any) -> Tensor:
+        return torch.cat([activation[:-1], activation[-1:] * 1.5])
+
+    with model.hooks([(site, last_example)]):
+        _, cache = model.run_with_cache(some_inputs(model))
+    for loop in (None, 1):
+        with pytest.raises(InputError, match="no hook has changed"):
+            cache.logit_attribution(1, loop=loop)
+
+
+@pytest.mark.parametrize(
+    "weight", ["unembedding.weight", "coda.0.mlp.fc_in.weight", "ln_final.bias"]
+)
+def test_weights_that_have_changed_since_are_refused(weight: str) -> None:
+    model = jittered(build("surround"))
+    _, cache = model.run_with_cache(some_inputs(model), n_loops=4, loops=[1])
+    assert len(cache.logit_attribution(1, loop=1))
+    with torch.no_grad():
+        model.get_parameter(weight).mul_(1.1)
+    with pytest.raises(InputError, match="with the weights of that run"):
+        cache.logit_attribution(1, loop=1)
+
+
+def test_positions_in_another_order_are_refused_where_a_coda_looks_at_them() -> None:
+    backwards = [6, 5, 4, 3, 2, 1, 0]
+    with pytest.raises(InputError, match=r"positions \[6, 5, 4, 3, 2, 1, 0\] of 7"):
+        cached("surround", pos_slice=backwards).logit_attribution(1)
+    whole = cached("surround", pos_slice=slice(0, 7)).logit_attribution(1)
+    assert whole.identical(cached("surround").logit_attribution(1))
+    turned = cached(pos_slice=backwards).logit_attribution(1)
+    assert abs(turned.values - cached().logit_attribution(1).values[:, :, ::-1]).max() < 1e-10
+
+
+def test_a_cache_on_disk_knows_how_its_run_ended(tmp_path: Path) -> None:
+    model = jittered(build("surround"))
+    runs: list[dict[str, Any]]
+    runs = [{"n_loops": 3}, {"n_loops": ENDS}, {"n_loops": 3, "return_type": "states"}]
+    for options in runs:
+        _, cache = model.run_with_cache(some_inputs(model), **options)
+        cache.save(tmp_path)
+        again = LoopedCache.load(tmp_path, model)
+        assert list(again) == list(cache)
+        expected = cache.logit_attribution(1, loop=2, from_loop=0)
+        assert again.logit_attribution(1, loop=2, from_loop=0).identical(expected)
+        assert again.readout is not None and cache.readout is not None
+        assert again.readout.tensors().keys() == cache.readout.tensors().keys()
+    by_hand = LoopedCache(dict(cache.items()), cache.model)
+    by_hand.save(tmp_path)
+    for unknown in (by_hand, LoopedCache.load(tmp_path, model)):
+        with pytest.raises(InputError, match=r"Call model\.run_with_cache again"):
+            unknown.logit_attribution(1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Generator
 from functools import partial
 from typing import Any
 
@@ -168,3 +170,43 @@ def test_lists_of_sites_are_hooks_and_filters() -> None:
         model.run_with_hooks(x, fwd_hooks=[(nothing, hit)])
     with pytest.raises(HookError, match="a list of names, or a predicate, got int"):
         model.add_hook([3], hit)
+
+
+@torch.no_grad()
+def test_hooks_end_with_their_block_also_for_a_task_that_began_inside_it() -> None:
+    model = build("demo").unroll(3)
+    x = some_inputs(model)
+    clean = model(x)
+
+    async def later(block_ended: asyncio.Event) -> Tensor:
+        await block_ended.wait()
+        return model(x)
+
+    async def main() -> tuple[Tensor, Tensor]:
+        block_ended = asyncio.Event()
+        with model.hooks(fwd_hooks=[(SITE, zero)]):
+            task = asyncio.create_task(later(block_ended))
+            hooked = model(x)
+        block_ended.set()
+        return hooked, await task
+
+    hooked, after = asyncio.run(main())
+    assert not torch.equal(hooked, clean)
+    assert torch.equal(after, clean)
+
+
+@torch.no_grad()
+def test_hooks_end_with_their_block_whichever_thread_ends_it() -> None:
+    model = build("demo").unroll(3)
+    x = some_inputs(model)
+    clean = model(x)
+
+    def block() -> Generator[None]:
+        with model.hooks(fwd_hooks=[(SITE, zero)]):
+            yield
+
+    opened = block()
+    next(opened)
+    assert not torch.equal(model(x), clean)  # so the hook has fired
+    in_another_thread(opened.close)
+    assert torch.equal(model(x), clean)

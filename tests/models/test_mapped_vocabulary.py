@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -83,7 +85,60 @@ def test_another_vocabulary_is_another_model() -> None:
 
 
 @pytest.mark.usefixtures("no_type_checks")
-@pytest.mark.parametrize("wrong", [[0.5], [-1], [[1, 2]]])
-def test_what_is_no_map_is_refused(wrong: list[float]) -> None:
-    with pytest.raises(InputError, match="tokens: expected a list"):
-        WithVocabulary(LoopedTransformer(CONFIG), tokens=wrong)  # type: ignore[arg-type]
+@pytest.mark.parametrize("name", ["tokens", "answers"])
+@pytest.mark.parametrize(
+    "wrong",
+    [[0.5], [-1, 0], [[1, 2]], [None], [[1], [2, 3]], "abc", [], torch.empty(0).long(), 3, [2**70]],
+)
+def test_what_is_no_map_is_refused(wrong: Any, name: str) -> None:
+    with pytest.raises(InputError, match=f"{name}: expected a list of . or more"):
+        WithVocabulary(LoopedTransformer(CONFIG), **{name: wrong})
+
+
+def test_one_answer_is_no_choice() -> None:
+    with pytest.raises(InputError, match=r"answers: expected a list of 2 or more .* got \[3\]"):
+        WithVocabulary(LoopedTransformer(CONFIG), answers=[3])
+
+
+class Letters:
+    """An embedding of 16 characters, and 16 outputs, which say nothing of how many they are."""
+
+    def __init__(self) -> None:
+        self.letters = torch.nn.Embedding(16, 16)
+
+    def embed(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.letters(inputs)
+
+    def initial_state(self, e: torch.Tensor) -> torch.Tensor:
+        return e
+
+    def step(self, h: torch.Tensor, e: torch.Tensor) -> torch.Tensor:
+        return h + e
+
+    def readout(self, h: torch.Tensor) -> torch.Tensor:
+        return h
+
+
+def test_a_map_to_what_the_model_has_not_is_named() -> None:
+    for mapped in (
+        WithVocabulary(Letters(), tokens=[1, 2, 3, 16]),
+        WithVocabulary(LoopedTransformer(CONFIG), tokens=[1, 2, 3, 50]),
+    ):
+        for run in (bind, lambda model, x: model.embed(x)):
+            with pytest.raises(InputError, match=r"tokens"):
+                run(mapped, INPUTS)
+    with pytest.raises(InputError, match=r"^tokens: .* own vocabulary, got \[1, 2, 3, 16\]"):
+        bind(WithVocabulary(Letters(), tokens=[1, 2, 3, 16]), INPUTS)
+    with pytest.raises(InputError, match=r"^tokens: .* got the task's as they are"):
+        bind(WithVocabulary(Letters()), INPUTS + 16)
+    mapped = WithVocabulary(Letters(), answers=[0, 16])
+    bound = bind(mapped, INPUTS)
+    for read in (bound.readout, mapped.readout):
+        with pytest.raises(InputError, match=r"answers: .* from 0 to 15, got \[0, 16\]"):
+            read(bound.h0)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
+def test_tokens_that_are_not_mapped_are_read_in_any_integer_type(dtype: torch.dtype) -> None:
+    mapped = WithVocabulary(Letters(), answers=[0, 1])
+    assert torch.equal(bind(mapped, INPUTS.to(dtype)).h0, bind(mapped, INPUTS).h0)

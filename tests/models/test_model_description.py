@@ -43,6 +43,37 @@ def test_modules_without_a_configuration_are_described_by_class_and_weights() ->
     assert describe_model(one) != describe_model(other)
 
 
+def test_buffers_that_are_not_saved_are_part_of_the_model() -> None:
+    model = torch.nn.Linear(2, 2)
+    bare = describe_model(model)
+    model.register_buffer("scale", torch.ones(2), persistent=False)
+    one = describe_model(model)
+    model.scale = torch.full((2,), 2.0)
+    two = describe_model(model)
+    assert bare != one != two != bare
+    model.scale = torch.ones(2)
+    assert describe_model(model) == one
+
+
+@pytest.mark.parametrize(
+    ("part", "given"),
+    [
+        (torch.nn.Dropout(0.1), "Dropout in training mode, with dropout=0.1"),
+        (torch.nn.MultiheadAttention(2, 1, dropout=0.2), "MultiheadAttention .* dropout=0.2"),
+        (torch.nn.BatchNorm1d(2), "BatchNorm1d in training mode"),
+    ],
+)
+def test_what_training_mode_makes_another_model_is_refused(
+    part: torch.nn.Module, given: str
+) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ModuleDict({"inner": part}))
+    with pytest.raises(InputError, match=rf"module 1.inner: expected evaluation mode.*{given}"):
+        describe_model(model)
+    assert describe_model(model.eval())
+    model[1] = torch.nn.Dropout(0.0)
+    assert describe_model(model.train())  # nothing is drawn
+
+
 def changed_positions(model: Any, n_pos: int, at: int) -> list[int]:
     """Positions whose next state, or whose readout, a change of the state at one place changes."""
     torch.manual_seed(1)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from loopinterp.errors import InputError
+from loopinterp.errors import MOST_LOOPS, InputError
 from loopinterp.models import bind, iterate, run_until
-from loopinterp.models.run_inputs import check_dtype, loop_span
+from loopinterp.models.run_inputs import check_dtype, check_ends, loop_span
 from loopinterp.models.stopping_rules import Fixed
 from tests.models.variants import build, some_inputs
 
@@ -28,6 +28,16 @@ def test_spans_outside_the_run(start: int, stop: int | None) -> None:
 def test_numbers_of_loops_that_are_none(given: int) -> None:
     with pytest.raises(InputError, match="n_loops: expected an integer >= 1"):
         build("plain").n_loops = given
+
+
+@pytest.mark.parametrize("wrong", [-1, MOST_LOOPS + 1, 10**9])
+def test_no_example_makes_more_loops_than_a_run_can(wrong: int) -> None:
+    x = some_inputs(build("plain"))
+    ends = torch.tensor([1, wrong, 2])
+    for run in (check_ends, lambda ends, x: build("plain")(x, n_loops=ends)):
+        with pytest.raises(InputError, match=rf"n_loops: expected an integer .*, got {wrong}"):
+            run(ends, x)
+    assert torch.equal(check_ends(ends.clamp(0, MOST_LOOPS), x), ends.clamp(0, MOST_LOOPS))
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
@@ -171,3 +171,19 @@ def test_threads_do_not_change_each_others_number_of_loops() -> None:
     torch.testing.assert_close(given, model(x, n_loops=5), atol=1e-5, rtol=0)
     assert seen[0][0] == 2 and torch.equal(seen[0][1], two)
     assert model.n_loops == 2
+
+
+def test_a_number_of_loops_ends_with_its_block_whichever_thread_ends_it() -> None:
+    model = build("plain", n_loops=2)
+
+    def block() -> Generator[None]:
+        with model.unrolled(5):
+            yield
+
+    opened = block()
+    next(opened)
+    assert model.n_loops == 5
+    in_another_thread(opened.close)
+    assert model.n_loops == 2
+    with model.unrolled(3), model.unrolled(4):
+        assert model.n_loops == 4

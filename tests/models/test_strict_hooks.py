@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
+from loopinterp.errors import HookError
+from loopinterp.models import WithVocabulary, bind, iterate
+from tests.models.test_run_length import in_another_thread
 from tests.models.variants import build, some_inputs
 
 
@@ -35,3 +40,23 @@ def test_hooks_for_another_number_of_loops_leave_those_that_are_on() -> None:
         model(x, n_loops=3)
     assert (len(outer), len(inner)) == (2, 1)
     assert model.n_loops == 2 and unrolled.cfg.n_layers == 3
+
+
+def test_a_model_with_hooks_is_not_stepped_past_them() -> None:
+    model = build("demo", n_loops=3)
+    x, twin = some_inputs(model), model.unroll(5)
+    whole = list(iterate(model, x, 2))[-1][1]
+
+    def refused() -> None:
+        for other in (model, twin, WithVocabulary(model)):
+            with pytest.raises(HookError, match=r"no hooks .*, got one on 'blocks\.1\.attn"):
+                bind(other, x)
+
+    with model.hooks([("loops.1.blocks.0.attn.hook_z", lambda z, hook: z * 0)]):
+        refused()
+        assert in_another_thread(lambda: bind(model, x).h0.shape) == (3, 7, 16)
+        model(x)  # fires
+    model.add_hook("loops.1.blocks.0.attn.hook_z", lambda z, hook: z * 0)
+    refused()
+    model.reset_hooks()
+    assert (list(iterate(model, x, 2))[-1][1] == whole).all()

@@ -99,6 +99,38 @@ def test_a_faithful_conversion_gives_the_model_with_the_same_logits() -> None:
     torch.testing.assert_close(model(INPUTS, n_loops=LOOPS), original.readout(h))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.bfloat16, 0.1), (torch.float16, 0.02)]
+)
+def test_the_model_has_the_type_of_the_weights(dtype: torch.dtype, tolerance: float) -> None:
+    original = _original().to(dtype)
+    weights = _weights(original)
+    model = convert_model(original, CONFIG, weights, INPUTS, n_loops=LOOPS, tolerance=tolerance)
+    assert model.dtype == dtype
+    assert all(torch.equal(x, weights[name]) for name, x in model.state_dict().items())
+    weights["embedding.weight"] = weights["embedding.weight"] * 1.5
+    with pytest.raises(InputError, match="a difference, first in embed"):
+        convert_model(original, CONFIG, weights, INPUTS, n_loops=LOOPS, tolerance=tolerance)
+
+
+@pytest.mark.usefixtures("no_type_checks")
+def test_what_are_no_weights_or_inputs_is_refused() -> None:
+    original, weights = _original(), _weights(_original())
+    name = "embedding.weight"
+    for wrong, given in (
+        (weights | {name: weights[name].double()}, "float64, .* of torch.float32"),
+        (weights | {name: weights[name].numpy()}, f"{name} of ndarray"),
+        ({k: x.long() for k, x in weights.items()}, f"{name} of torch.int64"),
+        ({k: x.numpy() for k, x in weights.items()}, f"{name} of ndarray"),
+        ([*weights.values()], "weights of list"),
+        ({}, "none"),
+    ):
+        with pytest.raises(InputError, match=rf"weights: expected a mapping.* got .*{given}"):
+            convert_model(original, CONFIG, wrong, INPUTS, n_loops=LOOPS)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"inputs: expected a tensor .* got a list"):
+        convert_model(original, CONFIG, weights, INPUTS.tolist(), n_loops=LOOPS)  # type: ignore[arg-type]
+
+
 def test_weights_that_do_not_fit_are_named() -> None:
     original, weights = _original(), _weights(_original())
     del weights["ln_final.bias"]
