@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,8 +59,8 @@ class StudiedModel(ShortRepr):
 
     def save(self, result: Result, name: str) -> Path:
         """Save a result among the run's; its provenance says that it is the run's."""
-        provenance = dataclasses.replace(result.provenance, run=self.owner.config)
-        return dataclasses.replace(result, provenance=provenance).save(self.results, name)
+        provenance = replace(result.provenance, run=self.owner.config)
+        return replace(result, provenance=provenance).save(self.results, name)
 
     def own_file(self, name: str) -> Path:
         """The file of a result among the run's.
@@ -84,21 +83,29 @@ class StudiedModel(ShortRepr):
 
     def with_room(self, n: int) -> int:
         """The greatest problem length up to n that its position table has room for."""
-        config = getattr(self.model, "config", None)
-        room = getattr(self.model, "n_ctx", getattr(config, "n_ctx", None))
+        from loopinterp.models.model_description import said_of
+
+        room = said_of(self.model, "n_ctx")
         fits = (k for k in range(n, 1, -1) if room is None or self.task.n_positions(k) <= room)
         return next(fits, 1)
 
     def length(self, n: int) -> int:
         """The greatest problem length up to n that it has room for, and that stays quick."""
-        fits = (k for k in range(n, 1, -1) if self.task.n_loops(k) <= MOST_LOOPS)
+        fits = (k for k in range(n, 1, -1) if self.n_loops(k) <= MOST_LOOPS)
         return self.with_room(next(fits, 1))
+
+    def n_loops(self, n: int) -> int:
+        """Loops after which an example of a length is answered: T(n), or the model's own depth."""
+        from loopinterp.models.run_length import own_depth
+
+        return own_depth(self.model) or self.task.n_loops(n)
 
     def sample(self, n: int, batch_size: int, *, distribution: str | None = None) -> Batch:
         """Examples of one length; of the run's own distribution if None is given."""
         import torch
 
         from loopinterp.models.model_description import device_of
+        from loopinterp.study_examples import at_own_depth
 
         batch = self.task.sample(
             n,
@@ -106,7 +113,7 @@ class StudiedModel(ShortRepr):
             generator=torch.Generator().manual_seed(self.seed),
             distribution=distribution or self.distribution,
         )
-        return batch.to(device_of(self.model))
+        return at_own_depth(self.model, replace(batch, task=self.task)).to(device_of(self.model))
 
     def programs(self) -> list[str]:
         """The stock programs that solve its task, with its settings, from its tokens."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from loopinterp import circuits, dynamics, ground_truth, lenses, models, probing, rasp, tasks
 from loopinterp.errors import CheckpointError
 from loopinterp.studied_model import StudiedModel
+from loopinterp.study_examples import why_no_loops
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,6 +43,7 @@ class Study:
         why_not: Why nothing can be said of this model, as a clause; "" where something can.
         needs: The study whose saved result it starts from, if any.
         hooks: Whether it looks inside a loop, which takes a model with hooks.
+        loops: Whether it follows a model from loop to loop, which takes one that makes several.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Study:
     why_not: Callable[[StudiedModel], str] = lambda model: ""
     needs: str | None = None
     hooks: bool = False
+    loops: bool = True
 
     def unsaid(self, model: StudiedModel) -> str:
         """Why it says nothing of a model, as a clause; "" if it says something."""
@@ -58,6 +61,8 @@ class Study:
             return f"it asks about {' or '.join(self.tasks)} and not about {model.task.name}"
         if self.hooks and not hasattr(model.model, "run_with_cache"):
             return f"it looks inside a loop, and {type(model.model).__name__} has no hooks there"
+        if self.loops and (why := why_no_loops(model.model)):
+            return why
         return self.why_not(model)
 
     def concerns(self, model: StudiedModel) -> bool:
@@ -125,7 +130,7 @@ def _no_planted_carry(model: StudiedModel) -> str:
     return _no_room_for_carries(model)
 
 
-@_study("example", "what is asked, and what does the model make of one input?")
+@_study("example", "what is asked, and what does the model make of one input?", loops=False)
 def _example(model: StudiedModel) -> Result:
     fits = (n for n in range(EXAMPLE_LENGTH, 1, -1) if _is_readable(model, n))
     return lenses.worked_example(
@@ -146,7 +151,7 @@ def _convergence(model: StudiedModel) -> Result:
 
 @_study("extrapolation", "what if the loops run on?")
 def _extrapolation(model: StudiedModel) -> Result:
-    trained = model.task.n_loops(model.cutoff)
+    trained = model.n_loops(model.cutoff)
     batch = model.sample(model.length(2 * model.cutoff), 64)
     return dynamics.extrapolation_study(
         model.model, batch, n_loops=10 * trained, trained_loops=trained
@@ -225,7 +230,7 @@ def _heads(model: StudiedModel) -> Result:
     return circuits.head_study(model.model, batch, model.programs(), seed=model.seed)
 
 
-@_study("attention", "where does each head look at each loop?", hooks=True)
+@_study("attention", "where does each head look at each loop?", hooks=True, loops=False)
 def _attention(model: StudiedModel) -> Result:
     batch = model.sample(model.length(2 * model.cutoff), 64)
     return lenses.attention_study(

@@ -15,9 +15,9 @@ from loopinterp.dynamics.state_checks import asked_positions, check_finite
 from loopinterp.dynamics.state_trajectories import chunks, gather
 from loopinterp.errors import InputError, check_integer
 from loopinterp.models.looped_model import need_hooks
-from loopinterp.models.model_description import describe_model, device_of
+from loopinterp.models.model_description import describe_model
 from loopinterp.results import Result, study
-from loopinterp.tasks.study_data import as_batch
+from loopinterp.study_examples import examples_for
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -122,7 +122,8 @@ def attention_stabilisation_study(
             finite.
     """
     need_hooks(model)
-    batch = as_batch(data, n=n, batch_size=batch_size, seed=seed, device=device_of(model))
+    drawn = {"n": n, "batch_size": batch_size, "seed": seed}
+    batch = examples_for(model, data, needs_loops=n_loops is None, **drawn)
     asked_positions(batch, "asked")
     if n_loops is None:
         n_loops = max(2, math.ceil(1.25 * int(batch.n_loops.max())))

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from loopinterp.errors import InputError
-from loopinterp.models.looped_model import bind, need_model
-from loopinterp.models.model_description import describe_model, device_of
+from loopinterp.models.looped_model import bind
+from loopinterp.models.model_description import describe_model
 from loopinterp.results import Result, study
-from loopinterp.tasks.study_data import as_batch
+from loopinterp.study_examples import examples_for
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -96,8 +96,7 @@ def worked_example(
         >>> found.rows["input"], found.right_from()     # 3 + 1, as its carry takes longer
         (['4', '3', '1', '0'], 2)
     """
-    need_model(model)
-    batch = as_batch(data, n=n, batch_size=batch_size, seed=seed, device=device_of(model))
+    batch = examples_for(model, data, n=n, batch_size=batch_size, seed=seed)
     if len(lengths := batch.n_loops.unique().tolist()) != 1:
         raise InputError(
             "data",

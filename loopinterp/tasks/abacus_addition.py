@@ -97,7 +97,7 @@ class AbacusAddition(Sampler):
             width=self.n_positions(int(n.max())),
             fill=END,
         )
-        return Batch(tokens, self.targets(tokens), n, n + 1)
+        return Batch(tokens, self.targets(tokens), n, n + 1, self)
 
     def encode(self, operands: Sequence[tuple[int, int]]) -> Batch:
         """The batch of given integers, each written without leading zeros.

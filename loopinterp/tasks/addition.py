@@ -112,11 +112,11 @@ class Addition(Sampler):
         check_operands(a, b, n)
         if self.format == "pairs":
             tokens = join([same(BOS, n), (a + 2 * b, n)], width=a.shape[1] + 1, fill=PAD)
-            return Batch(tokens, self.targets(tokens), n, n + 1)
+            return Batch(tokens, self.targets(tokens), n, n + 1, self)
         real = inside(n, a.shape[1])
         a, b = a * real, b * real
         answer = carries.total(a, b).masked_fill(~real, IGNORE)
-        return Batch(torch.stack([a, b], dim=-1).float(), answer, n, n + 1)
+        return Batch(torch.stack([a, b], dim=-1).float(), answer, n, n + 1, self)
 
     def encode(self, operands: Sequence[tuple[int, int]], n: int) -> Batch:
         """The batch of given integers, each in 0..2^n - 1.

@@ -19,6 +19,7 @@ from loopinterp.models.stopped_run import run_until
 from loopinterp.models.stopping_rules import Oracle
 from loopinterp.progress import track
 from loopinterp.results import Result, study
+from loopinterp.study_examples import fit_to_model, need_model_of
 from loopinterp.tasks.sampling import check_size, pick_distribution
 from loopinterp.tasks.study_data import need_task
 from loopinterp.tasks.task import IGNORE
@@ -125,6 +126,7 @@ def evaluate(
     """
     need_model(model)
     need_task(task)
+    need_model_of(task, model)
     asked = judged_distributions(task) if distributions is None else distributions
     names = list(dict.fromkeys(asked))
     depth = own_depth(model)
@@ -150,7 +152,7 @@ def evaluate(
             batch = task.sample(
                 length, batch_size=n_samples, generator=generator, distribution=distribution
             )
-            batch = _at_depth(batch.to(device_of(model)), depth)
+            batch = fit_to_model(model, replace(batch, task=task).to(device_of(model)))
             constant_exact[d, k], constant_bits[d, k] = _constant(batch, task.d_vocab_out)
             exact[:, d, k], bits[:, d, k] = _score(model, batch, extra)
             for r, rule in enumerate(rules.values()):
@@ -174,13 +176,6 @@ def evaluate(
             trained_up_to=trained_up_to,
             depth=depth,
         )
-
-
-def _at_depth(batch: Batch, depth: int | None) -> Batch:
-    """The batch, to be answered after so many loops in place of T(n)."""
-    if depth is None:
-        return batch
-    return replace(batch, n_loops=torch.full_like(batch.n_loops, depth))
 
 
 def judged_distributions(task: Task) -> tuple[str, ...]:
