@@ -90,8 +90,7 @@ def at_own_depth(model: Any, batch: Batch) -> Batch:
 
 def why_no_loops(model: Any) -> str:
     """Why nothing happens to a model from loop to loop, as a clause; "" if something may."""
-    one = "it makes one loop whatever the length, so that nothing happens from loop to loop"
-    return one if own_depth(model) == 1 else ""
+    return "the model makes one loop, whatever the length" if own_depth(model) == 1 else ""
 
 
 def need_loops(model: Any) -> None:

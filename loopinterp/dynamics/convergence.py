@@ -36,6 +36,7 @@ from loopinterp.errors import check_integer, check_number
 from loopinterp.intervals import share_of
 from loopinterp.models.looped_model import bind
 from loopinterp.models.model_description import describe_model
+from loopinterp.models.run_length import own_depth
 from loopinterp.progress import track
 from loopinterp.results import Result, study
 from loopinterp.study_examples import examples_for
@@ -95,6 +96,7 @@ class ConvergenceResult(Result, kind="convergence"):
 
     Attributes:
         threshold: Residual that counts as settled.
+        depth: Loops after which a model is asked that makes as many whatever the length.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
@@ -106,6 +108,7 @@ class ConvergenceResult(Result, kind="convergence"):
     }
 
     threshold: float
+    depth: int | None = None
 
     @property
     def n_loops(self) -> int:
@@ -224,6 +227,7 @@ def convergence_study(
             counted=counted,
             answer_loops=batch.n_loops,
             threshold=threshold,
+            depth=own_depth(model),
         )
 
 

@@ -15,6 +15,7 @@ from loopinterp.dynamics.state_trajectories import chunks, gather, state_bytes
 from loopinterp.errors import check_integer
 from loopinterp.models.looped_model import bind
 from loopinterp.models.model_description import describe_model
+from loopinterp.models.run_length import own_depth
 from loopinterp.progress import track
 from loopinterp.results import Result, study
 from loopinterp.study_examples import examples_for
@@ -42,6 +43,7 @@ class ExtrapolationResult(Result, kind="extrapolation"):
 
     Attributes:
         trained_loops: Most loops of a training run, marked in the figure (None if unknown).
+        depth: Loops after which a model is asked that makes as many whatever the length.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
@@ -50,6 +52,7 @@ class ExtrapolationResult(Result, kind="extrapolation"):
     }
 
     trained_loops: int | None = None
+    depth: int | None = None
 
     @property
     def n_loops(self) -> int:
@@ -122,6 +125,7 @@ def extrapolation_study(
             length=batch.n,
             answer_loops=batch.n_loops,
             trained_loops=trained_loops,
+            depth=own_depth(model),
         )
 
 

@@ -152,7 +152,7 @@ def _context(record: RunRecord) -> dict[str, Any]:
         "example": [view for view in sections if view.section.key == EXAMPLE],
         "sections": [view for view in sections if view.section.key != EXAMPLE],
         "not_measured": [
-            section
+            section.at(record.depth)
             for section in SECTIONS
             if record.is_run
             and section.key not in shown
@@ -171,8 +171,9 @@ def _title(record: RunRecord) -> str:
     if not record.is_run:
         return record.name
     task = record.task.replace("_", " ")
-    model = f"A looped transformer on {task}" if task else "A looped transformer"
-    return f"{model}, opened loop by loop"
+    kind = "transformer" if record.depth == 1 else "looped transformer"
+    model = f"A {kind} on {task}" if task else f"A {kind}"
+    return f"{model}, opened {'layer by layer' if record.depth == 1 else 'loop by loop'}"
 
 
 def _facts(record: RunRecord) -> list[tuple[str, str]]:
@@ -181,8 +182,9 @@ def _facts(record: RunRecord) -> list[tuple[str, str]]:
     parts = (config.get(name) for name in ("model", "curriculum"))
     model, curriculum = (part if isinstance(part, Mapping) else {} for part in parts)
     n_layers = model.get("n_layers")
+    runs = {None: "looped", 1: "run once"}.get(record.depth, f"run {record.depth} times")
     facts = [
-        ("Block", f"{n_layers} layer{'s' if n_layers != 1 else ''}, looped" if n_layers else None),
+        ("Block", f"{n_layers} layer{'s' if n_layers != 1 else ''}, {runs}" if n_layers else None),
         ("Width (d_model)", model.get("d_model")),
         ("Heads", model.get("n_heads")),
         ("Trained up to length", curriculum.get("max_n")),
