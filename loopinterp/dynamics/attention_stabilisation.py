@@ -95,7 +95,11 @@ def attention_change(
             fix='Stack them with cache.stack("attn.hook_pattern").',
         )
     check_finite(patterns, "patterns")
-    return (patterns[1:] - patterns[:-1]).flatten(-2).norm(dim=-1)
+    return _change(patterns[:-1], patterns[1:])
+
+
+def _change(before: Tensor, after: Tensor) -> Tensor:
+    return (after - before).flatten(-2).norm(dim=-1)
 
 
 def attention_stabilisation_study(
@@ -154,8 +158,9 @@ def _follow(model: LoopedTransformer, batch: Batch, n_loops: int) -> dict[str, T
     exact: list[Tensor] = []
 
     def compare(pattern: Tensor, hook: object) -> None:
+        check_finite(pattern[None], "patterns", start=len(exact))  # so many loops are scored
         if len(before) == n_layers:  # the first is the pattern of this layer, a loop ago
-            changes.append(attention_change(torch.stack([before[0], pattern]))[0].float().cpu())
+            changes.append(_change(before[0], pattern).float().cpu())
         before.append(pattern)
 
     def score(state: Tensor, hook: object) -> None:

@@ -1,3 +1,4 @@
+from .folded_vocabulary import fold_vocabulary as fold_vocabulary
 from .iteration import iterate as iterate
 from .iteration import states_at as states_at
 from .looped_cache import LoopedCache as LoopedCache

@@ -91,6 +91,14 @@ def write_results(results: Mapping[str, Result], out: str | Path, *, title: str)
         raise InputError(
             "results", expected="at least one", given="none", fix="Pass {'name': result}."
         )
+    for name, result in results.items():
+        if not isinstance(result, Result):
+            raise InputError(
+                f"result {name!r}",
+                expected="what a study returns",
+                given=f"a {type(result).__name__}",
+                fix="Pass {'name': result}.",
+            )
     out = need_page(out)
     write_bytes(out, render_report(RunRecord(name=title, results=results)).encode(errors="replace"))
     return out

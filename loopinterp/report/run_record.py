@@ -61,7 +61,7 @@ class RunRecord(ShortRepr):
 
     @property
     def depth(self) -> int | None:
-        """Loops of a model that makes as many whatever the length, as configured; None of others."""
+        """Loops of a model that is configured to make as many whatever the length, or None."""
         objective = self.config.get("objective")
         trained = objective.get("n_loops") if isinstance(objective, Mapping) else None
         depth = self.config.get("depth", trained)

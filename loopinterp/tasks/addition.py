@@ -95,6 +95,13 @@ class Addition(Sampler):
 
     def say(self, row: Sequence[Any], answer: Sequence[int] | None) -> str:
         pairs = [(t & 1, t >> 1) for t in row if t < 4] if self.format == "pairs" else row
+        if not pairs:
+            raise InputError(
+                "inputs",
+                expected="a pair of bits in each example",
+                given="padding alone",
+                fix="Leave that example out.",
+            )
         a, b = (spell(bits, turned=True) for bits in zip(*pairs))
         if answer is None:
             return f"{a} + {b} ="
