@@ -43,6 +43,10 @@ class Sampler(Settings, InWords, ABC):
         return self.to_dict()
 
     @abstractmethod
+    def describe(self) -> str:
+        """One line for people: what is computed, and in which format."""
+
+    @abstractmethod
     def _draw(self, kind: str, n: Tensor, generator: torch.Generator) -> Batch:
         """Examples of the given lengths [batch], of one of the distributions."""
 

@@ -242,7 +242,7 @@ class LoopsByLength:
 
 
 def _need_keepable(model: Any, task: Task) -> None:
-    """Raise unless configuration and weights are all of a model, and T(n) or its depth its loops."""
+    """Raise unless a model is configuration and weights alone, and loops T(n) times or its depth."""
     from loopinterp.models import LoopedTransformer, WithVocabulary
     from loopinterp.models.looped_model import need_model
     from loopinterp.study_examples import need_model_of
