@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from loopinterp.errors import InputError
-from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, LoopRule, WithVocabulary
+from loopinterp.models import LoopedTransformer, LoopRule, WithVocabulary
 from loopinterp.rasp import compile_program
 from loopinterp.study_examples import (
     at_own_depth,
@@ -141,10 +141,6 @@ def test_inputs_alone_want_loops_but_of_a_model_with_a_depth():
 
 
 def test_a_configuration_that_says_nothing_of_tokens_is_no_other_vocabulary():
-    class Configured(Foreign):
-        config = {"hidden_size": 4}
-
-    assert examples_for(Configured(2), TASK, n=3, batch_size=2).task == TASK
-    assert (
-        LoopedTransformerConfig(d_model=4, n_heads=1, d_features=2, d_vocab_out=2).d_vocab is None
-    )
+    model = Foreign(2)
+    model.config = {"hidden_size": 4}
+    assert examples_for(model, TASK, n=3, batch_size=2).task == TASK

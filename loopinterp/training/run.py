@@ -242,7 +242,7 @@ class LoopsByLength:
 
 
 def _need_keepable(model: Any, task: Task) -> None:
-    """Raise unless a model is configuration and weights alone, and loops T(n) times or its depth."""
+    """Raise unless a model is its configuration and weights, looped T(n) times or a number."""
     from loopinterp.models import LoopedTransformer, WithVocabulary
     from loopinterp.models.looped_model import need_model
     from loopinterp.study_examples import need_model_of

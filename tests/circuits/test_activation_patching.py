@@ -422,7 +422,7 @@ def test_what_cannot_be_patched_is_said():
 
 
 def test_between_batches_only_what_is_asked_is_scored():
-    task, model = Parity(), compile_program("parity", max_length=6).model
+    task, model = Parity(), compile_program("parity", max_length=8).model
     base, source = (as_batch(task, n=4, batch_size=16, seed=k) for k in (0, 1))
     asked = base.targets != IGNORE
     assert not asked.all()

@@ -52,7 +52,7 @@ def test_a_folded_model_is_kept_as_a_run_and_the_mapped_one_says_how(tmp_path: P
     theirs, words = build("plain", d_vocab=16, d_vocab_out=16), [2, 3, 4, 5, 14, 15]
     mapped = WithVocabulary(theirs, tokens=words, answers=[0, 1])
     given = {"task": Addition(), "max_n": 4, "origin": "written elsewhere"}
-    with pytest.raises(InputError, match=r"got a WithVocabulary. Put .* fold_vocabulary"):
+    with pytest.raises(InputError, match=r"got a WithVocabulary. Put .*fold_vocabulary"):
         Run.from_model(mapped, folder=tmp_path / "run", **given)  # type: ignore[arg-type]
     ours = fold_vocabulary(theirs, tokens=words, answers=[0, 1])
     run = Run.from_model(ours, folder=tmp_path / "run", **given)
