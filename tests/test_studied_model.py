@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from loopinterp.errors import CheckpointError
-from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, describe_model
+from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, LoopRule, describe_model
 from loopinterp.report import read_run
 from loopinterp.saved_results import load_result
 from loopinterp.studied_model import StudiedModel, open_run
@@ -89,3 +89,12 @@ def test_examples_are_of_the_distribution_asked_for_else_of_the_runs_own(
     drawn = [m.sample(5, 9, distribution="uniform").inputs for m in (model, chains)]
     assert torch.equal(*drawn)
     assert not torch.equal(drawn[0], chains.sample(5, 9).inputs)
+
+
+def test_examples_of_a_model_of_a_fixed_depth_are_answered_after_it(tmp_path: Path) -> None:
+    own = small(0)
+    own.loop_rule = LoopRule(3)
+    Run.from_model(own, Addition(), tmp_path / "run", max_n=2, origin="made up")
+    model = open_run(tmp_path / "run")
+    assert model.sample(5, 2).n_loops.tolist() == [3, 3] and model.n_loops(500) == 3
+    assert model.length(500) == 500  # it stays quick

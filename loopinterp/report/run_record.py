@@ -86,12 +86,13 @@ def read_run(folder: str | Path) -> RunRecord:
     problems: list[str] = []
     config = read_run_config(folder)
     owner = _read_owner(folder, config, problems)
-    made = _read_made(folder / "made.json", problems)
+    metrics = _read_metrics(folder / "metrics.jsonl", problems)
     results = _read_results(folder / "results", owner, problems)
+    made = _read_made(folder / "made.json", problems)
     return RunRecord(
         name=folder.resolve().name,
         config=config,
-        metrics=_read_metrics(folder / "metrics.jsonl", problems),
+        metrics=metrics,
         # What an earlier version said all the same is no longer said.
         results={name: x for name, x in results.items() if name not in made.get("unsaid", {})},
         made=made,
