@@ -145,6 +145,7 @@ def test_a_model_of_one_loop_is_asked_nothing_of_others(name: str) -> None:
             STUDIES[name](model, data)
         return
     if name == "patching_sweep":
+        assert isinstance(data, Batch)
         other = as_batch(Addition(), n=4, batch_size=8, seed=1)
         assert circuits.patching_sweep(model, data, other).data.sizes["loop"] == 1
     elif name == "evaluate":

@@ -141,6 +141,6 @@ def test_inputs_alone_want_loops_but_of_a_model_with_a_depth():
 
 
 def test_a_configuration_that_says_nothing_of_tokens_is_no_other_vocabulary():
-    model = Foreign(2)
+    model: Any = Foreign(2)
     model.config = {"hidden_size": 4}
     assert examples_for(model, TASK, n=3, batch_size=2).task == TASK

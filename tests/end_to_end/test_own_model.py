@@ -139,7 +139,7 @@ def test_a_folder_keeps_to_one_model(tmp_path: Path) -> None:
     assert (kept["in_memory"], kept["max_n"]) == ("WithVocabulary", 6)
     with pytest.raises(InputError, match=r"a folder without a run, .* that differs in: max_n"):
         keep_in_memory(_model(), Addition(), tmp_path, max_n=7, origin="made up")
-    other = _model()
+    other: Any = _model()
     other.model.net.sharpness.data += 1
     with pytest.raises(InputError, match=r"that differs in: weights\. Choose another folder"):
         keep_in_memory(other, Addition(), tmp_path, max_n=6, origin="made up")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ TOKENS = [name for name in VARIANTS if name != "features"]
 @settings(deadline=None, max_examples=40)
 @given(name=st.sampled_from(TOKENS), tokens=LISTS, answers=LISTS, data=st.data())
 def test_it_computes_what_the_mapped_model_does(name, tokens, answers, data):
-    digits = {"digit_tokens": (1, 2, 3, *tokens[:1])} if "abacus" in name else {}
+    digits: dict[str, Any] = {"digit_tokens": (1, 2, 3, *tokens[:1])} if "abacus" in name else {}
     model = build(name, d_vocab=12, d_vocab_out=12, **digits)
     folded = fold_vocabulary(model, tokens=tokens, answers=answers)
     mapped = WithVocabulary(model, tokens=tokens, answers=answers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -212,9 +213,9 @@ def test_bad_arguments_are_named(options: dict, said: str) -> None:
 
 
 def test_a_model_of_a_fixed_depth_is_probed_up_to_it() -> None:
-    model = CarryToy()
+    model: Any = CarryToy()
     model.loop_rule = LoopRule(3)
-    short = {name: size for name, size in SIZES.items() if name != "loops"}
+    short: dict[str, Any] = {name: size for name, size in SIZES.items() if name != "loops"}
     found = carry_study(model, Addition(), **short)
     assert found.data["loop"].values.tolist() == [0, 1, 2, 3]
     model.loop_rule = LoopRule(1)
