@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, cast
 from loopinterp import circuits, dynamics, ground_truth, lenses, models, probing, rasp, tasks
 from loopinterp.errors import CheckpointError
 from loopinterp.studied_model import StudiedModel
-from loopinterp.study_examples import why_no_loops
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,6 +56,8 @@ class Study:
 
     def unsaid(self, model: StudiedModel) -> str:
         """Why it says nothing of a model, as a clause; "" if it says something."""
+        from loopinterp.study_examples import why_no_loops
+
         if not self.concerns(model):
             return f"it asks about {' or '.join(self.tasks)} and not about {model.task.name}"
         if self.hooks and not hasattr(model.model, "run_with_cache"):
