@@ -101,11 +101,13 @@ class StudiedModel(ShortRepr):
         return own_depth(self.model) or self.task.n_loops(n)
 
     def sample(self, n: int, batch_size: int, *, distribution: str | None = None) -> Batch:
-        """Examples of one length; of the run's own distribution if None is given."""
+        """Examples of one length; of the run's own distribution if None is given.
+
+        They ask for T(n); each study asks them of the model after the loops that it makes.
+        """
         import torch
 
         from loopinterp.models.model_description import device_of
-        from loopinterp.study_examples import at_own_depth
 
         batch = self.task.sample(
             n,
@@ -113,7 +115,7 @@ class StudiedModel(ShortRepr):
             generator=torch.Generator().manual_seed(self.seed),
             distribution=distribution or self.distribution,
         )
-        return at_own_depth(self.model, replace(batch, task=self.task)).to(device_of(self.model))
+        return replace(batch, task=self.task).to(device_of(self.model))
 
     def programs(self) -> list[str]:
         """The stock programs that solve its task, with its settings, from its tokens."""

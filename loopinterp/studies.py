@@ -95,6 +95,8 @@ def _nothing_moves(model: StudiedModel) -> str:
     """Where no exchange changes an answer, there is nothing to be looked for."""
     import torch
 
+    from loopinterp.study_examples import fit_to_model
+
     if why := _no_program(model):
         return why
     try:
@@ -102,7 +104,7 @@ def _nothing_moves(model: StudiedModel) -> str:
     except CheckpointError:
         return ""  # said once the comparison is made
     generator = torch.Generator().manual_seed(model.seed)
-    held_out = _subspace_inputs(model)[1::2].to("cpu")
+    held_out = fit_to_model(model.model, _subspace_inputs(model))[1::2].to("cpu")
     pairs = _subspace_pairs(model)(model.model, [rasp.get_program(nearest)], held_out, generator)
     run = circuits.InterchangeRun(model.model, pairs)
     changed = ((run.interchange() != run.base) & run.pairs.scored[:, None]).any(-1) & run.within

@@ -157,8 +157,11 @@ def given_pairs(
         InputError: batches whose examples end after several numbers of loops, where one is not
             said; or as :func:`~loopinterp.study_examples.inputs_and_loops`.
     """
-    base = base if isinstance(base, torch.Tensor) else examples_for(model, base)
-    batches = [fit_to_model(model, x) for x in (base, source) if isinstance(x, Batch)]
+    if not isinstance(base, torch.Tensor):
+        base = examples_for(model, base)
+    if isinstance(source, Batch):
+        source = fit_to_model(model, source)
+    batches = [x for x in (base, source) if isinstance(x, Batch)]
     ends = sorted({end for batch in batches for end in batch.n_loops.tolist()})
     if n_loops is None and len(ends) > 1:
         raise InputError(
@@ -167,7 +170,9 @@ def given_pairs(
             given=f"some that are asked for after {ends[0]}, and others up to {ends[-1]}",
             fix="Draw them with one n, or pass n_loops=, after which all of them are read.",
         )
-    inputs, n_loops = inputs_and_loops(model, base, n_loops)
+    if n_loops is None and batches:
+        n_loops = ends[0]
+    inputs, n_loops = inputs_and_loops(model, inputs_of(base), n_loops)
     if scored is None and batches and len({batch.targets.shape for batch in batches}) == 1:
         # At a prompt or in the padding nothing is asked, and what is answered there means nothing.
         scored = torch.stack([batch.targets != IGNORE for batch in batches]).all(0)
