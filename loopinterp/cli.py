@@ -472,7 +472,11 @@ def zoo(
 
 
 def _next(command: str, run: Path) -> str:
-    return f"Next: loopinterp {command} {shlex.quote(str(run))}"
+    # A script of a user's own registers its tasks before it calls this command line.
+    script = Path(sys.argv[0])
+    own = script.suffix == ".py" and script.name != "__main__.py"
+    start = f"python {shlex.quote(str(script))}" if own else "loopinterp"
+    return f"Next: {start} {command} {shlex.quote(str(run))}"
 
 
 def _found(results: Iterable[Result]) -> tuple[list[dict[str, Any]], str]:

@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loopinterp.errors import check_integer
+from loopinterp.errors import InputError, check_integer
 from loopinterp.models.looped_model import need_model
 from loopinterp.models.model_description import describe_model
 from loopinterp.saved_results import Owner
-from loopinterp.storage import json_default, read_json, write_json
+from loopinterp.storage import json_default, read_json_object, write_json
 from loopinterp.studied_model import StudiedModel
+from loopinterp.study_examples import need_model_of
 from loopinterp.tasks.study_data import need_task
-from loopinterp.training.run import CONFIG, IN_MEMORY, need_free_folder
+from loopinterp.training.run import CONFIG, IN_MEMORY
 from loopinterp.workflow import Analysis, analyze, check_names, evaluate
 
 if TYPE_CHECKING:
@@ -89,10 +90,12 @@ def keep_in_memory(
     somebody else's cannot be read back from its weights alone.
 
     Raises:
-        InputError: If the model or the task is none, or the folder holds another run.
+        InputError: If the model or the task is none, the two do not speak the same tokens, or the
+            folder holds another run, or that of a model without weights, which may be another.
     """
     need_model(model)
     need_task(task)
+    need_model_of(task, model)
     folder = Path(folder)
     described = {
         "task": task.name,
@@ -103,9 +106,9 @@ def keep_in_memory(
         "origin": origin,
         "distribution": distribution,
     }
-    as_read = json.loads(json.dumps(described, default=json_default))
-    if not (folder / CONFIG).is_file() or read_json(folder / CONFIG) != as_read:
-        need_free_folder(folder)
+    if (folder / CONFIG).is_file():
+        _need_same(folder, json.loads(json.dumps(described, default=json_default)))
+    else:
         write_json(folder / CONFIG, described)
     return StudiedModel(
         model=model,
@@ -116,3 +119,25 @@ def keep_in_memory(
         distribution=distribution,
         seed=seed,
     )
+
+
+def _need_same(folder: Path, described: dict[str, Any]) -> None:
+    """Raise unless a folder holds the results of this very model, as far as can be known."""
+    kept = read_json_object(folder / CONFIG)
+    given = ", ".join(name for name in described if kept.get(name) != described[name])
+    weights = "weights_sha256"
+    model, before = described["model"], kept.get("model")
+    has_weights = isinstance(model, dict) and weights in model
+    if has_weights and isinstance(before, dict) and before | {weights: model[weights]} == model:
+        given = given.replace("model", "weights")
+    if given or not has_weights:
+        raise InputError(
+            f"output folder {folder}",
+            expected="a folder without a run, or the one of the same model before",
+            given=f"one of a run that differs in: {given}"
+            if given
+            else "one of a model without weights, of which it is not known whether it is this one",
+            fix="Choose another folder."
+            if has_weights
+            else "Choose another folder, or make the model a torch.nn.Module.",
+        )

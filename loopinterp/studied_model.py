@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +10,6 @@ from loopinterp.errors import CheckpointError, check_seed
 from loopinterp.short_repr import ShortRepr
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from loopinterp.models import LoopedTransformer
     from loopinterp.results import Result
     from loopinterp.saved_results import Owner
@@ -62,8 +59,8 @@ class StudiedModel(ShortRepr):
 
     def save(self, result: Result, name: str) -> Path:
         """Save a result among the run's; its provenance says that it is the run's."""
-        provenance = dataclasses.replace(result.provenance, run=self.owner.config)
-        return dataclasses.replace(result, provenance=provenance).save(self.results, name)
+        provenance = replace(result.provenance, run=self.owner.config)
+        return replace(result, provenance=provenance).save(self.results, name)
 
     def own_file(self, name: str) -> Path:
         """The file of a result among the run's.
@@ -86,8 +83,9 @@ class StudiedModel(ShortRepr):
 
     def with_room(self, n: int) -> int:
         """The greatest problem length up to n that its position table has room for."""
-        config = getattr(self.model, "config", None)
-        room = getattr(self.model, "n_ctx", getattr(config, "n_ctx", None))
+        from loopinterp.models.model_description import said_of
+
+        room = said_of(self.model, "n_ctx")
         fits = (k for k in range(n, 1, -1) if room is None or self.task.n_positions(k) <= room)
         return next(fits, 1)
 
@@ -97,20 +95,19 @@ class StudiedModel(ShortRepr):
         return self.with_room(next(fits, 1))
 
     def n_loops(self, n: int) -> int:
-        """Loops after which it answers problems of length n: T(n), or what training made of it."""
+        """Loops after which it answers problems of length n: T(n), or what its rule makes of it."""
         import torch
 
-        return int(self._asked(torch.tensor(self.task.n_loops(n))))
+        from loopinterp.models.run_length import rule_of
 
-    def _asked(self, n_loops: Tensor) -> Tensor:
-        from loopinterp.models.run_length import own_depth, rule_of
-
-        rule = rule_of(self.model)
-        # A model with a depth of its own is studied over T(n) loops, which show more than it runs.
-        return n_loops if rule is None or own_depth(self.model) else rule.of(n_loops)
+        rule, asked = rule_of(self.model), self.task.n_loops(n)
+        return asked if rule is None else int(rule.of(torch.tensor(asked)))
 
     def sample(self, n: int, batch_size: int, *, distribution: str | None = None) -> Batch:
-        """Examples of one length; of the run's own distribution if None is given."""
+        """Examples of one length; of the run's own distribution if None is given.
+
+        They ask for T(n); each study asks them of the model after the loops that it makes.
+        """
         import torch
 
         from loopinterp.models.model_description import device_of
@@ -121,8 +118,7 @@ class StudiedModel(ShortRepr):
             generator=torch.Generator().manual_seed(self.seed),
             distribution=distribution or self.distribution,
         )
-        batch = batch.to(device_of(self.model))
-        return dataclasses.replace(batch, n_loops=self._asked(batch.n_loops))
+        return replace(batch, task=self.task).to(device_of(self.model))
 
     def programs(self) -> list[str]:
         """The stock programs that solve its task, with its settings, from its tokens."""

@@ -42,6 +42,7 @@ class Study:
         why_not: Why nothing can be said of this model, as a clause; "" where something can.
         needs: The study whose saved result it starts from, if any.
         hooks: Whether it looks inside a loop, which takes a model with hooks.
+        loops: Whether it follows a model from loop to loop, which takes one that makes several.
     """
 
     name: str
@@ -51,13 +52,18 @@ class Study:
     why_not: Callable[[StudiedModel], str] = lambda model: ""
     needs: str | None = None
     hooks: bool = False
+    loops: bool = True
 
     def unsaid(self, model: StudiedModel) -> str:
         """Why it says nothing of a model, as a clause; "" if it says something."""
+        from loopinterp.study_examples import why_no_loops
+
         if not self.concerns(model):
             return f"it asks about {' or '.join(self.tasks)} and not about {model.task.name}"
         if self.hooks and not hasattr(model.model, "run_with_cache"):
             return f"it looks inside a loop, and {type(model.model).__name__} has no hooks there"
+        if self.loops and (why := why_no_loops(model.model)):
+            return why
         return self.why_not(model)
 
     def concerns(self, model: StudiedModel) -> bool:
@@ -89,6 +95,8 @@ def _nothing_moves(model: StudiedModel) -> str:
     """Where no exchange changes an answer, there is nothing to be looked for."""
     import torch
 
+    from loopinterp.study_examples import fit_to_model
+
     if why := _no_program(model):
         return why
     try:
@@ -96,7 +104,7 @@ def _nothing_moves(model: StudiedModel) -> str:
     except CheckpointError:
         return ""  # said once the comparison is made
     generator = torch.Generator().manual_seed(model.seed)
-    held_out = _subspace_inputs(model)[1::2].to("cpu")
+    held_out = fit_to_model(model.model, _subspace_inputs(model))[1::2].to("cpu")
     pairs = _subspace_pairs(model)(model.model, [rasp.get_program(nearest)], held_out, generator)
     run = circuits.InterchangeRun(model.model, pairs)
     changed = ((run.interchange() != run.base) & run.pairs.scored[:, None]).any(-1) & run.within
@@ -125,7 +133,7 @@ def _no_planted_carry(model: StudiedModel) -> str:
     return _no_room_for_carries(model)
 
 
-@_study("example", "what is asked, and what does the model make of one input?")
+@_study("example", "what is asked, and what does the model make of one input?", loops=False)
 def _example(model: StudiedModel) -> Result:
     fits = (n for n in range(EXAMPLE_LENGTH, 1, -1) if _is_readable(model, n))
     return lenses.worked_example(
@@ -225,7 +233,7 @@ def _heads(model: StudiedModel) -> Result:
     return circuits.head_study(model.model, batch, model.programs(), seed=model.seed)
 
 
-@_study("attention", "where does each head look at each loop?", hooks=True)
+@_study("attention", "where does each head look at each loop?", hooks=True, loops=False)
 def _attention(model: StudiedModel) -> Result:
     batch = model.sample(model.length(2 * model.cutoff), 64)
     return lenses.attention_study(

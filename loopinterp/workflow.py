@@ -437,13 +437,12 @@ def analyze(model: StudiedModel, studies: Sequence[str] | None, progress: bool) 
     """:func:`analyze_run`, of a model that is open already."""
     stages = Stages(model.folder, show=progress)
     chosen = [s for s in STUDIES if (s.name in studies if studies else s.concerns(model))]
-    if studies:
-        _check_studies(chosen, model)
+    unsaid = {study.name: "" for study in _check_studies(chosen, model)} if studies else {}
     others = [s for s in STUDIES if not studies and not s.concerns(model)]
     left_out = {study.name: study.unsaid(model) for study in others}
     done = Analysis(results={}, files={}, unsaid={}, left_out=left_out)
     for study in chosen:
-        if reason := study.unsaid(model):
+        if reason := unsaid[study.name] if study.name in unsaid else study.unsaid(model):
             if studies:
                 raise _unsaid(study, reason)
             stages.unsaid(study.name, reason)
@@ -456,8 +455,12 @@ def analyze(model: StudiedModel, studies: Sequence[str] | None, progress: bool) 
     return done
 
 
-def _check_studies(chosen: Sequence[Study], model: StudiedModel) -> None:
-    """Refuse studies that cannot be run before the first one begins."""
+def _check_studies(chosen: Sequence[Study], model: StudiedModel) -> list[Study]:
+    """Refuse studies that cannot be run before the first one begins.
+
+    Returns:
+        Those that can whatever the others find: what is asked of them need not be asked again.
+    """
     names = {study.name for study in chosen}
     for study in chosen:
         if reason := study.unsaid(model):
@@ -474,6 +477,7 @@ def _check_studies(chosen: Sequence[Study], model: StudiedModel) -> None:
                 given="one without it",
                 fix=f"Add --study {needed}.",
             )
+    return [study for study in chosen if study.needs not in names]
 
 
 def _unsaid(study: Study, reason: str) -> InputError:

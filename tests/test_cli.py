@@ -596,6 +596,44 @@ def test_a_study_without_the_result_it_starts_from_is_refused(command: Command, 
     assert answer.err.startswith("Error: ")
 
 
+def test_what_decides_of_a_study_is_looked_at_once(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def looked_at(name: str) -> Callable[[StudiedModel], str]:
+        return lambda _: asked.append(name) or ""  # type: ignore[func-returns-value]
+
+    with study(0) as watch:
+        made = Result.of(watch)
+    replaced = tuple(
+        dataclasses.replace(one, run=lambda _: made, why_not=looked_at(one.name)) for one in STUDIES
+    )
+    monkeypatch.setattr(workflow, "STUDIES", replaced)
+    monkeypatch.setattr(StudiedModel, "own_file", lambda *_: None)
+    (run / "results").mkdir(exist_ok=True)
+    (run / "results" / "programs.safetensors").touch()
+    workflow.analyze_run(run, studies=["subspaces", "heads"], progress=False)
+    assert asked == ["subspaces", "heads"]
+    asked.clear()  # where it starts from a result that is made now, it is asked again after that
+    workflow.analyze_run(run, studies=["programs", "subspaces"], progress=False)
+    assert asked == ["programs", "subspaces", "subspaces"]
+    asked.clear()
+    workflow.analyze_run(run, progress=False)
+    assert len(asked) == len(set(asked)) > 5
+
+
+def test_a_script_of_ones_own_goes_on_with_itself(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["my tasks.py"])
+    said = command("compile", "parity", "--max-length", 4, "--out", tmp_path / "a").out
+    assert said.endswith(f"Next: python 'my tasks.py' analyze {tmp_path / 'a'}\n")
+    monkeypatch.setattr(sys, "argv", ["/somewhere/loopinterp/__main__.py"])
+    said = command("compile", "parity", "--max-length", 4, "--out", tmp_path / "b").out
+    assert said.endswith(f"Next: loopinterp analyze {tmp_path / 'b'}\n")
+
+
 def test_studies_are_run_in_their_own_order(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
 

@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from loopinterp.errors import CheckpointError
-from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, describe_model
+from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, LoopRule, describe_model
 from loopinterp.report import read_run
 from loopinterp.saved_results import load_result
 from loopinterp.studied_model import StudiedModel, open_run
 from loopinterp.studies import STUDIES
+from loopinterp.study_examples import examples_for
 from loopinterp.tasks import Addition, get_task
 from loopinterp.training import Run, evaluate
 from loopinterp.workflow import analyze_run
@@ -89,3 +90,14 @@ def test_examples_are_of_the_distribution_asked_for_else_of_the_runs_own(
     drawn = [m.sample(5, 9, distribution="uniform").inputs for m in (model, chains)]
     assert torch.equal(*drawn)
     assert not torch.equal(drawn[0], chains.sample(5, 9).inputs)
+
+
+def test_a_model_of_a_fixed_depth_is_long_no_longer_than_others(tmp_path: Path) -> None:
+    own = small(0)
+    own.loop_rule = LoopRule(3)
+    Run.from_model(own, Addition(), tmp_path / "run", max_n=2, origin="made up")
+    model = open_run(tmp_path / "run")
+    assert (model.n_loops(500), model.length(500)) == (3, 500)  # it stays quick
+    batch = model.sample(5, 2)
+    assert batch.n_loops.tolist() == [6, 6] and batch.task == Addition()
+    assert examples_for(model.model, batch).n_loops.tolist() == [3, 3]

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from loopinterp import circuits, dynamics, probing, studies
+from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, LoopRule
 from loopinterp.rasp import compile_program
 from loopinterp.saved_results import Owner
 from loopinterp.studied_model import StudiedModel
@@ -68,3 +69,22 @@ def test_subspaces_are_looked_for_only_where_an_exchange_changes_an_answer(
         for weight in model.model.unembed.parameters():
             weight.zero_()
     assert "no exchange of a state changes" in BY_NAME["subspaces"].unsaid(model)
+
+
+@pytest.mark.parametrize("depth", [1, 4])
+def test_of_a_model_of_one_loop_nothing_is_asked_from_loop_to_loop(depth: int) -> None:
+    config = LoopedTransformerConfig(d_model=8, n_heads=2, d_vocab=6, d_vocab_out=2)
+    model = LoopedTransformer(config)
+    model.loop_rule = LoopRule(depth)
+    silent = {s.name for s in STUDIES if "makes one loop" in s.unsaid(studied(model, 4))}
+    assert silent == ({s.name for s in STUDIES} - {"example", "attention"} if depth == 1 else set())
+
+
+def test_a_run_goes_on_from_the_depth_that_a_model_was_trained_at() -> None:
+    config = LoopedTransformerConfig(d_model=8, n_heads=2, d_vocab=6, d_vocab_out=2)
+    model = LoopedTransformer(config)
+    model.loop_rule = LoopRule(4)
+    found = BY_NAME["extrapolation"].run(studied(model, 12))
+    assert isinstance(found, dynamics.ExtrapolationResult)
+    assert (found.n_loops, found.trained_loops, found.depth) == (40, 4, 4)
+    assert "right at its own 4 loops" in found.findings()[0].text

@@ -20,7 +20,7 @@ from loopinterp import (
     training,
 )
 from loopinterp.errors import InputError
-from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
+from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, LoopRule
 from loopinterp.results import Result
 from loopinterp.tasks import Addition, Batch, as_batch
 from loopinterp.tasks.study_data import as_batches
@@ -49,6 +49,7 @@ NOT_OF_A_MODEL = {"ground_truth_study", "false_names_study", "robustness_study",
 OF_OTHER_TASKS = {"operand_grid"}  # which draw operands of given lengths
 OF_GIVEN_PAIRS = {"patching_sweep"}
 OF_A_TASK = {"carry_study", "evaluate"}
+OF_ONE_LOOP = {"attention_study", "evaluate", "patching_sweep", "probe_study", "worked_example"}
 OF_INPUTS_ALONE = {"attention_study", "probe_study", "patching_sweep"}
 
 
@@ -124,6 +125,39 @@ def test_what_is_no_model_is_refused_with_the_fix(name: str, kind: str) -> None:
     with pytest.raises(InputError, match=said) as error:
         STUDIES[name](wrong, data)
     assert error.value.what == "model"
+
+
+@pytest.mark.parametrize("name", sorted(STUDIES))
+def test_a_model_of_other_tokens_is_refused(name: str) -> None:
+    config = LoopedTransformerConfig(d_model=16, n_heads=2, d_vocab=16, d_vocab_out=16)
+    data = Addition() if name in OF_A_TASK else _batch()
+    with pytest.raises(InputError, match="speaks the tokens of task 'addition'"):
+        STUDIES[name](LoopedTransformer(config), data)
+
+
+@pytest.mark.parametrize("name", sorted(STUDIES))
+def test_a_model_of_one_loop_is_asked_nothing_of_others(name: str) -> None:
+    config = LoopedTransformerConfig(d_model=16, n_heads=2, d_vocab=6, d_vocab_out=2)
+    model = LoopedTransformer(config)
+    model.loop_rule = LoopRule(1)
+    data = Addition() if name in OF_A_TASK else _batch()
+    if name not in OF_ONE_LOOP and name != "extrapolation_study":  # which is told the loops above
+        with pytest.raises(InputError, match="expected one that loops"):
+            STUDIES[name](model, data)
+        return
+    if name == "patching_sweep":
+        assert isinstance(data, Batch)
+        other = as_batch(Addition(), n=4, batch_size=8, seed=1)
+        assert circuits.patching_sweep(model, data, other).data.sizes["loop"] == 1
+    elif name == "evaluate":
+        assert STUDIES[name](model, data).depth == 1
+    elif name == "extrapolation_study":
+        with pytest.raises(InputError, match="expected one that loops"):
+            dynamics.extrapolation_study(model, data)
+        assert STUDIES[name](model, data).data["answer_loops"].values.tolist() == [1] * 8
+    else:
+        made = STUDIES[name](model, data).data.sizes["loop"]
+        assert made == (2 if name == "worked_example" else 1)  # which begins with loop 0
 
 
 @pytest.mark.usefixtures("no_type_checks")

@@ -16,6 +16,7 @@ from loopinterp.circuits.activation_patching_inputs import (
     check_run,
     chosen_loops,
     chosen_positions,
+    given_pairs,
     patched_component,
     unrelated,
 )
@@ -33,8 +34,6 @@ from loopinterp.models.looped_model import bind
 from loopinterp.models.model_description import describe_model
 from loopinterp.progress import track
 from loopinterp.results import study
-from loopinterp.tasks.sampling import inputs_of
-from loopinterp.tasks.study_data import inputs_and_loops
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -80,13 +79,15 @@ def patching_sweep(
         model: A ``LoopedTransformer``; for ``state``, any looped model.
         base: A batch, or inputs alone: tokens ``[batch, pos]``, or features.
         source: As many inputs of the same length, pair by pair.
-        n_loops: Loops of the whole run; the longest T(n) by default, to be given with inputs alone.
+        n_loops: Loops of the whole run; T(n) by default, to be given with inputs alone, or where
+            examples are of several lengths.
         component: Any hook point of a layer or of a loop, by its short or full name: ``resid_pre``,
             ``attn_out``, ``ln2.hook_normalized``, ``state_pre`` …; those of heads (``z``, ``q``,
             ``pattern`` …) head by head. Or ``state``: the state after t loops, t = 0 .. n_loops.
         positions: None patches all positions at once, ``"each"`` one at a time, a tensor
             ``[batch]`` one position of each example. Of patterns and scores, those of queries.
-        scored: Positions ``[batch, pos]`` whose answers count; all by default.
+        scored: Positions ``[batch, pos]`` whose answers count; by default those at which the
+            batches ask for something, or all of inputs alone.
         metric: Another metric, from the logits of all positions to a number or ``[batch]``.
         other: The third inputs; by default the sources moved by one example (or by more, if one
             of them would meet itself).
@@ -107,8 +108,7 @@ def patching_sweep(
         >>> found.data["recovered"].sel(layer=0, head="all", pos="all").values.tolist()
         [1.0, 1.0, 1.0]
     """
-    base, n_loops = inputs_and_loops(base, n_loops)
-    source = inputs_of(source)
+    base, source, n_loops, scored = given_pairs(model, base, source, n_loops, scored)
     check_run(model, base, source, other, component)
     what = patched_component(model, component)
     third = unrelated(source) if other is None else other

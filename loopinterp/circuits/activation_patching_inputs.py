@@ -12,6 +12,8 @@ from loopinterp.circuits.activation_patching_result import LOOP, STATE
 from loopinterp.errors import HookError, InputError, unknown_name
 from loopinterp.models.looped_model import need_hooks, need_model
 from loopinterp.models.sites import resolve_index
+from loopinterp.study_examples import examples_for, fit_to_model, inputs_and_loops
+from loopinterp.tasks.task import IGNORE, Batch, inputs_of
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -32,7 +34,7 @@ class Comparison:
     Args:
         base: Logits of the base's run.
         source: Logits of the source's run.
-        scored: Positions that may count; all by default.
+        scored: Positions that may count; all if None.
         metric: From logits to a number; the logit difference if None.
 
     Attributes:
@@ -142,6 +144,41 @@ def patched_component(model: LoopedTransformer, component: str) -> Patched:
     return Patched(book.short(full), book.kinds[full], full in book.per_loop)
 
 
+def given_pairs(
+    model: Any,
+    base: Batch | Tensor,
+    source: Batch | Tensor,
+    n_loops: int | None,
+    scored: Bool[Tensor, "batch pos"] | None,
+) -> tuple[Tensor, Tensor, int, Bool[Tensor, "batch pos"] | None]:
+    """Inputs of base and source, loops of their runs, and the positions that may count.
+
+    Raises:
+        InputError: batches whose examples end after several numbers of loops, where one is not
+            said; or as :func:`~loopinterp.study_examples.inputs_and_loops`.
+    """
+    if not isinstance(base, torch.Tensor):
+        base = examples_for(model, base)
+    if isinstance(source, Batch):
+        source = fit_to_model(model, source)
+    batches = [x for x in (base, source) if isinstance(x, Batch)]
+    ends = sorted({end for batch in batches for end in batch.n_loops.tolist()})
+    if n_loops is None and len(ends) > 1:
+        raise InputError(
+            "base and source",
+            expected="examples that are all answered after one number of loops",
+            given=f"some that are asked for after {ends[0]}, and others up to {ends[-1]}",
+            fix="Draw them with one n, or pass n_loops=, after which all of them are read.",
+        )
+    if n_loops is None and batches:
+        n_loops = ends[0]
+    inputs, n_loops = inputs_and_loops(model, inputs_of(base), n_loops)
+    if scored is None and batches and len({batch.targets.shape for batch in batches}) == 1:
+        # At a prompt or in the padding nothing is asked, and what is answered there means nothing.
+        scored = torch.stack([batch.targets != IGNORE for batch in batches]).all(0)
+    return inputs, inputs_of(source), n_loops, scored
+
+
 def check_run(
     model: Any, base: Tensor, source: Tensor, other: Tensor | None, component: str
 ) -> None:
@@ -154,15 +191,15 @@ def check_run(
             given=f"shape {list(base.shape)}",
             fix="Add a batch axis with base[None].",
         )
-    for name, inputs in (("source", source), ("other", other)):
-        if inputs is not None and not isinstance(inputs, torch.Tensor):
+    for name, inputs in (("source", source), ("other", source if other is None else other)):
+        if not isinstance(inputs, torch.Tensor):
             raise InputError(
                 name,
                 expected="inputs like those of base, or a batch of them",
                 given=f"a {type(inputs).__name__}",
                 fix="Pass the inputs of a batch.",
             )
-        if inputs is not None and (inputs.shape != base.shape or inputs.dtype != base.dtype):
+        if inputs.shape != base.shape or inputs.dtype != base.dtype:
             raise InputError(
                 name,
                 expected=f"{base.dtype} of shape {list(base.shape)}, as base has",

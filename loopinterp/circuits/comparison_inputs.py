@@ -9,6 +9,7 @@ from loopinterp.errors import InputError
 from loopinterp.models.looped_model import need_model
 from loopinterp.rasp.program import LoopProgram
 from loopinterp.rasp.program_registry import get_program
+from loopinterp.study_examples import fit_to_model
 from loopinterp.tasks.sampling import check_tokens
 from loopinterp.tasks.study_data import as_batch, as_batches
 
@@ -58,21 +59,33 @@ def check_programs(programs: Sequence[str | LoopProgram]) -> list[LoopProgram]:
     return rivals
 
 
-def check_batches(data: object, programs: Iterable[LoopProgram], **drawn: Any) -> list[Batch]:
+def check_batches(
+    model: LoopedModel | Any, data: object, programs: Iterable[LoopProgram], **drawn: Any
+) -> list[Batch]:
     """Batches of inputs, each of one length; see :func:`~loopinterp.tasks.study_data.as_batches`.
 
     Raises:
         InputError: none, an empty or a mixed one, or tokens that a program does not know.
     """
-    return [check_batch(batch, programs) for batch in as_batches(data, **drawn)]
+    return [check_batch(model, batch, programs) for batch in as_batches(data, **drawn)]
 
 
-def check_batch(data: object, programs: Iterable[LoopProgram], **drawn: Any) -> Batch:
-    """A batch of at least two examples of one length, whose tokens all programs know.
+def check_batch(
+    model: LoopedModel | Any,
+    data: object,
+    programs: Iterable[LoopProgram],
+    *,
+    needs_loops: bool = True,
+    **drawn: Any,
+) -> Batch:
+    """A batch of at least two examples of one length, in tokens that all programs know.
+
+    It ends where the model is asked; see :func:`~loopinterp.study_examples.fit_to_model`.
 
     Raises:
         InputError: it is none.
     """
+    need_model(model)
     batch = as_batch(data, **drawn)
     if len(batch) < 2 or len(batch.n_loops.unique()) > 1:
         raise InputError(
@@ -83,7 +96,7 @@ def check_batch(data: object, programs: Iterable[LoopProgram], **drawn: Any) -> 
         )
     for program in programs:
         check_tokens(batch.inputs, len(program.inputs), f"inputs for program {program.name}")
-    return batch.to("cpu")
+    return fit_to_model(model, batch, needs_loops=needs_loops).to("cpu")
 
 
 def named_models(

@@ -17,7 +17,6 @@ from loopinterp.models.positions import attention_mask
 from loopinterp.rasp.expr import selectors as selectors_of
 from loopinterp.rasp.interpreter import evaluate
 from loopinterp.results import Result, study
-from loopinterp.tasks.study_data import as_batch
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -200,8 +199,8 @@ def head_study(
     """
     chosen = check_programs(programs)
     need_hooks(model)
-    batch = as_batch(data, n=n, batch_size=batch_size, seed=seed, device=device_of(model))
-    check_batch(batch, chosen)
+    batch = check_batch(model, data, chosen, n=n, batch_size=batch_size, seed=seed)
+    batch = batch.to(device_of(model))
     n_loops = int(batch.n_loops.max())
     selectors: dict[str, Tensor] = {}
     for program in chosen:

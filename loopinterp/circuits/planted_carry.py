@@ -97,13 +97,14 @@ def planted_carry_study(
     check_integer("per_cell", per_cell, least=1)
     labelled = named_models(models, names)
     drawn = {"n": n, "batch_size": batch_size, "seed": check_seed(seed)}
-    batch = check_batch(data, [get_program("ripple")], **drawn)
-    pairs, cell = _pairs(batch, per_cell, torch.Generator().manual_seed(seed))
+    batches = [check_batch(m, data, [get_program("ripple")], **drawn) for m in labelled.values()]
+    pairs = [_pairs(batch, per_cell, torch.Generator().manual_seed(seed)) for batch in batches]
+    n = int(batches[0].n[0])
     with study(
         seed,
         study="planted carry",
         models=[describe_model(model) for model in labelled.values()],
-        n=int(batch.n[0]),
+        n=n,
         per_cell=per_cell,
     ) as watch:
         return PlantedCarry.of(
@@ -115,14 +116,15 @@ def planted_carry_study(
                 "left_token": TOKENS,
                 "life": range(MOST + 1),
             },
-            count=np.stack([_counts(model, pairs, cell) for model in labelled.values()]),
-            n=int(batch.n[0]),
+            count=np.stack([_counts(*each) for each in zip(labelled.values(), pairs)]),
+            n=n,
         )
 
 
 def _counts(
-    model: LoopedModel | Any, pairs: InterchangePairs, cell: Int[Tensor, " pair"]
+    model: LoopedModel | Any, exchanges: tuple[InterchangePairs, Int[Tensor, " pair"]]
 ) -> np.ndarray:
+    pairs, cell = exchanges
     run = InterchangeRun(model, pairs)
     rows = torch.arange(len(pairs), device=run.base.device)
     at = run.pairs.positions[:, 0]

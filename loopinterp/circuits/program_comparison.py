@@ -173,10 +173,13 @@ def compare_programs(
     Source: interchange interventions, Geiger et al., arXiv 2106.02997 and 2303.02536.
     """
     rivals = check_programs(programs)
-    batches = check_batches(data, rivals, n=n, batch_size=batch_size, seed=seed)
     labelled = named_models(models, names)
+    drawn = {"n": n, "batch_size": batch_size, "seed": seed}
+    batches = {
+        label: check_batches(model, data, rivals, **drawn) for label, model in labelled.items()
+    }
     check_number("threshold", threshold, least=0, most=1)
-    lengths = [int(batch.n[0]) for batch in batches]
+    lengths = [int(batch.n[0]) for batch in next(iter(batches.values()))]
     with study(
         seed,
         study="program comparison",
@@ -187,7 +190,7 @@ def compare_programs(
     ) as watch:
 
         def gather(label: str, strategy: PairStrategy) -> Evidence:
-            return gather_evidence(labelled[label], rivals, batches, strategy, seed=seed)
+            return gather_evidence(labelled[label], rivals, batches[label], strategy, seed=seed)
 
         found = {label: gather(label, pairs or SpreadPairs()) for label in labelled}
         counts, verdicts = _decided(found, threshold)

@@ -25,7 +25,6 @@ from loopinterp.circuits.verdict import THRESHOLD, delay_groups
 from loopinterp.errors import InputError, check_choice, check_integer
 from loopinterp.intervals import wilson_estimate
 from loopinterp.models import describe_model
-from loopinterp.models.looped_model import need_model
 from loopinterp.rasp.program_registry import get_program
 from loopinterp.results import Result, study
 
@@ -173,8 +172,7 @@ def search_subspaces(
     follows a state that each pair exchanges after its own number of loops.
     """
     chosen = get_program(program)
-    need_model(model)
-    batches = check_batches(data, [chosen], n=n, batch_size=batch_size, seed=seed)
+    batches = check_batches(model, data, [chosen], n=n, batch_size=batch_size, seed=seed)
     bases = dict(given or {})
     width = state_width(model, batches[0].inputs)
     for name, rows in bases.items():

@@ -11,14 +11,13 @@ import torch
 from loopinterp.circuits.comparison_inputs import check_programs
 from loopinterp.errors import InputError, check_integer
 from loopinterp.models.iteration import states_at
-from loopinterp.models.looped_model import need_model
-from loopinterp.models.model_description import describe_model, device_of
+from loopinterp.models.model_description import describe_model
 from loopinterp.probing.linear_probes import RidgeProbe
 from loopinterp.probing.probe_controls import with_random_weights
 from loopinterp.progress import track
 from loopinterp.results import Result, study
+from loopinterp.study_examples import examples_for
 from loopinterp.tasks.sampling import check_tokens
-from loopinterp.tasks.study_data import as_batch
 from loopinterp.tasks.task import IGNORE
 
 if TYPE_CHECKING:
@@ -96,8 +95,8 @@ def decodability(
         InputError: fewer than four examples, no program, none with a variable that depends on the
             input, or tokens that a program does not know.
     """
-    need_model(model)
-    batch = as_batch(data, n=n, batch_size=batch_size, seed=seed)
+    drawn = {"n": n, "batch_size": batch_size, "seed": seed}
+    batch = examples_for(model, data, needs_loops=n_loops is None, **drawn)
     if len(batch) < 4:
         raise InputError(
             "batch", expected="at least 4 examples", given=str(len(batch)), fix="Draw more."
@@ -116,7 +115,6 @@ def decodability(
         n_loops=last,
         examples=len(batch),
     ) as watch:
-        batch = batch.to(device_of(model))
         row, pos = (batch.targets != IGNORE).nonzero(as_tuple=True)
         values = _labels(chosen, batch.inputs, row, pos, last)
         labels, train = torch.stack(list(values.values())), row % 2 == 0

@@ -20,7 +20,6 @@ from loopinterp.errors import check_choice, check_integer, check_seed
 from loopinterp.intervals import wilson_estimate
 from loopinterp.models import describe_model
 from loopinterp.models.iteration import check_increasing
-from loopinterp.models.looped_model import need_model
 from loopinterp.rasp.language import UNKNOWN
 from loopinterp.rasp.program_registry import get_program
 from loopinterp.results import Result, study
@@ -166,8 +165,8 @@ def interchange_study(
         1.0
     """
     chosen = get_program(program)
-    need_model(model)
-    batch = check_batch(data, [chosen], n=n, batch_size=batch_size, seed=seed)
+    drawn = {"n": n, "batch_size": batch_size, "seed": seed}
+    batch = check_batch(model, data, [chosen], needs_loops=n_loops is None, **drawn)
     last = check_integer(
         "n_loops", int(batch.n_loops.max()) if n_loops is None else n_loops, least=0
     )

@@ -15,9 +15,9 @@ from loopinterp.dynamics.state_checks import asked_positions, check_finite
 from loopinterp.dynamics.state_trajectories import chunks, gather
 from loopinterp.errors import InputError, check_integer
 from loopinterp.models.looped_model import need_hooks
-from loopinterp.models.model_description import describe_model, device_of
+from loopinterp.models.model_description import describe_model
 from loopinterp.results import Result, study
-from loopinterp.tasks.study_data import as_batch
+from loopinterp.study_examples import examples_for
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -95,7 +95,11 @@ def attention_change(
             fix='Stack them with cache.stack("attn.hook_pattern").',
         )
     check_finite(patterns, "patterns")
-    return (patterns[1:] - patterns[:-1]).flatten(-2).norm(dim=-1)
+    return _change(patterns[:-1], patterns[1:])
+
+
+def _change(before: Tensor, after: Tensor) -> Tensor:
+    return (after - before).flatten(-2).norm(dim=-1)
 
 
 def attention_stabilisation_study(
@@ -122,7 +126,8 @@ def attention_stabilisation_study(
             finite.
     """
     need_hooks(model)
-    batch = as_batch(data, n=n, batch_size=batch_size, seed=seed, device=device_of(model))
+    drawn = {"n": n, "batch_size": batch_size, "seed": seed}
+    batch = examples_for(model, data, needs_loops=n_loops is None, **drawn)
     asked_positions(batch, "asked")
     if n_loops is None:
         n_loops = max(2, math.ceil(1.25 * int(batch.n_loops.max())))
@@ -153,8 +158,9 @@ def _follow(model: LoopedTransformer, batch: Batch, n_loops: int) -> dict[str, T
     exact: list[Tensor] = []
 
     def compare(pattern: Tensor, hook: object) -> None:
+        check_finite(pattern[None], "patterns", start=len(exact))  # so many loops are scored
         if len(before) == n_layers:  # the first is the pattern of this layer, a loop ago
-            changes.append(attention_change(torch.stack([before[0], pattern]))[0].float().cpu())
+            changes.append(_change(before[0], pattern).float().cpu())
         before.append(pattern)
 
     def score(state: Tensor, hook: object) -> None:

@@ -34,11 +34,12 @@ from loopinterp.dynamics.state_checks import asked_positions
 from loopinterp.dynamics.state_trajectories import chunks, gather, run_loops, state_bytes
 from loopinterp.errors import check_integer, check_number
 from loopinterp.intervals import share_of
-from loopinterp.models.looped_model import bind, need_model
-from loopinterp.models.model_description import describe_model, device_of
+from loopinterp.models.looped_model import bind
+from loopinterp.models.model_description import describe_model
+from loopinterp.models.run_length import own_depth
 from loopinterp.progress import track
 from loopinterp.results import Result, study
-from loopinterp.tasks.study_data import as_batch
+from loopinterp.study_examples import examples_for
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -95,6 +96,7 @@ class ConvergenceResult(Result, kind="convergence"):
 
     Attributes:
         threshold: Residual that counts as settled.
+        depth: Loops after which a model is asked that makes as many whatever the length.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
@@ -106,6 +108,7 @@ class ConvergenceResult(Result, kind="convergence"):
     }
 
     threshold: float
+    depth: int | None = None
 
     @property
     def n_loops(self) -> int:
@@ -185,8 +188,8 @@ def convergence_study(
         InputError: If an option is out of range, an example asks nothing, or the initial state
             is not finite.
     """
-    need_model(model)
-    batch = as_batch(data, n=n, batch_size=batch_size, seed=seed, device=device_of(model))
+    drawn = {"n": n, "batch_size": batch_size, "seed": seed}
+    batch = examples_for(model, data, needs_loops=n_loops is None, **drawn)
     counted = asked_positions(batch, positions)
     if n_loops is None:
         n_loops = max(24, math.ceil(1.25 * int(batch.n_loops.max())))
@@ -224,6 +227,7 @@ def convergence_study(
             counted=counted,
             answer_loops=batch.n_loops,
             threshold=threshold,
+            depth=own_depth(model),
         )
 
 

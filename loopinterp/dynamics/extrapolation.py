@@ -13,11 +13,12 @@ from loopinterp.dynamics.readouts import correctness, exact_match
 from loopinterp.dynamics.state_checks import asked_positions
 from loopinterp.dynamics.state_trajectories import chunks, gather, state_bytes
 from loopinterp.errors import check_integer
-from loopinterp.models.looped_model import bind, need_model
-from loopinterp.models.model_description import describe_model, device_of
+from loopinterp.models.looped_model import bind
+from loopinterp.models.model_description import describe_model
+from loopinterp.models.run_length import own_depth
 from loopinterp.progress import track
 from loopinterp.results import Result, study
-from loopinterp.tasks.study_data import as_batch
+from loopinterp.study_examples import examples_for
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -42,6 +43,7 @@ class ExtrapolationResult(Result, kind="extrapolation"):
 
     Attributes:
         trained_loops: Most loops of a training run, marked in the figure (None if unknown).
+        depth: Loops after which a model is asked that makes as many whatever the length.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
@@ -50,6 +52,7 @@ class ExtrapolationResult(Result, kind="extrapolation"):
     }
 
     trained_loops: int | None = None
+    depth: int | None = None
 
     @property
     def n_loops(self) -> int:
@@ -102,8 +105,8 @@ def extrapolation_study(
         InputError: If the loops do not reach T(n), an example asks nothing, or the initial state
             is not finite.
     """
-    need_model(model)
-    batch = as_batch(data, n=n, batch_size=batch_size, seed=seed, device=device_of(model))
+    drawn = {"n": n, "batch_size": batch_size, "seed": seed}
+    batch = examples_for(model, data, needs_loops=n_loops is None, **drawn)
     asked = asked_positions(batch, "asked")
     longest = int(batch.n_loops.max())
     n_loops = 10 * longest if n_loops is None else n_loops
@@ -122,6 +125,7 @@ def extrapolation_study(
             length=batch.n,
             answer_loops=batch.n_loops,
             trained_loops=trained_loops,
+            depth=own_depth(model),
         )
 
 

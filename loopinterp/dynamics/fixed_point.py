@@ -10,7 +10,7 @@ import torch
 
 from loopinterp.dynamics.solvers.fixed_point_solver import Solver, Status, Termination
 from loopinterp.dynamics.solvers.solver_registry import get_solver
-from loopinterp.dynamics.state_checks import check_state
+from loopinterp.dynamics.state_checks import check_finite_state
 from loopinterp.errors import InputError
 from loopinterp.short_repr import ShortRepr
 
@@ -97,7 +97,7 @@ def find_fixed_point(
             given=str(x0.dtype),
             fix="Convert it with x0.float().",
         )
-    check_state(x0, "x0", fix="Check the embedding of the input.")
+    check_finite_state(x0, "x0", fix="Check the embedding of the input.")
     flat = x0.detach().reshape(1, 1) if x0.ndim == 0 else x0.detach().reshape(len(x0), -1)
 
     def g(x: Tensor) -> Tensor:

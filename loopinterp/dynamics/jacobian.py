@@ -19,7 +19,7 @@ import torch
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from loopinterp.dynamics.state_checks import check_shape, check_state
+from loopinterp.dynamics.state_checks import check_finite_state, check_shape
 from loopinterp.errors import InputError, check_integer, check_number, check_seed
 from loopinterp.short_repr import ShortRepr
 
@@ -153,7 +153,9 @@ def spectral_radius(
     """
     check_number("tol", tol, above=0)
     check_integer("max_vectors", max_vectors, least=1)
-    check_state(h, "state", fix="Differentiate at a fixed point of a run that does not diverge.")
+    check_finite_state(
+        h, "state", fix="Differentiate at a fixed point of a run that does not diverge."
+    )
     n_examples, size = h.flatten(1).shape
     most = min(max_vectors, size)
     generator = torch.Generator().manual_seed(check_seed(seed))

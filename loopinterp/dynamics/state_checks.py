@@ -31,11 +31,14 @@ def check_states(
         check_finite(states, name)
 
 
-def check_finite(values: Tensor, name: str) -> None:
-    """Raise if a value along the leading loop axis is NaN or infinite, naming the first loop."""
+def check_finite(values: Tensor, name: str, *, start: int = 0) -> None:
+    """Raise if a value is NaN or infinite, naming the first loop on the leading axis.
+
+    That axis begins at loop ``start``.
+    """
     bad = ~values.isfinite()
     if bad.any():
-        first = int(bad.reshape(len(values), -1).any(dim=1).nonzero()[0])
+        first = start + int(bad.reshape(len(values), -1).any(dim=1).nonzero()[0])
         raise InputError(
             name,
             expected="finite values",
@@ -44,7 +47,7 @@ def check_finite(values: Tensor, name: str) -> None:
         )
 
 
-def check_state(state: Tensor, name: str, *, fix: str) -> None:
+def check_finite_state(state: Tensor, name: str, *, fix: str) -> None:
     """Raise unless a state is there and finite."""
     empty = state.numel() == 0
     if empty or not state.isfinite().all():

@@ -12,10 +12,10 @@ import torch
 from loopinterp.errors import InputError, check_integer
 from loopinterp.intervals import ESTIMATE
 from loopinterp.models.looped_model import need_hooks
-from loopinterp.models.model_description import describe_model, device_of
+from loopinterp.models.model_description import describe_model
 from loopinterp.models.positions import attention_mask
 from loopinterp.results import Result, study
-from loopinterp.tasks.study_data import inputs_and_loops
+from loopinterp.study_examples import inputs_and_loops
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -124,8 +124,8 @@ def attention_study(
                         patterns, mass, mass_even, received, received_even, entropy)
     """
     need_hooks(model)
-    drawn = {"n": n, "batch_size": batch_size, "seed": seed, "device": device_of(model)}
-    inputs, n_loops = inputs_and_loops(data, n_loops, **drawn)
+    drawn = {"n": n, "batch_size": batch_size, "seed": seed}
+    inputs, n_loops = inputs_and_loops(model, data, n_loops, **drawn)
     n_examples, n_pos = inputs.shape[:2]
     check_integer("max_distance", max_distance, least=0)
     check_integer("example", example, least=0, most=n_examples - 1)

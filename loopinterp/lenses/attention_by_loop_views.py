@@ -48,10 +48,12 @@ def _preference(
     if low <= even:
         return None
     where = place(at) if axis == "distance" else _key(result, at)
-    who = "" if axis == "distance" else " and positions, whatever their distance"
+    means = ["loops"] if result.data.sizes["loop"] > 1 else []
+    means += ["positions, whatever their distance"] if axis != "distance" else []
+    over = f" (mean over {' and '.join(means)})" if means else ""
     text = (
         f"{_head_name(result, best).capitalize()} gives {percent(value)} of its attention to "
-        f"{where} (mean over loops{who}), against "
+        f"{where}{over}, against "
         f"{percent(even)} if it were spread evenly over what a position may see."
     )
     return value - even, Finding(text, value=f"{percent(value)} on {where}")
@@ -82,13 +84,17 @@ def _patterns(result: AttentionResult) -> Figure:
     plot = loop_slider_figure(
         patterns, x_title="looked at (key)", y_title="looking (query)", value_title="attention"
     )
+    several = result.data.sizes["loop"] > 1
+    move = (
+        " Move the slider to go from loop to loop; a pattern that no longer changes belongs to a "
+        "head that has settled."
+    )
     return Figure(
-        title="Attention patterns, loop by loop",
+        title="Attention patterns, loop by loop" if several else "Attention patterns",
         plot=plot,
         caption=(
             "One example. Each row is a position, and its colour shows how much it looks at each "
-            "position of the sequence (a row sums to 1). Move the slider to go from loop to loop; "
-            "a pattern that no longer changes belongs to a head that has settled."
+            f"position of the sequence (a row sums to 1).{move if several else ''}"
         ),
         control=(
             "A head without preference colours alike all positions that a row may see; “Where "
@@ -118,7 +124,7 @@ def _by_loop(result: AttentionResult) -> Figure:
     panels.append(LinePanel(lines, "bits", title="Entropy of attention"))
     of_sink = ", and to the place that gets most from all positions that may see it" if sink else ""
     return Figure(
-        title="Where heads look as loops go on",
+        title="Where heads look" + " as loops go on" * (result.data.sizes["loop"] > 1),
         plot=line_panels(panels, x_title="loop"),
         caption=(
             f"Above, the share of attention that each head gives to {where}{of_sink}, with 95% "

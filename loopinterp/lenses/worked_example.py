@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from loopinterp.errors import InputError
-from loopinterp.models.looped_model import bind, need_model
-from loopinterp.models.model_description import describe_model, device_of
+from loopinterp.models.looped_model import bind
+from loopinterp.models.model_description import describe_model
+from loopinterp.rasp.trace import kept_from
 from loopinterp.results import Result, study
-from loopinterp.tasks.study_data import as_batch
+from loopinterp.study_examples import examples_for
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from loopinterp.models import LoopedModel
     from loopinterp.tasks import Batch, Task
 
@@ -54,7 +53,7 @@ class WorkedExample(Result, kind="worked-example"):
         """The loop from which the whole answer is right to the end; None if it ends wrong."""
         asked = self.data["target"] >= 0
         right = ((self.data["answer"] == self.data["target"]) | ~asked).all("pos").values
-        return _settled(torch.from_numpy(right)[:, None]).tolist()[0] if right[-1] else None
+        return int(kept_from(torch.from_numpy(right))) if right[-1] else None
 
 
 Explain = Callable[["Batch"], tuple[str, Mapping[str, Sequence[str]]]]
@@ -96,8 +95,7 @@ def worked_example(
         >>> found.rows["input"], found.right_from()     # 3 + 1, as its carry takes longer
         (['4', '3', '1', '0'], 2)
     """
-    need_model(model)
-    batch = as_batch(data, n=n, batch_size=batch_size, seed=seed, device=device_of(model))
+    batch = examples_for(model, data, n=n, batch_size=batch_size, seed=seed)
     if len(lengths := batch.n_loops.unique().tolist()) != 1:
         raise InputError(
             "data",
@@ -111,7 +109,7 @@ def worked_example(
         asked, answers = batch.targets >= 0, logits.argmax(-1)
         right = ((answers == batch.targets) | ~asked).all(-1)
         # Of those that end right if there are any: what never gets there has no last loop.
-        late = _settled(right).where(right[-1], -1) if right[-1].any() else _settled(right)
+        late = kept_from(right).where(right[-1], -1) if right[-1].any() else kept_from(right)
         one = int(late.argmax())
         example = batch[one : one + 1].to("cpu")
         by_hand, rows = explain(example) if explain else ("", {"input": example.inputs[0].tolist()})
@@ -129,9 +127,3 @@ def worked_example(
             symbols=list(symbols or map(str, range(logits.shape[-1]))),
             n_examples=len(batch),
         )
-
-
-def _settled(right: Tensor) -> Tensor:
-    """The first loop [batch] from which each column [loop, batch] stays as it is at the end."""
-    moving = (right != right[-1]).flip(0).cummax(0).values
-    return moving.sum(0)

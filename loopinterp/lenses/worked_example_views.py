@@ -22,7 +22,9 @@ def _(result: WorkedExample) -> list[Finding]:
     right = ((result.data["answer"] == result.data["target"]) & asked).sum("pos").values
     n_loops, n_asked, since = len(right) - 1, int(asked.sum()), result.right_from()
     first = f"The model has {right[1]} of the {n_asked} symbols right after 1 loop"
-    if since is None:
+    if n_loops == 1:
+        text = f"{first}, when it is asked."
+    elif since is None:
         text = (
             f"{first}, and {right[-1]} after {n_loops}, when it is asked: it gets this one wrong."
         )
@@ -48,14 +50,17 @@ def _(result: WorkedExample) -> list[Figure]:
     plot.update_traces(text=list(words.values()), texttemplate="%{text}", hoverongaps=False)
     plot.update_traces(textfont={"size": 11})
     plot.update_yaxes(title_text=None)
+    drawn, each = "the one that is answered last", " after each loop"
+    if len(loops) == 1:
+        drawn, each = "one", ""
     return [
         Figure(
-            title="One input, loop by loop",
+            title="One input, loop by loop" if len(loops) > 1 else "One input",
             plot=plot,
             caption=(
-                f"Of {result.n_examples} inputs drawn, the one that is answered last. Above, what "
-                "stands at each position, and the right answer; below, what the model answers "
-                "after each loop: the stronger the colour, the surer it is of the right one."
+                f"Of {result.n_examples} inputs drawn, {drawn}. Above, what stands at each "
+                "position, and the right answer; below, what the model answers"
+                f"{each}: the stronger the colour, the surer it is of the right one."
             ),
             data=pd.DataFrame(words).rename_axis("position").reset_index(),
         )

@@ -1,3 +1,4 @@
+from .folded_vocabulary import fold_vocabulary as fold_vocabulary
 from .greedy_decoding import greedy_decode as greedy_decode
 from .iteration import iterate as iterate
 from .iteration import states_at as states_at

@@ -13,7 +13,7 @@ from torch import nn
 
 from loopinterp.errors import InputError
 from loopinterp.models.looped_model import bind, need_model
-from loopinterp.models.model_description import device_of
+from loopinterp.models.model_description import device_of, said_of
 from loopinterp.models.run_inputs import TOKEN_TYPES, check_tokens
 from loopinterp.short_repr import say
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from loopinterp.models.looped_model import Iteration, LoopedModel
+    from loopinterp.models.run_length import LoopRule
 
 
 class WithVocabulary(nn.Module):
@@ -80,8 +81,27 @@ class WithVocabulary(nn.Module):
     @property
     def n_ctx(self) -> int | None:
         """The positions that the model has room for, where it says so."""
-        config = getattr(self.model, "config", None)
-        return getattr(self.model, "n_ctx", getattr(config, "n_ctx", None))
+        return said_of(self.model, "n_ctx")
+
+    @property
+    def d_vocab(self) -> int | None:
+        """Tokens that the task has, where that is known."""
+        return said_of(self.model, "d_vocab") if self.tokens is None else len(self.tokens)
+
+    @property
+    def d_features(self) -> int | None:
+        """That of the model, which has it where it reads no tokens."""
+        return said_of(self.model, "d_features")
+
+    @property
+    def d_vocab_out(self) -> int | None:
+        """Answer classes that the task has, where that is known."""
+        return said_of(self.model, "d_vocab_out") if self.answers is None else len(self.answers)
+
+    @property
+    def loop_rule(self) -> LoopRule | None:
+        """That of the model: how many loops it was made for, where that is known."""
+        return getattr(self.model, "loop_rule", None)
 
     def embed(self, inputs: Integer[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
         """The model's, of its own tokens."""

@@ -22,6 +22,11 @@ def device_of(model: Any) -> torch.device:
     return next((x.device for x in parameters()), torch.device("cpu"))
 
 
+def said_of(model: Any, name: str) -> Any:
+    """What a model, or else its configuration, says of itself by some name; None if nothing."""
+    return getattr(model, name, getattr(getattr(model, "config", None), name, None))
+
+
 def describe_model(model: Any) -> dict[str, Any] | str:
     """A model for a result's provenance: its configuration and the digest of its weights.
 

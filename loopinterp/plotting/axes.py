@@ -187,7 +187,11 @@ def add_line(figure: go.Figure, line: Series, panel: int, place: int, *, legend:
 
 
 def add_references(figure: go.Figure, marks: Sequence[Reference], panel: int) -> None:
-    """Draw references over what is on a panel; words on the x-axis keep out of each other's way."""
+    """Draw references over what is on a panel; words on the x-axis keep out of each other's way.
+
+    What has no place on a logarithmic axis, 0 and below, is left out, as the points of lines are.
+    """
+    marks = [mark for mark in marks if mark.value > 0 or not _is_log(figure, mark.axis, panel)]
     on_x = sorted(mark.value for mark in marks if mark.axis == "x" and mark.text)
     for mark in marks:
         # Of several marks the first has its words on its left; so has one near the right edge.
@@ -197,8 +201,7 @@ def add_references(figure: go.Figure, marks: Sequence[Reference], panel: int) ->
 
 def _add_reference(figure: go.Figure, mark: Reference, panel: int, anchor: str) -> None:
     name = suffix(panel)
-    log = figure.layout[f"{mark.axis}axis{name}"]["type"] == "log"
-    at = float(np.log10(mark.value)) if log else mark.value
+    at = float(np.log10(mark.value)) if _is_log(figure, mark.axis, panel) else mark.value
     x_ref, y_ref = (f"x{name}", f"y{name} domain")
     ends: dict[str, float] = {"x0": mark.value, "x1": mark.value, "y0": 0, "y1": 1}
     # Above the axes, where no line can cross the words.
@@ -215,10 +218,14 @@ def _add_reference(figure: go.Figure, mark: Reference, panel: int, anchor: str) 
         )
 
 
+def _is_log(figure: go.Figure, axis: str, panel: int) -> bool:
+    return figure.layout[f"{axis}axis{suffix(panel)}"]["type"] == "log"
+
+
 def _is_far_right(figure: go.Figure, value: float, panel: int) -> bool:
     on_panel: Any = figure.select_traces({"xaxis": f"x{suffix(panel)}"})
     numbers = [v for t in on_panel for v in t.x if isinstance(v, (int, float, np.number))]
-    if figure.layout[f"xaxis{suffix(panel)}"]["type"] == "log":
+    if _is_log(figure, "x", panel):
         numbers = [math.log10(v) for v in numbers if v > 0]
         value = math.log10(value)
     if not numbers:

@@ -14,6 +14,7 @@ from loopinterp.errors import check_integer, check_number, check_seed
 from loopinterp.models.iteration import check_increasing, states_at
 from loopinterp.models.looped_model import need_model
 from loopinterp.models.model_description import describe_model, device_of, reach
+from loopinterp.models.run_length import own_depth
 from loopinterp.probing.carry_chains import VARIABLES, ChainSample, sample_chains
 from loopinterp.probing.linear_probes import LinearProbe, RidgeProbe
 from loopinterp.probing.prequential_code import online_code_length
@@ -24,6 +25,7 @@ from loopinterp.probing.probe_controls import (
     with_random_weights,
 )
 from loopinterp.results import Result, study
+from loopinterp.study_examples import need_loops, need_model_of
 from loopinterp.tasks.study_data import need_task
 
 if TYPE_CHECKING:
@@ -182,7 +184,8 @@ def carry_study(
         task: The addition task in the model's format.
         n: Bits of the additions.
         max_chain: Longest chain studied (positions the carry travels); half of ``n`` if None.
-        loops: Numbers of loops after which to probe; 0 to ``max_chain + 4`` if None.
+        loops: Numbers of loops after which to probe; 0 to ``max_chain + 4`` if None, or to a depth
+            that the model has of its own.
         n_short: Bits of the additions of the short-to-long control.
         n_train: Pairs for each chain length to train on.
         n_test: Other pairs for each chain length to score on.
@@ -196,9 +199,14 @@ def carry_study(
     """
     need_model(model)
     need_task(task)
+    need_model_of(task, model)
     check_integer("n", n, least=3)
-    max_chain = n // 2 if max_chain is None else max_chain
-    steps = check_increasing(range(max_chain + 5) if loops is None else loops)
+    max_chain = n // 2 if max_chain is None else check_integer("max_chain", max_chain, least=1)
+    if loops is None:
+        need_loops(model)
+        depth = own_depth(model)
+        loops = range(max_chain + 5 if depth is None else min(max_chain + 4, depth) + 1)
+    steps = check_increasing(loops)
     check_integer("n_short", n_short, least=4)
     check_number("threshold", threshold, above=0, most=1)
     probe = RidgeProbe() if probe is None else probe

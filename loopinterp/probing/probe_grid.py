@@ -13,7 +13,7 @@ import torch
 
 from loopinterp.errors import InputError, check_integer, check_seed
 from loopinterp.models.looped_model import need_hooks
-from loopinterp.models.model_description import describe_model, device_of
+from loopinterp.models.model_description import describe_model
 from loopinterp.probing.linear_probes import LinearProbe, RidgeProbe
 from loopinterp.probing.prequential_code import online_code_length
 from loopinterp.probing.probe_controls import (
@@ -24,8 +24,8 @@ from loopinterp.probing.probe_controls import (
 )
 from loopinterp.progress import track
 from loopinterp.results import Result, study
+from loopinterp.study_examples import inputs_and_loops
 from loopinterp.tasks.sampling import describe_tensor
-from loopinterp.tasks.study_data import inputs_and_loops
 from loopinterp.tasks.task import IGNORE
 
 if TYPE_CHECKING:
@@ -121,8 +121,8 @@ def probe_study(
             that have a class at every loop).
     """
     need_hooks(model)
-    drawn = {"n": n, "batch_size": batch_size, "seed": seed, "device": device_of(model)}
-    inputs, n_loops = inputs_and_loops(data, n_loops, **drawn)
+    drawn = {"n": n, "batch_size": batch_size, "seed": seed}
+    inputs, n_loops = inputs_and_loops(model, data, n_loops, **drawn)
     targets = {name: x(inputs) if callable(x) else x for name, x in targets.items()}
     probe = RidgeProbe() if probe is None else probe
     generator = torch.Generator().manual_seed(check_seed(seed))

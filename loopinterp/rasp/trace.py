@@ -14,7 +14,7 @@ from loopinterp.rasp.interpreter import Interpreter
 from loopinterp.short_repr import ShortRepr
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Int
+    from jaxtyping import Bool, Int, Shaped
     from torch import Tensor
 
 
@@ -68,9 +68,17 @@ class Trace(ShortRepr):
             InputError: the program has no such variable.
         """
         check_choice(f"variable of program {self.program}", variable, self.variables)
-        values = self.variables[variable]
-        still_moving = (values != values[-1]).flip(0).cummax(dim=0).values
-        return still_moving.sum(dim=0)
+        return kept_from(self.variables[variable])
+
+
+def kept_from(values: Shaped[Tensor, entry * lead]) -> Int[Tensor, "*lead"]:
+    """The first entry from which values stay as they are at the end.
+
+    Example:
+        >>> kept_from(torch.tensor([[0, 1], [1, 1], [0, 1], [0, 1]]))
+        tensor([2, 0])
+    """
+    return (values != values[-1]).flip(0).cummax(dim=0).values.sum(dim=0)
 
 
 class LazySelectors(Mapping[str, "Tensor"]):

@@ -91,6 +91,14 @@ def write_results(results: Mapping[str, Result], out: str | Path, *, title: str)
         raise InputError(
             "results", expected="at least one", given="none", fix="Pass {'name': result}."
         )
+    for name, result in results.items():
+        if not isinstance(result, Result):
+            raise InputError(
+                f"result {name!r}",
+                expected="what a study returns",
+                given=f"a {type(result).__name__}",
+                fix="Pass {'name': result}.",
+            )
     out = need_page(out)
     write_bytes(out, render_report(RunRecord(name=title, results=results)).encode(errors="replace"))
     return out
@@ -152,7 +160,7 @@ def _context(record: RunRecord) -> dict[str, Any]:
         "example": [view for view in sections if view.section.key == EXAMPLE],
         "sections": [view for view in sections if view.section.key != EXAMPLE],
         "not_measured": [
-            section
+            section.at(record.depth)
             for section in SECTIONS
             if record.is_run
             and section.key not in shown
@@ -171,8 +179,9 @@ def _title(record: RunRecord) -> str:
     if not record.is_run:
         return record.name
     task = record.task.replace("_", " ")
-    model = f"A looped transformer on {task}" if task else "A looped transformer"
-    return f"{model}, opened loop by loop"
+    kind = "transformer" if record.depth == 1 else "looped transformer"
+    model = f"A {kind} on {task}" if task else f"A {kind}"
+    return f"{model}, opened {'layer by layer' if record.depth == 1 else 'loop by loop'}"
 
 
 def _facts(record: RunRecord) -> list[tuple[str, str]]:
@@ -181,8 +190,9 @@ def _facts(record: RunRecord) -> list[tuple[str, str]]:
     parts = (config.get(name) for name in ("model", "curriculum"))
     model, curriculum = (part if isinstance(part, Mapping) else {} for part in parts)
     n_layers = model.get("n_layers")
+    runs = {None: "looped", 1: "run once"}.get(record.depth, f"run {record.depth} times")
     facts = [
-        ("Block", f"{n_layers} layer{'s' if n_layers != 1 else ''}, looped" if n_layers else None),
+        ("Block", f"{n_layers} layer{'s' if n_layers != 1 else ''}, {runs}" if n_layers else None),
         ("Width (d_model)", model.get("d_model")),
         ("Heads", model.get("n_heads")),
         ("Trained up to length", curriculum.get("max_n")),

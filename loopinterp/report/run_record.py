@@ -60,6 +60,14 @@ class RunRecord(ShortRepr):
         return str(task.get("name", "") if isinstance(task, Mapping) else task)
 
     @property
+    def depth(self) -> int | None:
+        """Loops of a model that is configured to make as many whatever the length, or None."""
+        objective = self.config.get("objective")
+        trained = objective.get("n_loops") if isinstance(objective, Mapping) else None
+        depth = self.config.get("depth", trained)
+        return depth if isinstance(depth, int) else None
+
+    @property
     def stage_seconds(self) -> Mapping[str, float]:
         """Wall time by stage: as the run wrote it, else that of each study."""
         of_studies = {name: result.provenance.wall_time for name, result in self.results.items()}
@@ -78,12 +86,16 @@ def read_run(folder: str | Path) -> RunRecord:
     problems: list[str] = []
     config = read_run_config(folder)
     owner = _read_owner(folder, config, problems)
+    metrics = _read_metrics(folder / "metrics.jsonl", problems)
+    results = _read_results(folder / "results", owner, problems)
+    made = _read_made(folder / "made.json", problems)
     return RunRecord(
         name=folder.resolve().name,
         config=config,
-        metrics=_read_metrics(folder / "metrics.jsonl", problems),
-        results=_read_results(folder / "results", owner, problems),
-        made=_read_made(folder / "made.json", problems),
+        metrics=metrics,
+        # What an earlier version said all the same is no longer said.
+        results={name: x for name, x in results.items() if name not in made.get("unsaid", {})},
+        made=made,
         problems=problems,
         weights=owner.weights,
     )

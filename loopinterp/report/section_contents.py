@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from loopinterp.report.assets import Download, figure_json, slug, table_download
@@ -85,6 +85,7 @@ def section_views(record: RunRecord) -> tuple[list[SectionView], list[str]]:
     """
     said, problems = _in_order_of_making(record)
     views = [_view(section, said, problems) for section in (*SECTIONS, OTHER)]
+    views = [replace(view, section=view.section.at(record.depth)) for view in views]
     return [view for view in views if view.verdicts or view.findings or view.figures], problems
 
 

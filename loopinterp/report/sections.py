@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +20,8 @@ class Section:
         study: The study that it is about; the one named as the section by default.
         tasks: Tasks that it applies to; all if empty.
         of_programs: Whether it applies only to tasks that a stock program solves.
+        of_loops: More words, of models that loop T(n) times.
+        once: What takes the place of others of these in a model that makes one loop.
     """
 
     key: str
@@ -30,6 +33,19 @@ class Section:
     study: str = ""
     tasks: tuple[str, ...] = ()
     of_programs: bool = False
+    of_loops: str = ""
+    once: Mapping[str, str] = field(default_factory=dict)
+
+    def at(self, depth: int | None) -> Section:
+        """The section as it is said of a model of a depth of its own; None: of one that has none.
+
+        Example:
+            >>> SECTIONS[0].at(None).title, SECTIONS[0].at(1).title
+            ('The task, and one input loop by loop', 'The task, and one input')
+        """
+        if depth is None:
+            return replace(self, intro=f"{self.intro} {self.of_loops}".strip(), of_loops="")
+        return replace(self, **self.once) if depth == 1 else self
 
     def applies(self, task: str) -> bool:
         """Whether there is anything to be said of a model of that task."""
@@ -55,6 +71,7 @@ SECTIONS = (
         short="The task",
         question="What is asked, and what does the model make of it?",
         missing="no worked example, so the task is not shown",
+        once={"title": "The task, and one input"},
     ),
     Section(
         key="generalisation",
@@ -62,8 +79,11 @@ SECTIONS = (
         question="Does it get inputs right that are longer than any it was trained on?",
         intro=(
             "An answer counts only if every symbol of it is right (exact match). Accuracy bit by "
-            "bit hides failure: half of all bits are right by chance. A longer input is given more "
-            "loops of the same block, as many as the task asks for at that length."
+            "bit hides failure: half of all bits are right by chance."
+        ),
+        of_loops=(
+            "A longer input is given more loops of the same block, as many as the task asks for "
+            "at that length."
         ),
         missing="no length study, so nothing is known about longer inputs",
     ),
@@ -119,6 +139,7 @@ SECTIONS = (
             "state has changed."
         ),
         missing="no attention study",
+        once={"title": "Attention", "question": "Where does each head look?", "intro": ""},
     ),
     Section(
         key="ground-truth",

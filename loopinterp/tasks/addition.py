@@ -95,6 +95,13 @@ class Addition(Sampler):
 
     def say(self, row: Sequence[Any], answer: Sequence[int] | None) -> str:
         pairs = [(t & 1, t >> 1) for t in row if t < 4] if self.format == "pairs" else row
+        if not pairs:
+            raise InputError(
+                "inputs",
+                expected="a pair of bits in each example",
+                given="padding alone",
+                fix="Leave that example out.",
+            )
         a, b = (spell(bits, turned=True) for bits in zip(*pairs))
         if answer is None:
             return f"{a} + {b} ="
@@ -112,11 +119,11 @@ class Addition(Sampler):
         check_operands(a, b, n)
         if self.format == "pairs":
             tokens = join([same(BOS, n), (a + 2 * b, n)], width=a.shape[1] + 1, fill=PAD)
-            return Batch(tokens, self.targets(tokens), n, n + 1)
+            return Batch(tokens, self.targets(tokens), n, n + 1, self)
         real = inside(n, a.shape[1])
         a, b = a * real, b * real
         answer = carries.total(a, b).masked_fill(~real, IGNORE)
-        return Batch(torch.stack([a, b], dim=-1).float(), answer, n, n + 1)
+        return Batch(torch.stack([a, b], dim=-1).float(), answer, n, n + 1, self)
 
     def encode(self, operands: Sequence[tuple[int, int]], n: int) -> Batch:
         """The batch of given integers, each in 0..2^n - 1.

@@ -127,4 +127,4 @@ class FullOutput(Sampler):
         eos, bos = self.equals + 1, self.equals + 2
         whole = [same(bos, n), *parts, same(self.equals, n)]
         tokens = join(whole, width=self.n_positions(int(n.max())), fill=eos)
-        return Batch(tokens, self.targets(tokens), n, n_loops)
+        return Batch(tokens, self.targets(tokens), n, n_loops, self)

@@ -92,7 +92,7 @@ class PrefixSum(Sampler):
         check_digits(bits, n, self.modulus, "bits")
         parts = [same(self.modulus, n), (bits, n)]
         tokens = join(parts, width=bits.shape[1] + 1, fill=self.modulus + 1)
-        return Batch(tokens, self.targets(tokens), n, n + 1)
+        return Batch(tokens, self.targets(tokens), n, n + 1, self)
 
     def targets(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
         """The exact answer to given inputs: the running sum, ``IGNORE`` at BOS and PAD.

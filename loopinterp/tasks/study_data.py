@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
@@ -12,9 +13,6 @@ from loopinterp.tasks.sampling import describe_tensor
 from loopinterp.tasks.task import Batch
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
-    from torch import Tensor
-
     from loopinterp.tasks.task import Task
 
 LENGTH, EXAMPLES = 8, 64
@@ -50,7 +48,8 @@ def as_batch(
         generator = torch.Generator().manual_seed(seed)
         size = EXAMPLES if batch_size is None else batch_size
         length = LENGTH if n is None else n
-        return data.sample(length, batch_size=size, generator=generator).to(device)
+        batch = data.sample(length, batch_size=size, generator=generator)
+        return replace(batch, task=data).to(device)  # which a task of a user's own need not say
     if not isinstance(data, Batch):
         expected = "a Batch, or a task to draw one from"
         raise InputError("data", expected=expected, given=_kind(data), fix=_fix(data))
@@ -84,27 +83,6 @@ def as_batches(
         raise InputError("data", expected=expected, given="an empty list", fix=_fix(data))
     drawn: Any = [{"n": k, "batch_size": batch_size, "seed": seed} for k in each]
     return [as_batch(one, **options) for one in several for options in drawn]
-
-
-def inputs_and_loops(
-    data: object, n_loops: int | None, **drawn: object
-) -> tuple[Int[Tensor, "batch pos"] | Float[Tensor, "batch pos d_features"], int]:
-    """Inputs and loops for a study that needs no targets: of inputs alone, or as :func:`as_batch`.
-
-    Raises:
-        InputError: as :func:`as_batch`, or inputs alone without ``n_loops``.
-    """
-    if not isinstance(data, torch.Tensor):
-        batch = as_batch(data, **drawn)  # type: ignore[arg-type]
-        return batch.inputs, int(batch.n_loops.max()) if n_loops is None else n_loops
-    if n_loops is None or data.ndim < 2 or not len(data):
-        raise InputError(
-            "data" if n_loops is not None else "n_loops",
-            expected="a batch or a task, or inputs [batch, pos] and the n_loops to run",
-            given=f"{describe_tensor(data)}, n_loops={n_loops}",
-            fix="Pass n_loops=16, for instance." if n_loops is None else "Pass inputs[None].",
-        )
-    return data, n_loops
 
 
 def need_task(task: object) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from loopinterp.short_repr import ShortRepr
@@ -26,12 +26,14 @@ class Batch(ShortRepr):
         targets: The right output at each position; ``IGNORE`` where nothing is asked.
         n: Problem length of each example (bits, not positions).
         n_loops: T(n) of each example: the loop after which the answer is asked for.
+        task: What was asked, where that is known: a model of other tokens is refused by it.
     """
 
     inputs: Int[Tensor, "batch pos"] | Float[Tensor, "batch pos d_features"]
     targets: Int[Tensor, "batch pos"]
     n: Int[Tensor, " batch"]
     n_loops: Int[Tensor, " batch"]
+    task: Task | None = None
 
     def __len__(self) -> int:
         return self.inputs.shape[0]
@@ -43,10 +45,13 @@ class Batch(ShortRepr):
         return [("examples", len(self)), *said, ("inputs", self.inputs)]
 
     def to(self, device: torch.device | str) -> Batch:
-        return Batch(*(getattr(self, f).to(device) for f in ("inputs", "targets", "n", "n_loops")))
+        return replace(self, **{name: x.to(device) for name, x in self._tensors().items()})
 
     def __getitem__(self, index: Tensor | slice) -> Batch:
-        return Batch(self.inputs[index], self.targets[index], self.n[index], self.n_loops[index])
+        return replace(self, **{name: x[index] for name, x in self._tensors().items()})
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {name: getattr(self, name) for name in ("inputs", "targets", "n", "n_loops")}
 
 
 def inputs_of(inputs: Batch | Tensor) -> Tensor:

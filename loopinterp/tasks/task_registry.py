@@ -61,7 +61,11 @@ def get_task(name: str, **settings: object) -> Task:
         2
     """
     if name not in _FACTORIES:
-        raise unknown_name("task", name, _FACTORIES)
+        error = unknown_name("task", name, _FACTORIES)
+        own = "A task of your own is known once the file that registers it is run or imported."
+        raise InputError(
+            "task", expected=error.expected, given=error.given, fix=f"{error.fix} {own}"
+        )
     factory = _FACTORIES[name]
     known = inspect.signature(factory).parameters
     open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known.values())

@@ -146,4 +146,5 @@ class TokenByToken(Sampler):
         if n_loops is None:
             each, which = n.unique(return_inverse=True)
             n_loops = n.new_tensor([self.n_loops(k) for k in each.tolist()])[which]
-        return Batch(tokens, self._asked(start, answer, length, width=width), n, n_loops)
+        targets = self._asked(start, answer, length, width=width)
+        return Batch(tokens, targets, n, n_loops, self)

@@ -106,11 +106,14 @@ class CurriculumConfig(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        grows = self.kind != "none"
         _require(
             self.min_n <= self.first_longest <= self.max_n,
-            "start_n" if self.kind != "none" else "min_n",
-            self.start_n if self.kind != "none" else self.min_n,
-            expected=f"min_n <= start_n <= max_n, with min_n={self.min_n}, max_n={self.max_n}",
+            "start_n" if grows else "min_n",
+            self.start_n if grows else self.min_n,
+            expected=f"min_n <= start_n <= max_n, with min_n={self.min_n}, max_n={self.max_n}"
+            if grows
+            else f"at most max_n={self.max_n}",
             fix="Order the lengths.",
         )
 

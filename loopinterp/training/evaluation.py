@@ -17,6 +17,7 @@ from loopinterp.models.run_length import LoopRule, own_depth, rule_of
 from loopinterp.models.stopping_rules import Oracle
 from loopinterp.progress import track
 from loopinterp.results import Result, study
+from loopinterp.study_examples import fit_to_model, need_model_of
 from loopinterp.tasks.sampling import check_size, pick_distribution
 from loopinterp.tasks.study_data import need_task
 from loopinterp.training.answer_scores import constant_scores
@@ -144,6 +145,7 @@ def evaluate(
     """
     need_model(model)
     need_task(task)
+    need_model_of(task, model)
     asked = judged_distributions(task) if distributions is None else distributions
     names = list(dict.fromkeys(asked))
     asked_after = rule_of(model) or LoopRule(1, task.n_loops)  # which leaves T(n) as it is
@@ -167,8 +169,7 @@ def evaluate(
             batch = task.sample(
                 length, batch_size=n_samples, generator=generator, distribution=distribution
             )
-            batch = batch.to(device_of(model))
-            batch = replace(batch, n_loops=asked_after.of(batch.n_loops))
+            batch = fit_to_model(model, replace(batch, task=task).to(device_of(model)))
             cell = measure_cell(model, batch, extra, loops, [*rules.values()], stopping_margin)
             found[d, k] = cell._replace(constant=constant_scores(batch, task.d_vocab_out))
         by_loop = sorted({loop for cell in found.values() for loop in cell.by_loop})

@@ -147,12 +147,13 @@ def _by_length(result: EvaluationResult) -> Figure:
         title = "Perplexity of the right answer"
         panels.append(LinePanel(lines, "perplexity", title=title, y_log=True, references=marks))
     extra = result.nearest_extra_loop
-    loops = _loops(result) if extra == 0 else f"{_loops(result)} {extra:+d}"
+    loops = f"{_loops(result)} {extra:+d} loops" if extra else f"{_loops(result)} loops"
+    loops = "1 loop" if loops == "1 loops" else loops
     return Figure(
         title="Accuracy against length",
         plot=line_panels(panels, x_title="problem length n"),
         caption=f"Each point is {result.n_samples} fresh problems of that length, answered after "
-        f"{loops} loops; bands are 95% intervals. Above, the share of problems that are right "
+        f"{loops}; bands are 95% intervals. Above, the share of problems that are right "
         "at every position; below, that of positions, which can be high where every long problem "
         f"is wrong{_perplexity_note(result)}.",
         control="Dashed: the best answer that is the same everywhere. " + _constant_note(result),

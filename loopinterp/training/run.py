@@ -103,13 +103,17 @@ class Run(ShortRepr):
             distribution: Input distribution that studies draw from; the task's first if None.
 
         Raises:
-            InputError: If the folder holds a run, or the model does not fit the task.
+            InputError: If the folder holds a run, the model does not fit the task, or a run would
+                not be the model: as of a subclass, or under a rule of loops that is not T(n).
         """
         from loopinterp.models.run_length import LoopRule, own_depth
+        from loopinterp.tasks.study_data import need_task
 
         rule = model.loop_rule or LoopRule(1)
         folder = Path(folder)
+        need_task(task)
         need_free_folder(folder)
+        _need_keepable(model, task)
         config = GivenModelConfig(
             task=task.name,
             model=model.config,
@@ -246,6 +250,34 @@ class LoopsByLength:
     def of(self, n: int) -> int:
         """T(n), and one loop where the task asks for none."""
         return max(self.task.n_loops(n), 1)
+
+
+def _need_keepable(model: Any, task: Task) -> None:
+    """Raise unless a model is its configuration and weights, looped T(n) times or a number."""
+    from loopinterp.models import LoopedTransformer, WithVocabulary
+    from loopinterp.models.looped_model import need_model
+    from loopinterp.study_examples import need_model_of
+
+    need_model(model)
+    if type(model) is not LoopedTransformer:
+        fix = "Give it to loopinterp.analyze_model, which leaves it in memory."
+        if isinstance(model, WithVocabulary):
+            fix = "Put the task's tokens into its weights with loopinterp.models.fold_vocabulary."
+        raise InputError(
+            "model",
+            expected="a LoopedTransformer itself, as nothing else is rebuilt from its weights",
+            given=f"a {type(model).__name__}",
+            fix=fix,
+        )
+    need_model_of(task, model)
+    by_length = None if model.loop_rule is None else model.loop_rule.of_length
+    if by_length is not None and by_length != LoopsByLength(task):
+        raise InputError(
+            "loop_rule of the model",
+            expected=f"T(n) of task {task.name!r}, or one number of loops, as a run keeps no other",
+            given=repr(model.loop_rule),
+            fix="Set model.loop_rule = None for T(n), or LoopRule(n_loops).",
+        )
 
 
 def need_free_folder(folder: Path) -> None:

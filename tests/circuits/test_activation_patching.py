@@ -18,7 +18,7 @@ from loopinterp.errors import InputError
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, bind
 from loopinterp.rasp.compiler import compile_program
 from loopinterp.saved_results import load_result
-from loopinterp.tasks import Addition
+from loopinterp.tasks import IGNORE, Addition, Parity, as_batch
 from tests.models.variants import VARIANTS, build, some_inputs
 
 LOOPS, BATCH, POS = 3, 5, 4
@@ -407,7 +407,8 @@ def test_what_cannot_be_patched_is_said():
     refused("model: expected a looped model", model=torch.nn.Linear(2, 2))
     refused("source: expected torch.int64 of shape", source=source[:, 1:])
     refused("other: expected torch.int64 of shape", other=source[1:])
-    refused("expected a batch or a task, or inputs", base=base[:0], source=source[:0])
+    refused("inputs: expected at least one example", base=base[:0], source=source[:0])
+    refused("source: expected inputs like those of base", source=None)
     refused("n_loops: expected an integer >= 1", n_loops=0)
     refused("loop: expected an index", loops=[2])
     refused("loops: expected at least one", loops=[])
@@ -418,3 +419,30 @@ def test_what_cannot_be_patched_is_said():
     refused("answers differently", source=base, other=source)
     refused("metric: expected another value", metric=lambda logits: torch.zeros(()))
     refused("tokens from 0 to 4", source=source + 5)
+
+
+def test_between_batches_only_what_is_asked_is_scored():
+    task, model = Parity(), compile_program("parity", max_length=8).model
+    base, source = (as_batch(task, n=4, batch_size=16, seed=k) for k in (0, 1))
+    asked = base.targets != IGNORE
+    assert not asked.all()
+    found = patching_sweep(model, base, source)
+    by_hand = patching_sweep(model, base.inputs, source.inputs, n_loops=4, scored=asked)
+    assert found.data.equals(by_hand.data) and found.n_scored == by_hand.n_scored
+    everywhere = patching_sweep(model, base.inputs, source.inputs, n_loops=4)
+    assert everywhere.n_scored > found.n_scored
+    assert patching_sweep(model, base, source, scored=~asked).n_scored > 0  # where one says so
+
+
+def test_examples_of_several_lengths_want_a_number_of_loops():
+    task, model = Addition(), build("plain", d_vocab=6, d_vocab_out=2, init_std=0.8)
+    n = torch.tensor([3, 4, 5, 5])
+    mixed = [task.sample(n, generator=torch.Generator().manual_seed(k)) for k in (0, 1)]
+    with pytest.raises(InputError, match=r"asked for after 4, and others up to 6\. .*n_loops="):
+        patching_sweep(model, *mixed)
+    with pytest.raises(InputError, match="base and source: expected examples that are all"):
+        patching_sweep(model, mixed[0][-2:], mixed[1][:2])
+    asked = (mixed[0].targets != IGNORE) & (mixed[1].targets != IGNORE)
+    found = patching_sweep(model, *mixed, n_loops=4)
+    inputs = [batch.inputs for batch in mixed]
+    assert found.data.equals(patching_sweep(model, *inputs, n_loops=4, scored=asked).data)

@@ -46,6 +46,17 @@ def test_bad_patterns_are_refused() -> None:
         attention_change(torch.stack([torch.zeros(2, 2), torch.full((2, 2), float("nan"))]))
 
 
+def test_a_pattern_that_is_not_finite_is_named_by_its_loop(batch: Batch) -> None:
+    class Spoiled(LoopedTransformer):
+        """Its state is lost after the third of its loops."""
+
+        def _loop(self, h: Any, *rest: Any) -> Any:
+            return super()._loop(h, *rest) * (float("nan") if rest[-1] == 2 else 1.0)
+
+    with pytest.raises(InputError, match="first at index 3 of the loop axis"):
+        attention_stabilisation_study(Spoiled(CONFIG, seed=0), batch, n_loops=6)
+
+
 def test_the_study_against_patterns_and_logits_of_the_model(
     batch: Batch, monkeypatch: pytest.MonkeyPatch, tmp_path
 ) -> None:

@@ -12,12 +12,19 @@ from torch import nn
 
 from loopinterp import analyze_model, load
 from loopinterp.errors import CheckpointError, InputError
-from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, WithVocabulary
+from loopinterp.models import (
+    LoopedTransformer,
+    LoopedTransformerConfig,
+    LoopRule,
+    WithVocabulary,
+)
 from loopinterp.models_in_memory import keep_in_memory
+from loopinterp.rasp import compile_program
 from loopinterp.report import write_report
 from loopinterp.studies import STUDIES
-from loopinterp.tasks import Addition
+from loopinterp.tasks import Addition, Copy, Parity
 from loopinterp.training import Run
+from loopinterp.training.run import LoopsByLength
 
 LETTERS = [7, 3, 5, 1, 0, 2]
 """The adder's own letters for 0+0, 1+0, 0+1, 1+1, the start and the padding."""
@@ -130,10 +137,70 @@ def test_a_folder_keeps_to_one_model(tmp_path: Path) -> None:
         keep_in_memory(_model(), WithPair(), tmp_path / "pair", max_n=6, origin="made up")
     kept = json.loads((tmp_path / "config.json").read_text())
     assert (kept["in_memory"], kept["max_n"]) == ("WithVocabulary", 6)
-    with pytest.raises(InputError, match="a folder without a run"):
+    with pytest.raises(InputError, match=r"a folder without a run, .* that differs in: max_n"):
         keep_in_memory(_model(), Addition(), tmp_path, max_n=7, origin="made up")
+    other: Any = _model()
+    other.model.net.sharpness.data += 1
+    with pytest.raises(InputError, match=r"that differs in: weights\. Choose another folder"):
+        keep_in_memory(other, Addition(), tmp_path, max_n=6, origin="made up")
     with pytest.raises(InputError, match="task: expected a task"):
         keep_in_memory(_model(), "addition", tmp_path, max_n=7, origin="")  # type: ignore[arg-type]
+
+
+def test_a_model_without_weights_is_not_taken_for_another_one(tmp_path: Path) -> None:
+    class Plain:
+        """Somebody's model, which is no module."""
+
+        def __init__(self, says: int) -> None:
+            self.says = says
+
+        def embed(self, letters: torch.Tensor) -> torch.Tensor:
+            return letters[..., None].float()
+
+        def initial_state(self, e: torch.Tensor) -> torch.Tensor:
+            return e
+
+        def step(self, h: torch.Tensor, e: torch.Tensor) -> torch.Tensor:
+            return h
+
+        def readout(self, h: torch.Tensor) -> torch.Tensor:
+            return torch.cat([h - self.says, self.says - h], -1)
+
+    keep_in_memory(Plain(0), Addition(), tmp_path, max_n=6, origin="made up")
+    with pytest.raises(InputError, match=r"not known whether it is this one.* a torch\.nn\.Module"):
+        keep_in_memory(Plain(1), Addition(), tmp_path, max_n=6, origin="made up")
+
+
+@pytest.mark.usefixtures("no_type_checks")
+def test_only_what_a_run_can_hold_is_made_one(tmp_path: Path) -> None:
+    class Own(LoopedTransformer):
+        def _loop(self, *args: Any, **options: Any) -> torch.Tensor:
+            return -super()._loop(*args, **options)
+
+    config = LoopedTransformerConfig(d_model=8, n_heads=2, d_vocab=6, d_vocab_out=2)
+    model, given = LoopedTransformer(config), {"max_n": 4, "origin": "made up"}
+
+    def refused(said: str, model: Any, task: Any = Addition()) -> None:  # noqa: B008
+        with pytest.raises(InputError, match=said):
+            Run.from_model(model, task, tmp_path / "run", **given)  # type: ignore[arg-type]
+        assert not (tmp_path / "run").exists()
+
+    refused(
+        "a LoopedTransformer itself, .* got a Own. Give it to loopinterp.analyze_m", Own(config)
+    )
+    refused("task: expected a task, got 'addition'", model, "addition")
+    refused("speaks the tokens of task 'parity'", model, Parity())
+    refused(
+        "one of task 'copy', got one of 'parity'",
+        compile_program("parity", max_length=6).model,
+        Copy(),
+    )
+    model.loop_rule = LoopRule(9, of_length=lambda n_pos: 2 * n_pos)
+    refused(r"loop_rule of the model: expected T\(n\) of task 'addition'", model)
+    model.loop_rule = LoopRule(5, of_length=LoopsByLength(Addition()))
+    Run.from_model(model, Addition(), tmp_path / "run", **given)  # type: ignore[arg-type]
+    again = load(tmp_path / "run")
+    Run.from_model(again, Addition(), tmp_path / "again", **given)  # type: ignore[arg-type]
 
 
 def test_load_gives_the_model_of_a_run_with_its_task_at_hand(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from loopinterp.errors import InputError
 from loopinterp.models import (
     LoopedTransformer,
     LoopedTransformerConfig,
+    LoopRule,
     WithVocabulary,
     bind,
     describe_model,
@@ -18,6 +19,7 @@ from loopinterp.models import (
     iterate,
     reach,
 )
+from loopinterp.models.run_length import own_depth
 from tests.models.looped_toys import Halving
 
 CONFIG = LoopedTransformerConfig(
@@ -52,6 +54,19 @@ def test_what_the_model_says_of_itself_is_passed_on() -> None:
     assert reach(WithVocabulary(LoopedTransformer(windowed))) == 2
     assert WithVocabulary(LoopedTransformer(CONFIG)).n_ctx == 60
     assert next(WithVocabulary(LoopedTransformer(CONFIG)).parameters(), None) is not None
+    once = LoopedTransformer(windowed)
+    once.loop_rule = LoopRule(1)
+    assert own_depth(WithVocabulary(once)) == 1 and own_depth(WithVocabulary(Halving())) is None
+
+
+def test_its_sizes_are_those_of_the_task() -> None:
+    def sizes(model: WithVocabulary) -> tuple[int | None, ...]:
+        return model.d_vocab, model.d_features, model.d_vocab_out
+
+    model = LoopedTransformer(CONFIG)
+    assert sizes(WithVocabulary(model)) == (50, None, 50)
+    assert sizes(WithVocabulary(model, tokens=TOKENS, answers=ANSWERS)) == (4, None, 2)
+    assert sizes(WithVocabulary(Halving())) == (None, None, None)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32])

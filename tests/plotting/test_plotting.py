@@ -183,6 +183,17 @@ def test_words_of_references_keep_out_of_each_others_way() -> None:
     assert figure.layout.annotations[0].xanchor == "right"  # away from the edge
 
 
+@pytest.mark.parametrize("axis", ["x", "y"])
+def test_a_mark_that_has_no_place_on_a_logarithmic_axis_is_left_out(axis: Any) -> None:
+    marks = [Reference(0, "nowhere", axis), Reference(-1, "nor here", axis), Reference(2, "", axis)]
+    panel = LinePanel([Series("a", [1, 10], [1, 9])], "y", y_log=True, references=marks)
+    figure = parts(line_panels([panel], x_title="x", x_log=True))
+    (line,) = figure.layout.shapes
+    assert line[f"{axis}0"] == line[f"{axis}1"] == 2 and not figure.layout.annotations
+    linear = LinePanel([Series("a", [1, 10], [1, 9])], "y", references=marks)
+    assert len(parts(line_panels([linear], x_title="x")).layout.shapes) == 3
+
+
 def test_bars_take_absolute_intervals() -> None:
     bars = Series("IIA", ["ripple", "latched"], [0.4, 0.9], low=[0.3, 0.85], high=[0.6, 0.95])
     (bar,) = parts(bars_with_intervals([bars], value_title="IIA")).data

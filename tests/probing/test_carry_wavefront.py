@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from loopinterp.errors import InputError
-from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
+from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, LoopRule
 from loopinterp.probing import CarryStudyResult, LogisticProbe, carry_study
 from loopinterp.saved_results import load_result
 from loopinterp.tasks import Parity
@@ -190,11 +191,13 @@ def test_a_result_comes_back_from_disk(ripple: CarryStudyResult, tmp_path) -> No
 
 
 @pytest.mark.usefixtures("no_type_checks")
+@pytest.mark.usefixtures("no_type_checks")
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         ({"task": Parity()}, "the addition task"),
         ({"max_chain": 15}, r"1\.\.14"),
+        ({"max_chain": "a"}, "max_chain: expected an integer >= 1, got 'a'"),
         ({"n_train": 0}, "n_pairs"),
         ({"loops": []}, "loops"),
         ({"loops": [3, 2]}, "increasing"),
@@ -207,6 +210,18 @@ def test_bad_arguments_are_named(options: dict, said: str) -> None:
     arguments = {"task": Addition(), **SIZES, **options}
     with pytest.raises(InputError, match=said):
         carry_study(CarryToy(), **arguments)
+
+
+def test_a_model_of_a_fixed_depth_is_probed_up_to_it() -> None:
+    model: Any = CarryToy()
+    model.loop_rule = LoopRule(3)
+    short: dict[str, Any] = {name: size for name, size in SIZES.items() if name != "loops"}
+    found = carry_study(model, Addition(), **short)
+    assert found.data["loop"].values.tolist() == [0, 1, 2, 3]
+    model.loop_rule = LoopRule(1)
+    with pytest.raises(InputError, match="expected one that loops"):
+        carry_study(model, Addition(), **short)
+    assert carry_study(model, Addition(), loops=[0, 2], **short).data.sizes["loop"] == 2
 
 
 def test_gradients_are_not_kept_and_the_model_is_unchanged() -> None:

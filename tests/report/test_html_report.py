@@ -6,12 +6,14 @@ import os
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 
 from loopinterp.errors import InputError
-from loopinterp.lenses import worked_example
+from loopinterp.lenses import attention_study, worked_example
+from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, LoopRule
 from loopinterp.rasp import compile_program
 from loopinterp.report import (
     RunRecord,
@@ -25,6 +27,7 @@ from loopinterp.report.section_contents import section_views
 from loopinterp.report.sections import SECTIONS
 from loopinterp.results import Finding, figures_of, findings_of
 from loopinterp.tasks import Addition
+from loopinterp.training import evaluate
 from tests.report import synthetic
 
 
@@ -214,6 +217,52 @@ def test_what_cannot_be_said_is_said_with_the_reason(record: RunRecord) -> None:
     assert "which program it runs cannot be said because no stock program fits" in text
     for section in SECTIONS:
         assert (section.missing in text) == ((section.study or section.key) not in unsaid)
+
+
+ONE_LOOP = "the model makes one loop, whatever the length"
+
+
+@pytest.mark.parametrize("config", [{"objective": {"n_loops": 1}}, {"depth": 1, "origin": "made"}])
+def test_of_a_model_of_one_loop_nothing_is_said_of_others(
+    record: RunRecord, config: dict[str, Any]
+) -> None:
+    model = LoopedTransformer(
+        LoopedTransformerConfig(d_model=8, n_heads=2, d_vocab=6, d_vocab_out=2, n_layers=2)
+    )
+    model.loop_rule = LoopRule(1)
+    task = Addition()
+    results = {
+        "example": worked_example(model, task, n=4, batch_size=4),
+        "attention": attention_study(model, task, n=4, batch_size=4),
+        "generalisation": evaluate(model, task, [2, 4], n_samples=8),
+    }
+    made = {
+        "unsaid": dict.fromkeys(("convergence", "programs", "ground-truth", "wavefront"), ONE_LOOP)
+    }
+    config = {"task": "addition", "model": {"n_layers": 2}, **config}
+    one = dataclasses.replace(record, config=config, metrics=[], results=results, made=made)
+    text = Reader(render_report(one)).text
+    assert "2 layers, run once" in text and "right after 1 loop, when it is asked" in text
+    said = text.replace(ONE_LOOP, "").replace("right after 1 loop", "").replace("loopinterp", "")
+    said = said.replace("answered after 1 loop;", "")
+    assert not re.findall(r".{30}\bloop.{30}", said, flags=re.IGNORECASE)
+    assert text.count(ONE_LOOP) == 2  # at the verdict, and once for all studies
+
+
+def test_of_a_fixed_depth_it_is_not_said_that_longer_inputs_get_more_loops(
+    record: RunRecord,
+) -> None:
+    deep = dataclasses.replace(record, config={**record.config, "objective": {"n_loops": 16}})
+    more = "A longer input is given more loops of the same block"
+    assert more in Reader(render_report(record)).text
+    assert more not in Reader(render_report(deep)).text
+
+
+@pytest.mark.usefixtures("no_type_checks")
+def test_what_is_no_result_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="result 'a': expected what a study returns, got a int"):
+        write_results({"a": 3}, tmp_path / "page.html", title="x")  # type: ignore[dict-item]
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_model_that_was_not_trained_is_said_to_be_none(record: RunRecord) -> None:

@@ -11,6 +11,7 @@ import torch
 from loopinterp.errors import CheckpointError, InputError
 from loopinterp.report import read_run, render_report, write_report
 from loopinterp.results import Provenance, config_hash
+from loopinterp.stages import record_how_it_was_made
 from loopinterp.storage import (
     digest_tensors,
     read_arrays,
@@ -240,3 +241,12 @@ def test_a_result_with_wrong_axes_or_fields_is_a_problem(run: Path, part: str) -
     (problem,) = record.problems
     assert problem.startswith("attention.safetensors cannot be read")
     assert "Run the study again" in problem
+
+
+def test_what_was_said_before_a_study_could_no_longer_say_it_is_not_shown(run: Path) -> None:
+    before = read_run(run)
+    name = next(iter(before.results))
+    record_how_it_was_made(run, unsaid={name: "the model makes one loop"})
+    assert set(read_run(run).results) == set(before.results) - {name}
+    record_how_it_was_made(run, seconds={name: 1.0})  # it was made again
+    assert set(read_run(run).results) == set(before.results)

@@ -159,5 +159,9 @@ def test_what_is_not_of_the_task_is_refused() -> None:
     batch = Addition().encode([(3, 5)], n=4)
     with pytest.raises(InputError, match="answers: expected one for each position"):
         Addition().decode(batch, batch.targets[:, 1:])
+    with pytest.raises(
+        InputError, match="inputs: expected a pair of bits in each example, got pad"
+    ):
+        Addition().decode(torch.tensor([[4, 3, 1], [4, 5, 5]]))
     with pytest.raises(InputError, match="inputs"):
         PrefixSum().decode(batch.inputs + 2)

@@ -55,6 +55,10 @@ def test_the_same_seed_gives_the_same_examples_and_another_seed_others(name, set
 def test_an_unknown_task_names_the_nearest():
     with pytest.raises(InputError, match="Did you mean 'addition'"):
         get_task("additon")
+    with pytest.raises(
+        InputError, match=r"A task of your own is known once the file that registers"
+    ):
+        get_task("of another process")
 
 
 def test_an_unknown_setting_names_the_settings_there_are():

@@ -64,7 +64,10 @@ def test_whole_numbers_stand_for_floats(tiny: TrainingConfig) -> None:
         ({"optimiser": {"schedule": "cosine", "decay": 0.5}}, "optimiser.decay"),
         ({"curriculum": {"max_n": 3, "start_n": 4}}, "min_n <= start_n <= max_n"),
         ({"curriculum": {"max_n": 3, "interval": 4}}, "no interval with kind=accuracy"),
-        ({"curriculum": {"kind": "none", "max_n": 3, "min_n": 4}}, "curriculum.min_n"),
+        (
+            {"curriculum": {"kind": "none", "max_n": 3, "min_n": 4}},
+            "min_n: expected at most max_n=3",
+        ),
         ({"curriculum": {"threshold": 1.0}}, "curriculum.threshold"),
         ({"objective": {"kind": "first"}}, "objective.kind"),
         ({"objective": {"kind": "last", "alpha": 0.2}}, "no alpha with kind=last"),

@@ -128,7 +128,7 @@ def test_a_model_of_its_own_depth_is_asked_after_that(tmp_path: Path) -> None:
     assert (late < 0.5).all()
     assert (result.data["stopped_at"].sel(rule=ORACLE) == 1).all()
     caption = result.figures()[0].caption
-    assert "after 1 loops" in caption and "T(n)" not in caption
+    assert "after 1 loop;" in caption and "T(n)" not in caption
     assert EvaluationResult.load(result.save(tmp_path)).depth == 1
     with pytest.raises(InputError, match="at least -1, as length 3"):
         evaluate(Once(), Addition(), [3], n_samples=2, extra_loops=[-2])

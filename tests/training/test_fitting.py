@@ -26,6 +26,7 @@ from loopinterp.storage import (
     write_tensors,
 )
 from loopinterp.studied_model import open_run
+from loopinterp.study_examples import examples_for
 from loopinterp.tasks import get_task, list_tasks
 from loopinterp.training import ObjectiveConfig, Run, Trainer, TrainingConfig, evaluate, train
 from loopinterp.training.run import LoopsByLength
@@ -173,7 +174,8 @@ def test_a_run_is_asked_after_the_loops_that_it_was_trained_for(
         assert "ceil(2 T(n)) - 1" in result.figures()[0].caption
         studied = open_run(run.folder)
         assert studied.n_loops(5) == 11
-        assert studied.sample(5, 3).n_loops.tolist() == [11] * 3
+        asked = examples_for(one, studied.sample(5, 3))
+        assert asked.n_loops.tolist() == [11] * 3
     assert found[0].equals(found[1])
     plain = evaluate(model.unroll(7), task, [5], n_samples=40, extra_loops=[5, 7]).data
     same = plain.assign_coords(extra_loop=[0, 2])[["exact_match", "bit_accuracy"]]

@@ -20,6 +20,7 @@ from loopinterp.rasp.language import UNKNOWN
 from loopinterp.rasp.program import LoopProgram
 from loopinterp.rasp.program_registry import get_program, list_programs
 from loopinterp.short_repr import ShortRepr
+from loopinterp.tasks.task_registry import get_task, list_tasks
 
 if TYPE_CHECKING:
     import torch
@@ -38,6 +39,10 @@ class Compiled(ShortRepr):
     model: LoopedTransformer
     circuit: Circuit
     program: LoopProgram
+
+    def __post_init__(self) -> None:
+        if self.model.task is None and self.program.task in list_tasks():
+            self.model.task = get_task(self.program.task, **self.program.task_settings)
 
     def __repr__(self) -> str:
         config = self.model.config

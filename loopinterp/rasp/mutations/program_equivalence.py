@@ -265,4 +265,5 @@ def inputs_of(task: Task, lengths: tuple[int, ...], examples: int, *, seed: int)
     n = torch.tensor(lengths).repeat_interleave(examples)
     parts = [task.sample(n, generator=generator, distribution=d) for d in task.distributions]
     fields = ("inputs", "targets", "n", "n_loops")
-    return Batch(*(torch.cat([getattr(part, field) for part in parts]) for field in fields))
+    joined = (torch.cat([getattr(part, field) for part in parts]) for field in fields)
+    return Batch(*joined, task=task)

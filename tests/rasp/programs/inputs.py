@@ -103,7 +103,8 @@ def _every_input(task: Task, n: int) -> Batch:
             task.sample(n, batch_size=each, generator=g, distribution=d) for d in task.distributions
         ]
         parts = zip(*((b.inputs, b.targets, b.n, b.n_loops) for b in drawn))
-        return Batch(*(torch.cat(part) for part in parts))
+        inputs, targets, lengths, n_loops = (torch.cat(part) for part in parts)
+        return Batch(inputs, targets, lengths, n_loops)
     bits = torch.tensor(list(itertools.product(range(base), repeat=n)))
     assert isinstance(task, Parity | PrefixSum | Copy | BinarySum)
     return task.from_bits(bits, torch.full((len(bits),), n))

@@ -1,0 +1,89 @@
+"""A looped transformer that speaks a task's tokens by its own weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from loopinterp.errors import InputError
+from loopinterp.models.looped_transformer import LoopedTransformer
+from loopinterp.models.mapped_vocabulary import WithVocabulary
+from loopinterp.models.run_inputs import check_tokens
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def fold_vocabulary(
+    model: LoopedTransformer,
+    *,
+    tokens: Sequence[int] | None = None,
+    answers: Sequence[int] | None = None,
+) -> LoopedTransformer:
+    r"""The model with the rows of embedding and unembedding that a task's words have.
+
+    It computes what :class:`~loopinterp.models.WithVocabulary` does, and keeps its hooks:
+
+    .. math:: E'_k = E_{\text{tokens}[k]}, \qquad U'_k = U_{\text{answers}[k]}
+
+    Args:
+        model: A model with a vocabulary of its own, as
+            :func:`~loopinterp.models.convert_model` gives.
+        tokens: The model's token for each token of the task, from 0 on; as they are if None.
+        answers: The model's output for each answer class of the task; as they are if None.
+
+    Returns:
+        Another model; an unembedding that was tied to the embedding no longer is. It has no
+        :attr:`task` yet, and the same loops.
+
+    Raises:
+        InputError: what is no ``LoopedTransformer``, a list that is none of its tokens, or tokens
+            for a model of features.
+
+    Example:
+        >>> import torch
+        >>> from loopinterp.models import LoopedTransformerConfig
+        >>> config = LoopedTransformerConfig(d_model=8, n_heads=2, d_vocab=100, d_vocab_out=100)
+        >>> theirs = LoopedTransformer(config)
+        >>> ours = fold_vocabulary(theirs, tokens=[48, 49, 2], answers=[48, 49])
+        >>> said = theirs(torch.tensor([[2, 48, 49]]), n_loops=3)[..., [48, 49]]
+        >>> torch.allclose(ours(torch.tensor([[2, 0, 1]]), n_loops=3), said, atol=1e-6)
+        True
+    """
+    if type(model) is not LoopedTransformer:
+        raise InputError(
+            "model",
+            expected="a LoopedTransformer itself",
+            given=f"a {type(model).__name__}",
+            fix="Wrap any other model in WithVocabulary.",
+        )
+    config, words = model.config, WithVocabulary(model, tokens=tokens, answers=answers)
+    changes: dict[str, Any] = {}
+    rows: dict[str, Tensor] = {}
+    if words.tokens is not None:
+        if config.d_vocab is None:
+            raise InputError(
+                "tokens", expected="none, as the model reads features", given="some", fix="Omit it."
+            )
+        check_tokens(words.tokens[None], config.d_vocab, "Name tokens that the model has.")
+        changes["d_vocab"] = len(words.tokens)
+        rows["embedding."] = words.tokens
+        if config.digit_tokens:
+            which = words.tokens.tolist()
+            digits = (k for k, token in enumerate(which) if token in config.digit_tokens)
+            changes["digit_tokens"] = tuple(digits)
+    if words.answers is not None:
+        check_tokens(words.answers[None], config.d_vocab_out, "Name outputs that the model has.")
+        changes["d_vocab_out"] = len(words.answers)
+        rows["unembedding."] = words.answers
+    # Tied, the two would have to have the same rows.
+    changes |= {"tie_unembed": False} if rows and config.tie_unembed else {}
+    folded = LoopedTransformer(config.replace(**changes)).to(model.device, model.dtype)
+    chosen = {
+        name: next((x[some] for start, some in rows.items() if name.startswith(start)), x)
+        for name, x in model.state_dict().items()
+    }
+    folded.load_state_dict(chosen)
+    folded.n_loops = model.n_loops
+    folded.loop_rule = model.loop_rule
+    return folded

@@ -1,0 +1,153 @@
+"""What a study asks a model: examples in its own tokens, after as many loops as it makes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from loopinterp.errors import InputError
+from loopinterp.models.looped_model import bind, need_model
+from loopinterp.models.model_description import device_of, said_of
+from loopinterp.models.run_inputs import need_examples
+from loopinterp.models.run_length import own_depth, rule_of
+from loopinterp.tasks.sampling import describe_tensor
+from loopinterp.tasks.study_data import as_batch
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+    from torch import Tensor
+
+    from loopinterp.tasks.task import Batch, Task
+
+_SIZES = ("d_vocab", "d_features", "d_vocab_out")
+
+
+def examples_for(model: Any, data: object, *, needs_loops: bool = False, **drawn: Any) -> Batch:
+    """The batch that a study is given, or one drawn from a task, as this model is asked it.
+
+    Args:
+        model: Any looped model.
+        data: A batch, or a task.
+        needs_loops: Whether the study follows the model from loop to loop, as far as T(n).
+        **drawn: ``n``, ``batch_size`` and ``seed``, as :func:`~loopinterp.tasks.as_batch` has them.
+
+    Raises:
+        InputError: what is no model, or as :func:`~loopinterp.tasks.as_batch` and
+            :func:`fit_to_model`.
+    """
+    need_model(model)
+    batch = as_batch(data, device=device_of(model), **drawn)
+    return fit_to_model(model, batch, needs_loops=needs_loops)
+
+
+def inputs_and_loops(
+    model: Any, data: object, n_loops: int | None, **drawn: Any
+) -> tuple[Int[Tensor, "batch pos"] | Float[Tensor, "batch pos d_features"], int]:
+    """Inputs and loops for a study that needs no targets: of inputs alone, or of a batch or task.
+
+    Raises:
+        InputError: as :func:`examples_for`, or inputs alone without ``n_loops``, where the model
+            has no depth of its own.
+    """
+    if not isinstance(data, torch.Tensor):
+        batch = examples_for(model, data, **drawn)
+        return batch.inputs, int(batch.n_loops.max()) if n_loops is None else n_loops
+    n_loops = own_depth(model) if n_loops is None else n_loops
+    need_examples(data)
+    if n_loops is None or data.ndim < 2:
+        raise InputError(
+            "data" if n_loops is not None else "n_loops",
+            expected="a batch or a task, or inputs [batch, pos] and the n_loops to run",
+            given=f"{describe_tensor(data)}, n_loops={n_loops}",
+            fix="Pass n_loops=16, for instance." if n_loops is None else "Pass inputs[None].",
+        )
+    return data, n_loops
+
+
+def fit_to_model(model: Any, batch: Batch, *, needs_loops: bool = False) -> Batch:
+    """The batch, to be answered after what the model's rule makes of T(n), or its own depth.
+
+    Raises:
+        InputError: If the model reads or answers in other tokens than the batch is in, is of
+            another task, or makes one loop where ``needs_loops``.
+    """
+    if needs_loops:
+        need_loops(model)
+    if batch.task is not None:
+        need_model_of(batch.task, model, batch.inputs)
+    rule = rule_of(model)
+    return batch if rule is None else replace(batch, n_loops=rule.of(batch.n_loops))
+
+
+def why_no_loops(model: Any) -> str:
+    """Why nothing happens to a model from loop to loop, as a clause; "" if something may."""
+    return "the model makes one loop, whatever the length" if own_depth(model) == 1 else ""
+
+
+def need_loops(model: Any) -> None:
+    """Raise on a model that makes one loop and no more."""
+    if why_no_loops(model):
+        raise InputError(
+            "model",
+            expected="one that loops, as this study follows it from loop to loop",
+            given="one that makes one loop whatever the length, as its loop_rule says",
+            fix="Set model.loop_rule = None to have its block looped T(n) times all the same.",
+        )
+
+
+def spell_depth(depth: int | None) -> str:
+    """After which loop a model is asked: T(n), or its own depth, as results have it.
+
+    Example:
+        >>> spell_depth(None), spell_depth(16)
+        ('T(n)', 'its own 16 loops')
+    """
+    return "T(n)" if depth is None else f"its own {depth} loop{'s' * (depth > 1)}"
+
+
+def need_model_of(task: Task, model: Any, inputs: Tensor | None = None) -> None:
+    """Raise if a model is known not to speak a task's tokens: by its sizes, or its own ``task``.
+
+    What a model does not say of its answers is looked up in its readout, where inputs are given.
+    """
+    own, wanted = _sizes(model), {name: getattr(task, name) for name in _SIZES}
+    if inputs is not None and own["d_vocab_out"] is None:
+        own["d_vocab_out"] = _classes(model, inputs)
+    said = [name for name in own if own[name] is not None]
+    # Of the two kinds of input a model has one: where it names its own, it has none of the other.
+    compared = {*said, *(_SIZES[:2] if {*_SIZES[:2]} & {*said} else ())}
+    if any(own[name] != wanted[name] for name in compared):
+        raise InputError(
+            "model",
+            expected=f"one that speaks the tokens of task {task.name!r}: {_spell(wanted)}",
+            given=_spell(own),
+            fix="Ask it a task of its own, or say which of its tokens are the task's: "
+            "WithVocabulary(model, tokens=…, answers=…), or fold_vocabulary for its weights.",
+        )
+    known = getattr(getattr(model, "task", None), "name", task.name)
+    if known != task.name:
+        raise InputError(
+            "model",
+            expected=f"one of task {task.name!r}",
+            given=f"one of {known!r}, as its attribute task says",
+            fix="Ask it its own task, or set model.task = None if the tokens mean the same.",
+        )
+
+
+def _sizes(model: Any) -> dict[str, int | None]:
+    """What a model, or its configuration, says of its tokens; None where it says nothing."""
+    return {name: said_of(model, name) for name in _SIZES}
+
+
+def _spell(sizes: dict[str, int | None]) -> str:
+    said = ", ".join(f"{name}={size}" for name, size in sizes.items() if size is not None)
+    return said or "nothing"
+
+
+@torch.no_grad()
+def _classes(model: Any, inputs: Tensor) -> int:
+    """Classes among which a model answers."""
+    bound = bind(model, inputs[:1].to(device_of(model)))
+    return bound.readout(bound.h0).shape[-1]
