@@ -104,13 +104,9 @@ def need_loops(model: Any) -> None:
         )
 
 
-def spell_depth(depth: int | None) -> str:
-    """After which loop a model is asked: T(n), or its own depth, as results have it.
-
-    Example:
-        >>> spell_depth(None), spell_depth(16)
-        ('T(n)', 'its own 16 loops')
-    """
+def answered_after(model: Any) -> str:
+    """After which loop a model is asked, in words: T(n), or its own depth."""
+    depth = own_depth(model)
     return "T(n)" if depth is None else f"its own {depth} loop{'s' * (depth > 1)}"
 
 

@@ -46,13 +46,18 @@ def test_bad_patterns_are_refused() -> None:
         attention_change(torch.stack([torch.zeros(2, 2), torch.full((2, 2), float("nan"))]))
 
 
-def test_a_pattern_that_is_not_finite_is_named_by_its_loop(batch: Batch) -> None:
+def test_a_pattern_that_is_not_finite_is_named_by_its_loop(
+    batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = LoopedTransformer(CONFIG, seed=0)
     hook = model.site("attn.hook_pattern", loop=3, layer=1, n_loops=6)
-    with (
-        model.hooks(fwd_hooks=[(hook, lambda x, hook: x * float("nan"))], n_loops=6),
-        pytest.raises(InputError, match="first at index 3 of the loop axis"),
-    ):
+    run, spoil = model.run_with_hooks, (hook, lambda x, hook: x * float("nan"))
+
+    def spoiled(*args: Any, fwd_hooks: list[Any], **options: Any) -> torch.Tensor:
+        return run(*args, fwd_hooks=[spoil, *fwd_hooks], **options)
+
+    monkeypatch.setattr(model, "run_with_hooks", spoiled)
+    with pytest.raises(InputError, match="first at index 3 of the loop axis"):
         attention_stabilisation_study(model, batch, n_loops=6)
 
 
