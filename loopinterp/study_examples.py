@@ -97,14 +97,12 @@ def need_loops(model: Any) -> None:
         )
 
 
-def spell_depth(depth: int | None) -> str:
-    """After which loop a model is asked: T(n), or its own depth, as results have it.
-
-    Example:
-        >>> spell_depth(None), spell_depth(16)
-        ('T(n)', 'its own 16 loops')
-    """
-    return "T(n)" if depth is None else f"its own {depth} loop{'s' * (depth > 1)}"
+def answered_after(model: Any) -> str:
+    """After which loop a model is asked, in words: T(n), what its rule makes of it, or its own."""
+    rule, depth = rule_of(model), own_depth(model)
+    if depth is None:
+        return "T(n)" if rule is None else str(rule)
+    return f"its own {depth} loop{'s' * (depth > 1)}"
 
 
 def need_model_of(task: Task, model: Any, inputs: Tensor | None = None) -> None:

@@ -86,5 +86,5 @@ def test_a_run_goes_on_from_the_depth_that_a_model_was_trained_at() -> None:
     model.loop_rule = LoopRule(4)
     found = BY_NAME["extrapolation"].run(studied(model, 12))
     assert isinstance(found, dynamics.ExtrapolationResult)
-    assert (found.n_loops, found.trained_loops, found.depth) == (40, 4, 4)
+    assert (found.n_loops, found.trained_loops) == (40, 4)
     assert "right at its own 4 loops" in found.findings()[0].text

@@ -36,10 +36,9 @@ from loopinterp.errors import check_integer, check_number
 from loopinterp.intervals import share_of
 from loopinterp.models.looped_model import bind
 from loopinterp.models.model_description import describe_model
-from loopinterp.models.run_length import own_depth
 from loopinterp.progress import track
 from loopinterp.results import Result, study
-from loopinterp.study_examples import examples_for
+from loopinterp.study_examples import answered_after, examples_for
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -96,7 +95,7 @@ class ConvergenceResult(Result, kind="convergence"):
 
     Attributes:
         threshold: Residual that counts as settled.
-        depth: Loops after which a model is asked that makes as many whatever the length.
+        answered_after: The loops after which the answer is asked for, in words.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
@@ -108,7 +107,7 @@ class ConvergenceResult(Result, kind="convergence"):
     }
 
     threshold: float
-    depth: int | None = None
+    answered_after: str = "T(n)"
 
     @property
     def n_loops(self) -> int:
@@ -227,7 +226,7 @@ def convergence_study(
             counted=counted,
             answer_loops=batch.n_loops,
             threshold=threshold,
-            depth=own_depth(model),
+            answered_after=answered_after(model),
         )
 
 

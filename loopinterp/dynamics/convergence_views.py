@@ -24,7 +24,6 @@ from loopinterp.plotting import (
     line_panels,
 )
 from loopinterp.results import Figure, Finding, figures_of, findings_of, percent, tidy
-from loopinterp.study_examples import spell_depth
 
 SECTION = "convergence"
 _TOKEN = ("batch", "pos")
@@ -341,8 +340,8 @@ def _above_accuracy(result: ConvergenceResult, *panels: LinePanel) -> go.Figure:
     """Panels above exact match by loop, with T(n) marked where it is one for all examples."""
     line = Series.of("exact match", result.exact_match(), colour="green")
     answers = np.unique(result.data["answer_loops"])
-    when = spell_depth(result.depth)
-    marks = [Reference(t, when, "x") for t in answers.tolist() if t <= result.n_loops]
+    shown = [t for t in answers.tolist() if t <= result.n_loops]
+    marks = [Reference(t, result.answered_after, "x") for t in shown]
     exact = LinePanel(
         [line], "exact match", y_range=(0, 1.03), references=marks if len(marks) == 1 else ()
     )

@@ -15,10 +15,9 @@ from loopinterp.dynamics.state_trajectories import chunks, gather, state_bytes
 from loopinterp.errors import check_integer
 from loopinterp.models.looped_model import bind
 from loopinterp.models.model_description import describe_model
-from loopinterp.models.run_length import own_depth
 from loopinterp.progress import track
 from loopinterp.results import Result, study
-from loopinterp.study_examples import examples_for
+from loopinterp.study_examples import answered_after, examples_for
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -43,7 +42,7 @@ class ExtrapolationResult(Result, kind="extrapolation"):
 
     Attributes:
         trained_loops: Most loops of a training run, marked in the figure (None if unknown).
-        depth: Loops after which a model is asked that makes as many whatever the length.
+        answered_after: The loops after which the answer is asked for, in words.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
@@ -52,7 +51,7 @@ class ExtrapolationResult(Result, kind="extrapolation"):
     }
 
     trained_loops: int | None = None
-    depth: int | None = None
+    answered_after: str = "T(n)"
 
     @property
     def n_loops(self) -> int:
@@ -125,7 +124,7 @@ def extrapolation_study(
             length=batch.n,
             answer_loops=batch.n_loops,
             trained_loops=trained_loops,
-            depth=own_depth(model),
+            answered_after=answered_after(model),
         )
 
 

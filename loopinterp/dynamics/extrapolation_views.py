@@ -8,7 +8,6 @@ from loopinterp.dynamics.extrapolation import ExtrapolationResult
 from loopinterp.intervals import share_of
 from loopinterp.plotting import LinePanel, Reference, Series, line_panels
 from loopinterp.results import Figure, Finding, figures_of, findings_of, percent, tidy
-from loopinterp.study_examples import spell_depth
 
 SECTION = "convergence"
 
@@ -23,11 +22,10 @@ def _(result: ExtrapolationResult) -> list[Finding]:
     last = float(result.data["exact"].isel(loop=-1).mean())
     fates = result.fates()
     between = fates["right at both, lost in between"]
-    when = spell_depth(result.depth)
     text = (
-        f"{percent(first)} of the answers are right at {when} and {percent(last)} after "
-        f"{result.n_loops} loops: of {result.data.sizes['batch']}, {fates['right, then lost']} "
-        f"right ones end wrong, {fates['wrong, then found']} wrong ones end right, and {between} "
+        f"{percent(first)} of the answers are right at {result.answered_after} and "
+        f"{percent(last)} after {result.n_loops} loops: of {result.data.sizes['batch']}, "
+        f"{fates['right, then lost']} right ones end wrong, {fates['wrong, then found']} wrong ones end right, and {between} "
         "right at both are lost in between."
     )
     good = last >= max(first, 0.99) and not between
@@ -49,7 +47,7 @@ def _(result: ExtrapolationResult) -> list[Figure]:
         for values in (exact, positive)
     )
     answers = np.unique(result.data["answer_loops"]).tolist()
-    marks = [Reference(answers[0], spell_depth(result.depth), "x")] if len(answers) == 1 else []
+    marks = [Reference(answers[0], result.answered_after, "x")] if len(answers) == 1 else []
     if result.trained_loops is not None and result.trained_loops not in answers:
         marks.append(Reference(result.trained_loops, "longest training run", "x"))
     plot = line_panels(
@@ -72,7 +70,7 @@ def _(result: ExtrapolationResult) -> list[Figure]:
             ),
             control=(
                 "Exact match and residual stand together, because a state can converge to a wrong "
-                f"answer or leave a right one. From {spell_depth(result.depth)} to the last loop: "
+                f"answer or leave a right one. From {result.answered_after} to the last loop: "
                 f"{counts}."
             ),
             data=tidy({"exact_match": exact, "accuracy": accuracy, "residual": residual}),

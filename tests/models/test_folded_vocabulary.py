@@ -67,7 +67,7 @@ def test_what_cannot_be_folded_is_refused():
     with pytest.raises(InputError, match="from 0 to 5"):
         fold_vocabulary(model, tokens=[0, 6])
     with pytest.raises(InputError, match="from 0 to 2"):
-        fold_vocabulary(model, answers=[3])
+        fold_vocabulary(model, answers=[0, 3])
     with pytest.raises(InputError, match="tokens: expected none, as the model reads features"):
         fold_vocabulary(build("features"), tokens=[0, 1])
     with pytest.raises(InputError, match="got a WithVocabulary"):
