@@ -25,8 +25,8 @@ def _(result: ExtrapolationResult) -> list[Finding]:
     text = (
         f"{percent(first)} of the answers are right at {result.answered_after} and "
         f"{percent(last)} after {result.n_loops} loops: of {result.data.sizes['batch']}, "
-        f"{fates['right, then lost']} right ones end wrong, {fates['wrong, then found']} wrong ones end right, and {between} "
-        "right at both are lost in between."
+        f"{fates['right, then lost']} right ones end wrong, {fates['wrong, then found']} wrong "
+        f"ones end right, and {between} right at both are lost in between."
     )
     good = last >= max(first, 0.99) and not between
     kept = f"{percent(last)} after {result.n_loops} loops"
