@@ -116,6 +116,9 @@ def need_model_of(task: Task, model: Any, inputs: Tensor | None = None) -> None:
     said = [name for name in own if own[name] is not None]
     # Of the two kinds of input a model has one: where it names its own, it has none of the other.
     compared = {*said, *(_SIZES[:2] if {*_SIZES[:2]} & {*said} else ())}
+    known = getattr(getattr(model, "task", None), "name", None)
+    if known == task.name and (own["d_vocab_out"] or 0) < task.d_vocab_out:
+        compared -= {"d_vocab_out"}  # a compiled program need not have what it never answers
     if any(own[name] != wanted[name] for name in compared):
         raise InputError(
             "model",
@@ -124,8 +127,7 @@ def need_model_of(task: Task, model: Any, inputs: Tensor | None = None) -> None:
             fix="Ask it a task of its own, or say which of its tokens are the task's: "
             "WithVocabulary(model, tokens=…, answers=…), or fold_vocabulary for its weights.",
         )
-    known = getattr(getattr(model, "task", None), "name", task.name)
-    if known != task.name:
+    if known not in (None, task.name):
         raise InputError(
             "model",
             expected=f"one of task {task.name!r}",

@@ -111,6 +111,18 @@ def test_a_model_of_another_task_in_the_same_tokens_is_refused():
     need_model_of(Copy(), model)
 
 
+def test_a_model_of_the_task_need_not_have_what_it_never_answers():
+    model = build("plain", d_vocab=6, d_vocab_out=1)
+    with pytest.raises(InputError, match="d_vocab_out=2, got d_vocab=6, d_vocab_out=1"):
+        need_model_of(TASK, model)
+    model.task = TASK
+    need_model_of(TASK, model)
+    more = build("plain", d_vocab=6, d_vocab_out=3)
+    more.task = TASK
+    with pytest.raises(InputError, match="d_vocab_out=3"):
+        need_model_of(TASK, more)
+
+
 def test_a_batch_knows_its_task_wherever_it_goes():
     batch = as_batch(TASK, n=3, batch_size=4)
     assert batch.task == batch.to("cpu").task == batch[:2].task == TASK
