@@ -121,7 +121,7 @@ def attention_study(
         >>> result = attention_study(LoopedTransformer(config), tokens, n_loops=3)
         >>> result
         AttentionResult(loop: 3, layer: 1, head: 2, query: 4, key: 4, distance: 4, estimate: 3;
-                        patterns, mass, mass_even, received, received_even, entropy)
+                        patterns, mass, mass_even, received, received_even, entropy, entropy_even)
     """
     need_hooks(model)
     drawn = {"n": n, "batch_size": batch_size, "seed": seed}

@@ -71,7 +71,7 @@ def run_until(
 
     Example:
         >>> from types import SimpleNamespace
-        >>> from loopinterp.models.stopping_rules import ResidualBelow
+        >>> from loopinterp.models.settling_rules import ResidualBelow
         >>> halve = SimpleNamespace(
         ...     embed=lambda x: x, initial_state=torch.ones_like, readout=lambda h: h,
         ...     step=lambda h, e: (h + e) / 2)   # h_t = e + (1 - e) / 2**t

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -180,7 +181,8 @@ def test_hooks_end_with_their_block_also_for_a_task_that_began_inside_it() -> No
 
     async def later(block_ended: asyncio.Event) -> Tensor:
         await block_ended.wait()
-        return model(x)
+        with torch.no_grad():
+            return model(x)
 
     async def main() -> tuple[Tensor, Tensor]:
         block_ended = asyncio.Event()
@@ -190,7 +192,8 @@ def test_hooks_end_with_their_block_also_for_a_task_that_began_inside_it() -> No
         block_ended.set()
         return hooked, await task
 
-    hooked, after = asyncio.run(main())
+    with ThreadPoolExecutor(1) as apart:  # where no event loop is running, as one may be here
+        hooked, after = apart.submit(asyncio.run, main()).result()
     assert not torch.equal(hooked, clean)
     assert torch.equal(after, clean)
 
