@@ -123,8 +123,11 @@ def _demo(rng: random.Random, run: Path, mine: Path) -> list[str]:
     words = [["--seed", rng.choice(["-1", "x", *BIG])], ["--threads", rng.choice(["0", *BIG])]]
     words += [["--out", str(mine / "notes.txt")], ["--out", ""], ["--set", rng.choice(WORDS)]]
     refused = rng.choice(words)
-    where = rng.choice([[], ["--out", _place(rng, run, mine)]])
-    return refused if refused[0] == "--out" else [*where, *refused]
+    if refused[0] == "--out":
+        return refused
+    # Where no folder is named, nothing but the word itself can be what is wrong.
+    alone = rng.choice([["--seed", "-1"], ["--threads", "0"], ["--set", "steps=0"]])
+    return rng.choice([alone, ["--out", _place(rng, run, mine), *refused]])
 
 
 _OF = {
