@@ -152,10 +152,9 @@ def _by_length(result: EvaluationResult) -> Figure:
     return Figure(
         title="Accuracy against length",
         plot=line_panels(panels, x_title="problem length n"),
-        caption=f"Each point is {result.n_samples} fresh problems of that length, answered after "
-        f"{loops}; bands are 95% intervals. Above, the share of problems that are right "
-        "at every position; below, that of positions, which can be high where every long problem "
-        f"is wrong{_perplexity_note(result)}.",
+        caption=f"Each point: {result.n_samples} fresh problems, answered after {loops}; bands: 95% "
+        "intervals. Above, the share of problems right at every position; below, that of "
+        f"positions, high at times where every problem is wrong{_perplexity_note(result)}.",
         control="Dashed: the best answer that is the same everywhere. " + _constant_note(result),
         data=result.to_dataframe("exact_match", "bit_accuracy"),
     )
@@ -172,10 +171,9 @@ def _shown(perplexity: xr.DataArray) -> xr.DataArray:
 def _perplexity_note(result: EvaluationResult) -> str:
     if "perplexity" not in result.data:
         return ""
-    return (
-        "; last, the geometric mean of the right symbols' inverse probabilities, 1 where the model "
-        f"is sure of them all (values above {_GREATEST:.0e} are drawn there)"
-    )
+    cut = float(result.data["perplexity"].max()) > _GREATEST
+    note = "; last, the perplexity of the right answer, 1 where the model is sure of it"
+    return note + (f" (drawn up to {_GREATEST:.0e})" if cut else "")
 
 
 def _constant_note(result: EvaluationResult) -> str:
