@@ -152,8 +152,8 @@ def _by_length(result: EvaluationResult) -> Figure:
     return Figure(
         title="Accuracy against length",
         plot=line_panels(panels, x_title="problem length n"),
-        caption=f"Each point: {result.n_samples} fresh problems, answered after {loops}; bands: 95% "
-        "intervals. Above, the share of problems right at every position; below, that of "
+        caption=f"Each point: {result.n_samples} fresh problems, answered after {loops}; bands: "
+        "95% intervals. Above, the share of problems right at every position; below, that of "
         f"positions, high at times where every problem is wrong{_perplexity_note(result)}.",
         control="Dashed: the best answer that is the same everywhere. " + _constant_note(result),
         data=result.to_dataframe("exact_match", "bit_accuracy"),
