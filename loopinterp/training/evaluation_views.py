@@ -145,7 +145,12 @@ def _by_length(result: EvaluationResult) -> Figure:
     if "perplexity" in data:
         lines = Series.each(_shown(data["perplexity"]), "distribution", readable)
         title = "Perplexity of the right answer"
-        panels.append(LinePanel(lines, "perplexity", title=title, y_log=True, references=marks))
+        limits = _limits(data["perplexity"])
+        panels.append(
+            LinePanel(
+                lines, "perplexity", title=title, y_log=True, y_range=limits, references=marks
+            )
+        )
     extra = result.nearest_extra_loop
     loops = f"{_loops(result)} {extra:+d} loops" if extra else f"{_loops(result)} loops"
     loops = "1 loop" if loops == "1 loops" else loops
@@ -166,6 +171,11 @@ _GREATEST = 1e6
 
 def _shown(perplexity: xr.DataArray) -> xr.DataArray:
     return perplexity.clip(max=_GREATEST)
+
+
+def _limits(perplexity: xr.DataArray) -> tuple[float, float]:
+    """A decade at least: on an axis of its own a perplexity of 1.0001 would fill the panel."""
+    return 0.9, max(10.0, 1.1 * float(_shown(perplexity).max()))
 
 
 def _perplexity_note(result: EvaluationResult) -> str:
@@ -245,7 +255,8 @@ def _by_number_of_loops(result: EvaluationResult) -> Figure:
         doubt = Series.each(_shown(cell["loop_perplexity"]), "length", "n = {}".format)
         title = readable(name)
         panels.append(LinePanel(exact, "exact match", title=title, y_range=(0, 1.04)))
-        panels.append(LinePanel(doubt, "perplexity", title=title, y_log=True))
+        limits = _limits(cell["loop_perplexity"])
+        panels.append(LinePanel(doubt, "perplexity", title=title, y_log=True, y_range=limits))
     return Figure(
         title="Accuracy against the number of loops",
         plot=line_panels(panels, x_title="loops"),
