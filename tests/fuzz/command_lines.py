@@ -120,7 +120,10 @@ def _zoo(rng: random.Random, run: Path, mine: Path) -> list[str]:
 
 def _demo(rng: random.Random, run: Path, mine: Path) -> list[str]:
     # Only what is refused: a demo takes minutes.
-    words = [["--seed", rng.choice(["-1", "x", *BIG])], ["--threads", rng.choice(["0", *BIG])]]
+    words = [
+        ["--seed", rng.choice(["-1", "x", str(2**63)])],
+        ["--threads", rng.choice(["0", *BIG])],
+    ]
     words += [["--out", str(mine / "notes.txt")], ["--out", ""], ["--set", rng.choice(WORDS)]]
     refused = rng.choice(words)
     if refused[0] == "--out":
