@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from loopinterp.circuits import SpreadPairs, compare_programs
+from loopinterp.circuits import compare_programs
 from loopinterp.studied_model import open_run
 
 
@@ -16,8 +16,7 @@ def main(
     run: Annotated[list[Path] | None, typer.Option(help="A run; several may be given.")] = None,
     out: Path = Path("programs.html"),
     n: Annotated[list[int] | None, typer.Option(help="Lengths of the inputs.")] = None,
-    pairs: int = 768,
-    samples: int = 128,
+    samples: int = 512,
 ) -> None:
     """Compare the models of runs of one task with every stock program of that task."""
     runs = [open_run(folder) for folder in run or [Path("runs/demo")]]
@@ -26,7 +25,6 @@ def main(
         runs[0].programs(),
         [runs[0].sample(length, samples) for length in n or [24, 48]],
         names=[studied.name for studied in runs],
-        pairs=SpreadPairs(pairs=pairs),
     )
     result.figures()[0].plot.write_html(out, include_plotlyjs=True)
     print(out, *(finding.text for finding in result.findings()), sep="\n")

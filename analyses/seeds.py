@@ -36,7 +36,7 @@ def main() -> None:
     models = {name: run.model() for name, run in runs.items()}
     task = next(iter(runs.values())).task()
     generator = torch.Generator().manual_seed(0)
-    data = [task.sample(n, batch_size=96, generator=generator) for n in args.lengths]
+    data = [task.sample(n, batch_size=512, generator=generator) for n in args.lengths]
     comparison = compare_programs(
         list(models.values()), list_programs("addition"), data, names=list(models)
     )

@@ -16,7 +16,9 @@ ESTIMATE = "estimate"
 ENDS = ("value", "low", "high")
 
 
-def wilson_estimate(successes: ArrayLike, trials: ArrayLike) -> np.ndarray:
+def wilson_estimate(
+    successes: ArrayLike, trials: ArrayLike, *, independent: ArrayLike | None = None
+) -> np.ndarray:
     """A share with Wilson's 95% score interval as an estimate [..., (value, low, high)].
 
     ``(p + z^2/2n -+ z sqrt(p (1-p)/n + z^2/4n^2)) / (1 + z^2/n)`` with ``p = successes / n`` and
@@ -25,6 +27,8 @@ def wilson_estimate(successes: ArrayLike, trials: ArrayLike) -> np.ndarray:
     Args:
         successes: How many of the trials succeeded, in any shape.
         trials: n.
+        independent: How many of them are independent, where several are of one kind (made on one
+            input, for instance): the ends are those of the same share of so many.
 
     Source: Wilson (1927), Probable inference, the law of succession, and statistical inference
         (doi 10.1080/01621459.1927.10502953).
@@ -32,11 +36,14 @@ def wilson_estimate(successes: ArrayLike, trials: ArrayLike) -> np.ndarray:
     Example:
         >>> wilson_estimate(np.array([300, 0]), np.array([300, 0])).round(3).tolist()
         [[1.0, 0.987, 1.0], [nan, nan, nan]]
+        >>> wilson_estimate(300, 300, independent=64).round(3).tolist()
+        [1.0, 0.943, 1.0]
     """
     z = 1.959964
-    n = np.asarray(trials, dtype=float)
-    n = np.where(n > 0, n, np.nan)
-    share = np.asarray(successes, dtype=float) / n
+    of = np.asarray(trials, dtype=float)
+    of = np.where(of > 0, of, np.nan)
+    share = np.asarray(successes, dtype=float) / of
+    n = of if independent is None else np.minimum(np.asarray(independent, dtype=float), of)
     middle = share + z**2 / (2 * n)
     half = z * np.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
     low, high = (end / (1 + z**2 / n) for end in (middle - half, middle + half))

@@ -186,7 +186,7 @@ def _programs(model: StudiedModel) -> Result:
     return circuits.compare_programs(
         model.model,
         model.programs(),
-        [model.sample(n, 128) for n in lengths],
+        [model.sample(n, 512) for n in lengths],
         names=[model.name],
         seed=model.seed,
     )

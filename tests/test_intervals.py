@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import xarray as xr
+from hypothesis import assume, given
+from hypothesis import strategies as st
 from scipy.stats import binomtest
 
 from loopinterp.intervals import band_of, share_of, wilson_estimate
@@ -38,3 +40,13 @@ def test_a_share_is_taken_over_the_named_axes() -> None:
     share = share_of(hits, "batch")
     assert share.sel(estimate="value").values.tolist() == [1.0, 0.5]
     np.testing.assert_array_equal(share, wilson_estimate(np.array([2, 1]), 2))
+
+
+@given(hits=st.integers(0, 500), more=st.integers(0, 500), independent=st.integers(1, 600))
+def test_trials_that_depend_on_each_other_count_as_so_many(hits, more, independent):
+    trials = hits + more
+    assume(trials)
+    found = wilson_estimate(hits, trials, independent=independent)
+    n = min(independent, trials)
+    np.testing.assert_allclose(found, wilson_estimate(hits / trials * n, n))
+    assert found[0] == hits / trials

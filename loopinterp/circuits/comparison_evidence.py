@@ -51,6 +51,7 @@ class Evidence(ShortRepr):
 
     Arrays of ``data``, with the axes program (and rival), pair, delay, input, batch:
 
+    - ``base`` [pair]: the input whose run is changed, as ``input`` counts them;
     - ``reached`` [program, pair]: whether each program's state after the exchange is one that a
       run reaches;
     - ``within`` [pair, delay]: whether a delay comes before the end; what follows is false beyond;
@@ -107,7 +108,9 @@ def gather_evidence(
         if not laid:
             scored = torch.arange(len(pairs)) % TUNED_ON != 0
             laid = [_lay_over(p, run, exchanged, ~scored, runs) for p in programs]
-        data.append(_measured(run, exchanged, random, laid, runs, batch, scored))
+        measured = _measured(run, exchanged, random, laid, runs, batch, scored)
+        inputs_before = sum(part.sizes["input"] for part in data)
+        data.append(measured.assign(base=measured.base + inputs_before))
         lengths, of_input = batch.n.unique(return_inverse=True)
         length = Stratum(tuple(f"n = {n}" for n in lengths.tolist()), of_input[pairs.base])
         sorted_by = {**pairs.strata, **strata_of(pairs, programs[0]), LENGTH: length}
@@ -203,6 +206,7 @@ def _measured(
         [[bool(((a == b) | ~pairs.asked).all()) for b in answers] for a in answers]
     ]
     arrays = {
+        "base": ("pair", pairs.base[keep]),
         "reached": ("program pair", torch.stack([_reached(p)[keep] for p in predictions])),
         "within": ("pair delay", within[keep]),
         "moves": (

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from loopinterp.circuits.interchange_pairs import KIND, OTHER_VALUE, SAME_VALUE
 
 if TYPE_CHECKING:
@@ -39,6 +41,9 @@ def count_evidence(found: Sequence[Evidence]) -> xr.Dataset:
     - ``pairs`` [program, stratum]: whether something happens or not;
     - ``duel_right``, ``apart`` [program, rival, delay]: of pairs on which two programs differ,
       those on which the first is followed;
+    - ``active_inputs``, ``run_inputs``, ``prefix_inputs``, ``apart_inputs``, ``random_inputs``,
+      ``same_inputs``: of how many inputs these pairs change the run. Pairs of one input are alike,
+      so that intervals count inputs;
     - ``undisturbed``, ``decided`` [program]: runs without exchange whose loops are the program's,
       of ``n_runs``, each by the share of its loops; share of their answers of which the program
       says something; ``slipped``: runs with a loop that is not its own; ``worst_loop``: share of
@@ -91,8 +96,23 @@ def _count(evidence: Evidence, classes: pd.DataFrame, n_delays: int) -> xr.Datas
     kept = (other.within & ~other.agree).cumsum("delay") == 0
     said = other.changes.any("delay")
     random_holds = (other.random_agree | ~other.within).all("delay")
+
+    def inputs_by_stratum(x: xr.DataArray) -> xr.DataArray:
+        of_each = []
+        for stratum in masks.stratum.values:
+            mask = masks.sel(stratum=stratum)
+            some = mask.any("program").values
+            of_each.append(_inputs(x.isel(pair=some) & mask.isel(pair=some), other.base[some]))
+        return xr.concat(of_each, masks.stratum).transpose("program", "stratum", ...)
+
     return xr.Dataset(
         {
+            "active_inputs": inputs_by_stratum(ended(happens)),
+            "run_inputs": inputs_by_stratum(ever),
+            "prefix_inputs": _inputs(ended(so_far), other.base),
+            "apart_inputs": _inputs(ended(other.apart), other.base),
+            "random_inputs": _inputs(said, other.base),
+            "same_inputs": np.unique(same.base).size,
             "right": by_stratum(ended(happens & other.agree)),
             "active": by_stratum(ended(happens)),
             "nothing_right": by_stratum(ended(happens & ~other.changes)),
@@ -117,6 +137,17 @@ def _count(evidence: Evidence, classes: pd.DataFrame, n_delays: int) -> xr.Datas
             "solved": other.solved.min(),
         }
     )
+
+
+def _inputs(x: xr.DataArray, base: xr.DataArray) -> xr.DataArray:
+    """The number of inputs that have a pair of which something holds."""
+    order = base.values.argsort()
+    _, starts = np.unique(base.values[order], return_index=True)
+
+    def count(values: np.ndarray, axis: int) -> np.ndarray:
+        return np.logical_or.reduceat(values.take(order, axis), starts, axis).sum(axis)
+
+    return x.reduce(count, "pair")
 
 
 def with_end(x: xr.DataArray, last: xr.DataArray, n_delays: int) -> xr.DataArray:

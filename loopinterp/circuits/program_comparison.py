@@ -17,6 +17,7 @@ from loopinterp.errors import check_number
 from loopinterp.intervals import wilson_estimate
 from loopinterp.models import describe_model
 from loopinterp.results import Result, study
+from loopinterp.tasks.task import Batch
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from loopinterp.models import LoopedModel
     from loopinterp.rasp.program import LoopProgram
     from loopinterp.rasp.program_alignment import Alignment
-    from loopinterp.tasks.task import Batch, Task
+    from loopinterp.tasks.task import Task
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -40,6 +41,8 @@ class ProgramComparison(Result, kind="program-comparison"):
     - ``active``: on how many pairs something happens;
     - ``no_interchange``: how often no exchange at all would be right on the same pairs;
     - ``whole_run``: how often it is right at every delay; ``whole_run_active``: of how many;
+      ``whole_run_inputs``: of how many inputs these change the run (pairs of one input are alike,
+      so that all intervals count inputs);
     - ``followed``: how often it is right at every delay up to this one;
     - ``pairs``: pairs of each stratum, whether something happens or not (which states a run
       reaches depends on the program);
@@ -67,6 +70,7 @@ class ProgramComparison(Result, kind="program-comparison"):
         "no_interchange": "model program stratum delay",
         "whole_run": "model program stratum estimate",
         "whole_run_active": "model program stratum",
+        "whole_run_inputs": "model program stratum",
         "followed": "model program delay estimate",
         "pairs": "model program stratum",
         "undisturbed": "model program estimate",
@@ -147,13 +151,14 @@ def compare_programs(
         models: Any looped model, or several (seeds of one recipe): each gets its verdict.
         programs: One program or more, all of the task whose tokens the model reads.
         data: Inputs, each batch of one length, or the task to draw them from.
-        pairs: How pairs are chosen; by default :class:`~loopinterp.circuits.SpreadPairs`, and
-            where these would name a program, four times as many, on which it is then named or not.
+        pairs: How pairs are chosen; by default :class:`~loopinterp.circuits.SpreadPairs` on the
+            first :data:`FIRST_LOOK` inputs of each batch, and where these would name a program,
+            four times as many pairs on all inputs, on which it is then named or not.
         names: A name for each model.
         threshold: Least lower end of a named program's interval.
         n: Problem length or lengths, where a task is given; see
             :func:`~loopinterp.tasks.as_batch`.
-        batch_size: Examples of each length, where a task is given.
+        batch_size: Examples of each length, where a task is given; :data:`EXAMPLES` by default.
         seed: Seed of everything random.
 
     Raises:
@@ -174,6 +179,8 @@ def compare_programs(
     """
     rivals = check_programs(programs)
     labelled = named_models(models, names)
+    if batch_size is None and not any(isinstance(one, Batch) for one in _each(data)):
+        batch_size = EXAMPLES
     drawn = {"n": n, "batch_size": batch_size, "seed": seed}
     batches = {
         label: check_batches(model, data, rivals, **drawn) for label, model in labelled.items()
@@ -189,10 +196,12 @@ def compare_programs(
         pairs=repr(pairs or [SpreadPairs(), TO_NAME]),
     ) as watch:
 
-        def gather(label: str, strategy: PairStrategy) -> Evidence:
-            return gather_evidence(labelled[label], rivals, batches[label], strategy, seed=seed)
+        def gather(label: str, strategy: PairStrategy, examples: int | None = None) -> Evidence:
+            some = [batch[slice(0, examples)] for batch in batches[label]]
+            return gather_evidence(labelled[label], rivals, some, strategy, seed=seed)
 
-        found = {label: gather(label, pairs or SpreadPairs()) for label in labelled}
+        first = pairs or SpreadPairs()
+        found = {label: gather(label, first, None if pairs else FIRST_LOOK) for label in labelled}
         counts, verdicts = _decided(found, threshold)
         if pairs is None and (named := [label for label in found if verdicts[label].named]):
             found |= {label: gather(label, TO_NAME) for label in named}
@@ -209,11 +218,21 @@ def compare_programs(
         )
 
 
+EXAMPLES = 512
+"""Inputs of each length that are drawn from a task."""
+
+FIRST_LOOK = 128
+"""Of these, inputs of each length that a first look takes, with pairs that are few as well."""
+
 TO_NAME = SpreadPairs(pairs=3072, same_value=384)
-"""Where nothing else is asked for, a program is named on so many pairs: what a model does in one
-exchange of hundreds is seen on many only."""
+"""Where nothing else is asked for, a program is named on all inputs, and on so many pairs: what a
+model does on one input or in one exchange of hundreds is seen on many only."""
 
 _AXES = ("model", "program", "rival", "stratum", "delay")
+
+
+def _each(data: object) -> Sequence[object]:
+    return data if isinstance(data, (list, tuple)) else [data]
 
 
 def _decided(
@@ -237,29 +256,38 @@ def _in_words(laid: Sequence[Alignment]) -> list[str]:
 def _shares(counts: xr.Dataset) -> dict[str, np.ndarray | xr.DataArray]:
     """The arrays of the result, out of the counts."""
     nothing = counts.nothing_right / counts.active.where(counts.active > 0)
+    changed = {"trials": counts.random_active, "independent": counts.random_inputs}
     return {
-        "iia": wilson_estimate(counts.right, counts.active),
+        "iia": wilson_estimate(counts.right, counts.active, independent=counts.active_inputs),
         "active": counts.active,
         "no_interchange": nothing,
-        "whole_run": wilson_estimate(counts.run_right, counts.run_active),
+        "whole_run": wilson_estimate(
+            counts.run_right, counts.run_active, independent=counts.run_inputs
+        ),
         "whole_run_active": counts.run_active,
-        "followed": wilson_estimate(counts.prefix_right, counts.prefix_active),
+        "whole_run_inputs": counts.run_inputs,
+        "followed": wilson_estimate(
+            counts.prefix_right, counts.prefix_active, independent=counts.prefix_inputs
+        ),
         "pairs": counts.pairs,
         # A run's loops are alike, so that intervals count runs.
         "undisturbed": wilson_estimate(counts.undisturbed, counts.n_runs.values[:, None]),
         "decided": counts.decided,
         "alike": counts.alike,
-        "random_change": wilson_estimate(counts.random_right, counts.random_active),
-        "specific": wilson_estimate(counts.exchange_right, counts.random_active),
-        "same_value": wilson_estimate(counts.unchanged, counts.n_same),
+        "random_change": wilson_estimate(counts.random_right, **changed),
+        "specific": wilson_estimate(counts.exchange_right, **changed),
+        "same_value": wilson_estimate(
+            counts.unchanged, counts.n_same, independent=counts.same_inputs
+        ),
         **_duels(counts.drop_sel(delay=END)),
     }
 
 
 def _duels(counts: xr.Dataset) -> dict[str, np.ndarray]:
     """For every two programs, at the delay at which one is told from the other best."""
-    own = wilson_estimate(counts.duel_right, counts.apart)
-    rival = wilson_estimate(counts.duel_right.values.swapaxes(1, 2), counts.apart)
+    where = {"trials": counts.apart, "independent": counts.apart_inputs}
+    own = wilson_estimate(counts.duel_right, **where)
+    rival = wilson_estimate(counts.duel_right.values.swapaxes(1, 2), **where)
     lead = np.maximum(own[..., 1] - rival[..., 2], rival[..., 1] - own[..., 2])
     delay = np.nan_to_num(lead, nan=-2.0).argmax(-1)
     best = delay[..., None]

@@ -9,7 +9,7 @@ import numpy as np
 from loopinterp.circuits.evidence_counts import ALL, END, MANIFOLD, REACHED, UNREACHED
 from loopinterp.circuits.pair_strata import BOTH, TOKEN
 from loopinterp.circuits.program_comparison import ProgramComparison
-from loopinterp.circuits.verdict import STRATUM_PAIRS, in_loops, plain
+from loopinterp.circuits.verdict import LEAST_INPUTS, THRESHOLD, in_loops, plain
 from loopinterp.plotting import (
     Reference,
     Series,
@@ -53,9 +53,10 @@ def _by_manifold(data: xr.Dataset, program: str) -> str:
     parts = []
     for label in (REACHED, UNREACHED):
         at = {"program": program, "stratum": f"{MANIFOLD}: {label}"}
-        n = int(data["whole_run_active"].sel(at))
-        share = float(data["whole_run"].sel(at | {"estimate": "value"}))
-        said = percent(share) if n >= STRATUM_PAIRS else "an unknown share (too few)"
+        n, inputs = (int(data[f"whole_run_{of}"].sel(at)) for of in ("active", "inputs"))
+        share, _, high = data["whole_run"].sel(at).values
+        known = inputs >= LEAST_INPUTS or high < THRESHOLD
+        said = percent(share) if known else "an unknown share (too few inputs)"
         parts.append(f"{said} of {n} that make a state {label}")
     return (
         f"Of the exchanges of which something comes, “{plain(program)}” says the whole run right "

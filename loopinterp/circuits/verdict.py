@@ -21,11 +21,9 @@ if TYPE_CHECKING:
 THRESHOLD = 0.9
 """Least lower end of the interval of a named program's accuracy, wherever it is asked."""
 
-DELAY_PAIRS = 60
-"""Delays at which something happens in fewer pairs are taken together with the next ones."""
-
-STRATUM_PAIRS = 36
-"""Least pairs of a stratum of which something can be said: 36 of 36 have a lower end of .90."""
+LEAST_INPUTS = 36
+"""Least inputs of which something can be said: 36 of 36 have a lower end of .90. Strata with fewer
+are not tested; delays with fewer are taken together with the next ones."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -43,7 +41,7 @@ class Verdict(ShortRepr):
         refuted: No program is named, and what was seen rules the nearest out: it is neither
             tied nor a matter of more data.
         reasons: Why none is named; empty if one is.
-        untested: Strata with too few pairs to say anything.
+        untested: Strata with too few inputs to say anything.
         statement: All of it in words.
     """
 
@@ -70,7 +68,8 @@ def decide(
     """Name the program that holds wherever it was asked, or say what holds.
 
     A program is named if the lower end of the 95% interval of its accuracy, over pairs on which
-    something happens, reaches ``threshold``
+    something happens, reaches ``threshold`` (pairs that change the run of one input are alike, so
+    that intervals count inputs)
 
     - at every delay from the exchange to the end of the run (neighbouring delays at which little
       happens are taken together);
@@ -98,7 +97,7 @@ def decide(
     own = counts.sel(program=nearest)
     all_pairs = own.sel(stratum=ALL)
     tied = [q for q in programs if q != nearest and not own.apart.sel(rival=q).any()]
-    tested = own.run_active.where(own.run_active > 0, drop=True)
+    tested = own.run_inputs.where(own.run_inputs > 0, drop=True)
     reasons = [
         *_by_delay(all_pairs, threshold),
         *_by_stratum(own, threshold),
@@ -111,7 +110,7 @@ def decide(
     holds = wilson_estimate(counts.undisturbed, counts.n_runs)[:, 1] >= threshold
     # A program that leaves answers open is contradicted less: it counts if none says more.
     most = counts.decided.values[holds].max(initial=0.0)
-    at_best = wilson_estimate(all_pairs.run_right, all_pairs.run_active)[2]
+    at_best = _whole_run(all_pairs)[2]
     verdict = Verdict(
         winner=None if reasons else nearest,
         nearest=nearest,
@@ -121,7 +120,7 @@ def decide(
         tied=tied,
         refuted=bool(reasons and not tied and at_best < threshold),
         reasons=reasons,
-        untested=tested.stratum.values[tested < STRATUM_PAIRS].tolist(),
+        untested=tested.stratum.values[tested < LEAST_INPUTS].tolist(),
     )
     statement = _statement(verdict, counts)
     if laid and (how := laid[programs.index(nearest)]) != str(Alignment()):
@@ -139,23 +138,24 @@ def plain(program: str) -> str:
     return program.replace("_", " ")
 
 
-def delay_groups(active: np.ndarray, least: int = DELAY_PAIRS) -> list[tuple[int, int]]:
-    """Delays taken together, (first, last), so that each group has enough pairs if any has.
+def delay_groups(inputs: np.ndarray, least: int = LEAST_INPUTS) -> list[tuple[int, int]]:
+    """Delays taken together, (first, last), so that each group has enough inputs if any has.
+
+    Inputs of several delays may be the same ones, so that a group has as many as its best delay.
 
     Example:
         >>> delay_groups(np.array([80, 70, 30, 40, 0, 5]))
         [(0, 0), (1, 1), (2, 5)]
     """
     groups: list[tuple[int, int]] = []
-    first, total = 0, 0
-    for delay, n in enumerate(active.tolist()):
-        total += n
-        if total >= least:
+    first = 0
+    for delay, n in enumerate(inputs.tolist()):
+        if n >= least:
             groups.append((first, delay))
-            first, total = delay + 1, 0
-    if first < len(active):
+            first = delay + 1
+    if first < len(inputs):
         first, _ = groups.pop() if groups else (0, 0)
-        groups.append((first, len(active) - 1))
+        groups.append((first, len(inputs) - 1))
     return groups
 
 
@@ -171,17 +171,20 @@ def in_loops(delay: int) -> str:
 
 def _by_delay(own: xr.Dataset, threshold: float) -> list[str]:
     """Delays at which it fails, the first of them in words [delay]."""
-    right, active = own.right.values, own.active.values
+    right, active, inputs = own.right.values, own.active.values, own.active_inputs.values
     if not active.any():
         return ["no exchange changes an answer of the model or of the program"]
     failed = []
-    for first, last in delay_groups(active):
-        together = slice(first, last + 1)
-        value, low, _ = wilson_estimate(right[together].sum(), active[together].sum())
+    for first, last in delay_groups(inputs):
+        part = slice(first, last + 1)
+        value, low, _ = wilson_estimate(
+            right[part].sum(), active[part].sum(), independent=inputs[part].max()
+        )
         if not low >= threshold:
             failed.append((value, low, first, last))
     # A delay at which it clearly fails is not made good by those it is taken together with.
-    for delay, (value, low, high) in enumerate(wilson_estimate(right, active)):
+    estimates = wilson_estimate(right, active, independent=inputs)
+    for delay, (value, low, high) in enumerate(estimates):
         if high < threshold and not any(f <= delay <= t for _, _, f, t in failed):
             failed.append((value, low, delay, delay))
     if not failed:
@@ -196,13 +199,12 @@ def _by_delay(own: xr.Dataset, threshold: float) -> list[str]:
 
 
 def _by_stratum(own: xr.Dataset, threshold: float) -> list[str]:
-    estimates = wilson_estimate(own.run_right, own.run_active)
     failed = [
-        (float(high), float(value), float(low), name, n)
+        (float(high), float(value), float(low), name, int(own.run_active.sel(stratum=name)))
         for name, n, (value, low, high) in zip(
-            own.stratum.values.tolist(), own.run_active.values.tolist(), estimates
+            own.stratum.values.tolist(), own.run_inputs.values, _whole_run(own)
         )
-        if ((n >= STRATUM_PAIRS or name == ALL) and not low >= threshold) or high < threshold
+        if ((n >= LEAST_INPUTS or name == ALL) and not low >= threshold) or high < threshold
     ]
     if not failed:
         return []
@@ -213,6 +215,11 @@ def _by_stratum(own: xr.Dataset, threshold: float) -> list[str]:
         f"{where} it is right over the whole run in {percent(value)} of {n} pairs (95% "
         f"interval from {percent(low)})"
     ]
+
+
+def _whole_run(own: xr.Dataset) -> np.ndarray:
+    """How often it is right at every delay."""
+    return wilson_estimate(own.run_right, own.run_active, independent=own.run_inputs)
 
 
 def _left_alone(own: xr.Dataset, threshold: float) -> list[str]:
@@ -236,7 +243,8 @@ def _exceptions(own: xr.Dataset) -> list[str]:
     if not own.slipped:
         return [f"left alone it answers exactly as the program, but {more}"] if exceptions else []
     alone = wilson_estimate(own.slipped, own.n_runs)
-    if n and wilson_estimate(exceptions, n)[1] > alone[2]:
+    inputs = int(own.run_inputs.sel(stratum=ALL))
+    if n and wilson_estimate(exceptions, n, independent=inputs)[1] > alone[2]:
         return [
             f"left alone it answers as the program but in {percent(alone[0])} of runs; {more}, "
             "which is more than that can explain"
@@ -264,8 +272,8 @@ def _against_rivals(counts: xr.Dataset, nearest: str, tied: list[str]) -> list[s
         )
         if name == nearest or not own.apart.any():
             continue
-        low = wilson_estimate(own.duel_right, own.apart)[:, 1]
-        high = wilson_estimate(rival.duel_right, own.apart)[:, 2]
+        low = wilson_estimate(own.duel_right, own.apart, independent=own.apart_inputs)[:, 1]
+        high = wilson_estimate(rival.duel_right, own.apart, independent=own.apart_inputs)[:, 2]
         if not (low > high).any():
             reasons.append(f"it is not told from “{plain(name)}” by the model")
     return reasons
@@ -274,14 +282,16 @@ def _against_rivals(counts: xr.Dataset, nearest: str, tied: list[str]) -> list[s
 def _against_controls(own: xr.Dataset, threshold: float) -> list[str]:
     reasons = []
     if own.random_active:
-        exchange = wilson_estimate(own.exchange_right, own.random_active)
-        random = wilson_estimate(own.random_right, own.random_active)
+        of = {"trials": own.random_active, "independent": own.random_inputs}
+        exchange = wilson_estimate(own.exchange_right, **of)
+        random = wilson_estimate(own.random_right, **of)
         if not exchange[1] > random[2]:
             reasons.append(f"a random change of the same norm does as well ({percent(random[0])})")
     if own.n_same:
         n, changed = int(own.n_same), int(own.n_same - own.unchanged)
         # A model that makes no mistake when left alone has none to blame one on.
-        if wilson_estimate(own.unchanged, n)[1] < threshold or (changed and not own.slipped):
+        low = wilson_estimate(own.unchanged, n, independent=own.same_inputs)[1]
+        if low < threshold or (changed and not own.slipped):
             reasons.append(
                 "the state holds more than the programs' variables: a donor with the same values "
                 f"changes an answer in {changed} of {n} pairs"
@@ -294,8 +304,8 @@ def _against_controls(own: xr.Dataset, threshold: float) -> list[str]:
 def _followed_for(own: xr.Dataset, threshold: float) -> int:
     """The last delay up to which it is followed at each; -1 if it is not at once."""
     whole = own.sel(stratum=ALL)
-    so_far = wilson_estimate(own.prefix_right, own.prefix_active)
-    there = wilson_estimate(whole.right, whole.active)
+    so_far = wilson_estimate(own.prefix_right, own.prefix_active, independent=own.prefix_inputs)
+    there = wilson_estimate(whole.right, whole.active, independent=whole.active_inputs)
     # Late delays at which little happens are no evidence against it; a clear failure is.
     followed = (so_far[:, 1] >= threshold) & ~(there[:, 2] < threshold)
     return int(followed.cumprod().sum()) - 1
@@ -304,19 +314,21 @@ def _followed_for(own: xr.Dataset, threshold: float) -> int:
 def _statement(verdict: Verdict, counts: xr.Dataset) -> str:
     name, rivals = plain(verdict.nearest), counts.sizes["program"] - 1
     whole = counts.sel(program=verdict.nearest, stratum=ALL)
-    value, low, _ = wilson_estimate(whole.run_right, whole.run_active)
-    rate = (
-        f"whole runs after an exchange: {percent(value)} of {int(whole.run_active)}, 95% interval "
-        f"from {percent(low)}"
-    )
+    value, low, _ = _whole_run(whole)
+    rate = "no exchange changes an answer"
+    if whole.run_active:
+        rate = (
+            f"whole runs after an exchange: {percent(value)} of {int(whole.run_active)}, from "
+            f"{int(whole.run_inputs)} inputs, 95% interval from {percent(low)}"
+        )
     alone = "" if rivals else " It had no rival: no other program was compared."
     if verdict.named:
         text = (
             f"The model runs “{name}”: at every delay from 0 to {verdict.longest} loops after an "
-            f"exchange, in every stratum with enough pairs, and when left alone ({rate})."
+            f"exchange, in every stratum with enough inputs, and when left alone ({rate})."
         )
         if verdict.untested:
-            text += f" Too few pairs to say in {len(verdict.untested)} strata."
+            text += f" Too few inputs to say in {len(verdict.untested)} strata."
         return text + alone
     holds = []
     if verdict.undisturbed:

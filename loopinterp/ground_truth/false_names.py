@@ -35,7 +35,8 @@ LENGTH = 8
 LONGER = 1.5
 """Programs are laid over a model at one length, and tried at another, so many times as long."""
 
-EXAMPLES = 96
+EXAMPLES = 128
+"""Inputs of each length."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)

@@ -33,6 +33,8 @@ def test_counts_are_those_made_by_hand(evidence, name, label):
     right, active = [[0] * (n_delays + 1) for _ in range(2)]
     prefix_right, prefix_active = [[0] * (n_delays + 1) for _ in range(2)]
     run_right = run_active = 0
+    active_inputs, prefix_inputs = ([set() for _ in right] for _ in range(2))
+    run_inputs = set()
     for pair, (_, strata) in enumerate(evidence.strata.iterrows()):
         if strata["kind"] != "other value" or label not in (None, strata["token"]):
             continue
@@ -48,12 +50,23 @@ def test_counts_are_those_made_by_hand(evidence, name, label):
                 right[place] += happens and agrees
                 prefix_active[place] += happened
                 prefix_right[place] += happened and kept
+                active_inputs[place] |= {int(one.base)} if happens else set()
+                prefix_inputs[place] |= {int(one.base)} if happened else set()
         run_active += happened
+        run_inputs |= {int(one.base)} if happened else set()
         run_right += happened and kept
     stratum = counts.sel(stratum="all" if label is None else f"token: {label}")
     assert stratum.active.values.tolist() == active and stratum.right.values.tolist() == right
     assert (int(stratum.run_active), int(stratum.run_right)) == (run_active, run_right)
     assert 0 < run_right < run_active, "the case tells counts apart"
+    assert stratum.active_inputs.values.tolist() == [len(inputs) for inputs in active_inputs]
+    assert int(stratum.run_inputs) == len(run_inputs) < run_active
     if label is None:
         assert counts.prefix_active.values.tolist() == prefix_active
         assert counts.prefix_right.values.tolist() == prefix_right
+        assert counts.prefix_inputs.values.tolist() == [len(inputs) for inputs in prefix_inputs]
+
+
+def test_inputs_of_different_batches_are_different_ones(evidence):
+    second = evidence.strata["length"] == "n = 5"
+    assert second.any() and ((evidence.data.base.values >= 48) == second).all()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -19,8 +21,10 @@ from loopinterp.rasp import (
     Linear,
     LoopProgram,
     compile_program,
+    eq,
     full,
     get_program,
+    indices,
     kqv,
     larger,
     list_programs,
@@ -29,7 +33,9 @@ from loopinterp.rasp import (
     tok_map,
     tokens,
     var,
+    where,
 )
+from loopinterp.rasp.mutations.rewriting import changed
 from loopinterp.results import Result
 from loopinterp.saved_results import load_result
 from loopinterp.tasks import IGNORE, Addition, Batch, get_task
@@ -310,3 +316,17 @@ def test_a_saved_comparison_says_and_shows_the_same(tmp_path):
         assert figure.plot.to_json() and figure.plot.data
     titles = [figure.title for figure in again.figures()]
     assert len(set(titles)) == len(titles) >= 5
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+def test_a_program_that_one_input_in_a_hundred_does_not_follow_is_not_named(seed):
+    """The others show nothing of it, and many pairs of few inputs no more than few."""
+    ripple, sticky = get_program("ripple"), get_program("sticky_ripple")
+    here = [eq(shift_right(tokens, back), token) for back, token in enumerate((1, 2, 1, 1, 2))]
+    flagged = kqv(indices, full(5), functools.reduce(operator.and_, here), "==", default=0)
+    carry = where(flagged, sticky.step["carry"], ripple.step["carry"])
+    mixed = compile_program(changed(ripple, "mixed", step={"carry": carry}), max_length=11).model
+    found = compare_programs(mixed, ["ripple", "sticky_ripple"], Addition(), n=[8, 10], seed=seed)
+    assert found.verdict.winner is None
+    _, low, high = found.data["whole_run"].sel(program="ripple", stratum="all").values[0]
+    assert low < 0.993 < high, "the share of 4,096 inputs of each length"
