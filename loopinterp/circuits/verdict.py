@@ -327,8 +327,8 @@ def _statement(verdict: Verdict, counts: xr.Dataset) -> str:
             f"The model runs “{name}”: at every delay from 0 to {verdict.longest} loops after an "
             f"exchange, in every stratum with enough inputs, and when left alone ({rate})."
         )
-        if verdict.untested:
-            text += f" Too few inputs to say in {len(verdict.untested)} strata."
+        if count := len(verdict.untested):
+            text += f" Too few inputs to say in {count} {'strata' if count > 1 else 'stratum'}."
         return text + alone
     holds = []
     if verdict.undisturbed:
