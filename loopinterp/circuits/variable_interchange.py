@@ -74,6 +74,7 @@ class VariableInterchange(Result, kind="variable-interchange"):
         program: The program.
         ranks: Dimensions of each variable's subspace. For the other variables the whole state is
             exchanged, and in the program all of its variables.
+        inputs: The inputs that pairs are of; intervals count no more than these.
     """
 
     VARIABLES: ClassVar[dict[str, str]] = {
@@ -86,6 +87,7 @@ class VariableInterchange(Result, kind="variable-interchange"):
 
     program: str
     ranks: dict[str, int]
+    inputs: int
 
     @property
     def iia(self) -> Any:
@@ -100,7 +102,9 @@ class VariableInterchange(Result, kind="variable-interchange"):
         """
         n = self.data["whole_run_pairs"].sel(intervention=intervention).values
         share = self.data["whole_run"].sel(intervention=intervention, estimate="value").values
-        value, low, high = wilson_estimate(float(np.nansum(share * n)), int(n.sum()))
+        value, low, high = wilson_estimate(
+            float(np.nansum(share * n)), int(n.sum()), independent=self.inputs
+        )
         return float(value), float(low), float(high), int(n.sum())
 
 
@@ -199,13 +203,14 @@ def interchange_study(
         return VariableInterchange.of(
             watch,
             coords={axis: x.values for axis, x in put.coords.items()},
-            agreement=wilson_estimate(put.right, put.n),
+            agreement=wilson_estimate(put.right, put.n, independent=len(batch)),
             pairs=put.n,
-            whole_run=wilson_estimate(put.run_right, put.run_n),
+            whole_run=wilson_estimate(put.run_right, put.run_n, independent=len(batch)),
             whole_run_pairs=put.run_n,
             undisturbed=wilson_estimate(alone.right, alone.n)[..., 0],
             program=chosen.name,
             ranks={name: len(rows) for name, rows in bases.items()},
+            inputs=len(batch),
         )
 
 

@@ -22,6 +22,7 @@ from loopinterp.circuits.variable_interchange import (
     interchange_study,
 )
 from loopinterp.errors import InputError
+from loopinterp.intervals import wilson_estimate
 from loopinterp.models import bind
 from loopinterp.rasp import UNKNOWN, LoopProgram, get_program
 from loopinterp.rasp.compiler import compile_program
@@ -228,6 +229,14 @@ def one_patched_run(
     told = ((exchanged != plain) & asked).any(-1)
     expected = torch.where(exchanged == plain, natural, exchanged)
     return told, ((answers == expected) | ~asked).all(-1)
+
+
+def test_an_interval_counts_no_more_than_the_inputs():
+    model, program, batch = known("prefix_xor")
+    found = interchange_study(model, batch[:8], program, subspaces=subspaces(model))
+    value, low, _, n = found.pooled()
+    assert n > len(batch[:8]) == found.inputs
+    assert (value, low) == (1.0, wilson_estimate(8, 8)[1])
 
 
 def test_only_some_loops_may_be_asked_for():
