@@ -13,7 +13,7 @@ from loopinterp.errors import InputError, check_integer
 from loopinterp.intervals import ESTIMATE
 from loopinterp.models.looped_model import need_model
 from loopinterp.models.model_description import describe_model, device_of
-from loopinterp.models.run_length import LoopRule, own_depth, rule_of
+from loopinterp.models.run_length import own_depth, rule_of
 from loopinterp.models.stopping_rules import Oracle
 from loopinterp.progress import track
 from loopinterp.results import Result, study
@@ -148,8 +148,7 @@ def evaluate(
     need_model_of(task, model)
     asked = judged_distributions(task) if distributions is None else distributions
     names = list(dict.fromkeys(asked))
-    asked_after = rule_of(model) or LoopRule(1, task.n_loops)  # which leaves T(n) as it is
-    _check(task, lengths, names, extra_loops, n_samples, asked_after)
+    _check(task, lengths, names, extra_loops, n_samples)
     extra, cells = sorted(set(extra_loops)), sorted(set(lengths))
     loops = sorted({check_integer("loops", loop, least=0) for loop in loops})
     check_integer("stopping_margin", stopping_margin, least=0)
@@ -188,7 +187,7 @@ def evaluate(
             n_samples=n_samples,
             trained_up_to=trained_up_to,
             depth=own_depth(model),
-            answered_after=str(asked_after),
+            answered_after=str(rule_of(model) or "T(n)"),
         )
 
 
@@ -213,7 +212,6 @@ def _check(
     distributions: Sequence[str],
     extra: Sequence[int],
     n_samples: int,
-    asked_after: LoopRule,
 ) -> None:
     given = {"lengths": lengths, "distributions": distributions, "extra_loops": extra}
     for name, values in given.items():
@@ -226,11 +224,3 @@ def _check(
         check_integer("extra_loops", k)
     check_integer("n_samples", n_samples, least=1)
     check_size(task, max(lengths), n_samples, "lengths, n_samples")
-    least = int(asked_after.of(torch.tensor([task.n_loops(n) for n in lengths])).min())
-    if least + min(extra) < 0:
-        raise InputError(
-            "extra_loops",
-            expected=f"at least -{least}, as length {min(lengths)} has {least} loops",
-            given=str(min(extra)),
-            fix="Take away fewer loops, or drop the short lengths.",
-        )
