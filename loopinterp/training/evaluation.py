@@ -49,9 +49,10 @@ class EvaluationResult(Result, kind="evaluation"):
         bit_accuracy: Share of positions that are right, each example counting the same. Its
             interval has the number of examples as sample size: bits of one example are not
             independent, so this is on the safe side.
-        constant_exact_match: Control: the best answer that is the same at every position.
-        constant_bit_accuracy: Control: the same answer, by position. High bit accuracy beside a
-            low exact match is what an answer without the hard part looks like.
+        constant_exact_match: Control: the best answer that is the same for every example, such as
+            the commonest. It is chosen on the examples that it is scored on.
+        constant_bit_accuracy: Control: the likeliest class at each position. High bit accuracy
+            beside a low exact match is what an answer without the hard part looks like.
         perplexity: Of the right answer, the geometric mean over its positions and then over
             examples: exp of the mean cross-entropy; with its 95% interval over examples.
         loop_exact_match: Exact match after ``loop`` loops, whatever T(n) is: after those that were
@@ -170,7 +171,7 @@ def evaluate(
             )
             batch = fit_to_model(model, replace(batch, task=task).to(device_of(model)))
             cell = measure_cell(model, batch, extra, loops, [*rules.values()], stopping_margin)
-            found[d, k] = cell._replace(constant=constant_scores(batch, task.d_vocab_out))
+            found[d, k] = cell._replace(constant=constant_scores(batch.targets))
         by_loop = sorted({loop for cell in found.values() for loop in cell.by_loop})
         shape = (len(names), len(cells))
         return EvaluationResult.of(

@@ -160,7 +160,8 @@ def _by_length(result: EvaluationResult) -> Figure:
         caption=f"Each point: {result.n_samples} fresh problems, answered after {loops}; bands: "
         "95% intervals. Above, the share of problems right at every position; below, that of "
         f"positions, high at times where every problem is wrong{_perplexity_note(result)}.",
-        control="Dashed: the best answer that is the same everywhere. " + _constant_note(result),
+        control="Dashed: the best answer that is the same for every problem. "
+        + _constant_note(result),
         data=result.to_dataframe("exact_match", "bit_accuracy"),
     )
 

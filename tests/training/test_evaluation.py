@@ -81,6 +81,28 @@ def test_the_constant_answer_is_the_control() -> None:
     assert 0.4 < uniform["bit_accuracy"] <= uniform["constant_bit_accuracy"] < 0.6
 
 
+def test_a_guess_that_closes_its_answer_is_no_better_than_the_control() -> None:
+    """Half of all parities are 0, and after each comes EOS: no class is right at both places."""
+
+    class Guess(Ripple):
+        def embed(self, inputs: Tensor) -> Tensor:
+            return F.one_hot(inputs, 5).float()
+
+        def initial_state(self, e: Tensor) -> Tensor:
+            return e
+
+        def step(self, h: Tensor, e: Tensor) -> Tensor:
+            return h.clone()
+
+        def readout(self, h: Tensor) -> Tensor:
+            return torch.stack([h[..., 2], 0 * h[..., 2], 1 - h[..., 2]], -1)  # 2 is "="
+
+    cells = evaluate(Guess(), Parity(), [6, 20]).data.sel(extra_loop=0, estimate="value")
+    assert (cells["exact_match"] > 0.4).all()
+    assert (cells["exact_match"] <= cells["constant_exact_match"]).all()
+    assert (cells["bit_accuracy"] <= cells["constant_bit_accuracy"]).all()
+
+
 def test_scores_are_those_of_the_plain_model(tiny: TrainingConfig) -> None:
     model, task = LoopedTransformer(tiny.model), Addition()
     result = evaluate(model, task, [4], n_samples=50, distributions=["uniform"], seed=3)
