@@ -238,9 +238,9 @@ def _by_rule(result: EvaluationResult) -> Figure:
     return Figure(
         title="When to stop",
         plot=line_panels(panels, x_title="problem length n"),
-        caption="Exact match, and the mean number of loops, where each rule stops. A rule sees the "
-        "states and answers of the run, not the length of the problem; one that stops early cuts "
-        "answers short.",
+        caption="Exact match, and the mean number of loops, where each rule stops. A rule may look "
+        "at the states and answers of the run, or as a calibrated one at the length of its input, "
+        f"but is not told {_loops(result)}; one that stops early cuts answers short.",
         control=f"Dashed: the answer read at {_whose(result)}, which has to be known, and what "
         "hindsight would choose: the one loop that is best for all, and any loop that is right.",
         data=tidy({"exact_match": exact, "loops": loops}),
