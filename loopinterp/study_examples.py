@@ -116,8 +116,8 @@ def need_model_of(task: Task, model: Any, inputs: Tensor | None = None) -> None:
     said = [name for name in own if own[name] is not None]
     # Of the two kinds of input a model has one: where it names its own, it has none of the other.
     compared = {*said, *(_SIZES[:2] if {*_SIZES[:2]} & {*said} else ())}
-    known = getattr(getattr(model, "task", None), "name", None)
-    if known == task.name and (own["d_vocab_out"] or 0) < task.d_vocab_out:
+    asked, known = _task_name(task), _task_name(getattr(model, "task", None))
+    if known == asked and (own["d_vocab_out"] or 0) < task.d_vocab_out:
         compared -= {"d_vocab_out"}  # a compiled program need not have what it never answers
     if any(own[name] != wanted[name] for name in compared):
         raise InputError(
@@ -127,13 +127,19 @@ def need_model_of(task: Task, model: Any, inputs: Tensor | None = None) -> None:
             fix="Ask it a task of its own, or say which of its tokens are the task's: "
             "WithVocabulary(model, tokens=…, answers=…), or fold_vocabulary for its weights.",
         )
-    if known not in (None, task.name):
+    if known not in (None, asked):
         raise InputError(
             "model",
-            expected=f"one of task {task.name!r}",
+            expected=f"one of task {asked!r}",
             given=f"one of {known!r}, as its attribute task says",
             fix="Ask it its own task, or set model.task = None if the tokens mean the same.",
         )
+
+
+def _task_name(task: Any) -> str | None:
+    """The name of a task, with that of the one it asks in another form; None if there is none."""
+    name, inner = getattr(task, "name", None), getattr(task, "task", None)
+    return name if inner is None else f"{name} of {_task_name(inner)}"
 
 
 def _sizes(model: Any) -> dict[str, int | None]:
