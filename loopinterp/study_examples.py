@@ -9,11 +9,12 @@ import torch
 
 from loopinterp.errors import InputError
 from loopinterp.models.looped_model import bind, need_model
-from loopinterp.models.model_description import device_of, said_of
+from loopinterp.models.model_description import device_of, need_causal, said_of
 from loopinterp.models.run_inputs import need_examples
 from loopinterp.models.run_length import own_depth, rule_of
 from loopinterp.tasks.sampling import describe_tensor
 from loopinterp.tasks.study_data import as_batch
+from loopinterp.tasks.token_by_token import TokenByToken
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -109,7 +110,10 @@ def need_model_of(task: Task, model: Any, inputs: Tensor | None = None) -> None:
     """Raise if a model is known not to speak a task's tokens: by its sizes, or its own ``task``.
 
     What a model does not say of its answers is looked up in its readout, where inputs are given.
+    One that is known to see later positions is none of a task whose answers stand in its input.
     """
+    if isinstance(task, TokenByToken):
+        need_causal(model)
     own, wanted = _sizes(model), {name: getattr(task, name) for name in _SIZES}
     if inputs is not None and own["d_vocab_out"] is None:
         own["d_vocab_out"] = _classes(model, inputs)

@@ -23,6 +23,7 @@ from loopinterp.tasks.study_data import need_task
 from loopinterp.training.answer_scores import constant_scores
 from loopinterp.training.evaluation_cells import Cell, arrays_of, measure_cell
 from loopinterp.training.seeding import stream
+from loopinterp.training.unseen_answers import need_unseen_answers
 
 if TYPE_CHECKING:
     from loopinterp.models.looped_model import LoopedModel
@@ -142,7 +143,8 @@ def evaluate(
         seed: Seed of the examples.
 
     Raises:
-        InputError: If a list is empty, a number is out of range, or a name is unknown.
+        InputError: If a list is empty, a number is out of range, or a name is unknown; if the
+            model is of another task, or sees answers that stand in its input.
     """
     need_model(model)
     need_task(task)
@@ -150,6 +152,7 @@ def evaluate(
     asked = judged_distributions(task) if distributions is None else distributions
     names = list(dict.fromkeys(asked))
     _check(task, lengths, names, extra_loops, n_samples)
+    need_unseen_answers(task, model, min(lengths))
     extra, cells = sorted(set(extra_loops)), sorted(set(lengths))
     loops = sorted({check_integer("loops", loop, least=0) for loop in loops})
     check_integer("stopping_margin", stopping_margin, least=0)
