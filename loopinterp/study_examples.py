@@ -9,11 +9,12 @@ import torch
 
 from loopinterp.errors import InputError
 from loopinterp.models.looped_model import bind, need_model
-from loopinterp.models.model_description import device_of, said_of
+from loopinterp.models.model_description import device_of, need_causal, said_of
 from loopinterp.models.run_inputs import need_examples
 from loopinterp.models.run_length import own_depth, rule_of
 from loopinterp.tasks.sampling import describe_tensor
 from loopinterp.tasks.study_data import as_batch
+from loopinterp.tasks.token_by_token import TokenByToken
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -109,15 +110,18 @@ def need_model_of(task: Task, model: Any, inputs: Tensor | None = None) -> None:
     """Raise if a model is known not to speak a task's tokens: by its sizes, or its own ``task``.
 
     What a model does not say of its answers is looked up in its readout, where inputs are given.
+    One that is known to see later positions is none of a task whose answers stand in its input.
     """
+    if isinstance(task, TokenByToken):
+        need_causal(model)
     own, wanted = _sizes(model), {name: getattr(task, name) for name in _SIZES}
     if inputs is not None and own["d_vocab_out"] is None:
         own["d_vocab_out"] = _classes(model, inputs)
     said = [name for name in own if own[name] is not None]
     # Of the two kinds of input a model has one: where it names its own, it has none of the other.
     compared = {*said, *(_SIZES[:2] if {*_SIZES[:2]} & {*said} else ())}
-    known = getattr(getattr(model, "task", None), "name", None)
-    if known == task.name and (own["d_vocab_out"] or 0) < task.d_vocab_out:
+    asked, known = _task_name(task), _task_name(getattr(model, "task", None))
+    if known == asked and (own["d_vocab_out"] or 0) < task.d_vocab_out:
         compared -= {"d_vocab_out"}  # a compiled program need not have what it never answers
     if any(own[name] != wanted[name] for name in compared):
         raise InputError(
@@ -127,13 +131,19 @@ def need_model_of(task: Task, model: Any, inputs: Tensor | None = None) -> None:
             fix="Ask it a task of its own, or say which of its tokens are the task's: "
             "WithVocabulary(model, tokens=…, answers=…), or fold_vocabulary for its weights.",
         )
-    if known not in (None, task.name):
+    if known not in (None, asked):
         raise InputError(
             "model",
-            expected=f"one of task {task.name!r}",
+            expected=f"one of task {asked!r}",
             given=f"one of {known!r}, as its attribute task says",
             fix="Ask it its own task, or set model.task = None if the tokens mean the same.",
         )
+
+
+def _task_name(task: Any) -> str | None:
+    """The name of a task, with that of the one it asks in another form; None if there is none."""
+    name, inner = getattr(task, "name", None), getattr(task, "task", None)
+    return name if inner is None else f"{name} of {_task_name(inner)}"
 
 
 def _sizes(model: Any) -> dict[str, int | None]:

@@ -18,7 +18,7 @@ from loopinterp.study_examples import (
     need_model_of,
     why_no_loops,
 )
-from loopinterp.tasks import Addition, Batch, Copy, Parity, as_batch
+from loopinterp.tasks import Addition, Batch, Copy, NextToken, Parity, as_batch
 from tests.models.variants import build
 
 TASK = Addition()
@@ -109,6 +109,15 @@ def test_a_model_of_another_task_in_the_same_tokens_is_refused():
         need_model_of(Copy(), model)
     model.task = None
     need_model_of(Copy(), model)
+
+
+def test_a_task_in_another_form_is_the_one_that_it_asks():
+    copy, parity = NextToken(of="copy"), NextToken(of="parity")
+    model = build("plain", d_vocab=copy.d_vocab, d_vocab_out=copy.d_vocab_out)
+    model.task = copy
+    need_model_of(NextToken(of="copy"), model)
+    with pytest.raises(InputError, match="task 'next_token of parity', got one of 'next_token of"):
+        need_model_of(parity, model)
 
 
 def test_a_model_of_the_task_need_not_have_what_it_never_answers():

@@ -27,7 +27,8 @@ def _(result: AttentionStabilisationResult) -> list[Finding]:
         f"({result.n_loops} loops) their pattern changes by at most {percent(FROZEN)} of its "
         f"largest change{rest}."
     )
-    return [Finding(text, value=f"frozen by {span}")]
+    value = f"{len(times)} of {len(frozen)} heads freeze" if still else f"frozen by {span}"
+    return [Finding(text, value=value)]
 
 
 @figures_of.register

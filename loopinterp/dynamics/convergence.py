@@ -79,7 +79,8 @@ class ConvergenceResult(Result, kind="convergence"):
         entropy: Entropy of the readout in nats.
         margin: Largest logit minus the second largest.
         settled_at: First loop from which the residual stays under ``threshold`` to the end of the
-            run; -1 where there is none.
+            run; -1 where there is none. That of a state that grows by as much in each loop falls
+            too, as 1/t, and that of an orbit may dip at its end: see :meth:`settling_times`.
         stable_at: First loop whose answer is kept to the end of the run.
         regime: :class:`Regime` code of each token.
         period: Loops per turn of tokens on an orbit.
@@ -137,9 +138,17 @@ class ConvergenceResult(Result, kind="convergence"):
         final = right.isel(loop=-1)
         return last_wrong.where(final != 0, np.inf).where(final >= 0)
 
+    def settling_times(self) -> xr.DataArray:
+        """Loop at which each token settles, [batch, pos]; infinity where it never does.
+
+        Settled is what comes to rest (:attr:`Regime.FIXED_POINT`), from ``settled_at`` on.
+        """
+        at, regime = self.data["settled_at"], self.data["regime"]
+        return at.astype(float).where((at >= 0) & (regime == Regime.FIXED_POINT), np.inf)
+
     def settled_share(self) -> float:
         """Share of the counted tokens that settle within the run."""
-        return float((self.data["settled_at"] >= 0).where(self.data["counted"]).mean())
+        return float((self.settling_times() < np.inf).where(self.data["counted"]).mean())
 
     def regime_counts(self) -> dict[str, int]:
         """Counted tokens of each regime, by its name in plain words."""

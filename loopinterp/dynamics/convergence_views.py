@@ -38,17 +38,18 @@ def _(result: ConvergenceResult) -> list[Finding]:
 
 def _settling(result: ConvergenceResult) -> Finding:
     settled = result.settled_share()
-    times = result.of_counted("settled_at")
-    times = times.where(times >= 0)
+    times = _gaps(result.settling_times()).where(result.data["counted"])
     residual, exact = result.mean_residual()[-1], result.exact_match()[-1]
     when = f", half of them by loop {int(times.median())}" if settled else ""
     text = (
-        f"{percent(settled)} of the tokens settle within {result.n_loops} loops{when} (from there "
-        f"on each loop moves them by less than {result.threshold:g} of their size); the last loop "
+        f"{percent(settled)} of the tokens settle within {result.n_loops} loops{when} (come to "
+        f"rest, so that from there on each loop moves them by less than {result.threshold:g} of "
+        "their size); the last loop "
         f"moves the state by {float(residual):.2g} of its size, and "
         f"{percent(exact.sel({ESTIMATE: 'value'}))} of the answers are right there."
     )
-    return Finding(text, value=f"{percent(settled)} settle", good=bool(settled >= 0.99))
+    somewhere = bool((result.data["limit_status"] == Status.CONVERGED).any())
+    return Finding(text, value=f"{percent(settled)} settle", good=somewhere and settled >= 0.99)
 
 
 def _regimes(result: ConvergenceResult) -> list[Finding]:
@@ -141,7 +142,7 @@ def distance_figure(result: ConvergenceResult) -> Figure:
     """Distance to the limit by position and loop, with the loop from which answers are right."""
     shown = _shown(result)
     # The example that settles last; one that never does comes first.
-    slowest = int(_settled_at(shown).where(shown.data["counted"], 0).max("pos").argmax("batch"))
+    slowest = int(shown.settling_times().where(shown.data["counted"], 0).max("pos").argmax("batch"))
     far, right = shown.data["distance"].where(shown.data["counted"], 0), shown.right_from()
     median, of_slowest = "median of the examples", f"slowest example ({slowest})"
     cells = {
@@ -184,7 +185,7 @@ def settling_figure(result: ConvergenceResult) -> Figure:
     shown = _shown(result)
     final = shown.data["right"].isel(loop=-1, drop=True)
     asked = (final >= 0).sum("batch")
-    settled = _settled_at(shown).where(shown.data["counted"])
+    settled = shown.settling_times().where(shown.data["counted"])
     lines = {
         "settled": _gaps(band_of(settled, "batch")),
         "answer_right_from": _gaps(_median(shown.right_from())),
@@ -201,9 +202,9 @@ def settling_figure(result: ConvergenceResult) -> Figure:
         title="Settling time by position",
         plot=plot,
         caption=(
-            f"The loop from which a position's residual stays under {result.threshold:g} (band: "
-            "80% of the examples; a gap where most never settle). A slope of one is a front that "
-            "moves one position a loop."
+            f"The loop from which a position's residual stays under {result.threshold:g}, where "
+            "it comes to rest (band: 80% of the examples; a gap where most never settle). A slope "
+            "of one is a front that moves one position a loop."
         ),
         control=(
             "Accuracy stands beside it: the loop from which the answer is right to the end, and "
@@ -328,12 +329,6 @@ def _shown(result: ConvergenceResult) -> ConvergenceResult:
     """The result at the positions that count in some example, by their number in the sequence."""
     numbered = result.data.assign_coords(pos=np.arange(result.data.sizes["pos"]))
     return dataclasses.replace(result, data=numbered.isel(pos=numbered["counted"].any("batch")))
-
-
-def _settled_at(result: ConvergenceResult) -> xr.DataArray:
-    """The loop at which each token settles; infinity where it never does."""
-    settled = result.data["settled_at"].astype(float)
-    return settled.where(settled >= 0, np.inf)
 
 
 def _above_accuracy(result: ConvergenceResult, *panels: LinePanel) -> go.Figure:

@@ -173,6 +173,9 @@ def settling_time(
         residual: :func:`relative_residual`; entry ``t - 1`` belongs to loop ``t``.
         threshold: Residual that counts as settled.
 
+    The residual of a state that grows by as much in each loop falls below any threshold, as 1/t:
+    whether a token comes to rest is for :func:`classify_regimes` to say.
+
     Returns:
         Loops, counted from 1: a token with settling time ``t`` no longer moves by more than the
         threshold in loop ``t`` and after. NaN counts as unsettled.

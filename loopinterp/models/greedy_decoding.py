@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from loopinterp.errors import InputError, check_integer
 from loopinterp.models.looped_model import bind, need_model
 from loopinterp.models.looped_transformer import LoopedTransformer
-from loopinterp.models.model_description import device_of
+from loopinterp.models.model_description import device_of, need_causal
 from loopinterp.models.positions import AttentionContext, check_length, rotary_tables, score_mask
 from loopinterp.models.run_inputs import check_each, check_ends, check_inputs, check_tokens, refuse
 from loopinterp.models.run_length import check_loops
@@ -244,14 +244,7 @@ def _check_model(
     model: Any, prompts: Tensor, position_offset: int | Tensor, stop_token: int | None
 ) -> None:
     """Raise unless a model can go on with its own answers."""
-    config = getattr(model, "config", getattr(getattr(model, "model", None), "config", None))
-    if getattr(config, "causal", True) is False:
-        raise InputError(
-            "model",
-            expected="a causal one, whose answer at a position depends on no later one",
-            given="causal=False",
-            fix="Read the answers of such a model at once: model(inputs).",
-        )
+    need_causal(model)
     answers = None
     if isinstance(model, LoopedTransformer):
         answers, known = model.config.d_vocab_out, model.config.d_vocab

@@ -79,6 +79,11 @@ class WithVocabulary(nn.Module):
         return getattr(self.model, "reach", None)
 
     @property
+    def causal(self) -> bool | None:
+        """Whether the model sees no later positions, where it says so."""
+        return said_of(self.model, "causal")
+
+    @property
     def n_ctx(self) -> int | None:
         """The positions that the model has room for, where it says so."""
         return said_of(self.model, "n_ctx")

@@ -27,6 +27,18 @@ def said_of(model: Any, name: str) -> Any:
     return getattr(model, name, getattr(getattr(model, "config", None), name, None))
 
 
+def need_causal(model: Any, *, error: type[InputError] = InputError) -> None:
+    """Raise on a model, or a configuration, that is known to see positions after a position."""
+    if said_of(model, "causal") is False:
+        raise error(
+            "model",
+            expected="a causal one, whose answer at a position depends on no later one",
+            given="causal=False",
+            fix="Build it with causal=True, or take a task whose answers are all read at once, "
+            "and stand in no input.",
+        )
+
+
 def describe_model(model: Any) -> dict[str, Any] | str:
     """A model for a result's provenance: its configuration and the digest of its weights.
 

@@ -101,8 +101,21 @@ def perplexity_estimate(cross_entropy: Float[Tensor, " example"]) -> np.ndarray:
     return ends.exp().cpu().numpy()
 
 
-def constant_scores(batch: Batch, d_vocab_out: int) -> tuple[float, float]:
-    """Exact match and share of right positions of the best answers that say the same everywhere."""
-    answers = (torch.full_like(batch.targets, token) for token in range(d_vocab_out))
-    exact, share = zip(*(shares_right(answer, batch.targets) for answer in answers))
-    return max(exact), max(share)
+def constant_scores(targets: Int[Tensor, "batch pos"]) -> tuple[float, float]:
+    """Exact match and share of right positions of the best answers that read nothing of the input.
+
+    For the share that is the likeliest class at the first position that is asked for, at the
+    second, and so on; for exact match the commonest whole answer, if that is more often right.
+
+    Example:
+        >>> constant_scores(torch.tensor([[IGNORE, 0, 2], [1, 2, IGNORE]]))
+        (0.5, 0.75)
+    """
+    answers = targets.gather(1, (targets == IGNORE).int().argsort(dim=1, stable=True))
+    asked = answers != IGNORE  # from the first position on, wherever an example's answer starts
+    weight = asked.double() / asked.sum(1, keepdim=True)
+    votes = [(weight * (answers == token)).sum(0) for token in range(int(answers.max()) + 1)]
+    likeliest = torch.stack(votes).argmax(0).expand_as(answers)
+    exact, share = shares_right(likeliest, answers)
+    commonest = int(answers.unique(dim=0, return_counts=True)[1].max()) / len(answers)
+    return max(exact, commonest), share

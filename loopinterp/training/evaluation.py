@@ -13,7 +13,7 @@ from loopinterp.errors import InputError, check_integer
 from loopinterp.intervals import ESTIMATE
 from loopinterp.models.looped_model import need_model
 from loopinterp.models.model_description import describe_model, device_of
-from loopinterp.models.run_length import LoopRule, own_depth, rule_of
+from loopinterp.models.run_length import own_depth, rule_of
 from loopinterp.models.stopping_rules import Oracle
 from loopinterp.progress import track
 from loopinterp.results import Result, study
@@ -23,6 +23,7 @@ from loopinterp.tasks.study_data import need_task
 from loopinterp.training.answer_scores import constant_scores
 from loopinterp.training.evaluation_cells import Cell, arrays_of, measure_cell
 from loopinterp.training.seeding import stream
+from loopinterp.training.unseen_answers import need_unseen_answers
 
 if TYPE_CHECKING:
     from loopinterp.models.looped_model import LoopedModel
@@ -49,9 +50,10 @@ class EvaluationResult(Result, kind="evaluation"):
         bit_accuracy: Share of positions that are right, each example counting the same. Its
             interval has the number of examples as sample size: bits of one example are not
             independent, so this is on the safe side.
-        constant_exact_match: Control: the best answer that is the same at every position.
-        constant_bit_accuracy: Control: the same answer, by position. High bit accuracy beside a
-            low exact match is what an answer without the hard part looks like.
+        constant_exact_match: Control: the best answer that is the same for every example, such as
+            the commonest. It is chosen on the examples that it is scored on.
+        constant_bit_accuracy: Control: the likeliest class at each position. High bit accuracy
+            beside a low exact match is what an answer without the hard part looks like.
         perplexity: Of the right answer, the geometric mean over its positions and then over
             examples: exp of the mean cross-entropy; with its 95% interval over examples.
         loop_exact_match: Exact match after ``loop`` loops, whatever T(n) is: after those that were
@@ -141,15 +143,16 @@ def evaluate(
         seed: Seed of the examples.
 
     Raises:
-        InputError: If a list is empty, a number is out of range, or a name is unknown.
+        InputError: If a list is empty, a number is out of range, or a name is unknown; if the
+            model is of another task, or sees answers that stand in its input.
     """
     need_model(model)
     need_task(task)
     need_model_of(task, model)
     asked = judged_distributions(task) if distributions is None else distributions
     names = list(dict.fromkeys(asked))
-    asked_after = rule_of(model) or LoopRule(1, task.n_loops)  # which leaves T(n) as it is
-    _check(task, lengths, names, extra_loops, n_samples, asked_after)
+    _check(task, lengths, names, extra_loops, n_samples)
+    need_unseen_answers(task, model, min(lengths))
     extra, cells = sorted(set(extra_loops)), sorted(set(lengths))
     loops = sorted({check_integer("loops", loop, least=0) for loop in loops})
     check_integer("stopping_margin", stopping_margin, least=0)
@@ -171,7 +174,7 @@ def evaluate(
             )
             batch = fit_to_model(model, replace(batch, task=task).to(device_of(model)))
             cell = measure_cell(model, batch, extra, loops, [*rules.values()], stopping_margin)
-            found[d, k] = cell._replace(constant=constant_scores(batch, task.d_vocab_out))
+            found[d, k] = cell._replace(constant=constant_scores(batch.targets))
         by_loop = sorted({loop for cell in found.values() for loop in cell.by_loop})
         shape = (len(names), len(cells))
         return EvaluationResult.of(
@@ -188,7 +191,7 @@ def evaluate(
             n_samples=n_samples,
             trained_up_to=trained_up_to,
             depth=own_depth(model),
-            answered_after=str(asked_after),
+            answered_after=str(rule_of(model) or "T(n)"),
         )
 
 
@@ -213,7 +216,6 @@ def _check(
     distributions: Sequence[str],
     extra: Sequence[int],
     n_samples: int,
-    asked_after: LoopRule,
 ) -> None:
     given = {"lengths": lengths, "distributions": distributions, "extra_loops": extra}
     for name, values in given.items():
@@ -226,11 +228,3 @@ def _check(
         check_integer("extra_loops", k)
     check_integer("n_samples", n_samples, least=1)
     check_size(task, max(lengths), n_samples, "lengths, n_samples")
-    least = int(asked_after.of(torch.tensor([task.n_loops(n) for n in lengths])).min())
-    if least + min(extra) < 0:
-        raise InputError(
-            "extra_loops",
-            expected=f"at least -{least}, as length {min(lengths)} has {least} loops",
-            given=str(min(extra)),
-            fix="Take away fewer loops, or drop the short lengths.",
-        )

@@ -7,18 +7,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
+from loopinterp.errors import InputError
 from loopinterp.intervals import wilson_estimate
 from loopinterp.models.stopped_run import run_rules
 from loopinterp.tasks.task import IGNORE
-from loopinterp.training.answer_scores import perplexity_estimate, scores_at
+from loopinterp.training.answer_scores import Scores, perplexity_estimate, scores_at
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from jaxtyping import Int
+    from torch import Tensor
+
     from loopinterp.models.looped_model import LoopedModel
     from loopinterp.models.stopping_rules import StoppingRule
     from loopinterp.tasks.task import Batch
-    from loopinterp.training.answer_scores import Scores
 
 
 class Cell(NamedTuple):
@@ -39,13 +42,34 @@ def measure_cell(
     margin: int,
 ) -> Cell:
     """All scores of a batch, and where each rule stops its examples."""
-    own, last = int(batch.n_loops[0]), int(batch.n_loops.max()) + margin
+    own, last = batch.n_loops, int(batch.n_loops.max()) + margin
+    _need_loops_left(batch, min(extra))
     absolute = {*loops, *range(last + 1 if rules else 0)}
+    ends = {loop + k for loop in own.unique().tolist() for k in extra}
     # A rule may be asked long after the model has left the numbers that are finite.
-    found = scores_at(model, batch, {own + k for k in extra} | absolute, may_diverge=bool(rules))
+    found = scores_at(model, batch, ends | absolute, may_diverge=bool(rules))
     by_loop = {loop: found[loop] for loop in sorted(absolute)}
     stopped = _stopped(model, batch, rules, by_loop, last) if rules else []
-    return Cell([found[own + k] for k in extra], by_loop, stopped)
+    return Cell([_at_own(found, own + k) for k in extra], by_loop, stopped)
+
+
+def _need_loops_left(batch: Batch, extra: int) -> None:
+    """Raise if an example would be read before the first loop."""
+    least = int(batch.n_loops.min())
+    if least + extra < 0:
+        raise InputError(
+            "extra_loops",
+            expected=f"at least -{least}, as length {int(batch.n.min())} has {least} loops",
+            given=str(extra),
+            fix="Take away fewer loops, or drop the short lengths.",
+        )
+
+
+def _at_own(found: Mapping[int, Scores], ends: Int[Tensor, " batch"]) -> Scores:
+    """The scores of each example after its own number of loops."""
+    loops, which = ends.unique(return_inverse=True)
+    parts = zip(*(found[loop] for loop in loops.tolist()))
+    return Scores(*(torch.stack(part).gather(0, which[None])[0] for part in parts))
 
 
 def _stopped(

@@ -160,7 +160,8 @@ def _by_length(result: EvaluationResult) -> Figure:
         caption=f"Each point: {result.n_samples} fresh problems, answered after {loops}; bands: "
         "95% intervals. Above, the share of problems right at every position; below, that of "
         f"positions, high at times where every problem is wrong{_perplexity_note(result)}.",
-        control="Dashed: the best answer that is the same everywhere. " + _constant_note(result),
+        control="Dashed: the best answer that is the same for every problem. "
+        + _constant_note(result),
         data=result.to_dataframe("exact_match", "bit_accuracy"),
     )
 
@@ -237,9 +238,9 @@ def _by_rule(result: EvaluationResult) -> Figure:
     return Figure(
         title="When to stop",
         plot=line_panels(panels, x_title="problem length n"),
-        caption="Exact match, and the mean number of loops, where each rule stops. A rule sees the "
-        "states and answers of the run, not the length of the problem; one that stops early cuts "
-        "answers short.",
+        caption="Exact match, and the mean number of loops, where each rule stops. A rule may look "
+        "at the states and answers of the run, or as a calibrated one at the length of its input, "
+        f"but is not told {_loops(result)}; one that stops early cuts answers short.",
         control=f"Dashed: the answer read at {_whose(result)}, which has to be known, and what "
         "hindsight would choose: the one loop that is best for all, and any loop that is right.",
         data=tidy({"exact_match": exact, "loops": loops}),

@@ -26,10 +26,12 @@ from loopinterp.models.model_description import describe_model, device_of
 from loopinterp.progress import track
 from loopinterp.results import Result, config_hash, study
 from loopinterp.storage import read_arrays, write_arrays
+from loopinterp.study_examples import need_model_of
 from loopinterp.tasks.sampling import check_size
 from loopinterp.tasks.study_data import need_task
 from loopinterp.training.answer_scores import scores_at
 from loopinterp.training.seeding import stream
+from loopinterp.training.unseen_answers import need_unseen_answers
 
 if TYPE_CHECKING:
     from loopinterp.models.looped_model import LoopedModel
@@ -85,13 +87,14 @@ def operand_grid(
         seed: Seed of the examples; those of a cell do not depend on the other cells.
 
     Raises:
-        InputError: If the task cannot draw operands of given lengths, the model is not causal, or
-            a number is out of range.
+        InputError: If the task cannot draw operands of given lengths, the model is of another
+            task or sees the answers, or a number is out of range.
     """
     need_model(model)
     need_task(task)
     draw = _operand_sampler(task)
-    _need_causal(model)
+    need_model_of(task, model)
+    need_unseen_answers(task, model, 1)
     check_integer("to", to, least=1)
     check_integer("n_samples", n_samples, least=1)
     check_size(task, to, n_samples, "to, n_samples")
@@ -141,14 +144,3 @@ def _operand_sampler(task: Any) -> Callable[..., Any]:
             fix="Take a task of two operands, or evaluate it by length.",
         )
     return sampler
-
-
-def _need_causal(model: Any) -> None:
-    config = getattr(model, "config", None)
-    if config is not None and getattr(config, "causal", True) is False:
-        raise InputError(
-            "model",
-            expected="a causal one, as the right answer stands in its input",
-            given="one whose attention sees later positions",
-            fix="Build it with causal=True.",
-        )

@@ -9,7 +9,9 @@ from pydantic import PositiveFloat, PositiveInt
 
 from loopinterp.errors import ConfigError, check_choice
 from loopinterp.models.model_config import LoopedTransformerConfig
+from loopinterp.models.model_description import need_causal
 from loopinterp.settings import OnlyWith, Settings, settings
+from loopinterp.tasks.token_by_token import TokenByToken
 
 if TYPE_CHECKING:
     from loopinterp.tasks.task import Task
@@ -49,6 +51,9 @@ class ModelAndTask(Settings):
                     given=repr(given),
                     fix=f"Set model.{name}={'none' if wanted is None else wanted}.",
                 )
+
+        if isinstance(task, TokenByToken):
+            need_causal(self.model, error=ConfigError)
 
     def make_task(self) -> Task:
         """The task that the model is asked."""

@@ -59,8 +59,8 @@ def summarise_seeds(results: Sequence[EvaluationResult]) -> SeedSummary:
     it as well, and takes no seed for granted as an interval over examples does.
 
     Args:
-        results: One evaluation for each seed: of the same task, lengths, distributions, loops,
-            rules and number of examples.
+        results: One evaluation for each seed: of the same task with the same settings, lengths,
+            distributions, loops, rules and number of examples, and answered after the same loops.
 
     Raises:
         InputError: If there are fewer than two, one is given twice, or they are of other cells.
@@ -101,9 +101,11 @@ def summarise_seeds(results: Sequence[EvaluationResult]) -> SeedSummary:
 
 def _differs(one: EvaluationResult, other: EvaluationResult) -> str:
     """What two evaluations do not share; "" if all is the same."""
-    for name in ("task", "n_samples", "trained_up_to"):
+    for name in ("task", "n_samples", "trained_up_to", "depth", "answered_after"):
         if getattr(one, name) != getattr(other, name):
             return name
+    if one.provenance.config.get("task") != other.provenance.config.get("task"):
+        return "setting of the task"
     for axis in ("extra_loop", "distribution", "length", "loop", "rule"):
         mine, its = (result.data.coords.get(axis) for result in (one, other))
         if (mine is None) != (its is None) or (mine is not None and not mine.equals(its)):

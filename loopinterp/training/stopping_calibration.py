@@ -14,11 +14,13 @@ from loopinterp.models.looped_model import need_model
 from loopinterp.models.model_description import device_of
 from loopinterp.models.stopping_rules import LengthLine
 from loopinterp.progress import track
+from loopinterp.study_examples import need_model_of
 from loopinterp.tasks.sampling import check_size, pick_distribution
 from loopinterp.tasks.study_data import need_task
 from loopinterp.training.answer_scores import scores_at
 from loopinterp.training.evaluation import judged_distributions
 from loopinterp.training.seeding import stream
+from loopinterp.training.unseen_answers import need_unseen_answers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,10 +67,12 @@ def calibrate_stopping(
         seed: Seed of the examples, which are neither those of training nor of evaluation.
 
     Raises:
-        InputError: If there are fewer than two lengths, or one is out of range.
+        InputError: If there are fewer than two lengths, one is out of range, or the model is of
+            another task or sees the answers.
     """
     need_model(model)
     need_task(task)
+    need_model_of(task, model)
     cells = sorted(set(lengths))
     names = list(distributions or judged_distributions(task))
     for name in names:
@@ -78,6 +82,7 @@ def calibrate_stopping(
         fix = "Pass e.g. range(1, run.cutoff + 1)."
         raise InputError("lengths", expected="at least two", given=str(cells), fix=fix)
     check_size(task, cells[-1], n_samples, "lengths, n_samples")
+    need_unseen_answers(task, model, cells[0])
     n_positions = [task.n_positions(n) for n in cells]
     last = (
         2 * n_positions[-1] if max_loops is None else check_integer("max_loops", max_loops, least=1)

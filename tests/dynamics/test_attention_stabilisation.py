@@ -95,6 +95,7 @@ def test_heads_freeze_when_their_change_stays_small(batch: Batch) -> None:
     assert made.frozen_at().values.tolist() == [[3, -1], [2, -1]]
     (finding,) = made.findings()
     assert "2 of 4 heads freeze by loops 2 to 3" in finding.text and "; 2 do not" in finding.text
+    assert finding.value == "2 of 4 heads freeze"
     (figure,) = made.figures()
     traces: list[Any] = list(figure.plot.select_traces())
     line = next(t for t in traces if t.name == "head 1.0")

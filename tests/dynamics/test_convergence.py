@@ -79,6 +79,23 @@ def test_a_rotation_is_an_orbit_without_a_limit() -> None:
     assert result.data["spectral_radius"].isnull().all()
 
 
+def test_what_never_comes_to_rest_is_not_settled() -> None:
+    """A straight line moves by 1/t of its size, an orbit about a far point by little at a turn."""
+    line = MapModel(lambda h, e: h + e)
+    # The plane turns about (40, 0), by 60 degrees a loop: from 1 away, 1 of 40.
+    turn, centre = rotation(math.pi / 3), torch.tensor([40.0, 0.0])
+    orbit = MapModel(lambda h, e: (h - centre) @ turn.T + centre)
+    orbit.initial_state = lambda e: centre + torch.tensor([1.0, 0.0]).expand_as(e)
+    for model, name in ((line, "drift"), (orbit, "orbit")):
+        result = convergence_study(model, batch_of_ones(), n_loops=60)
+        assert result.regime_counts()[name] == 4
+        assert (result.data["settled_at"] > 0).all(), "by the residual alone it settles"
+        assert result.settled_share() == 0
+        settling = result.findings()[0]
+        assert (settling.value, settling.good) == ("0% settle", False)
+        assert "half of them" not in settling.text
+
+
 def test_divergence_is_a_result_and_not_an_error() -> None:
     growing = LinearModel(3.0 * torch.eye(2))
     result = convergence_study(growing, batch_of_ones(), n_loops=100)

@@ -129,6 +129,13 @@ def test_a_settled_and_right_model_is_good(result: ConvergenceResult) -> None:
     assert "is 0.50 to 0.50: below 1" in limits.text
 
 
+def test_nothing_is_good_where_no_limit_was_found(result: ConvergenceResult) -> None:
+    data = result.data.copy(deep=True)
+    data["limit_status"][:] = Status.MAX_STEPS
+    settling = dataclasses.replace(result, data=data).findings()[0]
+    assert (settling.value, settling.good) == ("100% settle", False)
+
+
 def test_settled_on_wrong_answers_says_so() -> None:
     wrong = LinearModel(0.5 * torch.eye(2), threshold=5.0)
     text = convergence_study(wrong, batch_of_ones(), n_loops=20).findings()[0].text

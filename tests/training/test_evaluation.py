@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor
 from loopinterp.errors import InputError
 from loopinterp.models import Fixed, LoopedTransformer, LoopRule, ResidualBelow
 from loopinterp.saved_results import load_result
-from loopinterp.tasks import IGNORE, Addition, Parity, get_task, list_tasks
+from loopinterp.tasks import IGNORE, Addition, Batch, Parity, get_task, list_tasks
 from loopinterp.training import EvaluationResult, TrainingConfig, evaluate
 from loopinterp.training.answer_scores import shares_right
 from loopinterp.training.evaluation import ANY, BEST, ORACLE, judged_distributions
@@ -80,6 +81,28 @@ def test_the_constant_answer_is_the_control() -> None:
     assert 0.4 < uniform["bit_accuracy"] <= uniform["constant_bit_accuracy"] < 0.6
 
 
+def test_a_guess_that_closes_its_answer_is_no_better_than_the_control() -> None:
+    """Half of all parities are 0, and after each comes EOS: no class is right at both places."""
+
+    class Guess(Ripple):
+        def embed(self, inputs: Tensor) -> Tensor:
+            return F.one_hot(inputs, 5).float()
+
+        def initial_state(self, e: Tensor) -> Tensor:
+            return e
+
+        def step(self, h: Tensor, e: Tensor) -> Tensor:
+            return h.clone()
+
+        def readout(self, h: Tensor) -> Tensor:
+            return torch.stack([h[..., 2], 0 * h[..., 2], 1 - h[..., 2]], -1)  # 2 is "="
+
+    cells = evaluate(Guess(), Parity(), [6, 20]).data.sel(extra_loop=0, estimate="value")
+    assert (cells["exact_match"] > 0.4).all()
+    assert (cells["exact_match"] <= cells["constant_exact_match"]).all()
+    assert (cells["bit_accuracy"] <= cells["constant_bit_accuracy"]).all()
+
+
 def test_scores_are_those_of_the_plain_model(tiny: TrainingConfig) -> None:
     model, task = LoopedTransformer(tiny.model), Addition()
     result = evaluate(model, task, [4], n_samples=50, distributions=["uniform"], seed=3)
@@ -95,6 +118,41 @@ def test_scores_are_those_of_the_plain_model(tiny: TrainingConfig) -> None:
     found = result.data.sel(length=4, distribution="uniform", extra_loop=0, estimate="value")
     assert float(found["exact_match"]) == pytest.approx(right.all(1).double().mean().item())
     assert float(found["bit_accuracy"]) == pytest.approx(right.double().mean().item())
+
+
+def test_every_example_is_read_after_its_own_loops() -> None:
+    """In one batch some have 2 loops and some 5, and the model is right then, and at no other."""
+
+    class Mixed(Addition):
+        def sample(self, *args, **options) -> Batch:
+            batch = super().sample(*args, **options)
+            return replace(batch, n_loops=own(batch.inputs))
+
+    class Blink(Ripple):
+        def embed(self, inputs: Tensor) -> Tensor:
+            right = Addition().targets(inputs).clamp(min=0)
+            return torch.stack([right, own(inputs)[:, None].expand_as(right)], -1).float()
+
+        def initial_state(self, e: Tensor) -> Tensor:
+            return e.clone()
+
+        def step(self, h: Tensor, e: Tensor) -> Tensor:
+            return h - torch.tensor([0.0, 1.0])
+
+        def readout(self, h: Tensor) -> Tensor:
+            bit = torch.where(h[..., 1] == 0, h[..., 0], 1 - h[..., 0])
+            return torch.stack([1 - bit, bit], -1)
+
+    def own(inputs: Tensor) -> Tensor:
+        return 2 + 3 * (inputs[:, 1] % 2)
+
+    options = {"distributions": ["uniform"], "n_samples": 40, "extra_loops": [-2, 0, 3]}
+    for seed in range(4):  # whatever the first example is
+        result = evaluate(Blink(), Mixed(), [4], seed=seed, **options)  # type: ignore[arg-type]
+        exact = result.data["exact_match"].sel(estimate="value", length=4, distribution="uniform")
+        assert exact.values.tolist() == [0, 1, 0]
+    with pytest.raises(InputError, match="at least -2, as length 4"):
+        evaluate(Blink(), Mixed(), [4], **options | {"extra_loops": [-3]})  # type: ignore[arg-type]
 
 
 def test_a_model_of_its_own_depth_is_asked_after_that(tmp_path: Path) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from loopinterp.models import LengthLine, LoopedTransformer
 from loopinterp.results import Figure, study
-from loopinterp.training import EvaluationResult
+from loopinterp.tasks import Addition
+from loopinterp.training import EvaluationResult, evaluate
+from tests.training.tiny_run import TINY
 
 
 def made_up(exact: list[list[float]], extra_loops: tuple[int, ...] = (0,)) -> EvaluationResult:
@@ -60,6 +63,15 @@ def test_the_figure_marks_the_training_cutoff_and_its_control() -> None:
     assert "On full carry chains it scores high" in figure.control
     assert figure.data is not None
     assert len(figure.data) == 6
+
+
+def test_no_rule_is_said_to_see_less_than_it_does() -> None:
+    """A calibrated one sees the length of its input, and nothing else."""
+    rules = {"calibrated": LengthLine(1.0, 0.0)}
+    model = LoopedTransformer(TINY.model)
+    result = evaluate(model, Addition(), [2], n_samples=2, stopping=rules, stopping_margin=1)
+    caption = next(f.caption for f in result.figures() if f.title == "When to stop")
+    assert "at the length of its input, but is not told T(n)" in caption
 
 
 def test_varied_loops_get_their_own_figure() -> None:

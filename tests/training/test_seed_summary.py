@@ -12,7 +12,7 @@ from scipy.stats import sem
 from loopinterp.errors import InputError
 from loopinterp.models import Fixed, LoopedTransformer
 from loopinterp.saved_results import load_result
-from loopinterp.tasks import Addition
+from loopinterp.tasks import Addition, NextToken
 from loopinterp.training import EvaluationResult, SeedSummary, evaluate, summarise_seeds
 from tests.training.tiny_run import TINY
 
@@ -78,3 +78,15 @@ def test_other_cells_and_single_seeds_are_refused() -> None:
         summarise_seeds([one, seeds(n=2, loops=[2])[1]])
     with pytest.raises(InputError, match="another n_samples"):
         summarise_seeds([one, dataclasses.replace(two, n_samples=7)])
+    with pytest.raises(InputError, match="another answered_after"):
+        summarise_seeds([one, dataclasses.replace(two, answered_after="T(n) + 1")])
+
+
+def test_other_settings_of_a_task_are_no_other_seed() -> None:
+    results = []
+    for seed, of in enumerate(("copy", "parity")):
+        task = NextToken(of=of)
+        config = TINY.model.replace(d_vocab=task.d_vocab, d_vocab_out=task.d_vocab_out)
+        results.append(evaluate(LoopedTransformer(config, seed=seed), task, [2], n_samples=4))
+    with pytest.raises(InputError, match="another setting of the task"):
+        summarise_seeds(results)
