@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 
 DEVICE = torch.device("meta:0")
-"""Where such tensors say that they are; numbered, as those of a GPU, whatever name was asked for."""
+"""Where such tensors say that they are; as numbered as those of a GPU, whatever was asked for."""
 
 aten = torch.ops.aten
 _READS_BACK = {
@@ -72,8 +72,9 @@ class OnDevice(torch.Tensor):
         return f"OnDevice({self.held!r})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OnDevice:
-        twin = OnDevice(self.held.clone()).requires_grad_(self.requires_grad)
-        twin.__dict__.update({k: v for k, v in self.__dict__.items() if k != "held"})
+        twin = OnDevice(self.held.clone())
+        vars(twin).update({k: v for k, v in vars(self).items() if k != "held"})
+        twin.requires_grad_(self.requires_grad)
         return twin
 
     def tolist(self) -> Any:
@@ -130,8 +131,10 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             raise _mismatch(func)
     elif here and any(x.dim() for x in apart):
         raise _mismatch(func)
-    elif here and packet in _READS_BACK and not (
-        packet is aten.repeat_interleave and kwargs.get("output_size") is not None
+    elif (
+        here
+        and packet in _READS_BACK
+        and not (packet is aten.repeat_interleave and kwargs.get("output_size") is not None)
     ):
         _waits(str(func))
     held = pytree.tree_map_only(OnDevice, lambda x: x.held, (args, kwargs))
@@ -172,7 +175,7 @@ class _Functions(TorchFunctionMode):
                 (x.device for x in args if isinstance(x, torch.Tensor)), "cpu"
             )
             if _is_device(device) != generator.on_device:
-                raise RuntimeError(f"{func}: a generator on {generator.device}, a result on {device}")
+                raise RuntimeError(f"{func}: generator on {generator.device}, result on {device}")
         if func in (torch.tensor, torch.as_tensor) and _is_device(kwargs.get("device")):
             target = kwargs.pop("device")
             return func(*args, **kwargs).to(target)

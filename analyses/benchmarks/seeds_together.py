@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from analyses.benchmarks.timing import compare, parser, settle, show
 from loopinterp.training import RECIPES, CurriculumConfig, Trainer
-from loopinterp.training.seed_ensemble import step_together
+from loopinterp.training.seed_ensemble import advance_together
 
 SEEDS = range(5)
 LENGTHS = (2, 6, 12)
@@ -27,7 +27,10 @@ def main() -> None:
         alone, together = ([Trainer(fixed.replace(seed=s)) for s in SEEDS] for _ in range(2))
         ways = {
             "in turn": lambda alone=alone: [trainer.step() for trainer in alone],
-            "together": lambda together=together: step_together(together),
+            "together": lambda together=together: (
+                advance_together(together),
+                [trainer.read() for trainer in together],
+            ),
         }
         title = f"{len(SEEDS)} seeds of addition, n uniform in 1..{n}"
         tables[title] = compare(ways, rounds=options.rounds, clock=options.clock)

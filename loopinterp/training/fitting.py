@@ -39,7 +39,7 @@ from loopinterp.training.run import (
     parse_metrics,
     reading_counters,
 )
-from loopinterp.training.seed_ensemble import check_together, step_together
+from loopinterp.training.seed_ensemble import advance_together, check_together, read
 from loopinterp.training.trainer import Trainer
 
 
@@ -119,11 +119,12 @@ class _Part:
     seconds: float
     lines: TextIO
 
-    def record(self, metrics: dict[str, float | int]) -> None:
-        """Write what is due after a step; metrics reach the disk before the checkpoint does."""
+    def record(self, metrics: Sequence[dict[str, float | int]]) -> None:
+        """Write what is due of some steps; metrics reach the disk before the checkpoint does."""
         config, step = self.trainer.config, self.trainer.steps_done
-        if step % config.log_every == 0:
-            self.lines.write(json.dumps(metrics) + "\n")
+        for one in metrics:
+            if one["step"] % config.log_every == 0:
+                self.lines.write(json.dumps(one) + "\n")
         if step % config.checkpoint_every == 0 or step == config.steps:
             self.lines.flush()
             os.fsync(self.lines.fileno())
@@ -162,23 +163,29 @@ def _fit(parts: Sequence[_Part], progress: bool) -> None:
     """Make the steps that are left; those furthest behind go first, and then all together."""
     config = parts[0].trainer.config
     done = min(part.trainer.steps_done for part in parts)
-    name = f"train {config.task}" + (f", {len(parts)} seeds" if len(parts) > 1 else "")
+    several = len(parts) > 1
+    name = f"train {config.task}" + (f", {len(parts)} seeds" if several else "")
+    ask = read if several else Trainer.read
     with bar(name, total=config.steps, initial=done, disable=not progress) as shown:
         while done < config.steps:
             behind = [part for part in parts if part.trainer.steps_done == done]
             started = time.perf_counter()
-            made = step_together([part.trainer for part in behind])
+            advance_together([part.trainer for part in behind])
+            due = [part for part in behind if part.trainer.due]
+            found = [ask(part.trainer) for part in due]
             took = (time.perf_counter() - started) / len(behind)
-            for part, metrics in zip(behind, made):
+            for part in behind:
                 part.seconds += took
+            for part, metrics in zip(due, found):
                 part.record(metrics)
             done = min(part.trainer.steps_done for part in parts)
             shown.update()
-            if done % 20 == 0:
+            if found and done % 20 == 0:
+                last = [metrics[-1] for metrics in found]
                 shown.set_postfix(
-                    loss=f"{max(m['loss'] for m in made):.4f}",
-                    exact=f"{min(m['exact_match'] for m in made):.2f}",
-                    n=min(m["longest_n"] for m in made),
+                    loss=f"{max(m['loss'] for m in last):.4f}",
+                    exact=f"{min(m['exact_match'] for m in last):.2f}",
+                    n=min(m["longest_n"] for m in last),
                     refresh=False,
                 )
 

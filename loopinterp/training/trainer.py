@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,9 +15,9 @@ from loopinterp.models.pretrained import check_tensors
 from loopinterp.short_repr import ShortRepr
 from loopinterp.tasks.task import IGNORE
 from loopinterp.training.curriculum import Curriculum
-from loopinterp.training.device import make_bind, resolve_device, with_state_noise
+from loopinterp.training.device import make_bind, resolve_device, send, with_state_noise
 from loopinterp.training.ema import Ema
-from loopinterp.training.objectives import supervise
+from loopinterp.training.objectives import answers_at, ask
 from loopinterp.training.run import reading_counters
 from loopinterp.training.schedule import learning_rate_factor
 from loopinterp.training.seeding import stream
@@ -29,13 +30,31 @@ if TYPE_CHECKING:
     from loopinterp.models.looped_model import Iteration
     from loopinterp.tasks.task import Batch
     from loopinterp.training.config import TrainingConfig
-    from loopinterp.training.objectives import Supervised
+    from loopinterp.training.objectives import Asked, Supervised
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """What a step draws.
+
+    Attributes:
+        batch: The examples; inputs and targets on the model's device, all else on the CPU.
+        position_offset: Where abacus positions start.
+        asked: What the objective wants to know of them.
+    """
+
+    batch: Batch
+    position_offset: int | Tensor
+    asked: Asked
+
+
 class Trainer(ShortRepr):
     """Makes one optimiser step at a time; :meth:`state` and :meth:`load` freeze and thaw it.
+
+    :meth:`step` says how each went, which takes waiting for the device. :meth:`advance` does not;
+    :meth:`read` then says it of several at once, as soon as it is :attr:`due`.
 
     Args:
         config: The run. Its device is resolved here.
@@ -71,30 +90,47 @@ class Trainer(ShortRepr):
         }
         self._bind = make_bind(self.model, compiled=config.compile)
         self.steps_done = 0
+        self._spoiled = torch.zeros((), dtype=torch.bool, device=self.device)
+        self._unread: list[tuple[Tensor, dict[str, Any]]] = []
 
     def step(self) -> dict[str, float | int]:
-        """Draw a batch and descend once.
+        """Draw a batch, descend once, and say how that went.
 
         Raises:
             InputError: If the loss or the gradient is not finite, where the weights are left as
                 the step before made them; or if a weight is not finite after the step.
         """
-        batch = self.begin()
-        supervised = self._supervise(batch)
-        supervised.loss.backward()
-        return self.finish(batch, supervised)
+        self.advance()
+        return self.read()[-1]
 
-    def begin(self) -> Batch:
+    def advance(self) -> None:
+        """A step whose metrics nobody has asked for yet: nothing waits for the device.
+
+        The device minds by itself that what is not finite changes no weight, and no step after it
+        does; :meth:`read` says so, and has to be called before what is saved is saved.
+        """
+        drawn = self.begin()
+        supervised = self._supervise(drawn)
+        supervised.loss.backward()
+        self.finish(drawn, supervised)
+
+    def begin(self) -> Drawn:
         """The part of a step before the forward pass: a batch is drawn, gradients are cleared."""
         self.optimiser.zero_grad(set_to_none=True)
-        return self._batch()
+        return self.draw()
 
-    def finish(self, batch: Batch, supervised: Supervised) -> dict[str, float | int]:
-        """The part of a step after the backward pass: the weights move, and are averaged.
+    def draw(self) -> Drawn:
+        """A batch, looked at before it is sent to the device."""
+        batch, offset = self._batch(), self._position_offset()
+        self.model.check_inputs(batch.inputs, position_offset=offset)
+        inputs, targets = (send(x, self.device) for x in (batch.inputs, batch.targets))
+        offset = send(offset, self.device) if isinstance(offset, torch.Tensor) else offset
+        batch = replace(batch, inputs=inputs, targets=targets)
+        asked = ask(self.config.objective, batch, self.generators["objective"])
+        return Drawn(batch, offset, asked)
 
-        Raises:
-            InputError: As :meth:`step`.
-        """
+    def finish(self, drawn: Drawn, supervised: Supervised) -> None:
+        """The part of a step after the backward pass: the weights move, and are averaged."""
         config, settings = self.config, self.config.optimiser
         factor = learning_rate_factor(
             settings,
@@ -106,25 +142,60 @@ class Trainer(ShortRepr):
             group["lr"] = settings.lr * factor
         limit = math.inf if settings.clip is None else settings.clip
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
-        exact = _exact_match(supervised.logits, batch.targets)
-        loss, grad_norm, exact_match = torch.stack(
-            [supervised.loss.detach().float(), norm.float(), exact]
-        ).tolist()
-        self._check_finite(loss, grad_norm)
+        exact = _exact_match(supervised.logits, drawn.batch.targets)
+        made = torch.stack([supervised.loss.detach().float(), norm.float(), exact])
+        self._spoiled |= ~made[:2].isfinite().all()
+        # PyTorch's word for it, from the scaling of gradients: a step in which it is 1 is none.
+        self.optimiser.found_inf = self._spoiled.float()  # type: ignore[attr-defined]
         self.optimiser.step()
-        self._check_weights()
-        self.ema.update()
+        # A finite gradient can still carry a weight beyond what its type holds.
+        largest = torch.nn.utils.get_total_norm([*self.model.parameters()], math.inf)
+        self._spoiled |= ~largest.isfinite()
+        self.ema.update(unless=self._spoiled)
         self.steps_done += 1
-        metrics = {
-            "step": self.steps_done,
-            "loss": loss,
-            "exact_match": exact_match,
-            "longest_n": self.curriculum.longest,
-            "lr": settings.lr * factor,
-            "grad_norm": grad_norm,
-        }
-        self.curriculum.update(exact_match)
-        return metrics
+        known = {"step": self.steps_done, "longest_n": self.curriculum.longest}
+        known |= {"lr": settings.lr * factor}
+        self._unread.append((torch.cat([made, largest.float()[None]]), known))
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to :meth:`read`.
+
+        A line of metrics or a checkpoint is due, or the next lengths may depend on what is read.
+        """
+        config, step = self.config, self.steps_done
+        written = (config.log_every, config.checkpoint_every, config.steps)
+        return any(step % every == 0 for every in written) or self.curriculum.may_grow(
+            len(self._unread)
+        )
+
+    def read(self) -> list[dict[str, float | int]]:
+        """Metrics of the steps since the last reading, in turn; the one wait for the device.
+
+        Raises:
+            InputError: As :meth:`step`, at the first of them that is not finite; what is left is
+                what the step before made.
+        """
+        unread, self._unread = self._unread, []
+        if not unread:
+            return []
+        found = []
+        for (loss, norm, exact, largest), known in zip(
+            torch.stack([values for values, _ in unread]).tolist(), [known for _, known in unread]
+        ):
+            self._check_finite(loss, norm, largest, known["step"])
+            self.curriculum.update(exact)
+            found.append(
+                {
+                    "step": known["step"],
+                    "loss": loss,
+                    "exact_match": exact,
+                    "longest_n": known["longest_n"],
+                    "lr": known["lr"],
+                    "grad_norm": norm,
+                }
+            )
+        return found
 
     def averaged_model(self) -> LoopedTransformer:
         """A copy of the model with the averaged weights, on the CPU: what is evaluated."""
@@ -135,7 +206,18 @@ class Trainer(ShortRepr):
         return model
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """Everything that the next step depends on: tensors, and JSON as safetensors metadata."""
+        """Everything that the next step depends on: tensors, and JSON as safetensors metadata.
+
+        Raises:
+            InputError: If steps have been made that nobody has :meth:`read`.
+        """
+        if self._unread:
+            raise InputError(
+                "training state",
+                expected="steps of which it is known that they were finite",
+                given=f"{len(self._unread)} that have not been read",
+                fix="Call trainer.read() first.",
+            )
         tensors = {f"weights/{k}": v for k, v in self.model.named_parameters()}
         tensors |= {f"ema/{k}": v for k, v in self.ema.shadow.items()}
         for name, parameter in self.model.named_parameters():
@@ -176,33 +258,31 @@ class Trainer(ShortRepr):
             moments["step"].fill_(self.steps_done)
         for name, generator in self.generators.items():
             generator.set_state(tensors[f"random/{name}"])
+        self._unread.clear()
+        self._spoiled.fill_(False)
 
     def _batch(self) -> Batch:
         generator = self.generators["data"]
         lengths = self.curriculum.lengths(self.config.batch_size, generator)
-        batch = self.task.sample(
-            lengths, generator=generator, distribution=self.config.distribution
-        )
-        return batch.to(self.device)
+        return self.task.sample(lengths, generator=generator, distribution=self.config.distribution)
 
     def autocast(self) -> torch.autocast:
         """What a forward pass runs in: the precision that is configured."""
         half = self.config.precision == "bf16"
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=half)
 
-    def bind(self, batch: Batch) -> Iteration:
-        """The model bound to a batch, at positions that training draws."""
-        return self._bind(batch.inputs, position_offset=self._position_offset())
+    def bind(self, drawn: Drawn) -> Iteration:
+        """The model bound to what was drawn."""
+        return self._bind(drawn.batch.inputs, position_offset=drawn.position_offset, look=False)
 
-    def _supervise(self, batch: Batch) -> Supervised:
+    def _supervise(self, drawn: Drawn) -> Supervised:
         with self.autocast():
-            iteration = self.bind(batch)
+            iteration = self.bind(drawn)
             if self.config.state_noise:
                 iteration = with_state_noise(
                     iteration, self.config.state_noise, self.generators["noise"]
                 )
-            generator = self.generators["objective"]
-            return supervise(self.config.objective, iteration, batch, generator=generator)
+            return drawn.asked.score(answers_at(iteration, drawn.asked.loops))
 
     def _position_offset(self) -> int | Tensor:
         """Abacus positions start anywhere in training, so that all of the table is trained."""
@@ -211,28 +291,26 @@ class Trainer(ShortRepr):
             return 0
         highest, data = model.abacus_max_offset + 1, self.generators["data"]
         if self.config.offset_per_example:
-            size = (self.config.batch_size,)
-            return torch.randint(highest, size, generator=data).to(self.device)
+            return torch.randint(highest, (self.config.batch_size,), generator=data)
         return int(torch.randint(highest, (), generator=data))
 
-    def _check_finite(self, loss: float, grad_norm: float) -> None:
-        for what, value in {"loss": loss, "gradient norm": grad_norm}.items():
-            if not math.isfinite(value):
-                what = f"{what} at step {self.steps_done + 1}"
-                raise self._unstable(what, "a finite number", value)
-
-    def _check_weights(self) -> None:
-        """A finite gradient can still carry a weight beyond what its type holds."""
-        weights = dict(self.model.named_parameters())
-        if bool(torch.isfinite(torch.nn.utils.get_total_norm(weights.values()))):
-            return
-        for name, x in weights.items():  # the norm of finite weights may overflow as well
-            if spoiled := int((~torch.isfinite(x)).sum()):
-                raise self._unstable(
-                    f"weights {name} after step {self.steps_done + 1}",
-                    "finite numbers",
-                    f"{spoiled} of {x.numel()} that are not",
-                )
+    def _check_finite(self, loss: float, grad_norm: float, largest: float, step: int) -> None:
+        """Raise where a step was none, or spoiled a weight; it and those after it do not count."""
+        numbers = {"loss": loss, "gradient norm": grad_norm, "largest weight": largest}
+        for what, value in numbers.items():
+            if math.isfinite(value):
+                continue
+            self.steps_done = self.ema.n_updates = step - 1
+            self._spoiled.fill_(False)
+            if what != "largest weight":
+                raise self._unstable(f"{what} at step {step}", "a finite number", value)
+            for name, x in self.model.named_parameters():
+                if spoiled := int((~torch.isfinite(x)).sum()):
+                    raise self._unstable(
+                        f"weights {name} after step {step}",
+                        "finite numbers",
+                        f"{spoiled} of {x.numel()} that are not",
+                    )
 
     def _unstable(self, what: str, expected: str, given: object) -> InputError:
         return InputError(

@@ -24,7 +24,7 @@ def test_first_step_is_adamw_on_the_objective(tiny: TrainingConfig) -> None:
     )
     trainer, oracle = Trainer(config), Trainer(config)
     metrics = trainer.step()
-    batch = oracle._batch()
+    batch = oracle.draw().batch
     logits = oracle.model(batch.inputs, n_loops=int(batch.n_loops.max()))
     loss = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), ignore_index=-100)
     assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-5)
@@ -165,10 +165,10 @@ def test_each_example_may_draw_its_own_start(
     trainer = Trainer(TrainingConfig.from_dict(values))
     given: list[torch.Tensor] = []
     monkeypatch.setattr(
-        trainer, "_bind", lambda inputs, position_offset: given.append(position_offset)
+        trainer, "_bind", lambda inputs, position_offset, look: given.append(position_offset)
     )
     for _ in range(20):
-        trainer.bind(trainer._batch())
+        trainer.bind(trainer.draw())
     drawn = torch.stack(given)
     assert drawn.shape == (20, 64)
     assert drawn.unique().tolist() == list(range(31))
@@ -189,7 +189,7 @@ def test_precision_is_that_of_the_forward_pass(
     tiny: TrainingConfig, precision: Any, dtype: str
 ) -> None:
     trainer = Trainer(tiny.replace(precision=precision))
-    assert trainer._supervise(trainer._batch()).logits.dtype == getattr(torch, dtype)
+    assert trainer._supervise(trainer.draw()).logits.dtype == getattr(torch, dtype)
     assert trainer.model.dtype == torch.float32
 
 
