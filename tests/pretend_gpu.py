@@ -175,7 +175,9 @@ class _Functions(TorchFunctionMode):
                 (x.device for x in args if isinstance(x, torch.Tensor)), "cpu"
             )
             if _is_device(device) != generator.on_device:
-                raise RuntimeError(f"{func}: generator on {generator.device}, result on {device}")
+                raise RuntimeError(
+                    f"{func}: generator of {generator.device}, result on device {device}"
+                )
         if func in (torch.tensor, torch.as_tensor) and _is_device(kwargs.get("device")):
             target = kwargs.pop("device")
             return func(*args, **kwargs).to(target)
