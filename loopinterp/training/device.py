@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -72,6 +72,16 @@ def with_state_noise(iteration: Iteration, std: float, generator: torch.Generato
     def advance(h: Tensor, e: Tensor, context: Any) -> Tensor:
         noise = torch.randn(h.shape, generator=generator, device=h.device, dtype=h.dtype)
         return iteration.advance(h + std * noise, e, context)
+
+    return replace(iteration, advance=advance)
+
+
+def with_given_noise(iteration: Iteration, noise: Sequence[Tensor]) -> Iteration:
+    """The same with noise that is there already: of each loop in turn, the first rows first."""
+    left = iter(noise)
+
+    def advance(h: Tensor, e: Tensor, context: Any) -> Tensor:
+        return iteration.advance(h + next(left)[: len(h)], e, context)
 
     return replace(iteration, advance=advance)
 

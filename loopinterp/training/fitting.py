@@ -25,6 +25,7 @@ from loopinterp.storage import (
 )
 from loopinterp.training.config import TrainingConfig
 from loopinterp.training.device import cpu_threads, resolve_device
+from loopinterp.training.processes import ALONE, Processes, joined, n_processes
 from loopinterp.training.run import (
     CHECKPOINT,
     CONFIG,
@@ -48,7 +49,9 @@ def train(
 ) -> Run:
     """Train a model into a folder, or go on with a run that was stopped.
 
-    A resumed run ends with the very metrics and weights of one that was never stopped.
+    A resumed run ends with the very metrics and weights of one that was never stopped. Where
+    ``torchrun`` has started several processes, they train together, each with its share of every
+    batch, and the first of them writes; the numbers are those of one process, to rounding.
 
     Args:
         config: The run. ``device="auto"`` is decided here and written down.
@@ -61,11 +64,12 @@ def train(
         InputError: If the folder cannot be written, holds something else, or is being trained in
             already; the device is not there; or the loss or a weight stops being finite.
         ConfigError: If the folder's run has another configuration, where it names the setting; or
-            if no model can be made from this one, where nothing is written.
+            if no model can be made from this one, where nothing is written; or if there are more
+            processes than examples in a batch.
         CheckpointError: If the folder's checkpoint is damaged or of another run.
     """
-    with _claimed(config, Path(out), resume) as part:
-        _fit([part], progress)
+    with joined(config) as processes, _claimed(config, Path(out), resume, processes) as part:
+        _fit([part], progress and processes.first)
     return part.run
 
 
@@ -100,6 +104,13 @@ def train_seeds(
         expected, fix = "some seeds, each once", "Pass e.g. seeds=[0, 1, 2, 3, 4]."
         raise InputError("seeds", expected=expected, given=repr(list(seeds)), fix=fix)
     check_together(config)
+    if (count := n_processes()) > 1:
+        raise InputError(
+            "processes",
+            expected="one, where seeds are trained together",
+            given=str(count),
+            fix="Train the seeds one by one, or start one process.",
+        )
     configs = [config.replace(seed=seed) for seed in seeds]  # all are checked before one begins
     with ExitStack() as stack:
         parts = [
@@ -117,11 +128,13 @@ class _Part:
     run: Run
     trainer: Trainer
     seconds: float
-    lines: TextIO
+    lines: TextIO | None  # None where another process writes
 
     def record(self, metrics: Sequence[dict[str, float | int]]) -> None:
         """Write what is due of some steps; metrics reach the disk before the checkpoint does."""
         config, step = self.trainer.config, self.trainer.steps_done
+        if self.lines is None:
+            return
         for one in metrics:
             if one["step"] % config.log_every == 0:
                 self.lines.write(json.dumps(one) + "\n")
@@ -132,12 +145,20 @@ class _Part:
 
 
 @contextmanager
-def _claimed(config: TrainingConfig, folder: Path, resume: bool) -> Iterator[_Part]:
+def _claimed(
+    config: TrainingConfig, folder: Path, resume: bool, processes: Processes = ALONE
+) -> Iterator[_Part]:
     """A run that nobody else trains, as far as it has come; its model is saved at the end."""
     config = config.replace(device=str(resolve_device(config.device)))
     run = Run(folder, config)
+    if not processes.first:
+        processes.wait()  # until the first has looked at the folder, and written what is missing
+        trainer = _build(config, processes)
+        with cpu_threads(config.threads):
+            yield _Part(run, trainer, _restore(run, trainer), None)
+        return processes.wait()  # until the run is whole
     _check_claim(folder, config, resume)
-    trainer = _build(config)
+    trainer = _build(config, processes)
     with (
         only_writer(
             folder / LOCK,
@@ -153,10 +174,13 @@ def _claimed(config: TrainingConfig, folder: Path, resume: bool) -> Iterator[_Pa
         # Known from the start, so that the weights that follow can be read from their first moment.
         write_json(folder / MODEL / "config.json", config.model.to_dict())
         _truncate_metrics(folder / METRICS, trainer.steps_done, config.log_every)
+        processes.wait()
         with open(folder / METRICS, "a", encoding="utf-8") as lines:
             yield _Part(run, trainer, seconds, lines)
         # A kill between the last checkpoint and its model would leave the older model.
         trainer.averaged_model().save_pretrained(folder / MODEL)
+        processes.wait()
+    return None
 
 
 def _fit(parts: Sequence[_Part], progress: bool) -> None:
@@ -190,9 +214,9 @@ def _fit(parts: Sequence[_Part], progress: bool) -> None:
                 )
 
 
-def _build(config: TrainingConfig) -> Trainer:
+def _build(config: TrainingConfig, processes: Processes) -> Trainer:
     try:
-        return Trainer(config)
+        return Trainer(config, processes)
     except (RuntimeError, MemoryError, OverflowError, TypeError) as error:
         raise ConfigError(
             "model",

@@ -45,13 +45,35 @@ class Asked:
     """What an objective wants to know of a batch, and what it makes of the answers.
 
     Attributes:
-        loops: The loops after which each example is asked, any number of times; on the CPU,
-            which plans the run by them.
-        score: From the logits of each asking to loss and answer.
+        loops: The loops after which each example is asked, any number of times; on the CPU, which
+            plans the run by them.
+        targets: The right answers of each asking.
+        combine: From the losses of each asking to that of all. None: every answer counts the same.
+        answer: The asking that counts as the model's answer.
+        share: What these examples are of those that the loss is the mean of.
     """
 
     loops: Int[Tensor, "ask batch"]
-    score: Callable[[Float[Tensor, "ask batch pos d_vocab_out"]], Supervised]
+    targets: Int[Tensor, "ask batch pos"]
+    combine: Callable[[Float[Tensor, " ask"]], Float[Tensor, ""]] | None = None
+    answer: int = 0
+    share: float = 1.0
+
+    def of(self, rows: slice) -> Asked:
+        """What is asked of some of the examples; the losses of all shares add up to the whole."""
+        own = self.targets[:, rows]
+        share = int((own != IGNORE).sum()) / max(int((self.targets != IGNORE).sum()), 1)
+        return replace(self, loops=self.loops[:, rows], targets=own, share=share)
+
+    def score(self, logits: Float[Tensor, "ask batch pos d_vocab_out"]) -> Supervised:
+        """Loss and answer, from the logits of each asking."""
+        targets = send(self.targets, logits.device)
+        if self.combine is None:
+            loss = cross_entropy(logits.flatten(0, 1), targets.flatten(0, 1))
+        else:
+            losses = [cross_entropy(y, right) for y, right in zip(logits, targets)]
+            loss = self.combine(torch.stack(losses))
+        return Supervised(loss if self.share == 1 else loss * self.share, logits[self.answer])
 
 
 def supervise(
@@ -62,8 +84,7 @@ def supervise(
     Args:
         config: The objective.
         iteration: The model bound to ``batch.inputs``.
-        batch: The examples, on the model's device; where ``n_loops`` is still on the CPU, nothing
-            here waits for the device.
+        batch: The examples.
         generator: On the CPU, for objectives that draw a loop.
 
     Raises:
@@ -85,11 +106,7 @@ def ask(config: ObjectiveConfig, batch: Batch, generator: torch.Generator) -> As
 
 def _once(n_loops: Int[Tensor, " batch"], batch: Batch) -> Asked:
     """Every answer once, all counting the same."""
-
-    def score(logits: Tensor) -> Supervised:
-        return Supervised(cross_entropy(logits[0], batch.targets), logits[0])
-
-    return Asked(n_loops[None], score)
+    return Asked(n_loops[None], batch.targets[None])
 
 
 def _last(config: ObjectiveConfig, batch: Batch, generator: torch.Generator) -> Asked:
@@ -115,12 +132,8 @@ def _step_dependent(config: ObjectiveConfig, batch: Batch, generator: torch.Gene
     later = torch.randint(1, config.hold_loops + 1, shape, generator=generator)
     again = torch.rand(shape, generator=generator) < config.hold_share
     held = batch.targets.masked_fill(~send(again, batch.targets.device)[:, None], IGNORE)
-    targets = torch.cat([batch.targets, held])
-
-    def score(logits: Tensor) -> Supervised:
-        return Supervised(cross_entropy(logits.flatten(0, 1), targets), logits[0])
-
-    return Asked(torch.stack([batch.n_loops, batch.n_loops + later * again]), score)
+    loops = torch.stack([batch.n_loops, batch.n_loops + later * again])
+    return Asked(loops, torch.stack([batch.targets, held]))
 
 
 def _progressive(config: ObjectiveConfig, batch: Batch, generator: torch.Generator) -> Asked:
@@ -134,25 +147,25 @@ def _progressive(config: ObjectiveConfig, batch: Batch, generator: torch.Generat
     if drawn == last:
         return _once(asked, batch)
 
-    def score(logits: Tensor) -> Supervised:
-        at_last, at_drawn = (cross_entropy(y, batch.targets) for y in logits)
-        return Supervised((1 - config.alpha) * at_last + config.alpha * at_drawn, logits[0])
+    def combine(losses: Tensor) -> Tensor:
+        return (1 - config.alpha) * losses[0] + config.alpha * losses[1]
 
-    return Asked(torch.stack([asked, torch.full_like(asked, drawn)]), score)
+    loops = torch.stack([asked, torch.full_like(asked, drawn)])
+    return Asked(loops, batch.targets.expand(2, -1, -1), combine)
 
 
 def _every(config: ObjectiveConfig, batch: Batch, generator: torch.Generator) -> Asked:
     """Weighted mean of the loss over loops: ``sum_t w_t CE(y_t) / sum_t w_t``, t = 1..T."""
     loops = torch.arange(1, _n_loops(config, batch) + 1)
 
-    def score(logits: Tensor) -> Supervised:
-        losses = torch.stack([cross_entropy(y, batch.targets) for y in logits])
+    def combine(losses: Tensor) -> Tensor:
         if config.weights is None:
-            return Supervised(losses.mean(), logits[-1])
+            return losses.mean()
         weights = send(torch.tensor(config.weights, dtype=losses.dtype), losses.device)
-        return Supervised((weights * losses).sum() / weights.sum(), logits[-1])
+        return (weights * losses).sum() / weights.sum()
 
-    return Asked(loops[:, None].expand(-1, len(batch)), score)
+    targets = batch.targets.expand(len(loops), -1, -1)
+    return Asked(loops[:, None].expand(-1, len(batch)), targets, combine, answer=-1)
 
 
 def _drawn(config: ObjectiveConfig, batch: Batch, generator: torch.Generator) -> Asked:

@@ -112,7 +112,7 @@ def _run(
     if rows[0].context.qk_offset is not None:
         start["qk_offset"] = stacked([it.context.qk_offset for it in rows])
     # [seed][loop], each drawn as its trainer would alone
-    draws = [_noise(t, its, n) for t, its, n in zip(trainers, rows, zip(*running))]
+    draws = [t.noise(its.h0, n) for t, its, n in zip(trainers, rows, zip(*running))]
     noise = [stacked(at_loop, len(max(at_loop, key=len))) for at_loop in zip(*draws)]
     weights = [dict(trainer.model.named_parameters()) for trainer in trainers]
     together = {f"model.{name}": torch.stack([w[name] for w in weights]) for name in weights[0]}
@@ -123,15 +123,6 @@ def _run(
 
     with sdpa_kernel(SDPBackend.MATH):  # the fused operation has no batched form
         return vmap(run)(together, (start, noise))
-
-
-def _noise(trainer: Trainer, rows: Iteration, running: Sequence[int]) -> list[Tensor]:
-    """What alone :func:`~loopinterp.training.device.with_state_noise` adds before each loop."""
-    std, generator = trainer.config.state_noise, trainer.generators["noise"]
-    if not std:
-        return []
-    like = {"device": rows.h0.device, "dtype": rows.h0.dtype, "generator": generator}
-    return [std * torch.randn(n, *rows.h0.shape[1:], **like) for n in running]
 
 
 class _Loops(nn.Module):

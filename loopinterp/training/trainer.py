@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,14 +15,22 @@ from loopinterp.models.pretrained import check_tensors
 from loopinterp.short_repr import ShortRepr
 from loopinterp.tasks.task import IGNORE
 from loopinterp.training.curriculum import Curriculum
-from loopinterp.training.device import make_bind, resolve_device, send, with_state_noise
+from loopinterp.training.device import (
+    make_bind,
+    resolve_device,
+    send,
+    with_given_noise,
+    with_state_noise,
+)
 from loopinterp.training.ema import Ema
 from loopinterp.training.objectives import answers_at, ask
+from loopinterp.training.processes import ALONE, Processes
 from loopinterp.training.run import reading_counters
 from loopinterp.training.schedule import learning_rate_factor
 from loopinterp.training.seeding import stream
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from torch import Tensor
@@ -40,14 +48,16 @@ class Drawn:
     """What a step draws.
 
     Attributes:
-        batch: The examples; inputs and targets on the model's device, all else on the CPU.
+        inputs: Those of this process's examples, on the model's device.
         position_offset: Where abacus positions start.
-        asked: What the objective wants to know of them.
+        asked: What the objective wants to know of these examples.
+        ends: Loops of every example of the whole batch, of all processes.
     """
 
-    batch: Batch
+    inputs: Tensor
     position_offset: int | Tensor
     asked: Asked
+    ends: Tensor
 
 
 class Trainer(ShortRepr):
@@ -58,6 +68,7 @@ class Trainer(ShortRepr):
 
     Args:
         config: The run. Its device is resolved here.
+        processes: Those that train together; this one alone if nothing is said.
 
     Example:
         >>> from loopinterp.training import RECIPES
@@ -67,8 +78,8 @@ class Trainer(ShortRepr):
         (1, 1)
     """
 
-    def __init__(self, config: TrainingConfig) -> None:
-        self.config = config
+    def __init__(self, config: TrainingConfig, processes: Processes = ALONE) -> None:
+        self.config, self.processes = config, processes
         self.device = resolve_device(config.device)
         self.task = config.make_task()
         self.model = LoopedTransformer(config.model, seed=config.seed).to(self.device)
@@ -123,11 +134,15 @@ class Trainer(ShortRepr):
         """A batch, looked at before it is sent to the device."""
         batch, offset = self._batch(), self._position_offset()
         self.model.check_inputs(batch.inputs, position_offset=offset)
-        inputs, targets = (send(x, self.device) for x in (batch.inputs, batch.targets))
-        offset = send(offset, self.device) if isinstance(offset, torch.Tensor) else offset
-        batch = replace(batch, inputs=inputs, targets=targets)
         asked = ask(self.config.objective, batch, self.generators["objective"])
-        return Drawn(batch, offset, asked)
+        ends, rows = asked.loops.amax(0), self.processes.rows
+        if self.processes.count > 1:
+            _need_a_loop(ends)
+            asked = asked.of(rows)
+        inputs = send(batch.inputs[rows], self.device)
+        if isinstance(offset, torch.Tensor):
+            offset = send(offset[rows], self.device)
+        return Drawn(inputs, offset, asked, ends)
 
     def finish(self, drawn: Drawn, supervised: Supervised) -> None:
         """The part of a step after the backward pass: the weights move, and are averaged."""
@@ -140,10 +155,13 @@ class Trainer(ShortRepr):
         )
         for group in self.optimiser.param_groups:
             group["lr"] = settings.lr * factor
+        exact = _exact_matches(supervised.logits, send(drawn.asked.targets[0], self.device))
+        said = torch.stack([supervised.loss.detach().float(), exact / len(drawn.ends)])
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        self.processes.add_up([*gradients, said])
         limit = math.inf if settings.clip is None else settings.clip
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
-        exact = _exact_match(supervised.logits, drawn.batch.targets)
-        made = torch.stack([supervised.loss.detach().float(), norm.float(), exact])
+        made = torch.stack([said[0], norm.float(), said[1]])
         self._spoiled |= ~made[:2].isfinite().all()
         # PyTorch's word for it, from the scaling of gradients: a step in which it is 1 is none.
         self.optimiser.found_inf = self._spoiled.float()  # type: ignore[attr-defined]
@@ -273,16 +291,34 @@ class Trainer(ShortRepr):
 
     def bind(self, drawn: Drawn) -> Iteration:
         """The model bound to what was drawn."""
-        return self._bind(drawn.batch.inputs, position_offset=drawn.position_offset, look=False)
+        return self._bind(drawn.inputs, position_offset=drawn.position_offset, look=False)
 
     def _supervise(self, drawn: Drawn) -> Supervised:
         with self.autocast():
             iteration = self.bind(drawn)
-            if self.config.state_noise:
+            if self.config.state_noise and self.processes.count > 1:
+                iteration = with_given_noise(iteration, self._share_of_noise(drawn, iteration.h0))
+            elif self.config.state_noise:
                 iteration = with_state_noise(
                     iteration, self.config.state_noise, self.generators["noise"]
                 )
             return drawn.asked.score(answers_at(iteration, drawn.asked.loops))
+
+    def noise(self, like: Tensor, running: Iterable[int]) -> list[Tensor]:
+        """What :func:`with_state_noise` adds before each loop to as many examples as run it."""
+        std, generator = self.config.state_noise, self.generators["noise"]
+        if not std:
+            return []
+        kind = {"device": like.device, "dtype": like.dtype, "generator": generator}
+        return [std * torch.randn(n, *like.shape[1:], **kind) for n in running]
+
+    def _share_of_noise(self, drawn: Drawn, like: Tensor) -> list[Tensor]:
+        """Of the noise of the whole batch, what this process's examples would get in it."""
+        order = drawn.ends.argsort(descending=True, stable=True)  # as they run, the longest first
+        mine = (order % self.processes.count == self.processes.rank).nonzero()[:, 0]
+        running = [int((drawn.ends >= loop).sum()) for loop in range(1, int(drawn.ends.max()) + 1)]
+        noise = self.noise(like, running)
+        return [x[send(mine[mine < n], like.device)] for x, n in zip(noise, running)]
 
     def _position_offset(self) -> int | Tensor:
         """Abacus positions start anywhere in training, so that all of the table is trained."""
@@ -324,7 +360,18 @@ class Trainer(ShortRepr):
 
 
 @torch.no_grad()
-def _exact_match(logits: Tensor, targets: Tensor) -> Tensor:
-    """Share of examples that are right at every position that is asked for."""
+def _exact_matches(logits: Tensor, targets: Tensor) -> Tensor:
+    """Number of examples that are right at every position that is asked for."""
     right = (logits.argmax(-1) == targets) | (targets == IGNORE)
-    return right.all(-1).float().mean()
+    return right.all(-1).float().sum()
+
+
+def _need_a_loop(ends: Tensor) -> None:
+    """Gradients are added up where all processes have them: every example runs the block."""
+    if (least := int(ends.min())) < 1:
+        raise InputError(
+            "n_loops",
+            expected="a loop at least of every example, where several processes train",
+            given=str(least),
+            fix="Set objective.n_loops, or train with one process.",
+        )

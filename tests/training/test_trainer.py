@@ -30,7 +30,7 @@ def test_first_step_is_adamw_on_the_objective(tiny: TrainingConfig) -> None:
     )
     trainer, oracle = Trainer(config), Trainer(config)
     metrics = trainer.step()
-    batch = oracle.draw().batch
+    batch = oracle._batch()
     logits = oracle.model(batch.inputs, n_loops=int(batch.n_loops.max()))
     loss = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), ignore_index=-100)
     assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-5)
