@@ -14,7 +14,7 @@ export OMP_NUM_THREADS ?= 1
 CASES ?= 2000
 SEED ?= 0
 
-.PHONY: help env demo test fuzz check lint format types docs clean
+.PHONY: help env demo test gpu fuzz check lint format types docs clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -33,6 +33,9 @@ demo: env  ## train, analyse and report on one model (a few minutes)
 
 test: env  ## run every test but those that need a GPU
 	$(BIN)/python -m pytest -m "not gpu" -n $(JOBS) --dist loadfile
+
+gpu: env  ## whatever needs a GPU, in slices that can be stopped and gone on with
+	$(BIN)/python -m analyses.gpu
 
 fuzz: env  ## odd commands, damaged runs, odd calls (about four minutes)
 	$(BIN)/python -m tests.fuzz --cases $(CASES) --seed $(SEED)

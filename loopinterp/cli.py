@@ -145,8 +145,11 @@ def train(
 
     Starts from the task's recipe or from --config, then applies each --set and the other
     options. A task without a recipe that generalises is refused, unless --without-recipe is given.
-    Killed at any moment, the same command goes on, with the same numbers.
+    Killed at any moment, the same command goes on, with the same numbers. Started by
+    `torchrun --nproc-per-node N -m loopinterp train …`, N processes share each batch.
     """
+    from loopinterp.training.processes import is_first
+
     flags = {
         "seed": seed,
         "steps": steps,
@@ -169,6 +172,8 @@ def train(
         seen += "" if some is None else f" in {some} of {chosen.model.n_heads} heads"
         typer.echo(f"No recipe is used for {task}: this is the demo's model, {seen}.", err=True)
     run = loopinterp.workflow.train_run(chosen, out, progress=progress, resume=resume)
+    if not is_first():  # of several processes, one speaks
+        return
     last = run.metrics().tail(1).to_dict("records")
     document = {"run": str(out), "steps": run.steps_done, "seconds": run.seconds}
     _print(

@@ -174,7 +174,11 @@ def train_run(
     config: training.TrainingConfig, out: str | Path, *, progress: bool = True, resume: bool = True
 ) -> training.Run:
     """Train into a folder, or go on with a run that was stopped; see :func:`training.train`."""
+    from loopinterp.training.processes import is_first
+
     run = training.train(config, out, progress=progress, resume=resume)
+    if not is_first():
+        return run
     command = f"loopinterp train --config {shlex.quote(str(run.folder / CONFIG))} --out NEW"
     record_how_it_was_made(run.folder, command=command, seconds={"train": run.seconds})
     return run

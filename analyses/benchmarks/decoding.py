@@ -29,7 +29,7 @@ KINDS = {
 
 
 def main() -> None:
-    options = parser(__doc__, rounds=10).parse_args()
+    options = parser(__doc__, rounds=10, device=True).parse_args()
     settle(options)
     tables = {}
     for title, settings in KINDS.items():
@@ -42,12 +42,16 @@ def main() -> None:
             loop_norm=True,
             **settings,
         )
-        model = LoopedTransformer(config, seed=0)
+        model = LoopedTransformer(config, seed=0).to(options.device)
         prompts = torch.randint(6, (BATCH, PROMPT), generator=torch.Generator().manual_seed(0))
-        decode = partial(greedy_decode, model, prompts, n_loops=LOOPS, max_new_tokens=NEW)
+        decode = partial(
+            greedy_decode, model, prompts.to(options.device), n_loops=LOOPS, max_new_tokens=NEW
+        )
         ways = {"the whole again": partial(decode, use_cache=False), "with the cache": decode}
         assert torch.equal(*(way() for way in ways.values()))
-        tables[title] = compare(ways, rounds=options.rounds, clock=options.clock)
+        tables[title] = compare(
+            ways, rounds=options.rounds, clock=options.clock, device=options.device
+        )
     target = {"with the cache": 1 / 3}
     show(tables, targets=dict.fromkeys(tables, target), path=options.json)
 

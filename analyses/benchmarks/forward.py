@@ -51,11 +51,12 @@ def looped_transformer(size: Size, plain: PlainLoop) -> LoopedTransformer:
     return model.eval()
 
 
-def ways(size: Size) -> dict[str, Callable[[], Any]]:
+def ways(size: Size, device: str) -> dict[str, Callable[[], Any]]:
     """Name -> one run."""
-    plain, tokens = PlainLoop(size).eval(), size.tokens()
+    plain, tokens = PlainLoop(size).eval().to(device), size.tokens().to(device)
     lean, ours = plain_loop(plain), looped_transformer(size, plain)
-    bridge = untied_bridge(ours, size.n_loops, tied=True)
+    bridge = untied_bridge(ours, size.n_loops, tied=True).to(device)
+    ours = ours.to(device)
     residuals = [f"blocks.{loop}.hook_resid_post" for loop in range(size.n_loops)]
     for other in (plain, ours, bridge):
         torch.testing.assert_close(other(tokens), lean(tokens), atol=1e-4, rtol=1e-4)
@@ -83,7 +84,7 @@ def nnsight(python: Path, size: str, options: Any) -> dict[str, dict[str, float]
 
 
 def main() -> None:
-    cli = parser(__doc__, rounds=30)
+    cli = parser(__doc__, rounds=30, device=True)
     cli.add_argument("--sizes", nargs="+", default=list(SIZES), choices=list(SIZES))
     cli.add_argument("--peer-python", type=Path, help="the Python that has nnsight")
     options = cli.parse_args()
@@ -92,7 +93,12 @@ def main() -> None:
     tables = {}
     for name in options.sizes:
         print(f"size {name}: {SIZES[name]}", file=sys.stderr)
-        tables[name] = compare(ways(SIZES[name]), rounds=options.rounds, clock=options.clock)
+        tables[name] = compare(
+            ways(SIZES[name], options.device),
+            rounds=options.rounds,
+            clock=options.clock,
+            device=options.device,
+        )
         if options.peer_python:
             tables[name] |= nnsight(options.peer_python, name, options)
     show(tables, targets=TARGETS, path=options.json)

@@ -44,7 +44,7 @@ def training_step(
 
 
 def main() -> None:
-    options = parser(__doc__, rounds=40).parse_args()
+    options = parser(__doc__, rounds=40, device=True).parse_args()
     settle(options)
     generator = torch.Generator().manual_seed(0)
     bits = torch.randint(0, 2, (BATCH, BITS, 2), generator=generator).float()
@@ -54,7 +54,9 @@ def main() -> None:
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
     without.layer.self_attn.dropout = 0.0
-    model = notebook.looped_as_ours(ours)
+    model = notebook.looped_as_ours(ours).to(options.device)
+    published, without = published.to(options.device), without.to(options.device)
+    bits, sums = bits.to(options.device), sums.to(options.device)
     rows = compare(
         {
             "notebook, as published": training_step(
@@ -67,6 +69,7 @@ def main() -> None:
         },
         rounds=options.rounds,
         clock=options.clock,
+        device=options.device,
     )
     targets = {"training step": {"loopinterp": 1 / SPEED_UP}}
     show({"training step": rows}, targets=targets, path=options.json)

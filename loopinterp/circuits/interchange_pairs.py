@@ -110,9 +110,10 @@ class InterchangePairs(ShortRepr):
         return dataclasses.replace(self, **chosen, strata=strata)
 
     def to(self, device: torch.device | str) -> Self:
-        """The same pairs on another device; strata stay where they are."""
+        """The same pairs on another device."""
         moved = {name: getattr(self, name).to(device) for name in ("inputs", "asked", *PER_PAIR)}
-        return dataclasses.replace(self, **moved)
+        strata = {k: Stratum(one.labels, one.codes.to(device)) for k, one in self.strata.items()}
+        return dataclasses.replace(self, **moved, strata=strata)
 
     @property
     def horizon(self) -> Int[Tensor, " pair"]:

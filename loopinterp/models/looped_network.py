@@ -97,17 +97,19 @@ class LoopedNetwork(LoopHooks):
     # The input
 
     def _context(
-        self, inputs: Tensor, offset: int | Tensor, taps: Taps = NO_TAPS
+        self, inputs: Tensor, offset: int | Tensor, taps: Taps = NO_TAPS, *, look: bool = True
     ) -> AttentionContext:
-        check_inputs(inputs, self.config, self.device, offset)
+        check_inputs(inputs, self.config, self.device, offset, look=look)
         context = self._length_context(inputs.shape[1], taps)
-        return replace(context, qk_offset=self._qk_offset(inputs, offset))
+        return replace(context, qk_offset=self._qk_offset(inputs, offset, look=look))
 
-    def _qk_offset(self, inputs: Tensor, offset: int | Tensor) -> Tensor | None:
+    def _qk_offset(
+        self, inputs: Tensor, offset: int | Tensor, *, look: bool = True
+    ) -> Tensor | None:
         if self.config.positions != "abacus" or self.config.abacus_target != "qk":
             return None
         axes = "batch pos (head d_head) -> batch head pos d_head"
-        return rearrange(self._abacus(inputs, offset), axes, head=self.config.n_heads)
+        return rearrange(self._abacus(inputs, offset, look), axes, head=self.config.n_heads)
 
     def _length_context(self, n_pos: int, taps: Taps = NO_TAPS) -> AttentionContext:
         return attention_context(
@@ -135,21 +137,28 @@ class LoopedNetwork(LoopHooks):
             e = layer(e, None, context, taps.at("prelude", None, k))
         return e
 
-    def _added_positions(self, inputs: Tensor, offset: int | Tensor) -> Tensor | None:
+    def _added_positions(
+        self, inputs: Tensor, offset: int | Tensor, *, look: bool = True
+    ) -> Tensor | None:
         if self.position_embedding is None:
             return None
         if self.config.positions == "absolute":
             embedding = self.position_embedding.weight[: inputs.shape[1]]
             return embedding.expand(inputs.shape[0], -1, -1)
         if self.config.abacus_target == "input":
-            return self._abacus(inputs, offset)
+            return self._abacus(inputs, offset, look)
         return None
 
-    def _abacus(self, tokens: Tensor, offset: int | Tensor) -> Tensor:
-        assert self.position_embedding is not None and self.config.n_ctx is not None
+    def _abacus(self, tokens: Tensor, offset: int | Tensor, look: bool) -> Tensor:
+        assert self.position_embedding is not None
+        return self.position_embedding(self._abacus_index(tokens, offset, look))
+
+    def _abacus_index(self, tokens: Tensor, offset: int | Tensor, look: bool = True) -> Tensor:
+        assert self.config.n_ctx is not None
         index = abacus_positions(tokens.long(), self.config.digit_tokens, offset)
-        check_length(int(index.max()) + 1, self.config.n_ctx, "abacus positions")
-        return self.position_embedding(index)
+        if look:
+            check_length(int(index.max()) + 1, self.config.n_ctx, "abacus positions")
+        return index
 
     # The loop
 

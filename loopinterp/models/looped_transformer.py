@@ -12,7 +12,7 @@ from loopinterp.models.looped_cache import LoopedCache
 from loopinterp.models.looped_model import Iteration
 from loopinterp.models.positions import AttentionContext
 from loopinterp.models.pretrained import PretrainedMixin
-from loopinterp.models.run_inputs import check_dtype, check_state, loop_span, refuse
+from loopinterp.models.run_inputs import check_dtype, check_inputs, check_state, loop_span, refuse
 from loopinterp.models.run_length import ends_of
 from loopinterp.models.sites import Address, Index
 from loopinterp.models.taps import Recorder, Taps
@@ -112,17 +112,44 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
             return torch.stack([self._readout(state) for state in h])
         return self._readout(h)
 
-    def bind(
+    def check_inputs(
         self, inputs: Tensor, *, position_offset: int | Int[Tensor, " batch"] = 0
+    ) -> None:
+        """Raise unless the model can read the inputs, wherever they lie.
+
+        :meth:`bind` and every run check the same. On a GPU that waits for what the GPU has to do;
+        inputs that are checked before they are moved there can be bound with ``look=False``.
+
+        Raises:
+            InputError: If shape, type or range of the input is wrong, or it is too long.
+        """
+        device = inputs.device if isinstance(inputs, torch.Tensor) else self.device
+        check_inputs(inputs, self.config, device, position_offset)
+        if self.config.positions == "abacus":
+            self._abacus_index(inputs, position_offset)
+
+    def bind(
+        self,
+        inputs: Tensor,
+        *,
+        position_offset: int | Int[Tensor, " batch"] = 0,
+        look: bool = True,
     ) -> Iteration:
         """The iteration over one input, with its attention context computed once.
 
+        Args:
+            inputs: Tokens ``[batch, pos]``, or features ``[batch, pos, d_features]``.
+            position_offset: Added to abacus positions: one number, or one for each example.
+            look: Whether tokens and offsets are looked at; False where :meth:`check_inputs` has.
+
         Raises:
             HookError: If hooks are on: its steps fire none.
+            InputError: If shape, type or range of the input is wrong, or it is too long.
         """
         self.need_no_hooks()
-        context = self._context(inputs, position_offset)
-        e = self._embed(inputs, context, self._added_positions(inputs, position_offset))
+        context = self._context(inputs, position_offset, look=look)
+        added = self._added_positions(inputs, position_offset, look=look)
+        e = self._embed(inputs, context, added)
         return Iteration(e, self.initial_state(e), self._loop, self.readout, context)
 
     # Runs

@@ -177,7 +177,8 @@ def abacus_positions(
         >>> abacus_positions(torch.tensor([[1, 2, 9, 3]]), digit_tokens=(1, 2, 3)).tolist()
         [[1, 2, 0, 1]]
     """
-    digits = torch.isin(tokens, torch.tensor(digit_tokens, device=tokens.device))
+    known = torch.tensor(digit_tokens).to(tokens.device, non_blocking=True)
+    digits = torch.isin(tokens, known)
     count = digits.cumsum(-1)
     before_number = torch.where(digits, 0, count).cummax(-1).values
     offset = offset[:, None] if isinstance(offset, torch.Tensor) else offset

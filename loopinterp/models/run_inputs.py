@@ -24,11 +24,19 @@ def check_inputs(
     config: LoopedTransformerConfig,
     device: torch.device,
     position_offset: int | Tensor,
+    *,
+    look: bool = True,
 ) -> None:
-    """Raise unless a model of this configuration can read the inputs."""
+    """Raise unless a model of this configuration can read the inputs.
+
+    Without ``look``, tokens and offsets are taken to be in range: to look at them on a GPU is to
+    wait for it.
+    """
     if config.d_vocab is not None:
+        _check_token_kind(inputs)
         fix = "Use the task that the model was trained on, or a larger d_vocab."
-        check_tokens(inputs, config.d_vocab, fix)
+        if look:
+            _check_range(inputs, config.d_vocab, fix)
     else:
         vectors = isinstance(inputs, torch.Tensor) and inputs.dim() == 3
         fits = vectors and inputs.shape[-1] == config.d_features and inputs.is_floating_point()
@@ -42,25 +50,33 @@ def check_inputs(
         )
     if config.positions == "absolute" and config.n_ctx is not None:
         check_length(inputs.shape[1], config.n_ctx, "sequence length")
-    _check_offset(position_offset, inputs, config.positions)
+    _check_offset(position_offset, inputs, config.positions, look)
 
 
-def _check_offset(offset: int | Tensor, inputs: Tensor, positions: str) -> None:
+def _check_offset(offset: int | Tensor, inputs: Tensor, positions: str, look: bool) -> None:
     """Raise unless an offset is one from 0 on, or one for each example, where it has an effect."""
     if isinstance(offset, torch.Tensor):
         check_each("position_offset", offset, inputs, "Pass one integer for all, or one for each.")
-    if positions == "abacus":
+    if positions == "abacus" and (look or not isinstance(offset, torch.Tensor)):
         least = int(offset.min()) if isinstance(offset, torch.Tensor) else offset
         check_integer("position_offset", least, least=0)
-    elif isinstance(offset, torch.Tensor) or offset:
+    elif positions != "abacus" and (isinstance(offset, torch.Tensor) or offset):
         expected = f"0 with positions={positions!r}, which it does not move"
         refuse({"position_offset": offset}, expected, "Leave it out.")
 
 
 def check_tokens(inputs: Tensor, d_vocab: int, fix: str) -> None:
     """Raise unless the inputs are tokens of a vocabulary."""
+    _check_token_kind(inputs)
+    _check_range(inputs, d_vocab, fix)
+
+
+def _check_token_kind(inputs: Tensor) -> None:
     fits = isinstance(inputs, torch.Tensor) and inputs.dtype in TOKEN_TYPES and inputs.dim() == 2
     _check_kind(inputs, fits, "tokens [batch, pos], integers (uint8 or int8 to int64)")
+
+
+def _check_range(inputs: Tensor, d_vocab: int, fix: str) -> None:
     low, high = int(inputs.min()), int(inputs.max())
     if low < 0 or high >= d_vocab:
         raise InputError(

@@ -51,6 +51,21 @@ class Curriculum:
             if self.longest == self.config.max_n:
                 self.done_at = self.n_steps
 
+    def may_grow(self, n_steps: int) -> bool:
+        """Whether M may have grown by the time that so many more steps are taken in.
+
+        Where it may not, whatever they got right, the next lengths can be drawn before they are
+        heard of. For ``accuracy`` the running accuracy reaches ``1 - (1 - a) momentum^n`` at most.
+        """
+        config, steps_at_this_length = self.config, self.n_steps + n_steps - self.grown_at
+        if self.done_at is not None:
+            return False
+        if config.kind == "interval":
+            return steps_at_this_length >= config.interval
+        highest = 1 - (1 - self.running_accuracy) * _MOMENTUM**n_steps
+        # To the rounding of as many additions.
+        return steps_at_this_length >= config.min_steps and highest > config.threshold - 1e-9
+
     def _ready(self) -> bool:
         config, steps_at_this_length = self.config, self.n_steps - self.grown_at
         if config.kind == "interval":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -58,6 +58,14 @@ def cpu_threads(n_threads: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def send(x: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the CPU on a device, without waiting for what the device has to do before.
+
+    What comes back from a device is not sent with this: it would be read before it is there.
+    """
+    return x.to(device, non_blocking=True)
+
+
 def with_state_noise(iteration: Iteration, std: float, generator: torch.Generator) -> Iteration:
     """The iteration ``h -> step(h + std * noise)``; the generator is on the model's device."""
 
@@ -68,8 +76,18 @@ def with_state_noise(iteration: Iteration, std: float, generator: torch.Generato
     return replace(iteration, advance=advance)
 
 
+def with_given_noise(iteration: Iteration, noise: Sequence[Tensor]) -> Iteration:
+    """The same with noise that is there already: of each loop in turn, the first rows first."""
+    left = iter(noise)
+
+    def advance(h: Tensor, e: Tensor, context: Any) -> Tensor:
+        return iteration.advance(h + next(left)[: len(h)], e, context)
+
+    return replace(iteration, advance=advance)
+
+
 def make_bind(model: LoopedTransformer, *, compiled: bool) -> Callable[..., Iteration]:
-    """``bind(inputs, position_offset=0)`` of a model, its step compiled if asked.
+    """``bind(inputs, position_offset=0, look=True)`` of a model, its step compiled if asked.
 
     The compiled step takes any number of examples and positions: batches shrink as examples
     finish, and grow with the curriculum.
@@ -78,7 +96,7 @@ def make_bind(model: LoopedTransformer, *, compiled: bool) -> Callable[..., Iter
         return model.bind
     step = torch.compile(model.step, dynamic=True)
 
-    def bind(inputs: Tensor, **offset: int | Tensor) -> Iteration:
-        return replace(model.bind(inputs, **offset), advance=lambda h, e, _: step(h, e))
+    def bind(inputs: Tensor, **options: Any) -> Iteration:
+        return replace(model.bind(inputs, **options), advance=lambda h, e, _: step(h, e))
 
     return bind

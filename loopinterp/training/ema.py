@@ -8,6 +8,7 @@ import torch
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 if TYPE_CHECKING:
+    from jaxtyping import Bool
     from torch import Tensor, nn
 
 
@@ -38,9 +39,13 @@ class Ema:
         self.shadow: dict[str, Tensor] = {k: v.detach().clone() for k, v in self._live.items()}
 
     @torch.no_grad()
-    def update(self) -> None:
-        """Take in the current weights."""
+    def update(self, *, unless: Bool[Tensor, ""] | None = None) -> None:
+        """Take in the current weights; where ``unless`` is true, nothing of them."""
         decay = min(self.decay, (1 + self.n_updates) / (10 + self.n_updates))
         average = get_ema_multi_avg_fn(decay)
-        average(list(self.shadow.values()), list(self._live.values()), torch.tensor(0))
+        shadow: list[Tensor] = list(self.shadow.values())
+        live: list[Tensor] = list(self._live.values())
+        if unless is not None:
+            live = [torch.where(unless, old, new) for old, new in zip(shadow, live)]
+        average(shadow, live, torch.tensor(0))
         self.n_updates += 1

@@ -25,6 +25,7 @@ from loopinterp.storage import (
 )
 from loopinterp.training.config import TrainingConfig
 from loopinterp.training.device import cpu_threads, resolve_device
+from loopinterp.training.processes import ALONE, Processes, joined, n_processes
 from loopinterp.training.run import (
     CHECKPOINT,
     CONFIG,
@@ -39,7 +40,7 @@ from loopinterp.training.run import (
     parse_metrics,
     reading_counters,
 )
-from loopinterp.training.seed_ensemble import check_together, step_together
+from loopinterp.training.seed_ensemble import advance_together, check_together, read
 from loopinterp.training.trainer import Trainer
 
 
@@ -48,7 +49,9 @@ def train(
 ) -> Run:
     """Train a model into a folder, or go on with a run that was stopped.
 
-    A resumed run ends with the very metrics and weights of one that was never stopped.
+    A resumed run ends with the very metrics and weights of one that was never stopped. Where
+    ``torchrun`` has started several processes, they train together, each with its share of every
+    batch, and the first of them writes; the numbers are those of one process, to rounding.
 
     Args:
         config: The run. ``device="auto"`` is decided here and written down.
@@ -61,11 +64,12 @@ def train(
         InputError: If the folder cannot be written, holds something else, or is being trained in
             already; the device is not there; or the loss or a weight stops being finite.
         ConfigError: If the folder's run has another configuration, where it names the setting; or
-            if no model can be made from this one, where nothing is written.
+            if no model can be made from this one, where nothing is written; or if there are more
+            processes than examples in a batch.
         CheckpointError: If the folder's checkpoint is damaged or of another run.
     """
-    with _claimed(config, Path(out), resume) as part:
-        _fit([part], progress)
+    with joined(config) as processes, _claimed(config, Path(out), resume, processes) as part:
+        _fit([part], progress and processes.first)
     return part.run
 
 
@@ -100,6 +104,13 @@ def train_seeds(
         expected, fix = "some seeds, each once", "Pass e.g. seeds=[0, 1, 2, 3, 4]."
         raise InputError("seeds", expected=expected, given=repr(list(seeds)), fix=fix)
     check_together(config)
+    if (count := n_processes()) > 1:
+        raise InputError(
+            "processes",
+            expected="one, where seeds are trained together",
+            given=str(count),
+            fix="Train the seeds one by one, or start one process.",
+        )
     configs = [config.replace(seed=seed) for seed in seeds]  # all are checked before one begins
     with ExitStack() as stack:
         parts = [
@@ -117,13 +128,16 @@ class _Part:
     run: Run
     trainer: Trainer
     seconds: float
-    lines: TextIO
+    lines: TextIO | None  # None where another process writes
 
-    def record(self, metrics: dict[str, float | int]) -> None:
-        """Write what is due after a step; metrics reach the disk before the checkpoint does."""
+    def record(self, metrics: Sequence[dict[str, float | int]]) -> None:
+        """Write what is due of some steps; metrics reach the disk before the checkpoint does."""
         config, step = self.trainer.config, self.trainer.steps_done
-        if step % config.log_every == 0:
-            self.lines.write(json.dumps(metrics) + "\n")
+        if self.lines is None:
+            return
+        for one in metrics:
+            if one["step"] % config.log_every == 0:
+                self.lines.write(json.dumps(one) + "\n")
         if step % config.checkpoint_every == 0 or step == config.steps:
             self.lines.flush()
             os.fsync(self.lines.fileno())
@@ -131,12 +145,20 @@ class _Part:
 
 
 @contextmanager
-def _claimed(config: TrainingConfig, folder: Path, resume: bool) -> Iterator[_Part]:
+def _claimed(
+    config: TrainingConfig, folder: Path, resume: bool, processes: Processes = ALONE
+) -> Iterator[_Part]:
     """A run that nobody else trains, as far as it has come; its model is saved at the end."""
     config = config.replace(device=str(resolve_device(config.device)))
     run = Run(folder, config)
+    if not processes.first:
+        processes.wait()  # until the first has looked at the folder, and written what is missing
+        trainer = _build(config, processes)
+        with cpu_threads(config.threads):
+            yield _Part(run, trainer, _restore(run, trainer), None)
+        return processes.wait()  # until the run is whole
     _check_claim(folder, config, resume)
-    trainer = _build(config)
+    trainer = _build(config, processes)
     with (
         only_writer(
             folder / LOCK,
@@ -152,40 +174,49 @@ def _claimed(config: TrainingConfig, folder: Path, resume: bool) -> Iterator[_Pa
         # Known from the start, so that the weights that follow can be read from their first moment.
         write_json(folder / MODEL / "config.json", config.model.to_dict())
         _truncate_metrics(folder / METRICS, trainer.steps_done, config.log_every)
+        processes.wait()
         with open(folder / METRICS, "a", encoding="utf-8") as lines:
             yield _Part(run, trainer, seconds, lines)
         # A kill between the last checkpoint and its model would leave the older model.
         trainer.averaged_model().save_pretrained(folder / MODEL)
+        processes.wait()
+    return None
 
 
 def _fit(parts: Sequence[_Part], progress: bool) -> None:
     """Make the steps that are left; those furthest behind go first, and then all together."""
     config = parts[0].trainer.config
     done = min(part.trainer.steps_done for part in parts)
-    name = f"train {config.task}" + (f", {len(parts)} seeds" if len(parts) > 1 else "")
+    several = len(parts) > 1
+    name = f"train {config.task}" + (f", {len(parts)} seeds" if several else "")
+    ask = read if several else Trainer.read
     with bar(name, total=config.steps, initial=done, disable=not progress) as shown:
         while done < config.steps:
             behind = [part for part in parts if part.trainer.steps_done == done]
             started = time.perf_counter()
-            made = step_together([part.trainer for part in behind])
+            advance_together([part.trainer for part in behind])
+            due = [part for part in behind if part.trainer.due]
+            found = [ask(part.trainer) for part in due]
             took = (time.perf_counter() - started) / len(behind)
-            for part, metrics in zip(behind, made):
+            for part in behind:
                 part.seconds += took
+            for part, metrics in zip(due, found):
                 part.record(metrics)
             done = min(part.trainer.steps_done for part in parts)
             shown.update()
-            if done % 20 == 0:
+            if found and done % 20 == 0:
+                last = [metrics[-1] for metrics in found]
                 shown.set_postfix(
-                    loss=f"{max(m['loss'] for m in made):.4f}",
-                    exact=f"{min(m['exact_match'] for m in made):.2f}",
-                    n=min(m["longest_n"] for m in made),
+                    loss=f"{max(m['loss'] for m in last):.4f}",
+                    exact=f"{min(m['exact_match'] for m in last):.2f}",
+                    n=min(m["longest_n"] for m in last),
                     refresh=False,
                 )
 
 
-def _build(config: TrainingConfig) -> Trainer:
+def _build(config: TrainingConfig, processes: Processes) -> Trainer:
     try:
-        return Trainer(config)
+        return Trainer(config, processes)
     except (RuntimeError, MemoryError, OverflowError, TypeError) as error:
         raise ConfigError(
             "model",

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from loopinterp.errors import InputError
 from loopinterp.models.run_length import shifted_loops
 from loopinterp.tasks.task import IGNORE
+from loopinterp.training.device import send
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -44,12 +45,35 @@ class Asked:
     """What an objective wants to know of a batch, and what it makes of the answers.
 
     Attributes:
-        loops: The loops after which each example is asked, any number of times.
-        score: From the logits of each asking to loss and answer.
+        loops: The loops after which each example is asked, any number of times; on the CPU, which
+            plans the run by them.
+        targets: The right answers of each asking.
+        combine: From the losses of each asking to that of all. None: every answer counts the same.
+        answer: The asking that counts as the model's answer.
+        share: What these examples are of those that the loss is the mean of.
     """
 
     loops: Int[Tensor, "ask batch"]
-    score: Callable[[Float[Tensor, "ask batch pos d_vocab_out"]], Supervised]
+    targets: Int[Tensor, "ask batch pos"]
+    combine: Callable[[Float[Tensor, " ask"]], Float[Tensor, ""]] | None = None
+    answer: int = 0
+    share: float = 1.0
+
+    def of(self, rows: slice) -> Asked:
+        """What is asked of some of the examples; the losses of all shares add up to the whole."""
+        own = self.targets[:, rows]
+        share = int((own != IGNORE).sum()) / max(int((self.targets != IGNORE).sum()), 1)
+        return replace(self, loops=self.loops[:, rows], targets=own, share=share)
+
+    def score(self, logits: Float[Tensor, "ask batch pos d_vocab_out"]) -> Supervised:
+        """Loss and answer, from the logits of each asking."""
+        targets = send(self.targets, logits.device)
+        if self.combine is None:
+            loss = cross_entropy(logits.flatten(0, 1), targets.flatten(0, 1))
+        else:
+            losses = [cross_entropy(y, right) for y, right in zip(logits, targets)]
+            loss = self.combine(torch.stack(losses))
+        return Supervised(loss if self.share == 1 else loss * self.share, logits[self.answer])
 
 
 def supervise(
@@ -60,7 +84,7 @@ def supervise(
     Args:
         config: The objective.
         iteration: The model bound to ``batch.inputs``.
-        batch: The examples, on the model's device.
+        batch: The examples.
         generator: On the CPU, for objectives that draw a loop.
 
     Raises:
@@ -76,17 +100,13 @@ def ask(config: ObjectiveConfig, batch: Batch, generator: torch.Generator) -> As
     What the objectives call T(n) is ``ceil(loop_scale T(n)) + extra_loops``, at least 1, where
     these are set.
     """
-    shifted = shifted_loops(batch.n_loops, scale=config.loop_scale, extra=config.extra_loops)
+    shifted = shifted_loops(batch.n_loops.cpu(), scale=config.loop_scale, extra=config.extra_loops)
     return _OBJECTIVES[config.kind](config, replace(batch, n_loops=shifted), generator)
 
 
 def _once(n_loops: Int[Tensor, " batch"], batch: Batch) -> Asked:
     """Every answer once, all counting the same."""
-
-    def score(logits: Tensor) -> Supervised:
-        return Supervised(cross_entropy(logits[0], batch.targets), logits[0])
-
-    return Asked(n_loops[None], score)
+    return Asked(n_loops[None], batch.targets[None])
 
 
 def _last(config: ObjectiveConfig, batch: Batch, generator: torch.Generator) -> Asked:
@@ -108,16 +128,12 @@ def _step_dependent(config: ObjectiveConfig, batch: Batch, generator: torch.Gene
     """
     if not config.hold_loops:
         return _once(batch.n_loops, batch)
-    device, shape = batch.n_loops.device, batch.n_loops.shape
+    shape = batch.n_loops.shape
     later = torch.randint(1, config.hold_loops + 1, shape, generator=generator)
     again = torch.rand(shape, generator=generator) < config.hold_share
-    held = batch.targets.masked_fill(~again.to(device)[:, None], IGNORE)
-    targets = torch.cat([batch.targets, held])
-
-    def score(logits: Tensor) -> Supervised:
-        return Supervised(cross_entropy(logits.flatten(0, 1), targets), logits[0])
-
-    return Asked(torch.stack([batch.n_loops, batch.n_loops + (later * again).to(device)]), score)
+    held = batch.targets.masked_fill(~send(again, batch.targets.device)[:, None], IGNORE)
+    loops = torch.stack([batch.n_loops, batch.n_loops + later * again])
+    return Asked(loops, torch.stack([batch.targets, held]))
 
 
 def _progressive(config: ObjectiveConfig, batch: Batch, generator: torch.Generator) -> Asked:
@@ -131,25 +147,25 @@ def _progressive(config: ObjectiveConfig, batch: Batch, generator: torch.Generat
     if drawn == last:
         return _once(asked, batch)
 
-    def score(logits: Tensor) -> Supervised:
-        at_last, at_drawn = (cross_entropy(y, batch.targets) for y in logits)
-        return Supervised((1 - config.alpha) * at_last + config.alpha * at_drawn, logits[0])
+    def combine(losses: Tensor) -> Tensor:
+        return (1 - config.alpha) * losses[0] + config.alpha * losses[1]
 
-    return Asked(torch.stack([asked, torch.full_like(asked, drawn)]), score)
+    loops = torch.stack([asked, torch.full_like(asked, drawn)])
+    return Asked(loops, batch.targets.expand(2, -1, -1), combine)
 
 
 def _every(config: ObjectiveConfig, batch: Batch, generator: torch.Generator) -> Asked:
     """Weighted mean of the loss over loops: ``sum_t w_t CE(y_t) / sum_t w_t``, t = 1..T."""
-    loops = torch.arange(1, _n_loops(config, batch) + 1, device=batch.n_loops.device)
+    loops = torch.arange(1, _n_loops(config, batch) + 1)
 
-    def score(logits: Tensor) -> Supervised:
-        losses = torch.stack([cross_entropy(y, batch.targets) for y in logits])
+    def combine(losses: Tensor) -> Tensor:
         if config.weights is None:
-            return Supervised(losses.mean(), logits[-1])
-        weights = torch.tensor(config.weights, device=losses.device, dtype=losses.dtype)
-        return Supervised((weights * losses).sum() / weights.sum(), logits[-1])
+            return losses.mean()
+        weights = send(torch.tensor(config.weights, dtype=losses.dtype), losses.device)
+        return (weights * losses).sum() / weights.sum()
 
-    return Asked(loops[:, None].expand(-1, len(batch)), score)
+    targets = batch.targets.expand(len(loops), -1, -1)
+    return Asked(loops[:, None].expand(-1, len(batch)), targets, combine, answer=-1)
 
 
 def _drawn(config: ObjectiveConfig, batch: Batch, generator: torch.Generator) -> Asked:
@@ -177,18 +193,17 @@ def answers_at(
 
     Args:
         iteration: The model bound to the examples.
-        loops: Loops after which each example is asked, any number of times.
+        loops: Loops after which each example is asked, any number of times; on the CPU.
     """
     order, asked = sort_by_end(loops)
-    return collect(
-        _running(iteration.select(order), asked.amax(0)), asked, order, iteration.readout
-    )
+    rows = iteration.select(send(order, iteration.e.device))
+    return collect(_running(rows, asked.amax(0)), asked, order, iteration.readout)
 
 
 def sort_by_end(loops: Int[Tensor, "ask batch"]) -> tuple[Tensor, Tensor]:
-    """The examples, those that run longest first; and the loops they are asked at, on the CPU."""
+    """The examples, those that run longest first; and the loops they are asked at."""
     order = loops.amax(0).argsort(descending=True, stable=True)
-    return order, loops[:, order].cpu()
+    return order, loops[:, order]
 
 
 def _running(
@@ -222,13 +237,13 @@ def collect(
     for loop, state in states:
         due = (asked[:, : len(state)] == loop).nonzero()  # [place, (ask, row)]
         if len(due):
-            answers.append(read(state[due[:, 1].to(state.device)]))
+            answers.append(read(state[send(due[:, 1], state.device)]))
             places.append(due)
     asking, row = torch.cat(places).unbind(1)
     back = torch.empty_like(asked)
-    back[asking, order.cpu()[row]] = torch.arange(len(asking))
+    back[asking, order[row]] = torch.arange(len(asking))
     read_in_turn = torch.cat(answers)
-    return read_in_turn[back.to(read_in_turn.device)]
+    return read_in_turn[send(back, read_in_turn.device)]
 
 
 def cross_entropy(

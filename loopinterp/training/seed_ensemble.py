@@ -13,18 +13,19 @@ from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from loopinterp.errors import ConfigError, InputError
-from loopinterp.training.objectives import Asked, ask, collect, sort_by_end
+from loopinterp.training.device import send
+from loopinterp.training.objectives import collect, sort_by_end
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from loopinterp.models import Iteration, LoopedTransformer
     from loopinterp.training.config import TrainingConfig
-    from loopinterp.training.objectives import Supervised
+    from loopinterp.training.objectives import Asked, Supervised
     from loopinterp.training.trainer import Trainer
 
 
-def step_together(trainers: Sequence[Trainer]) -> list[dict[str, float | int]]:
+def advance_together(trainers: Sequence[Trainer]) -> None:
     """One step of each trainer, as each would make it alone, their loops in one batch.
 
     Everything but the loops is each trainer's own: data, noise, curriculum, gradient, clipping,
@@ -33,26 +34,29 @@ def step_together(trainers: Sequence[Trainer]) -> list[dict[str, float | int]]:
     position, and an example that has been answered, is run and never read.
 
     Args:
-        trainers: Of configurations that differ in the seed alone (:func:`check_together`).
-
-    Returns:
-        The metrics of each, as :meth:`Trainer.step` gives them.
-
-    Raises:
-        InputError: As :meth:`Trainer.step`; it names the seed. The others may have made the step.
+        trainers: Of configurations that differ in the seed alone (:func:`check_together`). Each
+            says by itself how the step went (:func:`read`).
     """
     if len(trainers) == 1:
-        return [trainers[0].step()]
-    batches = [trainer.begin() for trainer in trainers]
-    asked = [
-        ask(trainer.config.objective, batch, trainer.generators["objective"])
-        for trainer, batch in zip(trainers, batches)
-    ]
+        return trainers[0].advance()
+    drawn = [trainer.begin() for trainer in trainers]
     with trainers[0].autocast():
-        bound = [trainer.bind(batch) for trainer, batch in zip(trainers, batches)]
-        supervised = _supervise(trainers, bound, asked)
+        bound = [trainer.bind(one) for trainer, one in zip(trainers, drawn)]
+        supervised = _supervise(trainers, bound, [one.asked for one in drawn])
     torch.stack([one.loss for one in supervised]).sum().backward()
-    return [_finish(*one) for one in zip(trainers, batches, supervised)]
+    for trainer, one, answered in zip(trainers, drawn, supervised):
+        trainer.finish(one, answered)
+    return None
+
+
+def read(trainer: Trainer) -> list[dict[str, float | int]]:
+    """:meth:`Trainer.read`, whose errors name the seed."""
+    try:
+        return trainer.read()
+    except InputError as error:
+        what = f"seed {trainer.config.seed}: {error.what}"
+        again = {"expected": error.expected, "given": error.given, "fix": error.fix}
+        raise type(error)(what, **again) from error
 
 
 def check_together(config: TrainingConfig) -> None:
@@ -70,15 +74,6 @@ def check_together(config: TrainingConfig) -> None:
         )
 
 
-def _finish(trainer: Trainer, batch: Any, supervised: Supervised) -> dict[str, float | int]:
-    try:
-        return trainer.finish(batch, supervised)
-    except InputError as error:
-        what = f"seed {trainer.config.seed}: {error.what}"
-        again = {"expected": error.expected, "given": error.given, "fix": error.fix}
-        raise type(error)(what, **again) from error
-
-
 def _supervise(
     trainers: Sequence[Trainer], bound: Sequence[Iteration], asked: Sequence[Asked]
 ) -> list[Supervised]:
@@ -86,7 +81,7 @@ def _supervise(
     sorts = [sort_by_end(one.loops) for one in asked]
     ends = torch.stack([loops.amax(0) for _, loops in sorts])  # [seed, batch], falling
     running = [(ends >= loop).sum(1).tolist() for loop in range(1, int(ends.max()) + 1)]
-    rows = [iteration.select(order) for iteration, (order, _) in zip(bound, sorts)]
+    rows = [it.select(send(order, it.e.device)) for it, (order, _) in zip(bound, sorts)]
     states = _run(trainers, rows, running)
     found = []
     for seed, (trainer, iteration, one) in enumerate(zip(trainers, rows, asked)):
@@ -117,7 +112,7 @@ def _run(
     if rows[0].context.qk_offset is not None:
         start["qk_offset"] = stacked([it.context.qk_offset for it in rows])
     # [seed][loop], each drawn as its trainer would alone
-    draws = [_noise(t, its, n) for t, its, n in zip(trainers, rows, zip(*running))]
+    draws = [t.noise(its.h0, n) for t, its, n in zip(trainers, rows, zip(*running))]
     noise = [stacked(at_loop, len(max(at_loop, key=len))) for at_loop in zip(*draws)]
     weights = [dict(trainer.model.named_parameters()) for trainer in trainers]
     together = {f"model.{name}": torch.stack([w[name] for w in weights]) for name in weights[0]}
@@ -128,15 +123,6 @@ def _run(
 
     with sdpa_kernel(SDPBackend.MATH):  # the fused operation has no batched form
         return vmap(run)(together, (start, noise))
-
-
-def _noise(trainer: Trainer, rows: Iteration, running: Sequence[int]) -> list[Tensor]:
-    """What alone :func:`~loopinterp.training.device.with_state_noise` adds before each loop."""
-    std, generator = trainer.config.state_noise, trainer.generators["noise"]
-    if not std:
-        return []
-    like = {"device": rows.h0.device, "dtype": rows.h0.dtype, "generator": generator}
-    return [std * torch.randn(n, *rows.h0.shape[1:], **like) for n in running]
 
 
 class _Loops(nn.Module):

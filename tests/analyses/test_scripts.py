@@ -43,7 +43,7 @@ SCRIPTS = sorted(path.stem for path in (ROOT / "analyses").glob("*.py"))
 
 
 def test_no_script_is_left_out() -> None:
-    assert sorted([*SMALL, *OWN_MODELS, *TABLES, "alignment", "make_zoo"]) == SCRIPTS
+    assert sorted([*SMALL, *OWN_MODELS, *TABLES, "alignment", "gpu", "make_zoo"]) == SCRIPTS
 
 
 @pytest.mark.slow

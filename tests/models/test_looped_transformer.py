@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from loopinterp.errors import HookError, InputError
-from loopinterp.models import LoopedModel, bind
+from loopinterp.models import LoopedModel, LoopedTransformer, LoopedTransformerConfig, bind
 from loopinterp.models.run_inputs import check_inputs
 from tests.models.variants import VARIANTS, build, some_inputs
 
@@ -330,3 +330,24 @@ def test_one_loop_and_many_layers_is_an_ordinary_transformer() -> None:
     deep.load_state_dict(copied)
     x = some_inputs(looped)
     torch.testing.assert_close(deep(x), looped(x), atol=1e-6, rtol=0)
+
+
+def test_inputs_checked_elsewhere_can_be_bound_without_a_look() -> None:
+    config = LoopedTransformerConfig(
+        d_model=8,
+        n_heads=2,
+        d_vocab=5,
+        d_vocab_out=2,
+        positions="abacus",
+        n_ctx=6,
+        digit_tokens=(0, 1),
+    )
+    model, tokens = LoopedTransformer(config, seed=0), torch.tensor([[0, 1, 2, 1]])
+    model.check_inputs(tokens, position_offset=3)
+    seen = model.bind(tokens, position_offset=3).e
+    assert torch.equal(model.bind(tokens, position_offset=3, look=False).e, seen)
+    for wrong, offset in ((tokens + 3, 0), (tokens.float(), 0), (tokens, 4), (tokens, -1)):
+        with pytest.raises(InputError):
+            model.check_inputs(wrong, position_offset=offset)
+    with pytest.raises(InputError, match="expected tokens"):  # what needs no look is still seen
+        model.bind(tokens.float(), look=False)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from loopinterp.training.config import CurriculumConfig
 from loopinterp.training.curriculum import Curriculum
@@ -70,3 +72,45 @@ def test_state_goes_through_json_and_back() -> None:
     other.load(json.loads(json.dumps(one.state())))
     assert feed(one, 0.983, 50) == feed(other, 0.983, 50)
     assert one.state() == other.state()
+
+
+@given(
+    settings=st.one_of(
+        st.builds(
+            CurriculumConfig,
+            max_n=st.just(3),
+            threshold=st.sampled_from([0.0, 0.5, 0.97]),
+            min_steps=st.integers(1, 9),
+        ),
+        st.builds(
+            CurriculumConfig,
+            kind=st.just("interval"),
+            max_n=st.just(3),
+            interval=st.integers(1, 9),
+        ),
+    ),
+    heard=st.lists(st.floats(0, 1) | st.just(1.0), min_size=1, max_size=60),
+)
+def test_it_never_grows_where_it_may_not(settings: CurriculumConfig, heard: list[float]) -> None:
+    """Steps taken in late, when they may matter, leave what they leave when taken in at once."""
+    at_once, late = Curriculum(settings), Curriculum(settings)
+    waiting: list[float] = []
+    for exact_match in heard:
+        at_once.update(exact_match)
+        waiting.append(exact_match)
+        if late.may_grow(len(waiting)):
+            for one in waiting:
+                late.update(one)
+            waiting.clear()
+        assert late.longest == at_once.longest
+    for one in waiting:
+        late.update(one)
+    assert late.state() == at_once.state()
+
+
+def test_most_steps_need_not_be_heard_of() -> None:
+    curriculum = Curriculum(CurriculumConfig(max_n=2, min_steps=30))
+    # 1 - 0.9^k passes 0.97 with k = 34.
+    assert [curriculum.may_grow(n) for n in (1, 30, 33, 34)] == [False, False, False, True]
+    feed(curriculum, 1.0, 34)
+    assert curriculum.done_at == 34 and not curriculum.may_grow(10**6)

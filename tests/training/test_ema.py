@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from torch import nn
 
 from loopinterp.training.ema import Ema
@@ -49,3 +50,19 @@ def test_tied_weights_are_averaged_once() -> None:
     ema.update()
     assert list(ema.shadow) == ["0.weight"]
     assert (ema.shadow["0.weight"] == 2.0).all()
+
+
+def test_weights_that_are_not_to_be_averaged_leave_no_trace() -> None:
+    model = scalar_model(3.0)
+    ema = Ema(model, decay=0.9)
+    nn.init.constant_(model.weight, torch.nan)
+    ema.update(unless=torch.tensor(True))
+    assert ema.shadow["weight"].item() == 3.0
+    nn.init.constant_(model.weight, 5.0)
+    plain = Ema(model, decay=0.9)
+    for one in (ema, plain):
+        one.shadow["weight"].fill_(3.0)
+        one.n_updates = 7
+    ema.update(unless=torch.tensor(False))
+    plain.update()
+    assert torch.equal(ema.shadow["weight"], plain.shadow["weight"])

@@ -61,15 +61,15 @@ def train_until(
     config: TrainingConfig, folder: Path, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Train, and stop without warning after that step's metrics were made."""
-    real = Trainer.step
+    real = Trainer.advance
 
-    def stopping(self: Trainer) -> dict[str, Any]:
+    def stopping(self: Trainer) -> None:
         if self.steps_done == step:
             raise Stopped
-        return real(self)
+        real(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "step", stopping)
+        patch.setattr(Trainer, "advance", stopping)
         with pytest.raises(Stopped):
             train(config, folder, progress=False)
 
@@ -272,18 +272,18 @@ def test_leftovers_of_cut_writes_are_swept_up_and_nothing_of_the_users(
 def test_the_second_trainer_in_a_folder_is_refused(
     tiny: TrainingConfig, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, real = tmp_path / "run", Trainer.step
+    run, real = tmp_path / "run", Trainer.advance
 
-    def meddled_with(self: Trainer) -> dict[str, Any]:
+    def meddled_with(self: Trainer) -> None:
         if self.steps_done == 7:
             with monkeypatch.context() as patch:
-                patch.setattr(Trainer, "step", lambda _: pytest.fail("two trainers"))
+                patch.setattr(Trainer, "advance", lambda _: pytest.fail("two trainers"))
                 with pytest.raises(InputError, match="one writer at a time, got another"):
                     train(tiny, run, progress=False)
-        return real(self)
+        real(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "step", meddled_with)
+        patch.setattr(Trainer, "advance", meddled_with)
         train(tiny, run, progress=False)
     assert_same_run(run, whole)
 
@@ -370,7 +370,7 @@ def test_no_run_at_all_is_explained(tmp_path: Path) -> None:
 def test_an_unwritable_folder_is_refused_before_training(
     tiny: TrainingConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Trainer, "step", lambda *_: pytest.fail("trained"))
+    monkeypatch.setattr(Trainer, "advance", lambda *_: pytest.fail("trained"))
     (tmp_path / "file").write_text("")
     for out in (tmp_path / "file", tmp_path / "file" / "run", Path("/proc/nowhere")):
         with pytest.raises(InputError, match="a folder that can be written"):
@@ -500,15 +500,15 @@ def test_lost_metrics_are_refused(tiny: TrainingConfig, copy: Path) -> None:
 def test_a_loss_that_is_not_finite_keeps_the_last_checkpoint(
     tiny: TrainingConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = Trainer.step
+    real = Trainer.advance
 
-    def spoiled(self: Trainer) -> dict[str, Any]:
+    def spoiled(self: Trainer) -> None:
         if self.steps_done == 12:
             with torch.no_grad():
                 self.model.unembedding.weight.fill_(math.inf)
-        return real(self)
+        real(self)
 
-    monkeypatch.setattr(Trainer, "step", spoiled)
+    monkeypatch.setattr(Trainer, "advance", spoiled)
     with pytest.raises(InputError, match=r"loss at step 13.*optimiser\.lr"):
         train(tiny, tmp_path / "run", progress=False)
     run = Run.load(tmp_path / "run")
@@ -553,13 +553,13 @@ def test_the_progress_bar_can_be_switched_off(
 def test_threads_are_given_back(
     tiny: TrainingConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, seen, real = torch.get_num_threads(), [], Trainer.step
+    before, seen, real = torch.get_num_threads(), [], Trainer.advance
 
-    def watching(self: Trainer) -> dict[str, Any]:
+    def watching(self: Trainer) -> None:
         seen.append(torch.get_num_threads())
-        return real(self)
+        real(self)
 
-    monkeypatch.setattr(Trainer, "step", watching)
+    monkeypatch.setattr(Trainer, "advance", watching)
     train(tiny.replace(steps=1, threads=before + 1), tmp_path / "run", progress=False)
     assert seen == [before + 1]
     assert torch.get_num_threads() == before

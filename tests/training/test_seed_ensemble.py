@@ -10,7 +10,7 @@ import torch
 
 from loopinterp.errors import ConfigError, InputError
 from loopinterp.training import Run, Trainer, TrainingConfig, train, train_seeds
-from loopinterp.training.seed_ensemble import check_together, step_together
+from loopinterp.training.seed_ensemble import advance_together, check_together, read
 
 ABACUS = {
     "positions": "abacus",
@@ -44,8 +44,10 @@ def test_each_seed_makes_the_steps_it_makes_alone(
     configs = [TrainingConfig.from_dict(values | {"seed": seed}) for seed in (0, 3)]
     together, alone = ([Trainer(config) for config in configs] for _ in range(2))
     for _ in range(steps):
-        found, expected = step_together(together), [trainer.step() for trainer in alone]
-        for one, other in zip(found, expected):
+        advance_together(together)
+        expected = [trainer.step() for trainer in alone]
+        for trainer, other in zip(together, expected):
+            [one] = read(trainer)
             assert one == pytest.approx(other, rel=1e-4, abs=1e-5)
     generator = torch.Generator().manual_seed(0)
     inputs = together[0].task.sample(4, batch_size=8, generator=generator).inputs
@@ -62,8 +64,10 @@ def test_a_seed_that_diverges_is_named(tiny: TrainingConfig) -> None:
     trainers = [Trainer(tiny.replace(seed=seed)) for seed in (0, 7)]
     with torch.no_grad():
         trainers[1].model.unembedding.weight.fill_(torch.nan)
+    advance_together(trainers)
+    assert len(read(trainers[0])) == 1
     with pytest.raises(InputError, match="seed 7: loss at step 1"):
-        step_together(trainers)
+        read(trainers[1])
     assert [trainer.steps_done for trainer in trainers] == [1, 0]
 
 
@@ -81,11 +85,11 @@ def test_runs_of_seeds_are_ordinary_runs(
     config = tiny.replace(steps=8, checkpoint_every=3, log_every=1)
     real, stopped = Trainer.finish, []
 
-    def stopping(self: Trainer, *args: Any) -> dict[str, Any]:
+    def stopping(self: Trainer, *args: Any) -> None:
         if self.steps_done == 4 and self.config.seed == 5:
             stopped.append(self)
             raise KeyboardInterrupt
-        return real(self, *args)
+        real(self, *args)
 
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "finish", stopping)

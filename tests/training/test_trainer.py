@@ -11,7 +11,13 @@ import torch
 import torch.nn.functional as F
 
 from loopinterp.errors import CheckpointError, InputError
-from loopinterp.training import ObjectiveConfig, OptimiserConfig, Trainer, TrainingConfig
+from loopinterp.training import (
+    CurriculumConfig,
+    ObjectiveConfig,
+    OptimiserConfig,
+    Trainer,
+    TrainingConfig,
+)
 
 HERE = Path("run/state/checkpoint.safetensors")
 
@@ -105,6 +111,31 @@ def test_counters_that_cannot_be_read_are_refused(tiny: TrainingConfig) -> None:
         Trainer(tiny).load(tensors, {"scalars": "{}"}, HERE)
 
 
+def test_steps_read_late_are_those_read_at_once(tiny: TrainingConfig) -> None:
+    config = tiny.replace(log_every=100, checkpoint_every=100)
+    at_once, late = Trainer(config), Trainer(config)
+    expected, found, readings = [at_once.step() for _ in range(14)], [], 0
+    for _ in range(14):
+        late.advance()
+        if late.due:
+            found += late.read()
+            readings += 1
+    assert found + late.read() == expected
+    assert readings == 2  # after 5 and 10 steps, where the curriculum grows
+    for one, other in zip(at_once.state()[0].values(), late.state()[0].values(), strict=True):
+        assert torch.equal(one, other)
+    assert late.read() == []
+
+
+def test_readings_are_due_with_lines_and_checkpoints(tiny: TrainingConfig) -> None:
+    trainer = Trainer(tiny.replace(curriculum=CurriculumConfig(kind="none", max_n=2), steps=11))
+    due = []
+    for _ in range(11):
+        trainer.advance()
+        due += [trainer.steps_done] if trainer.due else []
+    assert due == [2, 4, 5, 6, 8, 10, 11]  # a line every 2, a checkpoint every 5, the end
+
+
 @pytest.mark.parametrize("what", ["loss", "gradient norm"])
 def test_a_step_that_is_not_finite_says_what_to_change(
     tiny: TrainingConfig, what: str, monkeypatch: pytest.MonkeyPatch
@@ -165,10 +196,10 @@ def test_each_example_may_draw_its_own_start(
     trainer = Trainer(TrainingConfig.from_dict(values))
     given: list[torch.Tensor] = []
     monkeypatch.setattr(
-        trainer, "_bind", lambda inputs, position_offset: given.append(position_offset)
+        trainer, "_bind", lambda inputs, position_offset, look: given.append(position_offset)
     )
     for _ in range(20):
-        trainer.bind(trainer._batch())
+        trainer.bind(trainer.draw())
     drawn = torch.stack(given)
     assert drawn.shape == (20, 64)
     assert drawn.unique().tolist() == list(range(31))
@@ -189,7 +220,7 @@ def test_precision_is_that_of_the_forward_pass(
     tiny: TrainingConfig, precision: Any, dtype: str
 ) -> None:
     trainer = Trainer(tiny.replace(precision=precision))
-    assert trainer._supervise(trainer._batch()).logits.dtype == getattr(torch, dtype)
+    assert trainer._supervise(trainer.draw()).logits.dtype == getattr(torch, dtype)
     assert trainer.model.dtype == torch.float32
 
 

@@ -1,0 +1,281 @@
+"""Tensors made on the wrong device, and steps that wait for the device, are found without one.
+
+What is computed on the device of :mod:`tests.pretend_gpu` equals what the CPU computes, and fails
+where a GPU would. Where a study turns tensors into numpy's arrays, it has brought them back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from loopinterp import circuits, dynamics, models, probing, training
+from loopinterp.errors import InputError
+from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, greedy_decode
+from loopinterp.rasp import compile_program
+from loopinterp.tasks import Addition, Batch
+from loopinterp.training import Trainer, TrainingConfig
+from loopinterp.training.seed_ensemble import advance_together, read
+from tests.pretend_gpu import DEVICE, OnDevice, WouldWait, no_waiting, pretend_gpu
+from tests.test_study_arguments import OF_A_TASK
+from tests.test_study_arguments import STUDIES as ASKED
+from tests.training.tiny_run import TINY
+
+SMALL: dict[str, Any] = {"d_model": 16, "n_heads": 2, "d_vocab": 6, "d_vocab_out": 6}
+ABACUS = {"positions": "abacus", "digit_tokens": (0, 1), "n_ctx": 60, "abacus_max_offset": 20}
+MODELS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "two answers": {"d_vocab_out": 2},
+    "window": {"positions": "relative", "relative_window": 1, "attention_window": 1},
+    "mixed windows": {"attention_window": 1, "windowed_heads": 1},
+    "learned": {"positions": "absolute", "n_ctx": 60},
+    "rotary, surround": {"positions": "rotary", "n_prelude": 1, "n_coda": 1},
+    "fire": {"positions": "fire"},
+    "abacus": {**ABACUS, "abacus_target": "input"},
+    "abacus on q and k": {**ABACUS, "abacus_target": "qk"},
+    "gate, noise": {"injection": "gated_output", "initial_state": "noise", "norm": "sandwich"},
+    "recall": {"injection": "concat", "initial_state": "zeros", "loop_norm": True},
+    "sublayer, rms": {"injection": "sublayer", "norm_type": "rmsnorm"},
+}
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
+    """The device, which ``--device cuda`` asks for as well, and autocast takes for one of its."""
+    monkeypatch.setattr(training.trainer, "resolve_device", lambda _: torch.device(DEVICE.type))
+    monkeypatch.setattr(Trainer, "autocast", lambda _: nullcontext())
+    with pretend_gpu() as made:
+        yield made
+
+
+def model_of(kind: str) -> LoopedTransformer:
+    return LoopedTransformer(LoopedTransformerConfig(**SMALL | MODELS[kind]), seed=0)
+
+
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def tokens(n: int = 8) -> Tensor:
+    """Prompts of additions: digits, ``+`` and ``=``."""
+    return torch.randint(6, (4, n), generator=seeded())
+
+
+def same(there: Any, here: Any) -> None:
+    """The values that the CPU has, on the device."""
+    assert isinstance(there, OnDevice)
+    torch.testing.assert_close(there.cpu(), here, rtol=1e-4, atol=1e-5)
+
+
+# Runs of a model
+
+
+@pytest.mark.parametrize("kind", [kind for kind in MODELS if kind != "two answers"])
+def test_runs_hooks_caches_and_decoding(device: torch.device, kind: str) -> None:
+    here, there = model_of(kind), model_of(kind).to(device)
+    inputs, ends = tokens(), torch.tensor([3, 1, 2, 4])
+    moved = inputs.to(device)
+    same(there(moved, n_loops=ends.to(device)), here(inputs, n_loops=ends))
+    every = here.run_with_cache(inputs, n_loops=2, incl_bwd=True, loss_fn=lambda y: y.sum())[1]
+    cached = there.run_with_cache(moved, n_loops=2, incl_bwd=True, loss_fn=lambda y: y.sum())[1]
+    assert list(cached) == list(every)
+    for name in every:
+        same(cached[name], every[name])
+    hook = [("loops.1.blocks.0.attn.hook_pattern", lambda x, hook: torch.zeros_like(x))]
+    same(
+        there.run_with_hooks(moved, n_loops=2, fwd_hooks=hook),
+        here.run_with_hooks(inputs, n_loops=2, fwd_hooks=hook),
+    )
+    for loops, by_cache in ((ends.clamp(max=2), True), (2, False)):
+        theirs = loops.to(device) if isinstance(loops, Tensor) else loops
+        options: dict[str, Any] = {"max_new_tokens": 3, "stop_token": 1, "use_cache": by_cache}
+        says = greedy_decode(there, moved, n_loops=theirs, **options)
+        assert torch.equal(says.cpu(), greedy_decode(here, inputs, n_loops=loops, **options))
+
+
+RULES: dict[str, Any] = {
+    "oracle": models.Oracle(),
+    "confidence": models.MaxConfidence(),
+    "of the batch": models.MaxConfidence(per="batch"),
+    "residual": models.ResidualBelow(0.5),
+    "kl": models.ReadoutKL(0.05),
+    "acceleration": models.AccelerationBelow(0.5),
+    "held": models.AnswerHeld(2),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_stopping_rules(device: torch.device, rule: str) -> None:
+    batch = Addition().sample(torch.tensor([2, 3, 4, 4]), generator=seeded())
+    here, there = (
+        models.run_until(
+            m, b.inputs, RULES[rule], max_loops=8, mask=b.targets >= 0, n_loops=b.n_loops
+        )
+        for m, b in ((model_of("plain"), batch), (model_of("plain").to(device), batch.to(device)))
+    )
+    for name in ("loop", "logits", "state"):
+        same(getattr(there, name), getattr(here, name))
+
+
+# Studies
+
+
+def _patching(model: Any, batch: Batch) -> Any:
+    return circuits.patching_sweep(model, batch.inputs, batch.inputs.roll(1, 0), n_loops=4)
+
+
+STUDIES: dict[str, Callable[[Any, Any], Any]] = ASKED | {
+    "convergence_study": lambda m, d: dynamics.convergence_study(m, d, n_loops=12, n_spectral=1),
+    "search_subspaces": lambda m, d: circuits.search_subspaces(m, d, "ripple", ranks=(1,), steps=2),
+    "carry_study": lambda m, d: probing.carry_study(m, d, n=16, loops=[0, 4], n_short=8),
+    "patching_sweep": _patching,
+}
+OF_KNOWN = {"search_subspaces", "patching_sweep"}
+"""Studies that a model without training gives nothing to compare."""
+
+PLANNED_ON_THE_CPU = {"compare_programs", "interchange_study", "head_study"}
+"""Studies that bring their data to the model themselves."""
+
+TIES = {"carry_study": 0.02}
+"""Accuracies, in which a tie may fall to either side."""
+
+
+@cache
+def asked_of(name: str) -> Any:
+    if name in OF_A_TASK:
+        return Addition()
+    n, size = {"planted_carry_study": (16, 48), "compare_programs": (4, 8)}.get(name, (5, 12))
+    return Addition().sample(n, batch_size=size, generator=seeded(), distribution="propagate")
+
+
+def model_for(name: str) -> LoopedTransformer:
+    if name in OF_KNOWN:
+        return compile_program("ripple", max_length=17).model
+    return model_of("two answers")
+
+
+@cache
+def on_the_cpu(name: str) -> Any:
+    return STUDIES[name](model_for(name), asked_of(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "moved"),
+    [*((name, True) for name in STUDIES), *((name, False) for name in sorted(PLANNED_ON_THE_CPU))],
+)
+def test_studies(name: str, moved: bool) -> None:
+    here, data = on_the_cpu(name), asked_of(name)
+    with pretend_gpu() as device:
+        data = data.to(device) if moved and isinstance(data, Batch) else data
+        there = STUDIES[name](model_for(name).to(device), data)
+    assert there.data.variables.keys() == here.data.variables.keys()
+    for key, expected in here.data.variables.items():
+        found, atol = there.data[key].values, TIES.get(name, 1e-4)
+        if expected.values.dtype.kind == "f":
+            np.testing.assert_allclose(found, expected.values, rtol=1e-3, atol=atol, err_msg=key)
+        else:
+            np.testing.assert_array_equal(found, expected.values, err_msg=key)
+
+
+# Training
+
+TRAINED: dict[str, dict[str, Any]] = {
+    "tiny": {},
+    "held": {"objective": {"hold_loops": 2}},
+    "last": {"objective": {"kind": "last"}},
+    "progressive": {"objective": {"kind": "progressive"}},
+    "every": {"objective": {"kind": "every", "n_loops": 2, "weights": [1.0, 3.0]}},
+    "drawn": {"objective": {"kind": "drawn", "n_loops": 4}},
+    "shifted": {"objective": {"loop_scale": 1.5, "extra_loops": 1}},
+    "by accuracy": {"curriculum": {"max_n": 3, "min_steps": 3}},
+    "features": {
+        "task_settings": {"format": "features"},
+        "model": {"d_vocab": None, "d_features": 2},
+    },
+    "abacus": {"offset_per_example": True, "model": {**ABACUS, "relative_window": None}},
+    "abacus on q and k": {
+        "model": {**ABACUS, "abacus_target": "qk", "relative_window": None, "loop_norm": False}
+    },
+}
+
+
+def trained(kind: str, **more: Any) -> TrainingConfig:
+    values = TINY.to_dict() | more
+    for key, value in TRAINED[kind].items():
+        values[key] = {**values["model"], **value} if key == "model" else value
+    return TrainingConfig.from_dict(values)
+
+
+@pytest.mark.parametrize("kind", TRAINED)
+def test_a_training_step_waits_for_nothing(device: torch.device, kind: str) -> None:
+    config = trained(kind, log_every=100, checkpoint_every=100)
+    there = Trainer(config)
+    assert there.device.type == device.type
+    with no_waiting():
+        for _ in range(4):
+            there.advance()
+    found = there.read()
+    assert [one["step"] for one in found] == [1, 2, 3, 4]
+    there.advance()
+    with no_waiting(), pytest.raises(WouldWait):  # to read is to wait, and is seen
+        there.read()
+
+
+@pytest.mark.parametrize("kind", TRAINED)
+def test_a_training_run_is_that_of_the_cpu(device: torch.device, kind: str) -> None:
+    there = Trainer(trained(kind))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training.trainer, "resolve_device", lambda _: torch.device("cpu"))
+        here = Trainer(trained(kind))
+    for _ in range(4):
+        assert there.step() == pytest.approx(here.step(), rel=1e-4, abs=1e-6)
+    inputs = here.draw().inputs
+    # Weights that change nothing, as biases of keys, are moved by rounding alone.
+    with torch.no_grad():
+        ours, theirs = (t.averaged_model()(inputs, n_loops=3) for t in (there, here))
+    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["tiny", "held", "abacus on q and k"])
+def test_seeds_trained_together_wait_for_nothing(device: torch.device, kind: str) -> None:
+    configs = [trained(kind, seed=seed, log_every=100) for seed in (0, 1)]
+    together, alone = ([Trainer(config) for config in configs] for _ in range(2))
+    with no_waiting():
+        for _ in range(3):
+            advance_together(together)
+    for trainer, other in zip(together, alone):
+        for found in read(trainer):
+            assert found == pytest.approx(other.step(), rel=1e-4, abs=1e-5)
+
+
+def test_a_step_that_is_not_finite_changes_nothing_nor_do_those_after_it(
+    device: torch.device,
+) -> None:
+    trainer = Trainer(trained("tiny", log_every=100, checkpoint_every=100))
+    trainer.advance()
+    trainer.read()
+    shadow, moment = trainer.ema.shadow["unembedding.weight"], "exp_avg/unembedding.weight"
+    weight = trainer.model.unembedding.weight
+    with torch.no_grad():
+        weight[0, 0] = torch.inf
+    kept = [x.detach().clone() for x in (weight, shadow, trainer.state()[0][moment])]
+    with no_waiting():
+        for _ in range(3):
+            trainer.advance()
+    with pytest.raises(InputError, match="have not been read"):
+        trainer.state()
+    with pytest.raises(InputError, match="loss at step 2"):
+        trainer.read()
+    assert (trainer.steps_done, trainer.ema.n_updates) == (1, 1)
+    for old, new in zip(kept, (weight, shadow, trainer.state()[0][moment])):
+        assert torch.equal(old, new)
+    with torch.no_grad():
+        weight[0, 0] = 0.0
+    assert trainer.step()["step"] == 2 and not torch.equal(kept[1], shadow)
