@@ -104,14 +104,15 @@ class SubspaceSearch(Result, kind="subspace-search"):
     def worst(self, subspace: str) -> tuple[float, float, float]:
         """Share of pairs that a subspace carries at its worst delay, with its 95% interval.
 
-        Delays with few pairs are taken together with those beside them.
+        The worst is that whose interval begins lowest. Delays with few pairs are taken together
+        with those beside them.
         """
         active = self.data["active"].values
         share = self.data["carried"].sel(subspace=subspace, estimate="value").fillna(0).values
         groups = [slice(first, last + 1) for first, last in delay_groups(active)]
         n = np.array([active[group].sum() for group in groups])
         same = np.array([(share * active)[group].sum() for group in groups])
-        value, low, high = wilson_estimate(same, n)[(same / n.clip(min=1)).argmin()].tolist()
+        value, low, high = min(wilson_estimate(same, n).tolist(), key=lambda found: found[1])
         return value, low, high
 
 

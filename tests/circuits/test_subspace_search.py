@@ -17,9 +17,10 @@ from loopinterp.circuits import (
     learn_subspace,
     search_subspaces,
 )
-from loopinterp.circuits.subspace_search import BY_TOKEN, READ, SubspaceSearch
+from loopinterp.circuits.subspace_search import BY_TOKEN, READ, WHOLE, SubspaceSearch
+from loopinterp.circuits.verdict import THRESHOLD
 from loopinterp.errors import InputError
-from loopinterp.intervals import ENDS
+from loopinterp.intervals import ENDS, wilson_estimate
 from loopinterp.rasp import compile_program, get_program, rotate
 from loopinterp.saved_results import load_result
 from loopinterp.tasks import Addition
@@ -152,20 +153,33 @@ def test_one_direction_per_token_carries_what_no_single_one_does(monkeypatch, ba
     assert sum(calls) <= 128 * N * 12 and len(calls) == 4
 
 
-def test_the_worst_delay_is_that_of_the_least_share():
-    active = np.array([100, 100, 50, 10, 3])
-    share = np.array([1.0, 0.9, 0.98, 0.5, 0.0])
+def carrying(active: list[int], share: list[float]) -> SubspaceSearch:
+    """A search for one direction that carries such shares of pairs at each delay."""
+    carried = np.array(share)[None, :, None] * np.ones(3)
+    delays = [str(delay) for delay in range(len(active))]
     data = xr.Dataset(
-        {
-            "active": ("delay", active),
-            "carried": (("subspace", "delay", "estimate"), share[None, :, None] * np.ones(3)),
-        },
-        coords={"subspace": ["learned, 1"], "delay": list("01234"), "estimate": list(ENDS)},
+        {"active": ("delay", active), "carried": (("subspace", "delay", "estimate"), carried)},
+        coords={"subspace": ["learned, 1"], "delay": delays, "estimate": list(ENDS)},
     )
-    search = SimpleNamespace(data=data)
+    search: Any = SimpleNamespace(data=data, methods=["learned", WHOLE], ranks=[1, 8])
+    search.worst = lambda name: SubspaceSearch.worst(search, name)
+    return search
+
+
+def test_the_worst_delay_is_that_of_the_least_share():
     # 10 and 3 pairs say too little by themselves: with the 50 before them, 54 of 63.
-    value, low, high = SubspaceSearch.worst(cast("Any", search), "learned, 1")
+    search = carrying([100, 100, 50, 10, 3], [1.0, 0.9, 0.98, 0.5, 0.0])
+    value, low, high = search.worst("learned, 1")
     assert value == pytest.approx(54 / 63) and low < value < high
+
+
+def test_few_pairs_of_a_larger_share_may_say_less():
+    search = carrying([1000, 60], [0.93, 0.95])
+    for at, (active, share) in enumerate([(1000, 0.93), (60, 0.95)]):
+        _, low, _ = wilson_estimate(share * active, active)
+        assert (low < THRESHOLD) == bool(at)
+    assert search.worst("learned, 1")[0] == pytest.approx(0.95)
+    assert cast("Any", SubspaceSearch.smallest).fget(search) == {"learned": 0}
 
 
 def test_it_is_scored_on_inputs_it_was_not_fitted_on(result):
