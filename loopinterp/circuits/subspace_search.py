@@ -149,8 +149,8 @@ def search_subspaces(
 
     Args:
         model: Any looped model.
-        data: Inputs, each batch of one length, or the task to draw them from; even rows are fitted
-            on, odd ones scored.
+        data: Inputs, each batch of one length, or the task to draw them from. Different inputs
+            are fitted on and scored by turns, each with all rows that are equal to it.
         program: Its variables choose the pairs, and are what probes are fitted to.
         variables: Those that are looked for; all by default. For some of them, learning follows
             the program's counterfactual instead of the exchange of the whole state.
@@ -166,7 +166,8 @@ def search_subspaces(
 
     Raises:
         InputError: unknown methods or variables, ranks that the state does not have, rows that are
-            not orthonormal, or no pair in which an exchange changes an answer.
+            not orthonormal, no input to score besides those fitted on, or no pair in which an
+            exchange changes an answer.
 
     Source: distributed alignment search, Geiger et al., arXiv 2303.02536. TransformerLens'
     ``fit_das`` aligns one read-out class at one hook; here a whole answer at several delays
@@ -209,7 +210,7 @@ def search_subspaces(
         lengths=[int(b.n[0]) for b in batches],
     ) as watch:
         generator = torch.Generator().manual_seed(seed)
-        half = batches[0][::2]
+        half, _ = _halves(batches[0])
         fit = InterchangeRun(model, strategy(model, [chosen], half, generator))
         if not (kept := [rank for rank in dict.fromkeys(ranks) if rank < width]):
             raise InputError(
@@ -219,9 +220,10 @@ def search_subspaces(
             *(_Subspace(name, len(rows), rows.to(fit.own)) for name, rows in bases.items()),
             *_fitted(fit, half, chosen, names, kept, methods, steps=steps, seed=seed),
         ]
+        seen = set(map(tuple, half.inputs.tolist()))
         held_out = [
-            InterchangeRun(model, strategy(model, [chosen], batch[1::2], generator))
-            for batch in batches
+            InterchangeRun(model, strategy(model, [chosen], _without(seen, other), generator))
+            for _, other in map(_halves, batches)
         ]
         counts = _joined([_counts(run, found, chosen, names) for run in held_out])
         return SubspaceSearch.of(
@@ -243,6 +245,27 @@ def search_subspaces(
             fitted_on=len(fit.pairs),
             scored_on=sum(len(run.pairs) for run in held_out),
         )
+
+
+def _halves(batch: Batch) -> tuple[Batch, Batch]:
+    """Every other one of the different inputs, in their order, and the others; all rows of each."""
+    _, which = batch.inputs.unique(dim=0, return_inverse=True)
+    order = {k: number for number, k in enumerate(dict.fromkeys(which.tolist()))}
+    odd = torch.tensor([order[k] % 2 for k in which.tolist()], dtype=torch.bool)
+    return batch[~odd], batch[odd]
+
+
+def _without(seen: set[tuple[int, ...]], batch: Batch) -> Batch:
+    """The rows of a batch that nothing was fitted on."""
+    new = torch.tensor([tuple(row) not in seen for row in batch.inputs.tolist()], dtype=torch.bool)
+    if not new.any():
+        raise InputError(
+            "data",
+            expected="inputs besides those that subspaces are fitted on",
+            given="none that differ from them",
+            fix="Draw more, or longer, inputs.",
+        )
+    return batch[new]
 
 
 def _fitted(

@@ -23,7 +23,7 @@ from loopinterp.errors import InputError
 from loopinterp.intervals import ENDS, wilson_estimate
 from loopinterp.rasp import compile_program, get_program, rotate
 from loopinterp.saved_results import load_result
-from loopinterp.tasks import Addition
+from loopinterp.tasks import Addition, Parity
 
 N = 8
 
@@ -185,6 +185,47 @@ def test_few_pairs_of_a_larger_share_may_say_less():
 def test_it_is_scored_on_inputs_it_was_not_fitted_on(result):
     assert result.fitted_on > 0 < result.scored_on
     assert int(result.data["active"].sel(delay="0")) > 50
+
+
+class Recording(SpreadPairs):
+    """Pairs as ever, and the inputs that they were drawn from."""
+
+    def __call__(self, model, programs, batch, generator):
+        drawn.append(batch.inputs)
+        return super().__call__(model, programs, batch, generator)
+
+
+drawn: list[torch.Tensor] = []
+
+
+def searched(task: Parity | Addition, *sizes: int, n: int) -> list[torch.Tensor]:
+    """Inputs of the first batch, those that were fitted on, and those of each batch scored."""
+    drawn.clear()
+    generator = torch.Generator().manual_seed(0)
+    batches = [task.sample(n, batch_size=size, generator=generator) for size in sizes]
+    program = "ripple" if isinstance(task, Addition) else "parity"
+    model = compile_program(program, max_length=n + 3).model
+    options = {"methods": ["principal directions"], "ranks": [1], "pairs": Recording(pairs=8)}
+    search_subspaces(model, batches, program, **options)
+    return [batches[0].inputs, *drawn]
+
+
+@pytest.mark.parametrize("sizes", [[256], [64, 256]])
+def test_no_input_is_both_fitted_on_and_scored(sizes):
+    given, fitted, *scored = (set(map(tuple, x.tolist())) for x in searched(Parity(), *sizes, n=6))
+    assert fitted | scored[0] == given
+    assert len(scored) == len(sizes) and all(fitted and x and not fitted & x for x in scored)
+
+
+def test_inputs_that_are_all_different_take_turns():
+    given, fitted, scored = searched(Addition(), 32, n=N)
+    assert torch.equal(fitted, given[::2]) and torch.equal(scored, given[1::2])
+
+
+def test_inputs_that_were_all_fitted_on_are_not_scored(ripple, batch):
+    first = batch[torch.tensor([0, 0])]
+    with pytest.raises(InputError, match="data: expected inputs besides those"):
+        search_subspaces(ripple.model, [batch, first], "ripple", methods=("difference of means",))
 
 
 def test_it_is_said_and_drawn_from_the_saved_result(result, tmp_path):
