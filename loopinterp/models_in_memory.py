@@ -127,7 +127,7 @@ def _need_same(folder: Path, described: dict[str, Any]) -> None:
     given = ", ".join(name for name in described if kept.get(name) != described[name])
     weights = "weights_sha256"
     model, before = described["model"], kept.get("model")
-    has_weights = isinstance(model, dict) and weights in model
+    has_weights = isinstance(model, dict) and weights in model and _says_all(model)
     if has_weights and isinstance(before, dict) and before | {weights: model[weights]} == model:
         given = given.replace("model", "weights")
     if given or not has_weights:
@@ -141,3 +141,8 @@ def _need_same(folder: Path, described: dict[str, Any]) -> None:
             if has_weights
             else "Choose another folder, or make the model a torch.nn.Module.",
         )
+
+
+def _says_all(model: dict[str, Any] | str) -> bool:
+    """Whether what is said of a model, and of those inside it, is more than a class."""
+    return isinstance(model, dict) and all(map(_says_all, model.get("inside", {}).values()))

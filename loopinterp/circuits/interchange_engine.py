@@ -2,7 +2,8 @@
 
 On the four methods of the protocol alone. Only what an exchange can reach is run again: the loops
 after it, and where the next state of a position depends on a window of w positions to its left
-(:func:`loopinterp.models.reach`), the cone of w more positions a loop.
+(:func:`loopinterp.models.reach`), the cone of w more positions a loop; all positions where the
+model says ``local_step = False``, as its step looks at the tokens or at where they stand.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ class InterchangeRun(ShortRepr):
     def __init__(self, model: LoopedModel | Any, pairs: InterchangePairs) -> None:
         _check_ranges(pairs)
         self.model, self.pairs = model, pairs.to(device_of(model))
-        self.reach = None if _needs_all_positions(model) else reach(model)
+        self.reach = reach(model) if getattr(model, "local_step", True) else None
         self._cached: _Runs | None = None
         pairs, natural = self.pairs, []
         for first, states in self._runs():
@@ -287,10 +288,3 @@ def _check_ranges(pairs: InterchangePairs) -> None:
                 given=f"{int(values.min())} to {int(values.max())}",
                 fix="Mend the strategy that chose them.",
             )
-
-
-def _needs_all_positions(model: Any) -> bool:
-    """Whether a step depends on the tokens or on where they stand, so that no part goes alone."""
-    config = getattr(model, "config", None)
-    kind, target = (getattr(config, name, None) for name in ("positions", "abacus_target"))
-    return kind == "fire" or (kind, target) == ("abacus", "qk")

@@ -8,7 +8,7 @@ import xarray as xr
 from loopinterp.circuits.planted_carry import ERASED, KINDS, MOST, PLANTED, TOKENS, PlantedCarry
 from loopinterp.plotting import heatmap_panels
 from loopinterp.rasp.program_alignment import spell_loops
-from loopinterp.results import Figure, Finding, figures_of, findings_of
+from loopinterp.results import Figure, Finding, figures_of, findings_of, percent
 
 SECTION = "program"
 
@@ -21,9 +21,9 @@ def _findings(result: PlantedCarry) -> list[Finding]:
         of = f"In {model}, a" if several else "A"
         planted, erased = (_in_words(result, model, kind) for kind in KINDS)
         text = (
-            f"{of} carry that is put in by hand behind the front is held for {planted} and then "
-            f"mended; one that is taken away stays away for {erased}. A plain ripple holds either "
-            "for 1 loop, a sticky one holds a planted carry for ever."
+            f"{of} carry that is put in by hand behind the front is held for {planted}"
+            f"{_mended(result.lives(model))}; one that is taken away stays away for {erased}. A "
+            "plain ripple holds either for 1 loop, a sticky one holds a planted carry for ever."
         )
         value = _loops(result.quantile(0.5, model))
         label = f"Hold time of a carry{f', {model}' if several else ''}"
@@ -38,6 +38,14 @@ def _in_words(result: PlantedCarry, model: str, kind: str) -> str:
     span = f"{low:.0f} to {_loops(high)}" if low != high else "all of them"
     n = int(result.lives(model, kind).sum())
     return f"{_loops(middle)} (median of {n}; 5% to 95%: {span})"
+
+
+def _mended(lives: np.ndarray) -> str:
+    """What became of carries; those that live :data:`MOST` loops were not seen to end."""
+    ended, n = int(lives[:MOST].sum()), int(lives.sum())
+    if ended == n:
+        return " and then mended" if n else ""
+    return f"; {percent(ended / n) if ended else 'none'} of them were seen to be mended"
 
 
 def _loops(life: float) -> str:

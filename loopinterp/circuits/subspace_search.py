@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -72,6 +73,7 @@ class SubspaceSearch(Result, kind="subspace-search"):
         variables: Those variables.
         fitted_on: Pairs that subspaces were fitted on.
         scored_on: Pairs that they were scored on.
+        scored_inputs: The inputs that these are of; intervals count no more than these.
     """
 
     VARIABLES: ClassVar = {
@@ -88,6 +90,7 @@ class SubspaceSearch(Result, kind="subspace-search"):
     variables: list[str]
     fitted_on: int
     scored_on: int
+    scored_inputs: int
 
     @property
     def smallest(self) -> dict[str, int]:
@@ -104,14 +107,18 @@ class SubspaceSearch(Result, kind="subspace-search"):
     def worst(self, subspace: str) -> tuple[float, float, float]:
         """Share of pairs that a subspace carries at its worst delay, with its 95% interval.
 
-        Delays with few pairs are taken together with those beside them.
+        The worst is that whose interval begins lowest. Delays with few pairs are taken together
+        with those beside them.
         """
         active = self.data["active"].values
         share = self.data["carried"].sel(subspace=subspace, estimate="value").fillna(0).values
         groups = [slice(first, last + 1) for first, last in delay_groups(active)]
         n = np.array([active[group].sum() for group in groups])
         same = np.array([(share * active)[group].sum() for group in groups])
-        value, low, high = wilson_estimate(same, n)[(same / n.clip(min=1)).argmin()].tolist()
+        value, low, high = min(
+            wilson_estimate(same, n, independent=self.scored_inputs).tolist(),
+            key=lambda found: found[1],
+        )
         return value, low, high
 
 
@@ -148,8 +155,8 @@ def search_subspaces(
 
     Args:
         model: Any looped model.
-        data: Inputs, each batch of one length, or the task to draw them from; even rows are fitted
-            on, odd ones scored.
+        data: Inputs, each batch of one length, or the task to draw them from. Different inputs
+            are fitted on and scored by turns, each with all rows that are equal to it.
         program: Its variables choose the pairs, and are what probes are fitted to.
         variables: Those that are looked for; all by default. For some of them, learning follows
             the program's counterfactual instead of the exchange of the whole state.
@@ -165,7 +172,8 @@ def search_subspaces(
 
     Raises:
         InputError: unknown methods or variables, ranks that the state does not have, rows that are
-            not orthonormal, or no pair in which an exchange changes an answer.
+            not orthonormal, no input to score besides those fitted on, or no pair in which an
+            exchange changes an answer.
 
     Source: distributed alignment search, Geiger et al., arXiv 2303.02536. TransformerLens'
     ``fit_das`` aligns one read-out class at one hook; here a whole answer at several delays
@@ -208,7 +216,7 @@ def search_subspaces(
         lengths=[int(b.n[0]) for b in batches],
     ) as watch:
         generator = torch.Generator().manual_seed(seed)
-        half = batches[0][::2]
+        half, _ = _halves(batches[0])
         fit = InterchangeRun(model, strategy(model, [chosen], half, generator))
         if not (kept := [rank for rank in dict.fromkeys(ranks) if rank < width]):
             raise InputError(
@@ -218,11 +226,14 @@ def search_subspaces(
             *(_Subspace(name, len(rows), rows.to(fit.own)) for name, rows in bases.items()),
             *_fitted(fit, half, chosen, names, kept, methods, steps=steps, seed=seed),
         ]
+        seen = set(map(tuple, half.inputs.tolist()))
         held_out = [
-            InterchangeRun(model, strategy(model, [chosen], batch[1::2], generator))
-            for batch in batches
+            InterchangeRun(model, strategy(model, [chosen], _without(seen, other), generator))
+            for _, other in map(_halves, batches)
         ]
         counts = _joined([_counts(run, found, chosen, names) for run in held_out])
+        inputs = sum(len(run.pairs.inputs) for run in held_out)
+        estimate = partial(wilson_estimate, independent=inputs)
         return SubspaceSearch.of(
             watch,
             coords={
@@ -230,18 +241,40 @@ def search_subspaces(
                 "delay": map(str, counts.delay.values),
                 "token": chosen.inputs,
             },
-            carried=wilson_estimate(counts.same, counts.active),
-            complement=wilson_estimate(counts.rest, counts.active),
+            carried=estimate(counts.same, counts.active),
+            complement=estimate(counts.rest, counts.active),
             active=counts.active,
-            iia=wilson_estimate(counts.right, counts.says),
-            carried_by_token=wilson_estimate(counts.same_of_token, counts.of_token),
+            iia=estimate(counts.right, counts.says),
+            carried_by_token=estimate(counts.same_of_token, counts.of_token),
             ranks=[*(subspace.rank for subspace in found), width],
             methods=[*(subspace.method for subspace in found), WHOLE],
             program=chosen.name,
             variables=names,
             fitted_on=len(fit.pairs),
             scored_on=sum(len(run.pairs) for run in held_out),
+            scored_inputs=inputs,
         )
+
+
+def _halves(batch: Batch) -> tuple[Batch, Batch]:
+    """Every other one of the different inputs, in their order, and the others; all rows of each."""
+    _, which = batch.inputs.unique(dim=0, return_inverse=True)
+    order = {k: number for number, k in enumerate(dict.fromkeys(which.tolist()))}
+    odd = torch.tensor([order[k] % 2 for k in which.tolist()], dtype=torch.bool)
+    return batch[~odd], batch[odd]
+
+
+def _without(seen: set[tuple[int, ...]], batch: Batch) -> Batch:
+    """The rows of a batch that nothing was fitted on."""
+    new = torch.tensor([tuple(row) not in seen for row in batch.inputs.tolist()], dtype=torch.bool)
+    if not new.any():
+        raise InputError(
+            "data",
+            expected="inputs besides those that subspaces are fitted on",
+            given="none that differ from them",
+            fix="Draw more, or longer, inputs.",
+        )
+    return batch[new]
 
 
 def _fitted(

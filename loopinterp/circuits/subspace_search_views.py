@@ -31,7 +31,7 @@ def _findings(result: SubspaceSearch) -> list[Finding]:
         good = _rest(result, name) <= 1 - THRESHOLD or None
         found.append(Finding(text, value=value, good=good, label=label))
     else:
-        best = max(names, key=lambda n: result.worst(n)[0])
+        best = max(names, key=lambda n: result.worst(n)[1])
         text = (
             f"No subspace for all tokens that was tried carries what an exchange of the state "
             f"changes at every delay (lower end of the interval at least {percent(THRESHOLD)}); "

@@ -22,10 +22,11 @@ from einops import einsum
 from loopinterp.errors import InputError
 from loopinterp.models.run_inputs import TOKEN_TYPES
 from loopinterp.models.taps import Recorder, Taps
+from loopinterp.storage import digest_tensors
 
 if TYPE_CHECKING:
     import xarray as xr
-    from jaxtyping import Float
+    from jaxtyping import Float, UInt8
     from torch import Tensor
 
     from loopinterp.models.run_readout import RunReadout
@@ -103,19 +104,32 @@ def need_own_readout(run: RunReadout, model: TransformerLensNames, *, own_last_l
             given=f"positions {run.positions.tolist()} of {len(every)}",
             fix="Cache without pos_slice=, and select positions of the result.",
         )
-    if run.logits is None or run.logits.dtype != model.dtype:
-        return  # nothing was read; or activations in another type than the model's, refused as such
-    logits = run.logits.to(model.device)
-    gap = (model._readout(run.state.to(model.device)) - logits).abs()
-    # Far above rounding, by whichever kernel.
-    if not bool((gap <= torch.finfo(gap.dtype).eps ** 0.5 * logits.abs().max()).all()):
+    if run.state.dtype != model.dtype:
+        return  # activations in another type than the model's, refused as such
+    wrong = ""
+    if run.logits is not None:
+        logits = run.logits.to(model.device)
+        gap = (model._readout(run.state.to(model.device)) - logits).abs()
+        # Far above rounding, by whichever kernel.
+        if not bool((gap <= torch.finfo(gap.dtype).eps ** 0.5 * logits.abs().max()).all()):
+            wrong = f"logits that are off by up to {gap.max().item():.2g}"
+    elif run.weights is not None and not torch.equal(run.weights.cpu(), digest_of_readout(model)):
+        wrong = "other weights of its readout than those of the run"
+    if wrong:
         raise InputError(
             "logit_attribution",
             expected="a model that reads the run's logits from its last state",
-            given=f"logits that are off by up to {gap.max().item():.2g}",
+            given=wrong,
             fix="Attribute a run whose coda and final norm no hook has changed, with the "
             "weights of that run.",
         )
+
+
+def digest_of_readout(model: TransformerLensNames) -> UInt8[Tensor, " byte"]:
+    """SHA-256 of the weights that logits are read with, those of a coda's positions too."""
+    parts = ("coda.", "ln_final.", "unembedding.", "relative_bias.")
+    tensors = {k: x for k, x in model.state_dict().items() if k.startswith(parts)}
+    return torch.tensor(list(bytes.fromhex(digest_tensors(tensors))), dtype=torch.uint8)
 
 
 class _WayBack:

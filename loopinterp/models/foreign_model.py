@@ -31,9 +31,9 @@ class ForeignModel:
 
     def embed(self, inputs: Tensor) -> Tensor:
         """The injected input."""
-        e = self._model.embed(inputs)
-        places = inputs.shape[:2] if isinstance(inputs, torch.Tensor) else ("batch", "pos")
-        return self._checked("embed", e, places)
+        if not isinstance(inputs, torch.Tensor):
+            return self._checked("embed", self._model.embed(inputs), ("batch", "pos"))
+        return self._checked("embed", self._call("embed", inputs=inputs), inputs.shape[:2])
 
     def initial_state(self, e: Tensor) -> Tensor:
         """The state before the first loop."""

@@ -80,6 +80,17 @@ class LoopedNetwork(LoopHooks):
             return None
         return self.config.n_layers * window
 
+    @property
+    def reach_before(self) -> int:
+        """Positions to its left that a position's injected input has come from, in a window."""
+        return self.config.n_prelude * (self.config.window_of_all_heads or 0)
+
+    @property
+    def local_step(self) -> bool:
+        """Whether a step of a part is that of the whole: it asks neither for places nor tokens."""
+        kind = self.config.positions
+        return kind != "fire" and (kind, self.config.abacus_target) != ("abacus", "qk")
+
     def _init_weights(self) -> None:
         std = self.config.init_std
         if isinstance(self.relative_bias, RelativeBias):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 
 from loopinterp.errors import HookError, InputError, check_choice, check_integer
+from loopinterp.models.direct_attribution import digest_of_readout
 from loopinterp.models.looped_cache import LoopedCache
 from loopinterp.models.looped_model import Iteration
 from loopinterp.models.positions import AttentionContext
@@ -257,6 +259,8 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
             recorder.backward(out if loss_fn is None else loss_fn(out))
         by_example = isinstance(n_loops, torch.Tensor)
         readout = recorder.readout(by_example=by_example)
+        if readout.logits is None:
+            readout = replace(readout, weights=digest_of_readout(self))
         cache = LoopedCache(recorder.kept, self.unroll(total), readout=readout)
         if remove_batch_dim:
             check_integer("batch size", len(inputs), most=1, fix="Leave remove_batch_dim out.")

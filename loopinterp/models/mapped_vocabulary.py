@@ -84,6 +84,16 @@ class WithVocabulary(nn.Module):
         return said_of(self.model, "causal")
 
     @property
+    def reach_before(self) -> int:
+        """That of the model."""
+        return getattr(self.model, "reach_before", 0)
+
+    @property
+    def local_step(self) -> bool:
+        """That of the model."""
+        return getattr(self.model, "local_step", True)
+
+    @property
     def n_ctx(self) -> int | None:
         """The positions that the model has room for, where it says so."""
         return said_of(self.model, "n_ctx")

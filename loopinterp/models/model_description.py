@@ -10,6 +10,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from loopinterp.errors import InputError, check_integer
+from loopinterp.models.looped_model import LoopedModel
+from loopinterp.models.run_length import rule_of
 from loopinterp.storage import digest_tensors
 
 
@@ -45,8 +47,9 @@ def describe_model(model: Any) -> dict[str, Any] | str:
     Every study describes its model, so that none says anything of one that is broken.
 
     Returns:
-        The configuration, or the ``class`` of a model without one, with ``weights_sha256``; the
-        name of the class alone for what has no weights.
+        The configuration, or the ``class`` of a model without one and the looped models ``inside``
+        it, with the ``loop_rule`` where there is one, and ``weights_sha256``; the name of the class
+        alone for what has nothing of these.
 
     Raises:
         InputError: If a weight is NaN or infinite; it names the tensor. If training mode makes a
@@ -55,13 +58,31 @@ def describe_model(model: Any) -> dict[str, Any] | str:
     """
     check_weights(model)
     check_modules(model)
-    to_dict = getattr(getattr(model, "config", None), "to_dict", None)
-    described = {"class": type(model).__name__} if to_dict is None else to_dict()
-    if isinstance(model, nn.Module):
+    described = _without_weights(model)
+    if isinstance(model, nn.Module) and isinstance(described, dict):
         # Buffers that are not saved with a model decide what it computes as those that are.
         tensors = dict(model.named_buffers()) | own_weights(model)
         return described | {"weights_sha256": digest_tensors(tensors)}
-    return described if to_dict is not None else described["class"]
+    return described
+
+
+def _without_weights(model: Any) -> dict[str, Any] | str:
+    """What a model is but for its weights; the class alone of what is no module and says no more.
+
+    A model round another says of itself what that one says.
+    """
+    to_dict = getattr(getattr(model, "config", None), "to_dict", None)
+    described: dict[str, Any] = {"class": type(model).__name__} if to_dict is None else to_dict()
+    if rule := rule_of(model):
+        described["loop_rule"] = str(rule)
+    if to_dict is None:
+        parts = {"model": getattr(model, "model", None)}
+        parts |= dict(getattr(model, "named_children", dict)())
+        looped = {k: x for k, x in parts.items() if isinstance(x, LoopedModel) and x is not model}
+        if looped:
+            described["inside"] = {name: _without_weights(part) for name, part in looped.items()}
+    alone = list(described) == ["class"] and not isinstance(model, nn.Module)
+    return described["class"] if alone else described
 
 
 def own_weights(model: nn.Module) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
+    from jaxtyping import Bool, Float, Int, UInt8
     from torch import Tensor
 
 _PREFIX = "readout."
@@ -21,12 +21,14 @@ class RunReadout:
         positions: Those that the run's cache keeps, in their order there.
         by_example: Whether each example made a number of loops of its own.
         logits: What was read from the state; None where nothing was.
+        weights: Where nothing was, a digest of the weights that would have read it.
     """
 
     state: Float[Tensor, "batch pos d_model"]
     positions: Int[Tensor, " kept"]
     by_example: Bool[Tensor, ""]
     logits: Float[Tensor, "batch pos d_vocab_out"] | None = None
+    weights: UInt8[Tensor, " byte"] | None = None
 
     def tensors(self) -> dict[str, Tensor]:
         """As a file has it, under names that no activation has."""

@@ -232,7 +232,7 @@ def carry_study(
         control = control_labels(sample.carry[:, :split].flatten(), types, generator=generator)
         labels = torch.cat([sample.variables, control])
         chains = range(1, max_chain + 1)
-        per_loop, before = reach(model), _reach_before(model)
+        per_loop, before = reach(model), getattr(model, "reach_before", 0)
         edges = [math.inf if per_loop is None else per_loop * loop + before for loop in steps]
         return CarryStudyResult.of(
             watch,
@@ -250,12 +250,6 @@ def carry_study(
             reach=per_loop,
             reach_before=before,
         )
-
-
-def _reach_before(model: Any) -> int:
-    """Positions to its left that a position's injected input has come from, in a windowed model."""
-    config = getattr(model, "config", None)
-    return getattr(config, "n_prelude", 0) * (getattr(config, "window_of_all_heads", None) or 0)
 
 
 def _own_probes(

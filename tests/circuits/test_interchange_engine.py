@@ -14,7 +14,13 @@ from loopinterp.circuits.interchange_engine import InterchangeRun, answer, answe
 from loopinterp.circuits.interchange_pairs import InterchangePairs
 from loopinterp.circuits.subspaces import random_change
 from loopinterp.errors import InputError
-from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, bind, reach
+from loopinterp.models import (
+    LoopedTransformer,
+    LoopedTransformerConfig,
+    WithVocabulary,
+    bind,
+    reach,
+)
 from tests.circuits.random_pairs import random_pairs
 
 D_MODEL, N_TOKENS, N_LOOPS, N_POS = 8, 6, 5, 9
@@ -132,6 +138,22 @@ def test_an_exchange_is_one_run_by_hand(name, sites):
     if name in WINDOWED:
         assert reach(model) is not None
     check(model, random_pairs(tokens(), n_loops=N_LOOPS, count=40, sites=sites))
+
+
+@pytest.mark.parametrize("name", [*WINDOWED, *WHOLE])
+def test_a_model_behind_a_vocabulary_goes_on_as_it_does(name):
+    changes = (WINDOWED | WHOLE)[name]
+    model = random_model(**changes)
+    if name == "fire in a window":
+        with torch.no_grad():  # so that places count
+            model.get_parameter("relative_bias.mlp.2.weight").mul_(20)
+    words = tuple(reversed(range(N_TOKENS)))
+    mapped = WithVocabulary(model, tokens=words)
+    pairs = random_pairs(tokens(), n_loops=N_LOOPS, count=40)
+    run = InterchangeRun(mapped, pairs)
+    assert torch.equal(run.after(run.own), run.base)
+    own = InterchangeRun(model, replace(pairs, inputs=torch.tensor(words)[pairs.inputs]))
+    assert torch.equal(run.interchange(), own.interchange())
 
 
 @given(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from loopinterp.circuits import planted_carry_study
 from loopinterp.circuits.planted_carry import ERASED, MOST, PLANTED
+from loopinterp.circuits.planted_carry_views import _mended
 from loopinterp.errors import InputError
 from loopinterp.rasp import compile_program
 from loopinterp.saved_results import load_result
@@ -53,6 +55,15 @@ def test_it_is_said_and_drawn_from_the_saved_result(result, tmp_path):
     assert said[:3] == ["1 loop", f"{MOST} loops or more", "3 loops"]
     assert len(again.findings()) == 4
     assert len(again.figures()) == 1
+
+
+def test_only_what_was_seen_to_end_is_said_to_be_mended(result):
+    plain, sticky, *_ = (finding.text for finding in result.findings())
+    assert "is held for 1 loop (" in plain and "and then mended;" in plain
+    assert f"is held for {MOST} loops or more (" in sticky and "and then mended" not in sticky
+    assert "; none of them were seen to be mended; one that is taken away" in sticky
+    assert _mended(np.bincount([1, MOST, MOST, MOST])) == "; 25% of them were seen to be mended"
+    assert _mended(np.zeros(MOST + 1)) == ""
 
 
 def test_additions_that_are_too_short_are_refused():

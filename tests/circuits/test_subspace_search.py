@@ -17,12 +17,13 @@ from loopinterp.circuits import (
     learn_subspace,
     search_subspaces,
 )
-from loopinterp.circuits.subspace_search import BY_TOKEN, READ, SubspaceSearch
+from loopinterp.circuits.subspace_search import BY_TOKEN, READ, WHOLE, SubspaceSearch
+from loopinterp.circuits.verdict import THRESHOLD
 from loopinterp.errors import InputError
-from loopinterp.intervals import ENDS
+from loopinterp.intervals import ENDS, wilson_estimate, wilson_estimate
 from loopinterp.rasp import compile_program, get_program, rotate
 from loopinterp.saved_results import load_result
-from loopinterp.tasks import Addition
+from loopinterp.tasks import Addition, Parity
 
 N = 8
 
@@ -152,25 +153,86 @@ def test_one_direction_per_token_carries_what_no_single_one_does(monkeypatch, ba
     assert sum(calls) <= 128 * N * 12 and len(calls) == 4
 
 
-def test_the_worst_delay_is_that_of_the_least_share():
-    active = np.array([100, 100, 50, 10, 3])
-    share = np.array([1.0, 0.9, 0.98, 0.5, 0.0])
+def carrying(active: list[int], share: list[float]) -> SubspaceSearch:
+    """A search for one direction that carries such shares of pairs at each delay."""
+    carried = np.array(share)[None, :, None] * np.ones(3)
+    delays = [str(delay) for delay in range(len(active))]
     data = xr.Dataset(
-        {
-            "active": ("delay", active),
-            "carried": (("subspace", "delay", "estimate"), share[None, :, None] * np.ones(3)),
-        },
-        coords={"subspace": ["learned, 1"], "delay": list("01234"), "estimate": list(ENDS)},
+        {"active": ("delay", active), "carried": (("subspace", "delay", "estimate"), carried)},
+        coords={"subspace": ["learned, 1"], "delay": delays, "estimate": list(ENDS)},
     )
-    search = SimpleNamespace(data=data)
+    search: Any = SimpleNamespace(data=data, methods=["learned", WHOLE], ranks=[1, 8])
+    search.scored_inputs = 10_000
+    search.worst = lambda name: SubspaceSearch.worst(search, name)
+    return search
+
+
+def test_the_worst_delay_is_that_of_the_least_share():
     # 10 and 3 pairs say too little by themselves: with the 50 before them, 54 of 63.
-    value, low, high = SubspaceSearch.worst(cast("Any", search), "learned, 1")
+    search = carrying([100, 100, 50, 10, 3], [1.0, 0.9, 0.98, 0.5, 0.0])
+    value, low, high = search.worst("learned, 1")
     assert value == pytest.approx(54 / 63) and low < value < high
+
+
+def test_many_pairs_of_few_inputs_say_as_much_as_the_inputs():
+    search = carrying([1000], [1.0])
+    search.scored_inputs = 30
+    assert search.worst("learned, 1") == (1.0, wilson_estimate(30, 30)[1], 1.0)
+
+
+def test_few_pairs_of_a_larger_share_may_say_less():
+    search = carrying([1000, 60], [0.93, 0.95])
+    for at, (active, share) in enumerate([(1000, 0.93), (60, 0.95)]):
+        _, low, _ = wilson_estimate(share * active, active)
+        assert (low < THRESHOLD) == bool(at)
+    assert search.worst("learned, 1")[0] == pytest.approx(0.95)
+    assert cast("Any", SubspaceSearch.smallest).fget(search) == {"learned": 0}
 
 
 def test_it_is_scored_on_inputs_it_was_not_fitted_on(result):
     assert result.fitted_on > 0 < result.scored_on
     assert int(result.data["active"].sel(delay="0")) > 50
+
+
+class Recording(SpreadPairs):
+    """Pairs as ever, and the inputs that they were drawn from."""
+
+    def __call__(self, model, programs, batch, generator):
+        drawn.append(batch.inputs)
+        return super().__call__(model, programs, batch, generator)
+
+
+drawn: list[torch.Tensor] = []
+
+
+def searched(task: Parity | Addition, *sizes: int, n: int) -> list[torch.Tensor]:
+    """Inputs of the first batch, those that were fitted on, and those of each batch scored."""
+    drawn.clear()
+    generator = torch.Generator().manual_seed(0)
+    batches = [task.sample(n, batch_size=size, generator=generator) for size in sizes]
+    program = "ripple" if isinstance(task, Addition) else "parity"
+    model = compile_program(program, max_length=n + 3).model
+    options = {"methods": ["principal directions"], "ranks": [1], "pairs": Recording(pairs=8)}
+    search_subspaces(model, batches, program, **options)
+    return [batches[0].inputs, *drawn]
+
+
+@pytest.mark.parametrize("sizes", [[256], [64, 256]])
+def test_no_input_is_both_fitted_on_and_scored(sizes):
+    given, fitted, *scored = (set(map(tuple, x.tolist())) for x in searched(Parity(), *sizes, n=6))
+    assert fitted | scored[0] == given
+    assert len(scored) == len(sizes) and all(fitted and x and not fitted & x for x in scored)
+
+
+def test_inputs_that_are_all_different_take_turns():
+    given, fitted, scored = searched(Addition(), 32, n=N)
+    assert torch.equal(fitted, given[::2]) and torch.equal(scored, given[1::2])
+
+
+def test_inputs_that_were_all_fitted_on_are_not_scored(ripple, batch):
+    first = batch[torch.tensor([0, 0])]
+    with pytest.raises(InputError, match="data: expected inputs besides those"):
+        search_subspaces(ripple.model, [batch, first], "ripple", methods=("difference of means",))
 
 
 def test_it_is_said_and_drawn_from_the_saved_result(result, tmp_path):

@@ -143,11 +143,16 @@ def test_a_folder_keeps_to_one_model(tmp_path: Path) -> None:
     other.model.net.sharpness.data += 1
     with pytest.raises(InputError, match=r"that differs in: weights\. Choose another folder"):
         keep_in_memory(other, Addition(), tmp_path, max_n=6, origin="made up")
+    other = _model()
+    other.model.loop_rule = LoopRule(1)
+    with pytest.raises(InputError, match=r"that differs in: model\. Choose another folder"):
+        keep_in_memory(other, Addition(), tmp_path, max_n=6, origin="made up")
     with pytest.raises(InputError, match="task: expected a task"):
         keep_in_memory(_model(), "addition", tmp_path, max_n=7, origin="")  # type: ignore[arg-type]
 
 
-def test_a_model_without_weights_is_not_taken_for_another_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("wrap", [lambda m: m, WithVocabulary])
+def test_a_model_without_weights_is_not_taken_for_another_one(tmp_path: Path, wrap: Any) -> None:
     class Plain:
         """Somebody's model, which is no module."""
 
@@ -166,9 +171,9 @@ def test_a_model_without_weights_is_not_taken_for_another_one(tmp_path: Path) ->
         def readout(self, h: torch.Tensor) -> torch.Tensor:
             return torch.cat([h - self.says, self.says - h], -1)
 
-    keep_in_memory(Plain(0), Addition(), tmp_path, max_n=6, origin="made up")
+    keep_in_memory(wrap(Plain(0)), Addition(), tmp_path, max_n=6, origin="made up")
     with pytest.raises(InputError, match=r"not known whether it is this one.* a torch\.nn\.Module"):
-        keep_in_memory(Plain(1), Addition(), tmp_path, max_n=6, origin="made up")
+        keep_in_memory(wrap(Plain(1)), Addition(), tmp_path, max_n=6, origin="made up")
 
 
 @pytest.mark.usefixtures("no_type_checks")

@@ -334,14 +334,19 @@ def test_a_readout_that_a_hook_changed_is_refused(site: str) -> None:
 @pytest.mark.parametrize(
     "weight", ["unembedding.weight", "coda.0.mlp.fc_in.weight", "ln_final.bias"]
 )
-def test_weights_that_have_changed_since_are_refused(weight: str) -> None:
+@pytest.mark.parametrize("returned", ["logits", "state"])
+def test_weights_that_have_changed_since_are_refused(
+    weight: str, returned: Any, tmp_path: Path
+) -> None:
     model = jittered(build("surround"))
-    _, cache = model.run_with_cache(some_inputs(model), n_loops=4, loops=[1])
-    assert len(cache.logit_attribution(1, loop=1))
+    _, cache = model.run_with_cache(some_inputs(model), n_loops=4, loops=[1], return_type=returned)
+    cache.save(tmp_path)
+    assert len(LoopedCache.load(tmp_path, model).logit_attribution(1, loop=1))
     with torch.no_grad():
         model.get_parameter(weight).mul_(1.1)
-    with pytest.raises(InputError, match="with the weights of that run"):
-        cache.logit_attribution(1, loop=1)
+    for each in (cache, LoopedCache.load(tmp_path, model)):
+        with pytest.raises(InputError, match="with the weights of that run"):
+            each.logit_attribution(1, loop=1)
 
 
 def test_positions_in_another_order_are_refused_where_a_coda_looks_at_them() -> None:

@@ -46,6 +46,12 @@ class Leaky(nn.Module):
         return self.out(h)
 
 
+class WritesTokens(Leaky):
+    def embed(self, inputs: Tensor) -> Tensor:
+        inputs[inputs == 3] = 1
+        return self.tokens(inputs)
+
+
 class WritesState(Leaky):
     def step(self, h: Tensor, e: Tensor) -> Tensor:
         h = h.mul_(0.5) if h.requires_grad else h
@@ -84,6 +90,7 @@ def inputs() -> Tensor:
 @pytest.mark.parametrize(
     ("kind", "method", "argument"),
     [
+        (WritesTokens, "embed", "inputs"),
         (WritesState, "step", "h"),
         (WritesInput, "step", "e"),
         (StartsWithInput, "step", "h"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -97,6 +98,29 @@ def test_another_vocabulary_is_another_model() -> None:
     model = LoopedTransformer(CONFIG)
     descriptions = [describe_model(WithVocabulary(model, tokens=t)) for t in (TOKENS, TOKENS[::-1])]
     assert descriptions[0] != descriptions[1]
+
+
+class Around(torch.nn.Module):
+    """Somebody's wrapper."""
+
+    def __init__(self, net: LoopedTransformer) -> None:
+        super().__init__()
+        self.net = net
+        self.embed, self.initial_state = net.embed, net.initial_state
+        self.step, self.readout = net.step, net.readout
+
+
+@pytest.mark.parametrize("wrap", [lambda m: m, WithVocabulary, Around])
+def test_what_is_wrapped_is_described_with_its_configuration_and_its_loops(wrap: Any) -> None:
+    config = LoopedTransformerConfig(d_model=8, n_heads=2, d_vocab=6, d_vocab_out=6)
+    models = [LoopedTransformer(config.replace(attention_window=w)) for w in (None, 1)]
+    for rule in (LoopRule(2), LoopRule(9), LoopRule(9, of_length=lambda n: n)):
+        models.append(LoopedTransformer(config))
+        models[-1].loop_rule = rule
+    descriptions: list[Any] = [describe_model(wrap(model)) for model in models]
+    assert len({each["weights_sha256"] for each in descriptions}) == 1
+    assert all(one != other for k, one in enumerate(descriptions) for other in descriptions[:k])
+    assert json.loads(json.dumps(descriptions)) == descriptions
 
 
 @pytest.mark.usefixtures("no_type_checks")

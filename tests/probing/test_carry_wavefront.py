@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from loopinterp.errors import InputError
-from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, LoopRule
+from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, LoopRule, WithVocabulary
 from loopinterp.probing import CarryStudyResult, LogisticProbe, carry_study
 from loopinterp.saved_results import load_result
 from loopinterp.tasks import Parity
@@ -91,7 +91,8 @@ def test_a_late_carry_is_not_said_to_be_read_as_soon_as_it_can_arrive() -> None:
     assert "travels 1.00 positions" in finding.text and "accuracy of 0.50 at worst" in finding.text
 
 
-def test_a_prelude_moves_the_light_cone() -> None:
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_prelude_moves_the_light_cone(mapped: bool) -> None:
     config = LoopedTransformerConfig(
         d_model=8,
         n_heads=2,
@@ -102,8 +103,9 @@ def test_a_prelude_moves_the_light_cone() -> None:
         positions="relative",
         relative_window=1,
     )
+    model = LoopedTransformer(config)
     result = carry_study(
-        LoopedTransformer(config),
+        WithVocabulary(model) if mapped else model,
         Addition(),
         loops=range(4),
         **SIZES,  # type: ignore[arg-type]
