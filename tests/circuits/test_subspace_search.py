@@ -20,7 +20,7 @@ from loopinterp.circuits import (
 from loopinterp.circuits.subspace_search import BY_TOKEN, READ, WHOLE, SubspaceSearch
 from loopinterp.circuits.verdict import THRESHOLD
 from loopinterp.errors import InputError
-from loopinterp.intervals import ENDS, wilson_estimate, wilson_estimate
+from loopinterp.intervals import ENDS, wilson_estimate
 from loopinterp.rasp import compile_program, get_program, rotate
 from loopinterp.saved_results import load_result
 from loopinterp.tasks import Addition, Parity
