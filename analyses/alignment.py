@@ -23,7 +23,7 @@ def main(
     rank: Annotated[list[int] | None, typer.Option(help="Ranks that are tried.")] = None,
     program: Annotated[str, typer.Option(help="Its variables are what probes read.")] = "ripple",
     pairs: int = 1024,
-    samples: int = 512,
+    samples: int = 2048,
     steps: int = 150,
     seed: int = 0,
 ) -> None:

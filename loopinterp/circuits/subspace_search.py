@@ -51,6 +51,10 @@ METHODS = (LEARNED, PRINCIPAL, *READ, *BY_TOKEN)
 WHOLE = "whole state"
 
 
+DELAY_PAIRS = 60
+"""Delays at which fewer pairs change an answer are taken together with those beside them."""
+
+
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class SubspaceSearch(Result, kind="subspace-search"):
     """What :func:`search_subspaces` returns; scored on other inputs than it was fitted on.
@@ -112,7 +116,7 @@ class SubspaceSearch(Result, kind="subspace-search"):
         """
         active = self.data["active"].values
         share = self.data["carried"].sel(subspace=subspace, estimate="value").fillna(0).values
-        groups = [slice(first, last + 1) for first, last in delay_groups(active)]
+        groups = [slice(first, last + 1) for first, last in delay_groups(active, DELAY_PAIRS)]
         n = np.array([active[group].sum() for group in groups])
         same = np.array([(share * active)[group].sum() for group in groups])
         value, low, high = min(
