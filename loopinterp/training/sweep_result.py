@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -81,18 +82,21 @@ class SweepResult(Result, kind="sweep"):
     def in_short(self, measure: str = "exact_match") -> pd.DataFrame:
         """Mean ± standard error as text: a row for each setting and distribution, by length.
 
-        Loops beyond T(n) are the fewest that were asked for.
+        Read after the loops that the model makes itself, or the nearest that were asked for.
         """
-        rows = self.table()
-        rows = rows[rows["extra_loop"] == self.nearest_extra_loop]
-        rows["cell"] = [
-            f"{mean:.3f}" + ("" if np.isnan(error) else f" ± {error:.3f}")
-            for mean, error in zip(rows[measure], rows[f"{measure}_se"])
-        ]
-        keys = ["setting", "distribution", "n_seeds"]
-        return rows.pivot(index=keys, columns="length", values="cell").reindex(
-            rows[keys].drop_duplicates()
-        )
+        import pandas as pd
+
+        cells = self.data.sel(extra_loop=self.nearest_extra_loop)
+        rows = {}
+        for setting, distribution in itertools.product(*(cells[k].values for k in _ROW[::2])):
+            at = cells.sel(setting=setting, distribution=distribution)
+            pairs = zip(at["length"].values, at[measure].values, at[f"{measure}_se"].values)
+            rows[setting, distribution, int(at["n_seeds"])] = {
+                n: f"{mean:.3f}" + ("" if np.isnan(error) else f" ± {error:.3f}")
+                for n, mean, error in pairs
+            }
+        table = pd.DataFrame.from_dict(rows, orient="index")
+        return table.rename_axis(index=["setting", "distribution", "seeds"], columns="length")
 
     @property
     def nearest_extra_loop(self) -> int:

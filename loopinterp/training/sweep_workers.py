@@ -35,14 +35,15 @@ def in_processes(work: Work[T], cells: Sequence[T], *, jobs: int) -> Iterator[tu
 
     left = dict(enumerate(cells))
     try:
-        pool = Parallel(n_jobs=jobs, return_as="generator_unordered", batch_size=1)
+        pool: Any = Parallel(n_jobs=jobs, return_as="generator_unordered")
         for place, error in pool(delayed(_numbered)(work, *each) for each in enumerate(cells)):
             del left[place]
             yield place, error
     except TerminatedWorkerError:
         for place, cell in left.items():
             try:
-                yield from Parallel(n_jobs=2)([delayed(_numbered)(work, place, cell)])
+                alone: Any = Parallel(n_jobs=2)([delayed(_numbered)(work, place, cell)])
+                yield from alone
             except TerminatedWorkerError:
                 yield place, _KILLED
 
@@ -104,13 +105,13 @@ def on_cluster(
 class _Requeued:
     """Work that goes on in a new job when its own is taken away."""
 
-    def __init__(self, work: Work[T]) -> None:
+    def __init__(self, work: Work[Any]) -> None:
         self._work = work
 
-    def __call__(self, cell: T) -> str:
+    def __call__(self, cell: Any) -> str:
         return self._work(cell)
 
-    def checkpoint(self, cell: T) -> Any:
+    def checkpoint(self, cell: Any) -> Any:
         """What submitit is to run next; the cell's own checkpoint is on disk."""
         return _submitit().helpers.DelayedSubmission(self, cell)
 

@@ -76,7 +76,7 @@ def work_of(cell: str) -> str:
 
 @pytest.mark.usefixtures("submitit")
 def test_cells_are_jobs_of_one_array(tmp_path: Path) -> None:
-    options = {"cluster": "slurm", "folder": tmp_path, "jobs": 4}
+    options: dict[str, Any] = {"cluster": "slurm", "folder": tmp_path, "jobs": 4}
     cells = ["good", "bad", "lost"]
     done = list(on_cluster(work_of, cells, **options, options={"timeout_min": 60}))
     assert done == [(2, "its job failed: node down"), (1, "it is bad"), (0, "")]
@@ -84,8 +84,9 @@ def test_cells_are_jobs_of_one_array(tmp_path: Path) -> None:
     assert Executor.parameters == wanted
     again, cell = Executor.work.checkpoint("bad")
     assert again(cell) == "it is bad", "a job that is taken away goes on in another"
+    options["cluster"] = "slum"
     with pytest.raises(InputError, match="cluster 'slum': expected one that submitit has here"):
-        list(on_cluster(work_of, cells, **options | {"cluster": "slum"}, options={}))
+        list(on_cluster(work_of, cells, **options, options={}))
 
 
 def test_without_submitit_it_is_said_what_to_install(
@@ -99,5 +100,10 @@ def test_without_submitit_it_is_said_what_to_install(
 if find_spec("submitit"):  # an extra, which few machines have
 
     def test_submitit_itself_runs_them(tmp_path: Path) -> None:
-        kind = {"cluster": "local", "folder": tmp_path, "jobs": 1, "options": {"timeout_min": 5}}
+        kind: dict[str, Any] = {
+            "cluster": "local",
+            "folder": tmp_path,
+            "jobs": 1,
+            "options": {"timeout_min": 5},
+        }
         assert dict(on_cluster(work_of, ["good", "bad"], **kind)) == {0: "", 1: "it is bad"}
