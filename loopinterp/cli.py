@@ -403,7 +403,7 @@ def sweep(
         progress=progress,
     )
     table = result.table()
-    cells = json.loads(table.to_json(orient="records"))  # where a mean is missing, JSON has null
+    cells = table.astype(object).where(table.notna(), None).to_dict("records")  # NaN is no JSON
     document = {
         "out": str(out),
         "failed": result.failed,

@@ -92,8 +92,7 @@ class SweepResult(Result, kind="sweep"):
             at = cells.sel(setting=setting, distribution=distribution)
             pairs = zip(at["length"].values, at[measure].values, at[f"{measure}_se"].values)
             rows[setting, distribution, int(at["n_seeds"])] = {
-                n: f"{mean:.3f}" + ("" if np.isnan(error) else f" ± {error:.3f}")
-                for n, mean, error in pairs
+                n: mean_and_error(mean, error) for n, mean, error in pairs
             }
         table = pd.DataFrame.from_dict(rows, orient="index")
         return table.rename_axis(index=["setting", "distribution", "seeds"], columns="length")
@@ -114,6 +113,16 @@ class SweepResult(Result, kind="sweep"):
 
 
 _ROW = ("setting", "extra_loop", "distribution", "length")
+
+
+def mean_and_error(mean: float, error: float) -> str:
+    """Both as text.
+
+    Example:
+        >>> mean_and_error(0.5, 0.1), mean_and_error(0.5, np.nan), mean_and_error(np.nan, np.nan)
+        ('0.500 ± 0.100', '0.500', '-')
+    """
+    return "-" if np.isnan(mean) else f"{mean:.3f}" + ("" if np.isnan(error) else f" ± {error:.3f}")
 
 
 def cell_name(setting: str, seed: int) -> str:

@@ -10,7 +10,7 @@ from loopinterp.plotting import PALETTE, LinePanel, Reference, Series, line_pane
 from loopinterp.results import Figure, Finding, figures_of, findings_of
 from loopinterp.training.evaluation_views import SECTION as SECTION
 from loopinterp.training.evaluation_views import readable
-from loopinterp.training.sweep_result import SweepResult
+from loopinterp.training.sweep_result import SweepResult, mean_and_error
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -41,9 +41,9 @@ def _(result: SweepResult) -> list[Finding]:
     for name in data["distribution"].values.tolist():
         at = data.sel(distribution=name, length=n)
         said = [
-            f"{setting} {_with_error(*at[_both].sel(setting=setting).to_array().values)}"
-            for setting in at["setting"].values.tolist()
-            if int(at["n_seeds"].sel(setting=setting))
+            f"{setting} {mean_and_error(float(mean), float(error))}"
+            for setting, n_seeds, mean, error in zip(*(at[name].values for name in _SAID))
+            if n_seeds
         ]
         if said:
             text = (
@@ -54,11 +54,7 @@ def _(result: SweepResult) -> list[Finding]:
     return findings
 
 
-_both = ["exact_match", "exact_match_se"]
-
-
-def _with_error(mean: float, error: float) -> str:
-    return f"{mean:.3f}" if np.isnan(error) else f"{mean:.3f} ± {error:.3f}"
+_SAID = ("setting", "n_seeds", "exact_match", "exact_match_se")
 
 
 def _n_cells(result: SweepResult) -> int:
