@@ -69,6 +69,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/notebook"))
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=2501, help="Of the notebook's models.")
+    parser.add_argument("--to", type=int, default=48, help="Longest problems, in bits.")
     parser.add_argument("--samples", type=int, default=300)
     parser.add_argument("--set", action="append", default=[], help="Changes of our recipe.")
     args = parser.parse_args()
@@ -84,7 +85,7 @@ def main() -> None:
     found = {}
     for name, make in trained.items():
         models = map(make, range(args.seeds))
-        found[name] = summarise_seeds([measure(*model, args.samples) for model in models])
+        found[name] = summarise_seeds([measure(*model, args) for model in models])
         found[name].save(args.out, name.replace(", ", "-").replace(" ", "-"))
     print(table(found).to_string())
     page = args.out / "notebook_models.html"
@@ -125,11 +126,13 @@ def ours(changes: list[str], seed: int, args: argparse.Namespace) -> LoopedTrans
 
 
 def measure(
-    model: LoopedTransformer, task: Task, rule: LoopRule | None, samples: int
+    model: LoopedTransformer, task: Task, rule: LoopRule | None, args: argparse.Namespace
 ) -> EvaluationResult:
     """Exact match and bit accuracy after the model's own number of loops, T(n) without a rule."""
     model.loop_rule = rule
-    return evaluate(model, task, LENGTHS, distributions=["uniform", "chain"], n_samples=samples)
+    lengths = [n for n in LENGTHS if n <= args.to]
+    both = ["uniform", "chain"]
+    return evaluate(model, task, lengths, distributions=both, n_samples=args.samples)
 
 
 def table(found: dict[str, SeedSummary]) -> pd.DataFrame:
@@ -140,12 +143,13 @@ def table(found: dict[str, SeedSummary]) -> pd.DataFrame:
             cells = summary.data.sel(extra_loop=0, distribution=distribution)
             rows[name, words] = [
                 f"{at['bit_accuracy']:.2f}/{at['exact_match']:.2f}±{at['exact_match_se']:.2f}"
-                for at in (cells.sel(length=n) for n in LENGTHS)
+                for at in (cells.sel(length=n) for n in cells["length"].values)
             ]
         if name in SOURCE:
-            said = (SOURCE[name].get(n) for n in LENGTHS)
+            said = (SOURCE[name].get(n) for n in cells["length"].values.tolist())
             rows[name, "source, random"] = ["{:.2f}/{:.2f}".format(*x) if x else "" for x in said]
-    return pd.DataFrame(rows, index=pd.Index(LENGTHS, name="bits")).T
+    lengths = next(iter(found.values())).data["length"].values
+    return pd.DataFrame(rows, index=pd.Index(lengths, name="bits")).T
 
 
 def figure(found: dict[str, SeedSummary]) -> go.Figure:
@@ -158,7 +162,7 @@ def figure(found: dict[str, SeedSummary]) -> go.Figure:
                 cells = summary.data.sel(extra_loop=0, distribution=distribution)
                 mean, error = cells[measure].values, cells[f"{measure}_se"].values
                 low, high = (mean - error).clip(0, 1), (mean + error).clip(0, 1)
-                lines.append(Series(name, LENGTHS, mean, low=low, high=high))
+                lines.append(Series(name, cells["length"].values, mean, low=low, high=high))
             marks = [Reference(CUTOFF, "longest in the notebook's training", "x")]
             longest = RECIPES["addition"].curriculum.max_n
             marks.append(Reference(longest, "in our recipe's", "x"))

@@ -39,7 +39,7 @@ TABLES = {
 """Scripts of many models, which print a table."""
 
 TINY = ["--set", "steps=5", "--set", "model.d_model=8", "--set", "model.n_heads=2"]
-TABLES["notebook_models"] = ["--steps", "3", "--samples", "4", *TINY]
+TABLES["notebook_models"] = ["--steps", "2", "--samples", "2", "--to", "8", *TINY]
 
 SCRIPTS = sorted(path.stem for path in (ROOT / "analyses").glob("*.py"))
 
