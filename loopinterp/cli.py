@@ -361,6 +361,72 @@ def grid(
 
 
 @app.command(
+    epilog=_examples(
+        "sweep analyses/sweeps/smoke.json --out runs/smoke",
+        "sweep analyses/sweeps/addition_ablations.json --out runs/ablations --jobs 2",
+        "sweep FILE --out DIR --scale paper --cluster slurm --cluster-set timeout_min=240",
+    )
+)
+def sweep(
+    file: Annotated[Path, typer.Argument(**_FILE, help="The experiment, as JSON.")],
+    out: Annotated[Path, typer.Option(metavar="PATH", parser=_path, help="Its folder.")],
+    scale: Annotated[
+        str | None, typer.Option(help="laptop or paper.", show_default="laptop, if it has one")
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="SETTING", help="Run this one; may be repeated.")
+    ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Processes, or jobs of a cluster at the same time."),
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="slurm: run each cell as a job there, with submitit.")
+    ] = None,
+    cluster_set: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="Parameter of submitit; may be repeated."),
+    ] = None,
+    settings: Settings = None,
+    progress: Progress = True,
+    as_json: Json = False,
+) -> None:
+    """Run an experiment: settings times seeds, each trained and evaluated; one table and figure.
+
+    Killed at any moment, the same command goes on. A cell that fails stops no other; it is named,
+    and the exit status is 1. Everything is in PATH: sweep.csv, sweep.html, and a run for each cell.
+    """
+    result = loopinterp.workflow.sweep_file(
+        file,
+        out,
+        settings=settings or (),
+        scale=scale,
+        only=only or (),
+        jobs=jobs,
+        cluster=cluster,
+        cluster_options=cluster_set or (),
+        progress=progress,
+    )
+    table = result.table()
+    cells = table.astype(object).where(table.notna(), None).to_dict("records")  # NaN is no JSON
+    document = {
+        "out": str(out),
+        "failed": result.failed,
+        "missing": result.missing,
+        "cells": cells,
+        "findings": _found([result])[0],
+    }
+    document |= {"table": str(out / "sweep.csv"), "page": str(out / "sweep.html")}
+    shown = f"Exact match by length\n{result.in_short().to_string()}"
+    # The table says how right each setting is; what did not end has no row that says why.
+    unended = [finding.text for finding in result.findings() if finding.value]
+    files = [f"Table: {document['table']}", f"Figure: {document['page']}"]
+    _print(document, "\n".join([shown, *unended, *files]), as_json)
+    if result.failed:
+        raise typer.Exit(1)
+
+
+@app.command(
     epilog=_examples("analyze runs/add", "analyze runs/add --study convergence --seed 1 --json")
 )
 def analyze(

@@ -39,6 +39,7 @@ KINDS = {
     "program-comparison": "loopinterp.circuits.program_comparison",
     "seed-summary": "loopinterp.training.seed_summary",
     "subspace-search": "loopinterp.circuits.subspace_search",
+    "sweep": "loopinterp.training.sweep_result",
     "variable-interchange": "loopinterp.circuits.variable_interchange",
     "worked-example": "loopinterp.lenses.worked_example",
 }

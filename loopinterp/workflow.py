@@ -341,6 +341,53 @@ def grid_run(
     return result
 
 
+def sweep_file(
+    file: str | Path,
+    out: str | Path,
+    *,
+    settings: Sequence[str] = (),
+    scale: str | None = None,
+    only: Sequence[str] = (),
+    jobs: int | None = None,
+    cluster: str | None = None,
+    cluster_options: Sequence[str] = (),
+    progress: bool = True,
+) -> training.SweepResult:
+    """Run the experiment of a file, or go on with it, and write its page, ``OUT/sweep.html``.
+
+    Args:
+        file: The experiment, as :class:`~loopinterp.training.Sweep` has it.
+        out: Folder of its runs, table and page; see :func:`~loopinterp.training.run_sweep`.
+        settings: More changes of the base, ``key=value`` each.
+        scale: ``laptop`` or ``paper``, of those that it has.
+        only: Settings to run now; all if empty.
+        jobs: Processes, or most jobs at the same time on a cluster.
+        cluster: ``slurm``, to run each cell as a job there.
+        cluster_options: Parameters of submitit, ``key=value`` each.
+        progress: Whether to show a bar.
+    """
+    from loopinterp.training.overrides import parse_value
+
+    sweep = training.Sweep.read(file).at(scale)
+    options = dict(option.split("=", 1) for option in cluster_options if "=" in option)
+    for option in cluster_options:
+        if "=" not in option:
+            fix = "Write for instance timeout_min=120."
+            raise InputError("--cluster-set", expected="KEY=VALUE", given=repr(option), fix=fix)
+    page = report.need_page(Path(out) / "sweep.html")  # refused before the hours are spent
+    result = training.run_sweep(
+        sweep.replace(set=(*sweep.set, *settings)),
+        out,
+        only=only,
+        jobs=jobs,
+        cluster=cluster,
+        options={key: parse_value(text) for key, text in options.items()},
+        progress=progress,
+    )
+    report.write_results({"sweep": result}, page, title=result.about)
+    return result
+
+
 def _lengths(model: StudiedModel) -> list[int]:
     """Lengths far beyond training; where there is no room for those, parts of what there is."""
     beyond = sorted({model.with_room(model.cutoff * k) for k in (1, 2, 4, 8, 12)})

@@ -29,8 +29,9 @@ from loopinterp.tasks.task import Batch
 from loopinterp.training import RECIPES, Run, TrainingConfig, get_recipe
 from loopinterp.workflow import UNFINISHED_GRID
 
+ROOT = Path(__file__).resolve().parent.parent
 COMMANDS = ("demo", "train", "compile", "evaluate", "grid", "analyze", "report", "tasks")
-COMMANDS += ("recipes", "zoo")
+COMMANDS += ("recipes", "sweep", "zoo")
 
 
 @dataclass(frozen=True)
@@ -328,6 +329,26 @@ def test_python_m_is_the_same_command(tmp_path: Path) -> None:
 
 
 # What can go wrong
+
+
+def test_a_sweep_is_a_table_and_a_page_and_its_status_says_what_failed(
+    command: Command, tmp_path: Path
+) -> None:
+    file, out = ROOT / "analyses" / "sweeps" / "smoke.json", tmp_path / "out"
+    one = ("sweep", file, "--out", out, "--only", "loop_norm=true, state_noise=0")
+    answer = command(*one, "--set", "steps=2", "--no-progress", "--json")
+    assert answer.status == 0 and not answer.json["failed"] and len(answer.json["missing"]) == 6
+    assert sum(cell["n_seeds"] == 2 for cell in answer.json["cells"]) == 2 * 2
+    assert "Plotly" in Path(answer.json["page"]).read_text()
+    assert Path(answer.json["table"]).read_text().startswith("setting,extra_loop,distribution")
+    failing = json.loads(file.read_text()) | {"grid": {"model.n_heads": [3, 4], "steps": [2]}}
+    (tmp_path / "failing.json").write_text(json.dumps(failing))
+    answer = command("sweep", tmp_path / "failing.json", "--out", tmp_path / "two", "--no-progress")
+    assert answer.status == 1 and "2 of 4 cells failed: n_heads=3, steps=2, seed 0" in answer.out
+    assert "n_heads=4, steps=2" in answer.out
+    assert_refused(command("sweep", file, "--out", out, "--scale", "paper"), "scale", "'paper'")
+    assert_refused(command("sweep", file, "--out", out, "--cluster-set", "x"), "KEY=VALUE")
+    assert_refused(command(*one, "--set", "steps=3"), "steps: expected 2, as the run in")
 
 
 def assert_refused(answer: Answer, *words: str) -> None:

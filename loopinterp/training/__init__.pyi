@@ -19,4 +19,9 @@ from .run import Run as Run
 from .seed_summary import SeedSummary as SeedSummary
 from .seed_summary import summarise_seeds as summarise_seeds
 from .stopping_calibration import calibrate_stopping as calibrate_stopping
+from .sweep import run_sweep as run_sweep
+from .sweep_file import Sweep as Sweep
+from .sweep_file import SweepEvaluation as SweepEvaluation
+from .sweep_file import SweepScale as SweepScale
+from .sweep_result import SweepResult as SweepResult
 from .trainer import Trainer as Trainer

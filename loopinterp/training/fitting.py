@@ -231,7 +231,7 @@ def _check_claim(folder: Path, config: TrainingConfig, resume: bool) -> None:
     if not resume:
         need_free_folder(folder)
     if (folder / CONFIG).exists():
-        _check_same(Run.load(folder).config, config, folder)
+        check_same(Run.load(folder).config, config, folder)
         if (folder / WEIGHTS).exists() and not (folder / CHECKPOINT).exists():
             raise InputError(  # a copy from the zoo, whose model would be trained anew, and lost
                 f"output folder {folder}",
@@ -250,7 +250,7 @@ def _check_claim(folder: Path, config: TrainingConfig, resume: bool) -> None:
             )
 
 
-def _check_same(saved: Settings, asked: TrainingConfig, folder: Path) -> None:
+def check_same(saved: Settings, asked: TrainingConfig, folder: Path) -> None:
     """Resuming with another configuration would give numbers that no configuration gives."""
     old, new = flatten(saved.to_dict()), flatten(asked.to_dict())
     for key in sorted(old.keys() | new.keys()):

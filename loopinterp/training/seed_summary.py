@@ -81,10 +81,7 @@ def summarise_seeds(results: Sequence[EvaluationResult]) -> SeedSummary:
     if len({digests for digests in weights if digests}) < sum(map(bool, weights)):
         fix = "Give each seed once."
         raise InputError("results", expected="different models", given="one twice", fix=fix)
-    arrays = {}
-    for name in (name for name in MEASURES if name in first.data):
-        values = np.stack([_values(result.data[name]) for result in results])
-        arrays |= dict(zip((name, f"{name}_se"), _mean_and_error(values, "perplexity" in name)))
+    arrays = over_seeds(results)
     axes = {axis for name in arrays for axis in SeedSummary.VARIABLES[name].split()}
     models = [result.provenance.config.get("model") for result in results]
     with study(first.provenance.seed, models=models) as watch:
@@ -97,6 +94,15 @@ def summarise_seeds(results: Sequence[EvaluationResult]) -> SeedSummary:
             n_samples=first.n_samples,
             trained_up_to=first.trained_up_to,
         )
+
+
+def over_seeds(results: Sequence[EvaluationResult]) -> dict[str, np.ndarray]:
+    """Mean and standard error (``NAME_se``) of each measure; NaN is the error of one seed alone."""
+    arrays = {}
+    for name in (name for name in MEASURES if name in results[0].data):
+        values = np.stack([_values(result.data[name]) for result in results])
+        arrays |= dict(zip((name, f"{name}_se"), _mean_and_error(values, "perplexity" in name)))
+    return arrays
 
 
 def _differs(one: EvaluationResult, other: EvaluationResult) -> str:
@@ -123,5 +129,6 @@ def _mean_and_error(values: np.ndarray, geometric: bool) -> tuple[np.ndarray, np
     """Mean over the first axis, and its standard error."""
     with np.errstate(invalid="ignore"):  # of a perplexity beyond all numbers there is no error
         values = np.log(values) if geometric else values
-        error = values.std(0, ddof=1) / np.sqrt(len(values))
+        spread = values.std(0, ddof=1) if len(values) > 1 else np.full(values.shape[1:], np.nan)
+        error = spread / np.sqrt(len(values))
         return (np.exp(values.mean(0)) if geometric else values.mean(0)), error

@@ -113,3 +113,14 @@ def test_the_fast_path_of_pytorchs_layer_is_not_to_be_trusted(generator: torch.G
     right = peer(bits, 4)
     torch.backends.mha.set_fastpath_enabled(True)
     assert not torch.allclose(peer(bits, 4), right, atol=1e-2)
+
+
+def test_the_notebooks_looped_model_cannot_tell_its_first_two_positions_apart() -> None:
+    """Where they hold the same pair: so 1 + 1 twice, an input in 16, is wrong with any weights."""
+    generator = torch.Generator().manual_seed(0)
+    peer = shaken(notebook.Looped(), generator)
+    bits = torch.randint(2, (32, 8, 2), generator=generator).float()
+    logits = peer(bits, 13)
+    alike = (bits[:, 0] == bits[:, 1]).all(-1)
+    same = torch.isclose(logits[:, 0], logits[:, 1], atol=TOLERANCE).all(-1)
+    assert 0 < alike.sum() < 32 and torch.equal(same, alike)

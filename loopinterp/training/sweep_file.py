@@ -1,0 +1,254 @@
+"""An experiment as a file: a base, settings that change it, seeds, and what is measured of each."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from loopinterp.errors import ConfigError, InputError, check_choice
+from loopinterp.settings import Seed, Settings, settings
+from loopinterp.storage import check_file_name, read_json_object
+from loopinterp.tasks.sampling import check_size, pick_distribution
+from loopinterp.training.config import TrainingConfig
+from loopinterp.training.evaluation import judged_distributions
+from loopinterp.training.overrides import apply_settings
+from loopinterp.training.recipes import Line, get_recipe
+
+if TYPE_CHECKING:
+    from loopinterp.tasks.task import Task
+
+LAPTOP = "laptop"
+BASE = "base"
+"""The one setting of a sweep that changes nothing but the seed."""
+
+Scale = Literal["laptop", "paper"]
+Measure = Literal["exact_match", "bit_accuracy", "perplexity"]
+Along = Literal["length", "extra_loop", "loop"]
+Changes = tuple[str, ...]
+
+
+@settings
+class SweepEvaluation(Settings):
+    """What is measured of each model: the arguments of :func:`~loopinterp.training.evaluate`.
+
+    Attributes:
+        lengths: Problem lengths.
+        distributions: Input distributions; the plain one and the hardest if None.
+        extra_loops: Loops more than the model makes of T(n).
+        loops: Numbers of loops that do not depend on the length.
+        samples: Examples for each length and distribution.
+        seed: Seed of the examples.
+    """
+
+    lengths: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+    distributions: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    extra_loops: Annotated[tuple[int, ...], Field(min_length=1)] = (0,)
+    loops: tuple[NonNegativeInt, ...] = ()
+    samples: PositiveInt = 300
+    seed: Seed = 0
+
+    def coords(self, task: Task) -> dict[str, list[Any]]:
+        """The axes of what is found of a task, each with its coordinates.
+
+        Raises:
+            InputError: If a distribution is not the task's, or the examples are too many.
+        """
+        names = judged_distributions(task) if self.distributions is None else self.distributions
+        check_size(task, max(self.lengths), self.samples, "evaluation.lengths, evaluation.samples")
+        by_loop = {"loop": sorted(set(self.loops))} if self.loops else {}
+        return {
+            "extra_loop": sorted(set(self.extra_loops)),
+            "distribution": [pick_distribution(task, name) for name in dict.fromkeys(names)],
+            "length": sorted(set(self.lengths)),
+            **by_loop,
+        }
+
+
+@settings
+class SweepScale(Settings):
+    """What a sweep does at one size of machine.
+
+    Attributes:
+        about: What it takes, in a line.
+        set: ``KEY=VALUE`` each: more changes of the base.
+        seeds: Seeds in place of the file's.
+        evaluation: Names and values in place of those of the file's ``evaluation``.
+    """
+
+    about: Line
+    set: Changes = ()
+    seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] | None = None
+    evaluation: dict[str, Any] = field(default_factory=dict)
+
+
+@settings
+class Sweep(Settings):
+    """Seeds times settings, what is measured of them, and the figure that comes out.
+
+    All changes are ``KEY=VALUE``, as ``loopinterp train --set`` takes them.
+
+    Attributes:
+        about: What it asks, in a line.
+        seeds: Seeds of training.
+        evaluation: What is measured of each model.
+        recipe: Name of the recipe that is the base.
+        config: The base, where it is no recipe's.
+        set: Changes of the base, for all settings.
+        settings: Changes by name of the setting.
+        grid: In place of ``settings``: all combinations of the values of some keys.
+        show: The figures: each measure, and the axis that it is drawn along.
+        scales: What differs by size of machine, ``laptop`` or ``paper``.
+
+    Raises:
+        ConfigError: If a name is unknown, a value is wrong, or the base is none. A single setting
+            that cannot be is found out later, and stops no other.
+
+    Example:
+        >>> sweep = Sweep(
+        ...     about="Does noise help?",
+        ...     recipe="addition",
+        ...     grid={"state_noise": (0, 0.3), "objective.hold_loops": (0, 12)},
+        ...     seeds=(0, 1, 2),
+        ...     evaluation=SweepEvaluation(lengths=(12, 24)),
+        ... )
+        >>> list(sweep.changes)[:2]
+        ['state_noise=0, hold_loops=0', 'state_noise=0, hold_loops=12']
+        >>> sweep.config_of("state_noise=0, hold_loops=12", seed=2).state_noise
+        0.0
+    """
+
+    about: Line
+    seeds: Annotated[tuple[Seed, ...], Field(min_length=1)]
+    evaluation: SweepEvaluation
+    recipe: str | None = None
+    config: TrainingConfig | None = None
+    set: Changes = ()
+    settings: dict[str, Changes] = field(default_factory=dict)
+    grid: dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = field(default_factory=dict)
+    show: dict[Measure, Along] = field(default_factory=lambda: {"exact_match": "length"})
+    scales: dict[Scale, SweepScale] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for one, other in (("recipe", "config"), ("settings", "grid")):
+            if getattr(self, one) and getattr(self, other):
+                fix = f"Leave {one} or {other} out."
+                raise ConfigError(one, expected=f"it or {other}", given="both", fix=fix)
+        if len({*self.seeds}) < len(self.seeds):
+            given, fix = repr(list(self.seeds)), "Name each seed once."
+            raise ConfigError("seeds", expected="each seed once", given=given, fix=fix)
+        for name, changes in {"set": self.set, **self.changes}.items():
+            check_file_name(name, "name of a setting", ConfigError)  # each has a folder
+            for change in changes:
+                if change.partition("=")[0].strip() == "seed":
+                    fix = "Name the seeds in seeds."
+                    raise ConfigError(name, expected="no seed", given=change, fix=fix)
+        self._check_what_is_shown()
+        task = self.base.make_task()
+        self.evaluation.coords(task)
+        for scale in self.scales:
+            self.at(scale)
+
+    def _check_what_is_shown(self) -> None:
+        loops = {"loop": self.evaluation.loops, "extra_loop": self.evaluation.extra_loops[1:]}
+        for measure, along in self.show.items():
+            asked = "extra_loops" if along == "extra_loop" else "loops"
+            if not loops.get(along, True) or (measure, along) == ("bit_accuracy", "loop"):
+                raise ConfigError(
+                    f"show.{measure}",
+                    expected="an axis that it is measured along",
+                    given=repr(along),
+                    fix=f"Set evaluation.{asked}, or show exact_match along it, or use length.",
+                )
+
+    @classmethod
+    def read(cls, path: str | Path) -> Sweep:
+        """A sweep from its file, JSON as recipes and configurations are.
+
+        Raises:
+            CheckpointError: If the file is missing or no JSON object.
+            ConfigError: If what it says cannot be; see :class:`Sweep`.
+        """
+        return cls.from_dict(read_json_object(path))
+
+    def at(self, scale: str | None = None) -> Sweep:
+        """The sweep at one scale, with no others left; ``laptop`` if None, where there are scales.
+
+        Raises:
+            InputError: If the sweep has no such scale.
+        """
+        if scale is None and not self.scales:
+            return self
+        chosen = self.scales[check_choice("scale", scale or LAPTOP, self.scales)]  # type: ignore[index]
+        evaluation = self.evaluation.to_dict() | chosen.evaluation
+        return self.replace(
+            set=(*self.set, *chosen.set),
+            seeds=chosen.seeds or self.seeds,
+            evaluation=SweepEvaluation.from_dict(evaluation),
+            scales={},
+        )
+
+    @property
+    def base(self) -> TrainingConfig:
+        """The configuration that the settings change."""
+        start = self.config
+        if start is None:
+            if self.recipe is None:
+                given, fix = "neither", "Name a recipe (`loopinterp recipes` lists them)."
+                raise ConfigError("recipe", expected="it or config", given=given, fix=fix)
+            start = get_recipe(self.recipe).config
+        return apply_settings(start, self.set)
+
+    @property
+    def changes(self) -> Mapping[str, Changes]:
+        """What each setting changes, by its name."""
+        if not self.grid:
+            return self.settings or {BASE: ()}
+        named = [
+            [(_short(key, self.grid), key, _text(v)) for v in self.grid[key]] for key in self.grid
+        ]
+        return {
+            ", ".join(f"{short}={text}" for short, _, text in values): tuple(
+                f"{key}={text}" for _, key, text in values
+            )
+            for values in itertools.product(*named)
+        }
+
+    def config_of(self, setting: str, seed: int) -> TrainingConfig:
+        """The configuration of one setting and seed.
+
+        Raises:
+            InputError: If there is no such setting, or its changes cannot be made.
+        """
+        changes = self.changes[check_choice("setting", setting, self.changes)]
+        return apply_settings(self.base, [*changes, f"seed={seed}"])
+
+    def pick(self, only: Sequence[str]) -> list[str]:
+        """Names of settings: those asked for, or all.
+
+        Raises:
+            InputError: If one is unknown.
+        """
+        return [check_choice("setting", name, self.changes) for name in only] or [*self.changes]
+
+
+def _short(key: str, keys: Mapping[str, Any]) -> str:
+    """The last part of a key, where no other ends so."""
+    last = key.split(".")[-1]
+    return key if sum(other.split(".")[-1] == last for other in keys) > 1 else last
+
+
+def _text(value: Any) -> str:
+    """A value as ``--set`` takes it."""
+    if isinstance(value, str):
+        return value
+    try:
+        return json.dumps(value, allow_nan=False)
+    except ValueError as error:
+        raise InputError("grid", expected="JSON", given=repr(value), fix="Change it.") from error
