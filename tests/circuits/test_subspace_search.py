@@ -153,7 +153,7 @@ def test_one_direction_per_token_carries_what_no_single_one_does(monkeypatch, ba
     assert sum(calls) <= 128 * N * 12 and len(calls) == 4
 
 
-def carrying(active: list[int], share: list[float]) -> SubspaceSearch:
+def carrying(active: list[int], share: list[float]) -> Any:
     """A search for one direction that carries such shares of pairs at each delay."""
     carried = np.array(share)[None, :, None] * np.ones(3)
     delays = [str(delay) for delay in range(len(active))]

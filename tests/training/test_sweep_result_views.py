@@ -70,7 +70,7 @@ def test_each_setting_is_a_line_with_its_band_along_length() -> None:
 )
 def test_along_loops_each_length_has_a_panel(show: dict[str, str], panels: int) -> None:
     (figure,) = made_up(show).figures()
-    assert figure.plot.layout.meta["loopinterp"]["panels"] == panels
+    assert figure.plot.to_dict()["layout"]["meta"]["loopinterp"]["panels"] == panels
     assert "random inputs, n = 4" in str(figure.plot.layout)
     assert "longest in training" not in str(figure.plot.layout)
 
