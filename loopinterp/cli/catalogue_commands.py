@@ -1,0 +1,78 @@
+"""Commands that list what there is: tasks, recipes, trained models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import loopinterp
+from loopinterp.cli.options import FILE, Json, examples
+from loopinterp.cli.output import next_step, print_document, spell_facts
+from loopinterp.errors import InputError
+
+commands = typer.Typer()
+
+
+@commands.command(epilog=examples("tasks", "tasks --json"))
+def tasks(as_json: Json = False) -> None:
+    """List the tasks."""
+    listed = loopinterp.workflow.list_task_facts()
+    print_document(listed, "\n\n".join(spell_facts(facts) for facts in listed), as_json)
+
+
+@commands.command(epilog=examples("recipes", "recipes addition --json"))
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="One recipe, in full.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the recipes, with what their models were measured at."""
+    if name is None:
+        listed = loopinterp.workflow.list_recipe_facts()
+        print_document(listed, "\n\n".join(spell_facts(facts) for facts in listed), as_json)
+        return
+    from loopinterp.settings import flatten
+
+    recipe = loopinterp.training.get_recipe(name)
+    in_words = {"recipe": name, **flatten(recipe.to_dict(defaults=False))}
+    print_document({"recipe": name, **recipe.to_dict()}, spell_facts(in_words), as_json)
+
+
+@commands.command(epilog=examples("zoo", "zoo addition", "zoo addition --out runs/addition"))
+def zoo(
+    name: Annotated[str | None, typer.Argument(help="One model, with its card.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(**FILE, help="Copy the model there, as a run.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List the trained models that come with the package.
+
+    A copy is a run as any other, to evaluate, analyze and report; nothing is written into the
+    package.
+    """
+    if name is None:
+        if out is not None:
+            raise InputError(
+                "NAME",
+                expected="the model to copy",
+                given="--out alone",
+                fix="Say which one: `loopinterp zoo` lists them.",
+            )
+        table = loopinterp.list_pretrained().reset_index()
+        print_document(table.to_dict("records"), table.to_string(index=False), as_json)
+        return
+    card = loopinterp.zoo.get_card(name)
+    facts = {"model": name, **card.to_dict(), "fails_at": card.fails_at()}
+    if out is None:
+        about = {key: value for key, value in facts.items() if key != "exact_match"}
+        text = (
+            f"{spell_facts(about)}\n\nExact match by loops beyond T(n)\n{card.table().to_string()}"
+        )
+        print_document(facts, text, as_json)
+    else:
+        loopinterp.load_pretrained(name, out)
+        print_document(
+            {"run": str(out), **facts}, f"{out}: {card.note} {next_step('analyze', out)}", as_json
+        )

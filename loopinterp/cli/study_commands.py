@@ -1,0 +1,82 @@
+"""Commands that study a run, and report on it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import loopinterp
+from loopinterp.cli.options import (
+    FILE,
+    Device,
+    Json,
+    Progress,
+    Run,
+    StudySeed,
+    Threads,
+    examples,
+    use_threads,
+)
+from loopinterp.cli.output import next_step, print_document, spell_findings
+
+commands = typer.Typer()
+
+
+@commands.command(
+    epilog=examples("analyze runs/add", "analyze runs/add --study convergence --seed 1 --json")
+)
+def analyze(
+    run: Run,
+    study: Annotated[
+        list[str] | None, typer.Option(help="One study; may be repeated. Default: all.")
+    ] = None,
+    seed: StudySeed = 0,
+    device: Device = "auto",
+    threads: Threads = 1,
+    progress: Progress = True,
+    as_json: Json = False,
+) -> None:
+    """Run the studies that the report shows, as far as they can say something of the run.
+
+    Each result is saved in RUN/results, with its controls. A study that asks nothing of the run's
+    task is left out; one that cannot be made says why.
+    """
+    use_threads(threads)
+    found = loopinterp.workflow.analyze_run(
+        run, studies=study, seed=seed, device=device, progress=progress
+    )
+    document = {
+        name: {
+            "file": str(found.files[name]),
+            "seconds": result.provenance.wall_time,
+            "findings": spell_findings([result])[0],
+        }
+        for name, result in found.results.items()
+    }
+    unsaid = [f"- {name}: cannot be said because {why}." for name, why in found.unsaid.items()]
+    unsaid += [f"- {name}: left out because {why}." for name, why in found.left_out.items()]
+    print_document(
+        {"run": str(run), "results": document}
+        | {"unsaid": found.unsaid, "left_out": found.left_out},
+        "\n".join([spell_findings(found.results.values())[1], *unsaid, next_step("report", run)]),
+        as_json,
+    )
+
+
+@commands.command(epilog=examples("report runs/add", "report runs/add --out add.html"))
+def report(
+    run: Run,
+    out: Annotated[Path | None, typer.Option(**FILE, help="Default: RUN/report.html.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write the report: one HTML file that works offline.
+
+    It is made from the saved results of `evaluate` and `analyze`, without the model.
+    """
+    path = loopinterp.report.write_report(run, out)
+    print_document({"run": str(run), "report": str(path)}, str(path), as_json)
+    if not as_json and sys.stderr.isatty():  # the path alone is for scripts
+        typer.echo("Next: open it in a browser.", err=True)
