@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+SMOKE = Path(__file__).parents[2] / "analyses" / "sweeps" / "smoke.json"
 BIG = ["99999999999", str(2**63), str(10**20), "9" * 5000]
 NUMBERS = ["0", "-1", "x", "", "1e20", "nan", "inf", "1.5", "²", "٣", "0x10", "1_0", " 2", *BIG]
 WORDS = ["", " ", "x", "Ripple", "additon", "../..", "-", "--", "*", "\u202e", "a\0b", "n" * 5000]
@@ -26,8 +27,9 @@ VALUES = [
 
 def command_line(rng: random.Random, run: Path, mine: Path) -> list[str]:
     """A command line over a run, in a folder with files of the user's."""
-    command = rng.choice(["train", "train", "compile", "evaluate", "evaluate", "analyze",
-                          "report", "tasks", "recipes", "zoo", "demo", "nothing"])  # fmt: skip
+    command = rng.choice(["train", "train", "compile", "evaluate", "evaluate", "grid", "sweep",
+                          "analyze", "report", "tasks", "recipes", "zoo", "demo",
+                          "nothing"])  # fmt: skip
     if command == "nothing":
         return rng.choice([[], ["--version"], ["--nosuch"], [rng.choice(WORDS)], ["-h"]])
     words = [command, *_OF[command](rng, run, mine)]
@@ -102,6 +104,26 @@ def _evaluate(rng: random.Random, run: Path, mine: Path) -> list[str]:
     return [_run_of(rng, run, mine), "--samples", samples, *more]
 
 
+def _grid(rng: random.Random, run: Path, mine: Path) -> list[str]:
+    words = [_run_of(rng, run, mine), "--to", rng.choice(["1", "2", *NUMBERS]), "--samples", "2"]
+    return words + _options(
+        rng,
+        loops=["1", "1,2", "2,1", "1,,2", ",", "1;2", *NUMBERS],
+        seed=["0", "3", *NUMBERS],
+        device=DEVICES,
+    )
+
+
+def _sweep(rng: random.Random, run: Path, mine: Path) -> list[str]:
+    # Only what is refused: its runs take longer than a command should here.
+    files = [run / "config.json", mine / "notes.txt", mine / "folder", mine / "nosuch", SMOKE]
+    more = _options(
+        rng, jobs=["1", *NUMBERS], scale=["laptop", *WORDS], set=WORDS, cluster=["x", *WORDS]
+    )
+    words = [str(rng.choice(files)), "--out", _place(rng, run, mine), *more]
+    return [*words, "--only", rng.choice(["nosuch", *WORDS])]
+
+
 def _analyze(rng: random.Random, run: Path, mine: Path) -> list[str]:
     studies = ["attention", "stabilisation", "heads", "wavefront", "subspaces", *WORDS]
     more = _options(
@@ -137,6 +159,8 @@ _OF = {
     "train": _train,
     "compile": _compile,
     "evaluate": _evaluate,
+    "grid": _grid,
+    "sweep": _sweep,
     "analyze": _analyze,
     "report": _report,
     "tasks": lambda rng, run, mine: _options(rng, json=WORDS),
