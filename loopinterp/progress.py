@@ -51,7 +51,7 @@ def track(items: Iterable[T], about: str, *, total: int | None = None) -> Iterat
         about: What is done, in a word or two.
         total: Their number, where they cannot say it themselves.
     """
-    if _open.get() or not _wanted.get() or os.environ.get(SWITCH) == "0":
+    if _open.get() or _switched_off():
         yield from items
         return
     _open.set(True)
@@ -62,11 +62,18 @@ def track(items: Iterable[T], about: str, *, total: int | None = None) -> Iterat
         _open.set(False)
 
 
-def bar(about: str, *, items: Iterable[Any] | None = None, **options: Any) -> Any:
+def _switched_off() -> bool:
+    return not _wanted.get() or os.environ.get(SWITCH) == "0"
+
+
+def bar(
+    about: str, *, items: Iterable[Any] | None = None, disable: bool = False, **options: Any
+) -> Any:
     """tqdm's bar for a terminal, a notebook or a pipe; options are tqdm's own."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # in a notebook without widgets it is one of text
         from tqdm.auto import tqdm
     # A log file wants a line now and then, not ten a second.
     live = sys.stderr.isatty() or "ipykernel" in sys.modules
-    return tqdm(items, desc=about, mininterval=0.1 if live else 20.0, **options)
+    off = disable or _switched_off()
+    return tqdm(items, desc=about, mininterval=0.1 if live else 20.0, disable=off, **options)

@@ -62,6 +62,7 @@ def test_bars_can_be_switched_off(
 ) -> None:
     monkeypatch.setattr(progress, "DELAY", 0.0)
     list(track(range(3), "by the environment"))
+    list(bar("and one's own", items=range(3)))
     monkeypatch.delenv(progress.SWITCH)
     with showing(False):
         list(track(range(3), "by a part of a program"))
@@ -70,11 +71,12 @@ def test_bars_can_be_switched_off(
     assert "after it" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("wanted")
 def test_a_pipe_gets_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
     with bar("steps", total=10_000) as shown:
         for _ in range(10_000):
             shown.update()
-    assert capsys.readouterr().err.count("steps") <= 3
+    assert 1 <= capsys.readouterr().err.count("steps") <= 3
 
 
 def test_importing_it_imports_no_tqdm() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from loopinterp import progress
 from loopinterp.errors import CheckpointError, ConfigError, InputError
 from loopinterp.models import LoopedTransformer
 from loopinterp.results import config_hash
@@ -540,9 +541,14 @@ def test_a_step_that_spoils_the_weights_is_the_last(
 
 
 def test_the_progress_bar_can_be_switched_off(
-    tiny: TrainingConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny: TrainingConfig,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = tiny.replace(steps=4)
+    train(config, tmp_path / "by the environment", progress=True)
+    monkeypatch.delenv(progress.SWITCH)
     train(config, tmp_path / "quiet", progress=False)
     quiet = capsys.readouterr()
     assert quiet.out + quiet.err == ""
