@@ -30,6 +30,7 @@ from loopinterp import (
 from loopinterp.results import Result
 from loopinterp.short_repr import MOST
 from loopinterp.tasks import get_task, list_tasks
+from tests.training.small_sweep import SMALL
 
 ROOMS = (
     circuits,
@@ -147,6 +148,9 @@ def _made() -> dict[str, Any]:
         "ObjectiveConfig": config.objective,
         "OptimiserConfig": config.optimiser,
         "TrainingConfig": config,
+        "Sweep": SMALL,
+        "SweepEvaluation": SMALL.evaluation,
+        "SweepScale": training.SweepScale(about="minutes"),
         "GivenModelConfig": given,
         "Recipe": training.get_recipe("addition"),
         "Measurement": training.get_recipe("addition").measured,

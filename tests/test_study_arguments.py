@@ -181,7 +181,8 @@ def test_what_is_no_data_is_refused(name: str, kind: str) -> None:
 @pytest.mark.parametrize("name", sorted(STUDIES.keys() - OF_A_TASK - OF_GIVEN_PAIRS))
 def test_a_task_is_drawn_from_as_the_options_say(name: str) -> None:
     study = next(getattr(room, name) for room in ROOMS if name in room.__all__)
-    n, size = (18, 32) if name == "planted_carry_study" else (4, 16)
+    sizes = {"planted_carry_study": (18, 32), "search_subspaces": (4, 64)}
+    n, size = sizes.get(name, (4, 16))
     third: dict[str, Any] = {
         "probe_study": {"targets": {"carry": Addition().carries}},
         "head_study": {"programs": PROGRAMS},

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 SMALL = {
     "convergence": ["--n", "8", "--samples", "4"],
     "carry_wavefront": ["--n", "12", "--pairs", "8"],
-    "circuit_vs_program": ["--n", "12", "--n", "16", "--pairs", "64", "--samples", "32"],
+    "circuit_vs_program": ["--n", "12", "--n", "16", "--samples", "32"],
 }
 OWN_MODELS = {
     "ground_truth": ["--program", "prefix_xor"],
@@ -94,7 +94,8 @@ def test_the_alignment_of_a_known_model_has_one_direction(tmp_path: Path) -> Non
     small = ["--n", "8", "--rank", "1", "--pairs", "64", "--samples", "64", "--steps", "20"]
     said = _run("alignment", ["--run", str(tmp_path / "ripple"), *small], tmp_path)
     (learned,) = (line for line in said if line.strip().startswith("learned, 1"))
-    assert learned.split()[2:] == ["1.000", "(0.943-1.000)", "0.000"]
+    # 64 pairs, but of 32 inputs.
+    assert learned.split()[2:] == ["1.000", "(0.893-1.000)", "0.000"]
     assert (tmp_path / "alignment.html").is_file()
 
 
