@@ -183,7 +183,7 @@ def _perplexity_note(result: EvaluationResult) -> str:
     if "perplexity" not in result.data:
         return ""
     cut = float(result.data["perplexity"].max()) > _GREATEST
-    note = "; last, the perplexity of the right answer, 1 where the model is sure of it"
+    note = "; last, the perplexity of the right answer, 1 where it is sure"
     return note + (f" (drawn up to {_GREATEST:.0e})" if cut else "")
 
 
@@ -194,10 +194,7 @@ def _constant_note(result: EvaluationResult) -> str:
     easy = [readable(name) for name in least.index[least > 0.5]]
     if not easy:
         return f"It is wholly right on at most {percent(constant.max())} of the problems."
-    return (
-        f"On {' and '.join(easy)} it scores high, since answers there are alike: read the others "
-        "beside it."
-    )
+    return f"On {' and '.join(easy)} answers are alike, so that it scores high."
 
 
 def _by_loops(result: EvaluationResult) -> Figure:

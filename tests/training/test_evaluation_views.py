@@ -60,7 +60,7 @@ def test_the_figure_marks_the_training_cutoff_and_its_control() -> None:
     names = trace_names(figure)
     assert {"random inputs", "full carry chains", "random: constant"} <= names
     # A constant answer is right on full chains: the caption of the control has to say so.
-    assert "On full carry chains it scores high" in figure.control
+    assert "On full carry chains answers are alike" in figure.control
     assert figure.data is not None
     assert len(figure.data) == 6
 
