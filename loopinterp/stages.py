@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -16,6 +17,7 @@ from loopinterp import __version__
 from loopinterp.errors import CheckpointError
 from loopinterp.file_locks import in_turn, need_writable
 from loopinterp.progress import showing
+from loopinterp.saved_results import CONFIG
 from loopinterp.storage import read_json_object, write_json
 
 MADE = "made.json"
@@ -94,3 +96,9 @@ def record_how_it_was_made(
         }
         made["machine"] = f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs"
         write_json(path, made)
+
+
+def record_training(run: Path, seconds: float) -> None:
+    """Keep in a run that its own configuration makes it again, and how long that takes."""
+    command = f"loopinterp train --config {shlex.quote(str(run / CONFIG))} --out NEW"
+    record_how_it_was_made(run, command=command, seconds={"train": seconds})

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 from loopinterp import models, rasp, report, tasks, training
 from loopinterp.errors import ConfigError, InputError, check_choice, check_integer
 from loopinterp.results import SUFFIX
-from loopinterp.saved_results import CONFIG
-from loopinterp.stages import Stages, record_how_it_was_made
+from loopinterp.stages import Stages, record_how_it_was_made, record_training
 from loopinterp.storage import read_json
 from loopinterp.studied_model import open_run
 from loopinterp.studies import STUDIES
@@ -177,10 +176,8 @@ def train_run(
     from loopinterp.training.processes import is_first
 
     run = training.train(config, out, progress=progress, resume=resume)
-    if not is_first():
-        return run
-    command = f"loopinterp train --config {shlex.quote(str(run.folder / CONFIG))} --out NEW"
-    record_how_it_was_made(run.folder, command=command, seconds={"train": run.seconds})
+    if is_first():
+        record_training(run.folder, run.seconds)
     return run
 
 
@@ -369,11 +366,13 @@ def sweep_file(
     from loopinterp.training.overrides import parse_value
 
     sweep = training.Sweep.read(file).at(scale)
-    options = dict(option.split("=", 1) for option in cluster_options if "=" in option)
+    options = {}
     for option in cluster_options:
-        if "=" not in option:
+        key, equals, text = option.partition("=")
+        if not equals:
             fix = "Write for instance timeout_min=120."
             raise InputError("--cluster-set", expected="KEY=VALUE", given=repr(option), fix=fix)
+        options[key] = parse_value(text)
     page = report.need_page(Path(out) / "sweep.html")  # refused before the hours are spent
     result = training.run_sweep(
         sweep.replace(set=(*sweep.set, *settings)),
@@ -381,7 +380,7 @@ def sweep_file(
         only=only,
         jobs=jobs,
         cluster=cluster,
-        options={key: parse_value(text) for key, text in options.items()},
+        options=options,
         progress=progress,
     )
     report.write_results({"sweep": result}, page, title=result.about)

@@ -17,7 +17,6 @@ from loopinterp.errors import check_number
 from loopinterp.intervals import wilson_estimate
 from loopinterp.models import describe_model
 from loopinterp.results import Result, study
-from loopinterp.tasks.task import Batch
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from loopinterp.models import LoopedModel
     from loopinterp.rasp.program import LoopProgram
     from loopinterp.rasp.program_alignment import Alignment
-    from loopinterp.tasks.task import Task
+    from loopinterp.tasks.task import Batch, Task
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -179,9 +178,7 @@ def compare_programs(
     """
     rivals = check_programs(programs)
     labelled = named_models(models, names)
-    if batch_size is None and not any(isinstance(one, Batch) for one in _each(data)):
-        batch_size = EXAMPLES
-    drawn = {"n": n, "batch_size": batch_size, "seed": seed}
+    drawn = {"n": n, "batch_size": batch_size, "examples": EXAMPLES, "seed": seed}
     batches = {
         label: check_batches(model, data, rivals, **drawn) for label, model in labelled.items()
     }
@@ -229,10 +226,6 @@ TO_NAME = SpreadPairs(pairs=3072, same_value=384)
 model does on one input or in one exchange of hundreds is seen on many only."""
 
 _AXES = ("model", "program", "rival", "stratum", "delay")
-
-
-def _each(data: object) -> Sequence[object]:
-    return data if isinstance(data, (list, tuple)) else [data]
 
 
 def _decided(

@@ -27,6 +27,8 @@ from loopinterp.studied_model import RESULTS
 
 commands = typer.Typer()
 
+_LOOP_COLUMNS = ("loop_exact_match", "loop_perplexity")
+
 
 @commands.command(
     epilog=examples(
@@ -220,6 +222,3 @@ def sweep(
     print_document(document, "\n".join([shown, *unended, *files]), as_json)
     if result.failed:
         raise typer.Exit(1)
-
-
-_LOOP_COLUMNS = ("loop_exact_match", "loop_perplexity")

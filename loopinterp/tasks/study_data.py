@@ -24,6 +24,7 @@ def as_batch(
     *,
     n: int | None = None,
     batch_size: int | None = None,
+    examples: int = EXAMPLES,
     seed: int = 0,
     device: torch.device | str = "cpu",
 ) -> Batch:
@@ -32,7 +33,8 @@ def as_batch(
     Args:
         data: A batch, which is taken as it is, or a task.
         n: Problem length of what is drawn from a task; 8 by default.
-        batch_size: Examples that are drawn from a task; 64 by default.
+        batch_size: Examples that are drawn from a task; ``examples`` by default.
+        examples: How many a study draws that is not told.
         seed: Seed of what is drawn.
         device: Where what is drawn is put.
 
@@ -46,7 +48,7 @@ def as_batch(
     """
     if _is_task(data):
         generator = torch.Generator().manual_seed(seed)
-        size = EXAMPLES if batch_size is None else batch_size
+        size = examples if batch_size is None else batch_size
         length = LENGTH if n is None else n
         batch = data.sample(length, batch_size=size, generator=generator)
         return replace(batch, task=data).to(device)  # which a task of a user's own need not say
@@ -69,6 +71,7 @@ def as_batches(
     *,
     n: int | Sequence[int] | None = None,
     batch_size: int | None = None,
+    examples: int = EXAMPLES,
     seed: int = 0,
 ) -> list[Batch]:
     """One batch or several; from each task, one of each length in ``n``. See :func:`as_batch`.
@@ -81,8 +84,9 @@ def as_batches(
     if not several or not each:
         expected = "a Batch or a task, or a list of them; with a task, a length n or a list of them"
         raise InputError("data", expected=expected, given="an empty list", fix=_fix(data))
-    drawn: Any = [{"n": k, "batch_size": batch_size, "seed": seed} for k in each]
-    return [as_batch(one, **options) for one in several for options in drawn]
+    drawn: Any = {"batch_size": batch_size, "examples": examples, "seed": seed}
+    options: Any = [{"n": k, **drawn} for k in each]
+    return [as_batch(one, **chosen) for one in several for chosen in options]
 
 
 def need_task(task: object) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,8 +11,8 @@ from loopinterp.errors import CheckpointError, InputError
 from loopinterp.file_locks import in_turn
 from loopinterp.progress import showing
 from loopinterp.results import SUFFIX
-from loopinterp.saved_results import CONFIG, Owner
-from loopinterp.stages import record_how_it_was_made
+from loopinterp.saved_results import Owner
+from loopinterp.stages import record_training
 from loopinterp.training.config import TrainingConfig
 from loopinterp.training.device import cpu_threads, resolve_device
 from loopinterp.training.evaluation import EvaluationResult, evaluate
@@ -87,9 +86,7 @@ def _train_and_evaluate(cell: SweepCell) -> None:
         if cell.result() is not None:
             return
         run = train(cell.config, cell.folder, progress=False)
-        config = shlex.quote(str(run.folder / CONFIG))
-        command = f"loopinterp train --config {config} --out NEW"
-        record_how_it_was_made(run.folder, command=command, seconds={"train": run.seconds})
+        record_training(run.folder, run.seconds)
         result = evaluate(
             run.model(resolve_device(cell.config.device)).eval(),
             run.task(),
