@@ -26,7 +26,8 @@ class UniqueSet(FullOutput):
 
     Distributions: ``"uniform"`` (independent symbols), ``"few"`` (each example uses at most 4 of
     them, so most are seen before), ``"distinct"`` (a random order of the symbols, again and
-    again: no two of the first n_symbols are equal).
+    again: no two of the first n_symbols are equal), ``"varied"`` (each example draws how many of
+    them it uses at most: k of N with probability ``log(1 + 1/k) / log(N + 1)``).
 
     Args:
         n_symbols: Size of the alphabet.
@@ -47,7 +48,7 @@ class UniqueSet(FullOutput):
 
     name = "unique_set"
     question = "distinct ones of {}"
-    distributions = ("uniform", "few", "distinct")
+    distributions = ("uniform", "few", "distinct", "varied")
 
     n_symbols: PositiveInt = 50
 
@@ -80,6 +81,10 @@ class UniqueSet(FullOutput):
         elif kind == "distinct":
             column = torch.arange(width, device=where) % self.n_symbols
             drawn = order[:, column]
+        elif kind == "varied":
+            share = torch.rand((rows, 1), generator=generator, device=where)
+            used = ((self.n_symbols + 1) ** share).long().clamp(max=self.n_symbols)
+            drawn = order.gather(1, drawn % used)
         return self.from_symbols(drawn, n)
 
     def _solve(self, prompt: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:

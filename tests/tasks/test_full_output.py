@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import pytest
@@ -124,6 +125,16 @@ def test_distinct_symbols_are_all_answered_and_few_are_not():
     assert ((distinct_ones >= 0) & (distinct_ones < 50)).sum(dim=1).tolist() == [50] * 20
     few = task.sample(50, batch_size=20, generator=g, distribution="few").targets
     assert ((few >= 0) & (few < 50)).sum(dim=1).max() <= 4
+
+
+def test_few_symbols_are_as_likely_as_many_where_that_varies():
+    g = torch.Generator().manual_seed(0)
+    varied = UniqueSet().sample(400, batch_size=400, generator=g, distribution="varied").targets
+    used = ((varied >= 0) & (varied < 50)).sum(dim=1)
+    for most in (1, 7, 25):
+        share = math.log(most + 1) / math.log(51)
+        assert abs((used <= most).float().mean() - share) < 0.08  # three times the deviation
+    assert used.max() > 45
 
 
 @pytest.mark.parametrize("setting", [0, -1, 1.5, "2", True])
