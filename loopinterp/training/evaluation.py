@@ -126,8 +126,8 @@ def evaluate(
 
     Of a task that is answered token by token, exact match is that of greedy generation up to the
     end token: until its first mistake a model has generated the right answer, which is what stands
-    before it here, so one pass over the right answers tells (it must not see what comes after, and
-    is refused if it does). Bit accuracy and perplexity are those of the next token after right ones.
+    before it here, so one pass over the right answers tells. A model that sees what comes after is
+    refused. Bit accuracy and perplexity are those of the next token after right ones.
 
     The examples come from another random stream than those of training, whatever the seed.
 
