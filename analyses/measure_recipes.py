@@ -18,6 +18,7 @@ import platform
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from joblib import Parallel, delayed
@@ -71,7 +72,7 @@ def main() -> int:
     failed = False
     for name in args.names or files:
         try:
-            measured = measure(name, TrainingConfig.from_dict(read(files[name])["config"]), args)
+            measured = measure(name, config_of(files[name]), args)
         except InputError as error:
             print(f"{name}: {error}", file=sys.stderr)
             failed = True
@@ -79,6 +80,11 @@ def main() -> int:
         write(files[name], measured, args.out / f"{name}.json")
         print(f"{name}: {in_words(measured)}", flush=True)
     return int(failed)
+
+
+def config_of(file: Path) -> TrainingConfig:
+    """The configuration of a recipe's file, which may have no ``measured`` yet."""
+    return TrainingConfig.from_dict(read_json_object(file)["config"])
 
 
 def measure(name: str, config: TrainingConfig, args: argparse.Namespace) -> Measurement:
@@ -103,7 +109,7 @@ def measure(name: str, config: TrainingConfig, args: argparse.Namespace) -> Meas
     measured = as_measured(shares(found), done, args)
     near = max(config.curriculum.max_n // 6, 1)
     while (n := between(measured, near)) is not None:
-        more = Parallel(n_jobs=args.jobs)(
+        more: Any = Parallel(n_jobs=args.jobs)(
             delayed(evaluated)(folder, n, args.samples, out / "between" / folder.name)
             for folder in folders
         )
@@ -182,13 +188,9 @@ def as_measured(found: Shares, done: SweepResult, args: argparse.Namespace) -> M
     )
 
 
-def read(file: Path) -> dict:
-    return read_json_object(file)
-
-
 def write(file: Path, measured: Measurement, made: Path) -> None:
     """Put what was measured into a recipe's file, all else as it was."""
-    document = read(file)
+    document = read_json_object(file)
     order = ("about", "config", "measured", "tried")
     document = {"tried": []} | document | {"measured": measured.to_dict()}
     Recipe.from_dict(document)  # refused before the file is touched

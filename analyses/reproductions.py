@@ -98,20 +98,22 @@ def tables(results: Path) -> dict[str, str]:
 
 def notebook(file: Path) -> str:
     """Bit accuracy / exact match by length: the notebook's code, and ours."""
-    lengths = [*NOTEBOOK["looped"]]
-    rows = []
+    lengths, rows = [*NOTEBOOK["looped"]], []
     for name, said in NOTEBOOK.items():
         shown = ("{:.2f} / {:.2f}".format(*said[n]) for n in lengths)
         rows.append([f"{name}: the notebook's code", "random", *shown])
-    if file.exists():
-        for (name, d), cells in pd.read_csv(file).groupby(["model", "distribution"], sort=False):
-            at = cells.set_index("length")
-            shown = (
-                f"{at.bit_accuracy[n]:.2f} / {error(at.exact_match[n], at.exact_match_se[n], 2)}"
-                for n in lengths
-            )
-            rows.append([f"{name}: ours", {"uniform": "random", "chain": "chains"}[d], *shown])
-    return table(["model", "digits", *lengths], rows)
+    if not file.exists():
+        rows.append(["ours", "not measured yet", *[""] * len(lengths)])
+        return table(["model", "digits", *map(str, lengths)], rows)
+    found = pd.read_csv(file)
+    for name, d in found[["model", "distribution"]].drop_duplicates().values.tolist():
+        at = found.query("model == @name and distribution == @d").set_index("length")
+        shown = (
+            f"{at.bit_accuracy[n]:.2f} / {error(at.exact_match[n], at.exact_match_se[n], 2)}"
+            for n in lengths
+        )
+        rows.append([f"{name}: ours", {"uniform": "random", "chain": "chains"}[d], *shown])
+    return table(["model", "digits", *map(str, lengths)], rows)
 
 
 def six_tasks() -> str:
@@ -151,14 +153,14 @@ def baselines(files: list[Path]) -> str:
     for of in found.values():
         lengths |= {*of["length"]}
     for task, of in found.items():
-        for setting, cells in of[of["n_seeds"] > 0].groupby("setting", sort=False):
-            at = cells.set_index("length")
+        for setting in of.query("n_seeds > 0")["setting"].drop_duplicates():
+            at = of.query("setting == @setting").set_index("length")
             shown = [
                 error(at.exact_match[n], at.exact_match_se[n], 3) if n in at.index else "-"
                 for n in sorted(lengths)
             ]
-            rows.append([task, setting, *shown, int(cells["n_seeds"].iloc[0])])
-    return table(["task", "setting", *sorted(lengths), "seeds"], rows)
+            rows.append([task, setting, *shown, int(at["n_seeds"].max())])
+    return table(["task", "setting", *map(str, sorted(lengths)), "seeds"], rows)
 
 
 def abacus(files: list[Path]) -> str:
@@ -167,11 +169,11 @@ def abacus(files: list[Path]) -> str:
     rows = [["the post, 40 x 40", "20", *said]]
     for file in files:
         of = pd.read_csv(file).set_index("loop")
-        name, to = file.stem.removeprefix("abacus-"), int(of["to"].iloc[0])
-        cutoff = int(of["trained_up_to"].iloc[0])
+        name = file.stem.removeprefix("abacus-")
+        to, cutoff = (int(of[column].max()) for column in ("to", "trained_up_to"))
         for column, size in (("within", cutoff), ("whole", to)):
             shown = [f"{of[column][loop]:.3f}" if loop in of.index else "-" for loop in ABACUS]
-            rows.append([f"ours, {name}, {size} x {size}", cutoff, *shown])
+            rows.append([f"ours, {name}, {size} x {size}", str(cutoff), *shown])
     if not files:
         rows.append(["ours", "not measured yet", *[""] * len(ABACUS)])
     loops = (f"{loop} loop{'s' if loop > 1 else ''}" for loop in ABACUS)

@@ -46,9 +46,9 @@ def main() -> None:
     known = pd.read_csv(file) if file.exists() else pd.DataFrame(columns=["model"])
     for name in args.name or names:
         found = measure(name, args.times, args.samples)
-        others = known[(known["model"] != name) & known["model"].isin(names)]
+        others = known.query("model != @name and model in @names")
         known = pd.concat([others, found] if len(others) else [found])
-        known = known.sort_values("model", kind="stable")
+        known = known.sort_values(by=["model"], kind="stable")
         args.results.mkdir(parents=True, exist_ok=True)
         known.to_csv(file, index=False, float_format="%.4f")
         print(found.to_string(index=False), flush=True)
@@ -62,22 +62,23 @@ def measure(name: str, times: list[int], samples: int) -> pd.DataFrame:
     rules = stopping_rules([*STOPPING]) | {CALIBRATED: calibrate_stopping(open_run(run.folder))}
     lengths = [run.cutoff * k for k in times]
     found = evaluate(run.model(), run.task(), lengths, stopping=rules, n_samples=samples)
-    rows = found.to_dataframe("stopped_exact_match", "stopped_at")
-    rows = rows[rows["rule"] != ANY]
+    rows = found.to_dataframe("stopped_exact_match", "stopped_at").query(f"rule != {ANY!r}")
     said = ["rule", "distribution", "length", "stopped_exact_match", "stopped_at"]
-    return rows[said].assign(model=name, samples=samples)[["model", *said, "samples"]]
+    rows = rows.assign(model=name, samples=samples)
+    return rows.filter(["model", *said, "samples"])
 
 
 def as_table(known: pd.DataFrame) -> str:
     """A row for each model and length, a column for each rule: exact match, and the mean loop."""
     rows = []
-    for (name, n), cells in known.groupby(["model", "length"], sort=False):
-        # The last distribution is the hardest, where there are two.
-        hardest = cells[cells["distribution"] == cells["distribution"].iloc[-1]]
-        by_rule = hardest.set_index("rule")
-        at = [by_rule.loc[rule] for rule in SHORT]
-        shown = [f"{cell.stopped_exact_match:.2f} ({cell.stopped_at:.0f})" for cell in at]
-        rows.append([f"{name}, {hardest['distribution'].iloc[0]}", n, *shown])
+    for name, n in known[["model", "length"]].drop_duplicates().values.tolist():
+        cells = known.query("model == @name and length == @n")
+        # Of two distributions the harder one comes last.
+        hardest = cells["distribution"].tolist()[-1]
+        at = cells.query("distribution == @hardest").set_index("rule")
+        exact, loop = at["stopped_exact_match"], at["stopped_at"]
+        shown = [f"{exact[rule]:.2f} ({loop[rule]:.0f})" for rule in SHORT]
+        rows.append([f"{name}, {hardest}", n, *shown])
     return table(["model, inputs", "n", *SHORT.values()], rows)
 
 

@@ -12,12 +12,20 @@ from hypothesis import strategies as st
 
 from analyses import measure_recipes
 from analyses.measure_recipes import between, lengths, steps
-from loopinterp.training import RECIPES, Measurement, Recipe, Run, apply_settings, evaluate
+from loopinterp.training import (
+    RECIPES,
+    Measurement,
+    Recipe,
+    Run,
+    TrainingConfig,
+    apply_settings,
+    evaluate,
+)
 
 TINY = ["model.d_model=8", "model.n_heads=2", "steps=4", "curriculum.kind=none", "device=cpu"]
 
 
-def config_of(*changes: str):
+def tiny(*changes: str) -> TrainingConfig:
     return apply_settings(RECIPES["addition"], [*TINY, "curriculum.max_n=2", *changes])
 
 
@@ -40,21 +48,21 @@ def test_the_end_is_found_by_halving(cutoff: int, right_up_to: int, near: int) -
 
 
 def test_lengths_are_left_out_that_cost_too_much() -> None:
-    config = config_of("model.n_layers=3", "objective.extra_loops=2")
+    config = tiny("model.n_layers=3", "objective.extra_loops=2")
     task = config.make_task()
     assert steps(config, task, 4) == task.n_positions(4) * 3 * (task.n_loops(4) + 2)
     assert lengths(config, times=[1, 1.5, 8], samples=10, most=1e9) == (2, 3, 16)
     cheap = 10 * steps(config, task, 3)
     assert lengths(config, times=[1, 1.5, 8], samples=10, most=cheap) == (2, 3)
     assert lengths(config, times=[8], samples=10, most=1) == (2,), "the cutoff in any case"
-    fixed = config_of("objective.kind=last", "objective.hold_loops=0", "objective.n_loops=7")
+    fixed = tiny("objective.kind=last", "objective.hold_loops=0", "objective.n_loops=7")
     assert steps(fixed, task, 4) == task.n_positions(4) * 7
 
 
 def test_what_is_written_is_what_the_runs_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    folder, out, config = tmp_path / "recipes", tmp_path / "out", config_of()
+    folder, out, config = tmp_path / "recipes", tmp_path / "out", tiny()
     folder.mkdir()
     file = folder / "tiny.json"
     before = {"about": "Tiny.", "config": config.to_dict(defaults=False), "tried": ["Nothing."]}
@@ -89,7 +97,7 @@ def test_what_is_written_is_what_the_runs_do(
 def test_a_recipe_that_fails_is_named_and_its_file_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    config = config_of("optimiser.lr=1e30", "optimiser.clip=none", "optimiser.warmup_steps=0")
+    config = tiny("optimiser.lr=1e30", "optimiser.clip=none", "optimiser.warmup_steps=0")
     document = {"about": "Wild.", "config": config.to_dict(defaults=False)}
     (tmp_path / "wild.json").write_text(text := json.dumps(document))
     asked = ["--recipes", str(tmp_path), "--out", str(tmp_path / "out"), "--seeds", "0"]

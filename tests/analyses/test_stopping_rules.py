@@ -34,8 +34,9 @@ def test_every_model_of_the_zoo_is_there_with_every_rule() -> None:
 def test_at_T_of_n_it_is_what_the_card_says(name: str) -> None:
     card, own = get_card(name), KEPT[KEPT["model"] == name]
     assert {*own["samples"]} == {card.samples}
-    for row in own[own["rule"] == ORACLE].itertuples():
-        assert row.stopped_exact_match == card.exact_match[row.distribution][row.length][0], ANEW
+    at_own = own[own["rule"] == ORACLE]
+    for d, n, share in zip(*(at_own[k] for k in ("distribution", "length", "stopped_exact_match"))):
+        assert share == card.exact_match[d][n][0], ANEW
 
 
 def test_no_number_of_loops_is_above_the_best_in_hindsight() -> None:
@@ -52,8 +53,8 @@ def test_one_model_anew_leaves_the_others(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(sys, "argv", ["stopping_rules", *small, *where])
     stopping_rules.main()
     made = pd.read_csv(tmp_path / FILE)
-    others = [of[of["model"] != "prefix_sum"].reset_index(drop=True) for of in (made, KEPT)]
-    pd.testing.assert_frame_equal(*others)
+    others, before = (of.query("model != 'prefix_sum'") for of in (made, KEPT))
+    pd.testing.assert_frame_equal(others.reset_index(drop=True), before.reset_index(drop=True))
     own = made[made["model"] == "prefix_sum"]
     assert {*own["samples"]} == {4} and {*own["length"]} == {12}
     assert put(page.read_text(), {NAME: as_table(made)}) == page.read_text()

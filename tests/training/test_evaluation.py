@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -316,7 +317,7 @@ def test_numbers_of_loops_need_not_depend_on_the_length() -> None:
 @pytest.mark.parametrize(("n_pause", "n_loops"), [(0, 2), (2, None)])
 def test_exact_match_is_that_of_greedy_generation(n_pause: int, n_loops: int | None) -> None:
     task = NextToken(of="parity", n_pause=n_pause)
-    vocabulary = {"d_vocab": task.d_vocab, "d_vocab_out": task.d_vocab_out}
+    vocabulary: dict[str, Any] = {"d_vocab": task.d_vocab, "d_vocab_out": task.d_vocab_out}
     recipe = TrainingConfig(
         task="next_token",
         task_settings={"of": "parity", "n_pause": n_pause},
