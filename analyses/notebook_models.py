@@ -6,7 +6,8 @@ Both of its models learn to add 8 bits, and are asked for up to 48 here: an ordi
 and one layer that is looped length + 5 times. They are trained as there, on PyTorch's own layers
 with dropout, and opened as ours. Beside them stand the looped one as this package trains it,
 without dropout, and this package's own recipe. Bit accuracy hides failure, so exact match stands
-beside it; random digits hide failure too, so full carry chains do, on which "all 0" is right.
+beside it; random digits hide failure too, so full carry chains do, on which "all 0" is right. The
+table goes to notebook_models.csv as well, for analyses/reproductions.py to keep.
 
 Without a BOS token, 15/16 is the most that the looped one can reach on random digits: where an
 input begins with the same pair twice, its first two positions see the same and answer the same,
@@ -88,6 +89,9 @@ def main() -> None:
         found[name] = summarise_seeds([measure(*model, args) for model in models])
         found[name].save(args.out, name.replace(", ", "-").replace(" ", "-"))
     print(table(found).to_string())
+    names = ("bit_accuracy", "bit_accuracy_se", "exact_match", "exact_match_se")
+    rows = [of.to_dataframe(*names).assign(model=name) for name, of in found.items()]
+    pd.concat(rows).to_csv(args.out / "notebook_models.csv", index=False, float_format="%.4f")
     page = args.out / "notebook_models.html"
     figure(found).write_html(page, include_plotlyjs=True)
     print(

@@ -124,6 +124,11 @@ def evaluate(
     one that was trained to answer after another number than T(n) (``objective.extra_loops``)
     after what its rule makes of T(n).
 
+    Of a task that is answered token by token, exact match is that of greedy generation up to the
+    end token: until its first mistake a model has generated the right answer, which is what stands
+    before it here, so one pass over the right answers tells. A model that sees what comes after is
+    refused. Bit accuracy and perplexity are those of the next token after right ones.
+
     The examples come from another random stream than those of training, whatever the seed.
 
     Args:

@@ -75,6 +75,22 @@ class Measurement(Settings):
         each = self.exact_match.values()
         return {n: min(sum(of[n]) / len(of[n]) for of in each) for n in sorted(lengths)}
 
+    def reach(self) -> tuple[int, int | None]:
+        """How far it goes: the length up to which :meth:`worst` is .9 or more, and where it is not.
+
+        Of the lengths that were measured: the last one before it falls under .9 (0 if it is under
+        .9 at all of them), and the one at which it has; None if it never has.
+
+        Example:
+            >>> shares = {"uniform": {12: (1.0,), 24: (0.95,), 30: (0.7,), 48: (0.9,)}}
+            >>> Measurement(seeds=(0,), samples=9, exact_match=shares, minutes=1, on="x").reach()
+            (24, 30)
+        """
+        under = [n for n, share in self.worst().items() if share < _WELL]
+        first = under[0] if under else None
+        well = [n for n in self.worst() if first is None or n < first]
+        return (max(well) if well else 0), first
+
 
 @settings
 class Recipe(Settings):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,12 +12,28 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from loopinterp.errors import InputError
-from loopinterp.models import Fixed, LoopedTransformer, LoopRule, ResidualBelow
+from loopinterp.models import (
+    Fixed,
+    LoopedTransformer,
+    LoopedTransformerConfig,
+    LoopRule,
+    ResidualBelow,
+    greedy_decode,
+)
 from loopinterp.saved_results import load_result
-from loopinterp.tasks import IGNORE, Addition, Batch, Parity, get_task, list_tasks
-from loopinterp.training import EvaluationResult, TrainingConfig, evaluate
+from loopinterp.tasks import IGNORE, Addition, Batch, NextToken, Parity, get_task, list_tasks
+from loopinterp.training import (
+    CurriculumConfig,
+    EvaluationResult,
+    ObjectiveConfig,
+    OptimiserConfig,
+    Trainer,
+    TrainingConfig,
+    evaluate,
+)
 from loopinterp.training.answer_scores import shares_right
 from loopinterp.training.evaluation import ANY, BEST, ORACLE, judged_distributions
+from loopinterp.training.seeding import stream
 from loopinterp.workflow import STOPPING, stopping_rules
 
 
@@ -295,6 +312,39 @@ def test_numbers_of_loops_need_not_depend_on_the_length() -> None:
     assert result.figures()[-1].title == "Accuracy against the number of loops"
     with pytest.raises(InputError, match="loops: expected an integer >= 0"):
         evaluate(Ripple(), Addition(), [4], n_samples=2, loops=[-1])
+
+
+@pytest.mark.parametrize(("n_pause", "n_loops"), [(0, 2), (2, None)])
+def test_exact_match_is_that_of_greedy_generation(n_pause: int, n_loops: int | None) -> None:
+    task = NextToken(of="parity", n_pause=n_pause)
+    vocabulary: dict[str, Any] = {"d_vocab": task.d_vocab, "d_vocab_out": task.d_vocab_out}
+    recipe = TrainingConfig(
+        task="next_token",
+        task_settings={"of": "parity", "n_pause": n_pause},
+        model=LoopedTransformerConfig(d_model=16, n_heads=2, loop_norm=True, **vocabulary),
+        objective=ObjectiveConfig(kind="last", n_loops=2),
+        curriculum=CurriculumConfig(kind="none", max_n=3),
+        optimiser=OptimiserConfig(lr=2e-2, warmup_steps=0, schedule="constant"),
+        device="cpu",
+    )
+    trainer = Trainer(recipe)
+    for _ in range(25):
+        trainer.step()
+    model = trainer.model.eval()
+    model.loop_rule = LoopRule(n_loops) if n_loops else None
+    found = evaluate(model, task, [3, 4], n_samples=64, seed=3)
+    shares = found.data["exact_match"].sel(extra_loop=0, distribution="uniform", estimate="value")
+    for n in (3, 4):
+        generator = stream(3, f"evaluation uniform {n}")
+        batch = task.sample(n, batch_size=64, generator=generator, distribution="uniform")
+        prompts, lengths = task.prompt_of(batch)
+        written = greedy_decode(
+            model, prompts, lengths=lengths, n_loops=n_loops or n, max_new_tokens=n + 3,
+            stop_token=task.end,
+        )  # fmt: skip
+        right = task.is_right(batch, written).double().mean()
+        assert float(shares.sel(length=n)) == float(right)
+    assert 0 < float(shares.mean()) < 1, "both kinds of answers"
 
 
 def test_perplexity_is_that_of_pytorchs_cross_entropy(tiny: TrainingConfig) -> None:

@@ -1,0 +1,189 @@
+"""Our numbers beside the sources': writes the tables of docs/reproductions.md from files.
+
+    python -m analyses.reproductions
+    python -m analyses.reproductions --keep baselines_copy=runs/copy/sweep.csv \\
+        --keep notebook=runs/notebook/notebook_models.csv \\
+        --keep abacus-plain=runs/abacus/results/grid.safetensors
+
+Recipes are read from the package (analyses/measure_recipes.py measures them); all else from
+analyses/results, where --keep puts what a sweep, the notebook's script or `loopinterp grid` has
+found. A name is that of the file there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+from statistics import stdev
+
+import pandas as pd
+
+from analyses.notebook_models import SOURCE as NOTEBOOK
+from analyses.tables_in_pages import PAGES, RESULTS, rewrite, table
+from loopinterp.errors import InputError
+from loopinterp.training import Measurement, OperandGrid, get_recipe, list_recipes
+
+PAGE = "reproductions.md"
+SIX = {
+    "parity": (20, 50),
+    "copy": (19, 30),
+    "token_addition": (19, 30),
+    "multiplication": (11, 15),
+    "binary_sum": (19, 24),
+    "unique_set": (19, 30),
+}
+"""arXiv 2409.15647: greatest length in training, and up to which it reports."""
+
+ABACUS = {1: 0.000, 2: 0.320, 8: 0.611, 16: 0.613, 32: 0.613}
+"""The post's mean over its grid of 40 x 40, by loops."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Write the tables of docs/reproductions.md.")
+    parser.add_argument("--keep", action="append", default=[], metavar="NAME=FILE")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--page", type=Path, default=PAGES / PAGE)
+    args = parser.parse_args()
+    for kept in args.keep:
+        name, equals, file = kept.partition("=")
+        if not equals:
+            parser.error(f"--keep {kept}: write NAME=FILE")
+        print(keep(name, Path(file), args.results))
+    changed = rewrite(args.page, tables(args.results))
+    print(args.page, "" if changed else "(as it was)")
+
+
+def keep(name: str, file: Path, results: Path) -> Path:
+    """Keep what was found: a CSV as it is, a grid by operand lengths as its means."""
+    if not any(name.startswith(start) for start in ("notebook", "baselines_", "abacus-")):
+        fix = "Name it after the table that it is for."
+        expected = "notebook, baselines_TASK or abacus-SETTING"
+        raise InputError("--keep", expected=expected, given=repr(name), fix=fix)
+    results.mkdir(parents=True, exist_ok=True)
+    kept = results / f"{name}.csv"
+    if name.startswith("abacus-"):
+        means_of(OperandGrid.load(file)).to_csv(kept, index=False, float_format="%.4f")
+    else:
+        shutil.copyfile(file, kept)
+    return kept
+
+
+def means_of(grid: OperandGrid) -> pd.DataFrame:
+    """Mean exact match over the whole grid, and over the lengths of training, by loops."""
+    exact = grid.data["exact_match"].sel(estimate="value")
+    to, cutoff = int(exact["n_a"].max()), grid.trained_up_to or 0
+    within = exact.sel(n_a=slice(1, cutoff), n_b=slice(1, cutoff)).mean(["n_a", "n_b"])
+    return pd.DataFrame(
+        {
+            "loop": exact["loop"].values,
+            "within": within.values,
+            "whole": exact.mean(["n_a", "n_b"]).values,
+            "trained_up_to": cutoff,
+            "to": to,
+            "n_samples": grid.n_samples,
+        }
+    )
+
+
+def tables(results: Path) -> dict[str, str]:
+    """The tables of the page, by name."""
+    return {
+        "notebook": notebook(results / "notebook.csv"),
+        "six-tasks": six_tasks(),
+        "baselines": baselines(sorted(results.glob("baselines_*.csv"))),
+        "abacus": abacus(sorted(results.glob("abacus-*.csv"))),
+    }
+
+
+def notebook(file: Path) -> str:
+    """Bit accuracy / exact match by length: the notebook's code, and ours."""
+    lengths, rows = [*NOTEBOOK["looped"]], []
+    for name, said in NOTEBOOK.items():
+        shown = ("{:.2f} / {:.2f}".format(*said[n]) for n in lengths)
+        rows.append([f"{name}: the notebook's code", "random", *shown])
+    if not file.exists():
+        rows.append(["ours", "not measured yet", *[""] * len(lengths)])
+        return table(["model", "digits", *map(str, lengths)], rows)
+    found = pd.read_csv(file)
+    for name, d in found[["model", "distribution"]].drop_duplicates().values.tolist():
+        at = found.query("model == @name and distribution == @d").set_index("length")
+        shown = (
+            f"{at.bit_accuracy[n]:.2f} / {error(at.exact_match[n], at.exact_match_se[n], 2)}"
+            for n in lengths
+        )
+        rows.append([f"{name}: ours", {"uniform": "random", "chain": "chains"}[d], *shown])
+    return table(["model", "digits", *map(str, lengths)], rows)
+
+
+def six_tasks() -> str:
+    """The tasks of arXiv 2409.15647: what it trains on and reports, and what our recipes reach."""
+    rows = []
+    for name, (cutoff, test) in SIX.items():
+        if name not in list_recipes():
+            rows.append([name, cutoff, test, *["no recipe yet"], *[""] * 5])
+            continue
+        recipe = get_recipe(name)
+        measured, ours = recipe.measured, recipe.config.curriculum.max_n
+        far = -(-3 * ours // 2)
+        well, wrong = measured.reach()
+        reach = f"{well} at least" if wrong is None else f"{well} (not at {wrong})"
+        shown = [worst(measured, n) for n in (ours, far)]
+        rows.append(
+            [name, cutoff, test, ours, *shown, reach, len(measured.seeds), measured.samples]
+        )
+    header = ["task", "paper: trained to", "shown to", "ours: trained to", "there", "1.5 times"]
+    return table([*header, "at least .9 up to", "seeds", "samples"], rows)
+
+
+def worst(measured: Measurement, n: int) -> str:
+    """Mean and standard error over seeds at a length, of the distribution where it is lowest."""
+    at = [of[n] for of in measured.exact_match.values() if n in of]
+    if len(at) < len(measured.exact_match):
+        return "-"
+    shares = min(at, key=sum)
+    spread = stdev(shares) / len(shares) ** 0.5 if len(shares) > 1 else float("nan")
+    return error(sum(shares) / len(shares), spread, 3)
+
+
+def baselines(files: list[Path]) -> str:
+    """Exact match by greedy generation of each baseline, within and beyond the training lengths."""
+    rows, lengths = [], set()
+    found = {file.stem.removeprefix("baselines_"): pd.read_csv(file) for file in files}
+    for of in found.values():
+        lengths |= {*of["length"]}
+    for task, of in found.items():
+        for setting in of.query("n_seeds > 0")["setting"].drop_duplicates():
+            at = of.query("setting == @setting").set_index("length")
+            shown = [
+                error(at.exact_match[n], at.exact_match_se[n], 3) if n in at.index else "-"
+                for n in sorted(lengths)
+            ]
+            rows.append([task, setting, *shown, int(at["n_seeds"].max())])
+    return table(["task", "setting", *map(str, sorted(lengths)), "seeds"], rows)
+
+
+def abacus(files: list[Path]) -> str:
+    """Mean exact match over the grid of operand lengths, by loops."""
+    said = [f"{ABACUS[loop]:.3f}" for loop in ABACUS]
+    rows = [["the post, 40 x 40", "20", *said]]
+    for file in files:
+        of = pd.read_csv(file).set_index("loop")
+        name = file.stem.removeprefix("abacus-")
+        to, cutoff = (int(of[column].max()) for column in ("to", "trained_up_to"))
+        for column, size in (("within", cutoff), ("whole", to)):
+            shown = [f"{of[column][loop]:.3f}" if loop in of.index else "-" for loop in ABACUS]
+            rows.append([f"ours, {name}, {size} x {size}", str(cutoff), *shown])
+    if not files:
+        rows.append(["ours", "not measured yet", *[""] * len(ABACUS)])
+    loops = (f"{loop} loop{'s' if loop > 1 else ''}" for loop in ABACUS)
+    return table(["grid", "trained to", *loops], rows)
+
+
+def error(mean: float, spread: float, digits: int) -> str:
+    """Mean ± standard error; the mean alone of one seed."""
+    return f"{mean:.{digits}f}" + ("" if pd.isna(spread) else f" ± {spread:.{digits}f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""Where each stopping rule stops, and how often that is right: every model of the zoo.
+
+    python -m analyses.stopping_rules                # a few minutes on one core
+    python -m analyses.stopping_rules --name parity  # one model anew, the others as they were
+
+Exact match and the mean number of loops of every rule of ``loopinterp evaluate --stop``, of T(n),
+and of the best loop in hindsight, at 1, 2 and 4 times the training cutoff. What was found is kept
+in analyses/results/stopping_rules.csv; the table goes into docs/when-to-stop.md, on the input
+distribution that is hardest.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pandas as pd
+import torch
+
+from analyses.tables_in_pages import PAGES, RESULTS, rewrite, table
+from loopinterp.studied_model import open_run
+from loopinterp.training import evaluate
+from loopinterp.training.evaluation import ANY, BEST, ORACLE
+from loopinterp.workflow import CALIBRATED, STOPPING, calibrate_stopping, stopping_rules
+from loopinterp.zoo import list_pretrained, load_pretrained
+
+FILE, PAGE, NAME = "stopping_rules.csv", "when-to-stop.md", "stopping-rules"
+TIMES = (1, 2, 4)
+SHORT = {ORACLE: "T(n)", BEST: "best loop", CALIBRATED: CALIBRATED} | {
+    next(iter(stopping_rules([name]))): name for name in STOPPING
+}
+"""The rules as the page names them, by their names in results; columns in this order."""
+
+
+def main() -> None:
+    names = list(list_pretrained().index)
+    parser = argparse.ArgumentParser(description="Every stopping rule on every model of the zoo.")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--page", type=Path, default=PAGES / PAGE)
+    parser.add_argument("--name", action="append", choices=names, help="Default: all.")
+    parser.add_argument("--times", type=int, nargs="+", default=TIMES, help="The cutoff.")
+    parser.add_argument("--samples", type=int, default=200)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    file = args.results / FILE
+    known = pd.read_csv(file) if file.exists() else pd.DataFrame(columns=["model"])
+    for name in args.name or names:
+        found = measure(name, args.times, args.samples)
+        others = known.query("model != @name and model in @names")
+        known = pd.concat([others, found] if len(others) else [found])
+        known = known.sort_values(by=["model"], kind="stable")
+        args.results.mkdir(parents=True, exist_ok=True)
+        known.to_csv(file, index=False, float_format="%.4f")
+        print(found.to_string(index=False), flush=True)
+    rewrite(args.page, {NAME: as_table(pd.read_csv(file))})
+    print(args.page)
+
+
+def measure(name: str, times: list[int], samples: int) -> pd.DataFrame:
+    """What every rule reaches on a model, by distribution and length."""
+    run = load_pretrained(name)
+    rules = stopping_rules([*STOPPING]) | {CALIBRATED: calibrate_stopping(open_run(run.folder))}
+    lengths = [run.cutoff * k for k in times]
+    found = evaluate(run.model(), run.task(), lengths, stopping=rules, n_samples=samples)
+    rows = found.to_dataframe("stopped_exact_match", "stopped_at").query(f"rule != {ANY!r}")
+    said = ["rule", "distribution", "length", "stopped_exact_match", "stopped_at"]
+    rows = rows.assign(model=name, samples=samples)
+    return rows.filter(["model", *said, "samples"])
+
+
+def as_table(known: pd.DataFrame) -> str:
+    """A row for each model and length, a column for each rule: exact match, and the mean loop."""
+    rows = []
+    for name, n in known[["model", "length"]].drop_duplicates().values.tolist():
+        cells = known.query("model == @name and length == @n")
+        # Of two distributions the harder one comes last.
+        hardest = cells["distribution"].tolist()[-1]
+        at = cells.query("distribution == @hardest").set_index("rule")
+        exact, loop = at["stopped_exact_match"], at["stopped_at"]
+        shown = [f"{exact[rule]:.2f} ({loop[rule]:.0f})" for rule in SHORT]
+        rows.append([f"{name}, {hardest}", n, *shown])
+    return table(["model, inputs", "n", *SHORT.values()], rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""The page of reproductions says what the files say; what is kept is what was found."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analyses import reproductions
+from analyses.reproductions import (
+    PAGE,
+    SIX,
+    baselines,
+    keep,
+    means_of,
+    notebook,
+    six_tasks,
+    tables,
+    worst,
+)
+from analyses.tables_in_pages import PAGES, RESULTS, put
+from loopinterp.errors import InputError
+from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
+from loopinterp.tasks import AbacusAddition
+from loopinterp.training import Measurement, Sweep, operand_grid
+from loopinterp.training.recipes import list_recipes
+
+TEXT = (PAGES / PAGE).read_text()
+SWEEPS = PAGES.parent / "analyses" / "sweeps"
+
+
+def test_the_page_says_what_the_files_say() -> None:
+    assert put(TEXT, tables(RESULTS)) == TEXT, "run python -m analyses.reproductions"
+
+
+def test_every_task_of_the_paper_has_its_row() -> None:
+    shown = (row.strip("| ").split(" | ") for row in six_tasks().split("\n")[2:])
+    rows = {row[0]: row for row in shown}
+    assert [*rows] == [*SIX]
+    for name in SIX:
+        assert ("no recipe yet" in rows[name]) == (name not in list_recipes())
+
+
+def test_what_is_kept_of_baselines_is_of_the_sweeps_that_ship() -> None:
+    files = sorted(RESULTS.glob("baselines_*.csv"))
+    assert files
+    for file in files:
+        sweep, kept = Sweep.read(SWEEPS / f"{file.stem}.json").at(), pd.read_csv(file)
+        assert {*kept["setting"]} == {*sweep.changes}
+        assert {*kept["length"]} == {*sweep.evaluation.lengths}
+        assert kept["n_seeds"].max() <= len(sweep.seeds)
+
+
+def test_the_error_is_that_of_the_seeds_where_the_mean_is_lowest() -> None:
+    shares = {"uniform": {8: (1.0, 1.0), 12: (1.0, 1.0)}, "chain": {8: (0.5, 0.75)}}
+    measured = Measurement(seeds=(0, 1), samples=4, exact_match=shares, minutes=1, on="x")
+    se = np.std([0.5, 0.75], ddof=1) / np.sqrt(2)
+    assert worst(measured, 8) == f"0.625 ± {se:.3f}"
+    assert worst(measured, 12) == worst(measured, 9) == "-", "not of all distributions"
+    alone = {"uniform": {8: (0.5,)}}
+    alone = Measurement(seeds=(0,), samples=4, exact_match=alone, minutes=1, on="x")
+    assert worst(alone, 8) == "0.500"
+
+
+def test_a_sweep_that_is_not_done_shows_the_settings_that_are(tmp_path: Path) -> None:
+    cells = {
+        "setting": ["one", "one", "two", "two"],
+        "length": [4, 8, 4, 8],
+        "exact_match": [1.0, 0.25, np.nan, np.nan],
+        "exact_match_se": [np.nan] * 4,
+        "n_seeds": [1, 1, 0, 0],
+    }
+    pd.DataFrame(cells).to_csv(tmp_path / "baselines_copy.csv")
+    rows = baselines([tmp_path / "baselines_copy.csv"]).split("\n")[2:]
+    assert rows == ["| copy | one | 1.000 | 0.250 | 1 |"]
+
+
+def test_ours_stands_below_the_notebooks(tmp_path: Path) -> None:
+    lengths = [8, 16, 24, 32, 40, 48]
+    cells = {"model": "looped", "distribution": "chain", "length": lengths, "bit_accuracy": 0.5}
+    made = pd.DataFrame(cells | {"exact_match": 0.25, "exact_match_se": 0.125})
+    made.to_csv(tmp_path / "notebook.csv")
+    rows = notebook(tmp_path / "notebook.csv").split("\n")[2:]
+    assert len(rows) == 3 and "| 1.00 / 1.00 | 0.73 / 0.06 |" in rows[0]
+    assert rows[2].startswith("| looped: ours | chains | 0.50 / 0.25 ± 0.12 |")
+
+
+def test_a_grid_is_kept_as_its_means(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = AbacusAddition()
+    config = LoopedTransformerConfig(
+        d_model=8, n_heads=2, d_vocab=task.d_vocab, d_vocab_out=task.d_vocab_out
+    )
+    model = LoopedTransformer(config, seed=0)
+    grid = operand_grid(model, task, 3, loops=[1, 2], n_samples=2, trained_up_to=2)
+    grid.data["exact_match"][{"estimate": 0}] = np.arange(18).reshape(2, 3, 3) / 18
+    means = means_of(grid)
+    assert means["within"].tolist() == pytest.approx([(0 + 1 + 3 + 4) / 4 / 18, 11 / 18])
+    assert means["whole"].tolist() == pytest.approx([4 / 18, 13 / 18])
+    page = Path(shutil.copy(PAGES / PAGE, tmp_path))
+    file = grid.save(tmp_path)
+    results = ["--results", str(tmp_path / "results"), "--page", str(page)]
+    kept = ["--keep", f"abacus-plain={file}"]
+    monkeypatch.setattr(sys, "argv", ["reproductions", *results, *kept])
+    reproductions.main()
+    # A grid is read from its file, whose first loop's means are those of what was measured.
+    shown = pd.read_csv(tmp_path / "results" / "abacus-plain.csv")
+    assert shown["loop"].tolist() == [1, 2] and shown["to"].tolist() == [3, 3]
+    assert "| ours, plain, 2 x 2 | 2 |" in page.read_text()
+
+
+def test_a_name_of_no_table_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="expected notebook, baselines_TASK or abacus-SETTING"):
+        keep("something", tmp_path / "file", tmp_path)

@@ -1,0 +1,43 @@
+"""Tables go into their places, and nowhere else."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analyses.tables_in_pages import put, table
+from loopinterp.errors import InputError
+
+TEXT = st.text(st.characters(exclude_characters="<>", exclude_categories=["Cs"]))
+
+
+def page(before: str, between: str, after: str) -> str:
+    first = "<!-- table one, written by x.py -->\n"
+    return f"{before}{first}{between}<!-- end of one -->{after}"
+
+
+@given(before=TEXT, old=TEXT, after=TEXT, cells=st.lists(st.lists(TEXT, min_size=2, max_size=2)))
+def test_only_what_is_between_the_comments_is_replaced(
+    before: str, old: str, after: str, cells: list[list[str]]
+) -> None:
+    made = table(["a", "b"], cells)
+    once = put(page(before, old, after), {"one": made})
+    assert once == page(before, made + "\n", after)
+    assert put(once, {"one": made}) == once
+
+
+def test_a_table_without_a_place_is_refused() -> None:
+    with pytest.raises(InputError, match="table two: expected one place for it in the page, got 0"):
+        put(page("", "", ""), {"two": ""})
+    with pytest.raises(InputError, match="got 2"):
+        put(page("", "", "\n") * 2, {"one": ""})
+
+
+def test_a_table_has_a_line_for_each_row() -> None:
+    assert table(["a", "b"], [[1, "x"], [2, "y"]]).split("\n") == [
+        "| a | b |",
+        "| --- | --- |",
+        "| 1 | x |",
+        "| 2 | y |",
+    ]
