@@ -21,8 +21,16 @@ NO_HOLD = ["objective.hold_loops=0", "state_noise=0"]
 MODELS: dict[str, tuple[str, list[str], str]] = {
     "addition": ("addition", [], "Addition that reaches far; the demo's model."),
     **{
-        f"addition-seed-{seed}": ("addition", [f"seed={seed}"], "The same, of another seed.")
-        for seed in (1, 2, 3, 4)
+        f"addition-seed-{seed}": ("addition", [f"seed={seed}"], note)
+        for seed, note in enumerate(
+            (
+                "The same, of another seed.",
+                "The same, of another seed, in which a planted carry lives longer.",
+                "The same, of another seed, in which a planted carry lives for a loop.",
+                "The same recipe, a seed with which 800 steps are too few.",
+            ),
+            start=1,
+        )
     },
     "addition-no-hold": (
         "addition",
@@ -34,12 +42,12 @@ MODELS: dict[str, tuple[str, list[str], str]] = {
         ["model.loop_norm=false"],
         "No loop norm: on chains beyond training the carry is late.",
     ),
-    "parity": ("parity", [], "Parity, whose answer does not stay after T(n)."),
-    "prefix_sum": (
-        "prefix_sum",
-        [],
-        "Running XOR, some loops late: right far out 6 loops after T(n).",
-    ),
+    "parity": ("parity", [], "Parity that reaches far and holds its answer."),
+    "parity-no-window": ("parity-no-window", [], "Parity, whose answer does not stay after T(n)."),
+    "prefix_sum": ("prefix_sum", [], "Running XOR that reaches far and holds its answer."),
+    "copy": ("copy", [], "A shift: right at T(n) loops, and at no other number."),
+    "binary_sum": ("binary_sum", [], "A counter at the = that bits run into."),
+    "token_addition": ("token_addition", [], "Addition in tokens, most significant bit first."),
 }
 """Each model: its recipe, what is changed of it, and what it is an example of."""
 

@@ -193,9 +193,15 @@ class _Cached(_Recomputed):
                 old[self.rows[:, None], :, places] = new.transpose(1, 2)
             return kept[0][:, :, : self.seen], kept[1][:, :, : self.seen]
 
-        bias, dtype = model.relative_bias, model.dtype
-        mask = score_mask(model.config, places[..., None], key, bias=bias, dtype=dtype)
-        return AttentionContext(mask=mask, rotation=rotation, qk_offset=offset, remember=remember)
+        about = (places[..., None], key)
+        how = {"bias": model.relative_bias, "dtype": model.dtype}
+        mask, surround = score_mask(model.config, *about, **how), None
+        if not model.config.windowed_surround:
+            wide = score_mask(model.config.without_window(), *about, **how)
+            surround = AttentionContext(mask=wide)
+        return AttentionContext(
+            mask=mask, rotation=rotation, qk_offset=offset, remember=remember, surround=surround
+        )
 
 
 def _can_cache(model: Any, loops: int | Tensor) -> bool:

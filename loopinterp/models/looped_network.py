@@ -81,9 +81,14 @@ class LoopedNetwork(LoopHooks):
         return self.config.n_layers * window
 
     @property
-    def reach_before(self) -> int:
-        """Positions to its left that a position's injected input has come from, in a window."""
-        return self.config.n_prelude * (self.config.window_of_all_heads or 0)
+    def reach_before(self) -> int | None:
+        """Positions to its left that a position's injected input has come from; None: no bound."""
+        if not self.config.n_prelude:
+            return 0
+        window = self.config.window_of_all_heads
+        if window is None or not self.config.windowed_surround:
+            return None
+        return self.config.n_prelude * window
 
     @property
     def local_step(self) -> bool:
@@ -144,6 +149,7 @@ class LoopedNetwork(LoopHooks):
         e = top("hook_embed", self.embedding(inputs.long() if self.config.token_input else inputs))
         if positions is not None:
             e = e + top("hook_pos_embed", positions)
+        context = context.outside_the_loop()
         for k, layer in enumerate(self.prelude):
             e = layer(e, None, context, taps.at("prelude", None, k))
         return e
@@ -198,7 +204,7 @@ class LoopedNetwork(LoopHooks):
         self, h: Tensor, taps: Taps = NO_TAPS, context: AttentionContext | None = None
     ) -> Tensor:
         if self.coda:
-            context = context or self._length_context(h.shape[1], taps)
+            context = (context or self._length_context(h.shape[1], taps)).outside_the_loop()
             for k, layer in enumerate(self.coda):
                 h = layer(h, None, context, taps.at("coda", None, k))
         if self.ln_final is not None:

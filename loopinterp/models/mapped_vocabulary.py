@@ -84,7 +84,7 @@ class WithVocabulary(nn.Module):
         return said_of(self.model, "causal")
 
     @property
-    def reach_before(self) -> int:
+    def reach_before(self) -> int | None:
         """That of the model."""
         return getattr(self.model, "reach_before", 0)
 

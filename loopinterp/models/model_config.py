@@ -50,6 +50,7 @@ class LoopedTransformerConfig(Settings):
             no window.
         windowed_heads: How many heads of each layer, the first ones, keep to the window; the
             others see all that ``causal`` lets them. None: all heads.
+        windowed_surround: Whether the layers before and after the loop keep to the window too.
         positions: ``none`` (NoPE), ``absolute`` (learned), ``relative`` (a bias per head and
             distance, clamped to ``relative_window``), ``abacus`` (index of a digit within its
             number), ``rotary``, or ``fire`` (a bias that a small MLP makes of the distance, as a
@@ -103,6 +104,7 @@ class LoopedTransformerConfig(Settings):
     causal: bool = True
     attention_window: NonNegativeInt | None = None
     windowed_heads: PositiveInt | None = None
+    windowed_surround: bool = True
     positions: Positions = "none"
     n_ctx: Annotated[
         PositiveInt | None, OnlyWith("positions", "absolute", "abacus", needed=True)
@@ -159,6 +161,13 @@ class LoopedTransformerConfig(Settings):
             "Set attention_window, or leave windowed_heads out.",
         )
         self._require(
+            self.windowed_surround
+            or (self.attention_window is not None and self.n_prelude + self.n_coda > 0),
+            "windowed_surround",
+            "true, unless there are an attention_window and layers before or after the loop",
+            "Set attention_window and n_prelude or n_coda, or leave windowed_surround out.",
+        )
+        self._require(
             self.about_weights <= MOST_WEIGHTS,
             max(_SIZES, key=lambda name: getattr(self, name) or 0),
             f"sizes that make at most {MOST_WEIGHTS:,} weights together",
@@ -204,6 +213,10 @@ class LoopedTransformerConfig(Settings):
     def window_of_all_heads(self) -> int | None:
         """``attention_window``, or None where some head sees past it."""
         return self.attention_window if self.windowed_heads in (None, self.n_heads) else None
+
+    def without_window(self) -> LoopedTransformerConfig:
+        """The same, all of whose heads see all that ``causal`` lets them."""
+        return self.replace(attention_window=None, windowed_heads=None, windowed_surround=True)
 
     @property
     def token_input(self) -> bool:

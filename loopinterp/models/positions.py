@@ -37,6 +37,7 @@ class AttentionContext:
         qk_offset: Abacus embedding added to queries and keys, ``[batch, head, pos, d_head]``.
         remember: Where set, it is given the keys and values of each layer in turn, and gives those
             that attention goes over.
+        surround: Mask and window of the layers before and after the loop, where they differ.
     """
 
     mask: Float[Tensor, "#block #head query key"] | None = None
@@ -45,6 +46,14 @@ class AttentionContext:
     rotation: tuple[Tensor, Tensor] | None = None
     qk_offset: Float[Tensor, "batch head pos d_head"] | None = None
     remember: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
+    surround: AttentionContext | None = None
+
+    def outside_the_loop(self) -> AttentionContext:
+        """The context of the layers before and after the loop."""
+        if self.surround is None:
+            return self
+        shared = {"rotation": self.rotation, "qk_offset": self.qk_offset}
+        return replace(self.surround, **shared, remember=self.remember)
 
     def select(self, rows: Tensor | slice) -> AttentionContext:
         """The context of some examples of the batch."""
@@ -210,9 +219,12 @@ def attention_context(
     With ``whole``, somebody wants to see the scores of all pairs of positions, so that they have
     to be computed even where a window makes that needless.
     """
-    rotation, window = None, config.window_of_all_heads
+    rotation, window, surround = None, config.window_of_all_heads, None
     if config.positions == "rotary":
         rotation = rotary_tables(n_pos, config.head_width, config.rotary_base, device, dtype)
+    if not config.windowed_surround:
+        about = {"bias": bias, "device": device, "dtype": dtype, "whole": whole}
+        surround = attention_context(config.without_window(), n_pos, **about)
     if bias is None and config.attention_window is None:
         return AttentionContext(is_causal=config.causal, rotation=rotation)
     if whole or not config.causal or window is None or not pays(n_pos, window):
@@ -222,7 +234,7 @@ def attention_context(
     else:
         query, key = block_places(n_pos, window, device=device)
     mask = score_mask(config, query, key, bias=bias, dtype=dtype)
-    return AttentionContext(mask=mask, window=window, rotation=rotation)
+    return AttentionContext(mask=mask, window=window, rotation=rotation, surround=surround)
 
 
 def score_mask(

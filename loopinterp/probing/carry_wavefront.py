@@ -233,6 +233,8 @@ def carry_study(
         labels = torch.cat([sample.variables, control])
         chains = range(1, max_chain + 1)
         per_loop, before = reach(model), getattr(model, "reach_before", 0)
+        if before is None:
+            per_loop, before = None, 0
         edges = [math.inf if per_loop is None else per_loop * loop + before for loop in steps]
         return CarryStudyResult.of(
             watch,

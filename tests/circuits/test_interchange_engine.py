@@ -111,6 +111,12 @@ WINDOWED = {
         "n_prelude": 1,
         "initial_state": "noise",
     },
+    "a prelude without the window": {
+        "attention_window": 1,
+        "n_prelude": 1,
+        "windowed_surround": False,
+        "initial_state": "zeros",
+    },
     "as wide as the sequence": {"attention_window": 8},
 }
 WHOLE = {

@@ -59,6 +59,8 @@ def test_every_variant_survives_a_round_trip_through_its_dict(name: str) -> None
         ({"windowed_heads": 1}, "an attention_window that they keep to"),
         ({"windowed_heads": 0, "attention_window": 1}, "an integer >= 1"),
         ({"windowed_heads": 5, "attention_window": 1}, "at most n_heads=2, and"),
+        ({"windowed_surround": False, "attention_window": 1}, "layers before or after the loop"),
+        ({"windowed_surround": False, "n_prelude": 1}, "an attention_window and layers"),
         ({"causal": "yes"}, "true or false"),
         ({"norm_eps": "small"}, "a number"),
         ({"init_std": True}, "a number"),

@@ -122,6 +122,13 @@ def test_an_input_may_reach_farther_than_a_state() -> None:
     assert changed.nonzero().flatten().tolist() == [0, 1, 2]
 
 
+def test_a_free_prelude_has_no_bound_and_the_loop_keeps_its_own() -> None:
+    model = build("window in the loop only", n_coda=0)
+    assert (reach(model), model.reach_before) == (1, None)
+    bounded = build("plain", n_prelude=2, attention_window=1), build("plain", attention_window=1)
+    assert [one.reach_before for one in bounded] == [2, 0]
+
+
 def test_a_foreign_model_may_say_its_reach() -> None:
     assert reach(Halving()) is None and reach(SimpleNamespace(reach=0)) == 0
     for wrong in (-1, 1.0, True):

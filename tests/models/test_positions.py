@@ -91,6 +91,24 @@ def test_the_first_heads_keep_to_the_window_and_the_others_do_not(kind: str, cau
     assert not torch.allclose(expected, free(x, n_loops=3))
 
 
+def test_a_window_of_the_loop_alone_leaves_the_layers_around_it_free() -> None:
+    some = build("window in the loop only", n_layers=2)
+    free = LoopedTransformer(some.config.without_window())
+    all_windowed = LoopedTransformer(some.config.replace(windowed_surround=True))
+    for weight in some.parameters():
+        torch.nn.init.normal_(weight, std=0.3)
+    for other in (free, all_windowed):
+        other.load_state_dict(some.state_dict())
+    x = some_inputs(some, n_pos=80)  # long enough that the window goes in blocks
+    e = free.embed(x)
+    torch.testing.assert_close(some.embed(x), e)
+    assert not torch.allclose(all_windowed.embed(x), e)
+    h = torch.randn(e.shape, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(some.step(h, e), all_windowed.step(h, e))
+    assert not torch.allclose(some.step(h, e), free.step(h, e))
+    torch.testing.assert_close(some.readout(h), free.readout(h))
+
+
 def test_all_heads_windowed_is_the_window_of_old() -> None:
     some, none = (build("plain", attention_window=1, windowed_heads=n) for n in (2, None))
     x = some_inputs(some, n_pos=80)

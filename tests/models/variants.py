@@ -51,6 +51,16 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "no norm, both ways": {"norm": "none", "final_norm": False, "causal": False},
     "fire": {"positions": "fire", "fire_threshold": 3.0, "n_layers": 2},
     "mixed windows": {"attention_window": 1, "windowed_heads": 1, "positions": "rotary"},
+    "window in the loop only": {
+        "attention_window": 1,
+        "windowed_surround": False,
+        "positions": "relative",
+        "relative_window": 2,
+        "n_prelude": 1,
+        "n_coda": 1,
+        "injection": "input",
+        "initial_state": "zeros",
+    },
     "features": {"d_vocab": None, "d_features": 2, "act_fn": "relu", "n_layers": 2},
     "tied": {"d_vocab_out": 6, "tie_unembed": True, "unembed_bias": False, "act_fn": "silu"},
 }

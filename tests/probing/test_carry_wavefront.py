@@ -118,6 +118,13 @@ def test_a_prelude_moves_the_light_cone(mapped: bool) -> None:
     assert not np.array_equal(read, random)  # the control is the model with shuffled weights
 
 
+def test_there_is_no_light_cone_after_a_prelude_that_sees_all() -> None:
+    settings = {"d_vocab": 6, "d_vocab_out": 2, "n_prelude": 1, "windowed_surround": False}
+    config = LoopedTransformerConfig(d_model=8, n_heads=2, attention_window=1, **settings)  # type: ignore[arg-type]
+    result = carry_study(LoopedTransformer(config), Addition(), loops=range(2), **SIZES)  # type: ignore[arg-type]
+    assert result.reach is None and bool(result.data["in_reach"].all())
+
+
 def test_controls_stay_at_chance(ripple: CarryStudyResult) -> None:
     data = ripple.data
     np.testing.assert_array_equal(data["majority"], 0.5)

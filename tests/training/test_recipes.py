@@ -69,16 +69,13 @@ def _as_code() -> dict[str, TrainingConfig]:
     return {
         "addition": addition,
         "addition-quick": addition.replace(curriculum=CurriculumConfig(max_n=8), steps=500),
-        "parity": TrainingConfig(
+        "parity-no-window": TrainingConfig(
             task="parity",
             model=window.replace(d_vocab=5, d_vocab_out=3, **everywhere),
             distribution="uniform",
             objective=ObjectiveConfig(kind="step_dependent"),
             curriculum=CurriculumConfig(max_n=20),
             steps=1600,
-        ),
-        "prefix_sum": addition.replace(
-            task="prefix_sum", model=window.replace(d_vocab=4), distribution="uniform"
         ),
     }
 

@@ -53,7 +53,7 @@ def test_only_a_finished_run_of_training_becomes_an_entry(
         make_entry(run, barely_trained, **make)
     with pytest.raises(InputError, match="outside the package"):
         make_entry(run, Path(loopinterp.__file__).parent / "zoo" / "new", **make)
-    with pytest.raises(InputError, match="recipe: expected one of addition"):
+    with pytest.raises(InputError, match="recipe: expected one of "):
         make_entry(run, tmp_path / "new", recipe="additon", note="Small.")
     unfinished = Path(shutil.copytree(barely_trained, tmp_path / "unfinished"))
     shutil.rmtree(unfinished / "state")

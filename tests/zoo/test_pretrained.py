@@ -72,7 +72,7 @@ def test_a_model_loads_in_well_under_a_second() -> None:
 def test_the_list_is_that_of_the_cards() -> None:
     table = list_pretrained()
     assert {"addition", "parity"} <= set(table.index)
-    assert table.loc["parity", "exact_2x"] == get_card("parity").exact_match["uniform"][40][0]
+    assert table.loc["parity", "exact_2x"] == get_card("parity").exact_match["uniform"][24][0]
     assert table.loc["addition", "exact_8x"] == min(
         shares[96][0] for shares in get_card("addition").exact_match.values()
     )
