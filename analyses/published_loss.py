@@ -114,7 +114,7 @@ def main() -> None:
     torch.set_num_threads(1)
     config = apply_settings(paper_config(args.task, device="cpu"), args.set)
     curves = both(config, args.steps)
-    print(f"{args.task}, {config.model.d_model} wide, {config.model.n_layers} layers, looped")
+    print(f"{args.task}, a looped block of {config.model.n_layers} x {config.model.d_model}")
     print(table(curves))
     print("seconds: ours {:.0f}, plain {:.0f}".format(*curves.seconds))
     args.out.mkdir(parents=True, exist_ok=True)

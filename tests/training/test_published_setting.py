@@ -63,7 +63,9 @@ def test_another_setting_is_told_apart_within_a_few_steps(wrong: str) -> None:
 
 @pytest.mark.parametrize("task", ["parity", "copy"])
 def test_an_example_is_asked_after_as_many_loops_as_it_has_bits(task: str) -> None:
-    config = paper_config(task, device="cpu").replace(curriculum=CurriculumConfig("none", 9))
+    config = paper_config(task, device="cpu").replace(
+        curriculum=CurriculumConfig(kind="none", max_n=9)
+    )
     drawn = Trainer(config).draw()
     n_bits = (drawn.inputs < 2).sum(1)
     assert len(n_bits.unique()) > 5 and torch.equal(drawn.asked.loops, n_bits[None])
