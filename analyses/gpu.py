@@ -1,13 +1,14 @@
 """Everything that needs a GPU, in slices of under ten minutes, of which a lost one is no loss.
 
-    python analyses/gpu.py --list
-    python analyses/gpu.py                       # or: make gpu
-    python analyses/gpu.py --slice paper-parity  # one slice only
+    python -m analyses.gpu --list
+    python -m analyses.gpu                       # or: make gpu
+    python -m analyses.gpu --slice paper-parity  # one slice only
+    python -m analyses.gpu --scores 1x16         # an abacus model as far as it is trained
 
 Each slice is a command with a time limit. It is done once its result file is there, and is then
-left out; what its limit stops is gone on with by the next call: a training from its checkpoint, all
-else from the start. Slices of system B train five seeds in one batch at the published scale (arXiv
-2409.15647: width 256, batch 64, AdamW 1e-4, 100,000 steps), in bfloat16.
+left out; what its limit stops is gone on with by the next call: a training from its checkpoint, a
+grid from its last cell, all else from the start. The settings are in ``published_settings``: those
+of system B train five seeds in one batch, those of C one; in bfloat16.
 """
 
 from __future__ import annotations
@@ -22,26 +23,20 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
+
+from analyses.published_settings import ABACUS, DEPTHS, PAPER, abacus_config, paper_config
+
+if TYPE_CHECKING:
+    from loopinterp.models import LoopedTransformer
+    from loopinterp.tasks import AbacusAddition
+    from loopinterp.training import Run, TrainingConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 BENCHMARKS = ("forward", "training_step", "seeds_together", "decoding")
 SEEDS = range(5)
 LIMIT = 540
 """Seconds of a slice, so that it ends within ten minutes with all that it starts."""
-
-PAPER: dict[str, dict[str, Any]] = {
-    "parity": {"layers": 1, "heads": 64, "grows_every": 500, "max_n": 20, "test_n": 50},
-    "copy": {"layers": 2, "heads": 8, "grows_every": 1000, "max_n": 19, "test_n": 30},
-    "token_addition": {"layers": 3, "heads": 8, "grows_every": 1600, "max_n": 19, "test_n": 30},
-    "multiplication": {"layers": 4, "heads": 8, "grows_every": 500, "max_n": 11, "test_n": 15},
-    "binary_sum": {"layers": 2, "heads": 16, "grows_every": 500, "max_n": 19, "test_n": 24},
-    "unique_set": {"layers": 3, "heads": 8, "grows_every": 1000, "max_n": 19, "test_n": 30},
-}
-"""arXiv 2409.15647: block, curriculum, and the length up to which it reports."""
-
-AVERAGED = ("parity", "binary_sum")
-"""Tasks whose weights the paper averages."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +68,10 @@ def slices() -> list[Slice]:
     for name in BENCHMARKS:
         command = ("-m", f"analyses.benchmarks.{name}", "--device", "cuda", "--json", "{result}")
         made.append(Slice(f"benchmark-{name.replace('_', '-')}", command))
-    for task in PAPER:
-        command = ("-m", "analyses.gpu", "--train", task, "--result", "{result}")
-        made.append(Slice(f"paper-{task.replace('_', '-')}", command, resumes=True))
+    for system, settings in (("paper", PAPER), ("abacus", ABACUS)):
+        for name in settings:
+            command = ("-m", "analyses.gpu", "--train", name, "--result", "{result}")
+            made.append(Slice(f"{system}-{name.replace('_', '-')}", command, resumes=True))
     return made
 
 
@@ -108,88 +104,115 @@ def _say(part: Slice, what: str, done: bool) -> bool:
     return done
 
 
-def paper_config(task: str, *, device: str = "cuda", small: bool = False) -> Any:
-    """The published setting of a task; ``small`` is one of seconds, to try the rest on.
+def train_slice(what: str, result: Path, *, device: str, small: bool) -> None:
+    """Train a task of B, five seeds together, or a block of C; or go on with it.
 
-    What was not published is as PyTorch has it: AdamW's averages and weight decay.
+    At the end it is said how right and how fast that is.
     """
-    from loopinterp.tasks import get_task
-    from loopinterp.training import TrainingConfig
+    from loopinterp.training import train_seeds
 
-    known, asked = PAPER[task], get_task(task)
-    model = {
-        "d_model": 16 if small else 256,
-        "n_heads": 2 if small else known["heads"],
-        "n_layers": known["layers"],
-        "d_vocab": asked.d_vocab,
-        "d_vocab_out": asked.d_vocab_out,
-        "act_fn": "gelu_new",
-        "injection": "input",
-        "initial_state": "zeros",
-        "loop_norm": True,
-        "final_norm": False,
-    }
-    values = {
-        "task": task,
-        "distribution": "uniform",
-        "model": model,
-        "curriculum": {
-            "kind": "interval",
-            "interval": 2 if small else known["grows_every"],
-            "max_n": 3 if small else known["max_n"],
-        },
-        "optimiser": {
-            "lr": 1e-4,
-            "betas": [0.9, 0.999],
-            "warmup_steps": 0,
-            "schedule": "cosine",
-        },
-        "steps": 12 if small else 100_000,
-        "batch_size": 4 if small else 64,
-        "ema": 0.9999 if task in AVERAGED else 0.0,
-        "log_every": 4 if small else 100,
-        "checkpoint_every": 4 if small else 500,
-        "precision": "fp32" if device == "cpu" else "bf16",
-        "device": device,
-    }
-    return TrainingConfig.from_dict(values)
-
-
-def train_slice(task: str, result: Path, *, device: str, small: bool) -> None:
-    """Train five seeds together, or go on with them; at the end say how right and how fast."""
-    from loopinterp.training import evaluate, train_seeds
-
-    config = paper_config(task, device=device, small=small)
-    runs = train_seeds(config, SEEDS, result.parent / f"{task}-runs", progress=False)
-    longest, n_samples = config.curriculum.max_n, 16 if small else 6400
-    lengths = [longest] if small else [longest, PAPER[task]["test_n"]]
-    exact: dict[int, list[float]] = {}
-    for one in runs:
-        options = {"distributions": ["uniform"], "n_samples": n_samples}
-        found = evaluate(one.model(device), one.task(), lengths, **options)
-        cells = found.data["exact_match"].sel(estimate="value")
-        exact[int(one.folder.name.removeprefix("seed-"))] = cells.values.reshape(-1).tolist()
-    said = {"task": task, "lengths": lengths, "exact_match": exact, **_speed(config, runs)}
+    abacus = what in ABACUS
+    config = (abacus_config if abacus else paper_config)(what, device=device, small=small)
+    seeds = SEEDS[:1] if abacus else SEEDS
+    runs = train_seeds(config, seeds, runs_of(what, result.parent), progress=False)
+    scores = abacus_scores(runs[0], device, small) if abacus else exact_matches(runs, device, small)
+    said = {"setting": what, **scores, **_speed(config, runs, small)}
     result.write_text(json.dumps(said, indent=1) + "\n")
 
 
-def _speed(config: Any, runs: Sequence[Any]) -> dict[str, Any]:
+def runs_of(what: str, out: Path) -> Path:
+    """Where a setting is trained, each seed in a folder."""
+    return out / f"{what}-runs"
+
+
+def exact_matches(runs: Sequence[Run], device: str, small: bool) -> dict[str, Any]:
+    """Of each seed, by length: the training cutoff, and what the paper reports."""
+    from loopinterp.training import evaluate
+
+    longest, n_samples = runs[0].cutoff, 16 if small else 6400
+    lengths = [longest] if small else [longest, PAPER[runs[0].task().name]["test_n"]]
+    exact: dict[int, list[float]] = {}
+    for seed, one in zip(SEEDS, runs):
+        options = {"distributions": ["uniform"], "n_samples": n_samples}
+        found = evaluate(one.model(device), one.task(), lengths, **options)
+        cells = found.data["exact_match"].sel(estimate="value")
+        exact[seed] = cells.values.reshape(-1).tolist()
+    return {"lengths": lengths, "exact_match": exact}
+
+
+def abacus_scores(run: Run, device: str, small: bool) -> dict[str, Any]:
+    """Answers that are generated until ``$``, by digits, and the grid by operand lengths.
+
+    A grid that was stopped is gone on with, unless the model was trained on meanwhile.
+    """
+    from loopinterp.training import operand_grid
+
+    model, task, shape = run.model(device), cast("AbacusAddition", run.task()), run.config.model
+    digits = [1, run.cutoff] if small else [run.cutoff // 2, run.cutoff, 2 * run.cutoff]
+    to, n_samples = (2, 4) if small else (40, 100)
+    right = {n: _generated(model, task, n, n_samples) for n in digits}
+    unfinished = run.folder / "grid.unfinished"
+    loops = sorted({max(1, depth // shape.n_layers) for depth in DEPTHS})
+    options = {"n_samples": n_samples, "trained_up_to": run.cutoff, "unfinished": unfinished}
+    grid = operand_grid(model, task, to, loops=loops, **options)
+    grid.save(run.folder / "results")
+    unfinished.unlink(missing_ok=True)
+    means = grid.data["exact_match"].sel(estimate="value").mean(["n_a", "n_b"])
+    of_grid = dict(zip(loops, means.values.tolist()))
+    return {"steps": run.steps_done, "generated": right, "grid_to": to, "grid_mean": of_grid}
+
+
+def _generated(model: LoopedTransformer, task: AbacusAddition, n: int, n_samples: int) -> float:
+    """Share of sums of n digits each that are wholly right as the model itself writes them."""
+    import torch
+
+    from loopinterp.models import greedy_decode
+
+    drawn = task.sample_operands(
+        n, n, batch_size=n_samples, generator=torch.Generator().manual_seed(n)
+    )
+    prompts, lengths = task.prompt_of(drawn.inputs.to(model.device))
+    said = greedy_decode(
+        model,
+        prompts,
+        n_loops=model.config.n_loops,
+        max_new_tokens=task.answer_length(n) + 1,
+        stop_token=task.end,
+        lengths=lengths,
+    )
+    return float(task.is_right(drawn, said.cpu()).double().mean())
+
+
+def _speed(config: TrainingConfig, runs: Sequence[Run], small: bool) -> dict[str, Any]:
     """Of all seeds together, over the whole training; and the share of the peak at its end."""
     from analyses.benchmarks.timing import compare
     from loopinterp.training import CurriculumConfig, Trainer
     from loopinterp.training.seed_ensemble import advance_together
 
     steps = config.steps / math.fsum(one.seconds for one in runs)
-    last = config.replace(curriculum=CurriculumConfig(kind="none", max_n=config.curriculum.max_n))
-    trainers = [Trainer(last.replace(seed=seed)) for seed in SEEDS]
+    if config.curriculum.kind != "none":
+        longest = config.curriculum.max_n
+        config = config.replace(curriculum=CurriculumConfig(kind="none", max_n=longest))
+    trainers = [Trainer(config.replace(seed=seed)) for seed, _ in zip(SEEDS, runs)]
 
     def step() -> None:
         advance_together(trainers)
         for trainer in trainers:
             trainer.read()
 
-    row = compare({"step": step}, rounds=5, device=config.device)["step"]
+    row = compare({"step": step}, rounds=2 if small else 5, device=config.device)["step"]
     return {"steps_per_second": steps, "at_full_length": row}
+
+
+def show_scores(block: str, out: Path, *, device: str, small: bool) -> None:
+    """Print and keep the scores of a block of C after the steps that its checkpoint has."""
+    from loopinterp.training import Run
+
+    run = Run.load(runs_of(block, out) / "seed-0")
+    scores = abacus_scores(run, device, small)
+    path = out / f"abacus-{block}-step-{scores['steps']}.json"
+    path.write_text(json.dumps(scores, indent=1) + "\n")
+    print(f"{path.read_text()}{path}")
 
 
 def main() -> None:
@@ -197,7 +220,8 @@ def main() -> None:
     cli.add_argument("--list", action="store_true", help="say what there is, and what is done")
     cli.add_argument("--slice", action="append", help="run this one only; may be given again")
     cli.add_argument("--out", type=Path, default=Path(os.environ.get("OUT") or ROOT / "runs/gpu"))
-    cli.add_argument("--train", choices=list(PAPER), help=argparse.SUPPRESS)
+    cli.add_argument("--scores", choices=list(ABACUS), help="score a model that is being trained")
+    cli.add_argument("--train", choices=[*PAPER, *ABACUS], help=argparse.SUPPRESS)
     cli.add_argument("--result", type=Path, help=argparse.SUPPRESS)
     options = cli.parse_args()
     if options.train:
@@ -214,10 +238,11 @@ def main() -> None:
     from analyses.benchmarks.timing import need_gpu
 
     need_gpu("make gpu")
+    if options.scores:
+        return show_scores(options.scores, options.out, device="cuda", small=False)
     done = [run(part, options.out) for part in chosen]  # what fails does not keep others from it
     raise SystemExit(not all(done))
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT))
     main()

@@ -4,16 +4,31 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
 from analyses import gpu
 from analyses.benchmarks import timing
 from analyses.benchmarks.timing import parser, settle
-from analyses.gpu import PAPER, ROOT, SEEDS, Slice, paper_config, run, slices, train_slice
+from analyses.gpu import ROOT, SEEDS, Slice, run, show_scores, slices, train_slice
+from analyses.published_settings import ABACUS, PAPER, abacus_config, paper_config
+from loopinterp import models
+from loopinterp.models import LoopedTransformer
+from loopinterp.saved_results import load_result
+from loopinterp.tasks import AbacusAddition
+from loopinterp.training import Run, Trainer, fitting
+from loopinterp.training import trainer as trainer_module
+from loopinterp.training.seed_ensemble import advance_together
+from tests.pretend_gpu import DEVICE, pretend_gpu
 
 WRITES = "import pathlib; pathlib.Path(r'{result}').write_text('done')"
 
@@ -94,29 +109,130 @@ def test_the_published_settings_are_those_of_a_model(task: str) -> None:
     assert (config.curriculum.first_longest, config.precision) == (1, "bf16")
 
 
-def test_a_training_slice_goes_on_where_it_was_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("block", ABACUS)
+def test_an_abacus_model_is_sixteen_layers_deep_and_learns_sums_of_twenty_digits(
+    block: str,
 ) -> None:
-    from loopinterp.training import Run, Trainer
+    config = abacus_config(block)
+    model, objective = config.model, config.objective
+    assert (model.d_model, model.n_heads, model.mlp_width) == (1024, 16, 2048)
+    assert model.n_layers * model.n_loops == 16 and objective.n_loops == model.n_loops
+    assert (objective.kind, objective.alpha, model.injection) == ("progressive", 0.5, "sublayer")
+    # The table has a place for the last digit of the longest answer, and of a grid far beyond it.
+    assert model.n_ctx is not None and model.n_ctx > model.abacus_max_offset + 20 + 1
+    assert (model.abacus_max_offset, config.offset_per_example) == (99, False)
+    drawn = config.make_task().sample(
+        20, batch_size=4000, generator=torch.Generator().manual_seed(0), distribution="independent"
+    )
+    texts = config.make_task().decode(drawn.inputs)
+    lengths = np.array([[len(x) for x in re.findall("[0-9]+", text)[:2]] for text in texts])
+    assert np.all(np.bincount(lengths[:, 0], minlength=21)[1:] > 120), "each length as often"
+    assert abs(np.corrcoef(lengths.T)[0, 1]) < 0.05, "both lengths are drawn"
 
-    real, result = Trainer.finish, tmp_path / "paper.json"
+
+def stopped_at_six(monkeypatch: pytest.MonkeyPatch, what: str, result: Path) -> None:
+    """A slice whose time is over after six steps."""
+    real = Trainer.finish
 
     def stopping(self: Trainer, *made: object) -> None:
         if self.steps_done == 6:
             raise KeyboardInterrupt
         real(self, *made)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(gpu, "SEEDS", SEEDS[:2])
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "finish", stopping)
         with pytest.raises(KeyboardInterrupt):
-            train_slice("parity", result, device="cpu", small=True)
-    run = Run.load(tmp_path / "parity-runs/seed-0")
+            train_slice(what, result, device="cpu", small=True)
+
+
+@pytest.mark.parametrize("what", ["parity", "1x16"])
+def test_a_training_slice_goes_on_where_it_was_stopped(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = tmp_path / "slice.json"
+    monkeypatch.setattr(gpu, "SEEDS", SEEDS[:2])
+    stopped_at_six(monkeypatch, what, result)
+    run = Run.load(tmp_path / f"{what}-runs/seed-0")
     assert run.steps_done == 4 and not result.exists()
-    train_slice("parity", result, device="cpu", small=True)
+    train_slice(what, result, device="cpu", small=True)
     said = json.loads(result.read_text())
-    assert (run.steps_done, said["lengths"], len(said["exact_match"])) == (12, [3], 2)
+    assert (run.steps_done, said["setting"]) == (8, what)
     assert said["steps_per_second"] > 0 and said["at_full_length"]["milliseconds"] > 0
+    if what == "parity":
+        assert (said["lengths"], len(said["exact_match"])) == ([3], 2)
+    else:
+        assert said["grid_mean"].keys() == {"1", "2", "8", "16", "32"}
+        assert said["generated"].keys() == {"1", "3"}
+        grid = load_result(run.folder / "results/operand-grid.safetensors")
+        assert dict(grid.data.sizes)["n_a"] == 2
+
+
+def test_an_abacus_model_is_scored_as_far_as_it_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stopped_at_six(monkeypatch, "8x2", tmp_path / "slice.json")
+    show_scores("8x2", tmp_path, device="cpu", small=True)
+    said = json.loads((tmp_path / "abacus-8x2-step-4.json").read_text())
+    assert said["grid_mean"].keys() == {"1", "2", "4"}, "up to 32 layers"
+    assert "abacus-8x2-step-4.json" in capsys.readouterr().out
+
+
+def test_what_is_generated_is_scored_by_the_right_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = abacus_config("1x16", device="cpu", small=True)
+    task, model = config.make_task(), LoopedTransformer(config.model)
+    assert isinstance(task, AbacusAddition)
+
+    def knowing(_: object, prompts: Tensor, *, lengths: Tensor, **asked: object) -> Tensor:
+        answer, _ = task.answers(prompts)
+        assert (asked["n_loops"], asked["stop_token"]) == (16, task.end)
+        assert asked["max_new_tokens"] == 6 >= answer.shape[1]
+        answer[0, 0] = (answer[0, 0] + 1) % 10
+        return answer
+
+    monkeypatch.setattr(models, "greedy_decode", knowing)
+    assert gpu._generated(model, task, 4, 8) == 7 / 8
+
+
+# A card that is not there
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The pretended device in place of ``cuda``; its arithmetic is that of the CPU, in float32."""
+    real = Run.model
+    monkeypatch.setattr(fitting, "resolve_device", lambda name: name)
+    monkeypatch.setattr(trainer_module, "resolve_device", lambda _: torch.device(DEVICE.type))
+    monkeypatch.setattr(Trainer, "autocast", lambda _: nullcontext())
+    monkeypatch.setattr(Run, "model", lambda self, device: real(self).to(torch.device(DEVICE.type)))
+    monkeypatch.setattr(timing.torch.cuda, "synchronize", lambda _: None)
+    monkeypatch.setattr(timing.torch.cuda, "get_device_name", lambda _: "NVIDIA H200")
+    with pretend_gpu():
+        yield
+
+
+@pytest.mark.parametrize("what", ["parity", "1x16"])
+@pytest.mark.usefixtures("card")
+def test_a_slice_runs_on_a_card(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "SEEDS", SEEDS[:2])
+    monkeypatch.setattr(gpu, "DEPTHS", (1, 2))
+    for made in (paper_config, abacus_config):  # each operation takes long there
+        short = lambda *a, made=made, **k: made(*a, **k).replace(steps=2)  # noqa: E731
+        monkeypatch.setattr(gpu, made.__name__, short)
+    train_slice(what, tmp_path / "slice.json", device="cuda", small=True)
+    said = json.loads((tmp_path / "slice.json").read_text())
+    assert 0 < said["at_full_length"]["share_of_bf16_peak"] < 1
+
+
+@pytest.mark.parametrize("what", [*PAPER, *ABACUS])
+def test_a_step_in_bfloat16_is_finite(what: str) -> None:
+    make = abacus_config if what in ABACUS else paper_config
+    config = make(what, device="cpu", small=True).replace(precision="bf16")
+    both = [Trainer(config.replace(seed=seed)) for seed in (0, 1)]
+    advance_together(both)
+    alone = Trainer(config).step()
+    together = both[0].read()[0]
+    assert together["loss"] == pytest.approx(alone["loss"], rel=0.05)
+    assert together["grad_norm"] == pytest.approx(alone["grad_norm"], rel=0.2)
 
 
 # The clock of benchmarks
@@ -147,8 +263,6 @@ def test_the_clock_waits_for_the_device_before_it_starts_and_stops(
 
 
 def test_the_share_of_the_peak_counts_matrix_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
     monkeypatch.setattr(timing.torch.cuda, "get_device_name", lambda _: "NVIDIA A100-SXM4-40GB")
     a, b = torch.zeros(10, 20), torch.zeros(20, 30)
     found = timing.of_peak(lambda: a @ b, 0.5, "cuda")
