@@ -37,6 +37,8 @@ class AttentionContext:
         qk_offset: Abacus embedding added to queries and keys, ``[batch, head, pos, d_head]``.
         remember: Where set, it is given the keys and values of each layer in turn, and gives those
             that attention goes over.
+        attend: Where set, attention is what it makes of queries, keys and values, whose ``pos`` may
+            then be any arrangement of positions; ``mask`` and the like are its own matter.
     """
 
     mask: Float[Tensor, "#block #head query key"] | None = None
@@ -45,6 +47,7 @@ class AttentionContext:
     rotation: tuple[Tensor, Tensor] | None = None
     qk_offset: Float[Tensor, "batch head pos d_head"] | None = None
     remember: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
+    attend: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
 
     def select(self, rows: Tensor | slice) -> AttentionContext:
         """The context of some examples of the batch."""
