@@ -49,4 +49,5 @@ def norm(
         return F.layer_norm(x, width, weight, bias, eps)
     if bias is None:
         return F.rms_norm(x, width, None, eps) * weight[:, None]
-    return torch.addcmul(bias[:, None], F.layer_norm(x, width, None, None, eps), weight[:, None])
+    ones = torch.ones_like(weight[0])  # on a CPU quicker than none at all
+    return torch.addcmul(bias[:, None], F.layer_norm(x, width, ones, None, eps), weight[:, None])

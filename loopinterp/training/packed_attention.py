@@ -6,6 +6,7 @@ of examples and positions.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +19,7 @@ from loopinterp.training.device import send
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from jaxtyping import Bool, Float, Int
+    from jaxtyping import Float
     from torch import Tensor
 
     from loopinterp.models import Iteration, LoopedTransformer, LoopedTransformerConfig
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 
 _NARROW = 4
 """Windows up to this go key by key."""
+
+
+_LANES = 16
+"""Keys of a square are made a multiple of this, which a softmax takes at a stride."""
 
 
 def goes_by_key(config: LoopedTransformerConfig) -> bool:
@@ -46,42 +51,61 @@ class PackedAttention:
     def __init__(
         self, models: Sequence[LoopedTransformer], bound: Sequence[Iteration], packing: Packing
     ) -> None:
-        self.packing, self.device, config = packing, bound[0].e.device, models[0].config
-        self.offset = self.rotation = self.bias = None
-        if bound[0].context.qk_offset is not None:
+        self.packing, self.device = packing, bound[0].e.device
+        at, widest = send(packing.pos, self.device), max(bound, key=lambda it: it.e.shape[1])
+        self.offset = self.rotation = None
+        if widest.context.qk_offset is not None:
             offsets = [it.context.qk_offset.transpose(1, 2) for it in bound]
             self.offset = packing.pack(offsets).transpose(1, 2)
-        if bound[0].context.rotation is not None:
-            widest = max(bound, key=lambda it: it.e.shape[1]).context.rotation
-            at = send(packing.pos, self.device)
-            self.rotation = tuple(table[at][:, None] for table in widest)
-        self.by_key = goes_by_key(config)
+        if widest.context.rotation is not None:
+            self.rotation = [table[at][:, None] for table in widest.context.rotation]
+        self.by_key = goes_by_key(models[0].config)
         place = torch.arange(packing.n_pos, device=self.device)
-        if self.by_key:
-            query = place[:, None, None]
-            keys = query - torch.arange(config.attention_window + 1, device=self.device)
-            at = send(packing.pos, self.device)
-            masks = [_mask(model, query, keys)[at[seed], :, 0] for seed, model in enumerate(models)]
-            # [distance, seed, place, head]
-            self.bias = torch.stack(masks).movedim(-1, 0).expand(-1, -1, -1, config.n_heads)
-        elif models[0].relative_bias is not None or config.attention_window is not None:
-            square = place[None, :, None], place[None, None, :]
-            # [seed, 1, #head, query, key]
-            self.bias = torch.stack([_mask(model, *square) for model in models])
+        self.bias = _by_key(models, place, at) if self.by_key else _of_squares(models, place)
 
     def of_loop(self, loop: int) -> AttentionContext:
         """The context of a loop, counted from 0, whose rows are those that run in it."""
-        examples, places = self.packing.running[loop]
-        n = max(places)
-        rotation = self.rotation and tuple(table[:, :, :n] for table in self.rotation)
-        offset = None if self.offset is None else self.offset[:, :, :n]
+        _, places = self.packing.running[loop]
+        n, bias = max(places), self.bias
         if self.by_key:
-            bias = self.bias[:, :, :n]
-            attend = lambda q, k, v: _KeyByKey.apply(q, k, v, bias)
+            assert bias is not None
+            attend = partial(_attend_by_key, bias=bias[:, :, :n])
         else:
             squares = _Squares(self.packing, loop, self.device)
-            attend = lambda q, k, v: squares.attend(q, k, v, self.bias)
+            attend = partial(squares.attend, bias=bias)
+        rotation = None
+        if self.rotation is not None:
+            cos, sin = (table[:, :, :n] for table in self.rotation)
+            rotation = cos, sin
+        offset = None if self.offset is None else self.offset[:, :, :n]
         return AttentionContext(rotation=rotation, qk_offset=offset, attend=attend)
+
+
+def _by_key(
+    models: Sequence[LoopedTransformer], place: Tensor, at: Tensor
+) -> Float[Tensor, "distance seed place head"]:
+    """What is added to the score of each place of a row and the key so far before it."""
+    config = models[0].config
+    assert config.attention_window is not None
+    query = place[:, None, None]
+    key = query - torch.arange(config.attention_window + 1, device=place.device)
+    masks = [_mask(model, query, key)[own, :, 0] for model, own in zip(models, at)]
+    return torch.stack(masks).movedim(-1, 0).expand(-1, -1, -1, config.n_heads)
+
+
+def _of_squares(
+    models: Sequence[LoopedTransformer], place: Tensor
+) -> Float[Tensor, "#seed 1 #head query key"] | None:
+    """What is added to the scores of all pairs; None where attention is causal, and no more."""
+    model, query, key = models[0], place[None, :, None], place[None, None]
+    if model.relative_bias is not None:
+        bias = torch.stack([_mask(one, query, key) for one in models])
+    # On a CPU causal attention that is fused is the slower, of rows as short as these.
+    elif model.config.attention_window is not None or place.device.type == "cpu":
+        bias = _mask(model, query, key)[None]
+    else:
+        return None
+    return F.pad(bias, (0, -len(place) % _LANES), value=-torch.inf)
 
 
 def _mask(model: LoopedTransformer, query: Tensor, key: Tensor) -> Tensor:
@@ -100,9 +124,8 @@ class _Squares:
         seed = torch.arange(self.n_seeds)[:, None, None]
         pos = torch.arange(self.n_pos)
         lengths, starts = packing.lengths[:, :n_examples], packing.starts[:, :n_examples]
-        idle = (pos >= lengths[..., None]) | (
-            torch.arange(n_examples) >= torch.tensor(examples)[:, None]
-        )[..., None]
+        ended = torch.arange(n_examples) >= torch.tensor(examples)[:, None]
+        idle = (pos >= lengths[..., None]) | ended[..., None]
         there = (seed * n_places + starts[..., None] + pos).masked_fill(idle, 0)
         example, pos = packing.example[:, :n_places], packing.pos[:, :n_places]
         behind = torch.arange(n_places) >= torch.tensor(places)[:, None]
@@ -118,13 +141,21 @@ class _Squares:
         if bias is None:
             z = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         else:
-            q, k, v = (x.unflatten(0, (self.n_seeds, -1)) for x in (q, k, v))
-            scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1) + bias
-            z = (scores.softmax(-1).to(v) @ v).flatten(0, 1)
+            z = self._explicit(q, k, v, bias)
         z = z.transpose(1, 2).flatten(0, 1)  # [place, head, d_head]
         if self.there is not None:
             z = _Move.apply(z, self.back, self.there, self.idle)
         return z.view(self.n_seeds, n_places, *z.shape[1:]).transpose(1, 2)
+
+    def _explicit(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        """Products of matrices, one for each example and head; keys as many as the bias has."""
+        shape, more = q.shape, bias.shape[-1] - k.shape[2]
+        k, v = (F.pad(x, (0, 0, 0, more)).flatten(0, 1) for x in (k, v))
+        if len(bias) > 1:
+            bias = bias.expand(-1, shape[0] // self.n_seeds, shape[1], -1, -1)
+        q, bias = q.flatten(0, 1), bias.flatten(0, 2)
+        scores = torch.baddbmm(bias, q, k.transpose(1, 2), alpha=shape[-1] ** -0.5)
+        return (scores.softmax(-1).to(v) @ v).view(shape)
 
     def _whole(self, x: Tensor) -> Tensor:
         """``[example, head, pos, d_head]`` of all seeds from ``[seed, head, place, d_head]``."""
@@ -135,7 +166,7 @@ class _Squares:
 
 
 class _Move(Function):
-    """Rows at other places: ``x[there]``. Where each came from is known, so gradients move alike."""
+    """Rows at other places, ``x[there]``; ``back`` says where each has gone, but for the unread."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, there: Tensor, back: Tensor, unread: Tensor) -> Tensor:
@@ -146,6 +177,10 @@ class _Move(Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None]:
         back, unread = ctx.saved_tensors
         return g.index_select(0, back).masked_fill_(unread[:, None, None], 0), None, None, None
+
+
+def _attend_by_key(q: Tensor, k: Tensor, v: Tensor, *, bias: Tensor) -> Tensor:
+    return _KeyByKey.apply(q, k, v, bias)  # which takes no arguments by name
 
 
 class _KeyByKey(Function):

@@ -8,6 +8,7 @@ other seeds may go on a little longer; what then stands at the end of a row is r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,12 +22,13 @@ from loopinterp.training.device import send
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from jaxtyping import Bool, Float, Int
+    from jaxtyping import Float, Int
     from torch import Tensor
 
     from loopinterp.training.objectives import Asked
 
 _NEARLY_SQUARE = 0.9
+"""Share of the positions of a square from which on the rest of it is run as well."""
 
 
 @dataclass(frozen=True)
@@ -109,9 +111,7 @@ class Packing:
         """Which position of its example each place is."""
         return self._places[1]
 
-    def pack(
-        self, batches: Sequence[Tensor]
-    ) -> Float[Tensor, "seed place *feature"]:
+    def pack(self, batches: Sequence[Tensor]) -> Float[Tensor, "seed place *feature"]:
         """The rows of each seed's batch."""
         rows = []
         for seed, (x, width) in enumerate(zip(batches, self.widths)):
@@ -121,9 +121,7 @@ class Packing:
             rows.append(x.flatten(0, 1)[send(at, x.device)])
         return torch.stack(rows)
 
-    def pack_noise(
-        self, noise: Sequence[Tensor], loop: int
-    ) -> Float[Tensor, "seed place d_model"]:
+    def pack_noise(self, noise: Sequence[Tensor], loop: int) -> Float[Tensor, "seed place d_model"]:
         """What is added in a loop: each seed's own, whose examples stand in the row's order."""
         places = self.running[loop][1]
         packed = noise[0].new_zeros(len(noise), max(places), noise[0].shape[-1])
@@ -133,9 +131,7 @@ class Packing:
             torch.index_select(x.flatten(0, 1), 0, at, out=packed[seed, :n])
         return packed
 
-    def answers(
-        self, states: Iterable[Tensor]
-    ) -> Float[Tensor, "seed ask batch pos d_model"]:
+    def answers(self, states: Iterable[Tensor]) -> Float[Tensor, "seed ask batch pos d_model"]:
         """What stands at each example at the loops it is asked at; 0 where it has no position.
 
         Args:
@@ -155,7 +151,7 @@ class Packing:
         values = torch.cat(found)
         shape = (*self.asked.shape, n_pos)
         at = ((seed * shape[1] + ask) * shape[2] + example) * shape[3] + pos
-        whole = values.new_zeros(seed.new_tensor(shape).prod(), values.shape[-1])
+        whole = values.new_zeros(math.prod(shape), values.shape[-1])
         return whole.index_copy(0, send(at, whole.device), values).unflatten(0, shape)
 
 

@@ -29,9 +29,8 @@ def advance_together(trainers: Sequence[Trainer]) -> None:
     """One step of each trainer, as each would make it alone, their loops in one batch.
 
     Everything but the loops is each trainer's own: data, noise, curriculum, gradient, clipping,
-    optimiser, average. In the loops the weights of all are stacked ``[seed, ...]``, with as many
-    examples ``[seed, running, pos, d_model]`` as the seed has that goes on with most. A padded
-    position, and an example that has been answered, is run and never read.
+    optimiser, average. In the loops the weights of all are stacked ``[seed, ...]``, and the
+    examples of each seed stand in a row ``[seed, place, d_model]``, without their padding.
 
     Args:
         trainers: Of configurations that differ in the seed alone (:func:`check_together`). Each
@@ -81,10 +80,11 @@ def _supervise(
     models = [trainer.model for trainer in trainers]
     packing = Packing.of(asked, square=not goes_by_key(models[0].config))
     answers = packing.answers(_run(trainers, bound, packing))
-    return [
-        one.score(model.readout(h[: len(one.loops), :, :width].flatten(0, 1)).unflatten(0, one.loops.shape))
-        for model, one, h, width in zip(models, asked, answers, packing.widths)
-    ]
+    found = []
+    for model, one, h, width in zip(models, asked, answers, packing.widths):
+        logits = model.readout(h[: len(one.loops), :, :width].flatten(0, 1))
+        found.append(one.score(logits.unflatten(0, one.loops.shape)))
+    return found
 
 
 def _run(
