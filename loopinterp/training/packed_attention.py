@@ -151,8 +151,8 @@ class _Squares:
         """Products of matrices, one for each example and head; keys as many as the bias has."""
         shape, more = q.shape, bias.shape[-1] - k.shape[2]
         k, v = (F.pad(x, (0, 0, 0, more)).flatten(0, 1) for x in (k, v))
-        if len(bias) > 1:
-            bias = bias.expand(-1, shape[0] // self.n_seeds, shape[1], -1, -1)
+        if bias.shape[:3].numel() > 1:
+            bias = bias.expand(self.n_seeds, shape[0] // self.n_seeds, shape[1], -1, -1)
         q, bias = q.flatten(0, 1), bias.flatten(0, 2)
         scores = torch.baddbmm(bias, q, k.transpose(1, 2), alpha=shape[-1] ** -0.5)
         return (scores.softmax(-1).to(v) @ v).view(shape)
