@@ -20,6 +20,7 @@ from loopinterp.models.positions import (
     check_length,
 )
 from loopinterp.models.run_inputs import check_inputs
+from loopinterp.models.stacked_weights import linear
 from loopinterp.models.strict_hooks import LoopHooks
 from loopinterp.models.taps import NO_TAPS, Taps
 from loopinterp.models.transformer_layer import Layer, Norm, Recall
@@ -187,7 +188,8 @@ class LoopedNetwork(LoopHooks):
         if injection == "input":
             h = h + tap("hook_injection", e)
         elif self.recall is not None:
-            h = self.recall.state(h) + tap("hook_injection", self.recall.input(e))
+            recalled = linear(e, self.recall.input.weight)
+            h = linear(h, self.recall.state.weight) + tap("hook_injection", recalled)
         elif injection in ("sublayer", "internal"):
             e = tap("hook_injection", e)
         for k, layer in enumerate(self.block):

@@ -12,6 +12,7 @@ from einops import rearrange
 from torch import nn
 
 from loopinterp.models.positions import AttentionContext, rotate
+from loopinterp.models.stacked_weights import linear
 from loopinterp.models.taps import SILENT, Tap
 from loopinterp.models.windowed_attention import windowed_attention
 
@@ -76,8 +77,8 @@ class Attention(nn.Module):
         """
         batch, n_pos, _ = x.shape
         qkv, out = self.qkv, self.out
-        split = F.linear(x, qkv.weight, qkv.bias).view(batch, n_pos, 3, self.n_heads, self.d_head)
-        q, k, v = split.permute(2, 0, 3, 1, 4).unbind(0)
+        split = linear(x, qkv.weight, qkv.bias).view(batch, n_pos, 3, self.n_heads, self.d_head)
+        q, k, v = (part.transpose(1, 2) for part in split.unbind(2))
         if forks:
             q, k, v = (self._own(*one) for one in zip((q, k, v), forks, "QKV"))
         if context.qk_offset is not None:
@@ -91,6 +92,8 @@ class Attention(nn.Module):
         if tap.listens("attn.hook_attn_scores", "attn.hook_pattern"):
             scores = tap("attn.hook_attn_scores", _scores(q, k, context))
             z = tap("attn.hook_pattern", scores.softmax(-1)) @ v
+        elif context.attend is not None:
+            z = context.attend(q, k, v)
         elif context.window is not None:
             assert context.mask is not None
             z = windowed_attention(q, k, v, mask=context.mask, window=context.window)
@@ -102,7 +105,7 @@ class Attention(nn.Module):
         if tap.listens("attn.hook_result"):
             heads = torch.einsum("bphd,hdm->bphm", z, self.W_O)
             return tap("attn.hook_result", heads).sum(2) + out.bias
-        return F.linear(z.reshape(batch, n_pos, -1), out.weight, out.bias)
+        return linear(z.reshape(batch, n_pos, -1), out.weight, out.bias)
 
     def _own(
         self, x: Float[Tensor, "batch head pos d_head"], fork: Tensor | None, which: str

@@ -37,6 +37,8 @@ class AttentionContext:
         qk_offset: Abacus embedding added to queries and keys, ``[batch, head, pos, d_head]``.
         remember: Where set, it is given the keys and values of each layer in turn, and gives those
             that attention goes over.
+        attend: Where set, attention is what it makes of queries, keys and values, whose ``pos`` may
+            then be any arrangement of positions; ``mask`` and the like are its own matter.
         surround: Mask and window of the layers before and after the loop, where they differ.
     """
 
@@ -46,6 +48,7 @@ class AttentionContext:
     rotation: tuple[Tensor, Tensor] | None = None
     qk_offset: Float[Tensor, "batch head pos d_head"] | None = None
     remember: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
+    attend: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
     surround: AttentionContext | None = None
 
     def outside_the_loop(self) -> AttentionContext:

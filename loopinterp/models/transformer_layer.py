@@ -13,6 +13,7 @@ from torch import nn
 from loopinterp.models.component_sites import FORKS
 from loopinterp.models.multihead_attention import Attention
 from loopinterp.models.positions import AttentionContext
+from loopinterp.models.stacked_weights import linear, norm
 from loopinterp.models.taps import SILENT, Tap
 
 if TYPE_CHECKING:
@@ -53,9 +54,7 @@ class Norm(nn.Module):
         weight, bias = self.weight, self.bias
         scale_name, normalized_name = f"{name}.hook_scale", f"{name}.hook_normalized"
         if tap is SILENT or not tap.listens(scale_name, normalized_name):
-            if bias is None:
-                return F.rms_norm(x, weight.shape, weight, self.eps)
-            return F.layer_norm(x, weight.shape, weight, bias, self.eps)
+            return norm(x, weight, bias, self.eps)
         if bias is not None and not tap.edits(scale_name):
             # One fused operation gives both, as long as nobody may change the scale.
             normalized, _, inverse = torch.native_layer_norm(x, weight.shape, None, None, self.eps)
@@ -87,8 +86,8 @@ class MLP(nn.Module):
     ) -> Float[Tensor, "batch pos d_model"]:
         """``act(x W_in + b_in) W_out + b_out``."""
         up, down = self.fc_in, self.fc_out
-        x = tap("mlp.hook_pre", F.linear(x, up.weight, up.bias))
-        return F.linear(tap("mlp.hook_post", self.act_fn(x)), down.weight, down.bias)
+        x = tap("mlp.hook_pre", linear(x, up.weight, up.bias))
+        return linear(tap("mlp.hook_post", self.act_fn(x)), down.weight, down.bias)
 
 
 class Recall(nn.Module):
@@ -100,7 +99,7 @@ class Recall(nn.Module):
         self.input = nn.Linear(d_model, d_model, bias=False)
 
     def forward(self, x: Tensor, e: Tensor) -> Tensor:
-        return self.state(x) + self.input(e)
+        return linear(x, self.state.weight) + linear(e, self.input.weight)
 
 
 class Layer(nn.Module):

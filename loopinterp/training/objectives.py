@@ -6,7 +6,7 @@ for any looped model, compiled or not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -195,15 +195,19 @@ def answers_at(
         iteration: The model bound to the examples.
         loops: Loops after which each example is asked, any number of times; on the CPU.
     """
-    order, asked = sort_by_end(loops)
-    rows = iteration.select(send(order, iteration.e.device))
-    return collect(_running(rows, asked.amax(0)), asked, order, iteration.readout)
-
-
-def sort_by_end(loops: Int[Tensor, "ask batch"]) -> tuple[Tensor, Tensor]:
-    """The examples, those that run longest first; and the loops they are asked at."""
-    order = loops.amax(0).argsort(descending=True, stable=True)
-    return order, loops[:, order]
+    order = loops.amax(0).argsort(descending=True, stable=True)  # those that run longest first
+    asked, rows = loops[:, order], iteration.select(send(order, iteration.e.device))
+    answers, places = [], []
+    for loop, state in _running(rows, asked.amax(0)):
+        due = (asked[:, : len(state)] == loop).nonzero()  # [place, (ask, row)]
+        if len(due):
+            answers.append(iteration.readout(state[send(due[:, 1], state.device)]))
+            places.append(due)
+    asking, row = torch.cat(places).unbind(1)
+    back = torch.empty_like(asked)
+    back[asking, order[row]] = torch.arange(len(asking))
+    read_in_turn = torch.cat(answers)
+    return read_in_turn[send(back, read_in_turn.device)]
 
 
 def _running(
@@ -217,33 +221,6 @@ def _running(
         still = int((ends > loop).sum())
         if still < len(state):
             running, state = iteration.select(slice(0, still)), state[:still]
-
-
-def collect(
-    states: Iterable[tuple[int, Float[Tensor, "running pos d_model"]]],
-    asked: Int[Tensor, "ask batch"],
-    order: Int[Tensor, " batch"],
-    read: Callable[[Tensor], Tensor],
-) -> Float[Tensor, "ask batch pos out"]:
-    """What is read of each example at the loops it is asked at, the examples in order again.
-
-    Args:
-        states: By loop; at least the rows that are asked for.
-        asked: Of each row of ``states``.
-        order: Which example each row is.
-        read: From states to what is wanted of them.
-    """
-    answers, places = [], []
-    for loop, state in states:
-        due = (asked[:, : len(state)] == loop).nonzero()  # [place, (ask, row)]
-        if len(due):
-            answers.append(read(state[send(due[:, 1], state.device)]))
-            places.append(due)
-    asking, row = torch.cat(places).unbind(1)
-    back = torch.empty_like(asked)
-    back[asking, order[row]] = torch.arange(len(asking))
-    read_in_turn = torch.cat(answers)
-    return read_in_turn[send(back, read_in_turn.device)]
 
 
 def cross_entropy(

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from torch import nn
-from torch.func import functional_call, vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.func import functional_call
 
 from loopinterp.errors import ConfigError, InputError
-from loopinterp.training.device import send
-from loopinterp.training.objectives import collect, sort_by_end
+from loopinterp.training.packed_attention import PackedAttention, goes_by_key
+from loopinterp.training.packed_examples import Packing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,14 +21,16 @@ if TYPE_CHECKING:
     from loopinterp.training.objectives import Asked, Supervised
     from loopinterp.training.trainer import Trainer
 
+_OF_A_LOOP = ("block.", "ln_loop.", "gate", "recall.")
+"""How the names of the weights begin that a loop meets."""
+
 
 def advance_together(trainers: Sequence[Trainer]) -> None:
     """One step of each trainer, as each would make it alone, their loops in one batch.
 
     Everything but the loops is each trainer's own: data, noise, curriculum, gradient, clipping,
-    optimiser, average. In the loops the weights of all are stacked ``[seed, ...]``, with as many
-    examples ``[seed, running, pos, d_model]`` as the seed has that goes on with most. A padded
-    position, and an example that has been answered, is run and never read.
+    optimiser, average. In the loops the weights of all are stacked ``[seed, ...]``, and the
+    examples of each seed stand in a row ``[seed, place, d_model]``, without their padding.
 
     Args:
         trainers: Of configurations that differ in the seed alone (:func:`check_together`). Each
@@ -78,73 +77,61 @@ def _supervise(
     trainers: Sequence[Trainer], bound: Sequence[Iteration], asked: Sequence[Asked]
 ) -> list[Supervised]:
     """What the objective makes of each model's answers."""
-    sorts = [sort_by_end(one.loops) for one in asked]
-    ends = torch.stack([loops.amax(0) for _, loops in sorts])  # [seed, batch], falling
-    running = [(ends >= loop).sum(1).tolist() for loop in range(1, int(ends.max()) + 1)]
-    rows = [it.select(send(order, it.e.device)) for it, (order, _) in zip(bound, sorts)]
-    states = _run(trainers, rows, running)
+    models = [trainer.model for trainer in trainers]
+    packing = Packing.of(asked, square=not goes_by_key(models[0].config))
+    answers = packing.answers(_run(trainers, bound, packing))
     found = []
-    for seed, (trainer, iteration, one) in enumerate(zip(trainers, rows, asked)):
-        own = ((loop, h[seed, :, : iteration.e.shape[1]]) for loop, h in enumerate(states))
-        order, loops = sorts[seed]
-        read = collect(own, loops, order, lambda h: h)
-        found.append(one.score(trainer.model.readout(read.flatten(0, 1)).unflatten(0, loops.shape)))
+    for model, one, h, width in zip(models, asked, answers, packing.widths):
+        logits = model.readout(h[: len(one.loops), :, :width].flatten(0, 1))
+        found.append(one.score(logits.unflatten(0, one.loops.shape)))
     return found
 
 
 def _run(
-    trainers: Sequence[Trainer], rows: Sequence[Iteration], running: Sequence[Sequence[int]]
+    trainers: Sequence[Trainer], bound: Sequence[Iteration], packing: Packing
 ) -> Sequence[Tensor]:
-    """States ``[seed, running, pos, d_model]`` after 0, 1, … loops; ``running`` by loop, seed."""
-    widest = max(iteration.e.shape[1] for iteration in rows)
+    """States ``[seed, running, d_model]`` after 0, 1, … loops."""
+    attention = PackedAttention([trainer.model for trainer in trainers], bound, packing)
+    h, e = (packing.pack(parts) for parts in zip(*[(it.h0, it.e) for it in bound]))
+    # [loop][seed], each drawn as its trainer would alone
+    examples = zip(*[n for n, _ in packing.running])
+    noise = list(zip(*[t.noise(it.h0, n) for t, it, n in zip(trainers, bound, examples)]))
+    loops = _Loops(trainers[0].model)
+    return functional_call(loops, _stacked(trainers), (h, e, noise, packing, attention))
 
-    def stacked(parts: Sequence[Tensor], n_rows: int | None = None) -> Tensor:
-        """``[seed, row, ..., pos, feature]`` of ``[row, ..., pos, feature]``, padded with 0."""
-        return torch.stack(
-            [
-                F.pad(x, (0, 0, 0, widest - x.shape[-2]) + (0, 0) * (x.ndim - 3) + more)
-                for x in parts
-                for more in [() if n_rows is None else (0, n_rows - len(x))]
-            ]
-        )
 
-    start = {"h": stacked([it.h0 for it in rows]), "e": stacked([it.e for it in rows])}
-    if rows[0].context.qk_offset is not None:
-        start["qk_offset"] = stacked([it.context.qk_offset for it in rows])
-    # [seed][loop], each drawn as its trainer would alone
-    draws = [t.noise(its.h0, n) for t, its, n in zip(trainers, rows, zip(*running))]
-    noise = [stacked(at_loop, len(max(at_loop, key=len))) for at_loop in zip(*draws)]
+def _stacked(trainers: Sequence[Trainer]) -> dict[str, Tensor]:
+    """The weights of a loop, those of each model ``[seed, ...]``."""
     weights = [dict(trainer.model.named_parameters()) for trainer in trainers]
-    together = {f"model.{name}": torch.stack([w[name] for w in weights]) for name in weights[0]}
-    loops = _Loops(trainers[0].model, [max(n) for n in running])
-
-    def run(own: dict[str, Tensor], given: tuple[dict[str, Tensor], list[Tensor]]) -> Any:
-        return functional_call(loops, own, given)
-
-    with sdpa_kernel(SDPBackend.MATH):  # the fused operation has no batched form
-        return vmap(run)(together, (start, noise))
+    found = {}
+    for name, one in weights[0].items():
+        if name.startswith(_OF_A_LOOP):
+            stacked = torch.stack([w[name] for w in weights])
+            found[f"model.{name}"] = stacked if one.dim() else stacked[:, None, None]
+    return found
 
 
 class _Loops(nn.Module):
-    """All loops of one model as a ``forward``, which ``functional_call`` gives other weights.
+    """All loops of one model as a ``forward``, which ``functional_call`` gives other weights."""
 
-    Args:
-        model: The model.
-        running: Examples in each loop, never more than in the one before.
-    """
-
-    def __init__(self, model: LoopedTransformer, running: Sequence[int]) -> None:
+    def __init__(self, model: LoopedTransformer) -> None:
         super().__init__()
-        self.model, self.running = model, running
+        self.model = model
 
-    def forward(self, start: dict[str, Tensor], noise: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        h, e = start["h"], start["e"]
-        context = self.model._length_context(h.shape[1])
-        if "qk_offset" in start:
-            context = replace(context, qk_offset=start["qk_offset"])
+    def forward(
+        self,
+        h: Tensor,
+        e: Tensor,
+        noise: Sequence[Sequence[Tensor]],
+        packing: Packing,
+        attention: PackedAttention,
+    ) -> list[Tensor]:
         states = [h]
-        for loop, n in enumerate(self.running):
-            h = h[:n] + noise[loop] if noise else h[:n]
-            h = self.model._loop(h, e[:n], context.select(slice(n)))
+        for loop, (_, places) in enumerate(packing.running):
+            n = max(places)
+            h, e = h[:, :n], e[:, :n]
+            if noise:
+                h = h + packing.pack_noise(noise[loop], loop)
+            h = self.model._loop(h, e, attention.of_loop(loop))
             states.append(h)
-        return tuple(states)
+        return states

@@ -12,6 +12,7 @@ from loopinterp.errors import ConfigError, InputError
 from loopinterp.training import Run, Trainer, TrainingConfig, train, train_seeds
 from loopinterp.training.seed_ensemble import advance_together, check_together, read
 
+NOPE = {"positions": "none", "relative_window": None, "attention_window": None}
 ABACUS = {
     "positions": "abacus",
     "relative_window": None,
@@ -30,9 +31,16 @@ ABACUS = {
         ({}, {"kind": "progressive", "n_loops": 3}, 6),
         ({"n_prelude": 1, "n_coda": 1, "tie_unembed": False}, {"kind": "last"}, 6),
         (ABACUS, {"kind": "step_dependent"}, 6),
-        ({"positions": "none", "relative_window": None, "attention_window": None}, {}, 6),
+        (NOPE, {}, 6),
+        (NOPE | {"positions": "rotary", "norm": "sandwich", "norm_type": "rmsnorm"}, {}, 3),
+        (NOPE | {"positions": "fire", "injection": "concat"}, {"kind": "every"}, 3),
+        ({"attention_window": 9, "injection": "gated_output", "n_layers": 2}, {}, 3),
+        ({"windowed_heads": 1, "injection": "internal", "norm": "post"}, {}, 3),
     ],
-    ids=["window", "progressive", "surround", "abacus", "nope"],
+    ids=[
+        *("window", "progressive", "surround", "abacus", "nope"),
+        *("rotary, sandwich", "FIRE, concat", "wide window, gate", "some heads, internal"),
+    ],
 )
 def test_each_seed_makes_the_steps_it_makes_alone(
     tiny: TrainingConfig, model: dict[str, Any], objective: dict[str, Any], steps: int
