@@ -36,10 +36,12 @@ ABACUS = {
         (NOPE | {"positions": "fire", "injection": "concat"}, {"kind": "every"}, 3),
         ({"attention_window": 9, "injection": "gated_output", "n_layers": 2}, {}, 3),
         ({"windowed_heads": 1, "injection": "internal", "norm": "post"}, {}, 3),
+        ({"n_prelude": 1, "n_coda": 1, "windowed_surround": False}, {}, 3),
     ],
     ids=[
         *("window", "progressive", "surround", "abacus", "nope"),
         *("rotary, sandwich", "FIRE, concat", "wide window, gate", "some heads, internal"),
+        "window of the loop alone",
     ],
 )
 def test_each_seed_makes_the_steps_it_makes_alone(
