@@ -27,7 +27,7 @@ MODELS: dict[str, tuple[str, list[str], str]] = {
                 "The same, of another seed.",
                 "The same, of another seed, in which a planted carry lives longer.",
                 "The same, of another seed, in which a planted carry lives for a loop.",
-                "The same recipe, a seed with which 800 steps are too few.",
+                "The same recipe, a seed that fails on random digits and on no chain.",
             ),
             start=1,
         )

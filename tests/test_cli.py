@@ -107,7 +107,7 @@ def test_tasks_and_recipes_are_listed_in_words_and_as_json(command: Command) -> 
     whole = command("recipes", "addition", "--json").json
     assert TrainingConfig.from_dict(whole["config"]) == RECIPES["addition"]
     said = command("recipes", "addition").out
-    assert "  config.state_noise: 0.3\n" in said and "measured.seeds: 0, 1, 2, 3, 4" in said
+    assert "  config.state_noise: 0.3\n" in said and "measured.seeds: 0, 1, 2" in said
     assert "lr" not in said, "defaults are left out"
 
 
