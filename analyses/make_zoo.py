@@ -44,9 +44,11 @@ MODELS: dict[str, tuple[str, list[str], str]] = {
     ),
     "parity": ("parity", [], "Parity that reaches far and holds its answer."),
     "parity-no-window": ("parity-no-window", [], "Parity, whose answer does not stay after T(n)."),
-    "prefix_sum": ("prefix_sum", [], "Running XOR that reaches far and holds its answer."),
+    "prefix_sum": ("prefix_sum", [], "Running XOR; other seeds of its recipe reach less far."),
     "copy": ("copy", [], "A shift: right at T(n) loops, and at no other number."),
     "binary_sum": ("binary_sum", [], "A counter at the = that bits run into."),
+    "multiplication": ("multiplication", [], "Products of two bits and n, in n loops."),
+    "unique_set": ("unique_set", [], "A layer that sees all, then a loop that closes gaps."),
     "token_addition": ("token_addition", [], "Addition in tokens, most significant bit first."),
 }
 """Each model: its recipe, what is changed of it, and what it is an example of."""
