@@ -68,7 +68,9 @@ def test_each_example_attends_as_it_does_alone(
             for found, of in ((z[seed, :, own], ours), (wanted, theirs)):
                 of.append((found * g[seed, :, own]).sum())
     gradients = [
-        torch.autograd.grad(sum(of), weights, retain_graph=True, materialize_grads=True)
+        torch.autograd.grad(
+            torch.stack(of).sum(), weights, retain_graph=True, materialize_grads=True
+        )
         for of in (ours, theirs)
     ]
     torch.testing.assert_close(*gradients)
