@@ -152,7 +152,7 @@ def get_recipe(name: str) -> Recipe:
 
     Example:
         >>> get_recipe("parity").config.curriculum.max_n
-        20
+        12
     """
     known = check_choice("recipe", name, list_recipes())
     return Recipe.from_dict(read_json_object(_FOLDER / f"{known}.json"))
