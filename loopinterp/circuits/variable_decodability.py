@@ -147,12 +147,13 @@ def decodability(
 def _labels(
     programs: list[LoopProgram], inputs: Tensor, row: Tensor, pos: Tensor, last: int
 ) -> dict[str, Int[Tensor, "program_loop place"]]:
-    """Values of every variable that depends on the input."""
+    """Values of every variable that depends on the input, at places to fit a probe on as well."""
     labels = {}
     for program in programs:
         for name, values in program.trace(inputs, n_loops=last).variables.items():
-            if bool((values != values[:, :1]).any()):
-                labels[f"{program.name}.{name}"] = values[:, row, pos]
+            here = values[:, row, pos]
+            if bool((values != values[:, :1]).any()) and len(here[:, row % 2 == 0].unique()) > 1:
+                labels[f"{program.name}.{name}"] = here
     if not labels:
         raise InputError(
             "programs",

@@ -9,9 +9,11 @@ import torch
 
 from loopinterp.circuits.variable_decodability import Decodability, _other_examples, decodability
 from loopinterp.errors import InputError
+from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
 from loopinterp.rasp import full, get_program
 from loopinterp.rasp.program_alignment import delayed
 from loopinterp.saved_results import load_result
+from loopinterp.tasks import IGNORE, UniqueSet
 
 LOOPS = 5
 
@@ -126,3 +128,16 @@ def test_what_is_read_from_the_input_alone_is_not_passed_off_as_computed(ripple)
     assert "input alone" not in ripple.findings()[0].text
     said = dataclasses.replace(ripple, data=data).findings()[0].text
     assert "1 of them just as well from the input alone" in said
+
+
+def test_what_never_varies_where_answers_stand_is_left_out():
+    task = UniqueSet()
+    batch = task.sample(6, batch_size=16, generator=torch.Generator().manual_seed(0))
+    sizes = {"d_vocab": task.d_vocab, "d_vocab_out": task.d_vocab_out}
+    model = LoopedTransformer(LoopedTransformerConfig(d_model=8, n_heads=2, **sizes))
+    found = decodability(model, batch, ["unique_set"], n_loops=2, random_model=None)
+    offered = get_program("unique_set").trace(batch.inputs, n_loops=2).variables["offered"]
+    asked = batch.targets != IGNORE
+    assert len(offered.unique()) > 1 and len(offered[:, asked].unique()) == 1
+    names = found.data["variable"].values.tolist()
+    assert "unique_set.answer" in names and "unique_set.offered" not in names
