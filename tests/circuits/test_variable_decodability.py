@@ -133,8 +133,10 @@ def test_what_is_read_from_the_input_alone_is_not_passed_off_as_computed(ripple)
 def test_what_never_varies_where_answers_stand_is_left_out():
     task = UniqueSet()
     batch = task.sample(6, batch_size=16, generator=torch.Generator().manual_seed(0))
-    sizes = {"d_vocab": task.d_vocab, "d_vocab_out": task.d_vocab_out}
-    model = LoopedTransformer(LoopedTransformerConfig(d_model=8, n_heads=2, **sizes))
+    config = LoopedTransformerConfig(
+        d_model=8, n_heads=2, d_vocab=task.d_vocab, d_vocab_out=task.d_vocab_out
+    )
+    model = LoopedTransformer(config)
     found = decodability(model, batch, ["unique_set"], n_loops=2, random_model=None)
     offered = get_program("unique_set").trace(batch.inputs, n_loops=2).variables["offered"]
     asked = batch.targets != IGNORE
