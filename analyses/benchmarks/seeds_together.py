@@ -22,6 +22,7 @@ SETTINGS = {
     "addition": ADDITION,
     "addition without a window": ADDITION.replace(model=ADDITION.model.replace(**NO_WINDOW)),
     "parity": RECIPES["parity"].replace(batch_size=32),
+    "parity without a window": RECIPES["parity-no-window"].replace(batch_size=32),
 }
 LENGTHS = (6, 12)
 TARGET = 0.7

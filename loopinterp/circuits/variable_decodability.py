@@ -116,8 +116,9 @@ def decodability(
         examples=len(batch),
     ) as watch:
         row, pos = (batch.targets != IGNORE).nonzero(as_tuple=True)
-        values = _labels(chosen, batch.inputs, row, pos, last)
-        labels, train = torch.stack(list(values.values())), row % 2 == 0
+        train = row % 2 == 0
+        values = _labels(chosen, batch.inputs, row, pos, train, last)
+        labels = torch.stack(list(values.values()))
 
         def states_of(some_model: Any) -> tuple[Tensor, Tensor]:
             return states_at(some_model, batch.inputs, row, pos, loops=range(last + 1))
@@ -145,14 +146,19 @@ def decodability(
 
 
 def _labels(
-    programs: list[LoopProgram], inputs: Tensor, row: Tensor, pos: Tensor, last: int
+    programs: list[LoopProgram],
+    inputs: Tensor,
+    row: Tensor,
+    pos: Tensor,
+    train: Bool[Tensor, " place"],
+    last: int,
 ) -> dict[str, Int[Tensor, "program_loop place"]]:
     """Values of every variable that depends on the input, at places to fit a probe on as well."""
     labels = {}
     for program in programs:
         for name, values in program.trace(inputs, n_loops=last).variables.items():
             here = values[:, row, pos]
-            if bool((values != values[:, :1]).any()) and len(here[:, row % 2 == 0].unique()) > 1:
+            if bool((values != values[:, :1]).any()) and len(here[:, train].unique()) > 1:
                 labels[f"{program.name}.{name}"] = here
     if not labels:
         raise InputError(

@@ -86,10 +86,12 @@ class Measurement(Settings):
             >>> Measurement(seeds=(0,), samples=9, exact_match=shares, minutes=1, on="x").reach()
             (24, 30)
         """
-        under = [n for n, share in self.worst().items() if share < _WELL]
-        first = under[0] if under else None
-        well = [n for n in self.worst() if first is None or n < first]
-        return (max(well) if well else 0), first
+        well = 0
+        for n, share in self.worst().items():
+            if share < _WELL:
+                return well, n
+            well = n
+        return well, None
 
 
 @settings
