@@ -223,11 +223,12 @@ def attention_context(
     to be computed even where a window makes that needless.
     """
     rotation, window, surround = None, config.window_of_all_heads, None
-    if config.positions == "rotary":
-        rotation = rotary_tables(n_pos, config.head_width, config.rotary_base, device, dtype)
     if not config.windowed_surround:
         about = {"bias": bias, "device": device, "dtype": dtype, "whole": whole}
         surround = attention_context(config.without_window(), n_pos, **about)
+        rotation = surround.rotation
+    elif config.positions == "rotary":
+        rotation = rotary_tables(n_pos, config.head_width, config.rotary_base, device, dtype)
     if bias is None and config.attention_window is None:
         return AttentionContext(is_causal=config.causal, rotation=rotation)
     if whole or not config.causal or window is None or not pays(n_pos, window):
