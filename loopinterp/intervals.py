@@ -85,3 +85,32 @@ def band_of(values: xr.DataArray, *over: str) -> xr.DataArray:
     found = values.where(~empty, 0).quantile((0.5, 0.1, 0.9), over, method="lower").where(~empty)
     named = found.rename(quantile=ESTIMATE).assign_coords({ESTIMATE: list(ENDS)})
     return named.transpose(..., ESTIMATE)
+
+
+def bootstrap_ratio(
+    part: ArrayLike, whole: ArrayLike, *, resamples: int = 1000, seed: int = 0
+) -> xr.DataArray:
+    """A ratio of sums over examples, with a 95% bootstrap interval, as an estimate.
+
+    Args:
+        part: The numerator's share of each example.
+        whole: The denominator's.
+        resamples: Resamples of the examples, with replacement.
+        seed: Seed of the resamples.
+
+    Source: Efron and Tibshirani (1993), An Introduction to the Bootstrap, chapter 13.
+
+    Example:
+        >>> bootstrap_ratio([1.0, 1.0], [2.0, 2.0]).values
+        array([0.5, 0.5, 0.5])
+    """
+    import xarray as xr
+
+    part, whole = np.asarray(part, dtype=float), np.asarray(whole, dtype=float)
+    found = np.full(len(ENDS), np.nan)
+    if len(part) and whole.sum() > 0:
+        drawn = np.random.default_rng(seed).integers(0, len(part), (resamples, len(part)))
+        totals = whole[drawn].sum(axis=1)
+        again = part[drawn].sum(axis=1)[totals > 0] / totals[totals > 0]
+        found = np.array([part.sum() / whole.sum(), *np.quantile(again, (0.025, 0.975))])
+    return xr.DataArray(found, dims=ESTIMATE, coords={ESTIMATE: list(ENDS)})

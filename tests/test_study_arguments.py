@@ -31,6 +31,10 @@ PROGRAMS = ["ripple", "lookahead"]
 STUDIES: dict[str, Callable[[Any, Any], Any]] = {
     "convergence_study": lambda m, d: dynamics.convergence_study(m, d, n_spectral=0),
     "extrapolation_study": lambda m, d: dynamics.extrapolation_study(m, d, n_loops=20),
+    "reachability_study": lambda m, d: dynamics.reachability_study(m, d, n_loops=20),
+    "input_dependence_study": lambda m, d: dynamics.input_dependence_study(
+        m, d, n_loops=20, n_sensitivity=0
+    ),
     "attention_stabilisation_study": dynamics.attention_stabilisation_study,
     "attention_study": lenses.attention_study,
     "worked_example": lenses.worked_example,

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 import torch
 
-from loopinterp.dynamics.fixed_point import find_fixed_point
 from loopinterp.dynamics.jacobian import spectral_radius
+from loopinterp.dynamics.limits import find_limits
 from loopinterp.dynamics.measures import (
     SETTLED,
     contraction_rates,
@@ -49,9 +49,6 @@ if TYPE_CHECKING:
 
 KRYLOV = 64
 """Largest Krylov space for a spectral radius."""
-
-PHASE = 16
-"""Steps of the first phase of the search for a limit."""
 
 RITZ_TOLERANCE = 0.01
 """Residual of the leading Ritz pair up to which the spectral radius counts as known."""
@@ -221,7 +218,12 @@ def convergence_study(
         for rows in track(parts_of, "convergence"):
             iteration = bind(model, batch.inputs[rows])
             states = run_loops(iteration, n_loops)
-            limit, status = _limit(iteration, states, solver, limit_tol, limit_steps)
+            limit, status, _ = find_limits(
+                iteration, states[-1], max_loops=limit_steps, tol=limit_tol, solver=solver
+            )
+            # Of a run that left the finite numbers and came back, no limit is claimed.
+            through = states.isfinite().flatten(2).all(dim=2).all(dim=0)
+            status = torch.where(through, status, int(Status.DIVERGED)).to(torch.int8)
             found = (status == Status.CONVERGED).nonzero().flatten()[:n_spectral]
             n_spectral -= len(found)
             part = _measure(states, limit, threshold)
@@ -237,25 +239,6 @@ def convergence_study(
             threshold=threshold,
             answered_after=answered_after(model),
         )
-
-
-def _limit(
-    iteration: Iteration, states: Tensor, solver: Solver, tol: float, max_steps: int
-) -> tuple[Tensor, Tensor]:
-    """The limit of each example, sought from its last state; and how the search ended."""
-    finite = states.isfinite().flatten(2).all(dim=2).all(dim=0)
-    limit = states[-1].clone()
-    status = torch.where(finite, int(Status.MAX_STEPS), int(Status.DIVERGED))
-    done, steps = 0, PHASE
-    # In phases of growing length, so that examples that have arrived leave the batch.
-    while done < max_steps and (rows := (status == Status.MAX_STEPS).nonzero().flatten()).numel():
-        steps = min(steps, max_steps - done)
-        found = find_fixed_point(
-            iteration.select(rows).step, limit[rows], solver=solver, tol=tol, max_steps=steps
-        )
-        limit[rows], status[rows] = found.state, found.status
-        done, steps = done + steps, 2 * steps
-    return limit, status.to(torch.int8)
 
 
 def _measure(states: Tensor, limit: Tensor, threshold: float) -> dict[str, Tensor]:

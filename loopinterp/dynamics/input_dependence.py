@@ -1,0 +1,280 @@
+"""Input dependence: does the limit know the input, and which of its tokens?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import numpy as np
+import torch
+
+from loopinterp.dynamics.fixed_point import find_fixed_point
+from loopinterp.dynamics.jacobian import jvp
+from loopinterp.dynamics.limits import find_limits
+from loopinterp.dynamics.measures import share_of_size
+from loopinterp.dynamics.solvers.anderson import Anderson
+from loopinterp.dynamics.solvers.fixed_point_solver import Status
+from loopinterp.dynamics.starts import other_starts
+from loopinterp.dynamics.state_checks import asked_positions
+from loopinterp.dynamics.state_trajectories import chunks
+from loopinterp.errors import InputError, check_integer, check_number, check_seed
+from loopinterp.intervals import bootstrap_ratio
+from loopinterp.models.looped_model import bind
+from loopinterp.models.model_description import describe_model
+from loopinterp.progress import track
+from loopinterp.results import Result, study
+from loopinterp.study_examples import examples_for
+
+if TYPE_CHECKING:
+    import xarray as xr
+    from jaxtyping import Float
+    from torch import Tensor
+
+    from loopinterp.models.looped_model import Iteration, LoopedModel
+    from loopinterp.tasks.task import Batch, Task
+
+_TOKENS = "batch source pos"
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class InputDependenceResult(Result, kind="input-dependence"):
+    r"""How limits differ from input to input, against how they differ from start to start.
+
+    Lengths are over the positions counted, and relative to the root mean square norm of the
+    limits there. NaN where no limit was found.
+
+    Arrays:
+        status: How the search for the limit from the model's own start ended (:class:`Status`).
+        over_inputs: Squared distance of an example's limit to the mean limit of all examples.
+        over_starts: Mean squared distance of the limits that it reaches from all starts to their
+            own mean.
+        effect: How far the limit of a position moves, over its norm, when the token at another
+            one (``source``) becomes that of the next example; NaN where that is the same token.
+        answer_changes: Whether the answer there changes: 1, 0, or -1 where that is not known.
+        sensitivity: Relative change of the limit at a position per relative change of the
+            injected input at a source, by the implicit function theorem
+            (:func:`limit_sensitivity`); NaN for examples beyond ``n_sensitivity``.
+        counted: Positions that are compared.
+    """
+
+    VARIABLES: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("status", "over_inputs", "over_starts"), "batch"),
+        **dict.fromkeys(("effect", "answer_changes", "sensitivity"), _TOKENS),
+        "counted": "batch pos",
+    }
+
+    def share_of_input(self) -> xr.DataArray:
+        r"""Share of the spread of limits that is the input's, as an estimate.
+
+        :math:`V_{inputs} / (V_{inputs} + V_{starts})`: 1 where every input has one limit of its
+        own, 0 where all inputs share their limits. The interval is a bootstrap's over examples.
+        """
+        known = self.data["over_starts"].notnull() & self.data["over_inputs"].notnull()
+        inputs, starts = (
+            self.data[name].values[known.values] for name in ("over_inputs", "over_starts")
+        )
+        return bootstrap_ratio(inputs, inputs + starts)
+
+    def spread(self) -> float:
+        """Root mean square distance of limits, of all inputs and starts, from their mean."""
+        return float((self.data["over_inputs"] + self.data["over_starts"]).mean()) ** 0.5
+
+    def by_distance(self, name: str = "effect") -> xr.DataArray:
+        """Mean of an array of tokens by how far the source stands to the left, [distance].
+
+        Negative distances are sources to the right; distances without a known value are left out.
+        """
+        import xarray as xr
+
+        values = self.data[name].where(self.data["counted"])
+        values = values.where(values >= 0).values
+        n_pos = values.shape[-1]
+        at = {d: np.diagonal(values, d, 1, 2) for d in range(1 - n_pos, n_pos)}
+        means = {d: np.nanmean(v) for d, v in at.items() if not np.isnan(v).all()}
+        return xr.DataArray([*means.values()], dims="distance", coords={"distance": [*means]})
+
+
+def input_dependence_study(
+    model: LoopedModel,
+    data: Batch | Task,
+    *,
+    n_loops: int = 200,
+    n_noise: int = 2,
+    n_others: int = 2,
+    n_sensitivity: int = 4,
+    n_probes: int = 4,
+    tol: float = 1e-5,
+    positions: Literal["asked", "all"] = "asked",
+    n: int | None = None,
+    batch_size: int | None = None,
+    seed: int = 0,
+) -> InputDependenceResult:
+    """Compare limits over inputs and over starts, and change the input token by token.
+
+    Args:
+        model: Any looped model.
+        data: Examples with targets, at least three, best of one length; or a task to draw them
+            from.
+        n_loops: Loops after which no limit is expected any more.
+        n_noise: Starts at noise, beside the model's own and zeros.
+        n_others: Starts at other examples' limits.
+        n_sensitivity: Examples whose limit is differentiated (0 for none).
+        n_probes: Random directions of each derivative; its relative error is about
+            ``1 / sqrt(2 * n_probes)``.
+        tol: Relative tolerance of a limit.
+        positions: Compare states where an answer is asked, or at all positions.
+        n: Problem length, where a task is given; see :func:`~loopinterp.tasks.as_batch`.
+        batch_size: Examples, where a task is given.
+        seed: Seed of starts, of directions, and of what is drawn.
+
+    Raises:
+        InputError: If an option is out of range, there are fewer than three examples, the loop
+            cannot be differentiated, or the initial state is not finite.
+
+    Source: input dependence, arXiv 2604.15259.
+    """
+    batch = examples_for(model, data, needs_loops=True, n=n, batch_size=batch_size, seed=seed)
+    counted = asked_positions(batch, positions)
+    if len(batch) < 3:
+        raise InputError(
+            "data",
+            expected="at least three examples, as a spread over inputs is measured",
+            given=f"{len(batch)}",
+            fix="Pass batch_size=16, or a larger batch.",
+        )
+    check_integer("n_others", n_others, least=0, most=len(batch) - 1)
+    check_integer("n_noise", n_noise, least=0)
+    check_integer("n_sensitivity", n_sensitivity, least=0)
+    for name, number in {"n_loops": n_loops, "n_probes": n_probes}.items():
+        check_integer(name, number, least=1)
+    check_number("tol", tol, above=0)
+    generator = torch.Generator().manual_seed(check_seed(seed))
+    options = {"n_loops": n_loops, "tol": tol, "positions": positions, "n_examples": len(batch)}
+    limit_of = {"max_loops": n_loops, "tol": tol}
+    with study(seed, model=describe_model(model), **options) as watch:
+        iteration = bind(model, batch.inputs)
+        with torch.no_grad():
+            own = find_limits(iteration, iteration.h0, **limit_of)
+            starts = other_starts(own.state, generator, n_noise=n_noise, n_others=n_others)
+            ends = [own, *(find_limits(iteration, start, **limit_of) for start in starts.values())]
+            effect, changes = _substitute(model, batch, own.state, limit_of)
+        found = own.status == Status.CONVERGED
+        everywhere = torch.stack([end.status == Status.CONVERGED for end in ends]).all(dim=0)
+        limits = torch.stack([end.state for end in ends])
+        size = _squared(own.state[found], 0, counted[found]).mean().clamp_min(1e-30)
+        over_inputs = _squared(own.state, own.state[found].mean(dim=0), counted) / size
+        over_starts = _squared(limits, limits.mean(dim=0), counted).mean(dim=0) / size
+        sensitivity = torch.full_like(effect, float("nan"))
+        rows = found.nonzero().flatten()[:n_sensitivity]
+        if len(rows):
+            some = iteration.select(rows)
+            sensitivity[rows] = limit_sensitivity(
+                some, own.state[rows], n_probes=n_probes, seed=seed
+            ).float()
+        unknown = ~found[:, None, None]
+        return InputDependenceResult.of(
+            watch,
+            status=own.status.to(torch.int8),
+            over_inputs=over_inputs.float().masked_fill(~found, float("nan")),
+            over_starts=over_starts.float().masked_fill(~everywhere, float("nan")),
+            effect=effect.masked_fill(unknown, float("nan")),
+            answer_changes=changes.masked_fill(unknown, -1),
+            sensitivity=sensitivity,
+            counted=counted,
+        )
+
+
+def limit_sensitivity(
+    iteration: Iteration,
+    limit: Float[Tensor, "batch pos d_model"],
+    *,
+    n_probes: int = 4,
+    tol: float = 1e-4,
+    max_products: int = 200,
+    seed: int = 0,
+) -> Float[Tensor, "batch source pos"]:
+    r"""How much the limit at each position follows the injected input at each other one.
+
+    By the implicit function theorem, :math:`\partial h^*/\partial e = (I - J)^{-1} \partial f /
+    \partial e`. Entry ``[b, j, i]`` is an estimate of :math:`\|\partial h_i^* / \partial e_j\|_F
+    \|e_j\| / (\sqrt{d} \, \|h_i^*\|)`: the relative change of the limit at i, per relative change
+    of the input at j in a random direction. Each of the ``n_probes`` directions is a linear system,
+    solved iteratively on Jacobian-vector products; NaN where it was not solved to ``tol``.
+
+    What enters by the initial state alone has no derivative here: of a loop without injection all
+    entries are 0.
+
+    Args:
+        iteration: A model bound to its input.
+        limit: A fixed point of each example.
+        n_probes: Random directions.
+        tol: Relative tolerance of the linear systems.
+        max_products: Most Jacobian-vector products of one system.
+        seed: Seed of the directions.
+
+    Raises:
+        InputError: If the loop cannot be differentiated.
+    """
+    generator = torch.Generator().manual_seed(check_seed(seed))
+    n_examples, n_pos, width = iteration.e.shape
+    squares = torch.zeros(n_examples, n_pos, n_pos, dtype=torch.float64, device=limit.device)
+    # A system for each example, source and direction, all of them side by side.
+    grid = torch.cartesian_prod(*(torch.arange(k) for k in (n_examples, n_pos, n_probes)))
+    for part in track(list(_parts(len(grid), limit)), "sensitivity"):
+        row, source, _ = grid[part].T
+        some, here, each = iteration.select(row), limit[row], torch.arange(len(row))
+        direction = torch.randn(len(row), width, generator=generator, dtype=torch.float64)
+        size = some.e[each, source].norm(dim=-1, keepdim=True) / width**0.5
+        change = torch.zeros_like(some.e)
+        change[each, source] = direction.to(size) * size
+        into = jvp(lambda e, some=some, h=here: some.advance(h, e, some.context), some.e, change)
+        found = find_fixed_point(
+            lambda x, some=some, h=here, into=into: jvp(some.step, h, x) + into,
+            into,
+            solver=Anderson(),
+            tol=tol,
+            max_steps=max_products,
+        )
+        moved = found.state.norm(dim=-1).double() / here.norm(dim=-1).double()
+        moved = moved.masked_fill(~found.converged[:, None], float("nan"))
+        squares.index_put_((row, source), moved**2, accumulate=True)
+    return (squares / n_probes).sqrt()
+
+
+def _substitute(
+    model: LoopedModel, batch: Batch, limit: Tensor, limit_of: Mapping[str, int | float]
+) -> tuple[Tensor, Tensor]:
+    """What becomes of limits and answers when one token is that of the next example."""
+    n_examples, n_pos = batch.inputs.shape[:2]
+    other = batch.inputs.roll(-1, 0)
+    differs = (
+        (batch.inputs != other).flatten(2).any(dim=-1)
+        if batch.inputs.ndim > 2
+        else (batch.inputs != other)
+    )
+    answer = bind(model, batch.inputs).read(limit, int(limit_of["max_loops"])).argmax(dim=-1)
+    effect = torch.full((n_examples, n_pos, n_pos), float("nan"))
+    changes = torch.full((n_examples, n_pos, n_pos), -1, dtype=torch.int8)
+    rows, sources = differs.nonzero(as_tuple=True)
+    for part in track(list(_parts(len(rows), limit)), "substitutions"):
+        row, source = rows[part], sources[part]
+        inputs = batch.inputs[row]
+        inputs[torch.arange(len(row)), source] = other[row, source]
+        iteration = bind(model, inputs)
+        end = find_limits(iteration, iteration.h0, **limit_of)
+        moved = share_of_size((end.state - limit[row]).norm(dim=-1), limit[row].norm(dim=-1))
+        there = iteration.read(end.state, int(limit_of["max_loops"])).argmax(dim=-1)
+        found = (end.status == Status.CONVERGED)[:, None]
+        effect[row, source] = moved.float().masked_fill(~found, float("nan")).cpu()
+        changed = (there != answer[row]).to(torch.int8)
+        changes[row, source] = changed.masked_fill(~found, -1).cpu()
+    return effect, changes
+
+
+def _parts(n_rows: int, state: Tensor) -> Iterator[slice]:
+    return chunks(n_rows, 8 * state[0].numel() * state.element_size())
+
+
+def _squared(state: Tensor, middle: Tensor | float, counted: Tensor) -> Tensor:
+    return torch.where(counted, ((state - middle) ** 2).sum(dim=-1), 0).sum(dim=-1)

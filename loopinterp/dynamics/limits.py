@@ -1,0 +1,72 @@
+"""Where a looped model goes from a state: to a limit, or to none in the loops given."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from loopinterp.dynamics.fixed_point import find_fixed_point
+from loopinterp.dynamics.solvers.fixed_point_solver import Status
+from loopinterp.dynamics.solvers.solver_registry import get_solver
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+    from torch import Tensor
+
+    from loopinterp.dynamics.solvers.fixed_point_solver import Solver
+    from loopinterp.models.looped_model import Iteration
+
+PHASE = 16
+"""Loops of the first phase of a search."""
+
+
+class Limits(NamedTuple):
+    """Where the examples of a batch ended.
+
+    Attributes:
+        state: The limit of each example; of one without a limit, the last state reached.
+        status: How the search ended, as :class:`Status` codes.
+        loops: Steps until it ended.
+    """
+
+    state: Float[Tensor, "batch pos d_model"]
+    status: Int[Tensor, " batch"]
+    loops: Int[Tensor, " batch"]
+
+
+def find_limits(
+    iteration: Iteration,
+    start: Float[Tensor, "batch pos d_model"],
+    *,
+    max_loops: int,
+    tol: float = 1e-5,
+    solver: str | Solver = "picard",
+) -> Limits:
+    """Follow each example from a state until it no longer moves.
+
+    Examples that have arrived leave the batch, so that a few slow ones cost little. One whose
+    first state is not finite counts as diverged.
+
+    Args:
+        iteration: A model bound to its input.
+        start: The states to go from.
+        max_loops: Steps after which an example is given up.
+        tol: Relative tolerance of a limit; see :func:`~loopinterp.dynamics.find_fixed_point`.
+        solver: Plain iteration goes where the model goes; others may find limits elsewhere.
+    """
+    solver = get_solver(solver)
+    finite = start.isfinite().flatten(1).all(dim=1)
+    state = start.clone()
+    status = torch.where(finite, int(Status.MAX_STEPS), int(Status.DIVERGED))
+    loops = torch.zeros_like(status)
+    done, steps = 0, PHASE
+    while done < max_loops and (rows := (status == Status.MAX_STEPS).nonzero().flatten()).numel():
+        steps = min(steps, max_loops - done)
+        found = find_fixed_point(
+            iteration.select(rows).step, state[rows], solver=solver, tol=tol, max_steps=steps
+        )
+        state[rows], status[rows] = found.state, found.status
+        loops[rows] += found.n_steps
+        done, steps = done + steps, 2 * steps
+    return Limits(state, status, loops)

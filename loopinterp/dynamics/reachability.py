@@ -1,0 +1,247 @@
+"""Reachability: is the same limit reached from every start, and again after a kick?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+
+from loopinterp.dynamics.limits import Limits, find_limits
+from loopinterp.dynamics.measures import share_of_size
+from loopinterp.dynamics.readouts import correctness, exact_match
+from loopinterp.dynamics.solvers.fixed_point_solver import Status
+from loopinterp.dynamics.starts import OWN, noise_like, other_starts
+from loopinterp.dynamics.state_checks import asked_positions
+from loopinterp.errors import InputError, check_integer, check_number, check_seed
+from loopinterp.intervals import share_of
+from loopinterp.models.looped_model import bind
+from loopinterp.models.model_description import describe_model
+from loopinterp.progress import track
+from loopinterp.results import Result, study
+from loopinterp.study_examples import examples_for
+
+if TYPE_CHECKING:
+    import xarray as xr
+    from torch import Tensor
+
+    from loopinterp.models.looped_model import Iteration, LoopedModel
+    from loopinterp.tasks.task import Batch, Task
+
+KICKS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class ReachabilityResult(Result, kind="reachability"):
+    r"""Limits reached from several starts, and after kicks; lengths are over the positions counted.
+
+    Starts: the model's own, zeros, noise of the size of the own limit, and the limits of other
+    examples ("other 1" is that of the next). Where no limit was found, from here or from the own
+    start, there is nothing to compare and the values are NaN.
+
+    Arrays:
+        status: How the search for a limit ended (:class:`Status`).
+        loops: Loops until it ended.
+        alignment: Cosine between the limit and that from the own start (the asymptotic alignment
+            score of arXiv 2211.09961, for starts at other limits).
+        distance: Distance between the two over the norm of that from the own start.
+        exact: Whether the answer read from the state reached is right.
+        other_alignment: The control: cosine between the own limit and that of the next example.
+        other_distance: Their distance, over the norm of the own limit.
+        n_limits: Different limits found for an example, over all starts.
+        kick_status: How the search ended after a kick.
+        kick_distance: Distance to the limit that was kicked, over its norm.
+        kick_exact: Whether the answer there is right.
+
+    Attributes:
+        same: Distance up to which two limits count as one.
+    """
+
+    VARIABLES: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("status", "loops", "alignment", "distance", "exact"), "start batch"),
+        **dict.fromkeys(("other_alignment", "other_distance", "n_limits"), "batch"),
+        **dict.fromkeys(("kick_status", "kick_distance", "kick_exact"), "kick draw batch"),
+    }
+
+    same: float
+
+    def found(self) -> xr.DataArray:
+        """Examples whose own start leads to a limit, [batch]."""
+        return self.data["status"].sel(start=OWN, drop=True) == Status.CONVERGED
+
+    def reached(self) -> xr.DataArray:
+        """Share of the examples with an own limit that reach it from a start, [start, estimate]."""
+        return share_of(self._of_found(self.data["distance"]) <= self.same, "batch")
+
+    def recovered(self) -> xr.DataArray:
+        """Share of kicked limits that are reached again, [kick, estimate]."""
+        back = self._of_found(self.data["kick_distance"]) <= self.same
+        return share_of(back, "draw", "batch")
+
+    def own_limit_differs(self) -> xr.DataArray:
+        """Examples whose limit is another than that of the next: where a start can mislead."""
+        return self.data["other_distance"] > self.same
+
+    def one_limit(self) -> xr.DataArray:
+        """Share of the examples for which every start led to one and the same limit, [estimate]."""
+        everywhere = (self.data["status"] == Status.CONVERGED).all("start")
+        return share_of(everywhere & (self.data["n_limits"] == 1), "batch")
+
+    def _of_found(self, values: xr.DataArray) -> xr.DataArray:
+        return values.isel(batch=self.found().values)
+
+
+def reachability_study(
+    model: LoopedModel,
+    data: Batch | Task,
+    *,
+    n_loops: int = 200,
+    n_noise: int = 2,
+    n_others: int = 2,
+    kicks: Sequence[float] = KICKS,
+    n_draws: int = 2,
+    tol: float = 1e-5,
+    same: float = 0.01,
+    positions: Literal["asked", "all"] = "asked",
+    n: int | None = None,
+    batch_size: int | None = None,
+    seed: int = 0,
+) -> ReachabilityResult:
+    r"""Run every example from several starts, and from its limit kicked, until it is at rest.
+
+    Two limits are one if their distance is at most ``same`` of the norm. A kick of size s adds
+    noise of s times the norm of each position's state there.
+
+    Args:
+        model: Any looped model.
+        data: Examples with targets, at least two, best of one length; or a task to draw them from.
+        n_loops: Loops after which no limit is expected any more.
+        n_noise: Starts at noise.
+        n_others: Starts at other examples' limits.
+        kicks: Sizes of kicks, over the size of the state.
+        n_draws: Kicks of each size.
+        tol: Relative tolerance of a limit.
+        same: Distance up to which two limits count as one.
+        positions: Compare states where an answer is asked, or at all positions.
+        n: Problem length, where a task is given; see :func:`~loopinterp.tasks.as_batch`.
+        batch_size: Examples, where a task is given.
+        seed: Seed of noise, of kicks, and of what is drawn.
+
+    Raises:
+        InputError: If an option is out of range, there are fewer than two examples, or the
+            initial state is not finite.
+
+    Source: path independence, arXiv 2211.09961; reachability, arXiv 2604.15259.
+
+    Example:
+        >>> from loopinterp.rasp import compile_program, get_program
+        >>> compiled = compile_program(get_program("ripple"), n_positions=8)
+        >>> from loopinterp.tasks import Addition
+        >>> found = reachability_study(compiled, Addition(), n=5, batch_size=8)
+        >>> found.reached().sel(start="zeros", estimate="value").item()
+        1.0
+    """
+    batch = examples_for(model, data, needs_loops=True, n=n, batch_size=batch_size, seed=seed)
+    counted = asked_positions(batch, positions)
+    _check(len(batch), n_others, kicks)
+    for name, number in {"n_loops": n_loops, "n_draws": n_draws}.items():
+        check_integer(name, number, least=1)
+    check_integer("n_noise", n_noise, least=0)
+    for name, size in {"tol": tol, "same": same}.items():
+        check_number(name, size, above=0)
+    generator = torch.Generator().manual_seed(check_seed(seed))
+    options = {"n_loops": n_loops, "tol": tol, "same": same, "positions": positions}
+    with study(seed, model=describe_model(model), **options, n_examples=len(batch)) as watch:
+        search = _Search(bind(model, batch.inputs), batch.targets, counted, n_loops, tol)
+        own = search.run(search.iteration.h0)
+        starts = other_starts(own.state, generator, n_noise=n_noise, n_others=n_others)
+        reached = {OWN: own}
+        for name, start in track(list(starts.items()), "starts"):
+            reached[name] = search.run(start)
+        kicked = [
+            search.run(own.state + size * noise_like(own.state, generator))
+            for size in track([size for size in kicks for _ in range(n_draws)], "kicks")
+        ]
+        fates = [search.fate(end, own) for end in reached.values()]
+        after = [search.fate(end, own) for end in kicked]
+        other = search.fate(Limits(own.state.roll(-1, 0), own.status.roll(-1), own.loops), own)
+        shape = (len(kicks), n_draws)
+        return ReachabilityResult.of(
+            watch,
+            coords={"start": [*reached], "kick": [float(size) for size in kicks]},
+            **{name: torch.stack([fate[name] for fate in fates]) for name in fates[0]},
+            **{
+                f"kick_{name}": torch.stack([fate[name] for fate in after]).unflatten(0, shape)
+                for name in ("status", "distance", "exact")
+            },
+            other_alignment=other["alignment"],
+            other_distance=other["distance"],
+            n_limits=search.count([*reached.values()], same),
+            same=same,
+        )
+
+
+@dataclass
+class _Search:
+    """Runs of one batch to its limits, and what is read of them."""
+
+    iteration: Iteration
+    targets: Tensor
+    counted: Tensor
+    n_loops: int
+    tol: float
+
+    @torch.no_grad()
+    def run(self, start: Tensor) -> Limits:
+        return find_limits(self.iteration, start, max_loops=self.n_loops, tol=self.tol)
+
+    @torch.no_grad()
+    def fate(self, end: Limits, own: Limits) -> dict[str, Tensor]:
+        """How a run ended, and how far from where the model's own one did."""
+        answer = self.iteration.read(end.state, self.n_loops).argmax(dim=-1)
+        known = (end.status == Status.CONVERGED) & (own.status == Status.CONVERGED)
+        here, there = self._counted(end.state), self._counted(own.state)
+        distance = share_of_size((here - there).norm(dim=-1), there.norm(dim=-1))
+        alignment = torch.cosine_similarity(here, there, dim=-1)
+        return {
+            "status": end.status.to(torch.int8),
+            "loops": end.loops.to(torch.int32),
+            "alignment": alignment.float().masked_fill(~known, float("nan")),
+            "distance": distance.float().masked_fill(~known, float("nan")),
+            "exact": exact_match(correctness(answer, self.targets)).bool(),
+        }
+
+    def count(self, ends: list[Limits], same: float) -> Tensor:
+        """Different limits of each example: one is new if it is far from all that came before."""
+        states = torch.stack([self._counted(end.state) for end in ends])
+        found = torch.stack([end.status == Status.CONVERGED for end in ends])
+        new = found.clone()
+        for later in range(1, len(ends)):
+            apart = (states[:later] - states[later]).norm(dim=-1)
+            alike = (apart <= same * states[later].norm(dim=-1)) & found[:later]
+            new[later] &= ~alike.any(dim=0)
+        return new.sum(dim=0).to(torch.int16)
+
+    def _counted(self, state: Tensor) -> Tensor:
+        return torch.where(self.counted[..., None], state, 0).flatten(1)
+
+
+def _check(n_examples: int, n_others: int, kicks: Sequence[float]) -> None:
+    if n_examples < 2:
+        raise InputError(
+            "data",
+            expected="at least two examples, as one's limit is compared with another's",
+            given=f"{n_examples}",
+            fix="Pass batch_size=32, or a larger batch.",
+        )
+    check_integer("n_others", n_others, least=0, most=n_examples - 1)
+    if len({*kicks}) < len(kicks) or not kicks:
+        raise InputError(
+            "kicks",
+            expected="sizes that differ, at least one",
+            given=f"{list(kicks)}",
+            fix=f"Leave it out for {KICKS}.",
+        )
+    for size in kicks:
+        check_number("kicks", size, above=0)
