@@ -29,8 +29,9 @@ def layer_sites(
     config: LoopedTransformerConfig, flags: frozenset[str] = frozenset()
 ) -> dict[str, str]:
     """Component names of one layer, in the order they fire, with the kind of tensor each holds."""
-    before, sandwich = config.norm in ("pre", "sandwich"), config.norm == "sandwich"
-    after = config.norm == "post"
+    before = config.norm in ("pre", "sandwich", "gated")
+    sandwich, after = config.norm == "sandwich", config.norm == "post"
+    gate = ["residual"] if config.norm == "gated" else []
     projections = ["q", "k", "v", *(["rot_q", "rot_k"] if config.positions == "rotary" else [])]
     sites = {
         "hook_resid_pre": "residual",
@@ -42,6 +43,7 @@ def layer_sites(
         "attn.hook_z": "head",
         "attn.hook_result": "fork",
         **_norm_sites("ln1_post", present=sandwich),
+        **dict(zip(["hook_attn_gate"], gate)),
         "hook_attn_out": "residual",
         **_norm_sites("ln1", present=after),
         "hook_resid_mid": "residual",
@@ -50,6 +52,7 @@ def layer_sites(
         "mlp.hook_pre": "neuron",
         "mlp.hook_post": "neuron",
         **_norm_sites("ln2_post", present=sandwich),
+        **dict(zip(["hook_mlp_gate"], gate)),
         "hook_mlp_out": "residual",
         **_norm_sites("ln2", present=after),
         "hook_resid_post": "residual",

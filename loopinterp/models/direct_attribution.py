@@ -199,6 +199,8 @@ class _WayBack:
         stream = self.direction
         if weights.ln1_post is not None:
             self.through_norm(weights.ln1_post, f"{at}.ln1_post", "ln1_post", **place)
+        if weights.attn_gate is not None:
+            self.direction = self.direction * self.read(f"{at}.hook_attn_gate")
         self.write("attention bias", weights.attn.b_O, **place)
         read_along = "... d_model, head d_head d_model -> ... head d_head"
         wanted = einsum(self.direction, weights.attn.W_O, read_along)

@@ -33,7 +33,7 @@ class MissingActivationError(HookError, KeyError):
         return str(self.args[0])
 
 
-_NO_NORM_ON_STREAM = ("none", "pre", "sandwich")
+_NO_NORM_ON_STREAM = ("none", "pre", "sandwich", "gated")
 
 _SUM = Needs(
     "a residual stream that is a plain sum of sublayer outputs",
@@ -59,7 +59,7 @@ _ONE_NORM = Needs(
 _NORMS = Needs(
     "a model with a pre-norm and a final norm",
     "Multiply with model.W_U directly, or use cache.logit_attribution(tokens).",
-    {"norm": ("pre", "sandwich"), "final_norm": (True,)},
+    {"norm": ("pre", "sandwich", "gated"), "final_norm": (True,)},
 )
 
 

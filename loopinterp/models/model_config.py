@@ -10,7 +10,7 @@ from loopinterp.errors import MOST_LOOPS, ConfigError
 from loopinterp.settings import OnlyWith, Seed, Settings, settings
 
 Positions = Literal["none", "absolute", "relative", "abacus", "rotary", "fire"]
-Norm = Literal["none", "pre", "post", "sandwich"]
+Norm = Literal["none", "pre", "post", "sandwich", "gated"]
 NormType = Literal["layernorm", "rmsnorm"]
 Injection = Literal["none", "input", "gated_output", "sublayer", "concat", "internal"]
 InitialState = Literal["embedding", "zeros", "noise"]
@@ -63,7 +63,8 @@ class LoopedTransformerConfig(Settings):
         rotary_base: Base of the rotary frequencies.
         fire_threshold: Initial L of ``fire``: of queries before it, distances are shares of L.
         norm: Where the norm of each sublayer sits; ``sandwich`` (peri) norms its input and
-            its output.
+            its output. ``gated`` norms its input, and a learned gate that reads the stream,
+            sigmoid(W h + b), scales its output (the output gate of arXiv 1910.06764).
         norm_type: LayerNorm or RMSNorm.
         norm_eps: Added to the variance.
         loop_norm: Whether the state is normed at the end of each loop (outer norm).

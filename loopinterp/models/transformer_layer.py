@@ -102,11 +102,22 @@ class Recall(nn.Module):
         return linear(x, self.state.weight) + linear(e, self.input.weight)
 
 
+class Gate(nn.Linear):
+    """``sigmoid(W h + b)``: how much of what a sublayer makes is written, feature by feature."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__(d_model, d_model)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return linear(input, self.weight, self.bias).sigmoid()
+
+
 class Layer(nn.Module):
     """Attention and MLP around the residual stream, each with its norms.
 
     With ``norm="pre"``: ``h + attn(ln1(h))``, then ``h + mlp(ln2(h))``. ``post`` norms the sum
-    instead, ``sandwich`` norms the sublayer's input and its output, ``none`` norms nothing.
+    instead, ``sandwich`` norms the sublayer's input and its output, ``none`` norms nothing, and
+    ``gated`` is ``h + sigmoid(W h + b) * attn(ln1(h))``, and so for the MLP.
     """
 
     def __init__(self, config: LoopedTransformerConfig, *, tied: bool) -> None:
@@ -120,6 +131,9 @@ class Layer(nn.Module):
         self.ln2 = Norm(config) if config.norm != "none" else None
         self.mlp = MLP(config)
         self.ln2_post = Norm(config) if config.norm == "sandwich" else None
+        gated = config.norm == "gated"
+        self.attn_gate = Gate(config.d_model) if gated else None
+        self.mlp_gate = Gate(config.d_model) if gated else None
         internal = self.injects and config.injection == "internal"
         self.recall1 = Recall(config.d_model) if internal else None
         self.recall2 = Recall(config.d_model) if internal else None
@@ -146,6 +160,8 @@ class Layer(nn.Module):
         x = self.attn(self._inject(x, e, self.recall1), context, tap, forks)
         if self.ln1_post is not None:
             x = self.ln1_post(x, tap, "ln1_post")
+        if self.attn_gate is not None:
+            x = x * tap("hook_attn_gate", self.attn_gate(h))
         h = h + tap("hook_attn_out", x)
         if ln1 is not None and self.norms_sum:
             h = ln1(h, tap, "ln1")
@@ -155,6 +171,8 @@ class Layer(nn.Module):
         x = self.mlp(self._inject(x, e, self.recall2), tap)
         if self.ln2_post is not None:
             x = self.ln2_post(x, tap, "ln2_post")
+        if self.mlp_gate is not None:
+            x = x * tap("hook_mlp_gate", self.mlp_gate(h))
         h = h + tap("hook_mlp_out", x)
         if ln2 is not None and self.norms_sum:
             h = ln2(h, tap, "ln2")

@@ -91,7 +91,7 @@ class Needs:
 
 
 DIRECT_WRITES = Needs(
-    "heads, neurons and biases that reach the stream without a norm between",
+    "heads, neurons and biases that reach the stream without a norm or gate between",
     "Read what a sublayer writes from hook_attn_out and hook_mlp_out, or use a model with "
     "norm='pre' or 'none'.",
     {"norm": ("none", "pre")},

@@ -93,7 +93,8 @@ class Held:
 
     def __init__(self, model: LoopedTransformer, x: Tensor, cache: LoopedCache) -> None:
         self.model, self.x = model, x
-        ends = ("hook_scale", "hook_z", "mlp.hook_post", "hook_injection")
+        ends = ("hook_scale", "hook_attn_gate", "hook_mlp_gate", "hook_z", "mlp.hook_post")
+        ends += ("hook_injection",)
         self.kept = {name: cache[name] for name in cache if name.endswith(ends)}
 
     def without(self, site: str, part: Any = slice(None)) -> Tensor:

@@ -31,6 +31,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "norm_type": "rmsnorm",
         "initial_state": "noise",
     },
+    "gated": {"norm": "gated", "injection": "concat", "initial_state": "zeros", "n_layers": 2},
     "surround": {
         "injection": "concat",
         "initial_state": "zeros",
