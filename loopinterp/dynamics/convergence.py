@@ -53,6 +53,16 @@ KRYLOV = 64
 RITZ_TOLERANCE = 0.01
 """Residual of the leading Ritz pair up to which the spectral radius counts as known."""
 
+FATES = (
+    "rests right",
+    "rests wrong",
+    "rests wrong, was right at T(n)",
+    "moves on, right",
+    "moves on, wrong",
+    "moves on, wrong, was right at T(n)",
+)
+"""What becomes of an example: convergence is not correctness."""
+
 _TOKEN = ("batch", "pos")
 _TOKEN_LOOPS = "loop batch pos"
 
@@ -146,6 +156,18 @@ class ConvergenceResult(Result, kind="convergence"):
     def settled_share(self) -> float:
         """Share of the counted tokens that settle within the run."""
         return float((self.settling_times() < np.inf).where(self.data["counted"]).mean())
+
+    def fates(self) -> xr.DataArray:
+        """Whether an example comes to rest, and whether it is right there, [batch], one of FATES.
+
+        At rest is an example all of whose counted tokens settle. Answers are read at T(n) and
+        after the last loop.
+        """
+        exact = (self.data["right"] != 0).all("pos")
+        first, last = exact.sel(loop=self.data["answer_loops"]), exact.isel(loop=-1)
+        rests = ((self.settling_times() < np.inf) | ~self.data["counted"]).all("pos")
+        place = 3 * ~rests + np.where(last, 0, np.where(first, 2, 1))
+        return place.copy(data=np.array(FATES)[place.values])
 
     def regime_counts(self) -> dict[str, int]:
         """Counted tokens of each regime, by its name in plain words."""

@@ -50,6 +50,23 @@ def test_accuracy_stands_beside_convergence(halving: ConvergenceResult) -> None:
     assert halving.data["counted"].values.tolist() == [[False, True, True]] * 2
 
 
+def test_fates_part_rest_from_right(halving: ConvergenceResult) -> None:
+    assert (halving.fates() == "rests right").all()
+    # Asked for class 1 from 1.99 on, the loop rests at 2 only after T(n) = 4; from 2.1 on, never.
+    for threshold, fate in ((1.99, "rests right"), (2.1, "rests wrong")):
+        model = LinearModel(0.5 * torch.eye(3), threshold=threshold)
+        assert (convergence_study(model, batch_of_ones(), n_loops=20).fates() == fate).all()
+    turning = MapModel(lambda h, e: torch.where(h == 0, e, h) @ rotation(math.pi / 4).T)
+    # At T(n) = 4 half a turn is made and the answer is wrong; after 16 loops two whole ones.
+    result = convergence_study(turning, batch_of_ones(), n_loops=16)
+    assert (result.fates() == "moves on, right").all()
+    # What is right at T(n) and lost later.
+    right = halving.data["right"].copy()
+    right[-1] = np.where(right[-1] < 0, -1, 0)
+    lost = dataclasses.replace(halving, data=halving.data.assign(right=right)).fates()
+    assert (lost == "rests wrong, was right at T(n)").all()
+
+
 def test_right_from_counts_to_the_end(halving: ConvergenceResult) -> None:
     # Positions: not asked, right from 2 on, right and then lost.
     right = np.tile([[-1, 0, 1], [-1, 0, 1], [-1, 1, 0]], (2, 1, 1)).swapaxes(0, 1)
