@@ -42,3 +42,5 @@ from .solvers.picard import Picard as Picard
 from .solvers.solver_registry import get_solver as get_solver
 from .solvers.solver_registry import list_solvers as list_solvers
 from .state_trajectories import run_loops as run_loops
+from .streamed_measures import LoopMeasures as LoopMeasures
+from .streamed_measures import stream_measures as stream_measures

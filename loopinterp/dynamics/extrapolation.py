@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from loopinterp.dynamics.measures import relative_residual
 from loopinterp.dynamics.readouts import correctness, exact_match
 from loopinterp.dynamics.state_checks import asked_positions
 from loopinterp.dynamics.state_trajectories import chunks, gather, state_bytes
+from loopinterp.dynamics.streamed_measures import stream_measures
 from loopinterp.errors import check_integer
 from loopinterp.models.looped_model import bind
 from loopinterp.models.model_description import describe_model
@@ -36,7 +37,12 @@ class ExtrapolationResult(Result, kind="extrapolation"):
     Arrays:
         exact: Whether every asked position of an example is right.
         accuracy: Share of its asked positions that are right.
-        residual: Mean relative residual of its asked positions; NaN before the first loop.
+        residual: Mean relative residual of its asked positions; NaN before the first loop. This
+            and the next four are those of :class:`LoopMeasures`, which says where they are NaN.
+        residual_max: Residual of the whole sequence in the maximum norm.
+        norm: Mean norm of the state at its asked positions.
+        contraction: Median, over its asked positions, of the update's norm over that before.
+        cosine: Median, over its asked positions, of the cosine between successive updates.
         length: Problem length of each example.
         answer_loops: T(n) of each example.
 
@@ -47,6 +53,7 @@ class ExtrapolationResult(Result, kind="extrapolation"):
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("exact", "accuracy", "residual"), "loop batch"),
+        **dict.fromkeys(("residual_max", "norm", "contraction", "cosine"), "loop batch"),
         **dict.fromkeys(("length", "answer_loops"), "batch"),
     }
 
@@ -131,18 +138,18 @@ def extrapolation_study(
 @torch.no_grad()
 def _follow(model: LoopedModel, batch: Batch, asked: Tensor, n_loops: int) -> dict[str, Tensor]:
     """Exact match, accuracy and residual of some examples after 0..n_loops loops."""
-    iteration = bind(model, batch.inputs)
     share = asked / asked.sum(dim=1, keepdim=True)
-    before: Tensor | None = None
-    found: dict[str, list[Tensor]] = {"exact": [], "accuracy": [], "residual": []}
-    states = iteration.run(n_loops, may_diverge=True)
-    for loop, h in track(states, "loops", total=n_loops + 1):
+    found: dict[str, list[Tensor]] = defaultdict(list)
+    run = stream_measures(iteration := bind(model, batch.inputs), n_loops)
+    for loop, h, measures in track(run, "loops", total=n_loops + 1):
         right = correctness(iteration.read(h, loop).argmax(dim=-1), batch.targets)
         found["exact"].append(exact_match(right).bool())
         found["accuracy"].append(((right == 1) * share).sum(dim=1).float())
-        moved = torch.full_like(share, float("nan"))
-        if before is not None:
-            moved = relative_residual(torch.stack([before, h]), allow_nonfinite=True)[0]
-        found["residual"].append(torch.where(asked, moved * share, 0).sum(dim=1).float())
-        before = h
+        found["residual_max"].append(measures.residual_max.float())
+        for name in ("residual", "norm"):
+            values = torch.where(asked, getattr(measures, name) * share, 0)
+            found[name].append(values.sum(dim=1).float())
+        for name in ("contraction", "cosine"):
+            values = getattr(measures, name).masked_fill(~asked, float("nan"))
+            found[name].append(values.nanmedian(dim=1).values.float())
     return {name: torch.stack(values) for name, values in found.items()}

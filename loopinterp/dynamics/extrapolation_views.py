@@ -40,11 +40,12 @@ def _(result: ExtrapolationResult) -> list[Figure]:
     exact = cells["exact"].groupby("n").map(share_of, args=("batch",))
     accuracy = cells["accuracy"].groupby("n").mean("batch")
     residual = cells["residual"].groupby("n").mean("batch", skipna=False)
+    norm = cells["norm"].groupby("n").mean("batch", skipna=False)
     # Loop 0 has no place on a logarithmic axis, and no residual.
     positive = residual.where((residual > 0) & (residual < np.inf))
-    exact_lines, residual_lines = (
+    exact_lines, residual_lines, norm_lines = (
         Series.each(values.isel(loop=slice(1, None)), "n", "n = {}".format, in_order=True)
-        for values in (exact, positive)
+        for values in (exact, positive, norm.where((norm > 0) & (norm < np.inf)))
     )
     answers = np.unique(result.data["answer_loops"]).tolist()
     marks = [Reference(answers[0], result.answered_after, "x")] if len(answers) == 1 else []
@@ -54,6 +55,7 @@ def _(result: ExtrapolationResult) -> list[Figure]:
         [
             LinePanel(exact_lines, "exact match", y_range=(0, 1.03), references=marks),
             LinePanel(residual_lines, "relative residual", y_log=True),
+            LinePanel(norm_lines, "norm of the state", y_log=True),
         ],
         x_title="loops",
         x_log=result.n_loops >= LONG_RUN,
@@ -66,13 +68,15 @@ def _(result: ExtrapolationResult) -> list[Figure]:
             caption=(
                 "Above: the share of answers that are wholly right if read after that many loops, "
                 "with 95% intervals; the dotted line marks the loop at which the answer is asked "
-                "for. Below: how far a loop still moves the state."
+                "for. Below: how far a loop still moves the state, and how large the state is."
             ),
             control=(
                 "Exact match and residual stand together, because a state can converge to a wrong "
                 f"answer or leave a right one. From {result.answered_after} to the last loop: "
                 f"{counts}."
             ),
-            data=tidy({"exact_match": exact, "accuracy": accuracy, "residual": residual}),
+            data=tidy(
+                {"exact_match": exact, "accuracy": accuracy, "residual": residual, "norm": norm}
+            ),
         )
     ]
