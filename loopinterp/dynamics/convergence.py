@@ -240,18 +240,20 @@ def convergence_study(
 
 
 def _limit(
-    iteration: Iteration, states: Tensor, solver: Solver, tol: float, max_steps: int
+    iteration: Iteration, states: Tensor, solver: Solver, tol: float, max_iter: int
 ) -> tuple[Tensor, Tensor]:
     """The limit of each example, sought from its last state; and how the search ended."""
     finite = states.isfinite().flatten(2).all(dim=2).all(dim=0)
     limit = states[-1].clone()
-    status = torch.where(finite, int(Status.MAX_STEPS), int(Status.DIVERGED))
+    status = torch.where(finite, int(Status.OUT_OF_BUDGET), int(Status.DIVERGED))
     done, steps = 0, PHASE
     # In phases of growing length, so that examples that have arrived leave the batch.
-    while done < max_steps and (rows := (status == Status.MAX_STEPS).nonzero().flatten()).numel():
-        steps = min(steps, max_steps - done)
+    while (
+        done < max_iter and (rows := (status == Status.OUT_OF_BUDGET).nonzero().flatten()).numel()
+    ):
+        steps = min(steps, max_iter - done)
         found = find_fixed_point(
-            iteration.select(rows).step, limit[rows], solver=solver, tol=tol, max_steps=steps
+            iteration.select(rows).step, limit[rows], solver=solver, tol=tol, max_iter=steps
         )
         limit[rows], status[rows] = found.state, found.status
         done, steps = done + steps, 2 * steps

@@ -39,7 +39,7 @@ def test_a_transformer_settles_on_a_state_that_a_loop_leaves_alone() -> None:
     )
     model = LoopedTransformer(config, seed=0)
     iteration = bind(model, torch.tensor([[0, 1, 2, 3], [4, 3, 2, 1]]))
-    point = find_fixed_point(iteration.step, iteration.h0, tol=1e-5, max_steps=500)
+    point = find_fixed_point(iteration.step, iteration.h0, tol=1e-5, max_iter=500)
     assert point.converged.all()
     assert not point.state.requires_grad
     torch.testing.assert_close(iteration.step(point.state), point.state, atol=1e-3, rtol=1e-3)
@@ -47,8 +47,8 @@ def test_a_transformer_settles_on_a_state_that_a_loop_leaves_alone() -> None:
 
 def test_patience_none_never_stalls() -> None:
     flip = {"f": lambda x: 1 - x, "x0": torch.tensor([0.0])}
-    assert find_fixed_point(**flip, max_steps=300).statuses == [Status.STALLED]
-    assert find_fixed_point(**flip, max_steps=300, patience=None).statuses == [Status.MAX_STEPS]
+    assert find_fixed_point(**flip, max_iter=300).statuses == [Status.STALLED]
+    assert find_fixed_point(**flip, max_iter=300, patience=None).statuses == [Status.OUT_OF_BUDGET]
 
 
 def test_a_start_that_is_not_finite_or_empty_is_refused() -> None:

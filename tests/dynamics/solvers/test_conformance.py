@@ -47,7 +47,7 @@ def test_linear_contractions_end_at_the_solution_of_the_linear_system(
         torch.zeros(5, 6, dtype=torch.float64),
         solver=solver,
         tol=1e-9,
-        max_steps=1000,
+        max_iter=1000,
     )
     solution = torch.linalg.solve(torch.eye(6).double() - matrices, offset)
     assert point.converged.all()
@@ -86,7 +86,7 @@ def test_an_orbit_of_period_two_is_not_a_fixed_point(solver: Solver) -> None:
     # 0 -> 1 -> 0: the jump leaves no fixed point for any solver to find.
     point = find_fixed_point(lambda x: (x <= 0.5).to(x), torch.tensor([0.0, 1.0]), solver=solver)
     assert not point.converged.any()
-    assert set(point.statuses) <= {Status.STALLED, Status.MAX_STEPS}
+    assert set(point.statuses) <= {Status.STALLED, Status.OUT_OF_BUDGET}
 
 
 @every_solver
@@ -130,10 +130,10 @@ def test_the_last_residual_is_that_of_the_state_given_back(solver: Solver) -> No
 @every_solver
 def test_steps_are_never_more_than_allowed(solver: Solver) -> None:
     point = find_fixed_point(
-        lambda x: 0.999 * x + 1, torch.zeros(2, 1), solver=solver, max_steps=1, tol=1e-12
+        lambda x: 0.999 * x + 1, torch.zeros(2, 1), solver=solver, max_iter=1, tol=1e-12
     )
     assert point.residuals.shape == (2, 2)
-    assert point.statuses == [Status.MAX_STEPS] * 2
+    assert point.statuses == [Status.OUT_OF_BUDGET] * 2
     assert (point.n_steps == 1).all()
 
 
