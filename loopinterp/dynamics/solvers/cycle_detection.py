@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
+_FINE = 1e-5
+"""Rounding up to this share of a state does not hide a cycle."""
+
 _TURNS = 8
 """Turns after which a return within rounding counts."""
 
@@ -47,9 +50,10 @@ class CycleWatch:
     """
 
     def __init__(self, x0: Float[Tensor, "batch size"], tol: float, atol: float) -> None:
-        self.tol, self.atol = tol, atol
-        eps = torch.finfo(x0.dtype).eps
-        self.noise = NOISE * eps
+        self.noise = NOISE * torch.finfo(x0.dtype).eps
+        # No trajectory comes back more nearly than rounding lets it; where that is coarse, it may
+        # all the same, and what is nearly back says little.
+        self.tol, self.atol = max(tol, min(self.noise, _FINE)), atol
         # Where the precision is low, all slow motion is rounded away: then what is wide counts.
         self.least_extent = min(_WIDE * self.noise, 0.1)
         self.n_steps = 0
