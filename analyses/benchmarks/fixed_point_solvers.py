@@ -3,11 +3,12 @@
     python -m analyses.benchmarks.fixed_point_solvers
     python -m analyses.benchmarks.fixed_point_solvers --peer-python ../torchdeq/bin/python
 
-Five problems, each a batch; what is counted are calls of the map until every example has a relative
+Synthetic problems in float64, so that rounding does not decide, and two trained models in float32, each
+as a batch of eight examples; what is counted are calls of the map until every example has a relative
 residual under the tolerance, as torchdeq counts it: ``|f(x) - x| / |f(x)|``. A Jacobian-vector
 product counts as a call. torchdeq's Anderson and Broyden run with its own settings and no limit of
 memory, on the same maps and starting points, in the Python that has it (which needs loopinterp as
-well, installed or on its path); the state it gives back is measured again, outside the count.
+well, installed or on its path). The state that ours give back is measured again, outside the count.
 """
 
 from __future__ import annotations
@@ -42,9 +43,8 @@ def _scaled(matrix: Tensor, radius: float) -> Tensor:
 
 def _linear(matrix: Tensor) -> Problem:
     size = len(matrix)
-    offset = _random(EXAMPLES, size, seed=1).float()
-    matrix = matrix.float()
-    return lambda x: x @ matrix.T + offset, torch.zeros(EXAMPLES, size)
+    offset = _random(EXAMPLES, size, seed=1)
+    return lambda x: x @ matrix.T + offset, torch.zeros_like(offset)
 
 
 def linear_contraction() -> Problem:
@@ -77,7 +77,7 @@ def nearly_singular_map() -> Problem:
 
 
 def trained_model(name: str, n: int = 24) -> Problem:
-    """One loop of a model of the zoo, from its initial state, on the states of problems of length n."""
+    """One loop of a model of the zoo, from its initial state, on problems of length n."""
     run = load_pretrained(name)
     task = run.task()
     batch = task.sample(n, batch_size=EXAMPLES, generator=torch.Generator().manual_seed(0))
@@ -155,7 +155,9 @@ def show(tables: dict[str, dict[str, dict[str, Any]]], tol: float) -> None:
     for problem in PROBLEMS:
         cells = [tables[who][problem][name] for who, name in solvers]
         shown = [
-            f"{c['evaluations']}" if c["residual"] <= tol else f"({c['evaluations']}: {c['residual']:.1g})"
+            f"{c['evaluations']}"
+            if c["residual"] <= tol
+            else f"({c['evaluations']}: {c['residual']:.1g})"
             for c in cells
         ]
         print(f"| {problem} |", " | ".join(shown), "|")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import torch
-from pydantic import PositiveInt
+from pydantic import Field, PositiveInt
 
 from loopinterp.dynamics.solvers.secant_solver import SecantSolver, solve_small
 from loopinterp.settings import settings
@@ -33,7 +33,8 @@ class Broyden(SecantSolver):
     It can land on a fixed point that repels the plain iteration, as :class:`Anderson` can.
 
     Args:
-        window: Number of remembered steps; the oldest is dropped.
+        window: Number of remembered steps, of which the oldest is dropped; each takes the memory
+            of two states.
         mixing: :math:`\beta` in (0, 1].
         restart: The memory of an example is dropped when its residual exceeds this many times
             its best one.
@@ -42,7 +43,9 @@ class Broyden(SecantSolver):
     (doi 10.1007/BF01582063), section 6 for the closed form.
     """
 
-    window: PositiveInt = 30
+    window: PositiveInt = 100
+    # Single steps far off belong to the method, more so than to Anderson's.
+    restart: Annotated[float, Field(ge=1)] = 1e4
 
     def coefficients(
         self,

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from loopinterp.dynamics.measures import NOISE
 from loopinterp.dynamics.solvers.fixed_point_solver import distance
 
 if TYPE_CHECKING:
@@ -15,6 +14,9 @@ if TYPE_CHECKING:
 
 _FINE = 1e-5
 """Rounding up to this share of a state does not hide a cycle."""
+
+_ROUNDING = 64
+"""Rounding errors of the state by which a trajectory that has returned may miss."""
 
 _TURNS = 8
 """Turns after which a return within rounding counts."""
@@ -38,7 +40,8 @@ class CycleWatch:
     - it misses by no more than rounding, and a thousandth of its extent, for eight turns;
 
     and where it is wide enough to be no work of rounding. All linear spirals fail the first,
-    whatever their angle and decay. A trajectory that passes the ghost of a cycle more slowly
+    whatever their angle and decay; the second takes what decays by less than some 1e-4 of its
+    extent a turn for a cycle in float32, where that is rounded away. A trajectory that passes the ghost of a cycle more slowly
     than the tolerance a turn is taken for the cycle, as with fixed points.
 
     Args:
@@ -50,7 +53,7 @@ class CycleWatch:
     """
 
     def __init__(self, x0: Float[Tensor, "batch size"], tol: float, atol: float) -> None:
-        self.noise = NOISE * torch.finfo(x0.dtype).eps
+        self.noise = _ROUNDING * torch.finfo(x0.dtype).eps
         # No trajectory comes back more nearly than rounding lets it; where that is coarse, it may
         # all the same, and what is nearly back says little.
         self.tol, self.atol = max(tol, min(self.noise, _FINE)), atol

@@ -35,7 +35,7 @@ class SecantSolver(Settings, Solver):
     where :math:`\gamma` is what tells one such method from another.
 
     Args:
-        window: Number of remembered differences :math:`m`; two states of memory each.
+        window: Number of remembered differences; two states of memory each.
         mixing: :math:`\beta` in (0, 1].
         restart: The memory of an example is dropped when its residual exceeds this many times
             its best one.
@@ -52,10 +52,10 @@ class SecantSolver(Settings, Solver):
         dg: Float[Tensor, "batch window size"],
         g: Float[Tensor, "batch size"],
     ) -> Float[Tensor, "batch window"]:
-        """:math:`\\gamma` of every example, from differences newest first; unused ones are zero."""
+        r""":math:`\gamma` of every example, from differences newest first; unused ones are zero."""
 
     def init(self, f: Map, x0: Float[Tensor, "batch size"]) -> SolverState:
-        empty = at_least_single(x0).new_zeros(x0.shape[0], self.window, x0.shape[1])
+        empty = at_least_single(x0).new_zeros(x0.shape[0], 0, x0.shape[1])
         return start(f, x0, memory=(empty, empty))
 
     def step(self, f: Map, state: SolverState) -> SolverState:
@@ -69,8 +69,8 @@ class SecantSolver(Settings, Solver):
         new = advance(f, state, x)
         keep = (~(new.residual > self.restart * new.best)).to(g)[:, None, None]
         after = at_least_single(x)
-        dx = _push(dx, after - before) * keep
-        dg = _push(dg, (at_least_single(new.fx) - after) - g) * keep
+        dx = _push(dx, after - before)[:, : self.window] * keep
+        dg = _push(dg, (at_least_single(new.fx) - after) - g)[:, : self.window] * keep
         return replace(new, memory=(dx, dg))
 
 
@@ -84,7 +84,7 @@ def solve_small(
 
 def _push(
     history: Float[Tensor, "batch window size"], new: Float[Tensor, "batch size"]
-) -> Float[Tensor, "batch window size"]:
-    """Put the newest row first and drop the oldest; rows that are not finite become zero."""
+) -> Float[Tensor, "batch longer size"]:
+    """Put the newest row first; rows that are not finite become zero."""
     new = torch.where(new.isfinite().all(dim=-1, keepdim=True), new, 0)
-    return torch.cat([new[:, None], history[:, :-1]], dim=1)
+    return torch.cat([new[:, None], history], dim=1)
