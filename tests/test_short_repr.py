@@ -131,6 +131,8 @@ def _made() -> dict[str, Any]:
         "Superposition": rasp.Superposition(8, 12),
         "Trace": trace,
         "Anderson": dynamics.Anderson(),
+        "Broyden": dynamics.Broyden(),
+        "NewtonKrylov": dynamics.NewtonKrylov(),
         "Picard": dynamics.Picard(),
         "ContractionRates": dynamics.contraction_rates(states),
         "FixedPoint": dynamics.find_fixed_point(bound.step, bound.h0),

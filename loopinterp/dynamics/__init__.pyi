@@ -36,8 +36,10 @@ from .regimes import RegimeCriteria as RegimeCriteria
 from .regimes import Regimes as Regimes
 from .regimes import classify_regimes as classify_regimes
 from .solvers.anderson import Anderson as Anderson
+from .solvers.broyden import Broyden as Broyden
 from .solvers.fixed_point_solver import Solver as Solver
 from .solvers.fixed_point_solver import Status as Status
+from .solvers.newton_krylov import NewtonKrylov as NewtonKrylov
 from .solvers.picard import Picard as Picard
 from .solvers.solver_registry import get_solver as get_solver
 from .solvers.solver_registry import list_solvers as list_solvers

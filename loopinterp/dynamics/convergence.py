@@ -240,7 +240,7 @@ def convergence_study(
         for rows in track(parts_of, "convergence"):
             iteration = bind(model, batch.inputs[rows])
             states = run_loops(iteration, n_loops)
-            limit, status, _ = find_limits(
+            limit, status, *_ = find_limits(
                 iteration, states[-1], max_loops=limit_steps, tol=limit_tol, solver=solver
             )
             # Of a run that left the finite numbers and came back, no limit is claimed.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 
+from loopinterp.dynamics.solvers.cycle_detection import CycleWatch
 from loopinterp.dynamics.solvers.fixed_point_solver import Solver, Status, Termination
 from loopinterp.dynamics.solvers.solver_registry import get_solver
 from loopinterp.dynamics.state_checks import check_finite_state
@@ -30,12 +31,17 @@ class FixedPoint(ShortRepr):
         residuals: Relative residual of each iterate, the first that of ``x0``. An example that
             is done keeps its last residual.
         n_steps: Steps each example made.
+        evaluations: Evaluations of the map each example needed: one for its start and one a step,
+            or more where a step takes Jacobian-vector products, of which each counts as one.
+        period: Steps per turn of an example on a cycle, else 0.
     """
 
     state: Float[Tensor, "*shape"]
     status: Int[Tensor, " batch"]
     residuals: Float[Tensor, "step batch"]
     n_steps: Int[Tensor, " batch"]
+    evaluations: Int[Tensor, " batch"]
+    period: Int[Tensor, " batch"]
 
     @property
     def converged(self) -> Bool[Tensor, " batch"]:
@@ -51,10 +57,10 @@ class FixedPoint(ShortRepr):
 def find_fixed_point(
     f: Callable[[Tensor], Tensor],
     x0: Float[Tensor, "*shape"],
+    tol: float = 1e-5,
+    max_iter: int = 200,
     *,
     solver: str | Solver = "picard",
-    tol: float = 1e-5,
-    max_steps: int = 200,
     atol: float = 1e-8,
     patience: int | None = 100,
     divergence: float = 1e6,
@@ -63,14 +69,19 @@ def find_fixed_point(
 
     The first dimension of ``x0`` is the batch (a scalar is one example); ``f`` must treat the
     examples independently of each other, as a looped model's step does. An example that is
-    done stays where it is while the others go on.
+    done stays where it is while the others go on. What ``f`` raises is raised.
+
+    By plain iteration the search also finds cycles (:attr:`Status.CYCLE`). Which solver to take is
+    the subject of a page of the guide, "Finding fixed points".
 
     Args:
         f: The map; same shape and dtype out as in.
         x0: Starting states, ``[batch, ...]``.
-        solver: ``"picard"``, ``"anderson"``, or a :class:`Solver`.
-        tol: Relative tolerance, see :class:`Termination`.
-        max_steps: Largest number of steps.
+        tol: Relative tolerance of the residual, :math:`\|f(x) - x\| \le` ``tol``
+            :math:`\|f(x)\|` + ``atol``, and of returns to a cycle.
+        max_iter: Largest number of steps.
+        solver: ``"picard"``, ``"anderson"``, ``"broyden"``, ``"newton-krylov"``, or a
+            :class:`Solver`.
         atol: Absolute tolerance.
         patience: Steps without progress after which an example counts as stalled.
         divergence: Growth of the norm at which an example counts as diverged.
@@ -85,9 +96,12 @@ def find_fixed_point(
         >>> point = find_fixed_point(lambda x: x / 2 + 1, torch.tensor(0.0))
         >>> round(point.state.item(), 3), point.statuses[0].name
         (2.0, 'CONVERGED')
+        >>> logistic = find_fixed_point(lambda x: 3.2 * x * (1 - x), torch.tensor([0.3]))
+        >>> logistic.statuses[0].name, logistic.period.item()
+        ('CYCLE', 2)
     """
     rule = Termination(
-        tol=tol, atol=atol, max_steps=max_steps, divergence=divergence, patience=patience
+        tol=tol, atol=atol, max_iter=max_iter, divergence=divergence, patience=patience
     )
     method = get_solver(solver)
     if not x0.is_floating_point():
@@ -115,12 +129,30 @@ def find_fixed_point(
         state = method.init(g, flat)
         status = rule(state)
         residuals, n_steps = [state.residual], torch.zeros_like(status)
-        finite = flat
+        finite, period = flat, torch.zeros_like(status)
+        watch = CycleWatch(flat, tol, atol) if method.follows_the_map else None
         while (status == Status.RUNNING).any():
             done = status != Status.RUNNING
-            state = method.step(g, state).keep(done, state)
+            state = replace(state, done=done)
+            state = method.step(g, state).keep(state, done)
             n_steps = torch.where(done, n_steps, n_steps + 1)
-            status = torch.where(done, status, rule(state))
+            now = rule(state)
+            if watch is not None:
+                turns = watch.see(state.x)
+                on_cycle = (
+                    (turns > 0) & ~done & (now != Status.CONVERGED) & (now != Status.DIVERGED)
+                )
+                now[on_cycle], period[on_cycle] = int(Status.CYCLE), turns[on_cycle]
+                if state.n_steps < max_iter:  # patience ends nothing that is coming round again
+                    now[watch.checking & (now == Status.STALLED)] = int(Status.RUNNING)
+            status = torch.where(done, status, now)
             finite = torch.where(state.x.isfinite().all(dim=-1, keepdim=True), state.x, finite)
             residuals.append(state.residual)
-    return FixedPoint(finite.reshape(x0.shape), status, torch.stack(residuals), n_steps)
+    return FixedPoint(
+        finite.reshape(x0.shape),
+        status,
+        torch.stack(residuals),
+        n_steps,
+        state.evaluations,
+        period,
+    )

@@ -11,7 +11,7 @@ import torch
 
 from loopinterp.dynamics.fixed_point import find_fixed_point
 from loopinterp.dynamics.jacobian import jvp
-from loopinterp.dynamics.limits import find_limits
+from loopinterp.dynamics.limits import Limits, centre, find_limits
 from loopinterp.dynamics.measures import share_of_size
 from loopinterp.dynamics.solvers.anderson import Anderson
 from loopinterp.dynamics.solvers.fixed_point_solver import Status
@@ -41,11 +41,13 @@ _TOKENS = "batch source pos"
 class InputDependenceResult(Result, kind="input-dependence"):
     r"""How limits differ from input to input, against how they differ from start to start.
 
-    Lengths are over the positions counted, and relative to the root mean square norm of the
+    The limit is a fixed point, or the mean state of a cycle. Lengths are over the positions
+    counted, and relative to the root mean square norm of the
     limits there. NaN where no limit was found.
 
     Arrays:
         status: How the search for the limit from the model's own start ended (:class:`Status`).
+        period: Loops per turn of a cycle, 1 of a fixed point, 0 where there is neither.
         over_inputs: Squared distance of an example's limit to the mean limit of all examples.
         over_starts: Mean squared distance of the limits that it reaches from all starts to their
             own mean.
@@ -54,12 +56,13 @@ class InputDependenceResult(Result, kind="input-dependence"):
         answer_changes: Whether the answer there changes: 1, 0, or -1 where that is not known.
         sensitivity: Relative change of the limit at a position per relative change of the
             injected input at a source, by the implicit function theorem
-            (:func:`limit_sensitivity`); NaN for examples beyond ``n_sensitivity``.
+            (:func:`limit_sensitivity`); NaN for cycles, and for fixed points beyond the first
+            ``n_sensitivity``.
         counted: Positions that are compared.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(("status", "over_inputs", "over_starts"), "batch"),
+        **dict.fromkeys(("status", "period", "over_inputs", "over_starts"), "batch"),
         **dict.fromkeys(("effect", "answer_changes", "sensitivity"), _TOKENS),
         "counted": "batch pos",
     }
@@ -158,15 +161,15 @@ def input_dependence_study(
             own = find_limits(iteration, iteration.h0, **limit_of)
             starts = other_starts(own.state, generator, n_noise=n_noise, n_others=n_others)
             ends = [own, *(find_limits(iteration, start, **limit_of) for start in starts.values())]
-            effect, changes = _substitute(model, batch, own.state, limit_of)
-        found = own.status == Status.CONVERGED
-        everywhere = torch.stack([end.status == Status.CONVERGED for end in ends]).all(dim=0)
-        limits = torch.stack([end.state for end in ends])
-        size = _squared(own.state[found], 0, counted[found]).mean().clamp_min(1e-30)
-        over_inputs = _squared(own.state, own.state[found].mean(dim=0), counted) / size
+            effect, changes = _substitute(model, batch, own, limit_of)
+            limits = torch.stack([centre(iteration, end) for end in ends])
+        found, middle = own.found, limits[0]
+        everywhere = torch.stack([end.found for end in ends]).all(dim=0)
+        size = _squared(middle[found], 0, counted[found]).mean().clamp_min(1e-30)
+        over_inputs = _squared(middle, middle[found].mean(dim=0), counted) / size
         over_starts = _squared(limits, limits.mean(dim=0), counted).mean(dim=0) / size
         sensitivity = torch.full_like(effect, float("nan"))
-        rows = found.nonzero().flatten()[:n_sensitivity]
+        rows = (own.status == Status.CONVERGED).nonzero().flatten()[:n_sensitivity]
         if len(rows):
             some = iteration.select(rows)
             sensitivity[rows] = limit_sensitivity(
@@ -176,6 +179,7 @@ def input_dependence_study(
         return InputDependenceResult.of(
             watch,
             status=own.status.to(torch.int8),
+            period=own.period.to(torch.int32),
             over_inputs=over_inputs.float().masked_fill(~found, float("nan")),
             over_starts=over_starts.float().masked_fill(~everywhere, float("nan")),
             effect=effect.masked_fill(unknown, float("nan")),
@@ -234,7 +238,7 @@ def limit_sensitivity(
             into,
             solver=Anderson(),
             tol=tol,
-            max_steps=max_products,
+            max_iter=max_products,
         )
         moved = found.state.norm(dim=-1).double() / here.norm(dim=-1).double()
         moved = moved.masked_fill(~found.converged[:, None], float("nan"))
@@ -243,7 +247,7 @@ def limit_sensitivity(
 
 
 def _substitute(
-    model: LoopedModel, batch: Batch, limit: Tensor, limit_of: Mapping[str, int | float]
+    model: LoopedModel, batch: Batch, own: Limits, limit_of: Mapping[str, int | float]
 ) -> tuple[Tensor, Tensor]:
     """What becomes of limits and answers when one token is that of the next example."""
     n_examples, n_pos = batch.inputs.shape[:2]
@@ -253,7 +257,8 @@ def _substitute(
         if batch.inputs.ndim > 2
         else (batch.inputs != other)
     )
-    answer = bind(model, batch.inputs).read(limit, int(limit_of["max_loops"])).argmax(dim=-1)
+    iteration, last = bind(model, batch.inputs), int(limit_of["max_loops"])
+    limit, answer = centre(iteration, own), iteration.read(own.state, last).argmax(dim=-1)
     effect = torch.full((n_examples, n_pos, n_pos), float("nan"))
     changes = torch.full((n_examples, n_pos, n_pos), -1, dtype=torch.int8)
     rows, sources = differs.nonzero(as_tuple=True)
@@ -263,9 +268,10 @@ def _substitute(
         inputs[torch.arange(len(row)), source] = other[row, source]
         iteration = bind(model, inputs)
         end = find_limits(iteration, iteration.h0, **limit_of)
-        moved = share_of_size((end.state - limit[row]).norm(dim=-1), limit[row].norm(dim=-1))
-        there = iteration.read(end.state, int(limit_of["max_loops"])).argmax(dim=-1)
-        found = (end.status == Status.CONVERGED)[:, None]
+        gap = centre(iteration, end) - limit[row]
+        moved = share_of_size(gap.norm(dim=-1), limit[row].norm(dim=-1))
+        there = iteration.read(end.state, last).argmax(dim=-1)
+        found = end.found[:, None]
         effect[row, source] = moved.float().masked_fill(~found, float("nan")).cpu()
         changed = (there != answer[row]).to(torch.int8)
         changes[row, source] = changed.masked_fill(~found, -1).cpu()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from loopinterp.dynamics.input_dependence import InputDependenceResult
-from loopinterp.dynamics.solvers.fixed_point_solver import Status
 from loopinterp.intervals import ESTIMATE
 from loopinterp.plotting import LinePanel, Series, heatmap_panels, line_panels
 from loopinterp.results import Figure, Finding, figures_of, findings_of, percent, tidy
@@ -19,7 +18,7 @@ VISIBLE = 0.01
 @findings_of.register
 def _(result: InputDependenceResult) -> list[Finding]:
     """What share of the spread is the input's, and how far a token is felt."""
-    n_found = int((result.data["status"] == Status.CONVERGED).sum())
+    n_found = int((result.data["period"] > 0).sum())
     share, spread = result.share_of_input(), result.spread()
     if spread <= VISIBLE:
         text = (
@@ -58,7 +57,7 @@ def _(result: InputDependenceResult) -> list[Finding]:
 @figures_of.register
 def _(result: InputDependenceResult) -> list[Figure]:
     """How far a token is felt, and who feels whom."""
-    if not (result.data["status"] == Status.CONVERGED).any():
+    if not (result.data["period"] > 0).any():
         return []
     return [distance_figure(result), token_figure(result)]
 

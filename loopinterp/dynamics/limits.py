@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -11,7 +12,7 @@ from loopinterp.dynamics.solvers.fixed_point_solver import Status
 from loopinterp.dynamics.solvers.solver_registry import get_solver
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+    from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
     from loopinterp.dynamics.solvers.fixed_point_solver import Solver
@@ -25,14 +26,22 @@ class Limits(NamedTuple):
     """Where the examples of a batch ended.
 
     Attributes:
-        state: The limit of each example; of one without a limit, the last state reached.
+        state: The limit of each example, of a cycle one of its states; of one without a limit, the
+            last state reached.
         status: How the search ended, as :class:`Status` codes.
         loops: Steps until it ended.
+        period: Loops per turn of an example on a cycle, 1 at a fixed point, else 0.
     """
 
     state: Float[Tensor, "batch pos d_model"]
     status: Int[Tensor, " batch"]
     loops: Int[Tensor, " batch"]
+    period: Int[Tensor, " batch"]
+
+    @property
+    def found(self) -> Bool[Tensor, " batch"]:
+        """Which examples ended at a fixed point or on a cycle."""
+        return (self.status == Status.CONVERGED) | (self.status == Status.CYCLE)
 
 
 def find_limits(
@@ -43,7 +52,7 @@ def find_limits(
     tol: float = 1e-5,
     solver: str | Solver = "picard",
 ) -> Limits:
-    """Follow each example from a state until it no longer moves.
+    """Follow each example from a state until it no longer moves, or only turns in a cycle.
 
     Examples that have arrived leave the batch, so that a few slow ones cost little. One whose
     first state is not finite counts as diverged.
@@ -58,15 +67,38 @@ def find_limits(
     solver = get_solver(solver)
     finite = start.isfinite().flatten(1).all(dim=1)
     state = start.clone()
-    status = torch.where(finite, int(Status.MAX_STEPS), int(Status.DIVERGED))
-    loops = torch.zeros_like(status)
+    status = torch.where(finite, int(Status.OUT_OF_BUDGET), int(Status.DIVERGED))
+    loops, period = torch.zeros_like(status), torch.zeros_like(status)
     done, steps = 0, PHASE
-    while done < max_loops and (rows := (status == Status.MAX_STEPS).nonzero().flatten()).numel():
+    while (
+        done < max_loops and (rows := (status == Status.OUT_OF_BUDGET).nonzero().flatten()).numel()
+    ):
         steps = min(steps, max_loops - done)
         found = find_fixed_point(
-            iteration.select(rows).step, state[rows], solver=solver, tol=tol, max_steps=steps
+            iteration.select(rows).step, state[rows], solver=solver, tol=tol, max_iter=steps
         )
         state[rows], status[rows] = found.state, found.status
         loops[rows] += found.n_steps
+        period[rows] = torch.where(found.converged, 1, found.period)
         done, steps = done + steps, 2 * steps
-    return Limits(state, status, loops)
+    return Limits(state, status, loops, period)
+
+
+def around(iteration: Iteration, limits: Limits) -> Iterator[Float[Tensor, "batch pos d_model"]]:
+    """The states of the limits: one of a fixed point, and of cycles one after the other.
+
+    There are as many as the longest period; a shorter cycle goes round more than once.
+    """
+    state, cycles = limits.state, (limits.period > 1)[:, None, None]
+    yield state
+    for _ in range(int(limits.period.max()) - 1):
+        state = torch.where(cycles, iteration.step(state), state)
+        yield state
+
+
+def centre(iteration: Iteration, limits: Limits) -> Float[Tensor, "batch pos d_model"]:
+    """The fixed points themselves, and the mean state of each cycle over one turn."""
+    total = torch.zeros_like(limits.state)
+    for number, state in enumerate(around(iteration, limits)):
+        total += torch.where((number < limits.period.clamp(min=1))[:, None, None], state, 0)
+    return total / limits.period.clamp(min=1)[:, None, None]

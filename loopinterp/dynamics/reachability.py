@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 
-from loopinterp.dynamics.limits import Limits, find_limits
+from loopinterp.dynamics.limits import Limits, around, find_limits
 from loopinterp.dynamics.measures import share_of_size
 from loopinterp.dynamics.readouts import correctness, exact_match
-from loopinterp.dynamics.solvers.fixed_point_solver import Status
 from loopinterp.dynamics.starts import OWN, noise_like, other_starts
 from loopinterp.dynamics.state_checks import asked_positions
 from loopinterp.errors import InputError, check_integer, check_number, check_seed
@@ -36,12 +35,16 @@ KICKS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 class ReachabilityResult(Result, kind="reachability"):
     r"""Limits reached from several starts, and after kicks; lengths are over the positions counted.
 
+    A limit is a fixed point or a cycle; two cycles are compared where they are nearest, and an
+    answer is right that is right all around the cycle.
+
     Starts: the model's own, zeros, noise of the size of the own limit, and the limits of other
     examples ("other 1" is that of the next). Where no limit was found, from here or from the own
     start, there is nothing to compare and the values are NaN.
 
     Arrays:
         status: How the search for a limit ended (:class:`Status`).
+        period: Loops per turn of a cycle, 1 of a fixed point, 0 where there is neither.
         loops: Loops until it ended.
         alignment: Cosine between the limit and that from the own start (the asymptotic alignment
             score of arXiv 2211.09961, for starts at other limits).
@@ -59,7 +62,8 @@ class ReachabilityResult(Result, kind="reachability"):
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(("status", "loops", "alignment", "distance", "exact"), "start batch"),
+        **dict.fromkeys(("status", "period", "loops"), "start batch"),
+        **dict.fromkeys(("alignment", "distance", "exact"), "start batch"),
         **dict.fromkeys(("other_alignment", "other_distance", "n_limits"), "batch"),
         **dict.fromkeys(("kick_status", "kick_distance", "kick_exact"), "kick draw batch"),
     }
@@ -68,7 +72,7 @@ class ReachabilityResult(Result, kind="reachability"):
 
     def found(self) -> xr.DataArray:
         """Examples whose own start leads to a limit, [batch]."""
-        return self.data["status"].sel(start=OWN, drop=True) == Status.CONVERGED
+        return self.data["period"].sel(start=OWN, drop=True) > 0
 
     def reached(self) -> xr.DataArray:
         """Share of the examples with an own limit that reach it from a start, [start, estimate]."""
@@ -85,7 +89,7 @@ class ReachabilityResult(Result, kind="reachability"):
 
     def one_limit(self) -> xr.DataArray:
         """Share of the examples for which every start led to one and the same limit, [estimate]."""
-        everywhere = (self.data["status"] == Status.CONVERGED).all("start")
+        everywhere = (self.data["period"] > 0).all("start")
         return share_of(everywhere & (self.data["n_limits"] == 1), "batch")
 
     def _of_found(self, values: xr.DataArray) -> xr.DataArray:
@@ -165,7 +169,7 @@ def reachability_study(
         ]
         fates = [search.fate(end, own) for end in reached.values()]
         after = [search.fate(end, own) for end in kicked]
-        other = search.fate(Limits(own.state.roll(-1, 0), own.status.roll(-1), own.loops), own)
+        other = search.fate(Limits(*(values.roll(-1, 0) for values in own)), own)
         shape = (len(kicks), n_draws)
         return ReachabilityResult.of(
             watch,
@@ -199,29 +203,45 @@ class _Search:
     @torch.no_grad()
     def fate(self, end: Limits, own: Limits) -> dict[str, Tensor]:
         """How a run ended, and how far from where the model's own one did."""
-        answer = self.iteration.read(end.state, self.n_loops).argmax(dim=-1)
-        known = (end.status == Status.CONVERGED) & (own.status == Status.CONVERGED)
-        here, there = self._counted(end.state), self._counted(own.state)
-        distance = share_of_size((here - there).norm(dim=-1), there.norm(dim=-1))
-        alignment = torch.cosine_similarity(here, there, dim=-1)
+        distance, alignment = self.apart(end, own)
+        right = [self._right(state) for state in around(self.iteration, end)]
         return {
             "status": end.status.to(torch.int8),
+            "period": end.period.to(torch.int32),
             "loops": end.loops.to(torch.int32),
-            "alignment": alignment.float().masked_fill(~known, float("nan")),
-            "distance": distance.float().masked_fill(~known, float("nan")),
-            "exact": exact_match(correctness(answer, self.targets)).bool(),
+            "alignment": alignment.float(),
+            "distance": distance.float(),
+            "exact": torch.stack(right).all(dim=0),
         }
+
+    @torch.no_grad()
+    def apart(self, end: Limits, own: Limits) -> tuple[Tensor, Tensor]:
+        """Distance over the norm, and cosine, of two limits where they are nearest."""
+        here = self._counted(end.state)
+        unknown = ~(end.found & own.found)
+        distance = torch.full_like(here[:, 0], float("inf"))
+        alignment = torch.full_like(distance, float("nan"))
+        for state in around(self.iteration, own):
+            there = self._counted(state)
+            gap = share_of_size((here - there).norm(dim=-1), there.norm(dim=-1))
+            cosine = torch.cosine_similarity(here, there, dim=-1)
+            alignment = torch.where(gap < distance, cosine, alignment)
+            distance = torch.minimum(gap, distance)
+        nothing = float("nan")
+        return distance.masked_fill(unknown, nothing), alignment.masked_fill(unknown, nothing)
 
     def count(self, ends: list[Limits], same: float) -> Tensor:
         """Different limits of each example: one is new if it is far from all that came before."""
-        states = torch.stack([self._counted(end.state) for end in ends])
-        found = torch.stack([end.status == Status.CONVERGED for end in ends])
-        new = found.clone()
-        for later in range(1, len(ends)):
-            apart = (states[:later] - states[later]).norm(dim=-1)
-            alike = (apart <= same * states[later].norm(dim=-1)) & found[:later]
-            new[later] &= ~alike.any(dim=0)
-        return new.sum(dim=0).to(torch.int16)
+        total = torch.zeros_like(ends[0].status)
+        for later, end in enumerate(ends):
+            gaps = [self.apart(end, before)[0] for before in ends[:later]]
+            known = torch.stack([gap <= same for gap in gaps]).any(dim=0) if gaps else False
+            total += end.found & ~torch.as_tensor(known, device=total.device)
+        return total.to(torch.int16)
+
+    def _right(self, state: Tensor) -> Tensor:
+        answer = self.iteration.read(state, self.n_loops).argmax(dim=-1)
+        return exact_match(correctness(answer, self.targets)).bool()
 
     def _counted(self, state: Tensor) -> Tensor:
         return torch.where(self.counted[..., None], state, 0).flatten(1)

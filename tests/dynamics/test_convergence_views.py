@@ -131,7 +131,7 @@ def test_a_settled_and_right_model_is_good(result: ConvergenceResult) -> None:
 
 def test_nothing_is_good_where_no_limit_was_found(result: ConvergenceResult) -> None:
     data = result.data.copy(deep=True)
-    data["limit_status"][:] = Status.MAX_STEPS
+    data["limit_status"][:] = Status.OUT_OF_BUDGET
     settling = dataclasses.replace(result, data=data).findings()[0]
     assert (settling.value, settling.good) == ("100% settle", False)
 
@@ -151,7 +151,7 @@ def test_where_no_limit_was_found_nothing_is_said_of_its_stability(matrix: torch
 
 def test_stability_is_claimed_of_measured_and_known_limits_only(result: ConvergenceResult) -> None:
     data = result.data.copy(deep=True)
-    data["limit_status"][0] = Status.MAX_STEPS
+    data["limit_status"][0] = Status.OUT_OF_BUDGET
     data["spectral_radius"][0] = np.nan
     limits = dataclasses.replace(result, data=data).findings()[-1]
     assert (

@@ -123,7 +123,7 @@ def test_spectral_radius_of_each_example_against_dense_eigenvalues(
     options: dict[str, object],
 ) -> None:
     iteration = _transformer(**options)
-    h = find_fixed_point(iteration.step, iteration.h0, tol=1e-9, max_steps=60).state
+    h = find_fixed_point(iteration.step, iteration.h0, tol=1e-9, max_iter=60).state
     found = spectral_radius(iteration.step, h, tol=1e-6)
     dense = torch.linalg.eigvals(dense_jacobian(iteration.step, h)).abs().amax(dim=1)
     torch.testing.assert_close(found.radius, dense, atol=1e-6, rtol=1e-5)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import torch
 
 from loopinterp.dynamics import Status, find_limits
+from loopinterp.dynamics.limits import around, centre
 from loopinterp.models import bind
 from tests.dynamics.toys import LinearModel, MapModel, rotation
 
@@ -30,6 +31,28 @@ def test_what_is_not_finite_or_never_rests_has_no_limit() -> None:
     iteration = bind(LinearModel(rotation(1.0)), torch.ones(2, 1, dtype=torch.int64))
     start = torch.stack([torch.full((1, 2), float("nan")), torch.ones(1, 2)])
     end = find_limits(iteration, start, max_loops=30)
-    assert end.status.tolist() == [Status.DIVERGED, Status.MAX_STEPS]
+    assert end.status.tolist() == [Status.DIVERGED, Status.OUT_OF_BUDGET]
     grows = bind(MapModel(lambda h, e: 3 * h + e), torch.ones(1, 1, dtype=torch.int64))
     assert find_limits(grows, grows.h0, max_loops=400).status.item() == Status.DIVERGED
+
+
+def test_a_cycle_is_a_limit_with_a_period_and_a_centre() -> None:
+    model = MapModel(lambda h, e: 3 - h)  # from h to 3 - h and back
+    iteration = bind(model, torch.ones(1, 1, dtype=torch.int64))
+    start = torch.tensor([[[1.0, 0.5]]])
+    end = find_limits(iteration, start, max_loops=200)
+    assert end.status.tolist() == [Status.CYCLE] and end.period.tolist() == [2]
+    assert end.found.all()
+    states = list(around(iteration, end))
+    assert len(states) == 2
+    torch.testing.assert_close(states[0] + states[1], torch.full((1, 1, 2), 3.0))
+    torch.testing.assert_close(centre(iteration, end), torch.full((1, 1, 2), 1.5))
+
+
+def test_the_centre_of_a_fixed_point_is_itself_beside_a_cycle() -> None:
+    flips = MapModel(lambda h, e: torch.where(e[..., :1] == 1, -h, 0.5 * h + 1))
+    iteration = bind(flips, torch.tensor([[1], [2]]))
+    end = find_limits(iteration, torch.ones(2, 1, 2), max_loops=200)
+    assert end.period.tolist() == [2, 1]
+    expected = torch.tensor([[[0.0, 0.0]], [[2.0, 2.0]]])
+    torch.testing.assert_close(centre(iteration, end), expected, atol=1e-4, rtol=0)

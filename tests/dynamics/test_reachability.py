@@ -103,6 +103,21 @@ def test_where_every_state_stays_each_start_has_a_limit_of_its_own() -> None:
     assert value(result.recovered())[-1] == 0
 
 
+def test_cycles_are_limits_that_are_compared_where_they_are_nearest() -> None:
+    # Each position flips about its own token, however it started: a cycle of period 2, as wide as
+    # the start was far. From "other" and back from kicks it is another cycle, and the phase of the
+    # same one does not matter.
+    def flip(h: Tensor, e: Tensor) -> Tensor:
+        return e - (h - e) / (h - e).norm(dim=-1, keepdim=True).clamp_min(1e-6)
+
+    result = found(flip, n_loops=80)
+    assert (result.data["period"] == 2).all()
+    assert result.found().all() and value(result.reached().sel(start="own")) == 1
+    here, there = (result.data["alignment"].sel(start=name) for name in ("own", "zeros"))
+    np.testing.assert_allclose(here, 1, atol=1e-5)
+    assert there.notnull().all()
+
+
 def test_without_a_limit_nothing_is_claimed() -> None:
     result = reachability_study(LinearModel(rotation(1.0)), batch(), n_loops=40)
     assert not result.found().any()

@@ -1,9 +1,6 @@
 """Fixed-point solvers, one per file, behind one protocol: ``init`` and ``step``.
 
-Which one? :class:`Picard` is the loop itself: it ends where the model ends, and fails where the
-model does not settle. :class:`Anderson` needs far fewer steps on slow contractions and also finds
-fixed points that the loop never reaches; a limit found by it alone says that a fixed point exists,
-not that the model goes there.
+Which one to take is the subject of a page of the guide, "Finding fixed points".
 """
 
 import lazy_loader

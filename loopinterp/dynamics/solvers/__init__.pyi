@@ -1,4 +1,5 @@
 from .anderson import Anderson as Anderson
+from .cycle_detection import CycleWatch as CycleWatch
 from .fixed_point_solver import Solver as Solver
 from .fixed_point_solver import SolverState as SolverState
 from .fixed_point_solver import Status as Status

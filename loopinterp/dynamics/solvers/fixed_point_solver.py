@@ -25,25 +25,33 @@ Map = Callable[["Tensor"], "Tensor"]
 class Status(IntEnum):
     """How the search ended for one example.
 
+    ``CONVERGED``: the residual is within the tolerance, at the very state that is given back.
+    ``OUT_OF_BUDGET``: ``max_iter`` steps were made, and nothing else can be said.
     ``DIVERGED``: the map gave a value that is not finite, or the state outgrew the limit.
-    ``STALLED``: the residual stopped falling (a periodic orbit, or the floor of the precision).
+    ``STALLED``: the residual stopped falling (an orbit that is not closed, chaos, or the floor of
+    the precision).
+    ``CYCLE``: the loop returns to where it was some steps ago, again and again, and does not rest.
+    Only plain iteration can say so: the iterates of other solvers are no trajectory of the map.
     """
 
     RUNNING = 0
     CONVERGED = 1
-    MAX_STEPS = 2
+    OUT_OF_BUDGET = 2
     DIVERGED = 3
     STALLED = 4
+    CYCLE = 5
 
 
 @settings
 class Termination(Settings):
     r"""When an example is done, from its residual :math:`\|f(x) - x\| / \|f(x)\|`.
 
+    Norms are taken in float64, so that they do not overflow where the state does not.
+
     Attributes:
         tol: Converged when :math:`\|f(x)-x\| \le` ``tol`` :math:`\|f(x)\|` + ``atol``.
         atol: Absolute part, for fixed points at or near zero.
-        max_steps: Steps after which a running example is given up.
+        max_iter: Steps after which a running example is given up.
         divergence: Diverged when :math:`\|f(x)\| >` ``divergence`` :math:`(1 + \|x_0\|)`.
         patience: Stalled when the best residual has not fallen by one percent in this many
             steps. A change that travels one position a loop keeps the residual level while it
@@ -52,7 +60,7 @@ class Termination(Settings):
 
     tol: PositiveFloat = 1e-5
     atol: PositiveFloat = 1e-8
-    max_steps: PositiveInt = 200
+    max_iter: PositiveInt = 200
     divergence: PositiveFloat = 1e6
     patience: PositiveInt | None = 100
 
@@ -61,13 +69,11 @@ class Termination(Settings):
         status = torch.full_like(state.since_best, Status.RUNNING)
         if self.patience is not None:
             status[state.since_best >= self.patience] = Status.STALLED
-        if state.n_steps >= self.max_steps:
-            status[status == Status.RUNNING] = Status.MAX_STEPS
-        gap = (state.fx - state.x).norm(dim=-1)
-        size = state.fx.norm(dim=-1)
-        status[gap <= self.tol * size + self.atol] = Status.CONVERGED
-        finite = state.fx.isfinite().all(dim=-1)
-        status[~finite | (size > self.divergence * (1 + state.start_norm))] = Status.DIVERGED
+        if state.n_steps >= self.max_iter:
+            status[status == Status.RUNNING] = Status.OUT_OF_BUDGET
+        status[state.gap <= self.tol * state.size + self.atol] = Status.CONVERGED
+        too_large = state.size > self.divergence * (1 + state.start_norm)
+        status[too_large | ~state.size.isfinite() | ~state.gap.isfinite()] = Status.DIVERGED
         return status
 
 
@@ -78,38 +84,52 @@ class SolverState:
     Attributes:
         x: The iterate of each example.
         fx: The map at ``x``.
-        residual: Relative residual of ``x``.
-        best: Smallest residual so far.
+        gap: Norm of ``fx - x``, in float64.
+        size: Norm of ``fx``, in float64.
+        start_norm: Norm of the starting point, in float64.
+        evaluations: Evaluations of the map that each example has used.
+        best: Smallest relative residual so far.
         since_best: Steps since the residual last fell by one percent.
-        start_norm: Norm of the starting point.
+        done: Examples that have ended: a solver need not move them.
         n_steps: Steps made.
         memory: What the solver remembers beyond the iterate.
     """
 
     x: Float[Tensor, "batch size"]
     fx: Float[Tensor, "batch size"]
-    residual: Float[Tensor, " batch"]
+    gap: Float[Tensor, " batch"]
+    size: Float[Tensor, " batch"]
+    start_norm: Float[Tensor, " batch"]
+    evaluations: Int[Tensor, " batch"]
     best: Float[Tensor, " batch"]
     since_best: Int[Tensor, " batch"]
-    start_norm: Float[Tensor, " batch"]
+    done: Bool[Tensor, " batch"]
     n_steps: int = 0
     memory: Any = None
 
-    def keep(self, done: Bool[Tensor, " batch"], old: SolverState) -> SolverState:
-        """This state, but with the examples that were done in ``old`` left as they were."""
-        rows = done[:, None]
-        return replace(
-            self,
-            x=torch.where(rows, old.x, self.x),
-            fx=torch.where(rows, old.fx, self.fx),
-            residual=torch.where(done, old.residual, self.residual),
-            best=torch.where(done, old.best, self.best),
-            since_best=torch.where(done, old.since_best, self.since_best),
+    @property
+    def residual(self) -> Float[Tensor, " batch"]:
+        """Relative residual of ``x``."""
+        return share_of_size(self.gap, self.size).to(at_least_single(self.x).dtype)
+
+    def keep(self, old: SolverState, rows: Bool[Tensor, " batch"]) -> SolverState:
+        """This state, but with some examples left as they were in ``old``."""
+        each = ("gap", "size", "best", "since_best", "evaluations")
+        kept = {name: torch.where(rows, getattr(old, name), getattr(self, name)) for name in each}
+        x, fx = (
+            torch.where(rows[:, None], old.x, self.x),
+            torch.where(rows[:, None], old.fx, self.fx),
         )
+        return replace(self, x=x, fx=fx, **kept)
 
 
 class Solver(ABC):
     """A batched fixed-point solver: every example runs, and ends, on its own."""
+
+    @property
+    def follows_the_map(self) -> bool:
+        """Whether each iterate is the map of the one before, so that a return is a cycle."""
+        return False
 
     @abstractmethod
     def init(self, f: Map, x0: Float[Tensor, "batch size"]) -> SolverState:
@@ -117,32 +137,46 @@ class Solver(ABC):
 
     @abstractmethod
     def step(self, f: Map, state: SolverState) -> SolverState:
-        """One new iterate, at the cost of one evaluation of ``f``."""
+        """One new iterate of the examples that are not done, and the map there."""
 
 
 def start(f: Map, x0: Float[Tensor, "batch size"], memory: Any = None) -> SolverState:
     """The state of a solver that has evaluated ``f`` at its starting point."""
     fx = f(x0)
-    residual = _residual(x0, fx)
-    steps = torch.zeros(len(x0), dtype=torch.int64, device=x0.device)
-    return SolverState(x0, fx, residual, residual, steps, x0.norm(dim=-1), memory=memory)
+    gap, size = distance(fx, x0), distance(fx)
+    zeros = torch.zeros(len(x0), dtype=torch.int64, device=x0.device)
+    best = share_of_size(gap, size)
+    done = torch.zeros_like(zeros, dtype=torch.bool)
+    start_norm = distance(x0)
+    return SolverState(x0, fx, gap, size, start_norm, zeros + 1, best, zeros, done, memory=memory)
 
 
 def advance(f: Map, state: SolverState, x: Float[Tensor, "batch size"]) -> SolverState:
-    """The state after moving to the iterate ``x``."""
+    """The state after moving to the iterate ``x``, at one evaluation of the map."""
     fx = f(x)
-    residual = _residual(x, fx)
+    gap, size = distance(fx, x), distance(fx)
+    residual = share_of_size(gap, size)
     better = residual < 0.99 * state.best
     return replace(
         state,
         x=x,
         fx=fx,
-        residual=residual,
+        gap=gap,
+        size=size,
+        evaluations=state.evaluations + 1,
         best=torch.where(better, residual, state.best),
         since_best=torch.where(better, 0, state.since_best + 1),
         n_steps=state.n_steps + 1,
     )
 
 
-def _residual(x: Tensor, fx: Tensor) -> Tensor:
-    return share_of_size((fx - x).norm(dim=-1), fx.norm(dim=-1))
+def distance(
+    x: Float[Tensor, "batch size"], other: Float[Tensor, "batch size"] | float = 0.0
+) -> Float[Tensor, " batch"]:
+    """Euclidean distance of each example to another point, in float64."""
+    return torch.linalg.vector_norm(x.double() - other, dim=-1)
+
+
+def at_least_single(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """The tensor in float32, or in its own type where that is wider."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))

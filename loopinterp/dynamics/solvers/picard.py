@@ -27,6 +27,10 @@ class Picard(Settings, Solver):
 
     damping: Annotated[float, Field(gt=0, le=1)] = 1.0
 
+    @property
+    def follows_the_map(self) -> bool:
+        return self.damping == 1
+
     def init(self, f: Map, x0: Float[Tensor, "batch size"]) -> SolverState:
         return start(f, x0)
 

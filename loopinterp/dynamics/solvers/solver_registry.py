@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from loopinterp.dynamics.solvers.anderson import Anderson
+from loopinterp.dynamics.solvers.broyden import Broyden
 from loopinterp.dynamics.solvers.fixed_point_solver import Solver
+from loopinterp.dynamics.solvers.newton_krylov import NewtonKrylov
 from loopinterp.dynamics.solvers.picard import Picard
 from loopinterp.errors import unknown_name
 
-_SOLVERS: dict[str, type[Solver]] = {"anderson": Anderson, "picard": Picard}
+_SOLVERS: dict[str, type[Solver]] = {
+    "anderson": Anderson,
+    "broyden": Broyden,
+    "newton-krylov": NewtonKrylov,
+    "picard": Picard,
+}
 
 
 def list_solvers() -> list[str]:
@@ -15,7 +22,7 @@ def list_solvers() -> list[str]:
 
     Example:
         >>> list_solvers()
-        ['anderson', 'picard']
+        ['anderson', 'broyden', 'newton-krylov', 'picard']
     """
     return sorted(_SOLVERS)
 

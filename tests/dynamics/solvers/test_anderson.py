@@ -22,7 +22,7 @@ def test_slow_contractions_take_far_fewer_steps_than_plain_iteration() -> None:
     start = torch.zeros(1, 20, dtype=torch.float64)
     steps = [
         find_fixed_point(
-            lambda x: rates * x + 1, start, solver=solver, tol=1e-8, max_steps=5000
+            lambda x: rates * x + 1, start, solver=solver, tol=1e-8, max_iter=5000
         ).n_steps.item()
         for solver in (Picard(), Anderson(window=10))
     ]

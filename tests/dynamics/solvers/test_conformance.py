@@ -7,9 +7,20 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
-from loopinterp.dynamics import Anderson, Picard, Solver, Status, find_fixed_point, list_solvers
+from loopinterp.dynamics import (
+    Anderson,
+    Broyden,
+    NewtonKrylov,
+    Picard,
+    Solver,
+    Status,
+    find_fixed_point,
+    list_solvers,
+)
 from loopinterp.dynamics.solvers import get_solver
 
 SOLVERS = [
@@ -17,6 +28,8 @@ SOLVERS = [
     Picard(damping=0.7),
     Anderson(window=1),
     Anderson(window=10, mixing=0.5),
+    Broyden(window=3),
+    NewtonKrylov(max_vectors=2),
 ]
 
 every_solver = pytest.mark.parametrize("solver", SOLVERS, ids=repr)
@@ -47,7 +60,7 @@ def test_linear_contractions_end_at_the_solution_of_the_linear_system(
         torch.zeros(5, 6, dtype=torch.float64),
         solver=solver,
         tol=1e-9,
-        max_steps=1000,
+        max_iter=1000,
     )
     solution = torch.linalg.solve(torch.eye(6).double() - matrices, offset)
     assert point.converged.all()
@@ -86,7 +99,11 @@ def test_an_orbit_of_period_two_is_not_a_fixed_point(solver: Solver) -> None:
     # 0 -> 1 -> 0: the jump leaves no fixed point for any solver to find.
     point = find_fixed_point(lambda x: (x <= 0.5).to(x), torch.tensor([0.0, 1.0]), solver=solver)
     assert not point.converged.any()
-    assert set(point.statuses) <= {Status.STALLED, Status.MAX_STEPS}
+    if solver == Picard():
+        assert point.statuses == [Status.CYCLE] * 2 and point.period.tolist() == [2, 2]
+    else:  # their iterates are no trajectory, so a return of theirs is no cycle of the map
+        assert set(point.statuses) <= {Status.STALLED, Status.OUT_OF_BUDGET}
+        assert point.period.tolist() == [0, 0]
 
 
 @every_solver
@@ -130,10 +147,10 @@ def test_the_last_residual_is_that_of_the_state_given_back(solver: Solver) -> No
 @every_solver
 def test_steps_are_never_more_than_allowed(solver: Solver) -> None:
     point = find_fixed_point(
-        lambda x: 0.999 * x + 1, torch.zeros(2, 1), solver=solver, max_steps=1, tol=1e-12
+        lambda x: 0.999 * x + 1, torch.zeros(2, 1), solver=solver, max_iter=1, tol=1e-12
     )
     assert point.residuals.shape == (2, 2)
-    assert point.statuses == [Status.MAX_STEPS] * 2
+    assert point.statuses == [Status.OUT_OF_BUDGET] * 2
     assert (point.n_steps == 1).all()
 
 
@@ -141,3 +158,69 @@ def test_steps_are_never_more_than_allowed(solver: Solver) -> None:
 def test_a_start_at_the_fixed_point_takes_no_step(solver: Solver) -> None:
     point = find_fixed_point(lambda x: x / 2 + 1, torch.full((1, 3), 2.0), solver=solver)
     assert point.converged.all() and (point.n_steps == 0).all()
+
+
+@every_solver
+def test_evaluations_are_the_calls_of_a_batch_of_one(solver: Solver) -> None:
+    calls, turn = 0, _matrix(0.8, 4, 3)
+
+    def f(x: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return torch.tanh(x @ turn.T + 1)
+
+    point = find_fixed_point(f, torch.zeros(1, 4).double(), 1e-8, solver=solver)
+    assert point.converged.all()
+    assert point.evaluations.tolist() == [calls]
+    assert calls > point.n_steps.item()
+
+
+@every_solver
+@settings(max_examples=15)
+@given(seed=st.integers(0, 2**20), radius=st.floats(0.1, 1.2), double=st.booleans())
+def test_success_is_never_said_of_a_state_that_the_map_moves(
+    solver: Solver, seed: int, radius: float, double: bool
+) -> None:
+    dtype = torch.float64 if double else torch.float32
+    matrix, offset = _matrix(radius, 3, seed).to(dtype), torch.tensor([1.0, -2.0, 0.5], dtype=dtype)
+
+    def f(x: Tensor) -> Tensor:
+        return torch.sin(x @ matrix.T) * 2 + offset
+
+    point = find_fixed_point(f, torch.zeros(2, 3, dtype=dtype), 1e-4, 40, solver=solver)
+    gap = (f(point.state) - point.state).double().norm(dim=1)
+    close = gap <= 1e-4 * f(point.state).double().norm(dim=1) + 1e-8
+    assert (close | ~point.converged).all()
+
+
+@every_solver
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_ends_and_overflow_is_divergence(solver: Solver, dtype: torch.dtype) -> None:
+    start = torch.tensor([[0.0, 0.0], [3.0, 3.0]], dtype=dtype)
+    grow = torch.tensor([[0.5], [50.0]], dtype=dtype)
+    offset = torch.tensor([[1.0], [1e3]], dtype=dtype)
+    # The second example's map has a repelling fixed point, which only a plain step runs away from.
+    point = find_fixed_point(lambda x: x * grow + offset, start, 0.02, solver=solver)
+    assert point.state.dtype == dtype and point.state.isfinite().all()
+    assert point.statuses[0] == Status.CONVERGED
+    torch.testing.assert_close(point.state[0].float(), torch.full((2,), 2.0), atol=0.1, rtol=0)
+    if solver == Picard():
+        assert point.statuses[1] == Status.DIVERGED
+
+
+@every_solver
+def test_norms_that_overflow_the_type_of_the_state_are_no_success(solver: Solver) -> None:
+    # |x| is beyond float32, and so would be tol * |x|, under which everything counts as small.
+    start = torch.full((1, 4), 1e38)
+    point = find_fixed_point(lambda x: -x / 2, start, max_iter=1, solver=solver, divergence=1e9)
+    assert point.converged.item() == ((point.state == 0).all().item())
+    assert point.residuals[0].item() == pytest.approx(3.0)
+
+
+@every_solver
+def test_what_the_map_raises_is_raised(solver: Solver) -> None:
+    def f(x: Tensor) -> Tensor:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        find_fixed_point(f, torch.zeros(1, 2), solver=solver)

@@ -17,12 +17,12 @@ def test_one_percent_of_progress_resets_the_patience() -> None:
 
 
 def test_convergence_outranks_the_end_of_the_steps_and_divergence_everything() -> None:
-    rule = Termination(max_steps=1)
+    rule = Termination(max_iter=1)
     x = torch.tensor([[1.0], [1.0], [1.0]])
     outputs = torch.tensor([[1.0], [2.0], [float("inf")]])
     state = advance(lambda _: outputs, start(lambda _: outputs, x), x)
     codes = rule(state).tolist()
-    assert codes == [Status.CONVERGED, Status.MAX_STEPS, Status.DIVERGED]
+    assert codes == [Status.CONVERGED, Status.OUT_OF_BUDGET, Status.DIVERGED]
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_convergence_outranks_the_end_of_the_steps_and_divergence_everything() -
         {"tol": 0.0},
         {"tol": float("nan")},
         {"atol": -1.0},
-        {"max_steps": 0},
+        {"max_iter": 0},
         {"patience": 0},
         {"divergence": float("inf")},
     ],

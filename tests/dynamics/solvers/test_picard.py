@@ -12,7 +12,7 @@ from tests.dynamics.toys import rotation
 
 def test_iterates_are_the_loop_itself_bit_by_bit() -> None:
     x = torch.rand(2, 5, generator=torch.Generator().manual_seed(0))
-    point = find_fixed_point(torch.cos, x, max_steps=3, tol=1e-12)
+    point = find_fixed_point(torch.cos, x, max_iter=3, tol=1e-12)
     assert torch.equal(point.state, x.cos().cos().cos())
 
 
@@ -26,7 +26,7 @@ def test_linear_divergence_is_seen() -> None:
 def test_a_rotation_stalls_and_damping_finds_its_centre() -> None:
     turn = rotation(2.0)
     start = torch.tensor([[1.0, 0.0]])
-    plain = find_fixed_point(lambda x: x @ turn.T + 1, start, max_steps=500)
+    plain = find_fixed_point(lambda x: x @ turn.T + 1, start, max_iter=500)
     damped = find_fixed_point(lambda x: x @ turn.T + 1, start, solver=Picard(damping=0.5))
     assert plain.statuses == [Status.STALLED]
     assert damped.converged.all()
