@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 import torch
 
+from loopinterp.dynamics.eigenvalues import spectral_radius
 from loopinterp.dynamics.fixed_point import find_fixed_point
-from loopinterp.dynamics.jacobian import spectral_radius
 from loopinterp.dynamics.measures import (
     SETTLED,
     contraction_rates,
