@@ -15,6 +15,8 @@ from .fixed_point import find_fixed_point as find_fixed_point
 from .jacobian import dense_jacobian as dense_jacobian
 from .jacobian import jvp as jvp
 from .jacobian import vjp as vjp
+from .local_stability import LocalStabilityResult as LocalStabilityResult
+from .local_stability import local_stability_study as local_stability_study
 from .lyapunov import LyapunovExponents as LyapunovExponents
 from .lyapunov import lyapunov_exponents as lyapunov_exponents
 from .measures import ContractionRates as ContractionRates

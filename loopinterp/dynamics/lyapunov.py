@@ -104,7 +104,9 @@ def lyapunov_exponents(
     value = total.sum(0) / n_loops
     half = _student(n_blocks) * means.std(dim=0) / n_blocks**0.5
     half = torch.where(value.isfinite(), half, 0)
-    ends = [torch.where(dead[:, None], float("nan"), x) for x in (value, value - half, value + half)]
+    ends = [
+        torch.where(dead[:, None], float("nan"), x) for x in (value, value - half, value + half)
+    ]
     return LyapunovExponents(*(end.to(h.dtype) for end in ends), state=state)
 
 
