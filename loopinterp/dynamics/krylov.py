@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -137,7 +137,8 @@ def leading_schur(square: np.ndarray, k: int) -> tuple[int, np.ndarray, np.ndarr
     last = fewest - 1 + int(gaps.argmax())
     bound = max(np.sqrt(size[last] * size[last + 1]), size[last] / 2)
     try:
-        form, turn, kept = schur(square, sort=lambda re, im: np.hypot(re, im) >= bound)
+        ordered: Any = schur(square, sort=lambda re, im: np.hypot(re, im) >= bound)
+        form, turn, kept = ordered
     except LinAlgError:  # equal moduli, which no order tells apart: any part is as good
         form, turn = schur(square)[:2]
         kept = last + 1

@@ -98,7 +98,7 @@ class LocalStabilityResult(Result, kind="local-stability"):
 
     def radius(self) -> xr.DataArray:
         """Spectral radius, [where, batch]; NaN where it is not known to within 0.01."""
-        radius = np.abs(self.eigenvalues()).isel(eigenvalue=0)
+        radius = np.abs(self.eigenvalues().isel(eigenvalue=0))
         residual = self.data["eigenvalue_residual"].isel(eigenvalue=0)
         return radius.where(residual * radius <= RITZ_TOLERANCE)
 

@@ -126,7 +126,7 @@ def _(result: LocalStabilityResult) -> list[Figure]:
 
 def _complex_plane(result: LocalStabilityResult) -> go.Figure:
     values = result.eigenvalues()
-    radius = np.abs(values).isel(eigenvalue=0)
+    radius = np.abs(values.isel(eigenvalue=0))
     known = result.data["eigenvalue_residual"] * np.abs(values) <= RITZ_TOLERANCE
     reach = 1.1 * max(1.0, float(radius.max()))
     figure = panel_figure([_PANELS[name] for name in WHERE], 3, panel_height=360, square=True)
@@ -160,7 +160,7 @@ def _complex_plane(result: LocalStabilityResult) -> go.Figure:
         name = suffix(panel)
         figure.layout[f"xaxis{name}"].update(range=[-reach, reach], title="real part")
         figure.layout[f"yaxis{name}"].update(range=[-reach, reach], scaleanchor=f"x{name}")
-    figure.layout.yaxis.title = "imaginary part"
+    figure.layout["yaxis"].title = "imaginary part"
     return figure
 
 

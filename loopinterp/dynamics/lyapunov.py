@@ -104,16 +104,15 @@ def lyapunov_exponents(
     value = total.sum(0) / n_loops
     half = _student(n_blocks) * means.std(dim=0) / n_blocks**0.5
     half = torch.where(value.isfinite(), half, 0)
-    ends = [
-        torch.where(dead[:, None], float("nan"), x) for x in (value, value - half, value + half)
-    ]
+    ends = (value, value - half, value + half)
+    ends = [torch.where(dead[:, None], float("nan"), end) for end in ends]
     return LyapunovExponents(*(end.to(h.dtype) for end in ends), state=state)
 
 
 def _advance(
     step: Callable[[Tensor], Tensor], state: Tensor, tangents: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One loop: the state, orthonormal tangents [batch, size, k], and their log growth [batch, k]."""
+    """One loop: the state, orthonormal tangents [batch, size, k], log growth [batch, k]."""
     carried = [
         push_forward(step, state, tangent.reshape(state.shape))
         for tangent in rearrange(tangents, "batch size k -> k batch size")

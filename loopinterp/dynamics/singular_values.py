@@ -365,7 +365,7 @@ def _power(product: Callable[[Tensor], Tensor], times: int) -> Callable[[Tensor]
 
 
 def _blended(operator: JacobianOperator, vector: Tensor, seed: int) -> Tensor:
-    """A vector to go on from, with some of every direction: the next one may not be in its space."""
+    """A vector to go on from, with some of every direction: the next may lie in another one."""
     noise = operator.random(torch.Generator().manual_seed(seed))
     mixed = vector + 0.1 * noise
     return mixed / mixed.norm(dim=1, keepdim=True)
