@@ -86,8 +86,8 @@ def _exponents(result: LocalStabilityResult) -> Finding:
     positive = int((low > 0).sum())
     text = (
         f"The largest Lyapunov exponent from the end of the run on is {_span(value)} nats a loop; "
-        f"in {positive} of {value.size} examples its whole interval is above 0, so that runs from "
-        "nearly the same state part."
+        f"in {positive} of {value.size} examples its whole interval is above 0 (there runs from "
+        "nearly the same state part)."
     )
     return Finding(text, value=f"{float(value.max()):.2g} nats", good=positive == 0)
 
