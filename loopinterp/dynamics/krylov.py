@@ -90,7 +90,8 @@ class KrylovSchur:
         """The k leading pairs so far; every example needs at least k vectors."""
         n, k = len(self.rows), self.k
         values, residuals = np.zeros((n, k), complex), np.full((n, k), np.inf)
-        made = self.basis.new_zeros(n, k, self.basis.shape[2]).to(torch.complex128)
+        shape = (n, k, self.basis.shape[2]) if vectors else (0,)
+        made = torch.zeros(shape, dtype=torch.complex128, device=self.basis.device)
         floor = torch.finfo(self.basis.dtype).eps ** (2 / 3)
         for length, rows in by_length(self.length):
             square = self.projected[rows, :length, :length]

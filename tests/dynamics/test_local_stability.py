@@ -33,7 +33,7 @@ def test_a_linear_model_has_its_matrix_at_its_limit_and_everywhere_else(tmp_path
     np.testing.assert_allclose(data["growth"], max(norms), rtol=1e-2)
     assert data["solve_known"].all() and data["growth_closed"].all()
     np.testing.assert_allclose(
-        data["lyapunov"].sel(estimate="value"), math.log(0.6), rtol=0.01, atol=0
+        data["lyapunov"].sel(estimate="value"), math.log(0.6), rtol=0.03, atol=0
     )
     loaded = load_result(result.save(tmp_path))
     assert isinstance(loaded, LocalStabilityResult) and loaded.data.identical(result.data)

@@ -15,7 +15,7 @@ MATRIX = torch.tensor([[0.3, -0.4], [0.4, 0.3]])
 @pytest.fixture(scope="module")
 def result() -> LocalStabilityResult:
     return local_stability_study(
-        LinearModel(MATRIX, threshold=0.5), batch_of_ones(3, 1, ignored=0), n_loops=40, k=2
+        LinearModel(MATRIX, threshold=0.2), batch_of_ones(3, 1, ignored=0), n_loops=40, k=2
     )
 
 
