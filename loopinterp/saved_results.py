@@ -32,6 +32,7 @@ KINDS = {
     "false-names": "loopinterp.ground_truth.false_names",
     "ground-truth": "loopinterp.ground_truth.ground_truth_study",
     "head-match": "loopinterp.circuits.head_matching",
+    "local-stability": "loopinterp.dynamics.local_stability",
     "noise-robustness": "loopinterp.ground_truth.noise_robustness",
     "operand-grid": "loopinterp.training.grid_by_operands",
     "planted-carry": "loopinterp.circuits.planted_carry",

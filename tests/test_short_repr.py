@@ -140,6 +140,12 @@ def _made() -> dict[str, Any]:
         "RegimeCriteria": dynamics.RegimeCriteria(),
         "Regimes": dynamics.classify_regimes(states),
         "Spectrum": dynamics.spectral_radius(bound.select(slice(2)).step, states[-1, :2]),
+        "Eigenvalues": dynamics.leading_eigenvalues(torch.cos, states[0, :1, :1], 1),
+        "FixedPointCondition": dynamics.fixed_point_condition(torch.cos, states[0, :1, :1]),
+        "LyapunovExponents": dynamics.lyapunov_exponents(torch.cos, states[0, :1, :1], 8),
+        "NonNormality": dynamics.non_normality(torch.cos, states[0, :1, :1]),
+        "SingularValues": dynamics.largest_singular_values(torch.cos, states[0, :1, :1], 1),
+        "TransientGrowth": dynamics.transient_growth(torch.cos, states[0, :1, :1], 1),
         "Status": dynamics.Status.CONVERGED,
         "ChainSample": probing.sample_chains(
             task, n=24, max_chain=4, n_pairs=4, generator=torch.Generator().manual_seed(0)

@@ -35,6 +35,7 @@ STUDIES: dict[str, Callable[[Any, Any], Any]] = {
     "input_dependence_study": lambda m, d: dynamics.input_dependence_study(
         m, d, n_loops=20, n_sensitivity=0
     ),
+    "local_stability_study": lambda m, d: dynamics.local_stability_study(m, d, k=1),
     "attention_stabilisation_study": dynamics.attention_stabilisation_study,
     "attention_study": lenses.attention_study,
     "worked_example": lenses.worked_example,
@@ -198,6 +199,7 @@ def test_a_task_is_drawn_from_as_the_options_say(name: str) -> None:
         "decodability": {"programs": PROGRAMS},
         "interchange_study": {"program": "ripple", "pairs_per_loop": 2},
         "convergence_study": {"n_spectral": 0},
+        "local_stability_study": {"k": 1, "n_loops": 12, "growth_loops": 1, "lyapunov_loops": 8},
     }.get(name, {})
     models = {_first(name): _model()}
     drawn = study(**models, data=Addition(), **third, n=n, batch_size=size, seed=3)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 import torch
 
-from loopinterp.dynamics.jacobian import spectral_radius
+from loopinterp.dynamics.eigenvalues import spectral_radius
 from loopinterp.dynamics.limits import find_limits
 from loopinterp.dynamics.measures import (
     SETTLED,

@@ -1,54 +1,39 @@
-r"""Local stability: the spectral radius of :math:`J = \partial\,\mathrm{step} / \partial h`.
+r"""Products with the Jacobian :math:`J = \partial\,\mathrm{step} / \partial h` and its transpose.
 
 Examples of a batch do not influence each other, so the Jacobian of the batch is block-diagonal:
-one Jacobian-vector product with a stacked tangent gives the product of every example with its own
-vector, and the Arnoldi iteration runs for all examples at once.
+one product with a stacked tangent gives the product of every example with its own vector.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from loopinterp.dynamics.state_checks import check_finite_state, check_shape
-from loopinterp.errors import InputError, check_integer, check_number, check_seed
+from loopinterp.errors import InputError, check_integer
 from loopinterp.short_repr import ShortRepr
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Complex, Float
+    from jaxtyping import Bool, Float, Int
     from torch import Tensor
+    from typing_extensions import Self
 
-
-@dataclass(frozen=True, repr=False)
-class Spectrum(ShortRepr):
-    r"""Leading eigenvalue of each example's Jacobian.
-
-    Attributes:
-        radius: :math:`|\lambda|`; a fixed point is locally stable, and reachable, below 1.
-        eigenvalue: :math:`\lambda` itself (of a conjugate pair, the one in the upper half).
-        residual: Relative residual of its Ritz pair, :math:`\|Jv - \lambda v\| / |\lambda|`.
-        converged: Whether the residual is under the tolerance. Where it is not, the radius is
-            the best estimate from below or above; a strongly non-normal Jacobian can also
-            converge slowly to a value above the true one.
-    """
-
-    radius: Float[Tensor, " batch"]
-    eigenvalue: Complex[Tensor, " batch"]
-    residual: Float[Tensor, " batch"]
-    converged: Bool[Tensor, " batch"]
+    Positions = Sequence[int] | Bool[Tensor, " pos"] | Bool[Tensor, "batch pos"]
 
 
 def jvp(
-    step: Callable[[Tensor], Tensor], h: Float[Tensor, "batch ..."], v: Float[Tensor, "batch ..."]
+    step: Callable[[Tensor], Tensor],
+    h: Float[Tensor, "batch ..."],
+    v: Float[Tensor, "batch ..."],
+    *,
+    positions: Positions | None = None,
 ) -> Float[Tensor, "batch ..."]:
     r"""Jacobian-vector product :math:`J(h) v`, by forward-mode differentiation.
 
@@ -59,46 +44,104 @@ def jvp(
         step: One loop, such as ``bind(model, inputs).step``.
         h: State at which to differentiate.
         v: Tangent, one for each example.
+        positions: The product with the block of J from these positions to these positions, 0
+            elsewhere: indices, or a mask ``[pos]`` or, for each example its own, ``[batch, pos]``.
 
     Raises:
-        InputError: If the tangent does not have the shape of the state, or the step has no
-            derivative of either kind.
+        InputError: If the tangent does not have the shape of the state, a position is not there,
+            or the step has no derivative of either kind.
+
+    Example:
+        >>> jvp(torch.square, torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0, 1.0]]))
+        tensor([[2., 4.]])
     """
     check_shape(v, h, "tangent", fix="Pass one tangent for each example, shaped like the state.")
-    _load_forward_mode()
-    # Fused attention has no forward derivative, nor second backward ones; the plain one has.
-    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), _plain_encoder_layers():
+    mask = position_mask(h, positions)
+    return _kept(push_forward(step, h, _kept(v, mask))[1], mask)
+
+
+def vjp(
+    step: Callable[[Tensor], Tensor],
+    h: Float[Tensor, "batch ..."],
+    u: Float[Tensor, "batch ..."],
+    *,
+    positions: Positions | None = None,
+) -> Float[Tensor, "batch ..."]:
+    r"""Vector-Jacobian product :math:`J(h)^\top u`, by reverse-mode differentiation.
+
+    Args:
+        step: One loop, such as ``bind(model, inputs).step``.
+        h: State at which to differentiate.
+        u: Cotangent, one for each example.
+        positions: As for :func:`jvp`: the transpose of the same block.
+
+    Raises:
+        InputError: If the cotangent does not have the shape of the state, a position is not
+            there, or the step has no backward derivative.
+
+    Example:
+        >>> shear = torch.tensor([[1.0, 3.0], [0.0, 1.0]])
+        >>> vjp(lambda h: h @ shear.T, torch.zeros(1, 2), torch.tensor([[1.0, 0.0]]))
+        tensor([[1., 3.]])
+    """
+    check_shape(u, h, "cotangent", fix="Pass one for each example, shaped like the state.")
+    mask = position_mask(h, positions)
+    u = _kept(u, mask)
+    with torch.enable_grad(), _differentiable_kernels():
+        h = h.detach().clone().requires_grad_()
+        after = step(h)
         try:
-            return torch.func.jvp(step, (h,), (v,))[1]
+            (gradient,) = torch.autograd.grad(after, h, u)
+        except RuntimeError as error:
+            raise _not_differentiable(error, "backwards") from error
+    return _kept(gradient, mask)
+
+
+def push_forward(
+    step: Callable[[Tensor], Tensor], h: Tensor, v: Tensor
+) -> tuple[Float[Tensor, "batch ..."], Float[Tensor, "batch ..."]]:
+    """The state after the loop, and the tangent carried there."""
+    _load_forward_mode()
+    with torch.no_grad(), _differentiable_kernels():
+        try:
+            return torch.func.jvp(step, (h,), (v,))  # type: ignore[return-value]
         except RuntimeError:  # an operation has no such derivative, or the step itself is wrong
-            return _jvp_by_two_gradients(step, h, v)
+            return _by_two_gradients(step, h, v)
 
 
-def _jvp_by_two_gradients(step: Callable[[Tensor], Tensor], h: Tensor, v: Tensor) -> Tensor:
+def _by_two_gradients(
+    step: Callable[[Tensor], Tensor], h: Tensor, v: Tensor
+) -> tuple[Tensor, Tensor]:
     with torch.enable_grad():
         h = h.detach().clone().requires_grad_()
         after = step(h)
         u = torch.zeros_like(after, requires_grad=True)
         try:
             (gradient,) = torch.autograd.grad(after, h, u, create_graph=True)
-            return torch.autograd.grad(gradient, u, v)[0]
+            return after.detach(), torch.autograd.grad(gradient, u, v)[0]
         except RuntimeError as error:
-            raise InputError(
-                "step",
-                expected="a loop that can be differentiated, once forwards or twice backwards",
-                given=f"one of which PyTorch says: {error}",
-                fix="Write it in PyTorch's own operations, without detach and no_grad; or do "
-                "without its Jacobian, as convergence_study does with n_spectral=0.",
-            ) from error
+            raise _not_differentiable(error, "once forwards or twice backwards") from error
+
+
+def _not_differentiable(error: RuntimeError, how: str) -> InputError:
+    return InputError(
+        "step",
+        expected=f"a loop that can be differentiated, {how}",
+        given=f"one of which PyTorch says: {error}",
+        fix="Write it in PyTorch's own operations, without detach and no_grad; or do "
+        "without its Jacobian, as convergence_study does with n_spectral=0.",
+    )
 
 
 @contextmanager
-def _plain_encoder_layers() -> Iterator[None]:
-    """Keep PyTorch's encoder layers from a fused kernel of theirs, which has no derivative."""
+def _differentiable_kernels() -> Iterator[None]:
+    """Keep attention and PyTorch's encoder layers from fused kernels without derivatives."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        yield
+        # Fused attention has no forward derivative, nor second backward ones; the plain one has.
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
 
@@ -124,89 +167,95 @@ def dense_jacobian(
     return torch.stack(columns, dim=-1)
 
 
-def spectral_radius(
-    step: Callable[[Tensor], Tensor],
-    h: Float[Tensor, "batch ..."],
-    *,
-    tol: float = 1e-3,
-    max_vectors: int = 100,
-    seed: int = 0,
-) -> Spectrum:
-    r"""Largest :math:`|\lambda|` of each Jacobian, by Arnoldi on Jacobian-vector products.
-
-    Args:
-        step: One loop, such as ``bind(model, inputs).step``.
-        h: State of each example, best a fixed point.
-        tol: Relative residual of the leading Ritz pair at which an example has converged.
-        max_vectors: Largest Krylov space; each vector costs one product and one state of memory.
-        seed: Seed of the starting vectors.
+def position_mask(h: Tensor, positions: Positions | None) -> Bool[Tensor, "batch ..."] | None:
+    """Which components of a state belong to the positions; None for all of them.
 
     Raises:
-        InputError: If the state is empty or not finite, or an option is out of range.
-
-    Source: Saad, Numerical Methods for Large Eigenvalue Problems, chapter 6.
-
-    Example:
-        >>> matrix = torch.tensor([[0.5, 1.0], [0.0, -0.9]])
-        >>> spectral_radius(lambda h: h @ matrix.T, torch.zeros(1, 2)).radius
-        tensor([0.9000])
+        InputError: If there are none, or one is not there.
     """
-    check_number("tol", tol, above=0)
-    check_integer("max_vectors", max_vectors, least=1)
-    check_finite_state(
-        h, "state", fix="Differentiate at a fixed point of a run that does not diverge."
-    )
-    n_examples, size = h.flatten(1).shape
-    most = min(max_vectors, size)
-    generator = torch.Generator().manual_seed(check_seed(seed))
-    first = torch.randn(n_examples, size, generator=generator, dtype=torch.float64)
-    basis = h.new_zeros(n_examples, most + 1, size)
-    basis[:, 0] = (first / first.norm(dim=1, keepdim=True)).to(h)
-    hessenberg = torch.zeros(n_examples, most + 1, most, dtype=torch.float64)
-    settled = 0
-    value, residual = np.zeros(n_examples, complex), np.full(n_examples, np.inf)
-    for k in range(most):
-        w = jvp(step, h, basis[:, k].reshape(h.shape)).flatten(1)
-        basis[:, k + 1], hessenberg[:, : k + 2, k] = _orthogonalise(basis[:, : k + 1], w)
-        # An eigenvalue problem of a few dozen rows: cheap, but not worth solving at each vector.
-        if k + 1 == most or k % 8 == 7:
-            value, residual = _leading_ritz(hessenberg[:, : k + 2, : k + 1])
-            # Twice in a row, so that a smaller eigenvalue that appears first is not taken.
-            settled = settled + 1 if (residual <= tol).all() else 0
-            if settled == 2:
-                break
-    return Spectrum(
-        radius=torch.from_numpy(np.abs(value)).to(h),
-        eigenvalue=torch.from_numpy(value).to(h.device),
-        residual=torch.from_numpy(residual).to(h),
-        converged=torch.from_numpy(residual <= tol).to(h.device),
-    )
+    if positions is None:
+        return None
+    n_pos = h.shape[1] if h.ndim > 2 else 0
+    wanted = "indices, or a mask [pos] or [batch, pos], of a state [batch, pos, ...]"
+    if isinstance(positions, torch.Tensor):
+        mask = positions.expand(len(h), -1) if positions.ndim == 1 else positions
+        if mask.dtype != torch.bool or mask.shape != (len(h), n_pos) or not mask.any(1).all():
+            raise InputError(
+                "positions",
+                expected=f"{wanted}, at least one in each example",
+                given=f"{positions.dtype} {tuple(positions.shape)} of a state {tuple(h.shape)}",
+                fix="Pass batch.targets != IGNORE, for instance.",
+            )
+        mask = mask.to(h.device)
+    else:
+        mask = torch.zeros(len(h), n_pos, dtype=torch.bool, device=h.device)
+        for position in positions:
+            mask[:, check_integer("positions", position, least=-n_pos, most=n_pos - 1)] = True
+        if not len(positions):
+            raise InputError(
+                "positions", expected=wanted, given="an empty list", fix="Pass None for all."
+            )
+    return mask.reshape(*mask.shape, *[1] * (h.ndim - 2)).expand_as(h)
 
 
-def _orthogonalise(basis: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-    """Gram-Schmidt of every example, done twice; an exhausted Krylov space gives a zero vector."""
-    size = w.norm(dim=1)
-    coefficients = torch.zeros(w.shape[0], basis.shape[1] + 1, dtype=torch.float64)
-    for _ in range(2):
-        projection = (basis @ w[:, :, None]).squeeze(-1)
-        w = w - (projection[:, None] @ basis).squeeze(1)
-        coefficients[:, :-1] += projection.cpu().double()
-    norm = w.norm(dim=1)
-    exhausted = norm <= 4 * torch.finfo(w.dtype).eps * size
-    coefficients[:, -1] = torch.where(exhausted, 0, norm).cpu().double()
-    unit = w / torch.where(exhausted, 1, norm)[:, None]
-    return torch.where(exhausted[:, None], 0, unit), coefficients
+def _kept(v: Tensor, mask: Tensor | None) -> Tensor:
+    return v if mask is None else torch.where(mask, v, 0)
 
 
-def _leading_ritz(hessenberg: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Leading Ritz value of every example, and the relative residual of its pair."""
-    k = hessenberg.shape[2]
-    # Torch rather than NumPy: its threads are the ones that the caller has limited.
-    values, vectors = (part.numpy() for part in torch.linalg.eig(hessenberg[:, :k]))
-    # Of a conjugate pair the upper one, so that the answer does not depend on rounding.
-    lead = np.lexsort((values.imag, np.abs(values).round(12)), axis=-1)[:, -1]
-    rows = np.arange(len(values))
-    value, last = values[rows, lead], vectors[rows, k - 1, lead]
-    size = np.abs(value)
-    leftover = hessenberg[:, k, k - 1].abs().numpy() * np.abs(last)
-    return value, np.where(leftover == 0, 0.0, leftover / np.where(size > 0, size, 1e-300))
+class JacobianOperator(ShortRepr):
+    r"""The Jacobian of each example at a state, as an operator on flat vectors ``[batch, size]``.
+
+    Restricted to positions, it is the block :math:`P J P`, on vectors that are 0 elsewhere.
+
+    Attributes:
+        sizes: Dimension of the space of each example.
+        n_products: Products made so far, with J and with its transpose.
+
+    Raises:
+        InputError: If the state is empty or not finite, or a position is not there.
+    """
+
+    def __init__(
+        self, step: Callable[[Tensor], Tensor], h: Tensor, positions: Positions | None = None
+    ) -> None:
+        check_finite_state(
+            h, "state", fix="Differentiate at a fixed point of a run that does not diverge."
+        )
+        self.step, self.h = step, h.detach()
+        self.mask = position_mask(h, positions)
+        flat = h.flatten(1) if h.ndim > 1 else h[:, None]
+        self.like = flat.detach()
+        full = torch.full((len(h),), flat.shape[1])
+        self.sizes: Int[Tensor, " batch"] = (
+            full if self.mask is None else self.mask.flatten(1).sum(1).cpu()
+        )
+        self.n_products = 0
+
+    @classmethod
+    def of(
+        cls, step: Callable[[Tensor], Tensor], h: Tensor, positions: Positions | None, least: int
+    ) -> Self:
+        """The operator, for a study that wants ``least`` values of each example."""
+        made = cls(step, h, positions)
+        check_integer("k", least, least=1, most=int(made.sizes.min()))
+        return made
+
+    def apply(self, v: Float[Tensor, "batch size"]) -> Float[Tensor, "batch size"]:
+        """:math:`J v`."""
+        return self._product(push_forward, v)
+
+    def apply_transposed(self, u: Float[Tensor, "batch size"]) -> Float[Tensor, "batch size"]:
+        r""":math:`J^\top u`."""
+        return self._product(lambda *given: (None, vjp(*given)), u)
+
+    def _product(self, product: Callable[..., tuple[Tensor | None, Tensor]], v: Tensor) -> Tensor:
+        self.n_products += 1
+        made = product(self.step, self.h, _kept(v.reshape(self.h.shape), self.mask))[1]
+        return _kept(made, self.mask).reshape(self.like.shape)
+
+    def random(self, generator: torch.Generator) -> Float[Tensor, "batch size"]:
+        """A random vector of length 1 for each example."""
+        drawn = torch.randn(self.like.shape, generator=generator, dtype=torch.float64)
+        if self.mask is not None:
+            drawn = torch.where(self.mask.flatten(1).cpu(), drawn, 0)
+        return (drawn / drawn.norm(dim=1, keepdim=True)).to(self.like)

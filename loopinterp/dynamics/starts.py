@@ -32,6 +32,7 @@ def other_starts(
 def noise_like(
     state: Float[Tensor, "batch pos d_model"], generator: torch.Generator
 ) -> Float[Tensor, "batch pos d_model"]:
-    """Noise whose norm at each position is about that of the state there."""
-    noise = torch.randn(state.shape, generator=generator, dtype=torch.float64).to(state)
-    return noise * state.norm(dim=-1, keepdim=True) / state.shape[-1] ** 0.5
+    """A random direction at each position, as long as the state is there."""
+    noise = torch.randn(state.shape, generator=generator, dtype=torch.float64)
+    unit = noise / noise.norm(dim=-1, keepdim=True)
+    return unit.to(state) * state.norm(dim=-1, keepdim=True)

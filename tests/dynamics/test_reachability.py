@@ -36,7 +36,7 @@ def found(function: Callable[[Tensor, Tensor], Tensor], **options: Any) -> Reach
 
 def wells(h: Tensor, e: Tensor) -> Tensor:
     """In each feature, limits at -1 and 1, and one at 0 that repels."""
-    return h - 0.3 * (h**3 - h)
+    return h - 0.1 * (h**3 - h)
 
 
 def value(estimate: Any) -> np.ndarray:

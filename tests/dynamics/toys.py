@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from loopinterp.models import Iteration, LoopedTransformer, LoopedTransformerConfig, bind
 from loopinterp.tasks import IGNORE, Batch
 
 
@@ -63,3 +64,37 @@ def batch_of_ones(n_examples: int = 2, n_pos: int = 3, *, ignored: int = 1) -> B
     targets[:, :ignored] = IGNORE
     each = torch.full((n_examples,), n_pos)
     return Batch(torch.ones(n_examples, n_pos, dtype=torch.int64), targets, each, each * 0 + 4)
+
+
+TRANSFORMERS: list[dict[str, object]] = [
+    {"loop_norm": True},
+    {"causal": False, "norm": "sandwich", "norm_type": "rmsnorm"},
+    {"positions": "relative", "relative_window": 1, "attention_window": 1},
+    {"positions": "rotary", "act_fn": "relu", "n_layers": 2},
+]
+"""Small models whose dense Jacobians are quick."""
+
+
+def small_transformer(**options: object) -> Iteration:
+    """An untrained one in float64, bound to three inputs of four tokens; width 8."""
+    config = LoopedTransformerConfig(
+        d_model=8,
+        n_heads=2,
+        d_vocab=5,
+        d_vocab_out=2,
+        injection="input",
+        initial_state="zeros",
+        **options,  # pyright: ignore[reportArgumentType]
+    )
+    model = LoopedTransformer(config, seed=1).double()
+    return bind(model, torch.tensor([[0, 1, 2, 3], [4, 3, 2, 1], [1, 1, 4, 0]]))
+
+
+def random_state(*shape: int) -> Tensor:
+    """Normal numbers in float64, the same each time."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def linear(matrix: Tensor) -> Callable[[Tensor], Tensor]:
+    """``h -> A h`` on the state of each example as one vector, whatever its axes."""
+    return lambda h: (h.flatten(1) @ matrix.T).reshape(h.shape)

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import torch
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from loopinterp.dynamics.jacobian import (
-    _orthogonalise as orthogonalise,  # pyright: ignore[reportPrivateUsage]
-)
 from loopinterp.dynamics.jacobian import jvp
+from loopinterp.dynamics.krylov import orthogonalise
 from loopinterp.dynamics.solvers.fixed_point_solver import (
     Map,
     Solver,
@@ -108,7 +106,10 @@ class NewtonKrylov(Settings, Solver):
             v = basis[:, k].to(state.x)
             w = at_least_single(v) - at_least_single(jvp(f, state.x, v))
             w = torch.where(unmet[:, None], w, 0).nan_to_num(0, 0, 0)
-            basis[:, k + 1], hessenberg[:, : k + 2, k] = orthogonalise(basis[:, : k + 1], w)
+            basis[:, k + 1], hessenberg[:, : k + 1, k], left_over = orthogonalise(
+                basis[:, : k + 1], w
+            )
+            hessenberg[:, k + 1, k] = left_over
             y, left = _least_squares(hessenberg[:, : k + 2, : k + 1], state.gap.cpu())
             answer[:, : k + 1] = torch.where(unmet.cpu()[:, None], y, answer[:, : k + 1])
             unmet = unmet & (left.to(goal) > goal)

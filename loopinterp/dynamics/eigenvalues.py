@@ -1,0 +1,256 @@
+r"""Leading eigenvalues of the loop's Jacobian: at a state, or along one turn of a cycle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from loopinterp.dynamics.jacobian import JacobianOperator
+from loopinterp.dynamics.krylov import CHECK_EVERY, KrylovSchur
+from loopinterp.errors import InputError, check_integer, check_number
+from loopinterp.short_repr import ShortRepr
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Complex, Float
+    from torch import Tensor
+
+    from loopinterp.dynamics.jacobian import Positions
+
+
+@dataclass(frozen=True, repr=False)
+class Spectrum(ShortRepr):
+    r"""Leading eigenvalue of each example's Jacobian.
+
+    Attributes:
+        radius: :math:`|\lambda|`; a fixed point is locally stable, and reachable, below 1.
+        eigenvalue: :math:`\lambda` itself (of a conjugate pair, the one in the upper half).
+        residual: Relative residual of its Ritz pair, :math:`\|Jv - \lambda v\| / |\lambda|`.
+        converged: Whether the residual is under the tolerance. Where it is not, the radius is
+            the best estimate from below or above; a strongly non-normal Jacobian can also
+            converge slowly to a value above the true one.
+    """
+
+    radius: Float[Tensor, " batch"]
+    eigenvalue: Complex[Tensor, " batch"]
+    residual: Float[Tensor, " batch"]
+    converged: Bool[Tensor, " batch"]
+
+
+@dataclass(frozen=True, repr=False)
+class Eigenvalues(ShortRepr):
+    r"""Eigenvalues of largest modulus of each example's Jacobian, largest first.
+
+    Attributes:
+        values: :math:`\lambda`; of a conjugate pair the one in the upper half first.
+        residuals: :math:`\|Jv - \lambda v\| / |\lambda|`; of an eigenvalue that is nearly 0 beside
+            the entries of J, relative to these.
+        converged: Whether the residual is under the tolerance. A small residual says that J has
+            an eigenvalue as near as that times the eigenvalue's condition number.
+        vectors: Right eigenvectors of norm 1, shaped like states, if asked for.
+        n_products: Jacobian-vector products made, one counting for all examples.
+    """
+
+    values: Complex[Tensor, "batch eigenvalue"]
+    residuals: Float[Tensor, "batch eigenvalue"]
+    converged: Bool[Tensor, "batch eigenvalue"]
+    vectors: Complex[Tensor, "batch eigenvalue ..."] | None
+    n_products: int
+
+    @property
+    def leading(self) -> Spectrum:
+        """The first of them."""
+        value, residual = self.values[:, 0], self.residuals[:, 0]
+        radius = value.abs().to(residual.dtype)
+        return Spectrum(radius, value, residual, self.converged[:, 0])
+
+
+def leading_eigenvalues(
+    step: Callable[[Tensor], Tensor],
+    h: Float[Tensor, "batch ..."],
+    k: int = 6,
+    *,
+    tol: float = 1e-3,
+    max_vectors: int = 60,
+    max_products: int = 300,
+    positions: Positions | None = None,
+    vectors: bool = False,
+    seed: int = 0,
+) -> Eigenvalues:
+    r"""The k eigenvalues of largest modulus of each Jacobian, by restarted Arnoldi iteration.
+
+    Only products with J are made, never J itself; memory is that of ``max_vectors`` states.
+    Under a causal mask J is block-triangular, and its eigenvalues are those of its blocks at
+    single positions: restricted to one of them, they converge much sooner.
+
+    Args:
+        step: One loop, such as ``bind(model, inputs).step``.
+        h: State of each example, best a fixed point.
+        k: How many.
+        tol: Relative residual at which an eigenvalue has converged.
+        max_vectors: Largest Krylov space: when it is full, its leading half goes on.
+        max_products: Most Jacobian-vector products.
+        positions: Eigenvalues of the block of J from these positions to these positions: indices,
+            or a mask ``[pos]`` or ``[batch, pos]``.
+        vectors: Whether to return eigenvectors.
+        seed: Seed of the starting vectors.
+
+    Raises:
+        InputError: If the state is empty or not finite, there are fewer than k eigenvalues, a
+            position is not there, the space is too small to restart, or an option is out of range.
+
+    Source: Stewart, A Krylov-Schur algorithm for large eigenproblems, SIAM J. Matrix Anal. 23
+    (2001).
+
+    Example:
+        >>> turn = torch.tensor([[0.0, -0.9, 0.0], [0.9, 0.0, 0.0], [0.0, 0.0, 0.5]])
+        >>> found = leading_eigenvalues(lambda h: h @ turn.T, torch.zeros(1, 3), k=3)
+        >>> torch.view_as_real(found.values).abs().mul(1000).round().div(1000)[0].tolist()
+        [[0.0, 0.9], [0.0, 0.9], [0.5, 0.0]]
+    """
+    check_number("tol", tol, above=0)
+    operator = JacobianOperator.of(step, h, positions, least=k)
+    check_integer("max_products", max_products, least=k)
+    check_integer("max_vectors", max_vectors, least=k)
+    if max_vectors < min(k + 3, int(operator.sizes.max()), max_products):
+        raise InputError(
+            "max_vectors",
+            expected=f"at least k + 3 = {k + 3}, so that a full space can be restarted",
+            given=str(max_vectors),
+            fix="Pass more of them, or as few max_products.",
+        )
+    found = _iterate(operator, k, tol, max_vectors, max_products, seed)
+    pairs = found.ritz(vectors)
+    residuals = torch.from_numpy(pairs.residuals)
+    return Eigenvalues(
+        values=torch.from_numpy(pairs.values).to(h.device),
+        residuals=residuals.to(h),
+        converged=(residuals <= tol).to(h.device),
+        vectors=None if pairs.vectors is None else pairs.vectors.unflatten(2, h.shape[1:] or (1,)),
+        n_products=operator.n_products,
+    )
+
+
+def _iterate(
+    operator: JacobianOperator, k: int, tol: float, max_vectors: int, max_products: int, seed: int
+) -> KrylovSchur:
+    """Extend the space until the leading pairs have converged, or nothing is left to be had."""
+    krylov, settled = KrylovSchur(operator, k, max_vectors, seed), 0
+    while operator.n_products < max_products and not krylov.exhausted.all():
+        krylov.extend()
+        if operator.n_products % CHECK_EVERY or (krylov.length < k).any():
+            continue
+        # Twice in a row, so that a smaller eigenvalue that appears first is not taken.
+        settled = settled + 1 if (krylov.ritz().residuals <= tol).all() else 0
+        if settled == 2:
+            break
+    return krylov
+
+
+def spectral_radius(
+    step: Callable[[Tensor], Tensor],
+    h: Float[Tensor, "batch ..."],
+    *,
+    tol: float = 1e-3,
+    max_vectors: int = 100,
+    positions: Positions | None = None,
+    seed: int = 0,
+) -> Spectrum:
+    r"""Largest :math:`|\lambda|` of each Jacobian, by Arnoldi on Jacobian-vector products.
+
+    :func:`leading_eigenvalues` with one of them and no restart.
+
+    Args:
+        step: One loop, such as ``bind(model, inputs).step``.
+        h: State of each example, best a fixed point.
+        tol: Relative residual of the leading Ritz pair at which an example has converged.
+        max_vectors: Largest Krylov space; each vector costs one product and one state of memory.
+        positions: Restrict the Jacobian to the block of these positions.
+        seed: Seed of the starting vectors.
+
+    Raises:
+        InputError: If the state is empty or not finite, or an option is out of range.
+
+    Source: Saad, Numerical Methods for Large Eigenvalue Problems, chapter 6.
+
+    Example:
+        >>> matrix = torch.tensor([[0.5, 1.0], [0.0, -0.9]])
+        >>> spectral_radius(lambda h: h @ matrix.T, torch.zeros(1, 2)).radius
+        tensor([0.9000])
+    """
+    check_integer("max_vectors", max_vectors, least=1)
+    return leading_eigenvalues(
+        step,
+        h,
+        1,
+        tol=tol,
+        max_vectors=max_vectors,
+        max_products=max_vectors,
+        positions=positions,
+        seed=seed,
+    ).leading
+
+
+def cycle_multipliers(
+    step: Callable[[Tensor], Tensor],
+    h: Float[Tensor, "batch ..."],
+    period: int,
+    k: int = 6,
+    *,
+    tol: float = 1e-3,
+    max_vectors: int = 60,
+    max_products: int = 300,
+    positions: Positions | None = None,
+    seed: int = 0,
+) -> Eigenvalues:
+    r"""Multipliers of a cycle: leading eigenvalues of the product of Jacobians along one turn.
+
+    .. math:: M = J(h_{p-1}) \cdots J(h_1) J(h_0), \qquad h_{t+1} = \mathrm{step}(h_t)
+
+    A cycle of p states is locally stable where all are inside the unit circle. They are the same
+    from whichever of its states the turn begins; a multiplier is a growth in p loops.
+
+    Args:
+        step: One loop, such as ``bind(model, inputs).step``.
+        h: A state of each example's cycle.
+        period: Loops of one turn, the same for all examples.
+        k: How many.
+        tol: As for :func:`leading_eigenvalues`, like the rest. A product costs ``period`` products.
+        max_vectors: Largest Krylov space.
+        max_products: Most products with M.
+        positions: Restrict M to the block of these positions.
+        seed: Seed of the starting vectors.
+
+    Raises:
+        InputError: As :func:`leading_eigenvalues`.
+
+    Example:
+        >>> logistic = lambda x: 3.2 * x * (1 - x)  # 0.513 <-> 0.799; multiplier 4 + 2r - r²
+        >>> at = torch.tensor([[0.5130445095326298]], dtype=torch.float64)
+        >>> round(cycle_multipliers(logistic, at, period=2, k=1).values.real.item(), 4)
+        0.16
+    """
+    check_integer("period", period, least=1)
+    return leading_eigenvalues(
+        turn_of(step, period),
+        h,
+        k,
+        tol=tol,
+        max_vectors=max_vectors,
+        max_products=max_products,
+        positions=positions,
+        seed=seed,
+    )
+
+
+def turn_of(step: Callable[[Tensor], Tensor], period: int) -> Callable[[Tensor], Tensor]:
+    """The map of several loops at once."""
+
+    def turn(h: Tensor) -> Tensor:
+        for _ in range(period):
+            h = step(h)
+        return h
+
+    return turn

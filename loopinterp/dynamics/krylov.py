@@ -1,0 +1,259 @@
+"""Krylov methods on all examples of a batch at once: Arnoldi with restarts, and Golub-Kahan.
+
+Long vectors stay where the states are; the small projected matrices are float64 on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from loopinterp.errors import check_seed
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from loopinterp.dynamics.jacobian import JacobianOperator
+
+CHECK_EVERY = 8
+"""Vectors between two looks at a projected problem: cheap, but not worth solving at each one."""
+
+
+@dataclass(frozen=True)
+class RitzPairs:
+    """Leading approximate eigenpairs of each example, largest modulus first.
+
+    ``values`` and relative ``residuals`` are [batch, k]; ``vectors`` [batch, k, size] have norm 1.
+    """
+
+    values: np.ndarray
+    residuals: np.ndarray
+    vectors: Tensor | None
+
+
+class KrylovSchur:
+    """Arnoldi on each example's operator, restarted where its space is full.
+
+    It holds ``A V = V S + v b``: columns of V are rows of ``basis``, S the upper block of
+    ``projected`` and b the row below it. Examples need not be equally far: a restart keeps the
+    leading part of the Schur form, and conjugate pairs stay together.
+
+    Source: Stewart, A Krylov-Schur algorithm for large eigenproblems, SIAM J. Matrix Anal. 23
+    (2001); without restarts, Saad, Numerical Methods for Large Eigenvalue Problems, chapter 6.
+    """
+
+    def __init__(self, operator: JacobianOperator, k: int, max_vectors: int, seed: int) -> None:
+        self.operator, self.k = operator, k
+        self.generator = torch.Generator().manual_seed(check_seed(seed))
+        self.most = min(max_vectors, int(operator.sizes.max()))
+        n, size = operator.like.shape
+        self.rows = torch.arange(n)
+        self.basis = operator.like.new_zeros(n, self.most + 1, size)
+        self.basis[:, 0] = operator.random(self.generator)
+        self.projected = torch.zeros(n, self.most + 1, self.most, dtype=torch.float64)
+        self.length = torch.zeros(n, dtype=torch.int64)
+
+    @property
+    def exhausted(self) -> Tensor:
+        """Examples whose space is the whole one."""
+        return self.length >= self.operator.sizes
+
+    def extend(self) -> None:
+        """One product, and one more vector for every example that has room for it."""
+        for row in (~self.exhausted & (self.length == self.most)).nonzero().flatten().tolist():
+            self._restart(row)
+        at, active = self.length, ~self.exhausted
+        w = self.operator.apply(self.basis[self.rows, at])
+        spanned = self.basis[:, : int(at.max()) + 1]
+        unit, coefficients, norm = orthogonalise(spanned, w)
+        whole = at + 1 >= self.operator.sizes
+        unit = self._renewed(spanned, unit, (norm == 0) & ~whole & active)
+        norm = torch.where(whole, 0, norm)
+        rows, at = self.rows[active], at[active]
+        self.projected[rows, : spanned.shape[1], at] = coefficients[active]
+        self.projected[rows, at + 1, at] = norm[active]
+        self.basis[rows, at + 1] = torch.where(whole[:, None].to(unit.device), 0, unit)[active]
+        self.length = self.length + active
+
+    def _renewed(self, spanned: Tensor, unit: Tensor, lost: Tensor) -> Tensor:
+        """A new direction where the space has become invariant: eigenvalues may be multiple."""
+        if not lost.any():
+            return unit
+        fresh = orthogonalise(spanned, self.operator.random(self.generator))[0]
+        return torch.where(lost[:, None].to(unit.device), fresh, unit)
+
+    def ritz(self, vectors: bool = False) -> RitzPairs:
+        """The k leading pairs so far; every example needs at least k vectors."""
+        n, k = len(self.rows), self.k
+        values, residuals = np.zeros((n, k), complex), np.full((n, k), np.inf)
+        shape = (n, k, self.basis.shape[2]) if vectors else (0,)
+        made = torch.zeros(shape, dtype=torch.complex128, device=self.basis.device)
+        floor = torch.finfo(self.basis.dtype).eps ** (2 / 3)
+        for length, rows in by_length(self.length):
+            square = self.projected[rows, :length, :length]
+            # Torch rather than NumPy: its threads are the ones that the caller has limited.
+            value, vector = (part.numpy() for part in torch.linalg.eig(square))
+            # Of a conjugate pair the upper one, so that the answer does not depend on rounding.
+            order = np.lexsort((value.imag, np.abs(value).round(12)), axis=-1)[:, ::-1][:, :k]
+            value = np.take_along_axis(value, order, 1)
+            vector = np.take_along_axis(vector, order[:, None], 2)
+            below = self.projected[rows, length, :length].numpy()
+            leftover = np.abs(np.einsum("rl,rlk->rk", below, vector))
+            # An eigenvalue that is 0 beside the others is known as well as rounding allows.
+            smallest = floor * square.abs().amax(dim=(1, 2)).numpy()[:, None]
+            values[rows] = value
+            residuals[rows] = leftover / np.maximum(np.maximum(np.abs(value), smallest), 1e-300)
+            if vectors:
+                spanned = self.basis[rows, :length].cpu().to(torch.complex128)
+                made[rows] = (torch.from_numpy(vector).mT @ spanned).to(made.device)
+        return RitzPairs(values, residuals, made if vectors else None)
+
+    def _restart(self, row: int) -> None:
+        """Keep the leading part of an example's Schur form, at the clearest gap."""
+        m = self.most
+        kept, schur, turn = leading_schur(self.projected[row, :m].numpy(), self.k)
+        below = self.projected[row, m].numpy() @ turn[:, :kept]
+        self.projected[row] = 0
+        self.projected[row, :kept, :kept] = torch.from_numpy(schur[:kept, :kept])
+        self.projected[row, kept, :kept] = torch.from_numpy(below)
+        turned = torch.from_numpy(turn[:, :kept].copy()).to(self.basis).T @ self.basis[row, :m]
+        self.basis[row, :kept] = turned
+        self.basis[row, kept] = self.basis[row, m]
+        self.basis[row, kept + 1 :] = 0
+        self.length[row] = kept
+
+
+def leading_schur(square: np.ndarray, k: int) -> tuple[int, np.ndarray, np.ndarray]:
+    """How many Schur vectors to keep, the ordered real Schur form, and its orthogonal matrix."""
+    from scipy.linalg import LinAlgError, schur
+
+    m = len(square)
+    fewest, most = k + (m - k) // 3, max(k + (m - k) // 3, k + 2 * (m - k) // 3)
+    size = np.sort(np.abs(np.linalg.eigvals(square)))[::-1]
+    gaps = size[fewest - 1 : most] / np.maximum(size[fewest : most + 1], 1e-300)
+    last = fewest - 1 + int(gaps.argmax())
+    bound = max(np.sqrt(size[last] * size[last + 1]), size[last] / 2)
+    try:
+        ordered: Any = schur(square, sort=lambda re, im: np.hypot(re, im) >= bound)
+        form, turn, kept = ordered
+    except LinAlgError:  # equal moduli, which no order tells apart: any part is as good
+        form, turn = schur(square)[:2]
+        kept = last + 1
+    kept = min(max(int(kept), fewest), m - 2)
+    # A 2 x 2 block is a conjugate pair, which is kept or left as one.
+    return kept + int(form[kept, kept - 1] != 0), form, turn
+
+
+@dataclass(frozen=True)
+class Bidiagonal:
+    """What Golub-Kahan has found: ``A V = U B`` and ``A^T U = V B^T + beta v e^T``.
+
+    ``upper`` is B [batch, length, length]; ``beta`` and ``lengths`` are [batch]: an example whose
+    space is exhausted has a shorter B, in the corner, and beta 0. ``right`` is V [batch, ., size].
+    """
+
+    upper: Tensor
+    beta: Tensor
+    lengths: Tensor
+    right: Tensor
+    eps: float
+
+    def values(self, rows: Tensor, length: int) -> tuple[np.ndarray, np.ndarray, Tensor]:
+        """Singular values of some examples (largest first), residuals, right vectors of B."""
+        left, value, right = torch.linalg.svd(self.upper[rows, :length, :length])
+        leftover = self.beta[rows, None] * left[:, -1].abs()
+        floor = self.eps ** (2 / 3) * value[:, :1]
+        residual = leftover / torch.maximum(value, floor).clamp_min(1e-300)
+        return value.numpy(), residual.numpy(), right
+
+    def extremes(self, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """The k largest values and the smallest one, [batch, k + 1], and their residuals."""
+        values = np.full((len(self.beta), k + 1), np.nan)
+        residuals = np.full_like(values, np.inf)
+        for length, rows in by_length(self.lengths):
+            value, residual, _ = self.values(rows, length)
+            some = [*range(k), -1]
+            values[rows], residuals[rows] = value[:, some], residual[:, some]
+        return values, residuals
+
+    def leading_right(self) -> Tensor:
+        """The right singular vector of the largest value of each example, [batch, size]."""
+        made = torch.zeros_like(self.right[:, 0])
+        for length, rows in by_length(self.lengths):
+            vector = self.values(rows, length)[2][:, :1].to(made)
+            made[rows] = (vector @ self.right[rows, :length])[:, 0]
+        return made
+
+
+def golub_kahan(
+    operator: JacobianOperator,
+    forward: Callable[[Tensor], Tensor],
+    backward: Callable[[Tensor], Tensor],
+    *,
+    max_vectors: int,
+    seed: int = 0,
+    start: Tensor | None = None,
+) -> Iterator[Bidiagonal]:
+    """Bidiagonalise ``forward`` on an operator's space, one vector at a time.
+
+    Both sides are orthogonalised in full, twice. The last value yielded is of the whole space
+    where that is no larger than ``max_vectors``.
+
+    Source: Golub and Kahan, Calculating the singular values and pseudo-inverse of a matrix, SIAM
+    J. Numer. Anal. 2 (1965).
+    """
+    generator = torch.Generator().manual_seed(check_seed(seed))
+    sizes = operator.sizes
+    most = min(max_vectors, int(sizes.max()))
+    n, size = operator.like.shape
+    right = operator.like.new_zeros(n, most + 1, size)
+    left = operator.like.new_zeros(n, most, size)
+    right[:, 0] = operator.random(generator) if start is None else start
+    upper = torch.zeros(n, most, most, dtype=torch.float64)
+    for k in range(most):
+        whole, over = (k + 1 >= sizes), (k >= sizes)
+        unit, coefficients, norm = orthogonalise(left[:, :k], forward(right[:, k]))
+        lost = (norm == 0) & ~over
+        if lost.any():
+            fresh = orthogonalise(left[:, :k], operator.random(generator))[0]
+            unit = torch.where(lost[:, None].to(unit.device), fresh, unit)
+        left[:, k] = torch.where(over[:, None].to(unit.device), 0, unit)
+        upper[:, :k, k], upper[:, k, k] = coefficients, norm
+        unit, _, beta = orthogonalise(right[:, : k + 1], backward(left[:, k]))
+        beta = torch.where(whole, 0, beta)
+        lost = (beta == 0) & ~whole
+        if lost.any():
+            fresh = orthogonalise(right[:, : k + 1], operator.random(generator))[0]
+            unit = torch.where(lost[:, None].to(unit.device), fresh, unit)
+        right[:, k + 1] = torch.where(whole[:, None].to(unit.device), 0, unit)
+        lengths = sizes.clamp_max(k + 1)
+        eps = torch.finfo(right.dtype).eps
+        yield Bidiagonal(upper[:, : k + 1, : k + 1], beta, lengths, right[:, : k + 1], eps)
+
+
+def by_length(lengths: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """The examples of each length: ``(length, rows)``."""
+    for length in lengths.unique().tolist():
+        yield length, (lengths == length).nonzero().flatten()
+
+
+def orthogonalise(basis: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Gram-Schmidt of every example, done twice: unit vector, coefficients, norm of what is left.
+
+    Where nothing is left but rounding, the vector and the norm are 0.
+    """
+    size = w.norm(dim=1)
+    coefficients = torch.zeros(basis.shape[:2], dtype=torch.float64)
+    for _ in range(2):
+        projection = (basis @ w[:, :, None]).squeeze(-1)
+        w = w - (projection[:, None] @ basis).squeeze(1)
+        coefficients += projection.cpu().double()
+    norm = w.norm(dim=1)
+    exhausted = norm <= 4 * torch.finfo(w.dtype).eps * size
+    unit = w / torch.where(exhausted, 1, norm)[:, None]
+    unit = torch.where(exhausted[:, None], 0, unit)
+    return unit, coefficients, torch.where(exhausted, 0, norm).cpu().double()

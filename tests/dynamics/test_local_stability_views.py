@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from loopinterp.dynamics import LocalStabilityResult, local_stability_study
+from tests.dynamics.toys import LinearModel, batch_of_ones
+
+MATRIX = torch.tensor([[0.3, -0.4], [0.4, 0.3]])
+
+
+@pytest.fixture(scope="module")
+def result() -> LocalStabilityResult:
+    return local_stability_study(
+        LinearModel(MATRIX, threshold=0.2), batch_of_ones(3, 1, ignored=0), n_loops=40, k=2
+    )
+
+
+def _changed(result: LocalStabilityResult, **values: object) -> LocalStabilityResult:
+    data = result.data.copy(deep=True)
+    for name, value in values.items():
+        data[name][:] = value
+    return dataclasses.replace(result, data=data)
+
+
+def test_a_limit_is_said_beside_random_states(result: LocalStabilityResult) -> None:
+    limit, growth, exponent = result.findings()
+    assert limit.kind == "convergence" and limit.value == "0.50" and limit.good
+    assert "found for 3 of 3 examples" in limit.text and "dies out there" in limit.text
+    assert "At random states of the same norms it is 0.50 (the ranges overlap)" in limit.text
+    assert "grow 1.00 fold" in growth.text and "1.00 times the spectral radius" in growth.text
+    assert "is -0.69 nats a loop; in 0 of 3" in exponent.text and exponent.good
+    other = result.data["eigenvalue_imag"].copy(deep=True)
+    other.loc[{"where": "random"}] = 3.0
+    apart = dataclasses.replace(result, data=result.data.assign(eigenvalue_imag=other))
+    assert "tells the limit from other states" in apart.findings()[0].text
+
+
+def test_nothing_dies_out_where_the_radius_is_one_or_unknown(
+    result: LocalStabilityResult,
+) -> None:
+    grows = _changed(result, eigenvalue_real=1.2).findings()[0]
+    assert "not every small disturbance" in grows.text and not grows.good
+    unknown = _changed(result, eigenvalue_residual=0.5).findings()[0]
+    assert "known at none of them" in unknown.text and "dies out" not in unknown.text
+    cycle = _changed(result, turn=2).findings()[0]
+    assert "A cycle was found" in cycle.text and "largest multiplier of a turn" in cycle.text
+    more = _changed(result, growth_closed=False).findings()[1]
+    assert "or more, after the loops looked at" in more.text
+
+
+def test_without_a_limit_no_word_of_stability(result: LocalStabilityResult) -> None:
+    none = _changed(result, turn=0)
+    text = " ".join(finding.text for finding in none.findings())
+    assert "Neither a limit nor a cycle was found for any of the 3 examples" in text
+    assert not any(word in text for word in ("attract", "stable", "dies out"))
+    assert none.figures() == []
+
+
+def test_the_complex_plane_holds_every_eigenvalue_and_the_unit_circle(
+    result: LocalStabilityResult,
+) -> None:
+    (figure,) = result.figures()
+    traces = list(figure.plot.select_traces())
+    circles, marks = traces[::2], traces[1::2]
+    for circle in circles:
+        np.testing.assert_allclose(np.hypot(circle.x, circle.y), 1)
+    assert len(marks) == 3
+    for place, mark in zip(("limit", "start", "random"), marks):
+        own = result.eigenvalues().sel(where=place).values.ravel()
+        np.testing.assert_allclose(mark.x, own.real)
+        np.testing.assert_allclose(mark.y, own.imag)
+        assert set(mark.marker.symbol) == {"circle"}
+    assert "3 of these 3 examples end with the right answer" in figure.caption
+    assert figure.control.endswith(".") and figure.plot.to_json()
+    table = figure.data
+    assert table is not None and len(table) == 9 and set(table["regime"]) == {"fixed point"}
+    np.testing.assert_allclose(table["radius"], 0.5, rtol=1e-5)
