@@ -3,12 +3,13 @@
     python -m analyses.benchmarks.fixed_point_solvers
     python -m analyses.benchmarks.fixed_point_solvers --peer-python ../torchdeq/bin/python
 
-Synthetic problems in float64, so that rounding does not decide, and two trained models in float32, each
-as a batch of eight examples; what is counted are calls of the map until every example has a relative
-residual under the tolerance, as torchdeq counts it: ``|f(x) - x| / |f(x)|``. A Jacobian-vector
-product counts as a call. torchdeq's Anderson and Broyden run with its own settings and no limit of
-memory, on the same maps and starting points, in the Python that has it (which needs loopinterp as
-well, installed or on its path). The state that ours give back is measured again, outside the count.
+Synthetic problems in float64, so that rounding does not decide, and two trained models in float32,
+each as a batch of eight examples. What is counted are calls of the map until every example has a
+relative residual under the tolerance, as torchdeq counts it: ``|f(x) - x| / |f(x)|``. A
+Jacobian-vector product counts as a call. torchdeq's Anderson and Broyden run with its own settings
+and no limit of memory, on the same maps and starting points, in the Python that has it (which needs
+loopinterp as well, installed or on its path). The state that ours give back is measured again,
+outside the count.
 """
 
 from __future__ import annotations

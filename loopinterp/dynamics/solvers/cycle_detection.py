@@ -40,9 +40,10 @@ class CycleWatch:
     - it misses by no more than rounding, and a thousandth of its extent, for eight turns;
 
     and where it is wide enough to be no work of rounding. All linear spirals fail the first,
-    whatever their angle and decay; the second takes what decays by less than some 1e-4 of its
-    extent a turn for a cycle in float32, where that is rounded away. A trajectory that passes the ghost of a cycle more slowly
-    than the tolerance a turn is taken for the cycle, as with fixed points.
+    whatever their angle and decay. The second takes for a cycle what changes by less than rounding
+    in eight turns: in float32, a spiral that loses less than some 1e-4 of its extent a turn. A
+    trajectory that passes the ghost of a cycle more slowly than the tolerance a turn is taken for
+    the cycle, as with fixed points.
 
     Args:
         x0: Where the trajectories start.
