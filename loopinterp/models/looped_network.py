@@ -97,7 +97,10 @@ class LoopedNetwork(LoopHooks):
     def local_step(self) -> bool:
         """Whether a step of a part is that of the whole: it asks neither for places nor tokens."""
         kind = self.config.positions
-        return kind not in ("fire", "grid") and (kind, self.config.abacus_target) != ("abacus", "qk")
+        return kind not in ("fire", "grid") and (kind, self.config.abacus_target) != (
+            "abacus",
+            "qk",
+        )
 
     def _init_weights(self) -> None:
         std = self.config.init_std

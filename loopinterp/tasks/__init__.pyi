@@ -7,6 +7,7 @@ from .addition import Addition as Addition
 from .bit_prompts import BinarySum as BinarySum
 from .bit_prompts import Copy as Copy
 from .bit_prompts import Parity as Parity
+from .chess_puzzles import ChessPuzzles as ChessPuzzles
 from .decimal_operands import DecimalOperands as DecimalOperands
 from .examples_in_words import InWords as InWords
 from .full_output import FullOutput as FullOutput

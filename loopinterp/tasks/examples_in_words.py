@@ -54,7 +54,7 @@ class InWords:
         """
         batch = inputs if isinstance(inputs, Batch) else None
         rows = inputs_of(inputs)
-        right = self.targets(rows)  # refuses what is not of this task
+        right = self.right_answers(inputs)  # refuses what is not of this task
         if answers is None and batch is not None:
             answers = batch.targets
         if answers is not None and answers.shape != right.shape:
@@ -71,6 +71,10 @@ class InWords:
             self.say(self.unpadded(row, n), answer and self.unpadded(answer, n))
             for row, answer, n in zip(rows.tolist(), said, lengths)
         ]
+
+    def right_answers(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
+        """The exact answer to inputs that are to be said; refuses what is not of this task."""
+        return self.targets(inputs_of(inputs))
 
     def unpadded(self, row: Sequence[Any], n: int | None) -> Sequence[Any]:
         """What an example of length n has of a row, whose padding is on the right."""

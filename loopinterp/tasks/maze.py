@@ -118,8 +118,14 @@ class Maze(Sampler):
         even = [x for i, row in enumerate(rows) for j, x in enumerate(row) if i % 2 == j % 2 == 0]
         walls = [*rows[0], *rows[-1], *(row[0] + row[-1] for row in rows if row), *even]
         square = size > 0 and len(rows) % 2 == 1 and {len(row) for row in rows} == {len(rows)}
-        if not square or not set("".join(rows)) <= {*_OPEN, _WALL} or set("".join(walls)) != {_WALL}:
-            expected = "2 n + 1 rows of as many signs # . S G *, with walls around and between cells"
+        if (
+            not square
+            or not set("".join(rows)) <= {*_OPEN, _WALL}
+            or set("".join(walls)) != {_WALL}
+        ):
+            expected = (
+                "2 n + 1 rows of as many signs # . S G *, with walls around and between cells"
+            )
             raise self._refused(expected, repr(picture))
         cells = [[0] * size for _ in range(size)]
         for i in range(size):

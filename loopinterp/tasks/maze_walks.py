@@ -38,7 +38,8 @@ def grow(
     # [batch, cell, way]: whether the way stays inside
     inside = torch.stack(
         [
-            ((line + down) % width == line + down)[:, None] & (line + right == (line + right) % width)
+            ((line + down) % width == line + down)[:, None]
+            & (line + right == (line + right) % width)
             for down, right in WAYS
         ],
         2,

@@ -145,9 +145,7 @@ class Sudoku(Sampler):
         cells = self._check(inputs)
         return self._solve(cells).masked_fill(cells > 0, IGNORE)
 
-    def n_rounds(
-        self, inputs: Batch | Tensor, *, hidden: bool = True
-    ) -> Int[Tensor, " batch"]:
+    def n_rounds(self, inputs: Batch | Tensor, *, hidden: bool = True) -> Int[Tensor, " batch"]:
         """Rounds until each is solved, all its singles being filled at once; -1: there are too few.
 
         What a model that finds all singles of a state in a loop needs: a depth of each example.

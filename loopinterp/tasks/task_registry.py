@@ -11,6 +11,7 @@ from loopinterp.tasks.abacus_multiplication import AbacusMultiplication
 from loopinterp.tasks.abacus_sorting import AbacusSorting
 from loopinterp.tasks.addition import Addition
 from loopinterp.tasks.bit_prompts import BinarySum, Copy, Parity
+from loopinterp.tasks.chess_puzzles import ChessPuzzles
 from loopinterp.tasks.maze import Maze
 from loopinterp.tasks.next_token import NextToken
 from loopinterp.tasks.prefix_sum import PrefixSum
@@ -26,6 +27,7 @@ _BUILT_IN = (
     AbacusSum,
     Addition,
     BinarySum,
+    ChessPuzzles,
     Copy,
     Maze,
     Multiplication,
