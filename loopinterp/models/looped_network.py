@@ -97,10 +97,8 @@ class LoopedNetwork(LoopHooks):
     def local_step(self) -> bool:
         """Whether a step of a part is that of the whole: it asks neither for places nor tokens."""
         kind = self.config.positions
-        return kind not in ("fire", "grid") and (kind, self.config.abacus_target) != (
-            "abacus",
-            "qk",
-        )
+        abacus = (kind, self.config.abacus_target) == ("abacus", "qk")
+        return not abacus and kind not in ("fire", "grid")
 
     def _init_weights(self) -> None:
         std = self.config.init_std

@@ -39,8 +39,8 @@ class ChessPuzzles(Sampler):
     answer) and ``Rating``. Nothing is downloaded. Where a position comes twice the first counts.
 
     Tokens: the 64 squares from top left to bottom right, as the side to move sees them, who plays
-    up the board; so it need not be said who that is. 0 is an empty square, 1 one where a pawn may be
-    taken in passing, then own P N B R Q K and a rook that may castle, and the same for the
+    up the board; so it need not be said who that is. 0 is an empty square, 1 one where a pawn may
+    be taken in passing, then own P N B R Q K and a rook that may castle, and the same for the
     opponent. Output 1 where the move starts, 2 where it ends, 0 elsewhere; what a pawn becomes is
     not asked. Models should not be causal.
 

@@ -32,12 +32,12 @@ class Maze(Sampler):
     """The path from start to goal in a maze of n x n cells that has one: is each cell on it?
 
     One token a cell, row by row, without BOS: 1, 2, 4 and 8 for passages up, right, down and left,
-    16 where the start is and 32 where the goal is, together; 64 is PAD. Output 1 at the cells of the
-    path, its ends included, 0 at all others. In a batch of several sizes a smaller maze lies in the
-    upper left corner of the largest grid, with PAD (and ``IGNORE``) to the right and below: positions
-    have to be those of a grid (``positions="grid"``), and models should not be causal.
+    16 where the start is and 32 where the goal is, together; 64 is PAD. Output 1 at the cells of
+    the path, its ends included, 0 at all others. In a batch of several sizes a smaller maze lies in
+    the upper left corner of the largest grid, with PAD (and ``IGNORE``) to the right and below:
+    positions have to be those of a grid (``positions="grid"``), and models should not be causal.
 
-    A picture with walls as pixels, as of arXiv 2106.04537, has (2 n + 1)^2 positions, four times as
+    A picture with walls as pixels, as of arXiv 2108.06011, has (2 n + 1)^2 positions, four times as
     many for the same maze; :meth:`encode` reads such pictures, and words show them.
 
     T(n) = n^2: the cells, as many as no path and no dead end is longer than. :meth:`n_rounds` says
@@ -47,7 +47,7 @@ class Maze(Sampler):
     corridors. ``"uniform"`` (start and goal are any two cells), ``"far"`` (they are the two ends of
     the longest path there is in the maze).
 
-    Source: the mazes of arXiv 2106.04537 and 2604.15259.
+    Source: the mazes of arXiv 2108.06011 and 2604.15259.
 
     Example:
         >>> batch = Maze().encode(["#####/#S..#/###.#/#G..#/#####"])
@@ -115,17 +115,12 @@ class Maze(Sampler):
     def _read(self, picture: str) -> list[list[int]]:
         rows = picture.strip().replace("\n", "/").split("/")
         size = len(rows) // 2
-        even = [x for i, row in enumerate(rows) for j, x in enumerate(row) if i % 2 == j % 2 == 0]
-        walls = [*rows[0], *rows[-1], *(row[0] + row[-1] for row in rows if row), *even]
+        posts = [row[::2] for row in rows[::2]]
+        around = [rows[0], rows[-1], *(row[:1] + row[-1:] for row in rows)]
         square = size > 0 and len(rows) % 2 == 1 and {len(row) for row in rows} == {len(rows)}
-        if (
-            not square
-            or not set("".join(rows)) <= {*_OPEN, _WALL}
-            or set("".join(walls)) != {_WALL}
-        ):
-            expected = (
-                "2 n + 1 rows of as many signs # . S G *, with walls around and between cells"
-            )
+        known = set("".join(rows)) <= {*_OPEN, _WALL}
+        if not square or not known or set("".join(posts + around)) != {_WALL}:
+            expected = "2 n + 1 rows of as many signs # . S G *, walls around and between corners"
             raise self._refused(expected, repr(picture))
         cells = [[0] * size for _ in range(size)]
         for i in range(size):

@@ -35,15 +35,10 @@ def grow(
     width, rows, device = int(n.max()), torch.arange(len(n), device=n.device), n.device
     step = torch.tensor([down * width + right for down, right in WAYS], device=device)
     line = torch.arange(width, device=device)
-    # [batch, cell, way]: whether the way stays inside
-    inside = torch.stack(
-        [
-            ((line + down) % width == line + down)[:, None]
-            & (line + right == (line + right) % width)
-            for down, right in WAYS
-        ],
-        2,
-    ).flatten(0, 1)
+    stays = {by: (line + by >= 0) & (line + by < width) for by in (-1, 0, 1)}
+    # [cell, way]: whether the way stays inside
+    inside = torch.stack([stays[down][:, None] & stays[right] for down, right in WAYS], 2)
+    inside = inside.flatten(0, 1)
     small = line < n[:, None]
     visited = ~(small[:, :, None] & small[:, None]).flatten(1)
     passages = torch.zeros((len(n), width**2, 4), dtype=torch.bool, device=device)

@@ -10,7 +10,7 @@ import torch
 
 from loopinterp.errors import InputError
 from loopinterp.settings import settings
-from loopinterp.tasks.sampling import Sampler, check_length, check_tokens, coins, integers
+from loopinterp.tasks.sampling import Sampler, check_length, check_tokens, coins
 from loopinterp.tasks.sudoku_search import pool, search
 from loopinterp.tasks.sudoku_singles import fill_singles, is_solved
 from loopinterp.tasks.task import IGNORE, Batch
@@ -30,13 +30,13 @@ _CANDIDATES = 4
 class Sudoku(Sampler):
     """Fill the n blanks of a sudoku that has one solution: box x box boxes of as many digits.
 
-    Tokens: 0 for a blank, and the digits, row by row; each example is the whole grid, without BOS or
-    padding. Output classes are the same, and 0 is never right. Targets are the digits at the blanks
+    Tokens: 0 for a blank, and the digits, row by row; each example is the whole grid, without BOS
+    or padding. Output classes are the same, and 0 is never right. Targets are the digits at the blanks
     and ``IGNORE`` at the givens, which stand in the input: to ask for them would only raise the
     share of right cells. Any blank may decide any other: models should not be causal.
 
-    T(n) is the most blanks that are drawn, 12 of 16 cells (``box=2``) or 54 of 81, whatever n is, as
-    all examples take as many positions. A puzzle that gives way to singles needs no more rounds, as
+    T(n) is the most blanks that are drawn, 12 of 16 cells (``box=2``) or 54 of 81, whatever n is,
+    as all examples take as many positions. A puzzle that gives way to singles needs no more rounds, as
     each fills a blank; :meth:`n_rounds` says how many each one needs.
 
     Distributions: ``"uniform"`` (n blanks of a random one of a pool's puzzles, the rest filled in;

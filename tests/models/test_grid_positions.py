@@ -116,7 +116,7 @@ def test_it_survives_saving(tmp_path) -> None:
 
 def test_what_is_no_square_grid_and_what_is_causal_are_refused() -> None:
     model = on_grid()
-    with pytest.raises(InputError, match="a square number with positions='grid'.* got 7"):
+    with pytest.raises(InputError, match=r"a square number with positions='grid'.* got 7"):
         model(some_inputs(model, n_pos=7))
     with pytest.raises(ConfigError, match="causal: expected false with positions='grid'"):
         model.config.replace(causal=True)
