@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import torch
+from pydantic import Field
 
 from loopinterp.errors import InputError
 from loopinterp.settings import settings
@@ -31,18 +32,19 @@ class Sudoku(Sampler):
     """Fill the n blanks of a sudoku that has one solution: box x box boxes of as many digits.
 
     Tokens: 0 for a blank, and the digits, row by row; each example is the whole grid, without BOS
-    or padding. Output classes are the same, and 0 is never right. Targets are the digits at the blanks
-    and ``IGNORE`` at the givens, which stand in the input: to ask for them would only raise the
-    share of right cells. Any blank may decide any other: models should not be causal.
+    or padding. Output classes are the same, and 0 is never right. Targets are the digits at the
+    blanks and ``IGNORE`` at the givens, which stand in the input: to ask for them would only raise
+    the share of right cells. Any blank may decide any other: models should not be causal.
 
     T(n) is the most blanks that are drawn, 12 of 16 cells (``box=2``) or 54 of 81, whatever n is,
-    as all examples take as many positions. A puzzle that gives way to singles needs no more rounds, as
-    each fills a blank; :meth:`n_rounds` says how many each one needs.
+    as all examples take as many positions. A puzzle that gives way to singles needs no more rounds,
+    as each fills a blank; :meth:`n_rounds` says how many each one needs.
 
     Distributions: ``"uniform"`` (n blanks of a random one of a pool's puzzles, the rest filled in;
     rows, columns, bands, stacks, digits and the two axes permuted), ``"easy"`` and ``"hard"`` (of
     four such the one in which naked singles leave the fewest or most blanks, where guesses begin,
-    and of these take the fewest or most rounds). The pool is made by this module, once a process:
+    and of these take the fewest or most rounds). With ``box=2`` naked singles solve every puzzle,
+    so that rounds alone tell them apart. The pool is made by this module, once a process:
     for ``box=3`` that takes a second or two.
 
     Args:
@@ -66,7 +68,7 @@ class Sudoku(Sampler):
     name = "sudoku"
     distributions = ("uniform", "easy", "hard")
 
-    box: Literal[2, 3] = 2
+    box: Annotated[int, Field(ge=2, le=3)] = 2
 
     @property
     def side(self) -> int:
