@@ -2,9 +2,10 @@
 
     python -m analyses.benchmarks.samplers
 
-Each draws 4,096 examples of mixed lengths, n uniform in 1..20 (sudoku 1..12, mazes 1..5), of each of its distributions, with
-the answers. The samplers take turns in rounds, and the table gives medians; next-token tasks are
-timed in their own settings and around each full-output task, with a pause.
+Each draws 4,096 examples of mixed lengths, n uniform in 1..20 (sudoku 1..12, mazes 1..5), of each
+of its distributions, with the answers. Chess puzzles, which need a file, are left out. The samplers
+take turns in rounds, and the table gives medians; next-token tasks are timed in their own settings
+and around each full-output task, with a pause.
 """
 
 from __future__ import annotations

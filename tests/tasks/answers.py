@@ -87,14 +87,12 @@ def spelled(task: FullOutput) -> list[str]:
 
 @cache
 def small_grids() -> list[tuple[int, ...]]:
-    """All 288 sudoku grids of 4 x 4 cells: of all ways to write four permutations, those that fit."""
+    """All 288 sudoku grids of 4 x 4 cells: of all four permutations, those that fit."""
     found = []
     for rows in itertools.product(itertools.permutations((1, 2, 3, 4)), repeat=4):
         columns = all(len(set(column)) == 4 for column in zip(*rows))
-        corners = itertools.product((0, 2), repeat=2)
-        if columns and all(
-            len({*rows[i][j : j + 2], *rows[i + 1][j : j + 2]}) == 4 for i, j in corners
-        ):
+        boxes = [{*rows[i][j : j + 2], *rows[i + 1][j : j + 2]} for i in (0, 2) for j in (0, 2)]
+        if columns and all(len(box) == 4 for box in boxes):
             found.append(tuple(itertools.chain(*rows)))
     return found
 

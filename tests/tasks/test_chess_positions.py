@@ -68,14 +68,7 @@ def test_the_side_to_move_plays_up_the_board() -> None:
     assert seen(f"{CASTLE} b Kq -") == white[:-1].replace("c...k..c", "r...k..c") + "R"
     # Black's pawn on d4 may take on e3: seen from its side, on e6.
     passed = seen("4k3/8/8/8/3pP3/8/8/4K3 b - e3")
-    assert passed.split("/") == [
-        "....k...",
-        "........",
-        "....+...",
-        "...Pp...",
-        *["........"] * 3,
-        "....K...",
-    ]
+    assert passed.split("/")[:4] == ["....k...", "........", "....+...", "...Pp..."]
     # No pawn stands beside, or it stands on the other edge of the board.
     for fen in ("4k3/8/8/8/4P3/8/8/4K3 b - e3", "4k3/8/8/7p/P7/8/8/4K3 b - a3"):
         assert "+" not in seen(fen)

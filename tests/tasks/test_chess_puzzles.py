@@ -45,17 +45,8 @@ def test_the_first_move_is_made_and_the_second_is_asked() -> None:
     assert batch.n.tolist() == [11] and batch.n_loops.tolist() == [30]
     (line,) = ChessPuzzles().decode(batch)
     board, move = line.split(" = ")
-    rows = [
-        "r..qr.k.",
-        "b.p..ppp",
-        "p.....n.",
-        "P.p.p...",
-        "....P.n.",
-        "B..P..Pb",
-        "...NBP.P",
-        "RN.QR.K.",
-    ]
-    assert board.split("/") == rows
+    assert board.split("/")[:4] == ["r..qr.k.", "b.p..ppp", "p.....n.", "P.p.p..."]
+    assert board.split("/")[4:] == ["....P.n.", "B..P..Pb", "...NBP.P", "RN.QR.K."]
     assert move == "e2g4"
 
 
@@ -125,7 +116,7 @@ def test_boards_that_are_not_of_the_file_are_refused() -> None:
     batch = TASK.sample(6, batch_size=2, generator=rng())
     other = batch.inputs.clone()
     other[1, 20] = 3
-    with pytest.raises(InputError, match="positions of the file.* another one in row 1"):
+    with pytest.raises(InputError, match=r"positions of the file.* another one in row 1"):
         TASK.targets(other)
     with pytest.raises(InputError, match="64 squares each, got 60"):
         TASK.targets(other[:, :60])

@@ -104,9 +104,8 @@ def _right(task: Any, question: str) -> str:
             return str(math.prod(map(int, numbers)))
         return str(sum(map(int, numbers))).zfill(max(map(len, numbers)))
     if isinstance(task, Sudoku):
-        ((*cells,),) = small_solutions(
-            [int(x) for x in question.replace("/", "").replace(".", "0")]
-        )
+        puzzle = [int(x) for x in question.replace("/", "").replace(".", "0")]
+        (cells,) = small_solutions(puzzle)
         return re.sub("(....)(?=.)", r"\1/", "".join(map(str, cells)))
     if isinstance(task, Maze):
         path, n = maze_path(question), question.count("/") // 2

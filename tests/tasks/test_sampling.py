@@ -69,10 +69,8 @@ def test_mixed_lengths_are_padded_and_answered_as_if_alone(task):
         alone = task.targets(batch.inputs[row : row + 1, own])
         assert torch.equal(batch.targets[row, own], alone[0])
         rest = set(range(batch.inputs.shape[1])) - set(own)
-        answered_to_the_end = isinstance(task, FullOutput)
-        assert {int(batch.targets[row, at]) for at in rest} <= {
-            task.d_vocab_out - 1 if answered_to_the_end else IGNORE
-        }
+        beyond = task.d_vocab_out - 1 if isinstance(task, FullOutput) else IGNORE
+        assert {int(batch.targets[row, at]) for at in rest} <= {beyond}
 
 
 def test_mixed_lengths_draw_from_the_same_distribution_as_one_length():

@@ -32,24 +32,26 @@ def test_every_puzzle_has_the_one_solution_that_is_asked_and_so_many_blanks(kind
 
 
 def test_easy_puzzles_are_easier_than_hard_ones() -> None:
-    easy, any_, hard = (
-        TASK.n_rounds(
-            TASK.sample(10, batch_size=200, generator=rng(), distribution=kind), hidden=False
-        )
-        for kind in ("easy", "uniform", "hard")
-    )
-    stuck = [float((rounds < 0).double().mean()) for rounds in (easy, any_, hard)]
-    assert stuck[0] < stuck[1] < stuck[2]
+    def mean_rounds(kind: str) -> float:
+        batch = TASK.sample(10, batch_size=200, generator=rng(), distribution=kind)
+        rounds = TASK.n_rounds(batch, hidden=False)
+        assert (rounds > 0).all()  # naked singles solve what is so small
+        assert (TASK.n_guesses(batch) == 0).all()
+        assert (TASK.n_rounds(batch) <= rounds).all()
+        return float(rounds.double().mean())
+
+    assert mean_rounds("easy") + 0.3 < mean_rounds("uniform") < mean_rounds("hard") - 0.3
 
 
 def test_where_naked_singles_are_enough_nothing_is_guessed() -> None:
-    batch = TASK.sample(10, batch_size=200, generator=rng(3), distribution="hard")
-    stuck = TASK.n_rounds(batch, hidden=False) < 0
-    assert 0 < stuck.sum() < 200
-    assert torch.equal(TASK.n_guesses(batch) > 0, stuck)
-    rounds = TASK.n_rounds(batch)
-    assert int(rounds.max()) <= TASK.n_loops(10)
-    assert (rounds[~stuck] <= TASK.n_rounds(batch, hidden=False)[~stuck]).all()
+    task = Sudoku(box=3)
+    stuck = {}
+    for kind in task.distributions:
+        batch = task.sample(50, batch_size=24, generator=rng(3), distribution=kind)
+        stuck[kind] = task.n_rounds(batch, hidden=False) < 0
+        assert torch.equal(task.n_guesses(batch) > 0, stuck[kind])
+        assert int(task.n_rounds(batch).max()) <= task.n_loops(50)
+    assert stuck["easy"].sum() < stuck["uniform"].sum() < stuck["hard"].sum()
 
 
 def test_examples_are_of_many_kinds() -> None:
@@ -70,11 +72,8 @@ def test_nine_by_nine() -> None:
         whole = [x or y for x, y in zip(cells, answer)]
         assert search(cells, 3)[0] == [whole]
         rows = [whole[k : k + 9] for k in range(0, 81, 9)]
-        boxes = [
-            sum((rows[i + k][j : j + 3] for k in range(3)), [])
-            for i in (0, 3, 6)
-            for j in (0, 3, 6)
-        ]
+        corners = [(i, j) for i in (0, 3, 6) for j in (0, 3, 6)]
+        boxes = [[rows[i + k // 3][j + k % 3] for k in range(9)] for i, j in corners]
         assert all(sorted(unit) == list(range(1, 10)) for unit in [*rows, *zip(*rows), *boxes])
     assert torch.equal(task.targets(batch.inputs), batch.targets)
     again = task.encode([line.split(" = ")[0] for line in task.decode(batch)])
@@ -104,5 +103,5 @@ def test_puzzles_that_are_none_are_refused() -> None:
 @pytest.mark.usefixtures("no_type_checks")
 @pytest.mark.parametrize("box", [1, 4, "2", 2.5])
 def test_a_bad_box_is_refused(box: object) -> None:
-    with pytest.raises(ConfigError, match="box"):
+    with pytest.raises(ConfigError, match=r"^box: expected an integer in 2\.\.3"):
         Sudoku(box=box)  # type: ignore[arg-type]
