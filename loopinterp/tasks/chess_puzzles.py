@@ -61,8 +61,8 @@ class ChessPuzzles(Sampler):
     Example:
         >>> task = ChessPuzzles()
         >>> batch = task.encode([("6k1/p4ppp/8/8/8/8/5PPP/3R2K1 b - - 0 1", "a7a6 d1d8", 640)])
-        >>> task.show(batch)
-        ......k./.....ppp/p......./......../......../......../.....PPP/...R..K. = d1d8
+        >>> task.decode(batch)[0].split("/")[-1]
+        '...R..K. = d1d8'
         >>> batch.n.tolist(), batch.targets[0].nonzero().flatten().tolist()
         ([6], [3, 59])
     """

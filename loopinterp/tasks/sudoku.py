@@ -61,8 +61,8 @@ class Sudoku(Sampler):
         [[1, 0, 0, 0, 0, 0, 3, 0, 0, 4, 0, 0, 0, 0, 0, 2]]
         >>> Sudoku().show(batch)
         1.../..3./.4../...2 = 1324/4231/2413/3142
-        >>> Sudoku().n_rounds(batch).tolist(), Sudoku().n_guesses(batch).tolist()
-        ([3], [0])
+        >>> [Sudoku().n_rounds(batch, hidden=hidden).tolist() for hidden in (True, False)]
+        [[1], [2]]
     """
 
     name = "sudoku"

@@ -87,14 +87,18 @@ def spelled(task: FullOutput) -> list[str]:
 
 @cache
 def small_grids() -> list[tuple[int, ...]]:
-    """All 288 sudoku grids of 4 x 4 cells: of all four permutations, those that fit."""
-    found = []
-    for rows in itertools.product(itertools.permutations((1, 2, 3, 4)), repeat=4):
-        columns = all(len(set(column)) == 4 for column in zip(*rows))
-        boxes = [{*rows[i][j : j + 2], *rows[i + 1][j : j + 2]} for i in (0, 2) for j in (0, 2)]
-        if columns and all(len(box) == 4 for box in boxes):
-            found.append(tuple(itertools.chain(*rows)))
-    return found
+    """All 288 sudoku grids of 4 x 4 cells: of all pairs of two bands, those whose columns fit."""
+    rows = itertools.permutations((1, 2, 3, 4))
+    bands = [
+        (*a, *b)
+        for a, b in itertools.product(list(rows), repeat=2)
+        if len({*a[:2], *b[:2]}) == len({*a[2:], *b[2:]}) == 4
+    ]
+    return [
+        (*upper, *lower)
+        for upper, lower in itertools.product(bands, repeat=2)
+        if all(len({*upper[k::4], *lower[k::4]}) == 4 for k in range(4))
+    ]
 
 
 def small_solutions(puzzle: Sequence[int]) -> list[tuple[int, ...]]:
