@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
@@ -154,14 +155,14 @@ def input_dependence_study(
     check_number("tol", tol, above=0)
     generator = torch.Generator().manual_seed(check_seed(seed))
     options = {"n_loops": n_loops, "tol": tol, "positions": positions, "n_examples": len(batch)}
-    limit_of = {"max_loops": n_loops, "tol": tol}
+    seek = partial(find_limits, max_loops=n_loops, tol=tol)
     with study(seed, model=describe_model(model), **options) as watch:
         iteration = bind(model, batch.inputs)
         with torch.no_grad():
-            own = find_limits(iteration, iteration.h0, **limit_of)
+            own = seek(iteration, iteration.h0)
             starts = other_starts(own.state, generator, n_noise=n_noise, n_others=n_others)
-            ends = [own, *(find_limits(iteration, start, **limit_of) for start in starts.values())]
-            effect, changes = _substitute(model, batch, own, limit_of)
+            ends = [own, *(seek(iteration, start) for start in starts.values())]
+            effect, changes = _substitute(model, batch, own, seek)
             limits = torch.stack([centre(iteration, end) for end in ends])
         found, middle = own.found, limits[0]
         everywhere = torch.stack([end.found for end in ends]).all(dim=0)
@@ -247,7 +248,7 @@ def limit_sensitivity(
 
 
 def _substitute(
-    model: LoopedModel, batch: Batch, own: Limits, limit_of: Mapping[str, int | float]
+    model: LoopedModel, batch: Batch, own: Limits, seek: Callable[..., Limits]
 ) -> tuple[Tensor, Tensor]:
     """What becomes of limits and answers when one token is that of the next example."""
     n_examples, n_pos = batch.inputs.shape[:2]
@@ -257,7 +258,7 @@ def _substitute(
         if batch.inputs.ndim > 2
         else (batch.inputs != other)
     )
-    iteration, last = bind(model, batch.inputs), int(limit_of["max_loops"])
+    iteration, last = bind(model, batch.inputs), int(own.loops.max())
     limit, answer = centre(iteration, own), iteration.read(own.state, last).argmax(dim=-1)
     effect = torch.full((n_examples, n_pos, n_pos), float("nan"))
     changes = torch.full((n_examples, n_pos, n_pos), -1, dtype=torch.int8)
@@ -267,7 +268,7 @@ def _substitute(
         inputs = batch.inputs[row]
         inputs[torch.arange(len(row)), source] = other[row, source]
         iteration = bind(model, inputs)
-        end = find_limits(iteration, iteration.h0, **limit_of)
+        end = seek(iteration, iteration.h0)
         gap = centre(iteration, end) - limit[row]
         moved = share_of_size(gap.norm(dim=-1), limit[row].norm(dim=-1))
         there = iteration.read(end.state, last).argmax(dim=-1)

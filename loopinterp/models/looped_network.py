@@ -10,6 +10,7 @@ from einops import rearrange
 from torch import nn
 
 from loopinterp.errors import check_seed
+from loopinterp.models.grid_positions import GridBias
 from loopinterp.models.model_config import LoopedTransformerConfig
 from loopinterp.models.positions import (
     AttentionContext,
@@ -45,7 +46,8 @@ class LoopedNetwork(LoopHooks):
             # The configuration has these two where its positions need them, and nowhere else.
             n_ctx, window = config.n_ctx, config.relative_window
             self.position_embedding = None if n_ctx is None else nn.Embedding(n_ctx, d_model)
-            self.relative_bias = None if window is None else RelativeBias(config.n_heads, window)
+            kind = GridBias if config.positions == "grid" else RelativeBias
+            self.relative_bias = None if window is None else kind(config.n_heads, window)
             if config.positions == "fire":
                 self.relative_bias = FireBias(config.n_heads, config.fire_threshold)
             self.prelude = nn.ModuleList(Layer(config, tied=False) for _ in range(config.n_prelude))
@@ -95,11 +97,12 @@ class LoopedNetwork(LoopHooks):
     def local_step(self) -> bool:
         """Whether a step of a part is that of the whole: it asks neither for places nor tokens."""
         kind = self.config.positions
-        return kind != "fire" and (kind, self.config.abacus_target) != ("abacus", "qk")
+        abacus = (kind, self.config.abacus_target) == ("abacus", "qk")
+        return not abacus and kind not in ("fire", "grid")
 
     def _init_weights(self) -> None:
         std = self.config.init_std
-        if isinstance(self.relative_bias, RelativeBias):
+        if isinstance(self.relative_bias, (RelativeBias, GridBias)):
             nn.init.xavier_uniform_(self.relative_bias.table)
         if self.position_embedding is not None:
             nn.init.normal_(self.position_embedding.weight, std=0.1 if std is None else std)

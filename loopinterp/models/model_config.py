@@ -9,7 +9,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from loopinterp.errors import MOST_LOOPS, ConfigError
 from loopinterp.settings import OnlyWith, Seed, Settings, settings
 
-Positions = Literal["none", "absolute", "relative", "abacus", "rotary", "fire"]
+Positions = Literal["none", "absolute", "relative", "grid", "abacus", "rotary", "fire"]
 Norm = Literal["none", "pre", "post", "sandwich", "gated"]
 NormType = Literal["layernorm", "rmsnorm"]
 Injection = Literal["none", "input", "gated_output", "sublayer", "concat", "internal"]
@@ -46,17 +46,19 @@ class LoopedTransformerConfig(Settings):
         d_mlp: Neurons of each MLP; ``4 * d_model`` if None.
         act_fn: Activation of the MLP (``gelu_new`` is GPT-2's tanh form).
         causal: Whether a position attends to itself and earlier ones only.
-        attention_window: Hard window: a query attends to keys at most this far away; None for
-            no window.
+        attention_window: Hard window: a query attends to keys at most this far away (on a
+            ``grid``, in steps of a king); None for no window.
         windowed_heads: How many heads of each layer, the first ones, keep to the window; the
             others see all that ``causal`` lets them. None: all heads.
         windowed_surround: Whether the layers before and after the loop keep to the window too.
         positions: ``none`` (NoPE), ``absolute`` (learned), ``relative`` (a bias per head and
             distance, clamped to ``relative_window``), ``abacus`` (index of a digit within its
-            number), ``rotary``, or ``fire`` (a bias that a small MLP makes of the distance, as a
-            share of the query's position).
+            number), ``rotary``, ``fire`` (a bias that a small MLP makes of the distance, as a
+            share of the query's position), or ``grid`` (inputs are square grids, row by row: a
+            bias per head and offset in rows and columns, each clamped to ``relative_window``; not
+            causal).
         n_ctx: Length of the learned position table (``absolute``, ``abacus``).
-        relative_window: Distance at which the relative bias is clamped.
+        relative_window: Distance at which the relative bias (``relative``, ``grid``) is clamped.
         abacus_target: Whether abacus positions are added to the input or to queries and keys.
         abacus_max_offset: Random offsets in training are drawn from 0 to this number.
         digit_tokens: Tokens that count as digits for abacus positions.
@@ -111,7 +113,7 @@ class LoopedTransformerConfig(Settings):
         PositiveInt | None, OnlyWith("positions", "absolute", "abacus", needed=True)
     ] = None
     relative_window: Annotated[
-        NonNegativeInt | None, OnlyWith("positions", "relative", needed=True)
+        NonNegativeInt | None, OnlyWith("positions", "relative", "grid", needed=True)
     ] = None
     abacus_target: Annotated[AbacusTarget, OnlyWith("positions", "abacus")] = "input"
     abacus_max_offset: Annotated[NonNegativeInt, OnlyWith("positions", "abacus")] = 99
@@ -181,6 +183,12 @@ class LoopedTransformerConfig(Settings):
             "Change d_head.",
         )
         self._require(
+            self.positions != "grid" or not self.causal,
+            "causal",
+            "false with positions='grid', which has no order",
+            "Set causal=False.",
+        )
+        self._require(
             self.positions != "abacus" or self.token_input,
             "positions",
             "token input for positions='abacus'",
@@ -212,8 +220,9 @@ class LoopedTransformerConfig(Settings):
 
     @property
     def window_of_all_heads(self) -> int | None:
-        """``attention_window``, or None where some head sees past it."""
-        return self.attention_window if self.windowed_heads in (None, self.n_heads) else None
+        """``attention_window`` along the sequence, or None where some head sees past it."""
+        bounded = self.windowed_heads in (None, self.n_heads) and self.positions != "grid"
+        return self.attention_window if bounded else None
 
     def without_window(self) -> LoopedTransformerConfig:
         """The same, all of whose heads see all that ``causal`` lets them."""

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from loopinterp.errors import InputError
+from loopinterp.models.grid_positions import GridBias, grid_offsets, grid_width
 from loopinterp.models.windowed_attention import block_places, pays
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ class FireBias(nn.Module):
         return self.mlp(share.to(self.log_c)[..., None]).movedim(-1, 1)
 
 
-Bias = RelativeBias | FireBias
+Bias = RelativeBias | FireBias | GridBias
 
 
 def attention_mask(
@@ -138,17 +139,28 @@ def attention_mask(
                 [ True,  True,  True]])
     """
     place = torch.arange(n_pos, device=device)
-    return _allowed((place - place[:, None])[None], config)[0]
+    return _allowed(place[None, :, None], place[None, None], config, _width(config, n_pos))[0]
+
+
+def _width(config: LoopedTransformerConfig, n_pos: int) -> int | None:
+    """Columns of the grid, where positions are those of one."""
+    return grid_width(n_pos) if config.positions == "grid" else None
 
 
 def _allowed(
-    distance: Int[Tensor, "block query key"], config: LoopedTransformerConfig
+    query: Int[Tensor, "#block query 1"],
+    key: Int[Tensor, "#block 1 key"],
+    config: LoopedTransformerConfig,
+    width: int | None,
 ) -> Bool[Tensor, "#block #head query key"]:
     """Where each head may look, by the distance ``k - q``; one mask where all are alike."""
-    distance = distance[:, None]
+    distance = (key - query)[:, None]
     allowed = distance <= 0 if config.causal else torch.ones_like(distance, dtype=torch.bool)
     if config.attention_window is None:
         return allowed
+    if width is not None:  # steps of a king
+        down, right = grid_offsets(query, key, width)
+        distance = torch.maximum(down.abs(), right.abs())[:, None]
     near = distance.abs() <= config.attention_window
     windowed = config.windowed_heads or config.n_heads
     if windowed < config.n_heads:
@@ -237,7 +249,7 @@ def attention_context(
         query, key = place[None, :, None], place[None, None, :]
     else:
         query, key = block_places(n_pos, window, device=device)
-    mask = score_mask(config, query, key, bias=bias, dtype=dtype)
+    mask = score_mask(config, query, key, bias=bias, dtype=dtype, width=_width(config, n_pos))
     return AttentionContext(mask=mask, window=window, rotation=rotation, surround=surround)
 
 
@@ -248,8 +260,18 @@ def score_mask(
     *,
     bias: Bias | None,
     dtype: torch.dtype,
+    width: int | None = None,
 ) -> Float[Tensor, "#block #head query key"]:
-    """What is added to the scores of queries and keys at given places; negative ones are barred."""
-    allowed = _allowed(key - query, config) & (key >= 0)[:, None]
-    scores = torch.zeros_like(allowed, dtype=dtype) if bias is None else bias(query, key)
+    """What is added to the scores of queries and keys at given places; negative ones are barred.
+
+    Places on a grid are counted row by row, and ``width`` is its number of columns.
+    """
+    allowed = _allowed(query, key, config, width) & (key >= 0)[:, None]
+    if bias is None:
+        scores = torch.zeros_like(allowed, dtype=dtype)
+    elif isinstance(bias, GridBias):
+        assert width is not None
+        scores = bias(query, key, width)
+    else:
+        scores = bias(query, key)
     return scores.masked_fill(~allowed, float("-inf"))

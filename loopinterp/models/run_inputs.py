@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loopinterp.errors import MOST_LOOPS, InputError, check_integer
+from loopinterp.models.grid_positions import grid_width
 from loopinterp.models.positions import check_length
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ def check_inputs(
         )
     if config.positions == "absolute" and config.n_ctx is not None:
         check_length(inputs.shape[1], config.n_ctx, "sequence length")
+    if config.positions == "grid":
+        grid_width(inputs.shape[1])
     _check_offset(position_offset, inputs, config.positions, look)
 
 

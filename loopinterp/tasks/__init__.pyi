@@ -7,12 +7,15 @@ from .addition import Addition as Addition
 from .bit_prompts import BinarySum as BinarySum
 from .bit_prompts import Copy as Copy
 from .bit_prompts import Parity as Parity
+from .chess_puzzles import ChessPuzzles as ChessPuzzles
 from .decimal_operands import DecimalOperands as DecimalOperands
 from .examples_in_words import InWords as InWords
 from .full_output import FullOutput as FullOutput
+from .maze import Maze as Maze
 from .next_token import NextToken as NextToken
 from .prefix_sum import PrefixSum as PrefixSum
 from .study_data import as_batch as as_batch
+from .sudoku import Sudoku as Sudoku
 from .task import IGNORE as IGNORE
 from .task import Batch as Batch
 from .task import Task as Task

@@ -54,7 +54,7 @@ class InWords:
         """
         batch = inputs if isinstance(inputs, Batch) else None
         rows = inputs_of(inputs)
-        right = self.targets(rows)  # refuses what is not of this task
+        right = self.right_answers(inputs)  # refuses what is not of this task
         if answers is None and batch is not None:
             answers = batch.targets
         if answers is not None and answers.shape != right.shape:
@@ -65,12 +65,20 @@ class InWords:
                 fix="Pass e.g. logits.argmax(-1).",
             )
         # Of a batch it is known where an example ends; padded features do not show it.
-        ends = [self.n_positions(n) for n in batch.n.tolist()] if batch else [None] * len(rows)
+        lengths = batch.n.tolist() if batch else [None] * len(rows)
         said = [None] * len(rows) if answers is None else answers.tolist()
         return [
-            self.say(row[:end], answer and answer[:end])
-            for row, answer, end in zip(rows.tolist(), said, ends)
+            self.say(self.unpadded(row, n), answer and self.unpadded(answer, n))
+            for row, answer, n in zip(rows.tolist(), said, lengths)
         ]
+
+    def right_answers(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
+        """The exact answer to inputs that are to be said; refuses what is not of this task."""
+        return self.targets(inputs_of(inputs))
+
+    def unpadded(self, row: Sequence[Any], n: int | None) -> Sequence[Any]:
+        """What an example of length n has of a row, whose padding is on the right."""
+        return row if n is None else row[: self.n_positions(n)]
 
     def show(
         self, batch: Batch, answers: Int[Tensor, "batch pos"] | None = None, *, most: int = 8

@@ -11,8 +11,11 @@ from loopinterp.tasks.abacus_multiplication import AbacusMultiplication
 from loopinterp.tasks.abacus_sorting import AbacusSorting
 from loopinterp.tasks.addition import Addition
 from loopinterp.tasks.bit_prompts import BinarySum, Copy, Parity
+from loopinterp.tasks.chess_puzzles import ChessPuzzles
+from loopinterp.tasks.maze import Maze
 from loopinterp.tasks.next_token import NextToken
 from loopinterp.tasks.prefix_sum import PrefixSum
+from loopinterp.tasks.sudoku import Sudoku
 from loopinterp.tasks.task import Task
 from loopinterp.tasks.token_arithmetic import Multiplication, TokenAddition
 from loopinterp.tasks.unique_set import UniqueSet
@@ -24,11 +27,14 @@ _BUILT_IN = (
     AbacusSum,
     Addition,
     BinarySum,
+    ChessPuzzles,
     Copy,
+    Maze,
     Multiplication,
     NextToken,
     Parity,
     PrefixSum,
+    Sudoku,
     TokenAddition,
     UniqueSet,
 )

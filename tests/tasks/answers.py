@@ -1,10 +1,16 @@
-"""The tasks, and the right answers to those in the full-output format, in plain Python."""
+"""The tasks, and right answers in plain Python: of full-output prompts, of sudoku and mazes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
 
 from loopinterp.tasks import FullOutput
+
+PUZZLES = str(Path(__file__).with_name("rook_mates.csv"))
+"""Three chess puzzles of each hundred from 100 to 1600: a rook mates on the last rank."""
 
 SETTINGS: list[tuple[str, dict[str, object]]] = [
     ("addition", {}),
@@ -27,8 +33,13 @@ SETTINGS: list[tuple[str, dict[str, object]]] = [
     ("abacus_sorting", {"n_digits": 1}),
     ("next_token", {}),
     ("next_token", {"of": "multiplication", "of_settings": {"m": 3}, "n_pause": 3}),
+    ("sudoku", {}),
+    ("maze", {}),
+    ("chess_puzzles", {"csv": PUZZLES}),
 ]
 """Every task of the library, with settings."""
+ONE_EACH = dict(reversed(SETTINGS))
+"""The first settings of each."""
 
 
 def copied(prompt: str) -> str:
@@ -72,3 +83,44 @@ def spelled(task: FullOutput) -> list[str]:
     """One character for each prompt symbol, then '=', EOS and BOS."""
     symbols = LETTERS[: len(task.symbols)] if task.name == "unique_set" else list(task.symbols)
     return [*symbols, "=", ".", "^"]
+
+
+@cache
+def small_grids() -> list[tuple[int, ...]]:
+    """All 288 sudoku grids of 4 x 4 cells: of all pairs of two bands, those whose columns fit."""
+    rows = itertools.permutations((1, 2, 3, 4))
+    bands = [
+        (*a, *b)
+        for a, b in itertools.product(list(rows), repeat=2)
+        if len({*a[:2], *b[:2]}) == len({*a[2:], *b[2:]}) == 4
+    ]
+    return [
+        (*upper, *lower)
+        for upper, lower in itertools.product(bands, repeat=2)
+        if all(len({*upper[k::4], *lower[k::4]}) == 4 for k in range(4))
+    ]
+
+
+def small_solutions(puzzle: Sequence[int]) -> list[tuple[int, ...]]:
+    """The solutions of a sudoku of 4 x 4 cells: the grids that have its givens."""
+    return [g for g in small_grids() if all(x in (0, y) for x, y in zip(puzzle, g))]
+
+
+def maze_path(picture: str) -> list[tuple[int, int]]:
+    """The cells of the shortest path through a maze, by a search on its picture."""
+    rows = picture.split("/")
+    pixels = {(i, j): x for i, row in enumerate(rows) for j, x in enumerate(row) if x != "#"}
+    start = next(at for at, x in pixels.items() if x in "S*")
+    before = {start: start}
+    queue = [start]
+    for i, j in queue:
+        for there in ((i - 1, j), (i, j + 1), (i + 1, j), (i, j - 1)):
+            if there in pixels and there not in before:
+                before[there] = (i, j)
+                queue.append(there)
+    at = next(at for at, x in pixels.items() if x in "G*")
+    path = [at]
+    while at != start:
+        at = before[at]
+        path.append(at)
+    return [(i // 2, j // 2) for i, j in path if i % 2 == j % 2 == 1]

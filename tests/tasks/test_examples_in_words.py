@@ -18,14 +18,18 @@ from loopinterp.tasks import (
     AbacusSorting,
     Addition,
     Batch,
+    ChessPuzzles,
     DecimalOperands,
+    Maze,
     Multiplication,
     NextToken,
     PrefixSum,
+    Sudoku,
     TokenAddition,
     get_task,
 )
-from tests.tasks.answers import SETTINGS
+from loopinterp.tasks.chess_positions import SYMBOLS
+from tests.tasks.answers import SETTINGS, maze_path, small_solutions
 
 
 def _column(numbers: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -63,6 +67,11 @@ def _encoded(task: Any, question: str) -> Batch:
         return task.encode([[int(x) for x in numbers]], "".join(letters))
     if isinstance(task, NextToken):
         return task.from_batch(_encoded(task.task, question))
+    if isinstance(task, (Sudoku, Maze)):
+        return task.encode([question])
+    if isinstance(task, ChessPuzzles):
+        tokens = torch.tensor([[SYMBOLS.index(x) for x in question.replace("/", "")]])
+        return Batch(tokens, task.targets(tokens), n := torch.tensor([1]), n, task)
     prompt = question.rpartition(" of " if " of " in question else " in ")[2]
     symbols, n = _bits(prompt)
     make = getattr(task, "from_symbols", None) or task.from_bits
@@ -94,6 +103,16 @@ def _right(task: Any, question: str) -> str:
         if isinstance(task, AbacusMultiplication):
             return str(math.prod(map(int, numbers)))
         return str(sum(map(int, numbers))).zfill(max(map(len, numbers)))
+    if isinstance(task, Sudoku):
+        puzzle = [int(x) for x in question.replace("/", "").replace(".", "0")]
+        (cells,) = small_solutions(puzzle)
+        return re.sub("(....)(?=.)", r"\1/", "".join(map(str, cells)))
+    if isinstance(task, Maze):
+        path, n = maze_path(question), question.count("/") // 2
+        return "/".join("".join(str(int((i, j) in path)) for j in range(n)) for i in range(n))
+    if isinstance(task, ChessPuzzles):  # the rook mates
+        (file,) = (row.index("R") for row in question.split("/") if "R" in row)
+        return "{0}1{0}8".format("abcdefgh"[file])
     a, b = _pair(question)
     x, y = int(a, 2), int(b, 2)
     if isinstance(task, Multiplication):
@@ -105,7 +124,7 @@ def _right(task: Any, question: str) -> str:
 
 
 def _unpadded(batch: Batch, task: Any, row: int) -> torch.Tensor:
-    return batch.inputs[row, : task.n_positions(int(batch.n[row]))]
+    return torch.tensor(task.unpadded(batch.inputs[row].tolist(), int(batch.n[row])))
 
 
 @pytest.mark.parametrize(("name", "settings"), SETTINGS)

@@ -57,19 +57,20 @@ def test_an_unknown_distribution_and_a_bad_generator_are_refused(task):
 
 
 @pytest.mark.parametrize("task", TASKS, ids=repr)
-def test_mixed_lengths_are_padded_on_the_right_and_answered_as_if_alone(task):
+def test_mixed_lengths_are_padded_and_answered_as_if_alone(task):
     n = torch.tensor([3, 9, 1, 6])
     batch = task.sample(n, generator=rng())
     assert batch.n.tolist() == n.tolist()
     assert batch.n_loops.tolist() == [task.n_loops(int(k)) for k in n]
     assert batch.inputs.shape[1] == task.n_positions(9)
     for row, length in enumerate(n.tolist()):
-        width = task.n_positions(length)
-        alone = task.targets(batch.inputs[row : row + 1, :width])
-        assert torch.equal(batch.targets[row, :width], alone[0])
-        rest = batch.targets[row, width:]
-        answered_to_the_end = isinstance(task, FullOutput)
-        assert set(rest.tolist()) <= {task.d_vocab_out - 1 if answered_to_the_end else IGNORE}
+        own = list(task.unpadded(range(batch.inputs.shape[1]), length))
+        assert len(own) == task.n_positions(length)
+        alone = task.targets(batch.inputs[row : row + 1, own])
+        assert torch.equal(batch.targets[row, own], alone[0])
+        rest = set(range(batch.inputs.shape[1])) - set(own)
+        beyond = task.d_vocab_out - 1 if isinstance(task, FullOutput) else IGNORE
+        assert {int(batch.targets[row, at]) for at in rest} <= {beyond}
 
 
 def test_mixed_lengths_draw_from_the_same_distribution_as_one_length():

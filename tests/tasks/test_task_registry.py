@@ -45,7 +45,7 @@ def test_a_sample_agrees_with_what_the_task_says_of_itself(name, settings):
 def test_the_same_seed_gives_the_same_examples_and_another_seed_others(name, settings):
     task = get_task(name, **settings)
     first, again, other = (
-        task.sample(16, batch_size=8, generator=torch.Generator().manual_seed(seed)).inputs
+        task.sample(12, batch_size=8, generator=torch.Generator().manual_seed(seed)).inputs
         for seed in (3, 3, 4)
     )
     assert torch.equal(first, again)

@@ -31,6 +31,7 @@ from loopinterp.study_examples import examples_for
 from loopinterp.tasks import get_task, list_tasks
 from loopinterp.training import ObjectiveConfig, Run, Trainer, TrainingConfig, evaluate, train
 from loopinterp.training.run import LoopsByLength
+from tests.tasks.answers import ONE_EACH
 
 CHECKPOINT = "state/checkpoint.safetensors"
 
@@ -128,7 +129,7 @@ def test_the_model_of_a_run_knows_its_loops(whole: Path) -> None:
 
 @pytest.mark.parametrize("name", list_tasks())
 def test_loops_by_length_are_those_of_the_task(name: str) -> None:
-    task = get_task(name)
+    task = get_task(name, **ONE_EACH[name])
     rule = LoopsByLength(task)
     batches = (
         task.sample(n, batch_size=2, generator=torch.Generator().manual_seed(n))

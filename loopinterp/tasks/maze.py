@@ -1,0 +1,221 @@
+"""The path through a maze, every cell asked at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from loopinterp.errors import InputError
+from loopinterp.settings import settings
+from loopinterp.tasks.examples_in_words import spell
+from loopinterp.tasks.maze_walks import WAYS, farthest, fill_dead_ends, grow, next_to
+from loopinterp.tasks.sampling import Sampler, check_length, check_tokens
+from loopinterp.tasks.task import IGNORE, Batch
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Int
+    from torch import Tensor
+
+START, GOAL, PAD = 16, 32, 64
+"""Added to the passages of a cell; and what stands beside a smaller maze."""
+
+_OPEN, _WALL = ".SG*", "#"
+_PASSAGES = (1, 2, 4, 8)
+"""Up, right, down, left."""
+
+
+@settings
+class Maze(Sampler):
+    """The path from start to goal in a maze of n x n cells that has one: is each cell on it?
+
+    One token a cell, row by row, without BOS: 1, 2, 4 and 8 for passages up, right, down and left,
+    16 where the start is and 32 where the goal is, together; 64 is PAD. Output 1 at the cells of
+    the path, its ends included, 0 at all others. In a batch of several sizes a smaller maze lies in
+    the upper left corner of the largest grid, with PAD (and ``IGNORE``) to the right and below:
+    positions have to be those of a grid (``positions="grid"``), and models should not be causal.
+
+    A picture with walls as pixels, as of arXiv 2108.06011, has (2 n + 1)^2 positions, four times as
+    many for the same maze; :meth:`encode` reads such pictures, and words show them.
+
+    T(n) = n^2: the cells, as many as no path and no dead end is longer than. :meth:`n_rounds` says
+    how many rounds of filling dead ends each maze needs.
+
+    Distributions: mazes are grown by a random walk that goes back from dead ends, which makes long
+    corridors. ``"uniform"`` (start and goal are any two cells), ``"far"`` (they are the two ends of
+    the longest path there is in the maze).
+
+    Source: the mazes of arXiv 2108.06011 and 2604.15259.
+
+    Example:
+        >>> batch = Maze().encode(["#####/#S..#/###.#/#G..#/#####"])
+        >>> batch.inputs.tolist(), batch.targets.tolist()
+        ([[18, 12, 34, 9]], [[1, 1, 1, 1]])
+        >>> Maze().show(batch)
+        #####/#S..#/###.#/#G..#/##### = 11/11
+    """
+
+    name = "maze"
+    distributions = ("uniform", "far")
+    d_vocab = PAD + 1
+    d_vocab_out = 2
+
+    def n_loops(self, n: int) -> int:
+        """The number of cells."""
+        return check_length(n) ** 2
+
+    def n_positions(self, n: int) -> int:
+        """The number of cells."""
+        return check_length(n) ** 2
+
+    def describe(self) -> str:
+        return "Which cells are on the path from start to goal in a maze of n x n cells."
+
+    def unpadded(self, row: Sequence[Any], n: int | None) -> Sequence[Any]:
+        width = math.isqrt(len(row))
+        return [row[i * width + j] for i in range(n or width) for j in range(n or width)]
+
+    def say(self, row: Sequence[int], answer: Sequence[int] | None) -> str:
+        inside = [at for at, token in enumerate(row) if token != PAD]
+        size, width = math.isqrt(len(inside)), math.isqrt(len(row))
+        picture = [[_WALL] * (2 * size + 1) for _ in range(2 * size + 1)]
+        for at in inside:
+            i, j, token = 2 * (at // width) + 1, 2 * (at % width) + 1, row[at]
+            picture[i][j] = _OPEN[token // START]
+            for (down, right), bit in zip(WAYS, _PASSAGES):
+                if token & bit:
+                    picture[i + down][j + right] = _OPEN[0]
+        said = "/".join(map("".join, picture)) + " ="
+        if answer is None:
+            return said
+        rows = spell([answer[at] for at in inside], "01")
+        return f"{said} {'/'.join(rows[k : k + size] for k in range(0, len(rows), size))}"
+
+    def encode(self, pictures: Sequence[str]) -> Batch:
+        """The batch of given pictures, of any sizes: rows of ``#`` (wall), ``.``, ``S`` and ``G``.
+
+        Args:
+            pictures: Rows are separated by ``/`` or line ends; cells are at odd rows and columns
+                (counted from 0), passages between them. ``*`` is start and goal at once.
+
+        Raises:
+            InputError: no picture, other signs, or no maze with one path between one S and one G.
+        """
+        made = [self._read(picture) for picture in pictures]
+        if not made:
+            raise self._refused("at least one picture", "none")
+        width = max(map(len, made))
+        tokens = torch.full((len(made), width, width), PAD)
+        for row, cells in enumerate(made):
+            tokens[row, : len(cells), : len(cells)] = torch.tensor(cells)
+        return self._asked(tokens.flatten(1), self.targets(tokens.flatten(1)))
+
+    def _read(self, picture: str) -> list[list[int]]:
+        rows = picture.strip().replace("\n", "/").split("/")
+        size = len(rows) // 2
+        posts = [row[::2] for row in rows[::2]]
+        around = [rows[0], rows[-1], *(row[:1] + row[-1:] for row in rows)]
+        square = size > 0 and len(rows) % 2 == 1 and {len(row) for row in rows} == {len(rows)}
+        known = set("".join(rows)) <= {*_OPEN, _WALL}
+        if not square or not known or set("".join(posts + around)) != {_WALL}:
+            expected = "2 n + 1 rows of as many signs # . S G *, walls around and between corners"
+            raise self._refused(expected, repr(picture))
+        cells = [[0] * size for _ in range(size)]
+        for i in range(size):
+            for j in range(size):
+                at = rows[2 * i + 1][2 * j + 1]
+                ways = [rows[2 * i + 1 + down][2 * j + 1 + right] for down, right in WAYS]
+                if at == _WALL or not set(ways) <= {_OPEN[0], _WALL}:
+                    raise self._refused("S, G and no wall at cells, and at no passages", picture)
+                opened = sum(bit for way, bit in zip(ways, _PASSAGES) if way != _WALL)
+                cells[i][j] = opened + START * _OPEN.index(at)
+        return cells
+
+    def targets(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
+        """The exact answer to given inputs: 1 on the path, 0 off it, ``IGNORE`` at PAD.
+
+        Raises:
+            InputError: the inputs are no square grids of cells, or hold no maze with one path.
+        """
+        passages, there, ends = self._check(inputs)
+        path, _ = fill_dead_ends(passages, ends)
+        return _answer(path, there)
+
+    def n_rounds(self, inputs: Batch | Tensor) -> Int[Tensor, " batch"]:
+        """Rounds until the path alone is left, all dead ends being filled by one cell at once.
+
+        What a model needs that sees one cell far in a loop, and goes about it so: a depth of each
+        example.
+        """
+        passages, _, ends = self._check(inputs)
+        return fill_dead_ends(passages, ends)[1]
+
+    def _check(self, inputs: Batch | Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Passages, which cells there are, and start and goal; raises if that is no maze."""
+        tokens = check_tokens(inputs, self.d_vocab)
+        width = math.isqrt(tokens.shape[1])
+        if width == 0 or width**2 != tokens.shape[1]:
+            raise self._refused("square grids of cells", f"{tokens.shape[1]} of them")
+        cells = tokens.view(-1, width, width)
+        there = cells != PAD
+        size = there[:, 0].sum(1)
+        line = torch.arange(width, device=tokens.device) < size[:, None]
+        square = (there == (line[:, :, None] & line[:, None])).flatten(1).all(1) & (size > 0)
+        bits = torch.tensor(_PASSAGES, device=tokens.device)[:, None, None]
+        passages = (cells[:, None] & bits > 0) & there[:, None]
+        start, goal = ((cells & mark > 0) & there for mark in (START, GOAL))
+        ends = [(mark.flatten(1).sum(1) == 1) for mark in (start, goal)]
+        # A tree has one passage less than cells, and is all dead ends but for one cell. What a way
+        # out of the grid would lead to on the other side of it has no way back.
+        back = torch.stack([next_to(passages[:, way - 2])[:, way] for way in range(4)], 1)
+        edge = torch.zeros_like(passages)
+        edge[:, 0, 0] = edge[:, 1, :, -1] = edge[:, 2, -1] = edge[:, 3, :, 0] = True
+        whole = ((passages == back) & ~(passages & edge)).flatten(1).all(1)
+        few = passages.flatten(1).sum(1) == 2 * (size**2 - 1)
+        left, _ = fill_dead_ends(passages, start)
+        fine = square & ends[0] & ends[1] & whole & few & (left == start).flatten(1).all(1)
+        if not bool(fine.all()):
+            row = int((~fine).nonzero()[0])
+            expected = "in each row a maze with one path between any two cells, one start, one goal"
+            raise self._refused(expected, f"something else in row {row}")
+        return passages, there, start | goal
+
+    def _refused(self, expected: str, given: str) -> InputError:
+        fix = "Pass inputs of Maze().sample(...), or pictures like '#####/#S..#/###.#/#G..#/#####'."
+        return InputError("mazes", expected=expected, given=given, fix=fix)
+
+    def _asked(self, tokens: Tensor, answer: Tensor) -> Batch:
+        n = (tokens != PAD).sum(1).double().sqrt().long()
+        return Batch(tokens, answer, n, n**2, self)
+
+    def _draw(self, kind: str, n: Tensor, generator: torch.Generator) -> Batch:
+        passages = grow(n, generator)
+        width = passages.shape[-1]
+        line = torch.arange(width, device=n.device) < n[:, None]
+        there = line[:, :, None] & line[:, None]
+        luck = torch.rand(there.shape, generator=generator, device=n.device).masked_fill(~there, -1)
+        start, goal = self._two(luck)
+        if kind == "far":
+            goal = farthest(passages, start)
+            start = farthest(passages, goal)
+        bits = torch.tensor(_PASSAGES, device=n.device)[:, None, None]
+        cells = (passages * bits).sum(1) + START * start + GOAL * goal
+        path, _ = fill_dead_ends(passages, start | goal)
+        return self._asked(cells.masked_fill(~there, PAD).flatten(1), _answer(path, there))
+
+    @staticmethod
+    def _two(luck: Tensor) -> tuple[Bool[Tensor, "batch row column"], Tensor]:
+        """The two cells with the most luck; of a maze of one cell that one twice."""
+        order = luck.flatten(1).argsort(1, descending=True)
+        last = (luck >= 0).flatten(1).sum(1).clamp(max=2) - 1
+        marks = []
+        for at in (order[:, :1], order.gather(1, last[:, None])):
+            mark = torch.zeros_like(luck, dtype=torch.bool).flatten(1)
+            marks.append(mark.scatter_(1, at, True).view_as(luck))
+        return marks[0], marks[1]
+
+
+def _answer(path: Tensor, there: Tensor) -> Int[Tensor, "batch pos"]:
+    return path.long().masked_fill(~there, IGNORE).flatten(1)
