@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -38,7 +39,7 @@ CHANGES = (
 TIMES = (0.5, 1, 1.5, 2)
 """Lengths asked, over the cutoff."""
 
-ENOUGH = 0.9
+ENOUGH, RESAMPLES = 0.9, 1000
 FILE, PAGE, NAME = "budget_law.csv", "convergence-and-answers.md", "budget-law"
 
 
@@ -79,7 +80,8 @@ def speeds(folder: Path, samples: int) -> pd.DataFrame:
     """The least loops of one model at several lengths, and the loop at which its tokens settle."""
     torch.set_num_threads(1)
     run = Run.load(folder)
-    model, task, config = run.model(), run.task(), run.config
+    model, task = run.model(), run.task()
+    config: Any = run.config
     model.loop_rule = None
     cutoff, scale = config.curriculum.max_n, config.objective.loop_scale
     rows = []
@@ -108,14 +110,28 @@ def speeds(folder: Path, samples: int) -> pd.DataFrame:
     )
 
 
-def exponent(x: np.ndarray, y: np.ndarray, *, resamples: int = 2000) -> tuple[float, float, float]:
-    """Slope of log y over log x, with a 95% bootstrap interval over the points."""
-    if len({*x}) < 2:
-        return (np.nan,) * 3
-    x, y = np.log(x), np.log(y)
-    drawn = np.random.default_rng(0).integers(0, len(x), (resamples, len(x)))
-    again = [np.polyfit(x[d], y[d], 1)[0] for d in drawn if len({*x[d]}) > 1]
-    low, high = np.quantile(again, (0.025, 0.975))
+def exponent(x: Any, y: Any, of: Any = None) -> tuple[float, float, float]:
+    """Slope of log y over log x, with a 95% bootstrap interval over points, or over models.
+
+    Args:
+        x: Numbers above 0.
+        y: Numbers above 0.
+        of: The model of each point, where one has several: it then has a level of its own.
+    """
+    x, y = np.log(np.asarray(x, float)), np.log(np.asarray(y, float))
+    groups = np.arange(len(x)) if of is None else np.unique(of, return_inverse=True)[1]
+    rows = [np.flatnonzero(groups == g) for g in range(groups.max(initial=-1) + 1)]
+    if of is not None:
+        x, y = (np.concatenate([v[r] - v[r].mean() for r in rows]) for v in (x, y))
+        rows = np.split(np.arange(len(x)), np.cumsum([len(r) for r in rows])[:-1])
+    if not len(rows) or np.ptp(x) == 0:
+        return np.nan, np.nan, np.nan
+    generator, slopes = np.random.default_rng(0), []
+    for _ in range(RESAMPLES):
+        drawn = np.concatenate([rows[k] for k in generator.integers(0, len(rows), len(rows))])
+        if np.ptp(x[drawn]) > 0:
+            slopes.append(np.polyfit(x[drawn], y[drawn], 1)[0])
+    low, high = np.quantile(slopes, (0.025, 0.975))
     return float(np.polyfit(x, y, 1)[0]), float(low), float(high)
 
 
@@ -124,14 +140,13 @@ def as_table(found: pd.DataFrame) -> str:
     rows = []
     for task, of in found.groupby("task", sort=False):
         at = of.query("n == cutoff")
-        learnt = at[np.isfinite(at["least_loops"])]
+        learnt = at.query("least_loops < inf")
         given = learnt["cutoff"] / learnt["trained_loops"]
-        law = exponent(given.values, (learnt["n"] / learnt["least_loops"]).values)
-        known = of[np.isfinite(of["least_loops"])]
+        law = exponent(given, learnt["n"] / learnt["least_loops"])
         models = ["cutoff", "trained_loops", "seed"]
-        growth = _growth(known, "least_loops", models)
-        settling = _growth(of[np.isfinite(of["settled"])], "settled", models)
-        ratio = (learnt["least_loops"] / learnt["trained_loops"]).median()
+        growth = _growth(of, "least_loops", models)
+        settling = _growth(of, "settled", models)
+        ratio = np.median(learnt["least_loops"] / learnt["trained_loops"])
         share = f"{len(learnt)} of {len(at)}"
         rows.append([task, share, _said(law), f"{ratio:.2f}", _said(growth), _said(settling)])
     return table(
@@ -143,10 +158,9 @@ def as_table(found: pd.DataFrame) -> str:
 
 def _growth(of: pd.DataFrame, what: str, models: list[str]) -> tuple[float, float, float]:
     """Exponent of a growth with n that all models of a task share, each from a level of its own."""
-    logs = np.log(of[["n", what]])
-    own = logs - logs.groupby([of[name] for name in models]).transform("mean")
-    x, y = (np.exp(own[name].values) for name in ("n", what))
-    return exponent(x, y)
+    known = of.query(f"{what} < inf")
+    names = known[models].astype(str).agg(" ".join, axis="columns")
+    return exponent(known["n"], known[what], of=names)
 
 
 def _said(estimate: tuple[float, float, float]) -> str:

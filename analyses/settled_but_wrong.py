@@ -125,7 +125,8 @@ def longest_run(values: list, of: object = None) -> int:
 def as_table(known: pd.DataFrame) -> str:
     """A row for each model and length, on the distribution where the fewest rest right."""
     rows = []
-    for (name, n), cells in known.groupby(["model", "length"], sort=False):
+    for name, n in known[["model", "length"]].drop_duplicates().values.tolist():
+        cells = known.query("model == @name and length == @n")
         at = cells.sort_values(FATES[0], kind="stable").iloc[0]
         shown = [f"{at[fate]:.2f}" if at[fate] else "" for fate in FATES]
         told = "" if pd.isna(at["auc"]) else f"{at['told_by']} ({at['auc']:.2f})"

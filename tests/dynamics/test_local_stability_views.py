@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -64,7 +65,7 @@ def test_the_complex_plane_holds_every_eigenvalue_and_the_unit_circle(
     result: LocalStabilityResult,
 ) -> None:
     (figure,) = result.figures()
-    traces = list(figure.plot.select_traces())
+    traces: Any = list(figure.plot.select_traces())
     circles, marks = traces[::2], traces[1::2]
     for circle in circles:
         np.testing.assert_allclose(np.hypot(circle.x, circle.y), 1)

@@ -130,7 +130,8 @@ def test_without_a_limit_nothing_is_claimed() -> None:
 def test_the_figures_show_the_control(tmp_path: Path) -> None:
     result = reachability_study(LinearModel(0.5 * torch.eye(2)), batch())
     starts, kicks = load_result(result.save(tmp_path)).figures()
-    bars, control = starts.plot.data
+    plot: Any = starts.plot
+    bars, control = plot.data
     assert list(bars.y) == ["own", "zeros", "noise 1", "noise 2", "other 1", "other 2"]
     assert list(control.x) == [0.0] and "cosine of the limits" in starts.control
     assert kicks.data is not None and (kicks.data["back"] == 1).all()

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from loopinterp.models import LoopedTransformer
 from tests.models.variants import build, some_inputs
 
 
-def gated() -> LoopedTransformer:
+def gated() -> Any:
     return build("gated").double().eval()
 
 
