@@ -119,12 +119,14 @@ def exponent(x: Any, y: Any, of: Any = None) -> tuple[float, float, float]:
         of: The model of each point, where one has several: it then has a level of its own.
     """
     x, y = np.log(np.asarray(x, float)), np.log(np.asarray(y, float))
+    if not len(x):
+        return np.nan, np.nan, np.nan
     groups = np.arange(len(x)) if of is None else np.unique(of, return_inverse=True)[1]
     rows = [np.flatnonzero(groups == g) for g in range(groups.max(initial=-1) + 1)]
     if of is not None:
         x, y = (np.concatenate([v[r] - v[r].mean() for r in rows]) for v in (x, y))
         rows = np.split(np.arange(len(x)), np.cumsum([len(r) for r in rows])[:-1])
-    if not len(rows) or np.ptp(x) == 0:
+    if np.ptp(x) == 0:
         return np.nan, np.nan, np.nan
     generator, slopes = np.random.default_rng(0), []
     for _ in range(RESAMPLES):
@@ -146,7 +148,7 @@ def as_table(found: pd.DataFrame) -> str:
         models = ["cutoff", "trained_loops", "seed"]
         growth = _growth(of, "least_loops", models)
         settling = _growth(of, "settled", models)
-        ratio = np.median(learnt["least_loops"] / learnt["trained_loops"])
+        ratio = pd.Series(learnt["least_loops"] / learnt["trained_loops"]).median()
         share = f"{len(learnt)} of {len(at)}"
         rows.append([task, share, _said(law), f"{ratio:.2f}", _said(growth), _said(settling)])
     return table(

@@ -48,7 +48,11 @@ MODELS: dict[str, tuple[str, list[str], str]] = {
     "copy": ("copy", [], "A shift: right at T(n) loops, and at no other number."),
     "binary_sum": ("binary_sum", [], "A counter at the = that bits run into."),
     "multiplication": ("multiplication", [], "Products of two bits and n, in n loops."),
-    "unique_set": ("unique_set", [], "A layer that sees all, then a loop that closes gaps."),
+    "unique_set": (
+        "unique_set",
+        ["steps=9600"],
+        "A layer that sees all, then a loop.",
+    ),
     "token_addition": ("token_addition", [], "Addition in tokens, most significant bit first."),
 }
 """Each model: its recipe, what is changed of it, and what it is an example of."""

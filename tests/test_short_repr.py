@@ -134,6 +134,8 @@ def _made() -> dict[str, Any]:
         "Broyden": dynamics.Broyden(),
         "NewtonKrylov": dynamics.NewtonKrylov(),
         "Picard": dynamics.Picard(),
+        "Limits": dynamics.find_limits(bound, bound.h0, max_loops=4),
+        "LoopMeasures": next(dynamics.stream_measures(bound, 1))[2],
         "ContractionRates": dynamics.contraction_rates(states),
         "FixedPoint": dynamics.find_fixed_point(bound.step, bound.h0),
         "Regime": dynamics.Regime.ORBIT,

@@ -33,7 +33,7 @@ STUDIES: dict[str, Callable[[Any, Any], Any]] = {
     "extrapolation_study": lambda m, d: dynamics.extrapolation_study(m, d, n_loops=20),
     "reachability_study": lambda m, d: dynamics.reachability_study(m, d, n_loops=20),
     "input_dependence_study": lambda m, d: dynamics.input_dependence_study(
-        m, d, n_loops=20, n_sensitivity=0
+        m, d, n_loops=20, n_sensitivity=1, n_probes=1
     ),
     "local_stability_study": lambda m, d: dynamics.local_stability_study(m, d, k=1),
     "attention_stabilisation_study": dynamics.attention_stabilisation_study,

@@ -240,12 +240,13 @@ def convergence_study(
         for rows in track(parts_of, "convergence"):
             iteration = bind(model, batch.inputs[rows])
             states = run_loops(iteration, n_loops)
-            limit, status, *_ = find_limits(
+            ended = find_limits(
                 iteration, states[-1], max_loops=limit_steps, tol=limit_tol, solver=solver
             )
             # Of a run that left the finite numbers and came back, no limit is claimed.
             through = states.isfinite().flatten(2).all(dim=2).all(dim=0)
-            status = torch.where(through, status, int(Status.DIVERGED)).to(torch.int8)
+            limit = ended.state
+            status = torch.where(through, ended.status, int(Status.DIVERGED)).to(torch.int8)
             found = (status == Status.CONVERGED).nonzero().flatten()[:n_spectral]
             n_spectral -= len(found)
             part = _measure(states, limit, threshold)

@@ -69,6 +69,13 @@ def _limits(result: ConvergenceResult) -> Finding:
     """How many limits were found, and what a small disturbance does there."""
     found = result.data["limit_status"] == Status.CONVERGED
     n_found, n_examples = int(found.sum()), found.size
+    n_cycles = int((result.data["limit_status"] == Status.CYCLE).sum())
+    if n_cycles and not n_found:
+        text = (
+            f"{n_cycles} of the {n_examples} examples end on a cycle and none at a fixed point: "
+            "they come back to the same states again and again, and do not rest."
+        )
+        return Finding(text, value=f"{n_cycles} of {n_examples} on cycles", good=False)
     if not n_found:
         text = (
             f"No limit was found for any of the {n_examples} examples, so it cannot be said "
@@ -76,6 +83,8 @@ def _limits(result: ConvergenceResult) -> Finding:
         )
         return Finding(text, value="no limit found", good=False)
     text = f"A limit was found for {n_found} of {n_examples} examples"
+    if n_cycles:
+        text += f", and {n_cycles} more end on a cycle"
     radius, residual = result.data["spectral_radius"], result.data["spectral_residual"]
     # Against the bound of 1, what counts is the residual itself, not its share of a small radius.
     radius = radius.where(residual * radius <= RITZ_TOLERANCE).dropna("batch")

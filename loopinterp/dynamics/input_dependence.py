@@ -173,10 +173,9 @@ def input_dependence_study(
         rows = (own.status == Status.CONVERGED).nonzero().flatten()[:n_sensitivity]
         if len(rows):
             some = iteration.select(rows)
-            sensitivity[rows] = limit_sensitivity(
-                some, own.state[rows], n_probes=n_probes, seed=seed
-            ).float()
-        unknown = ~found[:, None, None]
+            derivative = limit_sensitivity(some, own.state[rows], n_probes=n_probes, seed=seed)
+            sensitivity[rows.cpu()] = derivative.float().cpu()
+        unknown = ~found[:, None, None].cpu()
         return InputDependenceResult.of(
             watch,
             status=own.status.to(torch.int8),
@@ -262,7 +261,7 @@ def _substitute(
     limit, answer = centre(iteration, own), iteration.read(own.state, last).argmax(dim=-1)
     effect = torch.full((n_examples, n_pos, n_pos), float("nan"))
     changes = torch.full((n_examples, n_pos, n_pos), -1, dtype=torch.int8)
-    rows, sources = differs.nonzero(as_tuple=True)
+    rows, sources = differs.cpu().nonzero(as_tuple=True)
     for part in track(list(_parts(len(rows), limit)), "substitutions"):
         row, source = rows[part], sources[part]
         inputs = batch.inputs[row]

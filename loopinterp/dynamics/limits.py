@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
 import torch
 
 from loopinterp.dynamics.fixed_point import find_fixed_point
 from loopinterp.dynamics.solvers.fixed_point_solver import Status
 from loopinterp.dynamics.solvers.solver_registry import get_solver
+from loopinterp.short_repr import ShortRepr
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -22,7 +24,8 @@ PHASE = 16
 """Loops of the first phase of a search."""
 
 
-class Limits(NamedTuple):
+@dataclass(frozen=True, repr=False)
+class Limits(ShortRepr):
     """Where the examples of a batch ended.
 
     Attributes:
@@ -37,6 +40,10 @@ class Limits(NamedTuple):
     status: Int[Tensor, " batch"]
     loops: Int[Tensor, " batch"]
     period: Int[Tensor, " batch"]
+
+    def roll(self, shift: int) -> Limits:
+        """Those of the examples so many places before, as :func:`torch.roll` has it."""
+        return Limits(*(getattr(self, f.name).roll(shift, 0) for f in fields(self)))
 
     @property
     def found(self) -> Bool[Tensor, " batch"]:
@@ -80,7 +87,7 @@ def find_limits(
         state[rows], status[rows] = found.state, found.status
         loops[rows] += found.n_steps
         period[rows] = torch.where(found.converged, 1, found.period)
-        done, steps = done + steps, 2 * steps
+        done, steps = done + steps, 4 * steps
     return Limits(state, status, loops, period)
 
 

@@ -139,10 +139,9 @@ def reachability_study(
     Source: path independence, arXiv 2211.09961; reachability, arXiv 2604.15259.
 
     Example:
-        >>> from loopinterp.rasp import compile_program, get_program
-        >>> compiled = compile_program(get_program("ripple"), n_positions=8)
-        >>> from loopinterp.tasks import Addition
-        >>> found = reachability_study(compiled, Addition(), n=5, batch_size=8)
+        >>> from loopinterp import load_pretrained
+        >>> run = load_pretrained("parity")
+        >>> found = reachability_study(run.model(), run.task(), n=4, batch_size=4, kicks=(0.1,))
         >>> found.reached().sel(start="zeros", estimate="value").item()
         1.0
     """
@@ -169,7 +168,7 @@ def reachability_study(
         ]
         fates = [search.fate(end, own) for end in reached.values()]
         after = [search.fate(end, own) for end in kicked]
-        other = search.fate(Limits(*(values.roll(-1, 0) for values in own)), own)
+        other = search.fate(own.roll(-1), own)
         shape = (len(kicks), n_draws)
         return ReachabilityResult.of(
             watch,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 
 from loopinterp.dynamics.measures import NOISE, share_of_size
+from loopinterp.short_repr import ShortRepr
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -17,7 +19,8 @@ if TYPE_CHECKING:
     from loopinterp.models.looped_model import Iteration
 
 
-class LoopMeasures(NamedTuple):
+@dataclass(frozen=True, repr=False)
+class LoopMeasures(ShortRepr):
     r"""What one loop did, with :math:`D_t = h_t - h_{t-1}`; NaN where it is not defined (yet).
 
     Attributes:
@@ -70,14 +73,15 @@ def stream_measures(
                 update = h - before
                 size = torch.linalg.vector_norm(update, dim=-1)
                 most = update.abs().amax(dim=(1, 2)), h.abs().amax(dim=(1, 2))
-                measures = measures._replace(
-                    residual=share_of_size(size, norm), residual_max=share_of_size(*most)
+                measures = replace(
+                    measures, residual=share_of_size(size, norm), residual_max=share_of_size(*most)
                 )
                 if last is not None and last_size is not None:
                     unknown = ~(_real(size, norms[-1], norms[-2]))
                     unknown |= ~(_real(last_size, norms[-2], norms[-3]))
                     cosine = torch.linalg.vecdot(update, last) / (size * last_size)
-                    measures = measures._replace(
+                    measures = replace(
+                        measures,
                         contraction=(size / last_size).masked_fill(unknown, float("nan")),
                         cosine=cosine.clamp(-1, 1).masked_fill(unknown, float("nan")),
                     )

@@ -140,7 +140,7 @@ def list_recipes() -> tuple[str, ...]:
 
     Example:
         >>> list_recipes()[:2]
-        ('addition', 'addition-quick')
+        ('abacus', 'addition')
     """
     return tuple(sorted(path.stem for path in _FOLDER.glob("*.json")))
 

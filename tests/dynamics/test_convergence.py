@@ -90,7 +90,7 @@ def test_a_rotation_is_an_orbit_without_a_limit() -> None:
     result = convergence_study(LinearModel(rotation(math.pi / 3)), batch_of_ones(), n_loops=40)
     assert result.regime_counts()["orbit"] == 4
     assert (result.data["period"] == 6).all()
-    assert (result.data["limit_status"] == Status.OUT_OF_BUDGET).all()
+    assert (result.data["limit_status"] == Status.CYCLE).all()
     assert result.settled_share() == 0
     np.testing.assert_allclose(result.data["cosine"][2:], 0.5, atol=1e-4)
     assert result.data["spectral_radius"].isnull().all()

@@ -142,11 +142,22 @@ def test_settled_on_wrong_answers_says_so() -> None:
     assert "100% of the tokens settle" in text and "0% of the answers are right" in text
 
 
-@pytest.mark.parametrize("matrix", [rotation(math.pi / 3), 3.0 * torch.eye(2)])
+@pytest.mark.parametrize("matrix", [rotation(1.0), 3.0 * torch.eye(2)])
 def test_where_no_limit_was_found_nothing_is_said_of_its_stability(matrix: torch.Tensor) -> None:
     *_, limits = convergence_study(LinearModel(matrix), batch_of_ones(), n_loops=40).findings()
     assert "cannot be said" in limits.text and limits.good is False
     assert not any(word in limits.text for word in ("attract", "below 1", "dies out"))
+
+
+def test_a_cycle_is_called_one_and_nothing_more(result: ConvergenceResult) -> None:
+    turning = LinearModel(rotation(math.pi / 3))
+    *_, limits = convergence_study(turning, batch_of_ones(), n_loops=40).findings()
+    assert limits.value == "2 of 2 on cycles" and limits.good is False
+    assert not any(word in limits.text for word in ("attract", "below 1", "dies out"))
+    data = result.data.copy(deep=True)
+    data["limit_status"][0] = Status.CYCLE
+    *_, limits = dataclasses.replace(result, data=data).findings()
+    assert "1 of 2 examples, and 1 more end on a cycle" in limits.text
 
 
 def test_stability_is_claimed_of_measured_and_known_limits_only(result: ConvergenceResult) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import torch
@@ -24,7 +25,8 @@ def measured(model: object, n_loops: int) -> LoopMeasures:
     """The measures of all loops, stacked."""
     inputs = torch.tensor([[1, 2, 3], [4, 5, 0]])
     every = [done for _, _, done in stream_measures(bind(model, inputs), n_loops)]
-    return LoopMeasures(*(torch.stack(values) for values in zip(*every)))
+    names = [field.name for field in dataclasses.fields(LoopMeasures)]
+    return LoopMeasures(**{k: torch.stack([getattr(one, k) for one in every]) for k in names})
 
 
 def test_they_are_those_of_the_whole_run() -> None:

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analyses import budget_law
+from analyses.budget_law import FILE, NAME, PAGE, as_table, exponent
+from analyses.tables_in_pages import PAGES
+
+
+def test_an_exponent_is_that_of_the_power_law_it_is_made_of() -> None:
+    x = np.geomspace(1, 16, 12)
+    noisy = 3 * x**0.7 * np.exp(0.05 * np.random.default_rng(0).normal(size=12))
+    value, low, high = exponent(x, noisy)
+    assert low < 0.7 < high and high - low < 0.2 and low <= value <= high
+    assert np.isnan(exponent([2, 2], [1, 3])).all() and np.isnan(exponent([], [])).all()
+
+
+def test_models_have_levels_of_their_own() -> None:
+    x, y = np.tile([1.0, 2, 4], 2), np.array([2.0, 4, 8, 200, 400, 800])
+    np.testing.assert_allclose(exponent(x, y, of=["a"] * 3 + ["b"] * 3), 1)
+    assert exponent(x, y)[2] - exponent(x, y)[1] > 1, "without them the interval is wide"
+
+
+def models(speed: float) -> pd.DataFrame:
+    """Models that need n over a power of what they were given in training."""
+    rows = [
+        {"task": "made up", "cutoff": c, "trained_loops": c * s, "seed": 0, "n": n}
+        | {"least_loops": n * s**speed, "settled": np.inf if s == 2 else 2 * n}
+        for c in (8, 12, 16)
+        for s in (0.5, 1, 2)
+        for n in (c // 2, c, 2 * c)
+    ]
+    return pd.DataFrame(rows)
+
+
+@pytest.mark.parametrize("speed", [0.0, 1.0])
+def test_the_table_finds_the_law_or_that_there_is_none(speed: float) -> None:
+    _, _, row = as_table(models(speed)).splitlines()
+    assert row.startswith(f"| made up | 9 of 9 | {speed:.2f} ("), row
+    assert row.endswith("| 1.00 (1.00 to 1.00) | 1.00 (1.00 to 1.00) |")
+
+
+def test_a_model_that_has_not_learnt_is_left_out_and_counted() -> None:
+    found = models(1.0)
+    found.loc[found["trained_loops"] == 4, "least_loops"] = np.inf
+    assert "| 8 of 9 |" in as_table(found)
+
+
+@pytest.mark.slow
+def test_it_trains_and_writes_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = Path(shutil.copy(PAGES / PAGE, tmp_path))
+    asked = ["--tasks", "parity", "--cutoffs", "3", "--seeds", "0", "--samples", "4"]
+    where = ["--out", str(tmp_path / "runs"), "--results", str(tmp_path), "--page", str(page)]
+    tiny = ["--set", "steps=2", "--set", "model.d_model=8", "--set", "model.n_heads=2"]
+    monkeypatch.setattr(sys, "argv", ["budget_law", *asked, *where, *tiny])
+    budget_law.main()
+    found = pd.read_csv(tmp_path / FILE)
+    assert {*found["n"]} == {2, 3, 4, 6} and {*found["trained_loops"]} <= {2.0, 3.0, 4.0, 6.0, 8.0}
+    assert f"table {NAME}" in page.read_text() and "| parity |" in page.read_text()
