@@ -40,7 +40,7 @@ def test_one_model_anew_leaves_the_others(tmp_path: Path, monkeypatch: pytest.Mo
     made = pd.read_csv(tmp_path / FILE)
     others, before = (of.query("model != 'prefix_sum'") for of in (made, KEPT))
     pd.testing.assert_frame_equal(others.reset_index(drop=True), before.reset_index(drop=True))
-    (own,) = made[made["model"] == "prefix_sum"].to_dict("records")
+    (own,) = made.query("model == 'prefix_sum'").to_dict(orient="records")
     # It ends on a cycle of two loops, and is right all the same.
     assert own["samples"] == 4 and own["moves on, right"] == 1
 
