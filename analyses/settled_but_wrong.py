@@ -13,20 +13,20 @@ analyses/results/settled_but_wrong.csv; the table goes into a page of the docume
 
 from __future__ import annotations
 
-import argparse
+from collections.abc import Sequence
 from itertools import groupby, pairwise
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import torch
 from sklearn.metrics import roc_auc_score
 
-from analyses.tables_in_pages import PAGES, RESULTS, rewrite, table
+from analyses.tables_in_pages import table
+from analyses.zoo_tables import measure_zoo
 from loopinterp.dynamics import FATES, convergence_study
 from loopinterp.tasks import Addition, Batch, Task
 from loopinterp.training.evaluation import judged_distributions
-from loopinterp.zoo import list_pretrained, load_pretrained
+from loopinterp.zoo import load_pretrained
 
 FILE, PAGE, NAME = "settled_but_wrong.csv", "convergence-and-answers.md", "settled-but-wrong"
 TIMES = (1, 2, 4)
@@ -35,29 +35,13 @@ FEWEST = 5
 
 
 def main() -> None:
-    names = list(list_pretrained().index)
-    parser = argparse.ArgumentParser(description="Where settling and being right part.")
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--page", type=Path, default=PAGES / PAGE)
-    parser.add_argument("--name", action="append", choices=names, help="Default: all.")
-    parser.add_argument("--times", type=int, nargs="+", default=TIMES, help="The cutoff.")
-    parser.add_argument("--samples", type=int, default=100)
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    file = args.results / FILE
-    known = pd.read_csv(file) if file.exists() else pd.DataFrame(columns=["model"])
-    for name in args.name or names:
-        found = measure(name, args.times, args.samples)
-        others = known.query("model != @name and model in @names")
-        known = pd.concat([others, found] if len(others) else [found])
-        known = known.sort_values(by=["model"], kind="stable")
-        args.results.mkdir(parents=True, exist_ok=True)
-        known.to_csv(file, index=False, float_format="%.4f")
-        print(found.to_string(index=False), flush=True)
-    rewrite(args.page, {NAME: as_table(pd.read_csv(file))})
+    measure_zoo(
+        "Where settling and being right part.", measure, as_table,
+        file=FILE, page=PAGE, table=NAME, times=TIMES, samples=100,
+    )  # fmt: skip
 
 
-def measure(name: str, times: list[int], samples: int) -> pd.DataFrame:
+def measure(name: str, times: Sequence[int], samples: int) -> pd.DataFrame:
     """Shares of the classes, and what tells the wrong answers, by length and distribution."""
     run = load_pretrained(name)
     model, task, rows = run.model(), run.task(), []

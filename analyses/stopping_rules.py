@@ -11,18 +11,17 @@ distribution that is hardest.
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
+from collections.abc import Sequence
 
 import pandas as pd
-import torch
 
-from analyses.tables_in_pages import PAGES, RESULTS, rewrite, table
+from analyses.tables_in_pages import table
+from analyses.zoo_tables import measure_zoo
 from loopinterp.studied_model import open_run
 from loopinterp.training import evaluate
 from loopinterp.training.evaluation import ANY, BEST, ORACLE
 from loopinterp.workflow import CALIBRATED, STOPPING, calibrate_stopping, stopping_rules
-from loopinterp.zoo import list_pretrained, load_pretrained
+from loopinterp.zoo import load_pretrained
 
 FILE, PAGE, NAME = "stopping_rules.csv", "when-to-stop.md", "stopping-rules"
 TIMES = (1, 2, 4)
@@ -33,30 +32,13 @@ SHORT = {ORACLE: "T(n)", BEST: "best loop", CALIBRATED: CALIBRATED} | {
 
 
 def main() -> None:
-    names = list(list_pretrained().index)
-    parser = argparse.ArgumentParser(description="Every stopping rule on every model of the zoo.")
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--page", type=Path, default=PAGES / PAGE)
-    parser.add_argument("--name", action="append", choices=names, help="Default: all.")
-    parser.add_argument("--times", type=int, nargs="+", default=TIMES, help="The cutoff.")
-    parser.add_argument("--samples", type=int, default=200)
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    file = args.results / FILE
-    known = pd.read_csv(file) if file.exists() else pd.DataFrame(columns=["model"])
-    for name in args.name or names:
-        found = measure(name, args.times, args.samples)
-        others = known.query("model != @name and model in @names")
-        known = pd.concat([others, found] if len(others) else [found])
-        known = known.sort_values(by=["model"], kind="stable")
-        args.results.mkdir(parents=True, exist_ok=True)
-        known.to_csv(file, index=False, float_format="%.4f")
-        print(found.to_string(index=False), flush=True)
-    rewrite(args.page, {NAME: as_table(pd.read_csv(file))})
-    print(args.page)
+    measure_zoo(
+        "Every stopping rule on every model of the zoo.", measure, as_table,
+        file=FILE, page=PAGE, table=NAME, times=TIMES, samples=200,
+    )  # fmt: skip
 
 
-def measure(name: str, times: list[int], samples: int) -> pd.DataFrame:
+def measure(name: str, times: Sequence[int], samples: int) -> pd.DataFrame:
     """What every rule reaches on a model, by distribution and length."""
     run = load_pretrained(name)
     rules = stopping_rules([*STOPPING]) | {CALIBRATED: calibrate_stopping(open_run(run.folder))}

@@ -162,9 +162,11 @@ def input_dependence_study(
             own = seek(iteration, iteration.h0)
             starts = other_starts(own.state, generator, n_noise=n_noise, n_others=n_others)
             ends = [own, *(seek(iteration, start) for start in starts.values())]
-            effect, changes = _substitute(model, batch, own, seek)
             limits = torch.stack([centre(iteration, end) for end in ends])
-        found, middle = own.found, limits[0]
+            middle = limits[0]
+            answer = iteration.read(own.state, int(own.loops.max())).argmax(dim=-1)
+            effect, changes = _substitute(model, batch, middle, answer, seek)
+        found = own.found
         everywhere = torch.stack([end.found for end in ends]).all(dim=0)
         size = _squared(middle[found], 0, counted[found]).mean().clamp_min(1e-30)
         over_inputs = _squared(middle, middle[found].mean(dim=0), counted) / size
@@ -247,18 +249,12 @@ def limit_sensitivity(
 
 
 def _substitute(
-    model: LoopedModel, batch: Batch, own: Limits, seek: Callable[..., Limits]
+    model: LoopedModel, batch: Batch, limit: Tensor, answer: Tensor, seek: Callable[..., Limits]
 ) -> tuple[Tensor, Tensor]:
     """What becomes of limits and answers when one token is that of the next example."""
     n_examples, n_pos = batch.inputs.shape[:2]
     other = batch.inputs.roll(-1, 0)
-    differs = (
-        (batch.inputs != other).flatten(2).any(dim=-1)
-        if batch.inputs.ndim > 2
-        else (batch.inputs != other)
-    )
-    iteration, last = bind(model, batch.inputs), int(own.loops.max())
-    limit, answer = centre(iteration, own), iteration.read(own.state, last).argmax(dim=-1)
+    differs = (batch.inputs != other).reshape(n_examples, n_pos, -1).any(dim=-1)
     effect = torch.full((n_examples, n_pos, n_pos), float("nan"))
     changes = torch.full((n_examples, n_pos, n_pos), -1, dtype=torch.int8)
     rows, sources = differs.cpu().nonzero(as_tuple=True)
@@ -270,7 +266,7 @@ def _substitute(
         end = seek(iteration, iteration.h0)
         gap = centre(iteration, end) - limit[row]
         moved = share_of_size(gap.norm(dim=-1), limit[row].norm(dim=-1))
-        there = iteration.read(end.state, last).argmax(dim=-1)
+        there = iteration.read(end.state, int(end.loops.max())).argmax(dim=-1)
         found = end.found[:, None]
         effect[row, source] = moved.float().masked_fill(~found, float("nan")).cpu()
         changed = (there != answer[row]).to(torch.int8)

@@ -76,6 +76,7 @@ def find_limits(
     state = start.clone()
     status = torch.where(finite, int(Status.OUT_OF_BUDGET), int(Status.DIVERGED))
     loops, period = torch.zeros_like(status), torch.zeros_like(status)
+    # A cycle is told within one phase, so the later ones are long.
     done, steps = 0, PHASE
     while (
         done < max_loops and (rows := (status == Status.OUT_OF_BUDGET).nonzero().flatten()).numel()

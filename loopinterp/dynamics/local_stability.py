@@ -22,7 +22,7 @@ from loopinterp.dynamics.singular_values import (
     transient_growth,
 )
 from loopinterp.dynamics.starts import noise_like
-from loopinterp.dynamics.state_checks import asked_positions
+from loopinterp.dynamics.state_checks import asked_positions, of_each
 from loopinterp.dynamics.state_trajectories import chunks, gather, run_loops, state_bytes
 from loopinterp.errors import check_integer, check_number
 from loopinterp.models.looped_model import bind
@@ -194,7 +194,7 @@ def _find(iteration: Iteration, states: Tensor, tol: float) -> tuple[Tensor, dic
     regimes = classify_regimes(states.flatten(2))
     limits = find_limits(iteration, states[-1], max_loops=LIMIT_LOOPS, tol=tol)
     at = torch.where(
-        _column(limits.state.flatten(1).isfinite().all(1), limits.state), limits.state, 0
+        of_each(limits.state.flatten(1).isfinite().all(1), limits.state), limits.state, 0
     )
     part = {"turn": limits.period.to(torch.int32), "regime": regimes.regime.to(torch.int8)}
     return at, part
@@ -203,7 +203,7 @@ def _find(iteration: Iteration, states: Tensor, tol: float) -> tuple[Tensor, dic
 def _lyapunov(step: Callable[[Tensor], Tensor], state: Tensor, n_loops: int, seed: int) -> Tensor:
     """The largest exponent with its interval, [batch, estimate]; NaN for what diverges."""
     finite = state.flatten(1).isfinite().all(1)
-    safe = torch.where(_column(finite, state), state, 0)
+    safe = torch.where(of_each(finite, state), state, 0)
     found = lyapunov_exponents(step, safe, n_loops, seed=seed)
     ends = torch.cat([found.values, found.low, found.high], dim=1).float()
     return torch.where(finite[:, None], ends, float("nan"))
@@ -269,8 +269,3 @@ def _at_state(
         "growth_at": growth.at,
         "growth_closed": growth.closed,
     }
-
-
-def _column(rows: Tensor, values: Tensor) -> Tensor:
-    """One flag of each example, to be held against its values."""
-    return rows.reshape(-1, *[1] * (values.ndim - 1))

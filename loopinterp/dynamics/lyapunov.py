@@ -10,6 +10,7 @@ import torch
 from einops import rearrange
 
 from loopinterp.dynamics.jacobian import JacobianOperator, push_forward
+from loopinterp.dynamics.state_checks import of_each
 from loopinterp.errors import MOST_LOOPS, check_integer
 from loopinterp.short_repr import ShortRepr
 
@@ -94,8 +95,8 @@ def lyapunov_exponents(
         lost = ~(state.flatten(1).isfinite().all(1) & tangents.flatten(1).isfinite().all(1))
         if lost.any():  # what has left the finite numbers stays at 0, and counts as NaN
             dead |= lost
-            state = torch.where(_like(dead, state), 0, state)
-            tangents = torch.where(_like(dead, tangents), 0, tangents)
+            state = torch.where(of_each(dead, state), 0, state)
+            tangents = torch.where(of_each(dead, tangents), 0, tangents)
         if loop >= discard:
             block = (loop - discard) * n_blocks // n_loops
             total[block] += growth
@@ -120,10 +121,6 @@ def _advance(
     pushed = torch.stack([product.flatten(1) for _, product in carried], dim=-1)
     turned, upper = torch.linalg.qr(pushed.reshape(tangents.shape))
     return carried[0][0], turned, upper.diagonal(dim1=1, dim2=2).abs().double().log()
-
-
-def _like(rows: Tensor, values: Tensor) -> Tensor:
-    return rows.reshape(-1, *[1] * (values.ndim - 1))
 
 
 def _student(n_blocks: int) -> float:

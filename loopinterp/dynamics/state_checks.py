@@ -62,6 +62,11 @@ def check_shape(values: Tensor, like: Tensor, name: str, *, fix: str) -> None:
         raise InputError(name, expected=f"shape {wanted}", given=f"shape {given}", fix=fix)
 
 
+def of_each(flags: Bool[Tensor, " batch"], values: Tensor) -> Bool[Tensor, "batch ..."]:
+    """One flag of each example, in a shape to be held against its values."""
+    return flags.reshape(-1, *[1] * (values.ndim - 1))
+
+
 def asked_positions(batch: Batch, positions: str = "asked") -> Bool[Tensor, "batch pos"]:
     """Positions that a study counts: those with a target (``asked``), or ``all`` of them.
 
