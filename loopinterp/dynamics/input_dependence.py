@@ -53,7 +53,8 @@ class InputDependenceResult(Result, kind="input-dependence"):
         over_starts: Mean squared distance of the limits that it reaches from all starts to their
             own mean.
         effect: How far the limit of a position moves, over its norm, when the token at another
-            one (``source``) becomes that of the next example; NaN where that is the same token.
+            one (``source``) becomes that of the next example; NaN where that is the same token, and
+            for examples beyond the first ``n_substituted``.
         answer_changes: Whether the answer there changes: 1, 0, or -1 where that is not known.
         sensitivity: Relative change of the limit at a position per relative change of the
             injected input at a source, by the implicit function theorem
@@ -106,6 +107,7 @@ def input_dependence_study(
     n_loops: int = 200,
     n_noise: int = 2,
     n_others: int = 2,
+    n_substituted: int | None = None,
     n_sensitivity: int = 4,
     n_probes: int = 4,
     tol: float = 1e-5,
@@ -123,6 +125,8 @@ def input_dependence_study(
         n_loops: Loops after which no limit is expected any more.
         n_noise: Starts at noise, beside the model's own and zeros.
         n_others: Starts at other examples' limits.
+        n_substituted: Examples whose tokens are changed one by one (0 for none), a run to a limit
+            for each token; all if None.
         n_sensitivity: Examples whose limit is differentiated (0 for none).
         n_probes: Random directions of each derivative; its relative error is about
             ``1 / sqrt(2 * n_probes)``.
@@ -150,6 +154,9 @@ def input_dependence_study(
     check_integer("n_others", n_others, least=0, most=len(batch) - 1)
     check_integer("n_noise", n_noise, least=0)
     check_integer("n_sensitivity", n_sensitivity, least=0)
+    if n_substituted is None:
+        n_substituted = len(batch)
+    check_integer("n_substituted", n_substituted, least=0)
     for name, number in {"n_loops": n_loops, "n_probes": n_probes}.items():
         check_integer(name, number, least=1)
     check_number("tol", tol, above=0)
@@ -165,7 +172,7 @@ def input_dependence_study(
             limits = torch.stack([centre(iteration, end) for end in ends])
             middle = limits[0]
             answer = iteration.read(own.state, int(own.loops.max())).argmax(dim=-1)
-            effect, changes = _substitute(model, batch, middle, answer, seek)
+            effect, changes = _substitute(model, batch, middle, answer, seek, n_substituted)
         found = own.found
         everywhere = torch.stack([end.found for end in ends]).all(dim=0)
         size = _squared(middle[found], 0, counted[found]).mean().clamp_min(1e-30)
@@ -249,7 +256,12 @@ def limit_sensitivity(
 
 
 def _substitute(
-    model: LoopedModel, batch: Batch, limit: Tensor, answer: Tensor, seek: Callable[..., Limits]
+    model: LoopedModel,
+    batch: Batch,
+    limit: Tensor,
+    answer: Tensor,
+    seek: Callable[..., Limits],
+    n_substituted: int,
 ) -> tuple[Tensor, Tensor]:
     """What becomes of limits and answers when one token is that of the next example."""
     n_examples, n_pos = batch.inputs.shape[:2]
@@ -257,7 +269,7 @@ def _substitute(
     differs = (batch.inputs != other).reshape(n_examples, n_pos, -1).any(dim=-1)
     effect = torch.full((n_examples, n_pos, n_pos), float("nan"))
     changes = torch.full((n_examples, n_pos, n_pos), -1, dtype=torch.int8)
-    rows, sources = differs.cpu().nonzero(as_tuple=True)
+    rows, sources = differs[:n_substituted].cpu().nonzero(as_tuple=True)
     for part in track(list(_parts(len(rows), limit)), "substitutions"):
         row, source = rows[part], sources[part]
         inputs = batch.inputs[row]

@@ -57,8 +57,8 @@ def _(result: InputDependenceResult) -> list[Finding]:
 @figures_of.register
 def _(result: InputDependenceResult) -> list[Figure]:
     """How far a token is felt, and who feels whom."""
-    if not (result.data["period"] > 0).any():
-        return []
+    if not result.data["effect"].notnull().any():
+        return []  # no limits, or no tokens changed
     return [distance_figure(result), token_figure(result)]
 
 

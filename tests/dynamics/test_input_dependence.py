@@ -48,6 +48,18 @@ def test_all_the_spread_of_a_contraction_is_the_inputs() -> None:
     np.testing.assert_allclose(result.data["over_inputs"], squared, rtol=1e-3)
 
 
+def test_tokens_are_changed_for_so_many_examples() -> None:
+    every, two, none = (
+        input_dependence_study(LinearModel(0.5 * torch.eye(2)), batch(), n_substituted=number)
+        for number in (None, 2, 0)
+    )
+    assert every.data["effect"].notnull().any(["source", "pos"]).all()
+    assert two.data["effect"][:2].equals(every.data["effect"][:2])
+    assert two.data["effect"][2:].isnull().all() and (two.data["answer_changes"][2:] == -1).all()
+    assert none.share_of_input().equals(every.share_of_input())
+    assert len(every.figures()) == 2 and none.figures() == [] and len(none.findings()) == 1
+
+
 def test_none_is_where_the_start_alone_decides() -> None:
     class FromHalf(MapModel):
         def initial_state(self, e: Tensor) -> Tensor:

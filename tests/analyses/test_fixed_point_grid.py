@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from analyses import fixed_point_grid
+from analyses.fixed_point_grid import FILE, GRIDS, PAGE, axes, claims_table, tables
+from analyses.tables_in_pages import PAGES, RESULTS, put
+from loopinterp.training import Sweep
+
+SWEEPS = Path(fixed_point_grid.__file__).parent / "sweeps"
+
+
+@pytest.mark.parametrize("task", GRIDS)
+def test_the_settings_are_all_combinations_and_are_what_their_names_say(task: str) -> None:
+    sweep = Sweep.read(SWEEPS / GRIDS[task].sweep).at()
+    said = {tuple(axes(name).values()) for name in sweep.changes}
+    recalls = {"no", "external"} | ({"internal"} if task == "prefix_sum" else set())
+    corners = itertools.product(recalls, ("pre", "peri"), (True, False))
+    assert said.issuperset(corners)
+    assert len(said) == len(sweep.changes) == (24 if task == "prefix_sum" else 8)
+    kinds = {"no": "none", "external": "concat", "internal": "internal"}
+    norms = {"peri": "sandwich"}
+    for name in sweep.changes:
+        at, model = axes(name), sweep.config_of(name, seed=0).model
+        assert model.injection == kinds[at["recall"]] and model.loop_norm == at["loop_norm"]
+        assert model.norm == norms.get(at["norm"], at["norm"])
+    asked = sweep.evaluation.lengths
+    assert {GRIDS[task].trained, GRIDS[task].far} <= {*asked}
+
+
+@pytest.mark.slow
+def test_it_trains_measures_and_writes_its_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page, out = Path(shutil.copy(PAGES / PAGE, tmp_path)), tmp_path / "runs"
+    where = ["--out", str(out), "--results", str(tmp_path), "--page", str(page)]
+    tiny = ["--set", "steps=2", "--set", "model.d_model=8", "--set", "model.n_heads=2"]
+    only = ["--only", "external recall, pre, loop norm", "--seeds", "0", "--examples", "4"]
+    monkeypatch.setattr(fixed_point_grid, "LOOPS", (1, 16))
+    monkeypatch.setattr(sys, "argv", ["x", "--task", "sudoku", *where, *tiny, *only])
+    fixed_point_grid.main()
+    row = pd.read_csv(tmp_path / FILE).iloc[0]
+    cell = json.loads(next(out.rglob("grid.json")).read_text())
+    assert row["found"] == pytest.approx(cell["found"], abs=1e-3) and 0 <= row["reached"] <= 1
+    assert "| external | pre | yes | 1 |" in page.read_text()
+    assert "Plotly.newPlot" in (out / "sudoku" / "grid.html").read_text()
+
+
+def test_the_page_is_what_the_file_says() -> None:
+    found = pd.read_csv(RESULTS / FILE)
+    written = {"grid-claims": claims_table(found)}
+    for task in found["task"].unique():
+        written |= tables(found, task)
+    text = (PAGES / PAGE).read_text()
+    assert put(text, written) == text
