@@ -47,10 +47,13 @@ TASK = Addition(format="features")
 SOURCE = {
     "standard": {8: (1.0, 1.0), 16: (0.73, 0.06), 24: (0.64, 0.01), 32: (0.61, 0.0)}
     | {40: (0.58, 0.0), 48: (0.56, 0.0)},
-    "looped": {8: (0.99, 0.94), 16: (0.99, 0.93), 24: (0.995, 0.90), 32: (0.99, 0.785)}
-    | {40: (0.98, 0.57), 48: (0.965, 0.315)},
+    "looped": {8: (0.99, 0.938), 16: (0.991, 0.901), 24: (0.981, 0.743), 32: (0.957, 0.471)}
+    | {40: (0.934, 0.269), 48: (0.906, 0.118)},
 }
-"""Bit accuracy and exact match of the notebook's code itself, of one seed and the mean of two."""
+"""Bit accuracy and exact match of the notebook's code itself: of one seed, and the mean of seven.
+
+The seven differ: exact match of the looped one is .43 to .95 at 24 bits, .19 to .85 at 32.
+"""
 
 AS_THE_NOTEBOOK = [
     "task_settings.format=features", "distribution=uniform", "ema=0", "state_noise=0",

@@ -56,9 +56,9 @@ def main() -> None:
 
 def keep(name: str, file: Path, results: Path) -> Path:
     """Keep what was found: a CSV as it is, a grid by operand lengths as its means."""
-    if not any(name.startswith(start) for start in ("notebook", "baselines_", "abacus-")):
+    if not name.startswith(("notebook", "baselines_", "ablations_", "abacus-")):
         fix = "Name it after the table that it is for."
-        expected = "notebook, baselines_TASK or abacus-SETTING"
+        expected = "notebook, baselines_TASK, ablations_TASK or abacus-SETTING"
         raise InputError("--keep", expected=expected, given=repr(name), fix=fix)
     results.mkdir(parents=True, exist_ok=True)
     kept = results / f"{name}.csv"
@@ -91,7 +91,11 @@ def tables(results: Path) -> dict[str, str]:
     return {
         "notebook": notebook(results / "notebook.csv"),
         "six-tasks": six_tasks(),
-        "baselines": baselines(sorted(results.glob("baselines_*.csv"))),
+        "baselines": sweeps(sorted(results.glob("baselines_*.csv")), "baselines_"),
+        **{
+            name: sweeps([*results.glob(f"{name}.csv")], "ablations_")
+            for name in ("ablations_parity", "ablations_addition")
+        },
         "abacus": abacus(sorted(results.glob("abacus-*.csv"))),
     }
 
@@ -146,21 +150,20 @@ def worst(measured: Measurement, n: int) -> str:
     return error(sum(shares) / len(shares), spread, 3)
 
 
-def baselines(files: list[Path]) -> str:
-    """Exact match by greedy generation of each baseline, within and beyond the training lengths."""
-    rows, lengths = [], set()
-    found = {file.stem.removeprefix("baselines_"): pd.read_csv(file) for file in files}
-    for of in found.values():
-        lengths |= {*of["length"]}
+def sweeps(files: list[Path], kind: str) -> str:
+    """Exact match of each setting of each task by length, where it is lowest over distributions."""
+    found = {file.stem.removeprefix(kind): pd.read_csv(file) for file in files}
+    rows, lengths = [], sorted({n for of in found.values() for n in of["length"]})
     for task, of in found.items():
         for setting in of.query("n_seeds > 0")["setting"].drop_duplicates():
-            at = of.query("setting == @setting").set_index("length")
+            cells = of.query("setting == @setting").sort_values("exact_match", kind="stable")
+            at = cells.drop_duplicates("length").set_index("length")
             shown = [
                 error(at.exact_match[n], at.exact_match_se[n], 3) if n in at.index else "-"
-                for n in sorted(lengths)
+                for n in lengths
             ]
             rows.append([task, setting, *shown, int(at["n_seeds"].max())])
-    return table(["task", "setting", *map(str, sorted(lengths)), "seeds"], rows)
+    return table(["task", "setting", *map(str, lengths), "seeds"], rows)
 
 
 def abacus(files: list[Path]) -> str:

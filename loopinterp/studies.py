@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from loopinterp import circuits, dynamics, ground_truth, lenses, models, probing, rasp, tasks
-from loopinterp.errors import CheckpointError
+from loopinterp.errors import CheckpointError, InputError
 from loopinterp.studied_model import StudiedModel
 
 if TYPE_CHECKING:
@@ -111,6 +111,17 @@ def _nothing_moves(model: StudiedModel) -> str:
     return "" if bool(changed.any()) else "no exchange of a state changes an answer of the model"
 
 
+def _no_derivative(model: StudiedModel) -> str:
+    import torch
+
+    iteration = models.bind(model.model, model.sample(model.length(1), 1).inputs)
+    try:
+        dynamics.vjp(iteration.step, iteration.h0, torch.ones_like(iteration.h0))
+    except InputError:
+        return "its loop cannot be differentiated"
+    return ""
+
+
 def _no_wavefront(model: StudiedModel) -> str:
     import torch
 
@@ -159,6 +170,31 @@ def _extrapolation(model: StudiedModel) -> Result:
     return dynamics.extrapolation_study(
         model.model, batch, n_loops=10 * trained, trained_loops=trained
     )
+
+
+@_study("reachability", "is one limit reached from every start, and again after a kick?")
+def _reachability(model: StudiedModel) -> Result:
+    batch = model.sample(model.length(model.cutoff), 16)
+    return dynamics.reachability_study(model.model, batch, seed=model.seed)
+
+
+@_study("input-dependence", "does the limit know the input, and which of its tokens?")
+def _input_dependence(model: StudiedModel) -> Result:
+    # A run for each token of some of the examples, and a linear system for those of a few.
+    n_sensitivity = 0 if _no_derivative(model) else 2
+    return dynamics.input_dependence_study(
+        model.model,
+        model.sample(model.length(model.cutoff), 16),
+        n_substituted=4,
+        n_sensitivity=n_sensitivity,
+        seed=model.seed,
+    )
+
+
+@_study("local-stability", "is it stable where it settles?", why_not=_no_derivative)
+def _local_stability(model: StudiedModel) -> Result:
+    batch = model.sample(model.length(model.cutoff), 4)
+    return dynamics.local_stability_study(model.model, batch, seed=model.seed)
 
 
 @_study("stabilisation", "do the heads freeze?", hooks=True)

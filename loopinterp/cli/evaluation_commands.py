@@ -161,7 +161,7 @@ def grid(
 @commands.command(
     epilog=examples(
         "sweep analyses/sweeps/smoke.json --out runs/smoke",
-        "sweep analyses/sweeps/addition_ablations.json --out runs/ablations --jobs 2",
+        "sweep analyses/sweeps/ablations_addition.json --out runs/ablations --jobs 2",
         "sweep FILE --out DIR --scale paper --cluster slurm --cluster-set timeout_min=240",
     )
 )

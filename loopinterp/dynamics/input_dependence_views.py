@@ -9,7 +9,7 @@ from loopinterp.intervals import ESTIMATE
 from loopinterp.plotting import LinePanel, Series, heatmap_panels, line_panels
 from loopinterp.results import Figure, Finding, figures_of, findings_of, percent, tidy
 
-SECTION = "input dependence"
+SECTION = "limits"
 
 VISIBLE = 0.01
 """Relative change of a limit that counts as one."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
     import xarray as xr
 
-SECTION = "convergence"
+SECTION = "limits"
 _PANELS = {"limit": "at the limit or cycle", "start": "at the start", "random": "at random states"}
 
 

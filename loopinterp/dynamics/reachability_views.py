@@ -13,7 +13,7 @@ from loopinterp.results import Figure, Finding, figures_of, findings_of, percent
 if TYPE_CHECKING:
     import xarray as xr
 
-SECTION = "reachability"
+SECTION = "limits"
 
 
 @findings_of.register

@@ -99,6 +99,20 @@ SECTIONS = (
         missing="no convergence study, so it is not known whether its loops settle",
     ),
     Section(
+        key="limits",
+        title="Limits",
+        question="Is there one limit for each input, from every start, and is it stable?",
+        intro=(
+            "A limit is a state at which the loop rests (a fixed point), or a few that it goes "
+            "round (a cycle). One that is reached from every start does not depend on how the run "
+            "began; one that is another for every input knows the input. It is stable where a "
+            "small disturbance dies out: where the spectral radius, the largest modulus of an "
+            "eigenvalue of the loop's Jacobian, is below 1."
+        ),
+        missing="no study of its limits, so it is not known where other starts lead",
+        study="reachability",
+    ),
+    Section(
         key="wavefront",
         title="The carry wavefront",
         short="Carry wavefront",

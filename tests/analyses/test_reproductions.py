@@ -14,11 +14,11 @@ from analyses import reproductions
 from analyses.reproductions import (
     PAGE,
     SIX,
-    baselines,
     keep,
     means_of,
     notebook,
     six_tasks,
+    sweeps,
     tables,
     worst,
 )
@@ -45,8 +45,8 @@ def test_every_task_of_the_paper_has_its_row() -> None:
         assert ("no recipe yet" in rows[name]) == (name not in list_recipes())
 
 
-def test_what_is_kept_of_baselines_is_of_the_sweeps_that_ship() -> None:
-    files = sorted(RESULTS.glob("baselines_*.csv"))
+def test_what_is_kept_of_sweeps_is_of_those_that_ship() -> None:
+    files = sorted([*RESULTS.glob("baselines_*.csv"), *RESULTS.glob("ablations_*.csv")])
     assert files
     for file in files:
         sweep, kept = Sweep.read(SWEEPS / f"{file.stem}.json").at(), pd.read_csv(file)
@@ -75,8 +75,22 @@ def test_a_sweep_that_is_not_done_shows_the_settings_that_are(tmp_path: Path) ->
         "n_seeds": [1, 1, 0, 0],
     }
     pd.DataFrame(cells).to_csv(tmp_path / "baselines_copy.csv")
-    rows = baselines([tmp_path / "baselines_copy.csv"]).split("\n")[2:]
+    rows = sweeps([tmp_path / "baselines_copy.csv"], "baselines_").split("\n")[2:]
     assert rows == ["| copy | one | 1.000 | 0.250 | 1 |"]
+
+
+def test_a_setting_is_shown_where_it_is_lowest(tmp_path: Path) -> None:
+    cells = {
+        "setting": ["one"] * 4,
+        "distribution": ["uniform", "uniform", "chain", "chain"],
+        "length": [4, 8, 4, 8],
+        "exact_match": [1.0, 0.25, 0.5, 0.75],
+        "exact_match_se": [0.0, 0.1, 0.2, 0.3],
+        "n_seeds": [3] * 4,
+    }
+    pd.DataFrame(cells).to_csv(tmp_path / "ablations_copy.csv")
+    (row,) = sweeps([tmp_path / "ablations_copy.csv"], "ablations_").split("\n")[2:]
+    assert row == "| copy | one | 0.500 ± 0.200 | 0.250 ± 0.100 | 3 |"
 
 
 def test_ours_stands_below_the_notebooks(tmp_path: Path) -> None:
@@ -113,5 +127,7 @@ def test_a_grid_is_kept_as_its_means(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_name_of_no_table_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="expected notebook, baselines_TASK or abacus-SETTING"):
+    with pytest.raises(
+        InputError, match="expected notebook, baselines_TASK, ablations_TASK or abacus"
+    ):
         keep("something", tmp_path / "file", tmp_path)
