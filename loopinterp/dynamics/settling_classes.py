@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import torch
 from pydantic import Field, PositiveFloat
 
+from loopinterp.dynamics.measures import NOISE
 from loopinterp.dynamics.regimes import LEAST_LOOPS, fit_line, late_states, logarithm
 from loopinterp.settings import Settings, settings
 from loopinterp.short_repr import ShortRepr
@@ -65,7 +66,7 @@ class SettlingCriteria(Settings):
     """
 
     window: Annotated[int, Field(ge=LEAST_LOOPS // 2)] | None = None
-    rounding: PositiveFloat = 64.0
+    rounding: PositiveFloat = float(NOISE)
     fit: Annotated[float, Field(gt=0, lt=1)] = 0.5
     fall: Annotated[float, Field(gt=0, lt=1)] = 0.8
     lasting: Annotated[float, Field(gt=0, lt=1)] = 0.5
