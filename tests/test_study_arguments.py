@@ -31,6 +31,7 @@ PROGRAMS = ["ripple", "lookahead"]
 STUDIES: dict[str, Callable[[Any, Any], Any]] = {
     "convergence_study": lambda m, d: dynamics.convergence_study(m, d, n_spectral=0),
     "extrapolation_study": lambda m, d: dynamics.extrapolation_study(m, d, n_loops=20),
+    "geometry_study": lambda m, d: dynamics.geometry_study(m, d, limit_steps=10),
     "reachability_study": lambda m, d: dynamics.reachability_study(m, d, n_loops=20),
     "input_dependence_study": lambda m, d: dynamics.input_dependence_study(
         m, d, n_loops=20, n_sensitivity=1, n_probes=1

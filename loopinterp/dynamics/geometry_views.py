@@ -200,9 +200,9 @@ def layer_figure(result: GeometryResult) -> Figure:
     ]
     apart = result.of_pairs("layer_distance").median(("batch", "pos"))
     cosine = result.of_pairs("layer_cosine").median(("batch", "pos"))
-    ends = dict(nearest=int(apart.argmin("pair")), farthest=int(apart.argmax("pair")))
+    ends = {"nearest": int(apart.argmin("pair")), "farthest": int(apart.argmax("pair"))}
     pairs = "; ".join(
-        f"{name}, layers {apart['pair'][k].item()}: {float(apart[k]):.2g} and {float(cosine[k]):.2f}"
+        f"{name}, layers {apart['pair'][k].item()}: {float(apart[k]):.2g}, {float(cosine[k]):.2f}"
         for name, k in ends.items()
     )
     table, share = tidy({"residual": residual}), exact.sel({ESTIMATE: "value"}).to_series()
