@@ -35,8 +35,8 @@ def effective_rank(
     Source: Roy and Vetterli (2007), The effective rank: a measure of effective dimensionality.
 
     Example:
-        >>> effective_rank(torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]]))
-        tensor(2.0000)
+        >>> effective_rank(torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])).round()
+        tensor(2.)
     """
     return rank_of(_singular_values(states, centred)).to(states.dtype)
 

@@ -101,8 +101,8 @@ def classify_settling(
 
     Example:
         >>> loops = torch.arange(1.0, 62.0, dtype=torch.float64)
-        >>> found = classify_settling(torch.stack([0.8**loops, loops**-0.5, loops])[..., None].mT.T)
-        >>> [SettlingClass(code).label for code in found.settling]
+        >>> states = torch.stack([0.8**loops, loops**-0.5, loops], dim=1)[..., None]
+        >>> [SettlingClass(code).label for code in classify_settling(states).settling.tolist()]
         ['settling', 'marginal', 'drifting']
     """
     criteria = criteria or SettlingCriteria()

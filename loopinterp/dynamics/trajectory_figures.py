@@ -14,10 +14,12 @@ from loopinterp.dynamics.settling_classes import SettlingClass
 from loopinterp.plotting import Series, joined, line_figure, space_figure
 from loopinterp.results import Figure, percent, tidy
 
-MOST_SHOWN = 48
+MOST_SHOWN = 24
 """Trajectories that are drawn."""
 
-_COLOURS = {"settling": "blue", "marginal": "ochre", "drifting": "red"}
+_COLOURS = {"settling": "blue", "marginal": "ochre", "orbit": "red"}
+"""Of classes, and of regimes of what drifts; others are magenta."""
+
 CLASSES = (
     "Settling: a loop moves the state by less and less, geometrically, or no more than rounding. "
     "Marginal: by less and less, but so slowly that the loops seen do not tell that it ends. "
@@ -39,7 +41,7 @@ def plane_figure(result: GeometryResult) -> Figure:
     ends = _limits(result)
     if len(ends):
         at = joined(ends[:, None])[:, :2].T
-        lines.append(Series("limit", *at, colour="magenta", markers=True))
+        lines.append(Series("limit", *at, colour="green", markers=True))
     names = _axis_names(result)
     return Figure(
         title="Trajectories in the plane",
@@ -61,7 +63,7 @@ def space_figure_of(result: GeometryResult) -> Figure:
         lines.append(Series(name, x, y, colour=shade, markers=False, control=dashed))
     if len(ends := _limits(result)):
         x, y, heights["limit"] = ends.T
-        lines.append(Series("limit", x, y, colour="magenta", markers=True))
+        lines.append(Series("limit", x, y, colour="green", markers=True))
     return Figure(
         title="Trajectories in space",
         plot=space_figure(lines, heights, titles=_axis_names(result)),
@@ -99,7 +101,8 @@ def _groups(result: GeometryResult) -> Iterator[tuple[str, np.ndarray, str, bool
                 rows = (here & ((tokens["right"] == 0) == wrong)).values
                 if rows.any():
                     name = f"{kind.label} ({regime.label})" + ", wrong" * wrong
-                    yield name, paths[rows], _COLOURS[kind.label], wrong
+                    shade = _COLOURS.get(kind.label) or _COLOURS.get(regime.label, "magenta")
+                    yield name, paths[rows], shade, wrong
 
 
 def _limits(result: GeometryResult) -> np.ndarray:

@@ -59,5 +59,8 @@ def space_figure(
         figure.add_scatter3d(
             x=list(line.x), y=list(line.y), z=z, name=line.name, hovertemplate=hover, **look
         )
-    named = {f"{axis}axis": {"title": {"text": t}} for axis, t in zip("xyz", titles)}
+    named: dict[str, Any] = {
+        f"{axis}axis": {"title": {"text": t}} for axis, t in zip("xyz", titles)
+    }
+    named["camera"] = {"eye": {"x": 1.5, "y": 1.5, "z": 1.1}}  # from where axis titles are seen
     return figure.update_layout(template=template(), height=_HEIGHT, scene=named)

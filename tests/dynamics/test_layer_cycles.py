@@ -30,11 +30,13 @@ def block(n_layers: int = 2, **options: object) -> LoopedTransformer:
 def adding(*vectors: torch.Tensor) -> LoopedTransformer:
     """A block whose layers add one vector each, whatever the state."""
     model = block(len(vectors))
+    weights = dict(model.named_parameters())
     with torch.no_grad():
-        for layer, vector in zip(model.block, vectors):
-            for parameter in layer.parameters():
-                parameter.zero_()
-            layer.mlp.fc_out.bias.copy_(vector)
+        for name, weight in weights.items():
+            if name.startswith("block."):
+                weight.zero_()
+        for k, vector in enumerate(vectors):
+            weights[f"block.{k}.mlp.fc_out.bias"].copy_(vector)
     return model
 
 
