@@ -200,6 +200,7 @@ def test_a_task_is_drawn_from_as_the_options_say(name: str) -> None:
         "decodability": {"programs": PROGRAMS},
         "interchange_study": {"program": "ripple", "pairs_per_loop": 2},
         "convergence_study": {"n_spectral": 0},
+        "geometry_study": {"n_loops": 12, "limit_steps": 5},
         "local_stability_study": {"k": 1, "n_loops": 12, "growth_loops": 1, "lyapunov_loops": 8},
     }.get(name, {})
     models = {_first(name): _model()}

@@ -91,26 +91,27 @@ class StateMoments:
         Zeros where the spread is no larger than rounding errors of the states.
         """
         mean = self.total / self.count
-        centred = self.products - self.count * mean[..., :, None] * mean[..., None, :]
-        middle = self.origin + mean
-        shifted = centred + self.count * middle[..., :, None] * middle[..., None, :]
-        gram = shifted if about_zero else centred
+        gram = self.products - self.count * mean[..., :, None] * mean[..., None, :]
+        if about_zero:
+            middle = self.origin + mean
+            gram += self.count * middle[..., :, None] * middle[..., None, :]
         known = gram.isfinite().all(dim=-1).all(dim=-1)
-        gram = torch.where(known[..., None, None], gram, 0)
-        values = torch.linalg.eigvalsh(gram)
+        values = torch.linalg.eigvalsh(torch.where(known[..., None, None], gram, 0))
         # Directions without any spread get no more than the rounding of the others.
         nothing = values <= values.shape[-1] * torch.finfo(values.dtype).eps * values[..., -1:]
         found = values.masked_fill(nothing, 0).sqrt()
-        size = shifted.diagonal(dim1=-2, dim2=-1).sum(dim=-1).clamp_min(0).sqrt()
-        alike = found.norm(dim=-1) <= NOISE * self.eps * size
-        return found.masked_fill(alike[..., None], 0).masked_fill(~known[..., None], float("nan"))
+        if not about_zero:
+            found = found.masked_fill((self.spread() == 0)[..., None], 0)
+        return found.masked_fill(~known[..., None], float("nan"))
 
     def spread(self) -> Float[Tensor, "*lead"]:
-        """Root mean square distance from the mean over the root mean square norm; 0 at zero."""
-        about_mean, about_zero = (
-            self.singular_values(about_zero=which).norm(dim=-1) for which in (False, True)
-        )
-        return about_mean / torch.where(about_zero == 0, 1, about_zero)
+        """Root mean square distance from the mean over the root mean square norm; 0 by rounding."""
+        mean = self.total / self.count
+        squares = self.products.diagonal(dim1=-2, dim2=-1).sum(dim=-1) / self.count
+        variance = (squares - (mean**2).sum(dim=-1)).clamp_min(0)
+        size = variance + ((self.origin + mean) ** 2).sum(dim=-1)
+        spread = (variance / torch.where(size == 0, 1, size)).sqrt()
+        return torch.where(spread <= NOISE * self.eps, 0, spread)
 
 
 @dataclass

@@ -51,16 +51,16 @@ def transformer() -> LoopedTransformer:
 
 @pytest.fixture(scope="module")
 def result(transformer: LoopedTransformer) -> GeometryResult:
-    return geometry_study(transformer, Addition(), n=4, batch_size=5, n_trajectories=2)
+    return geometry_study(transformer, Addition(), n=3, batch_size=4, n_loops=24, n_trajectories=2)
 
 
 def test_the_study_against_the_measures_on_all_states(
     transformer: LoopedTransformer, result: GeometryResult
 ) -> None:
-    data, examples = result.data, as_batch(Addition(), n=4, batch_size=5)
+    data, examples = result.data, as_batch(Addition(), n=3, batch_size=4)
     asked = examples.targets >= 0
-    states = run_loops(bind(transformer, examples.inputs), 48)
-    assert result.n_loops == 48 and data["set_size"].sel(set="embedding") == int(asked.sum())
+    states = run_loops(bind(transformer, examples.inputs), 24)
+    assert result.n_loops == 24 and data["set_size"].sel(set="embedding") == int(asked.sum())
     np.testing.assert_allclose(data["rank"], effective_rank(states[:, asked]), rtol=1e-4)
     expected = participation_ratio(states[:, asked])
     np.testing.assert_allclose(data["participation"], expected, rtol=1e-4)
@@ -79,7 +79,7 @@ def test_the_study_against_the_measures_on_all_states(
 def test_layers_are_followed_over_the_same_loops(
     transformer: LoopedTransformer, result: GeometryResult
 ) -> None:
-    examples = as_batch(Addition(), n=4, batch_size=5)
+    examples = as_batch(Addition(), n=3, batch_size=4)
     asked = examples.targets >= 0
     _, cache = transformer.run_with_cache(examples.inputs, n_loops=3)
     after = cache.stack("resid_post", layer=1).detach() * asked[..., None]
@@ -96,11 +96,12 @@ def test_parts_of_a_batch_give_the_same(
     transformer: LoopedTransformer, result: GeometryResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("loopinterp.dynamics.state_trajectories.CHUNK_BYTES", 1)
-    parts = geometry_study(transformer, Addition(), n=4, batch_size=5, n_trajectories=2)
+    parts = geometry_study(transformer, Addition(), n=3, batch_size=4, n_loops=24, n_trajectories=2)
     assert parts.data.sizes == result.data.sizes
     for name in result.data.data_vars:
         if str(name).startswith("control"):  # other draws
-            np.testing.assert_allclose(parts.data[name], result.data[name], rtol=0.2)
+            means = (of.data[name].mean("draw") for of in (parts, result))
+            np.testing.assert_allclose(*means, rtol=0.2)
             continue
         atol = 1e-3 if name == "path" else 1e-4
         np.testing.assert_allclose(parts.data[name], result.data[name], rtol=1e-3, atol=atol)
