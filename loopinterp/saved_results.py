@@ -30,6 +30,7 @@ KINDS = {
     "evaluation": "loopinterp.training.evaluation",
     "extrapolation": "loopinterp.dynamics.extrapolation",
     "false-names": "loopinterp.ground_truth.false_names",
+    "geometry": "loopinterp.dynamics.geometry",
     "ground-truth": "loopinterp.ground_truth.ground_truth_study",
     "head-match": "loopinterp.circuits.head_matching",
     "local-stability": "loopinterp.dynamics.local_stability",

@@ -31,6 +31,7 @@ PROGRAMS = ["ripple", "lookahead"]
 STUDIES: dict[str, Callable[[Any, Any], Any]] = {
     "convergence_study": lambda m, d: dynamics.convergence_study(m, d, n_spectral=0),
     "extrapolation_study": lambda m, d: dynamics.extrapolation_study(m, d, n_loops=20),
+    "geometry_study": lambda m, d: dynamics.geometry_study(m, d, limit_steps=10),
     "reachability_study": lambda m, d: dynamics.reachability_study(m, d, n_loops=20),
     "input_dependence_study": lambda m, d: dynamics.input_dependence_study(
         m, d, n_loops=20, n_sensitivity=1, n_probes=1
@@ -199,6 +200,7 @@ def test_a_task_is_drawn_from_as_the_options_say(name: str) -> None:
         "decodability": {"programs": PROGRAMS},
         "interchange_study": {"program": "ripple", "pairs_per_loop": 2},
         "convergence_study": {"n_spectral": 0},
+        "geometry_study": {"n_loops": 12, "limit_steps": 5},
         "local_stability_study": {"k": 1, "n_loops": 12, "growth_loops": 1, "lyapunov_loops": 8},
     }.get(name, {})
     models = {_first(name): _model()}

@@ -112,19 +112,11 @@ def classify_regimes(
         ('orbit', 6.0)
     """
     criteria = criteria or RegimeCriteria()
-    check_states(states, at_least=LEAST_LOOPS + 1, allow_nonfinite=True)
-    window = criteria.window or max(LEAST_LOOPS // 2, (len(states) - 1) // 2)
-    fix = "Run more loops, or shorten the window."
-    check_integer("window", window, most=len(states) - 1, fix=fix)
-    late = states[-(window + 1) :].reshape(window + 1, -1, states.shape[-1])
-    finite = late.isfinite().all(dim=-1).all(dim=0)
-    # Float64, because the tests compare small differences of large states; each trajectory is
-    # judged relative to its own size, so that very large states cannot overflow.
-    late = torch.where(finite[:, None], late, 0).double()
-    largest = late.abs().amax(dim=(0, 2)).clamp_min(torch.finfo(torch.float64).tiny)
-    late = late / largest[:, None]
+    late, finite = late_states(states, criteria.window)
     update, size = (late[1:] - late[:-1]).norm(dim=-1), late.norm(dim=-1)
-    growth, fit = _growth(update)
+    loops = torch.arange(len(update), dtype=update.dtype, device=update.device)
+    slope, fit = fit_line(loops, logarithm(update))
+    growth = slope.clamp(-50, 50).exp()
     # Net displacement over path length: 1 for a straight path, 0 for a return.
     path = update.sum(dim=0)
     straightness = (late[-1] - late[0]).norm(dim=-1) / torch.where(path > 0, path, 1)
@@ -161,16 +153,46 @@ def _motion(late: Tensor, straightness: Tensor, criteria: RegimeCriteria) -> tup
     return regime, period
 
 
-def _growth(update: Tensor) -> tuple[Tensor, Tensor]:
-    """Factor of the update's norm per loop, and how much of its logarithm that line explains."""
-    log = update.clamp_min(torch.finfo(torch.float64).tiny).log()
-    loops = torch.arange(len(log), dtype=log.dtype, device=log.device)
-    loops = (loops - loops.mean())[:, None]
-    centred = log - log.mean(dim=0)
-    slope = (loops * centred).sum(dim=0) / (loops**2).sum()
-    total = (centred**2).sum(dim=0)
-    explained = slope**2 * (loops**2).sum() / torch.where(total > 0, total, 1)
-    return slope.clamp(-50, 50).exp(), explained
+def late_states(states: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
+    """The last ``window`` loops of each trajectory and the state before them, and which are finite.
+
+    In float64, because small differences of large states are compared; each trajectory is divided
+    by its own largest value, so that very large states cannot overflow. Those that are not finite
+    are zeros.
+
+    Args:
+        states: States after 0..T loops.
+        window: Loops that are looked at; half of the trajectory if ``None``.
+    """
+    check_states(states, at_least=LEAST_LOOPS + 1, allow_nonfinite=True)
+    window = window or max(LEAST_LOOPS // 2, (len(states) - 1) // 2)
+    fix = "Run more loops, or shorten the window."
+    check_integer("window", window, most=len(states) - 1, fix=fix)
+    late = states[-(window + 1) :].reshape(window + 1, -1, states.shape[-1])
+    finite = late.isfinite().all(dim=-1).all(dim=0)
+    late = torch.where(finite[:, None], late, 0).double()
+    largest = late.abs().amax(dim=(0, 2)).clamp_min(torch.finfo(torch.float64).tiny)
+    return late / largest[:, None], finite
+
+
+def logarithm(update: Tensor) -> Tensor:
+    """Of the norm of an update, which may be 0."""
+    return update.clamp_min(torch.finfo(torch.float64).tiny).log()
+
+
+def fit_line(x: Tensor, y: Tensor, counts: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Slope of ``y [loop, trajectory]`` against ``x [loop]``, and the share it explains (R²).
+
+    With ``counts``, of those loops alone; of fewer than two the slope is NaN and explains nothing.
+    """
+    weight = torch.ones_like(y) if counts is None else counts.to(y)
+    total = weight.sum(dim=0)
+    x = x[:, None] - (weight * x[:, None]).sum(dim=0) / total
+    centred = y - (weight * y).sum(dim=0) / total
+    covariance, spread = (weight * x * centred).sum(dim=0), (weight * x**2).sum(dim=0)
+    variance = (weight * centred**2).sum(dim=0)
+    slope = torch.where(spread > 0, covariance / spread, float("nan"))
+    return slope, torch.where((variance > 0) & (spread > 0), slope * covariance / variance, 0)
 
 
 def _recurrence(late: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:

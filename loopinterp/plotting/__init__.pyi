@@ -14,3 +14,5 @@ from .look import SCALES as SCALES
 from .look import colour as colour
 from .look import ramp as ramp
 from .look import template as template
+from .space import joined as joined
+from .space import space_figure as space_figure

@@ -44,15 +44,8 @@ TABLES["notebook_models"] = ["--steps", "2", "--samples", "2", "--to", "8", *TIN
 
 ELSEWHERE = (
     *("alignment", "gpu", "make_zoo", "measure_recipes", "published_settings", "reproductions"),
-    *(
-        "budget_law",
-        "fixed_point_grid",
-        "grid_claims",
-        "settled_but_wrong",
-        "stopping_rules",
-        "tables_in_pages",
-        "zoo_tables",
-    ),
+    *("budget_law", "fixed_point_grid", "grid_claims", "settled_but_wrong", "state_geometry"),
+    *("stopping_rules", "tables_in_pages", "zoo_tables"),
 )
 """With tests of their own, here or in a file of their name."""
 

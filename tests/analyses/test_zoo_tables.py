@@ -10,11 +10,11 @@ from types import ModuleType
 import pandas as pd
 import pytest
 
-from analyses import settled_but_wrong, stopping_rules
+from analyses import settled_but_wrong, state_geometry, stopping_rules
 from analyses.tables_in_pages import PAGES, RESULTS, put
 from loopinterp.zoo import list_pretrained
 
-SCRIPTS = [settled_but_wrong, stopping_rules]
+SCRIPTS = [settled_but_wrong, state_geometry, stopping_rules]
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

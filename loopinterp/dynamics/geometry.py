@@ -1,0 +1,280 @@
+"""The geometry study: in how many directions states lie, where trajectories run, how they end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal, cast
+
+import numpy as np
+import torch
+
+from loopinterp.dynamics.geometry_measures import principal_axes
+from loopinterp.dynamics.layer_cycles import layer_limits, why_no_layers
+from loopinterp.dynamics.limits import centre, find_limits
+from loopinterp.dynamics.readouts import correctness, exact_match
+from loopinterp.dynamics.regimes import LEAST_LOOPS, classify_regimes
+from loopinterp.dynamics.settling_classes import SettlingClass, classify_settling
+from loopinterp.dynamics.solvers.fixed_point_solver import Status
+from loopinterp.dynamics.state_checks import asked_positions
+from loopinterp.dynamics.state_moments import StateSets
+from loopinterp.dynamics.state_trajectories import chunks, gather, run_loops, state_bytes
+from loopinterp.errors import check_integer, check_number, check_seed
+from loopinterp.intervals import share_of
+from loopinterp.models.looped_model import bind
+from loopinterp.models.model_description import describe_model
+from loopinterp.progress import track
+from loopinterp.results import Result, study
+from loopinterp.study_examples import examples_for
+
+if TYPE_CHECKING:
+    import xarray as xr
+    from torch import Tensor
+
+    from loopinterp.models.looped_model import Iteration, LoopedModel
+    from loopinterp.models.looped_transformer import LoopedTransformer
+    from loopinterp.tasks.task import Batch, Task
+
+EMBEDDING, LIMITS = "embedding", "limits"
+SETS = (EMBEDDING, LIMITS)
+"""Sets of states beside those of the loops: the injected input, and the limits found."""
+
+N_COMPONENTS = 3
+_TOKEN = "batch pos"
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class GeometryResult(Result, kind="geometry"):
+    r"""Dimension of the states, trajectories along principal axes, classes, and layers' limits.
+
+    Loop 0 is the initial state. A set of states is that of all counted tokens of all examples; its
+    dimension is that of its spread about the mean, 0 where it is one point, and NaN where it is not
+    finite. Sets beside those of the loops are the injected input and the limits found (of cycles
+    their mean state). The control is as many Gaussian vectors as the set has states.
+
+    Arrays:
+        rank: Effective rank of the states after each loop.
+        participation: Participation ratio.
+        spread: Root mean square distance from their mean, over the root mean square norm.
+        set_rank: Effective rank of the sets beside them; NaN of no states.
+        set_participation: Participation ratio.
+        set_spread: Their spread.
+        set_size: States in each; the states of a loop are as many as embeddings.
+        control_rank: Effective rank of as many Gaussian vectors.
+        control_participation: Participation ratio of them.
+        exact: Whether an example is right if read after a loop.
+        right: Of each token after the last loop: 1 right, 0 wrong, -1 not asked.
+        regime: :class:`Regime` code.
+        settling: :class:`SettlingClass` code.
+        rate: Factor per loop by which the updates of a token fall; NaN of one at rest.
+        exponent: Power of the loop as which they fall; NaN likewise.
+        counted: Positions that count.
+        limit_status: How the search for a limit ended (:class:`Status`).
+        path: States of the first examples along the principal axes of them all.
+        path_limit: Where their limits are there; NaN where none was found.
+        explained: Share of the variance of those states along each axis.
+        layer_residual: Relative residual of the state after each layer of the block.
+        layer_cosine: Cosine between the states after two layers in the last loop.
+        layer_distance: Their distance, over the mean of their norms.
+        answer_loops: T(n) of each example.
+
+    Attributes:
+        no_layers: Why there is nothing of layers, as a clause; "" if there is.
+    """
+
+    VARIABLES: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("rank", "participation", "spread"), "loop"),
+        **dict.fromkeys(("set_rank", "set_participation", "set_spread", "set_size"), "set"),
+        **dict.fromkeys(("control_rank", "control_participation"), "set draw"),
+        "exact": "loop batch",
+        **dict.fromkeys(("right", "regime", "settling", "rate", "exponent", "counted"), _TOKEN),
+        "path": "loop shown pos component",
+        "path_limit": "shown pos component",
+        "explained": "component",
+        **dict.fromkeys(("limit_status", "answer_loops"), "batch"),
+        "layer_residual": "loop layer batch",
+        **dict.fromkeys(("layer_cosine", "layer_distance"), "layer other batch pos"),
+    }
+    OPTIONAL: ClassVar[frozenset[str]] = frozenset(
+        {"layer_residual", "layer_cosine", "layer_distance"}
+    )
+
+    no_layers: str = ""
+
+    @property
+    def n_loops(self) -> int:
+        """Loops of the run."""
+        return self.data.sizes["loop"] - 1
+
+    def exact_match(self) -> xr.DataArray:
+        """Share of examples that are right if read after each loop, [loop, estimate]."""
+        return share_of(self.data["exact"], "batch")
+
+    def classes(self) -> xr.DataArray:
+        """Counted tokens of each settling class, by whether they are right at the end.
+
+        Axes ``settling`` (in words) and ``answer`` (right, wrong, not asked).
+        """
+        import xarray as xr
+
+        codes = self.data["settling"].where(self.data["counted"])
+        answers = {"right": 1, "wrong": 0, "not asked": -1}
+        cells = [
+            [int(((codes == kind) & (self.data["right"] == a)).sum()) for a in answers.values()]
+            for kind in SettlingClass
+        ]
+        coords = {"settling": [kind.label for kind in SettlingClass], "answer": [*answers]}
+        return xr.DataArray(cells, coords, dims=("settling", "answer"))
+
+    def rests(self) -> xr.DataArray:
+        """Examples all of whose counted tokens settle, [batch]."""
+        return ((self.data["settling"] == SettlingClass.SETTLING) | ~self.data["counted"]).all(
+            "pos"
+        )
+
+    def of_pairs(self, name: str) -> xr.DataArray:
+        """An array of pairs of layers, for each pair once and counted tokens alone, [pair, …]."""
+        n_layers = self.data.sizes["layer"]
+        first, second = np.triu_indices(n_layers, 1)
+        at = [f"{a} and {b}" for a, b in zip(first, second)]
+        values = self.data[name].where(self.data["counted"])
+        pairs = values.stack(pair=("layer", "other"), create_index=False)
+        chosen = pairs.isel(pair=first * n_layers + second).transpose("pair", ...)
+        return chosen.drop_vars(("layer", "other"), errors="ignore").assign_coords(pair=at)
+
+
+def geometry_study(
+    model: LoopedModel,
+    data: Batch | Task,
+    *,
+    n_loops: int | None = None,
+    n_trajectories: int = 4,
+    limit_tol: float = 1e-5,
+    limit_steps: int = 200,
+    positions: Literal["asked", "all"] = "asked",
+    n: int | None = None,
+    batch_size: int | None = None,
+    seed: int = 0,
+) -> GeometryResult:
+    """Measure the sets of states that examples make up after each loop, and follow a few of them.
+
+    Of all states only their second moments are kept, ``n_loops * d_model**2`` numbers, however
+    many examples there are. The state after each layer is followed where the model has hooks and
+    its block several layers.
+
+    Args:
+        model: Any looped model.
+        data: Examples with targets, or a task to draw them from.
+        n_loops: Loops of the run, at least 12; by default twice the longest T(n), and at least 48,
+            as classes are told from the second half.
+        n_trajectories: Examples whose trajectories are kept, along principal axes.
+        limit_tol: Relative tolerance of a limit.
+        limit_steps: Steps beyond the run in which a limit is sought.
+        positions: Count the positions where an answer is asked, or all (padding included).
+        n: Problem length, where a task is given; see :func:`~loopinterp.tasks.as_batch`.
+        batch_size: Examples, where a task is given.
+        seed: Seed of the Gaussian control, and of what is drawn.
+
+    Raises:
+        InputError: If an option is out of range, an example asks nothing, or the initial state
+            is not finite.
+
+    Source: geometry of the fixed points, arXiv 2604.15259; trajectories, arXiv 2502.05171; cyclic
+        fixed points of layers, arXiv 2604.11791.
+
+    Example:
+        >>> from loopinterp import load_pretrained
+        >>> run = load_pretrained("parity")
+        >>> found = geometry_study(run.model(), run.task(), n=4, batch_size=4)
+        >>> found.classes().sel(settling="settling").values.tolist()
+        [8, 0, 0]
+    """
+    drawn = {"n": n, "batch_size": batch_size, "seed": seed}
+    batch = examples_for(model, data, needs_loops=n_loops is None, **drawn)
+    counted = asked_positions(batch, positions)
+    if n_loops is None:
+        n_loops = max(48, math.ceil(2 * int(batch.n_loops.max())))
+    check_integer("n_loops", n_loops, least=LEAST_LOOPS)
+    for name, number in {"n_trajectories": n_trajectories, "limit_steps": limit_steps}.items():
+        check_integer(name, number, least=1)
+    check_number("limit_tol", limit_tol, above=0)
+    generator = torch.Generator().manual_seed(check_seed(seed))
+    n_shown = min(n_trajectories, len(batch))
+    no_layers = why_no_layers(model)
+    settings = {"n_loops": n_loops, "limit_tol": limit_tol, "limit_steps": limit_steps}
+    settings |= {"positions": positions, "n_examples": len(batch)}
+    with study(seed, model=describe_model(model), **settings) as watch, torch.no_grad():
+        sets, shown, parts = StateSets(), [], []
+        rows_of = list(chunks(len(batch), (n_loops + 1) * state_bytes(model, batch)))
+        for rows in track(rows_of, "geometry"):
+            iteration, mine = bind(model, batch.inputs[rows]), counted[rows]
+            states = run_loops(iteration, n_loops)
+            ended = find_limits(iteration, states[-1], max_loops=limit_steps, tol=limit_tol)
+            # Of a run that left the finite numbers and came back, no limit is claimed.
+            through = states.isfinite().flatten(2).all(dim=2).all(dim=0)
+            found = ended.found & through
+            middle = centre(iteration, ended).masked_fill(~found[:, None, None], float("nan"))
+            sets.add("loops", states[:, mine])
+            sets.add(EMBEDDING, iteration.e[mine])
+            sets.add(LIMITS, middle[found][mine[found]])
+            if wanted := max(0, n_shown - rows.start):
+                shown.append(torch.cat([states, middle[None]])[:, :wanted].clone())
+            status = torch.where(through, ended.status, int(Status.DIVERGED)).to(torch.int8)
+            part = _tokens(iteration, states, batch.targets[rows]) | {"limit_status": status}
+            if not no_layers:
+                part |= _layers(cast("LoopedTransformer", model), batch.inputs[rows], mine, n_loops)
+            parts.append(part)
+        return GeometryResult.of(
+            watch,
+            coords={"loop": range(n_loops + 1), "set": SETS},
+            **gather(GeometryResult, parts),
+            **sets.measures("loops", SETS, generator),
+            **_paths(torch.cat(shown, dim=1), counted[:n_shown]),
+            counted=counted,
+            answer_loops=batch.n_loops,
+            no_layers=no_layers,
+        )
+
+
+def _tokens(iteration: Iteration, states: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    """Classes of all tokens, and whether their answers are right."""
+    answers = [iteration.read(state, loop).argmax(dim=-1) for loop, state in enumerate(states)]
+    right = correctness(torch.stack(answers), targets)
+    classes = classify_settling(states)
+    return {
+        "exact": exact_match(right).bool(),
+        "right": right[-1],
+        "regime": classify_regimes(states).regime.to(torch.int8),
+        "settling": classes.settling.to(torch.int8),
+        "rate": classes.rate.float(),
+        "exponent": classes.exponent.float(),
+    }
+
+
+def _layers(
+    model: LoopedTransformer, inputs: Tensor, counted: Tensor, n_loops: int
+) -> dict[str, Tensor]:
+    """Layers' limits; before the first loop there are no states between layers."""
+    limits = layer_limits(model, inputs, n_loops=n_loops, counted=counted)
+    residual = torch.cat([limits.residual[:1], limits.residual])
+    return {
+        "layer_residual": residual,
+        "layer_cosine": limits.cosine,
+        "layer_distance": limits.distance,
+    }
+
+
+def _paths(states: Tensor, counted: Tensor) -> dict[str, Tensor]:
+    """Trajectories, and their limits (the last of the states), along axes of the finite ones."""
+    trajectories = states[:-1]
+    through = trajectories.isfinite().all(dim=-1).all(dim=0) & counted
+    n_components = min(N_COMPONENTS, states.shape[-1])
+    if not through.any():
+        path = states[..., :n_components].float() * float("nan")
+        explained = torch.full((n_components,), float("nan"))
+    else:
+        axes = principal_axes(trajectories[:, through], n_components)
+        path, explained = axes.project(states).float(), axes.explained.float()
+    path = path.masked_fill(~(through[..., None]), float("nan"))
+    return {"path": path[:-1], "path_limit": path[-1], "explained": explained}

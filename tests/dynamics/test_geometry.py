@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from loopinterp.dynamics import (
+    GeometryResult,
+    Regime,
+    SettlingClass,
+    Status,
+    classify_settling,
+    effective_rank,
+    geometry_study,
+    participation_ratio,
+    principal_axes,
+    run_loops,
+)
+from loopinterp.errors import InputError
+from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, bind
+from loopinterp.saved_results import load_result
+from loopinterp.tasks import Addition, Batch, as_batch
+from tests.dynamics.toys import LinearModel, batch_of_ones, rotation
+
+
+def batch(n_examples: int = 6) -> Batch:
+    """Inputs that differ from example to example."""
+    ones = batch_of_ones(n_examples)
+    ones.inputs.copy_(torch.arange(n_examples)[:, None] + torch.arange(3))
+    return ones
+
+
+@pytest.fixture(scope="module")
+def transformer() -> LoopedTransformer:
+    config = LoopedTransformerConfig(
+        d_model=8,
+        n_heads=2,
+        n_layers=2,
+        d_vocab=6,
+        d_vocab_out=2,
+        injection="input",
+        loop_norm=True,
+    )
+    return LoopedTransformer(config, seed=0).eval()
+
+
+@pytest.fixture(scope="module")
+def result(transformer: LoopedTransformer) -> GeometryResult:
+    return geometry_study(transformer, Addition(), n=3, batch_size=4, n_loops=24, n_trajectories=2)
+
+
+def test_the_study_against_the_measures_on_all_states(
+    transformer: LoopedTransformer, result: GeometryResult
+) -> None:
+    data, examples = result.data, as_batch(Addition(), n=3, batch_size=4)
+    asked = examples.targets >= 0
+    states = run_loops(bind(transformer, examples.inputs), 24)
+    assert result.n_loops == 24 and data["set_size"].sel(set="embedding") == int(asked.sum())
+    np.testing.assert_allclose(data["rank"], effective_rank(states[:, asked]), rtol=1e-4)
+    expected = participation_ratio(states[:, asked])
+    np.testing.assert_allclose(data["participation"], expected, rtol=1e-4)
+    embedded = effective_rank(transformer.embed(examples.inputs)[asked]).detach()
+    np.testing.assert_allclose(data["set_rank"].sel(set="embedding"), embedded, rtol=1e-4)
+    centred = states[:, asked] - states[:, asked].mean(dim=1, keepdim=True)
+    spread = centred.flatten(1).norm(dim=1) / states[:, asked].flatten(1).norm(dim=1)
+    np.testing.assert_allclose(data["spread"], spread, rtol=1e-4)
+    np.testing.assert_array_equal(data["settling"], classify_settling(states).settling)
+    axes = principal_axes(states[:, :2][:, :, asked[:2].any(0)], 3)
+    np.testing.assert_allclose(data["explained"], axes.explained, rtol=1e-3)
+    right = transformer.readout(states[7]).argmax(-1) == examples.targets
+    np.testing.assert_array_equal(data["exact"].sel(loop=7), (right | ~asked).all(dim=1))
+
+
+def test_layers_are_followed_over_the_same_loops(
+    transformer: LoopedTransformer, result: GeometryResult
+) -> None:
+    examples = as_batch(Addition(), n=3, batch_size=4)
+    asked = examples.targets >= 0
+    _, cache = transformer.run_with_cache(examples.inputs, n_loops=3)
+    after = cache.stack("resid_post", layer=1).detach() * asked[..., None]
+    moved = (after[2] - after[1]).flatten(1).norm(dim=1) / after[2].flatten(1).norm(dim=1)
+    found = result.data["layer_residual"].sel(loop=3, layer=1)
+    np.testing.assert_allclose(found, moved, rtol=1e-4)
+    assert result.data["layer_residual"].sel(loop=slice(0, 1)).isnull().all()
+    pairs = result.of_pairs("layer_cosine")
+    assert pairs["pair"].values.tolist() == ["0 and 1"] and not result.no_layers
+    np.testing.assert_array_equal(pairs.isnull()[0], ~asked)
+
+
+def test_parts_of_a_batch_give_the_same(
+    transformer: LoopedTransformer, result: GeometryResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loopinterp.dynamics.state_trajectories.CHUNK_BYTES", 1)
+    parts = geometry_study(transformer, Addition(), n=3, batch_size=4, n_loops=24, n_trajectories=2)
+    assert parts.data.sizes == result.data.sizes
+    for name in result.data.data_vars:
+        if str(name).startswith("control"):  # other draws
+            means = (of.data[name].mean("draw") for of in (parts, result))
+            np.testing.assert_allclose(*means, rtol=0.2)
+            continue
+        atol = 1e-3 if name == "path" else 1e-4
+        np.testing.assert_allclose(parts.data[name], result.data[name], rtol=1e-3, atol=atol)
+
+
+def test_saving_and_the_same_seed(result: GeometryResult, tmp_path: Path) -> None:
+    loaded = load_result(result.save(tmp_path))
+    assert isinstance(loaded, GeometryResult) and loaded.data.identical(result.data)
+
+
+def test_limits_and_paths_of_a_contraction_in_the_plane() -> None:
+    model = LinearModel(0.5 * torch.eye(2), threshold=1.0)
+    found = geometry_study(model, batch(), n_trajectories=3, positions="all")
+    # e = (token, 1): all states lie on a line through inputs that differ in one feature.
+    assert found.no_layers == "LinearModel has no hooks inside its loop"
+    np.testing.assert_allclose(found.data["rank"][1:], 1, rtol=1e-6)
+    assert found.data["rank"][0] == 0 and (found.data["limit_status"] == Status.CONVERGED).all()
+    np.testing.assert_allclose(found.data["set_rank"].sel(set="limits"), 1, rtol=1e-6)
+    assert (found.data["settling"] == SettlingClass.SETTLING).all() and found.rests().all()
+    path, end = found.data["path"], found.data["path_limit"]
+    np.testing.assert_allclose(path.isel(loop=-1), end, atol=1e-3)
+    # Along orthonormal axes of the plane distances are kept.
+    length = np.linalg.norm(path.isel(loop=-1) - path.isel(loop=0), axis=-1)
+    limits = model.limit(batch().inputs[:3]).norm(dim=-1)
+    np.testing.assert_allclose(length, limits, rtol=1e-4)
+    assert found.data["control_rank"].mean() == pytest.approx(1.98, abs=0.05)
+    counts = found.classes().sel(settling="settling")
+    assert counts.sum() == 18 and counts.sel(answer="not asked") == 6
+
+
+def test_orbits_drift_without_limits_and_a_blow_up_is_not_known() -> None:
+    turning = geometry_study(LinearModel(rotation(1.0)), batch(), limit_steps=30)
+    counted = turning.data["counted"]
+    assert (turning.data["settling"].where(counted, 2) == SettlingClass.DRIFTING).all()
+    assert (turning.data["regime"].where(counted, 1) == Regime.ORBIT).all()
+    assert turning.data["path_limit"].isnull().all() and not turning.rests().any()
+    assert turning.data["set_rank"].sel(set="limits").isnull()
+    assert turning.data["set_size"].sel(set="limits") == 0
+
+    burst = geometry_study(LinearModel(1e6 * torch.eye(2)), batch(), n_loops=20, limit_steps=5)
+    assert np.isnan(burst.data["rank"][-1]) and burst.data["rank"][1] > 0
+    assert burst.data["path"].isnull().all()
+    assert (burst.data["limit_status"] == Status.DIVERGED).all()
+
+
+def test_states_of_many_examples_are_not_held_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loopinterp.dynamics.state_trajectories.CHUNK_BYTES", 20_000)
+    made: list[weakref.ref[Tensor]] = []
+    alive: list[int] = []
+
+    def run(*args: Any) -> Tensor:
+        states = run_loops(*args)
+        made.append(weakref.ref(states))
+        alive.append(sum(ref() is not None for ref in made))
+        return states
+
+    monkeypatch.setattr("loopinterp.dynamics.geometry.run_loops", run)
+    geometry_study(LinearModel(0.5 * torch.eye(2)), batch(200), n_loops=20, n_trajectories=1)
+    # Besides those just made, at most those of the part before.
+    assert len(made) > 5 and max(alive) <= 2
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"n_loops": 11}, {"n_trajectories": 0}, {"limit_steps": 0}, {"limit_tol": 0.0}, {"seed": -1}],
+)
+def test_bad_options_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=next(iter(wrong))):
+        geometry_study(LinearModel(0.5 * torch.eye(2)), batch(), **wrong)

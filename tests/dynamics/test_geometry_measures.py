@@ -1,0 +1,93 @@
+"""Ranks against NumPy's and SciPy's, principal axes against scikit-learn's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.decomposition import PCA
+
+from loopinterp.dynamics import effective_rank, participation_ratio, principal_axes
+from loopinterp.errors import InputError
+from tests.dynamics.toys import random_state
+
+
+@pytest.mark.parametrize("shape", [(30, 4), (3, 8), (1, 5)])
+@pytest.mark.parametrize("centred", [True, False])
+def test_ranks_against_numpy(shape: tuple[int, int], centred: bool) -> None:
+    states = random_state(*shape) + 100
+    values = states.numpy() - (states.numpy().mean(axis=0) if centred else 0)
+    singular = np.linalg.svd(values, compute_uv=False)
+    if centred and shape[0] == 1:
+        expected = 0.0, 0.0
+    else:
+        variance = singular**2
+        expected = np.exp(scipy.stats.entropy(singular)), variance.sum() ** 2 / (variance**2).sum()
+    found = effective_rank(states, centred=centred), participation_ratio(states, centred=centred)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+@given(st.integers(1, 6), st.floats(0.1, 10))
+def test_equal_directions_are_counted(k: int, scale: float) -> None:
+    corners = scale * torch.cat([torch.eye(6)[:k], -torch.eye(6)[:k]]).double() + 5
+    assert effective_rank(corners).item() == pytest.approx(k)
+    assert participation_ratio(corners).item() == pytest.approx(k)
+
+
+def test_the_dimension_is_that_of_the_shape_and_not_of_place_and_direction() -> None:
+    states, turn = random_state(40, 6), torch.linalg.qr(random_state(6, 6)).Q
+    moved = 3 * states @ turn + 7
+    torch.testing.assert_close(effective_rank(moved), effective_rank(states))
+    torch.testing.assert_close(participation_ratio(moved), participation_ratio(states))
+
+
+def test_one_point_has_no_dimension_and_rounding_makes_none() -> None:
+    point = random_state(1, 8).float().expand(20, 8)
+    shaken = point * (1 + 1e-7 * random_state(20, 8).float())
+    for states in (point, shaken, torch.zeros(4, 8)):
+        assert effective_rank(states) == 0 and participation_ratio(states) == 0
+    assert effective_rank(shaken.double()) > 5
+
+
+def test_sets_are_measured_each_for_itself() -> None:
+    states = random_state(2, 3, 10, 4)
+    together = effective_rank(states)
+    assert together.shape == (2, 3)
+    torch.testing.assert_close(together[1, 2], effective_rank(states[1, 2]))
+
+
+def test_principal_axes_against_scikit_learn() -> None:
+    states = random_state(20, 3, 7) * torch.arange(1.0, 8)
+    found = principal_axes(states, 3)
+    oracle = PCA(3).fit(states.reshape(-1, 7).numpy())
+    np.testing.assert_allclose(found.explained, oracle.explained_variance_ratio_, rtol=1e-9)
+    sign = np.sign((oracle.components_ * found.axes.numpy()).sum(axis=1))
+    np.testing.assert_allclose(found.axes, sign[:, None] * oracle.components_, atol=1e-9)
+    expected = sign * oracle.transform(states.reshape(-1, 7).numpy())
+    projected = found.project(states)
+    assert projected.shape == (20, 3, 3)
+    np.testing.assert_allclose(projected.reshape(-1, 3), expected, atol=1e-9)
+    assert (found.axes.gather(1, found.axes.abs().argmax(1, keepdim=True)) > 0).all()
+
+
+def test_fewer_states_than_features_and_one_point() -> None:
+    wide = principal_axes(random_state(3, 50), 2)
+    assert wide.explained.sum().item() == pytest.approx(1)
+    still = principal_axes(torch.ones(5, 4), 2)
+    assert still.explained.tolist() == [0, 0]
+
+
+@pytest.mark.usefixtures("no_type_checks")
+def test_what_cannot_be_measured_is_refused() -> None:
+    with pytest.raises(InputError, match="at least one sample"):
+        effective_rank(torch.zeros(0, 4))
+    with pytest.raises(InputError, match="finite"):
+        participation_ratio(torch.tensor([[1.0], [float("nan")]]))
+    for n_components in (0, 5):
+        with pytest.raises(InputError, match="n_components"):
+            principal_axes(random_state(20, 4), n_components)
+    with pytest.raises(InputError, match="floating-point"):
+        effective_rank(torch.ones(4, 4, dtype=torch.int64))
