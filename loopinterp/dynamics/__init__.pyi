@@ -1,6 +1,8 @@
 from .attention_stabilisation import AttentionStabilisationResult as AttentionStabilisationResult
 from .attention_stabilisation import attention_change as attention_change
 from .attention_stabilisation import attention_stabilisation_study as attention_stabilisation_study
+from .basins import BasinMapResult as BasinMapResult
+from .basins import basin_map as basin_map
 from .convergence import FATES as FATES
 from .convergence import ConvergenceResult as ConvergenceResult
 from .convergence import convergence_study as convergence_study
