@@ -93,23 +93,27 @@ class BasinMapResult(Result, kind="basins"):
 
         The distances are the middles of rings of equal width, up to the edge of the grid.
         """
+        return self._in_rings(self._is_of_limit(), n_rings)
+
+    def next_by_distance(self, n_rings: int = 8) -> xr.DataArray:
+        """The control: share that leads to this limit under the next input, by distance."""
+        return self._in_rings(self.data["next_distance"] <= self.same, n_rings)
+
+    def _in_rings(self, hits: xr.DataArray, n_rings: int) -> xr.DataArray:
         import xarray as xr
 
         edges = np.linspace(0, float(self.data["x"].max()) * (1 + 1e-9), n_rings + 1)
-        ring = (
-            np.digitize(self.from_own().values, edges) - 1
-        )  # the corners of the grid are left out
-        in_ring = xr.DataArray(
+        ring = np.digitize(self.from_own().values, edges) - 1  # beyond the last in the corners
+        inside = xr.DataArray(
             ring == np.arange(n_rings)[:, None, None],
             {"distance": (edges[1:] + edges[:-1]) / 2},
             ("distance", "y", "x"),
         )
-        hits = (self._is_of_limit() & in_ring).sum(("y", "x"))
-        return wilson_of(hits, in_ring.sum(("y", "x")))
+        return wilson_of((hits & inside).sum(("y", "x")), inside.sum(("y", "x")))
 
     def from_own(self) -> xr.DataArray:
         """Distance of each start from the own limit, [y, x]."""
-        return np.hypot(self.data["y"], self.data["x"])
+        return (self.data["y"] ** 2 + self.data["x"] ** 2) ** 0.5
 
     def radius(self) -> float:
         """Distance up to which all starts of the grid come back to the own limit.

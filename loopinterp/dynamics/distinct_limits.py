@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from loopinterp.dynamics.limits import Limits, around
-from loopinterp.dynamics.measures import share_of_size
 from loopinterp.dynamics.readouts import correctness, exact_match
 
 if TYPE_CHECKING:
@@ -19,6 +18,9 @@ if TYPE_CHECKING:
 
 NO_LIMIT = -1
 """Number of a run that found no limit."""
+
+ZERO = 1e-4
+"""Norm below which a limit is at 0 and has no size to compare with: searches end at 1e-8 there."""
 
 
 @torch.no_grad()
@@ -45,7 +47,7 @@ def limits_apart(
     alignment = torch.full_like(distance, float("nan"))
     for state in around(iteration, others):
         there = seen(state)
-        gap = share_of_size((here - there).norm(dim=-1), there.norm(dim=-1))
+        gap = (here - there).norm(dim=-1) / there.norm(dim=-1).clamp_min(ZERO)
         alignment = torch.where(
             gap < distance, torch.cosine_similarity(here, there, dim=-1), alignment
         )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from einops import einsum
 
-from loopinterp.dynamics.distinct_limits import limits_apart
+from loopinterp.dynamics.distinct_limits import ZERO, limits_apart
 from loopinterp.dynamics.starts import OWN, other_starts
 from loopinterp.dynamics.state_checks import check_finite_state, check_shape
 from loopinterp.errors import InputError, check_choice
@@ -49,7 +49,8 @@ class StatePlane:
             InputError: If they are on a line.
         """
         first, second = (state.double() - centre.double() for state in corners.values())
-        unit = float(centre.double().norm()) or float(first.norm())
+        size = float(centre.double().norm())
+        unit = size if size > ZERO else float(first.norm())
         along = first / first.norm()
         across = second - (second * along).sum() * along
         sizes = (
