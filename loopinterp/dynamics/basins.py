@@ -222,7 +222,8 @@ def basin_map(
         plane = StatePlane.through(own.state[0], states)
         places = torch.tensor([*plane.corners.values()], dtype=torch.float64)
         edge = float(MARGIN * places.abs().max()) if extent is None else extent
-        axis = torch.linspace(-edge, edge, points, dtype=torch.float64)
+        half = points // 2
+        axis = edge * torch.arange(-half, half + 1, dtype=torch.float64) / half
         y, x = torch.meshgrid(axis, axis, indexing="ij")
         grid = torch.stack([x, y], -1).flatten(0, 1)
         # From near to far, so that limits are numbered in that order, and the corners at last.

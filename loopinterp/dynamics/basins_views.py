@@ -30,18 +30,24 @@ def _(result: BasinMapResult) -> list[Finding]:
     limits, n_starts = result.limits(), result.data["reached"].size
     others = limits.drop(index=0, errors="ignore")
     if 0 not in limits.index:
+        some = f"{percent(others['share'].sum())} reach one of {len(others)} limits."
         text = (
             f"From its own start the model reaches no limit for input {result.example}, so nothing "
             f"can come back to it. Of {n_starts} starts in a plane there, "
-            f"{percent(others['share'].sum())} reach a limit ({len(others)} different ones)."
+            + (some if len(others) else "none reaches one.")
         )
         return [Finding(text, value="no limit found", good=False)]
     value, low, high = (float(x) for x in result.shares().sel(limit=0))
+    radius, nearest = result.radius(), float(result.data["x"].diff("x")[0])
     control = float(result.next_reaches_own().sel({ESTIMATE: "value"}))
     text = (
         f"Of {n_starts} starts in a plane through the limit of input {result.example}, "
-        f"{percent(value)} ({percent(low)} to {percent(high)}) lead back to it, and all that are "
-        f"no further away than {result.radius():.2g} times its size."
+        f"{percent(value)} ({percent(low)} to {percent(high)}) lead back to it, "
+        + (
+            f"and all that are no further away than {radius:.2g} times its size."
+            if radius
+            else f"but not all of the nearest to it, {nearest:.2g} times its size away."
+        )
     )
     if len(others):
         right = percent(np.average(others["exact"], weights=others["share"]))

@@ -165,8 +165,16 @@ def test_without_an_own_limit_nothing_comes_back_and_others_are_numbered_from_1(
     assert set(reached.ravel().tolist()) == {-1, 1} and np.isnan(result.radius())
     assert result.data["distance"].isnull().all()
     (finding,) = result.findings()
-    assert finding.value == "no limit found" and "1 different ones" in finding.text
+    assert finding.value == "no limit found" and "reach one of 1 limits" in finding.text
     assert len(result.figures()) == 3
+
+
+def test_a_space_of_limits_has_no_radius() -> None:
+    flattens = torch.tensor([1.0, 0.5]).double()
+    result = mapped(lambda h, e: h * flattens, points=5, extent=1.5)
+    assert result.radius() == 0 and len(result.limits()) == 5  # one for each column
+    (finding,) = result.findings()
+    assert "but not all of the nearest to it, 0.75 times its size away" in finding.text
 
 
 def test_the_control_tells_a_limit_of_this_input_from_one_of_all() -> None:
