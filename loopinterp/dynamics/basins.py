@@ -16,7 +16,7 @@ from loopinterp.dynamics.distinct_limits import (
     limits_apart,
 )
 from loopinterp.dynamics.limits import Limits, find_limits
-from loopinterp.dynamics.state_checks import asked_positions
+from loopinterp.dynamics.state_checks import asked_positions, check_finite_state
 from loopinterp.dynamics.state_planes import StatePlane, corner_states
 from loopinterp.dynamics.state_trajectories import chunks
 from loopinterp.errors import InputError, check_integer, check_number, check_seed
@@ -216,6 +216,7 @@ def basin_map(
         rows = (example + torch.arange(min(len(batch), MOST_OTHERS + 1))) % len(batch)
         batch, counted = batch[rows], counted[rows]
         iteration = bind(model, batch.inputs)
+        check_finite_state(iteration.h0, "initial state", fix="Check the embedding of the input.")
         with torch.no_grad():
             own = find_limits(iteration, iteration.h0, max_loops=n_loops, tol=tol)
         states = corner_states(corners, iteration, own, counted, generator, same=same)

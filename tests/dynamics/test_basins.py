@@ -272,3 +272,12 @@ def test_bad_options_are_refused(options: dict[str, Any], said: str) -> None:
 def test_one_example_is_too_few() -> None:
     with pytest.raises(InputError, match="at least two examples"):
         basin_map(LinearModel(0.5 * torch.eye(2)), batch_of_ones(1))
+
+
+def test_a_start_that_is_not_finite_is_refused() -> None:
+    class Broken(Planar):
+        def initial_state(self, e: Tensor) -> Tensor:
+            return torch.full_like(e, torch.nan)
+
+    with pytest.raises(InputError, match="initial state: expected finite"):
+        basin_map(Broken(wells), batch(), points=3)
