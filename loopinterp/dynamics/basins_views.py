@@ -15,7 +15,7 @@ from loopinterp.results import Figure, Finding, figures_of, findings_of, percent
 if TYPE_CHECKING:
     import pandas as pd
 
-SECTION = "reachability"
+SECTION = "limits"
 
 OTHERS = ("red", "ochre", "magenta")
 """Colours of the largest basins besides the own one."""
