@@ -22,6 +22,7 @@ from loopinterp import (
 from loopinterp.errors import InputError
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, LoopRule
 from loopinterp.results import Result
+from loopinterp.saved_results import KINDS
 from loopinterp.tasks import Addition, Batch, as_batch
 from loopinterp.tasks.study_data import as_batches
 
@@ -33,6 +34,7 @@ STUDIES: dict[str, Callable[[Any, Any], Any]] = {
     "extrapolation_study": lambda m, d: dynamics.extrapolation_study(m, d, n_loops=20),
     "geometry_study": lambda m, d: dynamics.geometry_study(m, d, limit_steps=10),
     "reachability_study": lambda m, d: dynamics.reachability_study(m, d, n_loops=20),
+    "basin_map": lambda m, d: dynamics.basin_map(m, d, n_loops=20, points=3),
     "input_dependence_study": lambda m, d: dynamics.input_dependence_study(
         m, d, n_loops=20, n_sensitivity=1, n_probes=1
     ),
@@ -106,6 +108,11 @@ def test_every_study_of_a_model_is_tried_here() -> None:
 def _results() -> list[type[Result]]:
     exported = (getattr(room, name) for room in ROOMS for name in room.__all__)
     return [x for x in exported if inspect.isclass(x) and issubclass(x, Result)]
+
+
+def test_every_result_is_read_back_by_its_kind() -> None:
+    found = {cls.kind: cls.__module__ for cls in _results() if cls.kind}
+    assert found and found.items() <= KINDS.items()
 
 
 def _signature(name: str) -> inspect.Signature:
@@ -201,6 +208,8 @@ def test_a_task_is_drawn_from_as_the_options_say(name: str) -> None:
         "interchange_study": {"program": "ripple", "pairs_per_loop": 2},
         "convergence_study": {"n_spectral": 0},
         "geometry_study": {"n_loops": 12, "limit_steps": 5},
+        "reachability_study": {"n_loops": 16, "n_noise": 1, "n_others": 1, "n_draws": 1},
+        "basin_map": {"n_loops": 16, "points": 3},
         "local_stability_study": {"k": 1, "n_loops": 12, "growth_loops": 1, "lyapunov_loops": 8},
     }.get(name, {})
     models = {_first(name): _model()}

@@ -1,6 +1,8 @@
 from .attention_stabilisation import AttentionStabilisationResult as AttentionStabilisationResult
 from .attention_stabilisation import attention_change as attention_change
 from .attention_stabilisation import attention_stabilisation_study as attention_stabilisation_study
+from .basins import BasinMapResult as BasinMapResult
+from .basins import basin_map as basin_map
 from .convergence import FATES as FATES
 from .convergence import ConvergenceResult as ConvergenceResult
 from .convergence import convergence_study as convergence_study
@@ -39,6 +41,10 @@ from .measures import distance_to_limit as distance_to_limit
 from .measures import relative_residual as relative_residual
 from .measures import settling_time as settling_time
 from .measures import update_cosine as update_cosine
+from .nonnormal_growth import NonNormality as NonNormality
+from .nonnormal_growth import TransientGrowth as TransientGrowth
+from .nonnormal_growth import non_normality as non_normality
+from .nonnormal_growth import transient_growth as transient_growth
 from .reachability import ReachabilityResult as ReachabilityResult
 from .reachability import reachability_study as reachability_study
 from .readouts import correctness as correctness
@@ -56,13 +62,9 @@ from .settling_classes import SettlingClasses as SettlingClasses
 from .settling_classes import SettlingCriteria as SettlingCriteria
 from .settling_classes import classify_settling as classify_settling
 from .singular_values import FixedPointCondition as FixedPointCondition
-from .singular_values import NonNormality as NonNormality
 from .singular_values import SingularValues as SingularValues
-from .singular_values import TransientGrowth as TransientGrowth
 from .singular_values import fixed_point_condition as fixed_point_condition
 from .singular_values import largest_singular_values as largest_singular_values
-from .singular_values import non_normality as non_normality
-from .singular_values import transient_growth as transient_growth
 from .solvers.anderson import Anderson as Anderson
 from .solvers.broyden import Broyden as Broyden
 from .solvers.fixed_point_solver import Solver as Solver

@@ -41,9 +41,20 @@ class Limits(ShortRepr):
     loops: Int[Tensor, " batch"]
     period: Int[Tensor, " batch"]
 
-    def roll(self, shift: int) -> Limits:
-        """Those of the examples so many places before, as :func:`torch.roll` has it."""
-        return Limits(*(getattr(self, f.name).roll(shift, 0) for f in fields(self)))
+    @classmethod
+    def none_like(cls, state: Float[Tensor, "batch pos d_model"]) -> Limits:
+        """No limit of any example, for them to be put in (:meth:`put`)."""
+        status = torch.full(state.shape[:1], int(Status.RUNNING), device=state.device)
+        return cls(torch.zeros_like(state), status, torch.zeros_like(status), status * 0)
+
+    def select(self, rows: Int[Tensor, " row"] | slice) -> Limits:
+        """Those of some examples."""
+        return Limits(*(getattr(self, f.name)[rows] for f in fields(self)))
+
+    def put(self, rows: Int[Tensor, " row"], limits: Limits) -> None:
+        """Put limits in the place of those of some examples."""
+        for f in fields(self):
+            getattr(self, f.name)[rows] = getattr(limits, f.name)
 
     @property
     def found(self) -> Bool[Tensor, " batch"]:

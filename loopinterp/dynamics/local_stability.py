@@ -14,13 +14,10 @@ from loopinterp.dynamics.convergence import RITZ_TOLERANCE
 from loopinterp.dynamics.eigenvalues import leading_eigenvalues, turn_of
 from loopinterp.dynamics.limits import find_limits
 from loopinterp.dynamics.lyapunov import lyapunov_exponents
+from loopinterp.dynamics.nonnormal_growth import transient_growth
 from loopinterp.dynamics.readouts import correctness, exact_match
 from loopinterp.dynamics.regimes import LEAST_LOOPS, classify_regimes
-from loopinterp.dynamics.singular_values import (
-    fixed_point_condition,
-    largest_singular_values,
-    transient_growth,
-)
+from loopinterp.dynamics.singular_values import fixed_point_condition, largest_singular_values
 from loopinterp.dynamics.starts import noise_like
 from loopinterp.dynamics.state_checks import asked_positions, of_each
 from loopinterp.dynamics.state_trajectories import chunks, gather, run_loops, state_bytes

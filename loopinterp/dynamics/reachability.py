@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 
-from loopinterp.dynamics.limits import Limits, around, find_limits
-from loopinterp.dynamics.measures import share_of_size
-from loopinterp.dynamics.readouts import correctness, exact_match
+from loopinterp.dynamics.distinct_limits import DistinctLimits, answered_right, limits_apart
+from loopinterp.dynamics.limits import Limits, find_limits
 from loopinterp.dynamics.starts import OWN, noise_like, other_starts
 from loopinterp.dynamics.state_checks import asked_positions
 from loopinterp.errors import InputError, check_integer, check_number, check_seed
@@ -168,7 +167,13 @@ def reachability_study(
         ]
         fates = [search.fate(end, own) for end in reached.values()]
         after = [search.fate(end, own) for end in kicked]
-        other = search.fate(own.roll(-1), own)
+        each = torch.arange(len(batch), device=own.status.device)
+        other_distance, other_alignment = limits_apart(
+            own.select(each.roll(-1)), own, search.iteration, counted
+        )
+        distinct = DistinctLimits(search.iteration, counted, same)
+        for end in reached.values():
+            distinct.number(end, each)
         shape = (len(kicks), n_draws)
         return ReachabilityResult.of(
             watch,
@@ -178,9 +183,9 @@ def reachability_study(
                 f"kick_{name}": torch.stack([fate[name] for fate in after]).unflatten(0, shape)
                 for name in ("status", "distance", "exact")
             },
-            other_alignment=other["alignment"],
-            other_distance=other["distance"],
-            n_limits=search.count([*reached.values()], same),
+            other_alignment=other_alignment.float(),
+            other_distance=other_distance.float(),
+            n_limits=distinct.count().to(torch.int16),
             same=same,
         )
 
@@ -199,51 +204,17 @@ class _Search:
     def run(self, start: Tensor) -> Limits:
         return find_limits(self.iteration, start, max_loops=self.n_loops, tol=self.tol)
 
-    @torch.no_grad()
     def fate(self, end: Limits, own: Limits) -> dict[str, Tensor]:
         """How a run ended, and how far from where the model's own one did."""
-        distance, alignment = self.apart(end, own)
-        right = [self._right(state) for state in around(self.iteration, end)]
+        distance, alignment = limits_apart(end, own, self.iteration, self.counted)
         return {
             "status": end.status.to(torch.int8),
             "period": end.period.to(torch.int32),
             "loops": end.loops.to(torch.int32),
             "alignment": alignment.float(),
             "distance": distance.float(),
-            "exact": torch.stack(right).all(dim=0),
+            "exact": answered_right(self.iteration, end, self.targets, self.n_loops),
         }
-
-    @torch.no_grad()
-    def apart(self, end: Limits, own: Limits) -> tuple[Tensor, Tensor]:
-        """Distance over the norm, and cosine, of two limits where they are nearest."""
-        here = self._counted(end.state)
-        unknown = ~(end.found & own.found)
-        distance = torch.full_like(here[:, 0], float("inf"))
-        alignment = torch.full_like(distance, float("nan"))
-        for state in around(self.iteration, own):
-            there = self._counted(state)
-            gap = share_of_size((here - there).norm(dim=-1), there.norm(dim=-1))
-            cosine = torch.cosine_similarity(here, there, dim=-1)
-            alignment = torch.where(gap < distance, cosine, alignment)
-            distance = torch.minimum(gap, distance)
-        nothing = float("nan")
-        return distance.masked_fill(unknown, nothing), alignment.masked_fill(unknown, nothing)
-
-    def count(self, ends: list[Limits], same: float) -> Tensor:
-        """Different limits of each example: one is new if it is far from all that came before."""
-        total = torch.zeros_like(ends[0].status)
-        for later, end in enumerate(ends):
-            gaps = [self.apart(end, before)[0] for before in ends[:later]]
-            known = torch.stack([gap <= same for gap in gaps]).any(dim=0) if gaps else False
-            total += end.found & ~torch.as_tensor(known, device=total.device)
-        return total.to(torch.int16)
-
-    def _right(self, state: Tensor) -> Tensor:
-        answer = self.iteration.read(state, self.n_loops).argmax(dim=-1)
-        return exact_match(correctness(answer, self.targets)).bool()
-
-    def _counted(self, state: Tensor) -> Tensor:
-        return torch.where(self.counted[..., None], state, 0).flatten(1)
 
 
 def _check(n_examples: int, n_others: int, kicks: Sequence[float]) -> None:

@@ -2,6 +2,7 @@ from .axes import Reference as Reference
 from .axes import Series as Series
 from .head_lines import by_head as by_head
 from .head_lines import head_lines as head_lines
+from .heatmaps import category_maps as category_maps
 from .heatmaps import heatmap_panels as heatmap_panels
 from .heatmaps import loop_slider_figure as loop_slider_figure
 from .lines import LinePanel as LinePanel

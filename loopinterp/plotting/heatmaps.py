@@ -1,9 +1,9 @@
-"""Heat maps: one, several on one scale, and with a slider over loops."""
+"""Heat maps: one, several on one scale, of categories, and with a slider over loops."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -18,7 +18,7 @@ from loopinterp.plotting.axes import (
     panel_figure,
     suffix,
 )
-from loopinterp.plotting.look import SCALES
+from loopinterp.plotting.look import PALETTE, SCALES
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -39,6 +39,7 @@ def heatmap_panels(
     square: bool = False,
     y_down: bool | None = None,
     overlay: Mapping[str, Series] | None = None,
+    marks: Mapping[str, tuple[float, float]] | None = None,
 ) -> go.Figure:
     """Heat maps side by side on one colour scale.
 
@@ -57,6 +58,7 @@ def heatmap_panels(
         y_down: Whether the first row is at the top, as in an attention pattern; by default where
             rows have names instead of numbers.
         overlay: A line over the panel of that title.
+        marks: Points with a name, as (column, row), that are marked on every panel.
 
     Raises:
         InputError: If there is no panel, or they have other axes than the first; or the scale is
@@ -95,6 +97,8 @@ def heatmap_panels(
         )
         if overlay and title in overlay:
             add_line(figure, overlay[title], k, 1, legend=k == 0)
+        if marks:
+            _mark(figure, marks, k)
         figure.layout[f"xaxis{suffix(k)}"].update(
             title_text=x_title if k + columns >= len(panels) else None,
             showgrid=False,
@@ -111,6 +115,44 @@ def heatmap_panels(
     return figure.update_layout(
         coloraxis={"colorscale": SCALES[scale], "cmin": low, "cmax": high, "colorbar": colorbar}
     )
+
+
+def category_maps(
+    panels: Mapping[str, xr.DataArray], categories: Mapping[str, str], **options: Any
+) -> go.Figure:
+    """Maps side by side whose cells are of one of several kinds.
+
+    Args:
+        panels: Each map by its title: numbers [row, column] of categories, counted from 0; NaN
+            stays empty.
+        categories: Name of each category -> its colour, as :class:`Series` has it.
+        options: As for :func:`heatmap_panels`.
+
+    Raises:
+        InputError: as :func:`heatmap_panels`, or a number without a category.
+    """
+    figure = heatmap_panels(panels, value_title="category", **options)
+    names, count = list(categories), len(categories)
+    colours = [PALETTE.get(shade, shade) for shade in categories.values()]
+    low, high = _limits(panels)
+    if low < 0 or high >= count:
+        raise InputError(
+            "panels",
+            expected=f"numbers of the {count} categories, from 0 to {count - 1}",
+            given=f"numbers from {low:g} to {high:g}",
+            fix="Name every category.",
+        )
+    steps = [((k + end) / count, shade) for k, shade in enumerate(colours) for end in (0, 1)]
+    look = {"colorscale": steps, "zmin": -0.5, "zmax": count - 0.5, "showscale": False}
+    for trace, values in zip(figure.select_traces({"type": "heatmap"}), panels.values()):
+        said = [["" if np.isnan(v) else names[int(v)] for v in row] for row in values.values]
+        hover = trace.hovertemplate.replace("category %{z:.3g}", "%{text}")
+        trace.update(coloraxis=None, text=said, hovertemplate=hover, **look)
+    figure.layout.coloraxis = None
+    for name, shade in zip(names, colours):
+        square = {"symbol": "square", "size": 10, "color": shade}
+        figure.add_scatter(x=[None], y=[None], mode="markers", marker=square, name=name, **axes(0))
+    return figure.update_layout(showlegend=True)
 
 
 def loop_slider_figure(
@@ -159,6 +201,22 @@ def loop_slider_figure(
     steps = [{"label": loop, "method": "animate", "args": [[loop], jump]} for loop in loops]
     return figure.update_layout(
         sliders=[{"steps": steps, "currentvalue": {"prefix": "loop "}, "pad": {"t": 60}}]
+    )
+
+
+def _mark(figure: go.Figure, marks: Mapping[str, tuple[float, float]], panel: int) -> None:
+    x, y = zip(*marks.values())
+    figure.add_scatter(
+        x=x,
+        y=y,
+        text=list(marks),
+        mode="markers+text",
+        textposition="top center",
+        marker={"symbol": "cross", "size": 9, "color": "white", "line": {"color": "black"}},
+        marker_line_width=1,
+        hovertemplate="%{text}<extra></extra>",
+        showlegend=False,
+        **axes(panel),
     )
 
 

@@ -16,6 +16,7 @@ from loopinterp.plotting import (
     Reference,
     Series,
     bars_with_intervals,
+    category_maps,
     heatmap_panels,
     line_figure,
     line_panels,
@@ -223,6 +224,29 @@ def test_heat_maps_share_one_scale_and_are_labelled_by_their_axes() -> None:
     assert list(figure.data[0].x) == ["a", "b"] and list(figure.data[0].y) == [0]
     assert figure.layout.xaxis.title.text == figure.layout.xaxis2.title.text == "chain length"
     assert figure.layout.yaxis.title.text == "position" and figure.layout.yaxis2.title.text is None
+
+
+def test_cells_of_categories_have_a_colour_and_a_name_each() -> None:
+    one, two = cells([[0, 2]], pos=[0], loop=[0, 1]), cells([[1, np.nan]], pos=[0], loop=[0, 1])
+    kinds = {"near": "blue", "far": "red", "none": "#123456"}
+    figure = parts(category_maps({"one": one, "two": two}, kinds, marks={"here": (1, 0)}))
+    maps = [t for t in figure.data if t.type == "heatmap"]
+    assert [list(t.text[0]) for t in maps] == [["near", "none"], ["far", ""]]
+    for trace in maps:  # the middle of each third of the scale is that category's number
+        assert (trace.zmin, trace.zmax, trace.coloraxis) == (-0.5, 2.5, None)
+        ends = [(at, colour) for at, colour in trace.colorscale]
+        expected = [PALETTE["blue"]] * 2 + [PALETTE["red"]] * 2 + ["#123456"] * 2
+        assert [colour for _, colour in ends] == expected
+        np.testing.assert_allclose([at for at, _ in ends], [0, 1 / 3, 1 / 3, 2 / 3, 2 / 3, 1])
+    legend = {t.name: t.marker.color for t in figure.data if t.name}
+    assert legend == {"near": PALETTE["blue"], "far": PALETTE["red"], "none": "#123456"}
+    marked = [t for t in figure.data if t.type == "scatter" and not t.name]
+    assert [(t.xaxis, t.x[0], t.y[0], t.text[0]) for t in marked] == [
+        ("x", 1, 0, "here"),
+        ("x2", 1, 0, "here"),
+    ]
+    with pytest.raises(InputError, match="numbers from 0 to 2"):
+        category_maps({"": one}, {"near": "blue", "far": "red"})
 
 
 def test_rows_with_names_are_read_from_the_top() -> None:

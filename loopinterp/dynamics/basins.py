@@ -1,0 +1,311 @@
+"""Basins: to which limit do the states of a plane lead, and how near is the next one?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import numpy as np
+import torch
+
+from loopinterp.dynamics.distinct_limits import (
+    NO_LIMIT,
+    DistinctLimits,
+    answered_right,
+    limits_apart,
+)
+from loopinterp.dynamics.limits import Limits, find_limits
+from loopinterp.dynamics.state_checks import asked_positions, check_finite_state
+from loopinterp.dynamics.state_planes import StatePlane, corner_states
+from loopinterp.dynamics.state_trajectories import chunks
+from loopinterp.errors import InputError, check_integer, check_number, check_seed
+from loopinterp.intervals import share_of, wilson_of
+from loopinterp.models.looped_model import bind
+from loopinterp.models.model_description import describe_model
+from loopinterp.progress import track
+from loopinterp.results import Result, study
+from loopinterp.study_examples import examples_for
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import xarray as xr
+    from torch import Tensor
+
+    from loopinterp.models.looped_model import Iteration, LoopedModel
+    from loopinterp.tasks.task import Batch, Task
+
+MOST_OTHERS = 8
+"""Other examples whose limits can be corners."""
+
+MARGIN = 1.25
+"""Where the grid ends, over the farthest coordinate of a corner."""
+
+_MAPS = ("reached", "status", "period", "loops", "distance", "exact")
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class BasinMapResult(Result, kind="basins"):
+    r"""Where each start of a grid leads, in a plane through the limit of one input.
+
+    The own limit, from the model's own start, is at (0, 0); ``x`` leads to the first corner, and
+    ``y`` is at right angles to it, so that distances in the plane are those of the states, over
+    ``unit``. Limits are numbered from the own one, which is 0, in the order in which starts
+    further and further from it find them; two cycles are compared where they are nearest.
+
+    Arrays:
+        reached: Number of the limit that a start leads to; -1 where it leads to none.
+        status: How the search for a limit ended (:class:`Status`).
+        period: Loops per turn of a cycle, 1 of a fixed point, 0 where there is neither.
+        loops: Loops until it ended.
+        distance: From the limit reached to the own one, over its norm.
+        exact: Whether the answer read from the state reached is right.
+        next_reached: The control: the same starts under the next input; 0 is *its* own limit.
+        next_distance: Distance of the limit reached there to the own one of *this* input.
+        corner_x, corner_y: Where the corners are.
+        corner_reached: Number of the limit that a corner leads to.
+
+    Attributes:
+        example: The example.
+        unit: Length of 1 on the axes: the norm of the own limit at all positions; where that is
+            0, the distance to the first corner.
+        same: Distance over the norm up to which two limits count as one.
+    """
+
+    VARIABLES: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys((*_MAPS, "next_reached", "next_distance"), "y x"),
+        **dict.fromkeys(("corner_x", "corner_y", "corner_reached"), "corner"),
+    }
+
+    example: int
+    unit: float
+    same: float
+
+    def shares(self) -> xr.DataArray:
+        """Share of the grid that leads to each limit, [limit, estimate]; -1 is to none.
+
+        An interval is that of as many starts drawn at random; a grid is no worse.
+        """
+        return share_of(self._is_of_limit(), "y", "x")
+
+    def by_distance(self, n_rings: int = 8) -> xr.DataArray:
+        """Share that leads to each limit by distance from the own one, [limit, distance, estimate].
+
+        The distances are the middles of rings of equal width, up to the edge of the grid.
+        """
+        return self._in_rings(self._is_of_limit(), n_rings)
+
+    def next_by_distance(self, n_rings: int = 8) -> xr.DataArray:
+        """The control: share that leads to this limit under the next input, by distance."""
+        return self._in_rings(self.data["next_distance"] <= self.same, n_rings)
+
+    def _in_rings(self, hits: xr.DataArray, n_rings: int) -> xr.DataArray:
+        import xarray as xr
+
+        edges = np.linspace(0, float(self.data["x"].max()) * (1 + 1e-9), n_rings + 1)
+        ring = np.digitize(self.from_own().values, edges) - 1  # beyond the last in the corners
+        inside = xr.DataArray(
+            ring == np.arange(n_rings)[:, None, None],
+            {"distance": (edges[1:] + edges[:-1]) / 2},
+            ("distance", "y", "x"),
+        )
+        return wilson_of((hits & inside).sum(("y", "x")), inside.sum(("y", "x")))
+
+    def from_own(self) -> xr.DataArray:
+        """Distance of each start from the own limit, [y, x]."""
+        return (self.data["y"] ** 2 + self.data["x"] ** 2) ** 0.5
+
+    def radius(self) -> float:
+        """Distance up to which all starts of the grid come back to the own limit.
+
+        At most to the edge of the grid; NaN where there is no own limit.
+        """
+        away = self.from_own()
+        lost = away.where(self.data["reached"] != 0).min()  # NaN where all come back
+        within = away.where((away <= self.data["x"].max()) & ~(away >= lost)).max()
+        return float(within.fillna(0)) if (self.data["reached"] == 0).any() else float("nan")
+
+    def next_reaches_own(self) -> xr.DataArray:
+        """The control: share of the starts that reach this limit under the next input."""
+        return share_of(self.data["next_distance"] <= self.same, "y", "x")
+
+    def limits(self) -> pd.DataFrame:
+        """A row for each limit: its share, period, distance to the own one, and mean exactness."""
+        cells = self.data[[*_MAPS]].to_dataframe()
+        found = cells[cells["reached"] != NO_LIMIT].groupby("reached")
+        first = found[["period", "distance"]].first()
+        shares = found.size() / len(cells)
+        return first.assign(share=shares, exact=found["exact"].mean()).rename_axis("limit")
+
+    def _is_of_limit(self) -> xr.DataArray:
+        import xarray as xr
+
+        every = np.unique([NO_LIMIT, 0, *np.unique(self.data["reached"])])
+        return self.data["reached"] == xr.DataArray(every, {"limit": every}, "limit")
+
+
+def basin_map(
+    model: LoopedModel,
+    data: Batch | Task,
+    *,
+    example: int = 0,
+    corners: Sequence[str] | Mapping[str, Tensor] | None = None,
+    points: int = 41,
+    extent: float | None = None,
+    n_loops: int = 200,
+    tol: float = 1e-5,
+    same: float = 0.01,
+    positions: Literal["asked", "all"] = "asked",
+    n: int | None = None,
+    batch_size: int | None = None,
+    seed: int = 0,
+) -> BasinMapResult:
+    r"""Run one input from a grid of starts in a plane through its limit and two other states.
+
+    :math:`h_0(x, y) = h^* + u (x a + y b)`, with :math:`a, b` orthonormal in the plane of
+    :math:`h^*` and the corners, and :math:`u = \|h^*\|`. The same starts are run under the next
+    input, as a control.
+
+    By default the corners are the limit of the nearest following input whose limit is another, as
+    that is where second limits have been found, and noise of the size of the own one, which shows
+    beside it what any direction does; where all limits are one, two of noise.
+
+    Args:
+        model: Any looped model.
+        data: Examples with targets, at least two, best of one length; or a task to draw them from.
+        example: Number of the example whose plane it is.
+        corners: Two other states in the plane: names (``"own"`` for the model's own start,
+            ``"zeros"``, ``"noise 1"``, ``"noise 2"``, ``"other 1"`` for the limit of the next
+            example, to ``"other 8"``), or states [pos, d_model] by a name.
+        points: Starts along each axis; odd, so that the limit itself is one.
+        extent: Distance from the own limit to the edges of the grid, over its size; by default
+            that the corners are well inside.
+        n_loops: Loops after which no limit is expected any more.
+        tol: Relative tolerance of a limit.
+        same: Distance over the norm up to which two limits count as one.
+        positions: Compare limits where an answer is asked, or at all positions. Starts differ at
+            all positions.
+        n: Problem length, where a task is given; see :func:`~loopinterp.tasks.as_batch`.
+        batch_size: Examples, where a task is given.
+        seed: Seed of noise, and of what is drawn.
+
+    Raises:
+        InputError: If an option is out of range, there are fewer than two examples, the corners
+            span no plane with the own limit, or the initial state is not finite.
+
+    Source: reachability, arXiv 2604.15259.
+
+    Example:
+        >>> from loopinterp import load_pretrained
+        >>> run = load_pretrained("parity")
+        >>> found = basin_map(run.model(), run.task(), n=4, batch_size=2, points=3)
+        >>> found.shares().sel(limit=0, estimate="value").item()
+        1.0
+    """
+    batch = examples_for(model, data, needs_loops=True, n=n, batch_size=batch_size, seed=seed)
+    counted = asked_positions(batch, positions)
+    _check(len(batch), example, points)
+    for name, size in {"tol": tol, "same": same}.items():
+        check_number(name, size, above=0)
+    check_integer("n_loops", n_loops, least=1)
+    if extent is not None:
+        check_number("extent", extent, above=0)
+    generator = torch.Generator().manual_seed(check_seed(seed))
+    options = {"n_loops": n_loops, "tol": tol, "points": points, "positions": positions}
+    with study(seed, model=describe_model(model), example=example, **options) as watch:
+        rows = (example + torch.arange(min(len(batch), MOST_OTHERS + 1))) % len(batch)
+        batch, counted = batch[rows], counted[rows]
+        iteration = bind(model, batch.inputs)
+        check_finite_state(iteration.h0, "initial state", fix="Check the embedding of the input.")
+        with torch.no_grad():
+            own = find_limits(iteration, iteration.h0, max_loops=n_loops, tol=tol)
+        states = corner_states(corners, iteration, own, counted, generator, same=same)
+        plane = StatePlane.through(own.state[0], states)
+        places = torch.tensor([*plane.corners.values()], dtype=torch.float64)
+        edge = float(MARGIN * places.abs().max()) if extent is None else extent
+        half = points // 2
+        axis = edge * torch.arange(-half, half + 1, dtype=torch.float64) / half
+        y, x = torch.meshgrid(axis, axis, indexing="ij")
+        grid = torch.stack([x, y], -1).flatten(0, 1)
+        # From near to far, so that limits are numbered in that order, and the corners at last.
+        near = grid.norm(dim=-1).argsort(stable=True)
+        starts = torch.cat([grid[near], places])
+        explore = _Exploration(iteration, own, batch.targets, counted, n_loops, tol, same)
+        here, there = (explore.run(plane, starts, k) for k in (0, 1))
+        back = near.argsort()
+        maps = {name: values[back].reshape(points, points) for name, values in here.items()}
+        return BasinMapResult.of(
+            watch,
+            coords={"x": axis.tolist(), "y": axis.tolist(), "corner": [*states]},
+            **maps,
+            next_reached=there["reached"][back].reshape(points, points),
+            next_distance=there["distance"][back].reshape(points, points),
+            corner_x=places[:, 0],
+            corner_y=places[:, 1],
+            corner_reached=here["reached"][len(grid) :],
+            example=example,
+            unit=plane.unit,
+            same=same,
+        )
+
+
+@dataclass(frozen=True)
+class _Exploration:
+    """Runs of some examples from states of a plane; the first example is the one it is of."""
+
+    iteration: Iteration
+    own: Limits
+    targets: Tensor
+    counted: Tensor
+    n_loops: int
+    tol: float
+    same: float
+
+    @torch.no_grad()
+    def run(self, plane: StatePlane, places: Tensor, example: int) -> dict[str, Tensor]:
+        """Of each start: where it leads, under the input of that example."""
+        just = slice(example, example + 1)
+        iteration, own = self.iteration.select(just), self.own.select(just)
+        # Without an own limit no start reaches it, and the first one found is number 1.
+        known = bool(own.found)
+        distinct = DistinctLimits(iteration, self.counted[just], self.same, [own] * known)
+        found: list[dict[str, Tensor]] = []
+        bytes_each = 8 * plane.centre.numel() * plane.centre.element_size()
+        for part in track(list(chunks(len(places), bytes_each)), "starts"):
+            start = plane.at(places[part])
+            same_input = torch.zeros(len(start), dtype=torch.int64, device=start.device)
+            some = iteration.select(same_input)
+            ends = find_limits(some, start, max_loops=self.n_loops, tol=self.tol)
+            numbers = distinct.number(ends, same_input)
+            of_first = self.own.select(same_input)
+            first_input = self.iteration.select(same_input), self.counted[same_input]
+            targets = self.targets[just].expand(len(start), -1)
+            found.append(
+                {
+                    "reached": torch.where(ends.found, numbers + (not known), NO_LIMIT),
+                    "status": ends.status.to(torch.int8),
+                    "period": ends.period.to(torch.int32),
+                    "loops": ends.loops.to(torch.int32),
+                    "distance": limits_apart(ends, of_first, *first_input)[0].float(),
+                    "exact": answered_right(some, ends, targets, self.n_loops),
+                }
+            )
+        return {name: torch.cat([part[name] for part in found]).cpu() for name in found[0]}
+
+
+def _check(n_examples: int, example: int, points: int) -> None:
+    if n_examples < 2:
+        raise InputError(
+            "data",
+            expected="at least two examples, as the next one is the control",
+            given=f"{n_examples}",
+            fix="Pass batch_size=2, or a larger batch.",
+        )
+    check_integer("example", example, least=0, most=n_examples - 1)
+    if check_integer("points", points, least=3) % 2 == 0:
+        raise InputError(
+            "points",
+            expected="an odd number of starts along each axis, so that the limit itself is one",
+            given=f"{points}",
+            fix=f"Pass points={points + 1}.",
+        )
