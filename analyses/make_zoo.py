@@ -1,7 +1,7 @@
 """Make the models of the zoo: train each by its recipe, measure it, and put it into the package.
 
-    python analyses/make_zoo.py --out runs/zoo
-    python analyses/make_zoo.py --out runs/zoo --name parity
+    python -m analyses.make_zoo --out runs/zoo
+    python -m analyses.make_zoo --out runs/zoo --name parity
 
 One to four minutes a model on one core; runs that are finished are kept. To add a model is to add a
 line to MODELS.
@@ -14,7 +14,10 @@ import shutil
 from pathlib import Path
 
 import loopinterp
-from loopinterp.training import RECIPES, apply_settings, train
+from analyses import notebook_models
+from loopinterp.models import LoopRule
+from loopinterp.training import RECIPES, Run, apply_settings, train
+from loopinterp.training.run import LoopsByLength
 from loopinterp.zoo import make_entry
 
 NO_HOLD = ["objective.hold_loops=0", "state_noise=0"]
@@ -50,25 +53,37 @@ MODELS: dict[str, tuple[str, list[str], str]] = {
     "multiplication": ("multiplication", [], "Products of two bits and n, in n loops."),
     "unique_set": (
         "unique_set",
-        ["steps=9600"],
-        "A layer that sees all, then a loop.",
+        [],
+        "A layer that sees all, then a loop that closes gaps.",
     ),
     "token_addition": ("token_addition", [], "Addition in tokens, most significant bit first."),
+    "abacus": ("abacus", [], "Two layers, four loops, decimal digits written one by one."),
 }
 """Each model: its recipe, what is changed of it, and what it is an example of."""
+
+NOTEBOOK = {
+    "notebook-standard": "A public notebook's ordinary transformer, four untied layers; no loop.",
+    "notebook-looped": "Its looped one, trained on 8 bits: right on them, and less on each longer.",
+}
+"""The models of analyses/notebook_models.py, and what they are examples of."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train, measure and keep the models of the zoo.")
     parser.add_argument("--out", type=Path, default=Path("runs/zoo"), help="Where to train.")
     parser.add_argument("--zoo", type=Path, default=Path(loopinterp.__file__).parent / "zoo")
-    parser.add_argument("--name", action="append", choices=MODELS, help="Default: all.")
+    parser.add_argument(
+        "--name", action="append", choices=[*MODELS, *NOTEBOOK], help="Default: all."
+    )
     parser.add_argument("--samples", type=int, default=200)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     args = parser.parse_args()
-    for name in args.name or MODELS:
-        recipe, changes, note = MODELS[name]
-        run = train(apply_settings(RECIPES[recipe], [*changes, *args.set]), args.out / name)
+    for name in args.name or [*MODELS, *NOTEBOOK]:
+        if name in NOTEBOOK:
+            recipe, note, run = None, NOTEBOOK[name], notebooks(name, args.out)
+        else:
+            recipe, changes, note = MODELS[name]
+            run = train(apply_settings(RECIPES[recipe], [*changes, *args.set]), args.out / name)
         # The library writes nothing into the package, so the entry is made elsewhere and moved.
         made = args.out / "entries" / name
         shutil.rmtree(made, ignore_errors=True)
@@ -77,6 +92,23 @@ def main() -> None:
         shutil.copytree(made, args.zoo / name)
         shares = ", ".join(f"{share:.2f} at {n}" for n, share in card.worst().items())
         print(f"{name}: exact match {shares}; {card.minutes} min")
+
+
+def notebooks(name: str, out: Path) -> Run:
+    """A model of the notebook (seed 0), trained as there, as a run."""
+    if (out / name).exists():
+        return Run.load(out / name)
+    kind = name.removeprefix("notebook-")
+    model = notebook_models.notebooks_own(kind, 0, out=out / "notebook")
+    task = notebook_models.TASK
+    model.loop_rule = LoopRule(1)
+    if kind == "looped":
+        loops = notebook_models.TRAINING_LOOPS
+        of_length, more = LoopsByLength(task), notebook_models.MORE_LOOPS
+        model.loop_rule = LoopRule(loops, of_length=of_length, extra=more)
+    origin = "trained as a public notebook has it, on PyTorch's own layers, with dropout"
+    cutoff = notebook_models.CUTOFF
+    return Run.from_model(model, task, out / name, max_n=cutoff, origin=origin)
 
 
 if __name__ == "__main__":

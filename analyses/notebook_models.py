@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -42,6 +43,7 @@ LENGTHS = (8, 12, 16, 20, 24, 32, 40, 48)
 CUTOFF, TRAINING_LOOPS, MORE_LOOPS = 8, 12, 4
 """It reads its answer length + 5 loops on, which is T(n) + 4."""
 
+STEPS = 2501
 CEILING = 15 / 16
 TASK = Addition(format="features")
 SOURCE = {
@@ -72,7 +74,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="The notebook's models, and ours, by length.")
     parser.add_argument("--out", type=Path, default=Path("runs/notebook"))
     parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=2501, help="Of the notebook's models.")
+    parser.add_argument("--steps", type=int, default=STEPS, help="Of the notebook's models.")
     parser.add_argument("--to", type=int, default=48, help="Longest problems, in bits.")
     parser.add_argument("--samples", type=int, default=300)
     parser.add_argument("--set", action="append", default=[], help="Changes of our recipe.")
@@ -80,9 +82,10 @@ def main() -> None:
     torch.set_num_threads(1)
     by_length = LoopRule(TRAINING_LOOPS, TASK.n_loops, extra=MORE_LOOPS)
     plain = [*AS_THE_NOTEBOOK, f"steps={args.steps}"]
+    own = partial(notebooks_own, out=args.out, steps=args.steps)
     trained: dict[str, Callable[[int], tuple[LoopedTransformer, Task, LoopRule | None]]] = {
-        "standard": lambda seed: (notebooks_own("standard", seed, args), TASK, LoopRule(1)),
-        "looped": lambda seed: (notebooks_own("looped", seed, args), TASK, by_length),
+        "standard": lambda seed: (own("standard", seed), TASK, LoopRule(1)),
+        "looped": lambda seed: (own("looped", seed), TASK, by_length),
         "looped, no dropout": lambda seed: (ours(plain, seed, args), TASK, by_length),
         "our recipe": lambda seed: (ours(args.set, seed, args), Addition(), None),
     }
@@ -104,15 +107,15 @@ def main() -> None:
     )
 
 
-def notebooks_own(kind: str, seed: int, args: argparse.Namespace) -> LoopedTransformer:
+def notebooks_own(kind: str, seed: int, *, out: Path, steps: int = STEPS) -> LoopedTransformer:
     """One of the notebook's models, trained as there; kept, and read back where it is there."""
-    folder = args.out / kind / f"seed-{seed}"
+    folder = out / kind / f"seed-{seed}"
     if not folder.exists():
         torch.manual_seed(seed)
         peer = notebook.Looped() if kind == "looped" else notebook.Standard()
         generator = torch.Generator().manual_seed(seed)
         optimiser = torch.optim.Adam(peer.parameters(), lr=1e-3)
-        for _ in range(args.steps):
+        for _ in range(steps):
             batch = TASK.sample(CUTOFF, batch_size=64, generator=generator, distribution="uniform")
             loops = (TRAINING_LOOPS,) if kind == "looped" else ()
             logits = peer(batch.inputs, *loops)

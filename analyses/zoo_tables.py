@@ -10,7 +10,8 @@ import pandas as pd
 import torch
 
 from analyses.tables_in_pages import PAGES, RESULTS, rewrite
-from loopinterp.zoo import list_pretrained
+from loopinterp.study_examples import why_no_loops
+from loopinterp.zoo import list_pretrained, load_pretrained
 
 
 def measure_zoo(
@@ -37,7 +38,7 @@ def measure_zoo(
         times: Multiples of the cutoff by default.
         samples: Samples by default.
     """
-    names = list(list_pretrained().index)
+    names = looped_models()
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--page", type=Path, default=PAGES / page)
@@ -58,3 +59,10 @@ def measure_zoo(
         print(found.to_string(index=False), flush=True)
     rewrite(args.page, {table: as_table(pd.read_csv(kept))})
     print(args.page)
+
+
+def looped_models() -> list[str]:
+    """Names of the zoo's models that make more than one loop."""
+    return [
+        name for name in list_pretrained().index if not why_no_loops(load_pretrained(name).model())
+    ]

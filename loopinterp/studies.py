@@ -197,6 +197,18 @@ def _local_stability(model: StudiedModel) -> Result:
     return dynamics.local_stability_study(model.model, batch, seed=model.seed)
 
 
+@_study("basins", "which limit does each start of a plane lead to?")
+def _basins(model: StudiedModel) -> Result:
+    batch = model.sample(model.length(model.cutoff), 16)
+    return dynamics.basin_map(model.model, batch, points=15, seed=model.seed)
+
+
+@_study("geometry", "by which ways do states go, and in how many directions do they lie?")
+def _geometry(model: StudiedModel) -> Result:
+    batch = model.sample(model.length(2 * model.cutoff), 32)
+    return dynamics.geometry_study(model.model, batch, seed=model.seed)
+
+
 @_study("stabilisation", "do the heads freeze?", hooks=True)
 def _stabilisation(model: StudiedModel) -> Result:
     batch = model.sample(model.length(2 * model.cutoff), 32)

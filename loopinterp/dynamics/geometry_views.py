@@ -18,7 +18,7 @@ from loopinterp.plotting import (
 )
 from loopinterp.results import Figure, Finding, figures_of, findings_of, percent, tidy
 
-SECTION = "geometry"
+SECTION = "limits"
 
 ONE_POINT = 1e-3
 """Spread, relative to the size of the states, up to which a set counts as one point."""
@@ -35,7 +35,7 @@ def _classes(result: GeometryResult) -> Finding:
     total = int(counts.sum())
     each = {str(kind): int(counts.sel(settling=kind).sum()) for kind in counts["settling"].values}
     exact = float(result.exact_match().isel(loop=-1).sel({ESTIMATE: "value"}))
-    said = {"settling": "settle", "marginal": "are marginal", "drifting": "drift"}
+    said = {"settling": "settle", "marginal": "are marginal", "drifting": "drift or turn"}
     shares = ", ".join(f"{percent(n / total)} {said[kind]}" for kind, n in each.items() if n)
     text = (
         f"Of {total} trajectories of tokens over {result.n_loops} loops {shares}; "

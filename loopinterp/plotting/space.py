@@ -60,7 +60,11 @@ def space_figure(
             x=list(line.x), y=list(line.y), z=z, name=line.name, hovertemplate=hover, **look
         )
     named: dict[str, Any] = {
-        f"{axis}axis": {"title": {"text": t}} for axis, t in zip("xyz", titles)
+        f"{axis}axis": {"title": {"text": t, "font": {"size": 11}}, "tickfont": {"size": 10}}
+        for axis, t in zip("xyz", titles)
     }
-    named["camera"] = {"eye": {"x": 1.5, "y": 1.5, "z": 1.1}}  # from where axis titles are seen
-    return figure.update_layout(template=template(), height=_HEIGHT, scene=named)
+    # From so far away, and looking so far below the middle, that the axis titles are seen whole.
+    named["camera"] = {"eye": {"x": 1.7, "y": 1.7, "z": 1.1}, "center": {"z": -0.2}}
+    return figure.update_layout(
+        template=template(), height=_HEIGHT, scene=named, margin={"l": 0, "r": 0}
+    )

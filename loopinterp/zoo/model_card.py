@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from pydantic import NonNegativeFloat, PositiveInt
 
 from loopinterp import __version__
@@ -26,6 +27,9 @@ from loopinterp.training.run import METRICS, MODEL, WEIGHTS, need_free_folder
 if TYPE_CHECKING:
     import pandas as pd
 
+    from loopinterp.models import LoopedTransformer
+    from loopinterp.tasks import Task
+
 CARD = "card.json"
 EXTRA_LOOPS = (-2, -1, 0, 6, 12, 24, 48)
 """Loops beyond T(n) after which a model of the zoo is asked as well."""
@@ -40,24 +44,24 @@ class Card(Settings):
 
     Attributes:
         note: What it is an example of, in a line.
-        recipe: The recipe that it was trained by.
+        recipe: The recipe that it was trained by; None where it was trained elsewhere.
         changes: Settings that are not the recipe's, by dotted name.
         weights: Number of its weights.
-        minutes: Time its training took.
+        minutes: Time its training took, if that is known.
         made_with: Versions and machine.
         samples: Examples behind each share.
         seed: Seed of those examples.
-        exact_match: Share of examples that are wholly right, by input distribution, length, and
-            loops beyond T(n); fewer where negative.
+        exact_match: Share of examples that are wholly right, by input distribution, length (of
+            those for which the model has positions), and loops beyond T(n); fewer where negative.
         weights_sha256: Digest of its weights, as results have it.
         config_sha256: Digest of its ``config.json``.
     """
 
     note: Line
-    recipe: str
+    recipe: str | None
     changes: dict[str, Any]
     weights: PositiveInt
-    minutes: NonNegativeFloat
+    minutes: NonNegativeFloat | None
     made_with: Line
     samples: PositiveInt
     seed: Seed
@@ -106,14 +110,20 @@ class Card(Settings):
 
 
 def make_entry(
-    run: Run, folder: str | Path, *, recipe: str, note: str, samples: int = 200, seed: int = 0
+    run: Run,
+    folder: str | Path,
+    *,
+    recipe: str | None,
+    note: str,
+    samples: int = 200,
+    seed: int = 0,
 ) -> Card:
     """Make of a finished run what the zoo holds: configuration, weights, metrics, and a card.
 
     Args:
-        run: The run, trained to its end.
+        run: The run, trained to its end; or, without a recipe, one of a model trained elsewhere.
         folder: A folder without a run.
-        recipe: Name of the recipe that it was trained by.
+        recipe: Name of the recipe that it was trained by; None if it was trained elsewhere.
         note: What it is an example of, in a line.
         samples: Examples for each length and distribution.
         seed: Seed of the examples.
@@ -124,19 +134,22 @@ def make_entry(
     folder = Path(folder)
     need_writable(folder)
     need_free_folder(folder)
-    if not (run.is_trained and run.finished):
+    if recipe is None and run.is_trained:
+        fix = "Name its recipe."
+        raise InputError("recipe", expected="that of the run", given="none", fix=fix)
+    if recipe is not None and not (run.is_trained and run.finished):
         raise InputError(
             f"run {run.folder}",
             expected="one that was trained to its end",
             given=f"one of {run.steps_done} steps",
-            fix="Go on with its training.",
+            fix="Go on with its training; or pass recipe=None, if it was trained elsewhere.",
         )
     model, task = run.model(), run.task()
     least = own_depth(model) or task.n_loops(run.cutoff)
     result = evaluate(
         model,
         task,
-        [run.cutoff * k for k in TIMES_THE_CUTOFF],
+        [n for k in TIMES_THE_CUTOFF if _fits(model, task, n := run.cutoff * k)],
         extra_loops=[k for k in EXTRA_LOOPS if k >= -least],
         n_samples=samples,
         trained_up_to=run.cutoff,
@@ -146,9 +159,9 @@ def make_entry(
     card = Card(
         note=note,
         recipe=recipe,
-        changes=_changes(run, recipe),
+        changes={} if recipe is None else _changes(run, recipe),
         weights=sum(p.numel() for p in model.parameters()),
-        minutes=round(run.seconds / 60, 1),
+        minutes=None if recipe is None else round(run.seconds / 60, 1),
         made_with=f"loopinterp {__version__}, torch {version('torch')}, {platform.machine()}",
         samples=samples,
         seed=seed,
@@ -166,10 +179,20 @@ def make_entry(
         config_sha256=config_hash(read_json(run.folder / CONFIG)),
     )
     shutil.copytree(run.folder / MODEL, folder / MODEL)
-    shutil.copyfile(run.folder / METRICS, folder / METRICS)
+    if run.is_trained:
+        shutil.copyfile(run.folder / METRICS, folder / METRICS)
     write_json(folder / CARD, card.to_dict())
     write_json(folder / CONFIG, read_json(run.folder / CONFIG))
     return card
+
+
+def _fits(model: LoopedTransformer, task: Task, n: int) -> bool:
+    """Whether a model has positions for problems of a length."""
+    try:
+        model.bind(task.sample(n, batch_size=1, generator=torch.Generator().manual_seed(0)).inputs)
+    except InputError:
+        return False
+    return True
 
 
 def _changes(run: Run, recipe: str) -> dict[str, Any]:

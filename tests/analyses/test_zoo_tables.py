@@ -12,7 +12,7 @@ import pytest
 
 from analyses import settled_but_wrong, state_geometry, stopping_rules
 from analyses.tables_in_pages import PAGES, RESULTS, put
-from loopinterp.zoo import list_pretrained
+from analyses.zoo_tables import looped_models
 
 SCRIPTS = [settled_but_wrong, state_geometry, stopping_rules]
 
@@ -22,7 +22,7 @@ def test_the_page_says_what_the_file_says_of_every_model(script: ModuleType) -> 
     anew = f"run python -m {script.__name__}"
     kept, text = pd.read_csv(RESULTS / script.FILE), (PAGES / script.PAGE).read_text()
     assert put(text, {script.NAME: script.as_table(kept)}) == text, anew
-    assert {*kept["model"]} == {*list_pretrained().index}, anew
+    assert {*kept["model"]} == {*looped_models()}, anew
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

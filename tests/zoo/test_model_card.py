@@ -63,7 +63,12 @@ def test_only_a_finished_run_of_training_becomes_an_entry(
     given = Run.from_model(model, run.task(), tmp_path / "given", max_n=3, origin="given")
     with pytest.raises(InputError, match="trained to its end"):
         make_entry(given, tmp_path / "new", **make)
+    with pytest.raises(InputError, match="Name its recipe"):
+        make_entry(run, tmp_path / "new", **{**make, "recipe": None})
     assert not (tmp_path / "new").exists()
+    card = make_entry(given, tmp_path / "new", **{**make, "recipe": None})
+    assert (card.recipe, card.minutes, card.changes) == (None, None, {})
+    assert Run.load(tmp_path / "new").config == given.config
 
 
 def test_a_card_says_where_it_fails_and_how_long_an_answer_lasts() -> None:
