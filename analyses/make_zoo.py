@@ -62,8 +62,8 @@ MODELS: dict[str, tuple[str, list[str], str]] = {
 """Each model: its recipe, what is changed of it, and what it is an example of."""
 
 NOTEBOOK = {
-    "notebook-standard": "A public notebook's ordinary transformer, four untied layers; no loop.",
-    "notebook-looped": "Its looped one, trained on 8 bits: right on them, and less on each longer.",
+    "notebook-standard": "Beside it, an ordinary transformer: four untied layers, no loop.",
+    "notebook-looped": "A public notebook's looped model of 8 bits: less right the longer the input.",
 }
 """The models of analyses/notebook_models.py, and what they are examples of."""
 

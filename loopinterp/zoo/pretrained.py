@@ -12,7 +12,7 @@ from loopinterp.stages import record_how_it_was_made
 from loopinterp.storage import read_bytes, read_json_object, write_bytes
 from loopinterp.training import Run
 from loopinterp.training.run import need_free_folder
-from loopinterp.zoo.model_card import CARD, Card
+from loopinterp.zoo.model_card import CARD, TIMES_THE_CUTOFF, Card
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -95,8 +95,8 @@ def list_pretrained() -> pd.DataFrame:
     """The models of the zoo, one a row, by name.
 
     Columns: its task; the number of its weights; the greatest length in its training; exact match
-    at 1, 2, 4 and 8 times that, on the distribution where it is lowest; and what it is an example
-    of.
+    at 1, 2, 4 and 8 times that, on the distribution where it is lowest, NaN where it has no
+    positions for them; and what it is an example of.
 
     Example:
         >>> list_pretrained()["task"]["parity"]
@@ -107,7 +107,8 @@ def list_pretrained() -> pd.DataFrame:
     rows = {}
     for name in _names():
         run, card = load_pretrained(name), get_card(name)
-        exact = {f"exact_{n // run.cutoff}x": share for n, share in card.worst().items()}
+        worst = card.worst()
+        exact = {f"exact_{k}x": worst.get(k * run.cutoff) for k in TIMES_THE_CUTOFF}
         rows[name] = {"task": run.config.task, "weights": card.weights, "trained_to": run.cutoff}
         rows[name] |= exact | {"note": card.note}
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("name")

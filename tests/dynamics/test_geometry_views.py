@@ -53,7 +53,7 @@ def test_figures_have_controls_tables_and_accuracy(layered: GeometryResult) -> N
         "Does each layer have a limit?",
     ]
     for figure in figures:
-        assert figure.caption.endswith(".") and figure.control and figure.section == "geometry"
+        assert figure.caption.endswith(".") and figure.control and figure.section == "limits"
         assert figure.data is not None and len(figure.data) and figure.plot.to_json()
         table = figure.data
         assert {"exact_match", "right", "answer"} & {*table.columns}, figure.title

@@ -79,7 +79,7 @@ def test_the_list_is_that_of_the_cards() -> None:
     assert table.loc["addition", "exact_8x"] == min(
         shares[96][0] for shares in get_card("addition").exact_match.values()
     )
-    with pytest.raises(InputError, match="pretrained model: expected one of addition"):
+    with pytest.raises(InputError, match="pretrained model: expected one of abacus, addition"):
         load_pretrained("nothing")
 
 
