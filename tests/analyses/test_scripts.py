@@ -49,6 +49,7 @@ ELSEWHERE = (
 )
 """With tests of their own, here or in a file of their name."""
 
+NOTEBOOKS = ROOT / "analyses" / "notebooks"
 SCRIPTS = sorted(path.stem for path in (ROOT / "analyses").glob("*.py"))
 
 
@@ -136,14 +137,14 @@ def test_the_guide_shows_the_task_and_the_programs_of_the_script() -> None:
 
 
 @pytest.mark.slow
-def test_the_notebook_runs(
-    barely_trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", sorted(p.stem for p in NOTEBOOKS.glob("*.ipynb")))
+def test_a_notebook_runs(
+    name: str, barely_trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RUN", str(barely_trained))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
-    path = ROOT / "analyses" / "notebooks" / "carry_probing.ipynb"
-    notebook = nbformat.read(path, as_version=4)
+    notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells), "commit it without outputs"
     NotebookClient(notebook, timeout=300, resources={"metadata": {"path": tmp_path}}).execute()
     assert all(cell.execution_count for cell in notebook.cells if cell.cell_type == "code")
