@@ -63,7 +63,7 @@ MODELS: dict[str, tuple[str, list[str], str]] = {
 
 NOTEBOOK = {
     "notebook-standard": "Beside it, an ordinary transformer: four untied layers, no loop.",
-    "notebook-looped": "A public notebook's looped model of 8 bits: less right the longer the input.",
+    "notebook-looped": "A public notebook's looped model of 8 bits: worse on each longer input.",
 }
 """The models of analyses/notebook_models.py, and what they are examples of."""
 
