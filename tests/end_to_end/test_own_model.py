@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from loopinterp import analyze_model, ground_truth, load
+from loopinterp import analyze_model, load
 from loopinterp.errors import CheckpointError, InputError
 from loopinterp.models import (
     LoopedTransformer,
@@ -220,14 +220,8 @@ def test_load_gives_the_model_of_a_run_with_its_task_at_hand(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_every_study_that_needs_no_hooks_is_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def one_known_model(programs: Any, **options: Any) -> Any:
-        return known_models(programs[:1], **options | {"disguises": options["disguises"][:1]})
-
-    known_models = ground_truth.known_models
-    monkeypatch.setattr(ground_truth, "known_models", one_known_model)
+@pytest.mark.usefixtures("one_known_model")
+def test_every_study_that_needs_no_hooks_is_made(tmp_path: Path) -> None:
     found = analyze_model(_model(), Addition(), tmp_path, max_n=6, progress=False)
     assert found.unsaid.keys() == {"stabilisation", "heads", "attention"}
     assert found.results.keys() == {study.name for study in STUDIES} - found.unsaid.keys()
