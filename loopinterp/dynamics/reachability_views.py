@@ -93,14 +93,12 @@ def start_figure(result: ReachabilityResult) -> Figure:
         title="Is the same limit reached from every start?",
         plot=bars_with_intervals(bars, value_title="share of inputs", value_range=(0, 1)),
         caption=(
-            "Each bar is the share of the inputs that have a limit and reach it from that start, "
-            f"to within {result.same:g} of its norm, with a 95% interval. Noise has the size of "
-            "the limit; 'other' starts at the limit of another input."
+            f"The share of the inputs that reach their own limit, to {result.same:g} of its norm, "
+            "with 95% intervals. 'other' starts at the limit of another input."
         ),
         control=(
-            "The hatched bar is how many inputs share their limit with the next input: where "
-            "all limits are one, reaching it says nothing. The cosine of the limits of two inputs "
-            f"is {float(other):.2f} in the median."
+            "Hatched: inputs that share their limit with the next input, where reaching it says "
+            f"nothing. The cosine of the limits of two inputs is {float(other):.2f} in the median."
         ),
         data=table,
     )

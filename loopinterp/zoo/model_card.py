@@ -27,9 +27,6 @@ from loopinterp.training.run import METRICS, MODEL, WEIGHTS, need_free_folder
 if TYPE_CHECKING:
     import pandas as pd
 
-    from loopinterp.models import LoopedTransformer
-    from loopinterp.tasks import Task
-
 CARD = "card.json"
 EXTRA_LOOPS = (-2, -1, 0, 6, 12, 24, 48)
 """Loops beyond T(n) after which a model of the zoo is asked as well."""
@@ -149,7 +146,7 @@ def make_entry(
     result = evaluate(
         model,
         task,
-        [n for k in TIMES_THE_CUTOFF if _fits(model, task, n := run.cutoff * k)],
+        [n for k in TIMES_THE_CUTOFF if _fits(run, n := run.cutoff * k)],
         extra_loops=[k for k in EXTRA_LOOPS if k >= -least],
         n_samples=samples,
         trained_up_to=run.cutoff,
@@ -186,10 +183,11 @@ def make_entry(
     return card
 
 
-def _fits(model: LoopedTransformer, task: Task, n: int) -> bool:
-    """Whether a model has positions for problems of a length."""
+def _fits(run: Run, n: int) -> bool:
+    """Whether the model has positions for problems of a length."""
+    one = run.task().sample(n, batch_size=1, generator=torch.Generator().manual_seed(0))
     try:
-        model.bind(task.sample(n, batch_size=1, generator=torch.Generator().manual_seed(0)).inputs)
+        run.model().bind(one.inputs)
     except InputError:
         return False
     return True

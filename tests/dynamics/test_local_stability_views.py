@@ -29,7 +29,7 @@ def _changed(result: LocalStabilityResult, **values: object) -> LocalStabilityRe
 
 def test_a_limit_is_said_beside_random_states(result: LocalStabilityResult) -> None:
     limit, growth, exponent = result.findings()
-    assert limit.kind == "convergence" and limit.value == "0.50" and limit.good
+    assert limit.kind == "limits" and limit.value == "0.50" and limit.good
     assert "found for 3 of 3 examples" in limit.text and "dies out there" in limit.text
     assert "At random states of the same norms it is 0.50 (the ranges overlap)" in limit.text
     assert "grow 1.00 fold" in growth.text and "1.00 times the spectral radius" in growth.text
