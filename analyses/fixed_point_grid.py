@@ -31,13 +31,16 @@ from loopinterp.dynamics import (
     reachability_study,
 )
 from loopinterp.models import LoopedModel
-from loopinterp.plotting import LinePanel, Reference, Series, line_panels
+from loopinterp.plotting import LinePanel, Series, line_panels
 from loopinterp.saved_results import load_result
 from loopinterp.storage import read_json_object, write_json
 from loopinterp.tasks import Batch
 from loopinterp.training import Run, Sweep, run_sweep
 
 FILE, PAGE = "fixed_point_grid.csv", "recall-and-norm.md"
+EVALUATION = Path("results", "generalisation.safetensors")
+"""What a cell that came to its end has."""
+
 LOOPS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 500)
 
 
@@ -84,26 +87,28 @@ def main() -> None:
     sweep = Sweep.from_dict({**sweep.to_dict(), **changes})
     run_sweep(sweep, out, only=args.only, jobs=args.jobs)
     cells = [
-        (setting, seed, out / "cells" / setting / f"seed-{seed}")
+        (setting, seed, folder)
         for setting in sweep.pick(args.only)
         for seed in sweep.seeds
+        if (folder := out / "cells" / setting / f"seed-{seed}" / EVALUATION).exists()
     ]
     measured: Any = Parallel(n_jobs=args.jobs)(
-        delayed(kept)(folder, grid, args.examples) for *_, folder in cells if folder.exists()
+        delayed(kept)(folder.parents[1], grid, args.examples) for *_, folder in cells
     )
     rows = [
         {"task": args.task, **axes(setting), "seed": seed} | found
-        for (setting, seed, _), found in zip(cells, measured)
+        for (setting, seed, _), found in zip(cells, measured, strict=True)
     ]
     path = args.results / FILE
-    others = pd.read_csv(path).query("task != @args.task") if path.exists() else pd.DataFrame()
+    known = [pd.read_csv(path)] if path.exists() else []
     args.results.mkdir(parents=True, exist_ok=True)
-    pd.concat([others, pd.DataFrame(rows)]).to_csv(path, index=False, float_format="%.4g")
+    anew = pd.concat([*known, pd.DataFrame(rows)])
+    anew = anew.drop_duplicates(["task", *SETTING, "seed"], keep="last")
+    anew = anew.sort_values(["task"], kind="stable")
+    anew.to_csv(path, index=False, float_format="%.4g")
     found = pd.read_csv(path)
     rewrite(args.page, {**tables(found, args.task), "grid-claims": claims_table(found)})
-    figure(found.query("task == @args.task"), grid).write_html(
-        out / "grid.html", include_plotlyjs=True
-    )
+    figure(found.query("task == @args.task")).write_html(out / "grid.html", include_plotlyjs=True)
     print(found.query("task == @args.task").to_string(), claims_table(found), sep="\n")
 
 
@@ -116,11 +121,12 @@ def axes(setting: str) -> dict[str, Any]:
 def kept(folder: Path, grid: Grid, n_examples: int) -> dict[str, float]:
     """What was measured of a model, read back where it is there."""
     path = folder / "grid.json"
-    if not path.exists():
+    options = {"examples": n_examples, "limits": grid.limits, "loops": [*LOOPS]}
+    if not path.exists() or read_json_object(path).get("options") != options:
         torch.set_num_threads(1)
-        run = Run.load(folder)
-        write_json(path, measure(run, grid, n_examples))
-    return read_json_object(path)
+        found = measure(Run.load(folder), grid, n_examples)
+        write_json(path, {"options": options, "found": found})
+    return read_json_object(path)["found"]
 
 
 def measure(run: Run, grid: Grid, n_examples: int) -> dict[str, float]:
@@ -132,7 +138,7 @@ def measure(run: Run, grid: Grid, n_examples: int) -> dict[str, float]:
         return run.task().sample(n, batch_size=number, generator=generator)
 
     found = limits(model, draw(grid.limits, n_examples))
-    evaluation = load_result(run.folder / "results" / "generalisation.safetensors")
+    evaluation = load_result(run.folder / EVALUATION)
     scores = evaluation.data["exact_match"].sel(estimate="value", extra_loop=0)
     answers = scores.min("distribution")
     for name, n in {"trained": grid.trained, "far": grid.far}.items():
@@ -208,7 +214,7 @@ def claims_table(found: pd.DataFrame) -> str:
     return table(["claim", "task", "what is compared", "found (95%)", "models", "verdict"], rows)
 
 
-def figure(found: pd.DataFrame, grid: Grid) -> Any:
+def figure(found: pd.DataFrame) -> Any:
     """Right answers to the harder problems against loops, a panel for each recall and norm."""
     panels = []
     for _, of in found.groupby(["recall", "norm"], sort=False):
@@ -221,11 +227,8 @@ def figure(found: pd.DataFrame, grid: Grid) -> Any:
             low, high = (np.clip(mean + side * error, 0, 1) for side in (-1, 1))
             name = "loop norm" if loop_norm else "no loop norm"
             lines.append(Series(name, np.array(LOOPS), mean, low=low, high=high))
-        marks = [Reference(grid.trained, "longest in training, as loops", "x")]
         title = f"{recall} recall, {norm} norm"
-        panels.append(
-            LinePanel(lines, "right answers", title=title, y_range=(0, 1.04), references=marks)
-        )
+        panels.append(LinePanel(lines, "right answers", title=title, y_range=(0, 1.04)))
     return line_panels(panels, x_title="loops", x_log=True)
 
 

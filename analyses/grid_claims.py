@@ -189,7 +189,9 @@ def judge(claim: Claim, found: pd.DataFrame) -> Verdict:
     """The verdict on one claim."""
     value, low, high, models = claim.estimate(found)
     words = ("holds", "does not hold") if claim.above else ("does not hold", "holds")
-    word = words[0] if low > claim.margin else words[1] if high < claim.margin else "cannot be said"
+    word = "cannot be said"
+    if low < high:  # seeds that agree to the last digit say nothing of others
+        word = words[0] if low > claim.margin else words[1] if high < claim.margin else word
     return Verdict(value, low, high, models, word)
 
 

@@ -37,7 +37,7 @@ FEWEST = 5
 def main() -> None:
     measure_zoo(
         "Where settling and being right part.", measure, as_table,
-        file=FILE, page=PAGE, table=NAME, times=TIMES, samples=100,
+        file=FILE, page=PAGE, table=NAME, times=TIMES, samples=50,
     )  # fmt: skip
 
 

@@ -66,6 +66,12 @@ def test_unknown_values_are_left_out_and_nothing_known_says_nothing() -> None:
     assert judge(nothing, found).word == "cannot be said"
 
 
+def test_seeds_that_all_agree_give_no_verdict() -> None:
+    found = grid(reached=1.0).assign(reached=1.0)
+    alike = judge(Claim("x", "y", lambda f: level(f, "reached"), margin=0.9), found)
+    assert (alike.low, alike.high, alike.word) == (1, 1, "cannot be said")
+
+
 def test_the_claims_hold_where_all_is_as_they_say_and_not_where_it_is_turned_round() -> None:
     share = {"no": 0.2, "external": 0.9, "internal": 0.9}
     found = grid(
