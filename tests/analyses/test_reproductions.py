@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 
 from analyses import reproductions
+from analyses.notebook_models import SOURCE as NOTEBOOK
 from analyses.reproductions import (
     PAGE,
     SIX,
@@ -91,6 +92,14 @@ def test_a_setting_is_shown_where_it_is_lowest(tmp_path: Path) -> None:
     pd.DataFrame(cells).to_csv(tmp_path / "ablations_copy.csv")
     (row,) = sweeps([tmp_path / "ablations_copy.csv"], "ablations_").split("\n")[2:]
     assert row == "| copy | one | 0.500 ± 0.200 | 0.250 ± 0.100 | 3 |"
+
+
+def test_what_is_said_of_the_notebooks_looped_model_is_the_mean_of_its_seeds() -> None:
+    kept = pd.read_csv(RESULTS / "notebook_source.csv")
+    assert kept["seed"].nunique() == 7
+    means = kept.groupby("length")[["bit_accuracy", "exact_match"]].mean()
+    for n, said in NOTEBOOK["looped"].items():
+        assert said == pytest.approx(tuple(means.loc[n]), abs=6e-4)
 
 
 def test_ours_stands_below_the_notebooks(tmp_path: Path) -> None:
