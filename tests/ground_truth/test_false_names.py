@@ -17,7 +17,7 @@ DISGUISES = [("bare", []), ("rotated", [partial(rotate, seed=0)])]
 @pytest.fixture(scope="module")
 def result():
     return false_names_study(
-        ["prefix_xor", "ripple"], misses_of_each=2, disguises=DISGUISES, pairs=768
+        ["prefix_xor", "ripple"], misses_of_each=2, disguises=DISGUISES, pairs=384
     )
 
 
