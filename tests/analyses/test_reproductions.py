@@ -98,7 +98,7 @@ def test_what_is_said_of_the_notebooks_looped_model_is_the_mean_of_its_seeds() -
     kept = pd.read_csv(RESULTS / "notebook_source.csv")
     assert kept["seed"].nunique() == 7
     for n, said in NOTEBOOK["looped"].items():
-        at = kept.query("length == @n")
+        at = kept.query(f"length == {n}")
         means = (at["bit_accuracy"].mean(), at["exact_match"].mean())
         assert said == pytest.approx(means, abs=6e-4)
 
