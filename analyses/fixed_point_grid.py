@@ -23,7 +23,7 @@ import torch
 from joblib import Parallel, delayed
 
 from analyses.grid_claims import CLAIMS, SETTING, mean_and_error, verdicts
-from analyses.tables_in_pages import PAGES, RESULTS, ROOT, rewrite, table
+from analyses.tables_in_pages import PAGES, RESULTS, ROOT, rewrite, table, with_error
 from loopinterp.dynamics import (
     extrapolation_study,
     input_dependence_study,
@@ -196,8 +196,7 @@ def said(values: pd.Series) -> str:
     mean, error, number = mean_and_error(values)
     if not number:
         return ""
-    digits = 2 if abs(mean) < 100 else 0
-    return f"{mean:.{digits}f} ± {error:.{digits}f}" if number > 1 else f"{mean:.{digits}f}"
+    return with_error(mean, error, 2 if abs(mean) < 100 else 0)
 
 
 def claims_table(found: pd.DataFrame) -> str:

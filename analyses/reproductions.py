@@ -20,7 +20,7 @@ from statistics import stdev
 import pandas as pd
 
 from analyses.notebook_models import SOURCE as NOTEBOOK
-from analyses.tables_in_pages import PAGES, RESULTS, rewrite, table
+from analyses.tables_in_pages import PAGES, RESULTS, rewrite, table, with_error
 from loopinterp.errors import InputError
 from loopinterp.training import Measurement, OperandGrid, get_recipe, list_recipes
 
@@ -113,7 +113,7 @@ def notebook(file: Path) -> str:
     for name, d in found[["model", "distribution"]].drop_duplicates().values.tolist():
         at = found.query("model == @name and distribution == @d").set_index("length")
         shown = (
-            f"{at.bit_accuracy[n]:.2f} / {error(at.exact_match[n], at.exact_match_se[n], 2)}"
+            f"{at.bit_accuracy[n]:.2f} / {with_error(at.exact_match[n], at.exact_match_se[n], 2)}"
             for n in lengths
         )
         rows.append([f"{name}: ours", {"uniform": "random", "chain": "chains"}[d], *shown])
@@ -147,7 +147,7 @@ def worst(measured: Measurement, n: int) -> str:
         return "-"
     shares = min(at, key=sum)
     spread = stdev(shares) / len(shares) ** 0.5 if len(shares) > 1 else float("nan")
-    return error(sum(shares) / len(shares), spread, 3)
+    return with_error(sum(shares) / len(shares), spread, 3)
 
 
 def sweeps(files: list[Path], kind: str) -> str:
@@ -159,7 +159,7 @@ def sweeps(files: list[Path], kind: str) -> str:
             cells = of.query("setting == @setting").sort_values("exact_match", kind="stable")
             at = cells.drop_duplicates("length").set_index("length")
             shown = [
-                error(at.exact_match[n], at.exact_match_se[n], 3) if n in at.index else "-"
+                with_error(at.exact_match[n], at.exact_match_se[n], 3) if n in at.index else "-"
                 for n in lengths
             ]
             rows.append([task, setting, *shown, int(at["n_seeds"].max())])
@@ -181,11 +181,6 @@ def abacus(files: list[Path]) -> str:
         rows.append(["ours", "not measured yet", *[""] * len(ABACUS)])
     loops = (f"{loop} loop{'s' if loop > 1 else ''}" for loop in ABACUS)
     return table(["grid", "trained to", *loops], rows)
-
-
-def error(mean: float, spread: float, digits: int) -> str:
-    """Mean ± standard error; the mean alone of one seed."""
-    return f"{mean:.{digits}f}" + ("" if pd.isna(spread) else f" ± {spread:.{digits}f}")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ is kept as CSV. A test says whether a page is what its files say.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,11 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A table in Markdown."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def with_error(mean: float, error: float, digits: int) -> str:
+    """Mean ± standard error; the mean alone of one seed, whose error is NaN."""
+    return f"{mean:.{digits}f}" + ("" if math.isnan(error) else f" ± {error:.{digits}f}")
 
 
 def put(text: str, tables: Mapping[str, str]) -> str:

@@ -53,10 +53,7 @@ class StatePlane:
         unit = size if size > ZERO else float(first.norm())
         along = first / first.norm()
         across = second - (second * along).sum() * along
-        sizes = (
-            float(first.norm()),
-            float(across.norm()),
-        )
+        sizes = float(first.norm()), float(across.norm())
         if not all(size > FLAT * max(unit, float(second.norm())) for size in sizes):
             raise InputError(
                 "corners",

@@ -142,11 +142,21 @@ def make_entry(
             fix="Go on with its training; or pass recipe=None, if it was trained elsewhere.",
         )
     model, task = run.model(), run.task()
+
+    def fits(n: int) -> bool:
+        """Whether the model has positions for problems of a length."""
+        one = task.sample(n, batch_size=1, generator=torch.Generator().manual_seed(0))
+        try:
+            model.bind(one.inputs)
+        except InputError:
+            return False
+        return True
+
     least = own_depth(model) or task.n_loops(run.cutoff)
     result = evaluate(
         model,
         task,
-        [n for k in TIMES_THE_CUTOFF if _fits(run, n := run.cutoff * k)],
+        [n for k in TIMES_THE_CUTOFF if fits(n := run.cutoff * k)],
         extra_loops=[k for k in EXTRA_LOOPS if k >= -least],
         n_samples=samples,
         trained_up_to=run.cutoff,
@@ -181,16 +191,6 @@ def make_entry(
     write_json(folder / CARD, card.to_dict())
     write_json(folder / CONFIG, read_json(run.folder / CONFIG))
     return card
-
-
-def _fits(run: Run, n: int) -> bool:
-    """Whether the model has positions for problems of a length."""
-    one = run.task().sample(n, batch_size=1, generator=torch.Generator().manual_seed(0))
-    try:
-        run.model().bind(one.inputs)
-    except InputError:
-        return False
-    return True
 
 
 def _changes(run: Run, recipe: str) -> dict[str, Any]:
