@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from loopinterp.dynamics.jacobian import JacobianOperator
 from loopinterp.dynamics.krylov import CHECK_EVERY, KrylovSchur
-from loopinterp.errors import InputError, check_integer, check_number
+from loopinterp.errors import InputError, check_integer, check_number, check_seed
 from loopinterp.short_repr import ShortRepr
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ class Eigenvalues(ShortRepr):
         converged: Whether the residual is under the tolerance. A small residual says that J has
             an eigenvalue as near as that times the eigenvalue's condition number.
         vectors: Right eigenvectors of norm 1, shaped like states, if asked for.
-        n_products: Jacobian-vector products made, one counting for all examples.
+        n_products: Jacobian-vector products made, one counting for all examples; of a batch that
+            went in parts, those of the part that needed most.
     """
 
     values: Complex[Tensor, "batch eigenvalue"]
@@ -81,7 +83,9 @@ def leading_eigenvalues(
 ) -> Eigenvalues:
     r"""The k eigenvalues of largest modulus of each Jacobian, by restarted Arnoldi iteration.
 
-    Only products with J are made, never J itself; memory is that of ``max_vectors`` states.
+    Only products with J are made, never J itself; memory is that of ``max_vectors`` states. On a
+    CPU a large batch of a bound model goes in parts, whose vectors take some 16 MB at a time, and
+    each part ends when its own examples have converged.
     Under a causal mask J is block-triangular, and its eigenvalues are those of its blocks at
     single positions: restricted to one of them, they converge much sooner.
 
@@ -121,23 +125,34 @@ def leading_eigenvalues(
             given=str(max_vectors),
             fix="Pass more of them, or as few max_products.",
         )
-    found = _iterate(operator, k, tol, max_vectors, max_products, seed)
-    pairs = found.ritz(vectors)
-    residuals = torch.from_numpy(pairs.residuals)
+    generator = torch.Generator().manual_seed(check_seed(seed))
+    start, pairs, n_products = operator.random(generator), [], []
+    for rows, part in operator.parts(max_vectors + 1):
+        space = {"start": start[rows], "generator": generator}
+        pairs.append(_iterate(part, k, tol, max_vectors, max_products, **space).ritz(vectors))
+        n_products.append(part.n_products)
+    residuals = torch.from_numpy(np.concatenate([part.residuals for part in pairs]))
+    values = torch.from_numpy(np.concatenate([part.values for part in pairs]))
+    made = [part.vectors for part in pairs if part.vectors is not None]
     return Eigenvalues(
-        values=torch.from_numpy(pairs.values).to(h.device),
+        values=values.to(h.device),
         residuals=residuals.to(h),
         converged=(residuals <= tol).to(h.device),
-        vectors=None if pairs.vectors is None else pairs.vectors.unflatten(2, h.shape[1:] or (1,)),
-        n_products=operator.n_products,
+        vectors=torch.cat(made).unflatten(2, h.shape[1:] or (1,)) if made else None,
+        n_products=max(n_products),
     )
 
 
 def _iterate(
-    operator: JacobianOperator, k: int, tol: float, max_vectors: int, max_products: int, seed: int
+    operator: JacobianOperator,
+    k: int,
+    tol: float,
+    max_vectors: int,
+    max_products: int,
+    **start: Any,
 ) -> KrylovSchur:
     """Extend the space until the leading pairs have converged, or nothing is left to be had."""
-    krylov, settled = KrylovSchur(operator, k, max_vectors, seed), 0
+    krylov, settled = KrylovSchur(operator, k, max_vectors, **start), 0
     while operator.n_products < max_products and not krylov.exhausted.all():
         krylov.extend()
         if operator.n_products % CHECK_EVERY or (krylov.length < k).any():

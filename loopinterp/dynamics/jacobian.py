@@ -17,7 +17,9 @@ from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from loopinterp.dynamics.state_checks import check_finite_state, check_shape
+from loopinterp.dynamics.state_trajectories import chunks
 from loopinterp.errors import InputError, check_integer
+from loopinterp.models.looped_model import Iteration
 from loopinterp.short_repr import ShortRepr
 
 if TYPE_CHECKING:
@@ -221,7 +223,7 @@ class JacobianOperator(ShortRepr):
         check_finite_state(
             h, "state", fix="Differentiate at a fixed point of a run that does not diverge."
         )
-        self.step, self.h = step, h.detach()
+        self.step, self.h, self.positions = step, h.detach(), positions
         self.mask = position_mask(h, positions)
         flat = h.flatten(1) if h.ndim > 1 else h[:, None]
         self.like = flat.detach()
@@ -239,6 +241,34 @@ class JacobianOperator(ShortRepr):
         made = cls(step, h, positions)
         check_integer("k", least, least=1, most=int(made.sizes.min()))
         return made
+
+    def parts(self, n_vectors: int) -> Iterator[tuple[Int[Tensor, " row"], JacobianOperator]]:
+        """The operator in parts of the batch, of which few enough vectors are held at once.
+
+        A step is taken apart where it is that of a model bound to its input, on a CPU; any other
+        one stays whole, and so does one on a GPU, which wants many examples at a time.
+
+        Args:
+            n_vectors: Vectors that are held of each example.
+
+        Yields:
+            The rows of each part, and the operator on them.
+        """
+        n, bound = len(self.h), getattr(self.step, "__self__", None)
+        every = torch.arange(n)
+        if not isinstance(bound, Iteration) or self.step != bound.step or len(bound.e) != n:
+            bound = None
+        # What a product holds comes on top of the vectors, and is as much as some 25 of them.
+        size = 4 * n_vectors * self.like[0].numel() * self.like.element_size()
+        n_parts = len(list(chunks(n, size))) if self.h.device.type == "cpu" else 1
+        if bound is None or n_parts == 1:
+            yield every, self
+            return
+        for rows in every.tensor_split(n_parts):
+            positions = self.positions
+            if isinstance(positions, torch.Tensor) and positions.ndim == 2:
+                positions = positions[rows]
+            yield rows, JacobianOperator(bound.select(rows).step, self.h[rows], positions)
 
     def apply(self, v: Float[Tensor, "batch size"]) -> Float[Tensor, "batch size"]:
         """:math:`J v`."""

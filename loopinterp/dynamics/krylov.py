@@ -46,14 +46,21 @@ class KrylovSchur:
     (2001); without restarts, Saad, Numerical Methods for Large Eigenvalue Problems, chapter 6.
     """
 
-    def __init__(self, operator: JacobianOperator, k: int, max_vectors: int, seed: int) -> None:
-        self.operator, self.k = operator, k
-        self.generator = torch.Generator().manual_seed(check_seed(seed))
+    def __init__(
+        self,
+        operator: JacobianOperator,
+        k: int,
+        max_vectors: int,
+        *,
+        start: Tensor,
+        generator: torch.Generator,
+    ) -> None:
+        self.operator, self.k, self.generator = operator, k, generator
         self.most = min(max_vectors, int(operator.sizes.max()))
         n, size = operator.like.shape
         self.rows = torch.arange(n)
         self.basis = operator.like.new_zeros(n, self.most + 1, size)
-        self.basis[:, 0] = operator.random(self.generator)
+        self.basis[:, 0] = start
         self.projected = torch.zeros(n, self.most + 1, self.most, dtype=torch.float64)
         self.length = torch.zeros(n, dtype=torch.int64)
 

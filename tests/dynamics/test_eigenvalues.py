@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from scipy.sparse.linalg import LinearOperator, eigs
 from torch import Tensor
 
 from loopinterp.dynamics import (
+    Eigenvalues,
     contraction_rates,
     cycle_multipliers,
     dense_jacobian,
@@ -18,8 +20,10 @@ from loopinterp.dynamics import (
     leading_eigenvalues,
     run_loops,
     spectral_radius,
+    state_trajectories,
 )
 from loopinterp.errors import InputError
+from loopinterp.models import Iteration
 from tests.dynamics.toys import TRANSFORMERS, linear, random_state, rotation, small_transformer
 
 
@@ -203,6 +207,47 @@ def test_positions_of_each_example_against_its_dense_block() -> None:
         kept = mask[row].repeat_interleave(8)
         expected = _dense(dense[row][kept][:, kept], 4)
         np.testing.assert_allclose(found.values[row].abs().numpy(), np.abs(expected), rtol=1e-6)
+
+
+@pytest.mark.parametrize("positions", [None, [1, 2], "each its own"])
+def test_a_batch_in_parts_gives_what_the_whole_gives(
+    positions: list[int] | str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    iteration, h = small_transformer(loop_norm=True), random_state(3, 4, 8)
+    mask = torch.tensor([[1, 0, 0, 1], [0, 1, 0, 0], [1, 1, 1, 0]]).bool()
+    where = mask if isinstance(positions, str) else positions
+    sizes: list[int] = []
+
+    def advance(h: Tensor, e: Tensor, context: object) -> Tensor:
+        sizes.append(len(h))
+        return iteration.advance(h, e, context)
+
+    def found() -> Eigenvalues:
+        sizes.clear()
+        step = replace(iteration, advance=advance).step
+        return leading_eigenvalues(
+            step, h, 2, tol=1e-6, max_vectors=6, vectors=True, positions=where
+        )
+
+    whole = found()
+    assert set(sizes) == {3} and whole.converged.all()
+    monkeypatch.setattr(state_trajectories, "CHUNK_BYTES", 1)
+    parts = found()
+    assert set(sizes) == {1} and parts.converged.all()
+    # Each ends when it has converged by itself; the whole went on until all had.
+    assert parts.n_products <= whole.n_products
+    torch.testing.assert_close(parts.values, whole.values, atol=1e-6, rtol=1e-5)
+    assert parts.vectors is not None and whole.vectors is not None
+    overlap = torch.linalg.vecdot(parts.vectors.flatten(2), whole.vectors.flatten(2)).abs()
+    torch.testing.assert_close(overlap, torch.ones_like(overlap), atol=1e-4, rtol=0)
+
+
+def test_a_batch_of_one_input_and_many_states_stays_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    h = random_state(3, 4, 8)
+    one = Iteration(h[:1], h[:1], advance=lambda h, e, _: torch.cos(h) + e, readout=torch.clone)
+    whole = leading_eigenvalues(one.step, h, 2).values
+    monkeypatch.setattr(state_trajectories, "CHUNK_BYTES", 1)
+    assert torch.equal(leading_eigenvalues(one.step, h, 2).values, whole)
 
 
 def test_the_multipliers_of_a_cycle_are_those_of_its_product_of_jacobians() -> None:

@@ -12,7 +12,9 @@ from tests.dynamics.toys import linear, random_state
 def test_what_a_restart_holds_is_still_a_krylov_relation() -> None:
     matrix = random_state(30, 30)
     operator = JacobianOperator(linear(matrix), torch.zeros(2, 30, dtype=torch.float64))
-    krylov = KrylovSchur(operator, k=2, max_vectors=9, seed=0)
+    generator = torch.Generator().manual_seed(0)
+    start = operator.random(generator)
+    krylov = KrylovSchur(operator, k=2, max_vectors=9, start=start, generator=generator)
     lengths = []
     for _ in range(25):
         krylov.extend()
