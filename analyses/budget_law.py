@@ -34,7 +34,7 @@ SCALES = (2.0, 1.0, 0.5)
 
 CHANGES = (
     "model.attention_window=4", "model.relative_window=4", "state_noise=0",
-    "objective.extra_loops=0", "objective.hold_loops=0", "steps=1600",
+    "objective.extra_loops=0", "objective.hold_loops=0", "steps=1600", "batch_size=32",
 )  # fmt: skip
 TIMES = (0.5, 1, 1.5, 2)
 """Lengths asked, over the cutoff."""

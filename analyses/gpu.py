@@ -7,8 +7,9 @@
 
 Each slice is a command with a time limit. It is done once its result file is there, and is then
 left out; what its limit stops is gone on with by the next call: a training from its checkpoint, a
-grid from its last cell, all else from the start. The settings are in ``published_settings``: those
-of system B train five seeds in one batch, those of C one; in bfloat16.
+grid or a sweep from its last cell; a file of tests and a benchmark, which take a minute, begin
+anew. The settings are in ``published_settings``: those of system B train five seeds in one batch,
+those of C one; in bfloat16. Sweeps are those files of ``analyses/sweeps`` that have a paper scale.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import argparse
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import time
@@ -33,7 +35,8 @@ if TYPE_CHECKING:
     from loopinterp.training import Run, TrainingConfig
 
 ROOT = Path(__file__).resolve().parent.parent
-BENCHMARKS = ("forward", "training_step", "seeds_together", "decoding")
+BENCHMARKS = ("forward", "training_step", "seeds_together", "finished_examples", "decoding")
+SWEEPS = ROOT / "analyses" / "sweeps"
 SEEDS = range(5)
 LIMIT = 540
 """Seconds of a slice, so that it ends within ten minutes with all that it starts."""
@@ -63,8 +66,11 @@ class Slice:
 
 def slices() -> list[Slice]:
     """All of them, in the order in which they are run."""
-    marked = ("-m", "pytest", "-m", "gpu", "-q", "--junit-xml={result}")
-    made = [Slice("tests", marked, suffix=".xml")]
+    made = []
+    for file in marked_tests():
+        name = "-".join(["tests", *file.relative_to(ROOT / "tests").with_suffix("").parts])
+        command = ("-m", "pytest", "-m", "gpu", "-q", "--junit-xml={result}", str(file))
+        made.append(Slice(name.replace("_", "-"), command, suffix=".xml"))
     for name in BENCHMARKS:
         command = ("-m", f"analyses.benchmarks.{name}", "--device", "cuda", "--json", "{result}")
         made.append(Slice(f"benchmark-{name.replace('_', '-')}", command))
@@ -72,7 +78,23 @@ def slices() -> list[Slice]:
         for name in settings:
             command = ("-m", "analyses.gpu", "--train", name, "--result", "{result}")
             made.append(Slice(f"{system}-{name.replace('_', '-')}", command, resumes=True))
+    for name in paper_sweeps():
+        command = ("-m", "analyses.gpu", "--sweep", name, "--result", "{result}")
+        slice_ = Slice(f"sweep-{name.replace('_', '-')}", command, resumes=True, suffix=".csv")
+        made.append(slice_)
     return made
+
+
+def marked_tests() -> list[Path]:
+    """Files of tests of which some need a GPU."""
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    return [f for f in files if re.search(r"^ *@pytest\.mark\.gpu\b", f.read_text(), re.MULTILINE)]
+
+
+def paper_sweeps() -> list[str]:
+    """Sweeps that can be had at the published scale."""
+    files = sorted(SWEEPS.glob("*.json"))
+    return [f.stem for f in files if "paper" in json.loads(f.read_text()).get("scales", ())]
 
 
 def run(part: Slice, out: Path) -> bool:
@@ -118,6 +140,23 @@ def train_slice(what: str, result: Path, *, device: str, small: bool) -> None:
     scores = abacus_scores(runs[0], device, small) if abacus else exact_matches(runs, device, small)
     said = {"setting": what, **scores, **_speed(config, runs, small)}
     result.write_text(json.dumps(said, indent=1) + "\n")
+
+
+def sweep_slice(name: str, result: Path, *, device: str, settings: Sequence[str] = ()) -> None:
+    """Train and evaluate a sweep at the published scale, or go on with it; the result is its table.
+
+    Raises:
+        SystemExit: If some cells failed, which are named; the next call tries them again.
+    """
+    from loopinterp.training import Sweep, run_sweep
+
+    sweep = Sweep.read(SWEEPS / f"{name}.json").at("paper")
+    changes = [*sweep.set, f"device={device}", *settings]
+    sweep = Sweep.from_dict({**sweep.to_dict(), "set": changes})
+    done = run_sweep(sweep, runs_of(name, result.parent), progress=False)
+    if done.failed:
+        raise SystemExit("\n".join(f"{cell}: {why}" for cell, why in done.failed.items()))
+    done.table().to_csv(result, index=False)
 
 
 def runs_of(what: str, out: Path) -> Path:
@@ -222,10 +261,13 @@ def main() -> None:
     cli.add_argument("--out", type=Path, default=Path(os.environ.get("OUT") or ROOT / "runs/gpu"))
     cli.add_argument("--scores", choices=list(ABACUS), help="score a model that is being trained")
     cli.add_argument("--train", choices=[*PAPER, *ABACUS], help=argparse.SUPPRESS)
+    cli.add_argument("--sweep", choices=paper_sweeps(), help=argparse.SUPPRESS)
     cli.add_argument("--result", type=Path, help=argparse.SUPPRESS)
     options = cli.parse_args()
     if options.train:
         return train_slice(options.train, options.result, device="cuda", small=False)
+    if options.sweep:
+        return sweep_slice(options.sweep, options.result, device="cuda")
     known = {part.name: part for part in slices()}
     if unknown := [name for name in options.slice or () if name not in known]:
         cli.error(f"--slice: expected some of {', '.join(known)}, got {', '.join(unknown)}")

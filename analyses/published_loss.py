@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
 
 from analyses.published_settings import PAPER, paper_config
@@ -85,23 +86,26 @@ def _batches(feed: Trainer) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.
         feed.curriculum.update(0.0)
 
 
-def table(curves: Curves) -> str:
-    """Stretches of steps, each with its last losses and its greatest relative differences."""
+def stretches(curves: Curves) -> pd.DataFrame:
+    """A row a stretch of steps: its last losses, and its greatest relative differences."""
     n_steps, differences = len(curves.ours), curves.differences()
-    lines = [f"{'steps':>13} {'n':>3} {'ours':>9} {'plain':>9} {'most off: loss':>15} {'grad':>8}"]
-    ends = sorted(
-        {*(e for e in (1, 10, 100, 200, 500) if e < n_steps), *range(1000, n_steps, 1000)}
-    )
+    ends = sorted({e for e in (1, 10, 100, 200, 500, *range(1000, n_steps, 1000)) if e < n_steps})
+    rows = []
     for start, end in zip([0, *ends], [*ends, n_steps]):
         loss, grad, _ = differences[start:end].max(0)
-        last = end - 1
-        lines.append(
-            f"{start + 1:>6}-{end:<6} {curves.longest_n[last]:>3} {curves.ours[last][0]:>9.5f} "
-            f"{curves.plain[last][0]:>9.5f} {loss:>15.1e} {grad:>8.1e}"
+        rows.append(
+            {
+                "from_step": start + 1,
+                "to_step": end,
+                "longest_n": curves.longest_n[end - 1],
+                "ours": curves.ours[end - 1][0],
+                "plain": curves.plain[end - 1][0],
+                "loss_most_off": loss,
+                "grad_norm_most_off": grad,
+                "steps_over": int((differences[start:end, 0] > LIMIT).sum()),
+            }
         )
-    over = np.flatnonzero(differences[:, 0] > LIMIT)
-    first = f"first at step {over[0] + 1}, {len(over)} in all" if len(over) else "none"
-    return "\n".join([*lines, f"steps whose losses differ by more than {LIMIT:g}: {first}"])
+    return pd.DataFrame(rows)
 
 
 def main() -> None:
@@ -115,13 +119,16 @@ def main() -> None:
     config = apply_settings(paper_config(args.task, device="cpu"), args.set)
     curves = both(config, args.steps)
     print(f"{args.task}, a looped block of {config.model.n_layers} x {config.model.d_model}")
-    print(table(curves))
+    found = stretches(curves)
+    print(found.to_string(index=False, float_format="%.3g"))
+    print(f"steps_over: those whose losses differ by more than {LIMIT:g}")
     print("seconds: ours {:.0f}, plain {:.0f}".format(*curves.seconds))
     args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / f"{args.task}-loss.json"
     document = {"config": config.to_dict(), "torch": torch.__version__, **vars(curves)}
     path.write_text(json.dumps(document) + "\n")
-    print(path)
+    found.to_csv(path.with_suffix(".csv"), index=False, float_format="%.4g")
+    print(path.with_suffix(".csv"))
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@
         --keep abacus-plain=runs/abacus/results/grid.safetensors
 
 Recipes are read from the package (analyses/measure_recipes.py measures them); all else from
-analyses/results, where --keep puts what a sweep, the notebook's script or `loopinterp grid` has
-found. A name is that of the file there.
+analyses/results, where long_addition writes by itself and --keep puts what a sweep, published_loss,
+the notebook's script or `loopinterp grid` has found. A name is that of the file there.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from statistics import stdev
 
 import pandas as pd
 
+from analyses.long_addition import FILE as LONG_ADDITION
 from analyses.notebook_models import SOURCE as NOTEBOOK
+from analyses.published_loss import LIMIT
 from analyses.tables_in_pages import PAGES, RESULTS, rewrite, table, with_error
 from loopinterp.errors import InputError
 from loopinterp.training import Measurement, OperandGrid, get_recipe, list_recipes
@@ -56,9 +58,10 @@ def main() -> None:
 
 def keep(name: str, file: Path, results: Path) -> Path:
     """Keep what was found: a CSV as it is, a grid by operand lengths as its means."""
-    if not name.startswith(("notebook", "baselines_", "ablations_", "abacus-")):
+    kinds = ("notebook", "baselines_", "ablations_", "published_loss_", "abacus-")
+    if not name.startswith(kinds):
         fix = "Name it after the table that it is for."
-        expected = "notebook, baselines_TASK, ablations_TASK or abacus-SETTING"
+        expected = "notebook, {}TASK, {}TASK, {}TASK or {}SETTING".format(*kinds[1:])
         raise InputError("--keep", expected=expected, given=repr(name), fix=fix)
     results.mkdir(parents=True, exist_ok=True)
     kept = results / f"{name}.csv"
@@ -91,6 +94,8 @@ def tables(results: Path) -> dict[str, str]:
     return {
         "notebook": notebook(results / "notebook.csv"),
         "six-tasks": six_tasks(),
+        "published-loss": published_loss(sorted(results.glob("published_loss_*.csv"))),
+        "long-addition": long_addition(results / LONG_ADDITION),
         "baselines": sweeps(sorted(results.glob("baselines_*.csv")), "baselines_"),
         **{
             name: sweeps([*results.glob(f"{name}.csv")], "ablations_")
@@ -138,6 +143,35 @@ def six_tasks() -> str:
         )
     header = ["task", "paper: trained to", "shown to", "ours: trained to", "there", "1.5 times"]
     return table([*header, "at least .9 up to", "seeds", "samples"], rows)
+
+
+def published_loss(files: list[Path]) -> str:
+    """Our loss beside plain PyTorch's at the published setting, by stretches of steps."""
+    rows = []
+    for file in files:
+        task = file.stem.removeprefix("published_loss_")
+        for of in pd.read_csv(file).to_dict("records"):
+            losses = (f"{of['ours']:.3g}", f"{of['plain']:.3g}", f"{of['loss_most_off']:.1e}")
+            steps = f"{of['from_step']}-{of['to_step']}"
+            rows.append([task, steps, of["longest_n"], *losses, of["steps_over"]])
+    if not files:
+        rows.append(["not measured yet", *[""] * 6])
+    header = ["task", "steps", "longest n", "ours", "plain PyTorch", "most apart, relative"]
+    return table([*header, f"steps over {LIMIT:g}"], rows)
+
+
+def long_addition(file: Path) -> str:
+    """Exact match far beyond training, of each seed, with what it took."""
+    rows = []
+    for of in pd.read_csv(file).to_dict("records") if file.exists() else []:
+        digits = {"uniform": "random", "chain": "full chains"}[of["digits"]]
+        right = f"{round(of['exact_match'] * of['samples'])} of {of['samples']}"
+        cost = f"{of['minutes']:.1f}", round(of["megabytes"])
+        rows.append([of["length"], f"seed {of['seed']}", digits, right, *cost])
+    if not rows:
+        rows.append(["not measured yet", *[""] * 5])
+    header = ["bits", "recipe addition", "digits", "wholly right", "minutes of one core"]
+    return table([*header, "peak memory, MB"], rows)
 
 
 def worst(measured: Measurement, n: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -12,6 +13,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor
@@ -19,7 +21,17 @@ from torch import Tensor
 from analyses import gpu
 from analyses.benchmarks import timing
 from analyses.benchmarks.timing import parser, settle
-from analyses.gpu import ROOT, SEEDS, Slice, run, show_scores, slices, train_slice
+from analyses.gpu import (
+    ROOT,
+    SEEDS,
+    Slice,
+    marked_tests,
+    run,
+    show_scores,
+    slices,
+    sweep_slice,
+    train_slice,
+)
 from analyses.published_settings import ABACUS, PAPER, abacus_config, paper_config
 from loopinterp import models
 from loopinterp.models import LoopedTransformer
@@ -46,7 +58,7 @@ def commanded(*arguments: str, out: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_without_a_gpu_one_sentence_says_so(tmp_path: Path) -> None:
-    done = commanded("--slice", "tests", out=tmp_path / "out")
+    done = commanded("--slice", "benchmark-forward", out=tmp_path / "out")
     assert done.returncode == 2
     assert done.stderr == "make gpu: this machine has no GPU that PyTorch can use\n"
     assert not (tmp_path / "out").exists()
@@ -98,6 +110,45 @@ def test_what_fails_or_takes_too_long_is_not_done(
         assert why in capsys.readouterr().out
         assert not part.result(tmp_path).exists()
     assert run(Slice("slow", ("-c", WRITES)), tmp_path)
+
+
+def test_each_file_with_a_test_for_a_gpu_is_a_slice() -> None:
+    def marks(file: Path) -> bool:
+        nodes = ast.walk(ast.parse(file.read_text()))
+        return "pytest.mark.gpu" in {ast.unparse(n) for n in nodes if isinstance(n, ast.Attribute)}
+
+    marked = {file for file in (ROOT / "tests").rglob("test_*.py") if marks(file)}
+    assert marked == {*marked_tests()} and len(marked) > 4
+    named = {part.command[-1] for part in slices() if part.name.startswith("tests-")}
+    assert named == {*map(str, marked)}
+
+
+def test_a_sweep_at_paper_scale_is_a_slice_whose_result_is_its_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = json.loads((ROOT / "analyses/sweeps/smoke.json").read_text())
+    del sweep["grid"]
+    sweep |= {
+        "seeds": [0],
+        "settings": {"small": []},
+        "scales": {"paper": {"set": ["steps=3"], "about": "."}},
+    }
+    (tmp_path / "tiny.json").write_text(json.dumps(sweep))
+    monkeypatch.setattr(gpu, "SWEEPS", tmp_path)
+    part = next(part for part in slices() if part.name == "sweep-tiny")
+    assert part.resumes and part.command[-3:] == ("tiny", "--result", "{result}")
+    result = part.result(tmp_path)
+    sweep_slice("tiny", result, device="cpu")
+    assert {*pd.read_csv(result)["setting"]} == {"small"}
+    run = next((tmp_path / "tiny-runs").rglob("seed-0"))
+    assert Run.load(run).steps_done == 3
+
+    result.unlink()
+    sweep["settings"]["broken"] = ["model.n_heads=7"]
+    (tmp_path / "tiny.json").write_text(json.dumps(sweep))
+    with pytest.raises(SystemExit, match="broken"):
+        sweep_slice("tiny", result, device="cpu")
+    assert not result.exists()
 
 
 @pytest.mark.parametrize("task", PAPER)

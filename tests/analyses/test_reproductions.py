@@ -137,5 +137,5 @@ def test_a_grid_is_kept_as_its_means(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_name_of_no_table_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"expected notebook, .*, ablations_TASK or abacus"):
+    with pytest.raises(InputError, match=r"expected notebook, .*, published_loss_TASK or abacus"):
         keep("something", tmp_path / "file", tmp_path)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from analyses.published_loss import LIMIT, Curves, both, table
+from analyses.published_loss import LIMIT, Curves, both, stretches
 from analyses.published_settings import paper_config
 from loopinterp.training import CurriculumConfig, Trainer, apply_settings
 
@@ -74,6 +74,8 @@ def test_an_example_is_asked_after_as_many_loops_as_it_has_bits(task: str) -> No
 def test_the_table_says_where_the_losses_part() -> None:
     rows = [[1.0 + 0.01 * (step == 2), 2.0, 3.0] for step in range(4)]
     curves = Curves(ours=rows, plain=[[1.0, 2.0, 3.0]] * 4, longest_n=[1, 1, 2, 2])
-    *_, last, said = table(curves).splitlines()
-    assert last.split() == ["2-4", "2", "1.00000", "1.00000", "1.0e-02", "0.0e+00"]
-    assert said.endswith("differ by more than 0.001: first at step 3, 1 in all")
+    last = stretches(curves).iloc[-1]
+    assert (last["from_step"], last["to_step"], last["longest_n"]) == (2, 4, 2)
+    assert (last["ours"], last["plain"]) == (1, 1), "the losses of the last step"
+    assert last["loss_most_off"] == pytest.approx(0.01) and last["grad_norm_most_off"] == 0
+    assert last["steps_over"] == 1
