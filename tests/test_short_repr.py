@@ -109,6 +109,7 @@ def _made() -> dict[str, Any]:
         **{type(get_task(name)).__name__: get_task(name) for name in list_tasks()},
         "CarryFrontPairs": circuits.CarryFrontPairs(),
         "SpreadPairs": circuits.SpreadPairs(),
+        "Decompiled": circuits.Decompiled(None, "a step reads more than the left neighbour"),
         "Evidence": circuits.Evidence(xr.Dataset({"a": ("x", np.zeros(9))}), None, []),  # type: ignore[arg-type]
         "InterchangePairs": pairs,
         "InterchangeRun": circuits.InterchangeRun(model, pairs),

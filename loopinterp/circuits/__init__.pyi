@@ -2,6 +2,8 @@ from .activation_patching import patching_sweep as patching_sweep
 from .activation_patching_result import PatchingSweep as PatchingSweep
 from .carry_front_pairs import CarryFrontPairs as CarryFrontPairs
 from .comparison_evidence import Evidence as Evidence
+from .decompiler import Decompiled as Decompiled
+from .decompiler import decompile as decompile
 from .head_matching import HeadMatch as HeadMatch
 from .head_matching import head_name as head_name
 from .head_matching import head_study as head_study

@@ -1,0 +1,185 @@
+"""The decompiler on models whose program is known, and on trained ones.
+
+    python -m analyses.decompiled_models --jobs 2
+    python -m analyses.decompiled_models --only ripple --only addition
+
+Known: every stock program, compiled, bare and in disguises; then near misses of one, which answer
+as it does and work differently. What is read off is compared with the program that was compiled:
+equivalent, if none of some 10,000 interchange interventions tells them apart. Trained: models of
+the zoo. A row for each goes to ``analyses/results/decompiled_models.csv``, and the tables into the
+documentation; what is there already is not done again, but for those given with --only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from joblib import Parallel, delayed
+
+import loopinterp
+from analyses.tables_in_pages import PAGES, RESULTS, rewrite, table
+from loopinterp.circuits import Decompiled, decompile
+from loopinterp.rasp import (
+    Compiled,
+    LoopProgram,
+    compile_program,
+    get_program,
+    list_programs,
+)
+from loopinterp.rasp.disguises import add_noise, distract, permute, rotate
+from loopinterp.rasp.mutations import equivalence, near_misses
+from loopinterp.tasks import get_task
+
+FILE, PAGE = "decompiled_models.csv", "read-a-program.md"
+DISGUISES: dict[str, Callable[[Compiled], Compiled]] = {
+    "bare": lambda compiled: compiled,
+    "rotated, permuted": lambda c: rotate(permute(c, seed=0), seed=0),
+    "distracted, rotated": lambda c: rotate(distract(c, seed=0), seed=0),
+    "noisy": partial(add_noise, relative=0.01, seed=0),
+}
+NEAR_MISSES_OF = "ripple"
+N = 6
+ZOO = (
+    "addition",
+    "addition-seed-1",
+    "addition-seed-2",
+    "addition-seed-3",
+    "addition-seed-4",
+    "parity-no-window",
+    "prefix_sum",
+)
+KEY = ["kind", "model", "disguise"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--only", action="append", default=[], help="Programs or models.")
+    parser.add_argument("--kinds", nargs="+", choices=["known", "near miss", "trained"])
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--page", type=Path, default=PAGES / PAGE)
+    parser.add_argument("--jobs", type=int, default=1, help="Processes.")
+    args = parser.parse_args()
+    path = args.results / FILE
+    rows = pd.read_csv(path).to_dict("records") if path.exists() else []
+    done = {tuple(row[name] for name in KEY) for row in rows}
+    wanted = [
+        cell
+        for cell in cells()
+        if (not args.kinds or cell[0] in args.kinds)
+        and (cell[1] in args.only if args.only else cell not in done)
+    ]
+    found: Any = Parallel(n_jobs=args.jobs, return_as="generator_unordered")(
+        delayed(measured)(*cell) for cell in wanted
+    )
+    args.results.mkdir(parents=True, exist_ok=True)
+    for row in found:
+        rows = [r for r in rows if any(r[name] != row[name] for name in KEY)] + [row]
+        order = {cell: k for k, cell in enumerate(cells())}
+        rows.sort(key=lambda r: order[tuple(r[name] for name in KEY)])
+        pd.DataFrame(rows).to_csv(path, index=False, float_format="%.4g")
+        print({name: row[name] for name in (*KEY, "outcome", "reason", "seconds")}, flush=True)
+    rewrite(args.page, tables(pd.read_csv(path)))
+
+
+def cells() -> list[tuple[str, str, str]]:
+    """Kind, model and disguise of all rows."""
+    return [
+        *(("known", name, disguise) for name in list_programs() for disguise in DISGUISES),
+        *(("near miss", p.name, "bare") for p in near_misses(NEAR_MISSES_OF)),
+        *(("trained", name, "bare") for name in ZOO),
+    ]
+
+
+def measured(kind: str, name: str, disguise: str) -> dict[str, Any]:
+    """What the decompiler says of one model."""
+    torch.set_num_threads(1)
+    row: dict[str, Any] = dict(zip(KEY, (kind, name, disguise)))
+    started = time.process_time()
+    if kind == "trained":
+        run = loopinterp.load_pretrained(name)
+        found = decompile(run.model(), run.task(), n=8, contexts=32)
+        outcome = "program" if found.program else "not decompiled"
+    else:
+        program = program_of(kind, name)
+        task = get_task(program.task, **program.task_settings)
+        made = compile_program(program, max_length=task.n_positions(N))
+        found = decompile(DISGUISES[disguise](made).model, task, n=N)
+        outcome = compared(found, program)
+    return row | {
+        "outcome": outcome,
+        "reason": found.reason,
+        "tolerance": found.tolerance,
+        **evidence_of(found),
+        "seconds": time.process_time() - started,
+        "code": "" if found.closest is None else str(found.closest),
+    }
+
+
+def program_of(kind: str, name: str) -> LoopProgram:
+    """A stock program, or one of the near misses."""
+    if kind == "known":
+        return get_program(name)
+    return next(p for p in near_misses(NEAR_MISSES_OF) if p.name == name)
+
+
+def compared(found: Decompiled, program: LoopProgram) -> str:
+    """Whether what was read off is the program that was compiled."""
+    if found.program is None:
+        return "not decompiled"
+    return "equivalent" if equivalence(found.program, program).equivalent else "wrong"
+
+
+def evidence_of(found: Decompiled) -> dict[str, float]:
+    """The lowest share of what was agreed on over the lengths, of each kind."""
+    if not len(found.evidence):
+        return {}
+    kinds = found.evidence["what"].unique()
+    return {
+        what: float(found.evidence.loc[found.evidence["what"] == what, "value"].min())
+        for what in kinds
+    }
+
+
+def tables(found: pd.DataFrame) -> dict[str, str]:
+    """Those of the page."""
+    known = found[found["kind"] != "trained"]
+    rows = []
+    for names, of in known.groupby(["kind", "model"], sort=False):
+        kind, model = str(names[0]), str(names[1])  # type: ignore[index]
+        counts = Counter(of["outcome"])
+        said = "; ".join(sorted({reason for reason in of["reason"] if isinstance(reason, str)}))
+        outcomes = ", ".join(f"{n} {what}" for what, n in counts.most_common())
+        rows.append([kind, model, outcomes, f"{np.median(of['seconds']):.0f}", said])
+    trained = [
+        [
+            of["model"], of["outcome"], of["tolerance"],
+            *(f"{of[what]:.2f}" if of.get(what, float("nan")) == of.get(what) else "-"
+              for what in ("undisturbed", "1 loop later", "2 loops later", "at the end",
+                           "whole trajectory")),
+            of["reason"] if isinstance(of["reason"], str) else "",
+        ]
+        for of in found.loc[found["kind"] == "trained"].to_dict("records")
+    ]  # fmt: skip
+    return {
+        "decompiled-known": table(
+            ["kind", "program", "models", "seconds of one core", "why not"], rows
+        ),
+        "decompiled-trained": table(
+            ["model", "outcome", "tolerance", "undisturbed", "1 loop later", "2 loops later",
+             "at the end", "whole trajectory", "why not"],
+            trained,
+        ),
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""A looped program as a table: what a position becomes, from its own and its left neighbour's.
+
+A *cell* is a position with a token and one of that token's values. In one loop its value becomes
+what the table says of its left neighbour's token and value and its own. The first position has no
+left neighbour, which the table knows as :data:`EDGE`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from loopinterp.rasp.language import UNKNOWN
+from loopinterp.short_repr import ShortRepr
+
+if TYPE_CHECKING:
+    from jaxtyping import Int
+    from torch import Tensor
+
+Cell = tuple[int, int]
+"""A token and one of its values."""
+
+EDGE: Cell = (-1, 0)
+"""In place of the left neighbour of the first position."""
+
+
+@dataclass(frozen=True)
+class CellAutomaton(ShortRepr):
+    """Values of each token, where they start, what they become, and what they answer.
+
+    Attributes:
+        sizes: Token -> how many values a position with it can have: 0 .. size - 1.
+        start: (token to the left, -1 for none; own token) -> value before the first loop.
+        step: (left cell, own cell) -> value after one loop.
+        answers: Cell -> the answer read there; ``UNKNOWN`` where it is undecided.
+    """
+
+    sizes: Mapping[int, int]
+    start: Mapping[tuple[int, int], int] = field(repr=False)
+    step: Mapping[tuple[Cell, Cell], int] = field(repr=False)
+    answers: Mapping[Cell, int] = field(repr=False)
+
+    def _shown(self) -> list[tuple[str, object]]:
+        return [("sizes", dict(self.sizes)), ("cells", len(self.step))]
+
+    @property
+    def cells(self) -> list[Cell]:
+        """All of them, token by token."""
+        return [(token, v) for token, size in self.sizes.items() for v in range(size)]
+
+    def run(
+        self,
+        tokens: Int[Tensor, "batch pos"],
+        n_loops: int,
+        values: Int[Tensor, "batch pos"] | None = None,
+    ) -> Iterator[Int[Tensor, "batch pos"]]:
+        """Values after 0, 1, … ``n_loops`` loops, from the start or from given ones.
+
+        Raises:
+            KeyError: a token, or two side by side, of which the table says nothing.
+        """
+        rows = tokens.tolist()
+        if values is None:
+            now = [[self.start[pair] for pair in zip([-1, *row], row)] for row in rows]
+        else:
+            now = values.tolist()
+        yield torch.tensor(now)
+        for _ in range(n_loops):
+            cells = [list(zip(row, value)) for row, value in zip(rows, now)]
+            now = [[self.step[pair] for pair in zip([EDGE, *row], row)] for row in cells]
+            yield torch.tensor(now)
+
+    def read(
+        self, tokens: Int[Tensor, "batch pos"], values: Int[Tensor, "batch pos"]
+    ) -> Int[Tensor, "batch pos"]:
+        """The answers of cells."""
+        both = zip(tokens.tolist(), values.tolist())
+        return torch.tensor([[self.answers.get(c, UNKNOWN) for c in zip(*row)] for row in both])
+
+    def renamed(self, names: Mapping[Cell, int]) -> CellAutomaton:
+        """The same with other numbers for values; cells that get one number become one.
+
+        Args:
+            names: Cell -> its number, 0 .. for each token. Cells that are left out are taken away.
+        """
+        sizes = {
+            token: len({new for (of, _), new in names.items() if of == token})
+            for token in self.sizes
+        }
+
+        def moved(cell: Cell) -> Cell:
+            return cell if cell == EDGE else (cell[0], names[cell])
+
+        kept = {EDGE, *names}
+        return CellAutomaton(
+            sizes=sizes,
+            start={pair: names[pair[1], value] for pair, value in self.start.items()},
+            step={
+                (moved(left), moved(own)): names[own[0], value]
+                for (left, own), value in self.step.items()
+                if left in kept and own in kept
+            },
+            answers={moved(cell): y for cell, y in self.answers.items() if cell in kept},
+        )
+
+    def merged(self) -> CellAutomaton:
+        """The smallest automaton with the same answers whatever is put in: equal cells are one.
+
+        Cells of a token are equal if they answer alike and become equal ones beside every
+        neighbour, and if neighbours of either become equal ones (Moore's refinement).
+        """
+        block = _numbered({cell: (cell[0], self.answers.get(cell, UNKNOWN)) for cell in self.cells})
+        while True:
+            seen: dict[Cell, set[tuple[str, Cell, int]]] = {cell: set() for cell in self.cells}
+            for (left, own), value in self.step.items():
+                after = block[own[0], value]
+                seen[own].add(("beside", left, after))
+                if left != EDGE:
+                    seen[left].add(("makes", own, after))
+            finer = _numbered({cell: (block[cell], frozenset(seen[cell])) for cell in self.cells})
+            if max(finer.values()) == max(block.values()):
+                break
+            block = finer
+        names: dict[Cell, int] = {}
+        for token in self.sizes:
+            own = [cell for cell in self.cells if cell[0] == token]
+            order = {b: k for k, b in enumerate(dict.fromkeys(block[cell] for cell in own))}
+            names |= {cell: order[block[cell]] for cell in own}
+        return self.renamed(names)
+
+
+def _numbered(views: Mapping[Cell, object]) -> dict[Cell, int]:
+    """Equal views get one number, in the order in which they come."""
+    numbers = {view: k for k, view in enumerate(dict.fromkeys(views.values()))}
+    return {cell: numbers[view] for cell, view in views.items()}

@@ -1,0 +1,318 @@
+"""From a looped model to its program, with the evidence, or why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import torch
+
+from loopinterp.circuits.decompiler.automaton_program import program_of
+from loopinterp.circuits.decompiler.behaviour import Behaviour, Runs
+from loopinterp.circuits.decompiler.held_out import (
+    TRAJECTORY,
+    UNDISTURBED,
+    agreement,
+    exchanges,
+)
+from loopinterp.circuits.decompiler.state_values import TokenValues, spread_out
+from loopinterp.circuits.decompiler.transition_table import TransitionTable, tabulate
+from loopinterp.errors import InputError, check_integer, check_seed
+from loopinterp.models import bind
+from loopinterp.models.looped_model import need_model
+from loopinterp.models.run_length import rule_of
+from loopinterp.rasp.counts import Linear
+from loopinterp.rasp.mutations.program_equivalence import inputs_of
+from loopinterp.short_repr import ShortRepr
+
+if TYPE_CHECKING:
+    from loopinterp.circuits.decompiler.cell_automaton import CellAutomaton
+    from loopinterp.models import LoopedModel
+    from loopinterp.rasp.counts import LoopCount
+    from loopinterp.rasp.program import LoopProgram
+    from loopinterp.tasks.task import Task
+
+TOLERANCES = (0.0, 0.05, 0.2)
+ENOUGH = 0.9
+"""A program is given if so many of the whole trajectories are as it says, at 95%."""
+
+MOST_TOKENS = 12
+"""With more, pairs of cells are too many to be tried."""
+
+_SPREAD, _ELSEWHERE = 64, 256
+"""States of each token looked at first; places where all but two neighbours is changed."""
+
+
+@dataclass(frozen=True, eq=False)
+class Decompiled(ShortRepr):
+    """What :func:`decompile` returns.
+
+    Attributes:
+        program: The program, if the model is one of the kind that can be read.
+        reason: Why there is none; "" if there is one.
+        closest: The program that comes closest, the same as ``program`` where that is given; None
+            where not even a table could be made.
+        automaton: The same as a table, without values that behave alike.
+        tolerance: Share of contexts in which states of one value may behave differently.
+        consistency: Share of the experiments that gave what most of their kind did.
+        evidence: Of ``closest``, on held-out inputs and exchanges: columns ``n``, ``what``,
+            ``agree``, ``of``, ``value``, ``low``, ``high``.
+    """
+
+    program: LoopProgram | None
+    reason: str
+    closest: LoopProgram | None = None
+    automaton: CellAutomaton | None = field(default=None, repr=False)
+    tolerance: float = 0.0
+    consistency: float = 0.0
+    evidence: pd.DataFrame = field(default_factory=pd.DataFrame, repr=False)
+
+    def _shown(self) -> list[tuple[str, object]]:
+        name = "None" if self.program is None else self.program.name
+        return [("program", name), ("reason", self.reason), ("tolerance", self.tolerance)]
+
+    def __str__(self) -> str:
+        """The program as code, or why there is none and what comes closest; and the evidence."""
+        head = [] if self.program else [f"not decompiled: {self.reason}"]
+        if self.closest is not None and self.program is None:
+            head.append("what comes closest:")
+        shown = [] if self.closest is None else [str(self.closest), "evidence"]
+        rows = [
+            f"  n = {row['n']}, {row['what']}: {row['agree']} of {row['of']}"
+            for row in self.evidence.to_dict("records")
+        ]
+        return "\n".join([*head, *shown, *rows])
+
+
+def decompile(
+    model: LoopedModel | Any,
+    task: Task,
+    *,
+    n: int = 6,
+    lengths: Sequence[int] | None = None,
+    tolerances: Sequence[float] = TOLERANCES,
+    contexts: int = 24,
+    tries: int = 4,
+    most_values: int = 12,
+    examples: int = 48,
+    seed: int = 0,
+) -> Decompiled:
+    """Read a model's program off its states.
+
+    The program is one whose positions have, for each token, a few values, and whose loop computes
+    the next value of a position from its own and its left neighbour's token and value (a cellular
+    automaton that reads its input). It is learnt by experiment, as an automaton is:
+
+    1. States of a token that are followed by the same answers wherever they are put in are one
+       value (:mod:`~loopinterp.circuits.decompiler.behaviour`).
+    2. States of every pair of neighbours are put side by side, one loop is run, and what came of
+       it is sorted in the same way; values that are new are tried in their turn, until there are
+       none (:mod:`~loopinterp.circuits.decompiler.transition_table`).
+    3. The table is made as small as it can be, and written as a program
+       (:mod:`~loopinterp.circuits.decompiler.automaton_program`).
+    4. Inputs and exchanges that it was not made from say how far it is right
+       (:mod:`~loopinterp.circuits.decompiler.held_out`).
+
+    States that an exchange of natural states never makes are met in step 2 only, by experiments
+    that put natural states side by side in ways that may never occur.
+
+    A model of which any of this does not hold is not decompiled: where it has more than
+    :data:`MOST_TOKENS` tokens, where a step reads more than the
+    left neighbour, where there are more values, where the same experiment gives different values,
+    or where the program says less than 90% of whole trajectories, at 95%.
+
+    Args:
+        model: Any looped model.
+        task: Its task.
+        n: Length of the inputs that are looked at.
+        lengths: Of those that the evidence is of; n and n - 1 if omitted.
+        tolerances: Tried one after the other, until one gives a program.
+        contexts: In which a state's behaviour is seen.
+        tries: Experiments for each pair of neighbours.
+        most_values: Of a token.
+        examples: Inputs of each distribution of the task.
+        seed: Of all that is drawn.
+
+    Raises:
+        InputError: what is no model, numbers out of range, or a task whose T(n) is not linear.
+
+    Source: automaton learning by queries (Angluin 1987) with interchange interventions (arXiv
+        2106.02997) as queries.
+
+    Example:
+        >>> from loopinterp.rasp import compile_program, get_program
+        >>> from loopinterp.tasks import get_task
+        >>> compiled = compile_program(get_program("prefix_xor"), max_length=7)
+        >>> print(decompile(compiled.model, get_task("prefix_sum")).program.step["value"])
+        shift_right(var('value'), 1, default=0) ^ tok_map(tokens, {1: 1}, default=0, name='bit_of')
+    """
+    need_model(model)
+    for name, value, least in (
+        ("n", n, 2),
+        ("contexts", contexts, 4),
+        ("tries", tries, 2),
+        ("most_values", most_values, 2),
+        ("examples", examples, 8),
+    ):
+        check_integer(name, value, least=least)
+    if not tolerances or any(not 0 <= t < 1 for t in tolerances):
+        given = repr(tuple(tolerances))
+        fix = "Pass (0,) for models without noise."
+        raise InputError("tolerances", expected="shares from 0 to below 1", given=given, fix=fix)
+    tried = []
+    reader = _Reader(model, task, n, examples, contexts, check_seed(seed))
+    for tolerance in sorted(tolerances):
+        found = reader.read(tolerance, tries, most_values, list(lengths or sorted({n - 1, n})))
+        tried.append(found)
+        if found.result.program is not None or found.final:
+            break
+    return max(tried, key=lambda one: one.score).result
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    result: Decompiled
+    score: float
+    final: bool = False
+    """Whether no other tolerance can help."""
+
+
+class _Reader:
+    """One model, one set of inputs."""
+
+    def __init__(
+        self, model: Any, task: Task, n: int, examples: int, contexts: int, seed: int
+    ) -> None:
+        self.model, self.task, self.n, self.seed, self.examples = model, task, n, seed, examples
+        batch = inputs_of(task, (n,), examples, seed=seed)
+        self.runs = Runs(model, batch, n_loops_of(model, batch.inputs.shape[1], task.n_loops(n)))
+        self.contexts = contexts
+
+    def read(self, tolerance: float, tries: int, most_values: int, lengths: list[int]) -> _Attempt:
+        self.generator = torch.Generator().manual_seed(self.seed)  # each tolerance sees the same
+        if len(self.runs.tokens) > MOST_TOKENS:
+            reason = f"{len(self.runs.tokens)} tokens, more than {MOST_TOKENS}"
+            return self._none(tolerance, reason, final=True)
+        values = {}
+        for token in self.runs.tokens:
+            contexts = Behaviour.of(self.runs, token, self.contexts, self.generator)
+            values[token] = TokenValues(contexts, tolerance)
+            values[token].sort(spread_out(self.runs.states_of(token), _SPREAD))
+        many = {token: len(of) for token, of in values.items() if len(of) > most_values}
+        if many:
+            return self._none(tolerance, f"more than {most_values} values of token {min(many)}")
+        elsewhere = self._depends_elsewhere(values, most_values)
+        if elsewhere > tolerance / 2:
+            reason = f"a step reads more than the left neighbour (in {elsewhere:.1%} of places)"
+            return self._none(tolerance, reason, final=True)
+        table = tabulate(self.runs, values, tries=tries, most=most_values, generator=self.generator)
+        if not table.closed:
+            tokens = ", ".join(f"{len(of)} of {token}" for token, of in values.items())
+            return self._none(tolerance, f"too many values to try them side by side: {tokens}")
+        return self._judged(tolerance, table, values, lengths, most_values)
+
+    def _none(self, tolerance: float, reason: str, *, final: bool = False) -> _Attempt:
+        return _Attempt(Decompiled(None, reason, tolerance=tolerance), -1.0, final)
+
+    @torch.no_grad()
+    def _depends_elsewhere(self, values: Mapping[int, TokenValues], most: int) -> float:
+        """Share of places whose next value changes with all that is not the place or left of it."""
+        runs, generator = self.runs, self.generator
+        size, n_pos = runs.batch.inputs.shape
+        rows, others = torch.randint(size, (2, _ELSEWHERE), generator=generator)
+        at = torch.randint(n_pos, (_ELSEWHERE,), generator=generator)
+        loops = torch.randint(max(runs.n_loops, 1), (_ELSEWHERE,), generator=generator)
+        places = torch.arange(n_pos)
+        near = (places == at[:, None]) | (places == at[:, None] - 1)
+        tokens = runs.inputs[rows].where(near.to(runs.inputs.device), runs.inputs[others])
+        h = runs.states[loops, rows].clone()
+        mixed = h.where(near[..., None].to(h.device), runs.states[loops, others])
+        each = torch.arange(_ELSEWHERE)
+        before = bind(runs.model, runs.inputs[rows]).step(h)[each, at]
+        after = bind(runs.model, tokens).step(mixed)[each, at]
+        changed = 0
+        own = runs.batch.inputs[rows, at]
+        for token, of in values.items():
+            mine = own == token
+            if mine.any():
+                both = of.sort(torch.cat([before[mine], after[mine]]), most=most)
+                changed += int((both[: int(mine.sum())] != both[int(mine.sum()) :]).sum())
+        return changed / _ELSEWHERE
+
+    def _judged(
+        self,
+        tolerance: float,
+        table: TransitionTable,
+        values: Mapping[int, TokenValues],
+        lengths: list[int],
+        most_values: int,
+    ) -> _Attempt:
+        """The program of a table, and whether it says enough of what the model does."""
+        starts = {token: {v for (_, own), of in table.starts.items() if own == token for v in of}
+                  for token in values}  # fmt: skip
+        automaton = table.automaton({token: len(of) for token, of in values.items()}).merged()
+        program = program_of(
+            automaton, self.task, n_loops=loop_count(self.task), doc="Read off a model."
+        )
+        evidence = self._evidence(program, lengths)
+        worst = evidence.loc[evidence["what"] == TRAJECTORY, "low"].min()
+        undisturbed = evidence.loc[evidence["what"] == UNDISTURBED, "value"].min()
+        reason = ""
+        if max(map(len, starts.values())) > 1:
+            reason = "positions of one token start with different values"
+        elif tolerance == 0 and table.consistency < 1:
+            reason = f"the same experiment gives different values ({1 - table.consistency:.1%})"
+        elif any(len(of) >= most_values for of in values.values()):
+            reason = f"{most_values} values of a token or more"
+        elif worst != worst:
+            reason = "no exchange changes an answer"
+        elif worst < ENOUGH:
+            reason = f"of whole trajectories it says {worst:.0%} to be sure, less than {ENOUGH:.0%}"
+        found = Decompiled(
+            program=None if reason else program,
+            reason=reason,
+            closest=program,
+            automaton=automaton,
+            tolerance=tolerance,
+            consistency=table.consistency,
+            evidence=evidence,
+        )
+        score = float(worst if worst == worst else 0) + 1e-3 * float(undisturbed)
+        return _Attempt(found, score, final=not reason)
+
+    def _evidence(self, program: LoopProgram, lengths: list[int]) -> pd.DataFrame:
+        parts = []
+        generator = torch.Generator().manual_seed(self.seed + 1)
+        for n in lengths:
+            batch = inputs_of(self.task, (n,), 2 * self.examples, seed=self.seed + 1)
+            n_loops = n_loops_of(self.model, batch.inputs.shape[1], self.task.n_loops(n))
+            pairs = exchanges(batch, n_loops, 1000, generator)
+            parts.append(agreement(self.model, program, pairs).assign(n=n))
+        return pd.concat(parts, ignore_index=True)
+
+
+def n_loops_of(model: Any, n_positions: int, otherwise: int) -> int:
+    """Loops that a model was made for, or else T(n)."""
+    rule = rule_of(model)
+    return otherwise if rule is None else rule(n_positions)
+
+
+def loop_count(task: Task) -> LoopCount:
+    """T(n) of a task as data.
+
+    Raises:
+        InputError: it is not linear in n.
+    """
+    counts = {n: task.n_loops(n) for n in (2, 3, 5, 8, 13)}
+    slope = counts[3] - counts[2]
+    found = Linear(slope=slope, offset=counts[2] - 2 * slope)
+    if any(found(n) != count for n, count in counts.items()):
+        raise InputError(
+            f"T(n) of task {task.name}",
+            expected="a linear function of n",
+            given=", ".join(f"T({n}) = {count}" for n, count in counts.items()),
+            fix="Only such programs are read so far.",
+        )
+    return found

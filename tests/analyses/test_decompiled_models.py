@@ -1,0 +1,35 @@
+"""The page says what the file says; what was read off a known model is never another program."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+from analyses.decompiled_models import FILE, KEY, PAGE, cells, measured, tables
+from analyses.tables_in_pages import PAGES, RESULTS, put
+
+KEPT = pd.read_csv(RESULTS / FILE)
+
+
+def test_the_page_says_what_the_file_says() -> None:
+    text = (PAGES / PAGE).read_text()
+    assert put(text, tables(KEPT)) == text
+
+
+def test_what_is_kept_is_of_models_that_there_are() -> None:
+    assert not KEPT.duplicated(KEY).any()
+    assert {*KEPT[KEY].itertuples(index=False, name=None)} <= {*cells()}
+
+
+def test_no_known_model_is_given_another_program() -> None:
+    known = KEPT[KEPT["kind"] != "trained"]
+    assert {*known["outcome"]} <= {"equivalent", "not decompiled"}
+    assert (known["outcome"] == "equivalent").sum() >= 19
+    assert known.loc[known["outcome"] == "not decompiled", "reason"].str.len().min() > 0
+
+
+@pytest.mark.slow
+def test_a_model_is_measured() -> None:
+    row = measured("known", "prefix_xor", "rotated, permuted")
+    assert (row["outcome"], row["reason"], row["whole trajectory"]) == ("equivalent", "", 1.0)
+    assert "shift_right" in row["code"]

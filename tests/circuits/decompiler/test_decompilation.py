@@ -1,0 +1,95 @@
+"""Programs are read off models that run them; what is no such program is not given one."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from loopinterp.circuits.decompiler import decompile
+from loopinterp.circuits.decompiler.held_out import TRAJECTORY
+from loopinterp.errors import InputError
+from loopinterp.rasp import LoopProgram, compile_program, get_program
+from loopinterp.rasp.compiler import Compiled
+from loopinterp.rasp.disguises import add_noise, distract, rotate
+from loopinterp.rasp.mutations import equivalence
+from loopinterp.tasks import Addition, Task, get_task
+from loopinterp.training import Run
+
+SMALL = {"n": 5, "examples": 24, "contexts": 12, "tries": 3, "tolerances": (0,)}
+DISGUISES = {
+    "rotated": partial(rotate, seed=0),
+    "with distractors": partial(distract, seed=0),
+    "noisy": partial(add_noise, relative=0.01, seed=0),
+}
+
+
+def compiled(name: str, disguise: str = "") -> tuple[LoopProgram, Task, Compiled]:
+    program = get_program(name)
+    task = get_task(program.task, **program.task_settings)
+    made = compile_program(program, max_length=task.n_positions(6))
+    return program, task, DISGUISES[disguise](made) if disguise else made
+
+
+@pytest.mark.parametrize(
+    ("name", "disguise"),
+    [
+        ("carry_save", ""),
+        ("parity", ""),
+        ("prefix_xor", "noisy"),
+        ("ripple", "with distractors"),
+        ("ripple_held_by_token", "rotated"),
+    ],
+)
+def test_the_program_of_a_compiled_model_is_read(name: str, disguise: str) -> None:
+    program, task, made = compiled(name, disguise)
+    found = decompile(made.model, task, **SMALL)
+    assert found.program is not None, found.reason
+    assert equivalence(found.program, program).equivalent
+    assert (found.evidence["agree"] == found.evidence["of"]).all()
+    again = compile_program(found.program, max_length=task.n_positions(4))
+    batch = task.sample(4, batch_size=16, generator=torch.Generator().manual_seed(3))
+    right = again.model(batch.inputs, n_loops=program.n_loops(4)).argmax(-1)
+    asked = batch.targets >= 0
+    assert torch.equal(right[asked], batch.targets[asked]), "it compiles back, and solves the task"
+
+
+def test_programs_that_differ_under_interventions_alone_are_told_apart() -> None:
+    # A carry that is held for two loops never lapses in an undisturbed run.
+    held, plain = get_program("ripple_held_2"), get_program("ripple")
+    _, task, made = compiled("ripple_held_2")
+    found = decompile(made.model, task, **SMALL)
+    assert found.program is not None
+    assert equivalence(found.program, held).equivalent
+    assert not equivalence(found.program, plain).equivalent
+
+
+def test_what_reads_farther_than_its_neighbour_is_not_decompiled() -> None:
+    _, task, made = compiled("lookahead")
+    found = decompile(made.model, task, **SMALL)
+    assert found.program is None and "more than the left neighbour" in found.reason
+    assert str(found).startswith("not decompiled: ")
+
+
+def test_what_has_too_many_values_is_not_decompiled() -> None:
+    _, task, made = compiled("copy")
+    found = decompile(made.model, task, most_values=3, **SMALL)
+    assert found.program is None and "more than 3 values" in found.reason
+
+
+def test_a_model_that_is_no_automaton_is_given_no_program(barely_trained: Path) -> None:
+    model = Run.load(barely_trained).model()
+    found = decompile(model, Addition(), n=4, tolerances=(0.3,), contexts=8, tries=2)
+    assert found.program is None and found.reason
+    if found.closest is not None:
+        assert not found.evidence.loc[found.evidence["what"] == TRAJECTORY, "low"].min() >= 0.9
+
+
+def test_numbers_that_make_no_sense_are_refused() -> None:
+    _, task, made = compiled("prefix_xor")
+    with pytest.raises(InputError, match="tries"):
+        decompile(made.model, task, tries=1)
+    with pytest.raises(InputError, match="shares from 0"):
+        decompile(made.model, task, tolerances=(1.0,))
