@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import operator
-import time
 from functools import reduce
 
 import pytest
@@ -25,6 +24,7 @@ from loopinterp.rasp import (
     var,
 )
 from loopinterp.rasp.expression_checks import MAX_RELATION, MAX_TABLE
+from tests.work import at_most
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -57,11 +57,9 @@ def alphabet(inputs) -> LoopProgram:
         (lambda: tokens + 2**63, "64 bits"),
     ],
 )
-def test_a_million_of_anything_is_refused_within_a_second(attempt, message):
-    start = time.process_time()
-    with pytest.raises(InputError, match=message):
+def test_a_million_of_anything_is_refused_at_once(attempt, message):
+    with at_most(calls=1_000_000), pytest.raises(InputError, match=message):
         attempt()
-    assert time.process_time() - start < 1
 
 
 def test_the_largest_sizes_that_are_allowed_work():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import operator
-import time
 
 import pytest
 import torch
@@ -27,6 +26,7 @@ from loopinterp.rasp.expression_checks import MAX_RELATION
 from loopinterp.rasp.node import MAX_DEPTH
 from tests.rasp.compiler.compiled_properties import agrees
 from tests.rasp.compiler.small_programs import every_input, program
+from tests.work import at_most
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -72,24 +72,19 @@ def _warm():
         "product of positions",
     ],
 )
-def test_a_million_values_are_refused_within_a_second(made, message):
+def test_a_million_values_are_refused_at_once(made, message):
     prepare, step = made
     length = 512 if "indices in step" in message else 6
-    took = []
-    while not took or (min(took) >= 1 and len(took) < 3):  # a busy machine is slow now and then
-        start = time.process_time()
-        with pytest.raises(InputError, match=message):
-            compile_program(program({"u": prepare}, {"u": step}, n_tokens=1_000), max_length=length)
-        took.append(time.process_time() - start)
-    assert min(took) < 1
+    hostile = program({"u": prepare}, {"u": step}, n_tokens=1_000)
+    with at_most(calls=3_000_000), pytest.raises(InputError, match=message):
+        compile_program(hostile, max_length=length)
 
 
-def test_so_many_tokens_are_refused_within_a_second():
-    start = time.process_time()
+def test_so_many_tokens_are_refused_at_once():
     made = program({"u": tok_map(tokens, {1: 1}, default=0)}, {"u": u}, n_tokens=65_536)
-    with pytest.raises(InputError, match="tokens of program small: expected at most 1,024 input"):
+    message = "tokens of program small: expected at most 1,024 input"
+    with at_most(calls=3_000_000), pytest.raises(InputError, match=message):
         compile_program(made, max_length=8)
-    assert time.process_time() - start < 1
 
 
 @pytest.mark.parametrize(
@@ -116,33 +111,31 @@ def test_a_deep_expression_of_many_layers_is_refused_by_name():
 
 
 @pytest.mark.parametrize("join", [operator.xor, operator.and_, operator.add])
-def test_expressions_of_many_arguments_compile_within_seconds(join):
+def test_expressions_of_many_arguments_compile_soon(join):
     terms = [shift_right(u, k) for k in range(1, 20)]
     made = program({"u": tokens % 2}, {"u": functools.reduce(join, terms) % 2}, u, n_tokens=2)
-    start = time.process_time()
-    compiled = compile_program(made, max_length=22)
-    assert time.process_time() - start < 5
+    with at_most(calls=5_000_000):
+        compiled = compile_program(made, max_length=22)
     inputs = every_input(made, 7).repeat(1, 3)
     agrees(compiled, inputs, n_loops=2)
 
 
-def test_long_chains_of_choices_among_many_variables_compile_within_seconds():
+def test_long_chains_of_choices_among_many_variables_compile_soon():
     names = [f"v{k}" for k in range(12)]
     chain = functools.reduce(
         lambda x, k: where(var(names[k]) > 1, x, var(names[5 * k % 12])), range(12), full(1)
     )
     made = program(dict.fromkeys(names, tokens), dict.fromkeys(names, chain), var("v0"))
-    start = time.process_time()
-    agrees(compile_program(made, max_length=3), every_input(made, 3), n_loops=2)
-    assert time.process_time() - start < 5
+    with at_most(calls=5_000_000):
+        compiled = compile_program(made, max_length=3)
+    agrees(compiled, every_input(made, 3), n_loops=2)
 
 
-def test_a_relation_as_large_as_it_may_be_compiles_within_a_second():
+def test_a_relation_as_large_as_it_may_be_compiles_at_once():
     x = tok_map(tokens, {k: k * 7 % 64 for k in range(64)})
     pairs = [(k % 64, k // 64) for k in range(MAX_RELATION) if k % 3]
     made = program({"u": sel_width(select(x, tokens, pairs))}, {"u": u}, n_tokens=64)
-    start = time.process_time()
-    compiled = compile_program(made, max_length=8)
-    assert time.process_time() - start < 1
+    with at_most(calls=3_000_000):
+        compiled = compile_program(made, max_length=8)
     inputs = torch.randint(64, (200, 8), generator=torch.Generator().manual_seed(0))
     agrees(compiled, inputs, n_loops=1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
-import time
 
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 from loopinterp.rasp.compiler.lower.decision_rules import decision_rules
 from loopinterp.rasp.compiler.lower.feature_functions import FeatureFunction
 from loopinterp.rasp.compiler.lower.lowered_features import PLAIN, RAW, WITNESS, Feature
+from tests.work import at_most
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -99,11 +99,11 @@ def test_what_a_head_wrote_is_asked_for_only_where_it_found_a_key(orders):
 @pytest.mark.parametrize(
     "f", [all, any, lambda x: sum(x) % 2, lambda x: sum(x) > 9, operator.itemgetter(3)]
 )
-def test_functions_of_many_bits_are_searched_within_seconds(f):
-    start = time.process_time()
-    found = decision_rules(of_bits(f, 16), 192)
+def test_functions_of_many_bits_are_searched_soon(f):
+    table = of_bits(f, 16)
+    with at_most(calls=2_000_000):
+        found = decision_rules(table, 192)
     assert found is None or len(found) in (2, 17)
-    assert time.process_time() - start < 5
 
 
 def test_a_search_cut_short_still_finds_right_rules(monkeypatch):
