@@ -30,6 +30,10 @@ def _no_silent_skip(report: Any) -> None:
         report.longrepr = f"skipped in CI, where nothing may be skipped: {reason}"
 
 
+def pytest_runtest_setup() -> None:
+    runtime_types.start_test()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
     report = yield

@@ -68,6 +68,16 @@ def test_wrong_rank_dtype_or_result_shape_fails(checked: ModuleType, wrong: torc
         checked.transpose(wrong)
 
 
+def test_each_test_checks_the_first_calls_anew(checked: ModuleType) -> None:
+    wrong = torch.ones(7, 3)
+    for _ in range(runtime_types.CALLS):
+        checked.transpose(torch.ones(2, 3))
+    assert checked.transpose(wrong) is wrong
+    runtime_types.start_test()
+    with pytest.raises(Exception, match="Type-check error"):
+        checked.transpose(wrong)
+
+
 def test_the_library_is_loaded_through_the_checks() -> None:
     import loopinterp.results
 
