@@ -20,8 +20,8 @@ PACKAGE = "loopinterp"
 CHECKER = "__check_types__"
 
 CALLS = 30
-"""Calls of each function that are checked, anew in each test: a check takes a tenth of a millisecond,
-and half of the suite's time went with the hundred thousandth call of the same few functions."""
+"""Calls of each function that are checked, anew in each test: a check takes a tenth of a
+millisecond, and half of the suite's time went with the thousandth calls of a few functions."""
 
 _test = 0
 
