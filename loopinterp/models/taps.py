@@ -8,7 +8,7 @@ place afterwards, so a cache need not clone.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,6 +42,26 @@ class Tap:
 
 SILENT = Tap()
 """The tap of a place where nobody listens."""
+
+
+class ChangingTap(Tap):
+    """A tap that changes one activation, and neither copies nor keeps any.
+
+    Args:
+        component: Which one.
+        change: From what it is to what it becomes.
+    """
+
+    def __init__(self, component: str, change: Callable[[Tensor], Tensor]) -> None:
+        self._component, self._change = component, change
+
+    def __call__(self, component: str, x: Tensor) -> Tensor:
+        return self._change(x) if component == self._component else x
+
+    def listens(self, *components: str) -> bool:
+        return self._component in components
+
+    edits = listens
 
 
 class _OpenTap(Tap):
@@ -84,14 +104,21 @@ class Taps:
         wanted: Iterable[Address] = (),
         recorder: Recorder | None = None,
     ) -> None:
-        self._taps: defaultdict[Place, _OpenTap] = defaultdict(
-            lambda: _OpenTap(recorder or Recorder())
-        )
+        self._taps: dict[Place, Tap] = {}
         self._recorder = recorder
+        opened: defaultdict[Place, _OpenTap] = defaultdict(lambda: _OpenTap(recorder or Recorder()))
         for address, point in points:
-            self._taps[address.place].points.setdefault(address.component, []).append(point)
+            opened[address.place].points.setdefault(address.component, []).append(point)
         for address in wanted:
-            self._taps[address.place].wanted[address.component] = address
+            opened[address.place].wanted[address.component] = address
+        self._taps.update(opened)
+
+    @classmethod
+    def one(cls, place: Place, tap: Tap) -> Taps:
+        """A tap at one place, and none elsewhere."""
+        taps = cls()
+        taps._taps[place] = tap
+        return taps
 
     def at(self, section: str, loop: int | None = None, layer: int | None = None) -> Tap:
         """The tap at a place."""

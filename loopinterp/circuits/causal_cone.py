@@ -1,0 +1,214 @@
+"""The one place where a looped model goes on from a changed state, or from a change in a loop.
+
+Only what a change can reach is run again: the loops after it, and of the positions
+
+- the cone of w more positions a loop, where the next state of a position depends on a window of w
+  positions to its left (:func:`loopinterp.models.reach`);
+- those from the change on, in a causal model of ours without a window: keys and values of the
+  positions before it are those of the undisturbed run;
+- else all of them: of a foreign model without a window nothing is known but its four methods, and
+  a step with ``local_step = False`` looks at the tokens, or at where they stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.nn.functional import pad
+
+from loopinterp.models.model_description import reach, said_of
+from loopinterp.models.positions import AttentionContext
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+    from torch import Tensor
+
+    from loopinterp.models.looped_model import Iteration
+    from loopinterp.models.taps import Taps
+
+_MOST_KEYS = 2**26
+"""Numbers of undisturbed keys and values that are kept: 256 MiB."""
+
+
+class Front(NamedTuple):
+    """How far changes have come after some loop: those of the rows that have begun by then.
+
+    Attributes:
+        loop: Loops done.
+        place: Positions that are held of each row; some may lie past the end.
+        reached: Those that the change may have reached; elsewhere ``h`` means nothing.
+        h: Their states.
+    """
+
+    loop: int
+    place: Int[Tensor, "row pos"]
+    reached: Bool[Tensor, "row pos"]
+    h: Float[Tensor, "row pos d_model"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """What is changed in a row when it begins.
+
+    Both are told which rows begin, which positions of them are held, and their states.
+
+    Attributes:
+        state: Gives the states that they go on from.
+        within: Gives the taps of the loop that they begin with; their rows are its last ones.
+    """
+
+    state: Callable[[slice, Tensor, Tensor], Tensor] | None = None
+    within: Callable[[slice, Tensor], Taps] | None = None
+
+
+class CausalCone:
+    """Undisturbed runs of a model, and what becomes of changes in them.
+
+    Args:
+        model: Any looped model.
+        iteration: The model, bound to the inputs of the runs.
+        states: The states of the runs after 0 .. T loops.
+        keep_keys: Run the undisturbed states once more and keep keys and values, where that spares
+            the positions before a change.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        iteration: Iteration,
+        states: Float[Tensor, "loops input pos d_model"],
+        *,
+        keep_keys: bool = False,
+    ) -> None:
+        self.model, self.iteration, self.states = model, iteration, states
+        self.reach = reach(model) if getattr(model, "local_step", True) else None
+        self._keys = self._undisturbed_keys() if keep_keys and self.reach is None else None
+        # Without a coda, our readout looks at one position at a time.
+        self._reads_places = self.reach is not None or said_of(model, "n_coda") == 0
+
+    def go_on(
+        self,
+        row: Int[Tensor, " row"],
+        loop: Int[Tensor, " row"],
+        first: Int[Tensor, " row"],
+        last: Int[Tensor, " row"],
+        change: Change,
+    ) -> Iterator[Front]:
+        """Go on from the loop of the first change to the end of the runs.
+
+        Args:
+            row: The run that each row goes on from.
+            loop: Loops done when its change is made, in order; a change within a loop is made in
+                the one that comes next.
+            first: The first position that is changed.
+            last: The last one.
+            change: What is changed.
+        """
+        n_loops, n_pos, earliest = len(self.states) - 1, self.states.shape[2], int(loop[0])
+        if self.reach is None:
+            start = torch.full_like(first, int(first.min()) if self._keys else 0)
+            spread, growth = n_pos - int(start[0]), 0
+        else:
+            start, growth = (first - self.reach).clamp(min=0), self.reach
+            spread = int((last - start).max()) + 1
+        widest = min(spread + growth * (n_loops - earliest), n_pos - int(start.min()))
+        places = start[:, None] + torch.arange(widest, device=start.device)
+        inside = places.clamp(max=n_pos - 1)
+        reached = (places < n_pos) & (places >= (start if growth == 0 else first)[:, None])
+        begins = torch.searchsorted(loop, torch.arange(n_loops + 1).to(loop), right=True).tolist()
+        e = self.iteration.e[row[:, None], inside]
+        h = self.states.new_empty(0, spread, self.states.shape[-1])
+        new = slice(0, 0)
+        for t in range(earliest, n_loops + 1):
+            width, begun = min(spread + growth * (t - earliest), widest), len(h)
+            if begun:
+                part = slice(begun), slice(width)
+                if self.reach is not None:  # beside the cone stand the undisturbed states
+                    around = self.states[t - 1, row[:begun, None], inside[part]]
+                    held = reached[:begun, : h.shape[1]]
+                    held = pad(held, (0, width - h.shape[1]))[..., None]
+                    h = torch.where(held, pad(h, (0, 0, 0, width - h.shape[1])), around)
+                taps = None
+                if change.within is not None and new.start < new.stop:
+                    taps = change.within(new, places[new, :width])
+                h = self._step(h, e[part], t - 1, row[:begun], int(start[0]), taps)
+            new = slice(begun, begins[t])
+            if new.start < new.stop:
+                fresh = self.states[t, row[new, None], inside[new, :width]]
+                if change.state is not None:
+                    fresh = change.state(new, places[new, :width], fresh)
+                h = torch.cat([h, fresh]) if begun else fresh
+            part = slice(len(h)), slice(width)
+            yield Front(t, places[part], reached[part], h)
+
+    def read(
+        self, front: Front, row: Int[Tensor, " row"], logits: Float[Tensor, "input pos d_vocab_out"]
+    ) -> Float[Tensor, "row pos d_vocab_out"]:
+        """Logits of all positions at the end, of which the undisturbed runs have those given."""
+        at = front.reached.nonzero(as_tuple=True)
+        there = at[0], front.place[at]
+        if self._reads_places:
+            found = logits[row]
+            found[there] = self.iteration.readout(front.h)[at]
+            return found
+        states = self.states[-1, row]
+        states[there] = front.h[at]
+        return self.iteration.readout(states)
+
+    def _step(
+        self, h: Tensor, e: Tensor, loop: int, row: Tensor, start: int, taps: Taps | None
+    ) -> Tensor:
+        """One loop of the positions that are held."""
+        listening = () if taps is None else (taps,)
+        if self.reach is not None:
+            return self.model.step(h, e, None, *listening) if listening else self.model.step(h, e)
+        context = self.iteration.context
+        context = None if context is None else context.select(row)
+        if self._keys is not None and start:
+            context = context.after(start, self.states.shape[2], like=h)
+            context = replace(context, remember=self._recall(loop, row, start))
+        return self.iteration.advance(h, e, context, *listening)
+
+    def _recall(self, loop: int, row: Tensor, start: int) -> Callable[..., tuple[Tensor, Tensor]]:
+        """Puts the undisturbed keys and values of the positions before in front of those held."""
+        assert self._keys is not None
+        layers = iter(self._keys[loop])
+
+        def remember(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+            before = (x[row, :, :start] for x in next(layers))
+            k, v = (torch.cat(both, dim=2) for both in zip(before, (k, v)))
+            return k, v
+
+        return remember
+
+    def _keys_of(self, h: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values of each layer in the loop that comes after some states."""
+        kept: list[tuple[Tensor, Tensor]] = []
+
+        def remember(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+            kept.append((k, v))
+            return k, v
+
+        own = self.iteration
+        own.advance(h, own.e, replace(own.context, remember=remember))
+        return kept
+
+    def _undisturbed_keys(self) -> list[list[tuple[Tensor, Tensor]]] | None:
+        """Those of each loop, where attention is ours, looks back only, and they are not too many.
+
+        Attention that goes block by block within a window has no mask of all pairs to cut.
+        """
+        context = self.iteration.context
+        if not isinstance(context, AttentionContext) or context.window is not None:
+            return None
+        if not said_of(self.model, "causal"):
+            return None
+        kept: list[list[tuple[Tensor, Tensor]]] = []
+        for h in self.states[:-1]:
+            kept.append(self._keys_of(h))
+            if len(self.states) * sum(x.numel() for both in kept[0] for x in both) > _MOST_KEYS:
+                return None
+        return kept

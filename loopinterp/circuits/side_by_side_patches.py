@@ -1,0 +1,109 @@
+"""Patches of one site at many loops, heads and positions, side by side in the cone of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from loopinterp.circuits.causal_cone import CausalCone, Change
+from loopinterp.models.taps import ChangingTap, Taps
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
+    from torch import Tensor
+
+    from loopinterp.models.sites import Place
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class SideBySide:
+    """Patches that differ in loop, donor, head and place, each made in every run of a batch.
+
+    Attributes:
+        cone: The runs that are patched, after as many loops as patches are counted from.
+        donors: What is put in, ``[loop, donor, batch, ...]``.
+        loops: Loops done before each patch.
+        chosen: Which positions of each run are patched at each place.
+        n_heads: Heads that are patched one by one; None where all are at once.
+        site: Component, and where it stands in the loop; None for the state.
+        attention: Whether it is one of pairs of positions, ``[batch, head, query, key]``.
+    """
+
+    cone: CausalCone
+    donors: Float[Tensor, "loop donor batch ..."]
+    loops: list[int]
+    chosen: Bool[Tensor, "place batch pos"]
+    n_heads: int | None
+    site: tuple[str, Place] | None
+    attention: bool
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Loops, donors, heads and places."""
+        return *self.donors.shape[:2], self.n_heads or 1, len(self.chosen)
+
+    def logits(
+        self, undisturbed: Float[Tensor, "batch pos d_vocab_out"], at_a_time: int
+    ) -> Iterator[tuple[Tensor, Float[Tensor, "patch batch pos d_vocab_out"]]]:
+        """Numbers of some patches, counted in C order of :attr:`shape`, and logits of their runs.
+
+        Patches go on together that need about the same: of equal loops where a cone is run, and
+        elsewhere of nearly equal positions, whose loops may differ.
+
+        Args:
+            undisturbed: Logits of the runs.
+            at_a_time: Rows that are run together, at least one patch of all runs.
+        """
+        patches = torch.cartesian_prod(*map(torch.arange, self.shape))
+        loop, place = patches[:, 0], patches[:, 3]
+        by = (loop, place) if self.cone.reach is not None else (place, loop)
+        order = (by[0] * (int(by[1].max()) + 1) + by[1]).argsort(stable=True)
+        for part in order.split(max(1, at_a_time // self.chosen.shape[1])):
+            part = part[loop[part].argsort(stable=True)]
+            yield part, self._run(*patches[part].T, undisturbed)
+
+    def _run(
+        self, loop: Tensor, donor: Tensor, head: Tensor, place: Tensor, undisturbed: Tensor
+    ) -> Tensor:
+        """Logits of some patches, in the order of their loops."""
+        batch, device = self.chosen.shape[1], self.chosen.device
+        row = torch.arange(batch).repeat(len(loop)).to(device)
+        loop, donor, head, place = (
+            x.repeat_interleave(batch).to(device) for x in (loop, donor, head, place)
+        )
+        chosen = self.chosen[place, row]
+        first, back = chosen.int().argmax(1), chosen.flip(1).int().argmax(1)
+        n_pos = chosen.shape[1]
+
+        def put(new: slice, places: Tensor, x: Tensor) -> Tensor:
+            inside = places.clamp(max=n_pos - 1)
+            here = chosen[new].gather(1, inside) & (places < n_pos)
+            each = loop[new, None], donor[new, None], row[new, None]
+            if self.attention:
+                keys = inside if x.shape[-1] < n_pos else torch.arange(n_pos, device=device)[None]
+                each = tuple(one[:, :, None] for one in each)
+                given = self.donors[(*each, slice(None), inside[:, :, None], keys[:, None])]
+                given, here = given.movedim(-1, 1), here[:, None, :, None]
+            else:
+                given, here = self.donors[(*each, inside)], here[:, :, None]
+                here = here if self.n_heads is None else here[..., None]
+            if self.n_heads is not None:
+                mine = torch.arange(self.n_heads, device=device) == head[new, None]
+                here = here & (mine[:, :, None, None] if self.attention else mine[:, None, :, None])
+            return torch.where(here, given, x)
+
+        def within(new: slice, places: Tensor) -> Taps:
+            def changed(x: Tensor) -> Tensor:  # rows that begin are the last ones
+                return torch.cat([x[: new.start], put(new, places, x[new])])
+
+            component, at = self.site or ("", ("", None, None))
+            return Taps.one(at, ChangingTap(component, changed))
+
+        change = Change(state=put) if self.site is None else Change(within=within)
+        done = torch.tensor(self.loops, device=device)[loop]
+        fronts = self.cone.go_on(row, done, first, n_pos - 1 - back, change)
+        *_, front = fronts
+        return self.cone.read(front, row, undisturbed).unflatten(0, (-1, batch))
