@@ -130,7 +130,7 @@ def patching_sweep(
         runs = [torch.stack([h for _, h in own.run(n_loops)]) for own in bound]
         ends = [own.read(run[-1], n_loops) for own, run in zip(bound, runs)]
         compared = Comparison(ends[0], ends[1], scored, metric)
-        cone = CausalCone(model, bound[0], runs[0], keep_keys=True)
+        cone = CausalCone(model, bound[0], runs[0], keep_keys=what.kind != "pattern")
         sweep = _Sweep(model, inputs, torch.stack(runs), cone, ends[0], chosen, compared, what)
         block = sweep.block(wanted)
         around = {} if what.per_loop else sweep.around()
@@ -195,8 +195,8 @@ class _Sweep:
         ):
             names = [self._name(section, None, k) for k in range(layers)]
             if names:
-                donors = self._donors(names, start, None if start else 0)
-                patched = [self._hooked(*one, start) for one in zip(names, donors)]
+                held = self._held(names, start, None if start else 0)
+                patched = [self._hooked(*one, start) for one in zip(names, held[:, 1:])]
                 found[section] = np.stack(patched, axis=1)
         return found
 
@@ -206,14 +206,14 @@ class _Sweep:
         return site(self.what.name, section=section, loop=loop, layer=layer, n_loops=n_loops)
 
     def _size(self) -> int:
-        """Numbers of one loop that both donors hold."""
+        """Numbers of one loop that are held of the run and both donors."""
         if self.what.name == STATE:
             return 1  # they are there in any case
         address = self.model.addresses(1).at[BLOCK, 0, None if self.what.per_loop else 0, self.what.full]
-        return 2 * math.prod(address.shape(self.model.config, *self.chosen.shape[1:]))
+        return 3 * math.prod(address.shape(self.model.config, *self.chosen.shape[1:]))
 
-    def _donors(self, names: list[str], start: int, stop: int | None) -> Tensor:
-        """Activations of the two donors [name, donor, batch, ...], of a part of their runs."""
+    def _held(self, names: list[str], start: int, stop: int | None) -> Tensor:
+        """Activations [name, run, batch, ...] of a part of the run, and of those of the donors."""
         caches = [
             self.model.run_with_cache(
                 inputs,
@@ -224,21 +224,22 @@ class _Sweep:
                 state=states[start] if start else None,
                 return_type="logits" if stop is None else "state",
             )[1]
-            for inputs, states in zip(self.inputs[1:], self.states[1:])
+            for inputs, states in zip(self.inputs, self.states)
         ]
         return torch.stack([torch.stack([cache[name] for cache in caches]) for name in names])
 
     def _site(self, loops: list[int], layer: int | None) -> np.ndarray:
         """Patches of one site [measure, loop, head, place]."""
         if self.what.name == STATE:
-            site, donors = None, self.states[1:, loops].transpose(0, 1)
+            site, held = None, self.states[:, loops].transpose(0, 1)
         else:
             site = self.what.full, (BLOCK, 0, layer)
             names = [self._name(BLOCK, t, layer) for t in loops]
-            donors = self._donors(names, min(loops), max(loops) + 1)
+            held = self._held(names, min(loops), max(loops) + 1)
         patches = SideBySide(
             cone=self.cone,
-            donors=donors,
+            own=held[:, 0],
+            donors=held[:, 1:],
             loops=loops,
             chosen=self.chosen,
             n_heads=self.model.config.n_heads if self.what.by_head else None,

@@ -4,16 +4,19 @@ Only what a change can reach is run again: the loops after it, and of the positi
 
 - the cone of w more positions a loop, where the next state of a position depends on a window of w
   positions to its left (:func:`loopinterp.models.reach`);
-- those from the change on, in a causal model of ours without a window: keys and values of the
-  positions before it are those of the undisturbed run;
+- those from the change on, in a causal model of ours without a window;
 - else all of them: of a foreign model without a window nothing is known but its four methods, and
   a step with ``local_step = False`` looks at the tokens, or at where they stand.
+
+In a model of ours keys and values of the positions before a change are those of the undisturbed
+run; in any other, as many positions before it are run again as a loop looks back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -21,6 +24,7 @@ from torch.nn.functional import pad
 
 from loopinterp.models.model_description import reach, said_of
 from loopinterp.models.positions import AttentionContext
+from loopinterp.models.windowed_attention import NEAR, attend_near
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -72,7 +76,8 @@ class CausalCone:
         iteration: The model, bound to the inputs of the runs.
         states: The states of the runs after 0 .. T loops.
         keep_keys: Run the undisturbed states once more and keep keys and values, where that spares
-            the positions before a change.
+            the positions before a change. Then no change may be one of scores or patterns within a
+            window.
     """
 
     def __init__(
@@ -85,7 +90,7 @@ class CausalCone:
     ) -> None:
         self.model, self.iteration, self.states = model, iteration, states
         self.reach = reach(model) if getattr(model, "local_step", True) else None
-        self._keys = self._undisturbed_keys() if keep_keys and self.reach is None else None
+        self._keys = self._undisturbed_keys() if keep_keys else None
         # Without a coda, our readout looks at one position at a time.
         self._reads_places = self.reach is not None or said_of(model, "n_coda") == 0
 
@@ -112,7 +117,7 @@ class CausalCone:
             start = torch.full_like(first, int(first.min()) if self._keys else 0)
             spread, growth = n_pos - int(start[0]), 0
         else:
-            start, growth = (first - self.reach).clamp(min=0), self.reach
+            start, growth = first if self._keys else (first - self.reach).clamp(min=0), self.reach
             spread = int((last - start).max()) + 1
         widest = min(spread + growth * (n_loops - earliest), n_pos - int(start.min()))
         places = start[:, None] + torch.arange(widest, device=start.device)
@@ -126,7 +131,10 @@ class CausalCone:
             width, begun = min(spread + growth * (t - earliest), widest), len(h)
             if begun:
                 part = slice(begun), slice(width)
-                if self.reach is not None:  # beside the cone stand the undisturbed states
+                if self.reach is not None and self._keys:  # right of the cone all is undisturbed
+                    right = slice(begun), slice(h.shape[1], width)
+                    h = torch.cat([h, self.states[t - 1, row[:begun, None], inside[right]]], dim=1)
+                elif self.reach is not None:  # and so it is left of it
                     around = self.states[t - 1, row[:begun, None], inside[part]]
                     held = reached[:begun, : h.shape[1]]
                     held = pad(held, (0, width - h.shape[1]))[..., None]
@@ -134,7 +142,7 @@ class CausalCone:
                 taps = None
                 if change.within is not None and new.start < new.stop:
                     taps = change.within(new, places[new, :width])
-                h = self._step(h, e[part], t - 1, row[:begun], int(start[0]), taps)
+                h = self._step(h, e[part], t - 1, row[:begun], inside[part], taps)
             new = slice(begun, begins[t])
             if new.start < new.stop:
                 fresh = self.states[t, row[new, None], inside[new, :width]]
@@ -159,26 +167,48 @@ class CausalCone:
         return self.iteration.readout(states)
 
     def _step(
-        self, h: Tensor, e: Tensor, loop: int, row: Tensor, start: int, taps: Taps | None
+        self, h: Tensor, e: Tensor, loop: int, row: Tensor, place: Tensor, taps: Taps | None
     ) -> Tensor:
         """One loop of the positions that are held."""
         listening = () if taps is None else (taps,)
+        if self.reach is not None and self._keys:
+            context = self._windowed(loop, row, place)
+            return self.iteration.advance(h, e, context, *listening)
         if self.reach is not None:
             return self.model.step(h, e, None, *listening) if listening else self.model.step(h, e)
         context = self.iteration.context
         context = None if context is None else context.select(row)
-        if self._keys is not None and start:
-            context = context.after(start, self.states.shape[2], like=h)
-            context = replace(context, remember=self._recall(loop, row, start))
+        start = h.shape[1] - self.states.shape[2]  # how many positions are not held, as -n
+        if self._keys and start:
+            context = context.after(-start, self.states.shape[2], like=h)
+            context = replace(context, remember=self._recall(loop, lambda x: x[row, :, :-start]))
         return self.iteration.advance(h, e, context, *listening)
 
-    def _recall(self, loop: int, row: Tensor, start: int) -> Callable[..., tuple[Tensor, Tensor]]:
-        """Puts the undisturbed keys and values of the positions before in front of those held."""
+    def _windowed(self, loop: int, row: Tensor, place: Tensor) -> AttentionContext:
+        """What attention is told of a cone: its own positions, and the window to its left."""
+        context, window = self.iteration.context, said_of(self.model, "attention_window")
+        before = place[:, :1] - torch.arange(window, 0, -1, device=place.device)
+        near = before.clamp(min=0)
+        if context.rotation is not None:
+            cos, sin = context.rotation
+            context = replace(context, rotation=(cos[place][:, None], sin[place][:, None]))
+        bias = None
+        if context.mask is not None:  # that of each distance is the same everywhere
+            last = context.mask[0, :, -1].flip(-1)
+            bias = last[:, : window + 1]
+        attend = partial(attend_near, window=window, bias=bias, first=place[:, 0])
+        recalled = self._recall(loop, lambda x: x[row[:, None], :, near].transpose(1, 2))
+        return replace(context, mask=None, is_causal=False, remember=recalled, attend=attend)
+
+    def _recall(
+        self, loop: int, of: Callable[[Tensor], Tensor]
+    ) -> Callable[..., tuple[Tensor, Tensor]]:
+        """Puts undisturbed keys and values of the positions before in front of those held."""
         assert self._keys is not None
         layers = iter(self._keys[loop])
 
         def remember(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-            before = (x[row, :, :start] for x in next(layers))
+            before = map(of, next(layers))
             k, v = (torch.cat(both, dim=2) for both in zip(before, (k, v)))
             return k, v
 
@@ -205,6 +235,9 @@ class CausalCone:
         if not isinstance(context, AttentionContext) or context.window is not None:
             return None
         if not said_of(self.model, "causal"):
+            return None
+        width = said_of(self.model, "attention_window")
+        if self.reach is not None and not 0 < (width or 0) <= min(NEAR, self.states.shape[2] - 1):
             return None
         kept: list[list[tuple[Tensor, Tensor]]] = []
         for h in self.states[:-1]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,8 +23,11 @@ if TYPE_CHECKING:
 class SideBySide:
     """Patches that differ in loop, donor, head and place, each made in every run of a batch.
 
+    Where a donor has what is there already, nothing is run.
+
     Attributes:
         cone: The runs that are patched, after as many loops as patches are counted from.
+        own: What is there without a patch, ``[loop, batch, ...]``.
         donors: What is put in, ``[loop, donor, batch, ...]``.
         loops: Loops done before each patch.
         chosen: Which positions of each run are patched at each place.
@@ -33,6 +37,7 @@ class SideBySide:
     """
 
     cone: CausalCone
+    own: Float[Tensor, "loop batch ..."]
     donors: Float[Tensor, "loop donor batch ..."]
     loops: list[int]
     chosen: Bool[Tensor, "place batch pos"]
@@ -69,12 +74,37 @@ class SideBySide:
         self, loop: Tensor, donor: Tensor, head: Tensor, place: Tensor, undisturbed: Tensor
     ) -> Tensor:
         """Logits of some patches, in the order of their loops."""
-        batch, device = self.chosen.shape[1], self.chosen.device
-        row = torch.arange(batch).repeat(len(loop)).to(device)
+        n_patches, batch, device = len(loop), self.chosen.shape[1], self.chosen.device
+        row = torch.arange(batch).repeat(n_patches).to(device)
         loop, donor, head, place = (
             x.repeat_interleave(batch).to(device) for x in (loop, donor, head, place)
         )
-        chosen = self.chosen[place, row]
+        changes = self._changes[loop, donor, row, :, head] & self.chosen[place, row]
+        found = undisturbed.repeat(n_patches, 1, 1)
+        if bool((live := changes.any(1)).any()):
+            which = (x[live] for x in (loop, donor, head, row))
+            found[live] = self._changed(*which, self.chosen[place, row][live], undisturbed)
+        return found.unflatten(0, (n_patches, batch))
+
+    @cached_property
+    def _changes(self) -> Bool[Tensor, "loop donor batch pos head"]:
+        """Where donors have something else than what is there."""
+        changes = (self.donors != self.own[:, None]).any(-1)
+        if self.attention:  # of a query
+            return changes.mT
+        return changes if self.n_heads is not None else changes[..., None]
+
+    def _changed(
+        self,
+        loop: Tensor,
+        donor: Tensor,
+        head: Tensor,
+        row: Tensor,
+        chosen: Bool[Tensor, "row pos"],
+        undisturbed: Tensor,
+    ) -> Float[Tensor, "row pos d_vocab_out"]:
+        """Logits of patched rows, in the order of their loops."""
+        device = chosen.device
         first, back = chosen.int().argmax(1), chosen.flip(1).int().argmax(1)
         n_pos = chosen.shape[1]
 
@@ -97,7 +127,8 @@ class SideBySide:
 
         def within(new: slice, places: Tensor) -> Taps:
             def changed(x: Tensor) -> Tensor:  # rows that begin are the last ones
-                return torch.cat([x[: new.start], put(new, places, x[new])])
+                patched = put(new, places, x[new])
+                return torch.cat([x[: new.start], patched]) if new.start else patched
 
             component, at = self.site or ("", ("", None, None))
             return Taps.one(at, ChangingTap(component, changed))
@@ -106,4 +137,4 @@ class SideBySide:
         done = torch.tensor(self.loops, device=device)[loop]
         fronts = self.cone.go_on(row, done, first, n_pos - 1 - back, change)
         *_, front = fronts
-        return self.cone.read(front, row, undisturbed).unflatten(0, (-1, batch))
+        return self.cone.read(front, row, undisturbed)
