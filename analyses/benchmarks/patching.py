@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from transformer_lens.patching import get_act_patch_resid_pre
 
-
 from analyses.benchmarks.timing import compare, parser, settle, show
 from loopinterp.circuits import patching_sweep
 from loopinterp.models import LoopedTransformer

@@ -33,7 +33,7 @@ from loopinterp.circuits.causal_cone import CausalCone
 from loopinterp.circuits.side_by_side_patches import SideBySide
 from loopinterp.errors import check_integer
 from loopinterp.models.looped_model import bind
-from loopinterp.models.model_description import describe_model
+from loopinterp.models.model_description import describe_model, reach
 from loopinterp.progress import track
 from loopinterp.results import study
 
@@ -130,7 +130,8 @@ def patching_sweep(
         runs = [torch.stack([h for _, h in own.run(n_loops)]) for own in bound]
         ends = [own.read(run[-1], n_loops) for own, run in zip(bound, runs)]
         compared = Comparison(ends[0], ends[1], scored, metric)
-        cone = CausalCone(model, bound[0], runs[0], keep_keys=what.kind != "pattern")
+        keep = what.kind != "pattern" or reach(model) is None
+        cone = CausalCone(model, bound[0], runs[0], keep_keys=keep)
         sweep = _Sweep(model, inputs, torch.stack(runs), cone, ends[0], chosen, compared, what)
         block = sweep.block(wanted)
         around = {} if what.per_loop else sweep.around()
@@ -209,7 +210,9 @@ class _Sweep:
         """Numbers of one loop that are held of the run and both donors."""
         if self.what.name == STATE:
             return 1  # they are there in any case
-        address = self.model.addresses(1).at[BLOCK, 0, None if self.what.per_loop else 0, self.what.full]
+        address = self.model.addresses(1).at[
+            BLOCK, 0, None if self.what.per_loop else 0, self.what.full
+        ]
         return 3 * math.prod(address.shape(self.model.config, *self.chosen.shape[1:]))
 
     def _held(self, names: list[str], start: int, stop: int | None) -> Tensor:
@@ -261,7 +264,9 @@ class _Sweep:
             mask = masks[part % len(masks)].flatten(0, 1)
             donor = donors[part // len(masks)].flatten(0, 1)
 
-            def put(activation: Tensor, hook: object, m: Tensor = mask, d: Tensor = donor) -> Tensor:
+            def put(
+                activation: Tensor, hook: object, m: Tensor = mask, d: Tensor = donor
+            ) -> Tensor:
                 return torch.where(m, d, activation)
 
             logits = self.model.run_with_hooks(

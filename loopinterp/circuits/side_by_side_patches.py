@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from loopinterp.circuits.causal_cone import CausalCone, Change
-from loopinterp.models.taps import ChangingTap, Taps
+from loopinterp.models.taps import Taps
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -113,10 +113,13 @@ class SideBySide:
             here = chosen[new].gather(1, inside) & (places < n_pos)
             each = loop[new, None], donor[new, None], row[new, None]
             if self.attention:
-                keys = inside if x.shape[-1] < n_pos else torch.arange(n_pos, device=device)[None]
+                square = x.shape[-1] == x.shape[-2]
+                keys = inside if square else torch.arange(n_pos, device=device)[None]
                 each = tuple(one[:, :, None] for one in each)
                 given = self.donors[(*each, slice(None), inside[:, :, None], keys[:, None])]
                 given, here = given.movedim(-1, 1), here[:, None, :, None]
+                if square:  # keys past the end are none
+                    here = here & (places < n_pos)[:, None, None]
             else:
                 given, here = self.donors[(*each, inside)], here[:, :, None]
                 here = here if self.n_heads is None else here[..., None]
@@ -131,7 +134,7 @@ class SideBySide:
                 return torch.cat([x[: new.start], patched]) if new.start else patched
 
             component, at = self.site or ("", ("", None, None))
-            return Taps.one(at, ChangingTap(component, changed))
+            return Taps.changing({at: {component: changed}})
 
         change = Change(state=put) if self.site is None else Change(within=within)
         done = torch.tensor(self.loops, device=device)[loop]

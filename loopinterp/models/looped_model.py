@@ -61,7 +61,7 @@ class Iteration(ShortRepr):
     Attributes:
         e: The injected input.
         h0: The state before the first loop.
-        advance: One loop, ``(h, e, context) -> h``; those of a ``LoopedTransformer`` also take taps.
+        advance: One loop, ``(h, e, context) -> h``; that of a ``LoopedTransformer`` takes taps too.
         readout: Logits read from a state.
         context: What a loop knows of the input beyond ``e``; its ``select`` gives that of some
             examples. None if there is nothing.

@@ -8,7 +8,7 @@ place afterwards, so a cache need not clone.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -45,21 +45,21 @@ SILENT = Tap()
 
 
 class ChangingTap(Tap):
-    """A tap that changes one activation, and neither copies nor keeps any.
+    """A tap that changes activations, and neither copies nor keeps any.
 
     Args:
-        component: Which one.
-        change: From what it is to what it becomes.
+        changes: From what an activation is to what it becomes, by component.
     """
 
-    def __init__(self, component: str, change: Callable[[Tensor], Tensor]) -> None:
-        self._component, self._change = component, change
+    def __init__(self, changes: Mapping[str, Callable[[Tensor], Tensor]]) -> None:
+        self._changes = changes
 
     def __call__(self, component: str, x: Tensor) -> Tensor:
-        return self._change(x) if component == self._component else x
+        change = self._changes.get(component)
+        return x if change is None else change(x)
 
     def listens(self, *components: str) -> bool:
-        return self._component in components
+        return any(c in self._changes for c in components)
 
     edits = listens
 
@@ -114,10 +114,10 @@ class Taps:
         self._taps.update(opened)
 
     @classmethod
-    def one(cls, place: Place, tap: Tap) -> Taps:
-        """A tap at one place, and none elsewhere."""
+    def changing(cls, changes: Mapping[Place, Mapping[str, Callable[[Tensor], Tensor]]]) -> Taps:
+        """Changes of activations, by place and component."""
         taps = cls()
-        taps._taps[place] = tap
+        taps._taps.update({place: ChangingTap(these) for place, these in changes.items()})
         return taps
 
     def at(self, section: str, loop: int | None = None, layer: int | None = None) -> Tap:
