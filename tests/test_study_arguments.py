@@ -59,7 +59,8 @@ NOT_OF_A_MODEL |= {"summarise_seeds", "run_sweep"}
 OF_OTHER_TASKS = {"operand_grid"}  # which draw operands of given lengths
 OF_GIVEN_PAIRS = {"patching_sweep"}
 OF_A_TASK = {"carry_study", "evaluate"}
-OF_ONE_LOOP = {"ablation_study", "attention_study", "evaluate", "patching_sweep", "probe_study", "worked_example"}
+OF_ONE_LOOP = {"attention_study", "evaluate", "patching_sweep", "probe_study", "worked_example"}
+OF_ONE_LOOP |= {"ablation_study"}
 OF_INPUTS_ALONE = {"attention_study", "probe_study", "patching_sweep"}
 
 

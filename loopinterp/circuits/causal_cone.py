@@ -68,6 +68,11 @@ class Change:
     within: Callable[[slice, Tensor], Taps] | None = None
 
 
+def growth_of(model: Any) -> int | None:
+    """Positions by which a cone grows in a loop; None where a part cannot be stepped by itself."""
+    return reach(model) if getattr(model, "local_step", True) else None
+
+
 class CausalCone:
     """Undisturbed runs of a model, and what becomes of changes in them.
 
@@ -89,7 +94,7 @@ class CausalCone:
         keep_keys: bool = False,
     ) -> None:
         self.model, self.iteration, self.states = model, iteration, states
-        self.reach = reach(model) if getattr(model, "local_step", True) else None
+        self.reach = growth_of(model)
         self._keys = self._undisturbed_keys() if keep_keys else None
         # Without a coda, our readout looks at one position at a time.
         self._reads_places = self.reach is not None or said_of(model, "n_coda") == 0
@@ -180,6 +185,7 @@ class CausalCone:
         context = None if context is None else context.select(row)
         start = h.shape[1] - self.states.shape[2]  # how many positions are not held, as -n
         if self._keys and start:
+            assert context is not None
             context = context.after(-start, self.states.shape[2], like=h)
             context = replace(context, remember=self._recall(loop, lambda x: x[row, :, :-start]))
         return self.iteration.advance(h, e, context, *listening)

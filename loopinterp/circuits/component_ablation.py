@@ -89,7 +89,7 @@ def ablation_study(
         mean_over: Means are over the examples of the batch, padding included: at the same
             ``position``, of the same input ``token`` at any position, or over ``all`` positions.
         n: Length of examples to draw.
-        batch_size: How many; 32 by default.
+        batch_size: How many; 64 by default.
         seed: Seed of the examples, of the pairing of ``resample``, and of the noise.
 
     Raises:
@@ -121,7 +121,7 @@ def ablation_study(
         for cell in track(list(np.ndindex(*shape)), "ablate"):
             part, kind, span, place, control = cell
             noise = generator if control else None
-            changes = _changes_of(parts[part], given[kinds[kind]], places[place], noise)
+            changes = _changes_of(parts[part], given[kinds[int(kind)]], places[place], noise)
             for name, values in runs.measure(spans[span][1], changes).items():
                 found[name][cell] = values
         measured = {name: _estimate(name, values) for name, values in found.items()}

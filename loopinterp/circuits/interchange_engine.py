@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loopinterp.circuits.causal_cone import CausalCone, Change
+from loopinterp.circuits.causal_cone import CausalCone, Change, growth_of
 from loopinterp.circuits.subspaces import check_orthonormal, project
 from loopinterp.errors import InputError
 from loopinterp.models import bind, device_of
@@ -93,6 +93,7 @@ class InterchangeRun(ShortRepr):
         own: State of the base at the positions of the exchange, at its loop.
         donor: State of the source there.
         natural: Answers of all inputs after 0 .. T loops, undisturbed.
+        reach: Positions that one loop can carry something to the right; None where all are run.
     """
 
     own: Float[Tensor, "pair site d_model"]
@@ -103,6 +104,7 @@ class InterchangeRun(ShortRepr):
     def __init__(self, model: LoopedModel | Any, pairs: InterchangePairs) -> None:
         _check_ranges(pairs)
         self.model, self.pairs = model, pairs.to(device_of(model))
+        self.reach = growth_of(model)
         self._cached: _Runs | None = None
         pairs, natural = self.pairs, []
         for first, runs in self._runs():

@@ -13,7 +13,7 @@ from loopinterp.circuits.causal_cone import CausalCone, Change
 from loopinterp.models.taps import Taps
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
+    from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
     from loopinterp.models.sites import Place
@@ -48,7 +48,8 @@ class SideBySide:
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """Loops, donors, heads and places."""
-        return *self.donors.shape[:2], self.n_heads or 1, len(self.chosen)
+        n_loops, n_donors, *_ = self.donors.shape
+        return n_loops, n_donors, self.n_heads or 1, len(self.chosen)
 
     def logits(
         self, undisturbed: Float[Tensor, "batch pos d_vocab_out"], at_a_time: int
@@ -68,22 +69,23 @@ class SideBySide:
         order = (by[0] * (int(by[1].max()) + 1) + by[1]).argsort(stable=True)
         for part in order.split(max(1, at_a_time // self.chosen.shape[1])):
             part = part[loop[part].argsort(stable=True)]
-            yield part, self._run(*patches[part].T, undisturbed)
+            yield part, self._run(patches[part], undisturbed)
 
     def _run(
-        self, loop: Tensor, donor: Tensor, head: Tensor, place: Tensor, undisturbed: Tensor
-    ) -> Tensor:
+        self, patches: Int[Tensor, "patch 4"], undisturbed: Tensor
+    ) -> Float[Tensor, "patch batch pos d_vocab_out"]:
         """Logits of some patches, in the order of their loops."""
-        n_patches, batch, device = len(loop), self.chosen.shape[1], self.chosen.device
+        n_patches, batch, device = len(patches), self.chosen.shape[1], self.chosen.device
         row = torch.arange(batch).repeat(n_patches).to(device)
         loop, donor, head, place = (
-            x.repeat_interleave(batch).to(device) for x in (loop, donor, head, place)
+            x.repeat_interleave(batch).to(device) for x in patches.unbind(1)
         )
         changes = self._changes[loop, donor, row, :, head] & self.chosen[place, row]
         found = undisturbed.repeat(n_patches, 1, 1)
         if bool((live := changes.any(1)).any()):
-            which = (x[live] for x in (loop, donor, head, row))
-            found[live] = self._changed(*which, self.chosen[place, row][live], undisturbed)
+            chosen = self.chosen[place, row][live]
+            loop, donor, head, row = (x[live] for x in (loop, donor, head, row))
+            found[live] = self._changed(loop, donor, head, row, chosen, undisturbed)
         return found.unflatten(0, (n_patches, batch))
 
     @cached_property

@@ -91,8 +91,10 @@ def check(model: LoopedTransformer, component: str, seed: int, positions: Any = 
     for cell in torch.randperm(cells.sizes["cell"], generator=generator)[:CELLS].tolist():
         one = cells.isel(cell=cell)
         loop, layer = int(one["loop"]), one["layer"].item()
-        at = {"loop": loop, "n_loops": LOOPS} | ({} if layer == "loop" else {"layer": layer})
-        name = model.site(component, **at)
+        name = model.site(
+            component, loop=loop, layer=None if layer == "loop" else layer, n_loops=LOOPS
+        )
+        assert isinstance(name, str)
         for donor, measure in ((source, "effect"), (other, "control_effect")):
             if (name, measure) not in names:
                 given = model.run_with_cache(donor, n_loops=LOOPS, names_filter=name)[1][name]
@@ -171,21 +173,23 @@ def test_a_changed_state_goes_on_as_the_plain_iteration(name):
 
 
 @torch.no_grad()
-def test_what_a_patch_cannot_reach_is_not_run():
+def test_what_a_patch_cannot_reach_is_not_run(monkeypatch):
     """Positions that are stepped, counted: the cone of one, and those from the patch on."""
     for name, expected in (("window of 1", 2 + 3 + 4), ("plain", 3 * (N_POS - 4))):
         model, stepped = configured(name), []
-        inputs = inputs_of(model)
-        bound = bind(model, inputs)
+        bound = bind(model, inputs_of(model))
         states = torch.stack([h for _, h in bound.run(LOOPS)])
-        cone = CausalCone(model, bound, states, keep_keys=True)
-        step = cone._step
-        cone._step = lambda h, *rest, step=step, to=stepped: (
-            to.append(h.shape[1]),
-            step(h, *rest),
-        )[1]
+        step = CausalCone._step
+
+        def counted(self, h, *rest, step=step, stepped=stepped):
+            stepped.append(h.shape[1])
+            return step(self, h, *rest)
+
         one, four = torch.tensor([1]), torch.tensor([4])
-        list(cone.go_on(one, one, four, four, Change(state=lambda new, place, h: h + 1)))
+        with monkeypatch.context() as patch:
+            patch.setattr(CausalCone, "_step", counted)
+            cone = CausalCone(model, bound, states, keep_keys=True)
+            list(cone.go_on(one, one, four, four, Change(state=lambda new, place, h: h + 1)))
         assert sum(stepped) == expected
 
 
@@ -225,6 +229,7 @@ def test_attention_distance_by_distance_is_that_under_the_mask(window):
         each = torch.arange(5)[:, None]
         k, v = (x[each, :, held.clamp(min=0)].transpose(1, 2) for x in (k, v))
         q = q[each, :, held[:, window:]].transpose(1, 2)
+        assert context.mask is not None
         bias = context.mask[0, :, -1].flip(-1)[:, : window + 1]
         found = attend_near(q, k, v, window=window, bias=bias, first=start)
         expected = whole[each, :, held[:, window:]].transpose(1, 2)

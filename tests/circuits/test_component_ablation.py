@@ -1,4 +1,4 @@
-"""Ablations against models whose weights are zeroed, against hooks, and where the circuit is known."""
+"""Ablations against models whose weights are zeroed, hooks, and circuits that are known."""
 
 from __future__ import annotations
 
@@ -69,7 +69,8 @@ def test_zero_is_the_untied_model_whose_weights_of_that_part_are_zero(part):
         deep = untied(model)
         with torch.no_grad():
             for loop in range(first, last + 1):
-                attn, mlp = deep.block[loop * 2 + layer].attn, deep.block[loop * 2 + layer].mlp
+                own: Any = deep.block[loop * 2 + layer]
+                attn, mlp = own.attn, own.mlp
                 if kind == "head":
                     width, head = attn.d_head, int(where.split(".")[1])
                     attn.out.weight[:, head * width : (head + 1) * width] = 0
