@@ -76,6 +76,7 @@ def ways(model: LoopedTransformer, bits: int) -> dict[str, Callable[[], Any]]:
 def main() -> None:
     cli = parser(__doc__, rounds=3)
     cli.add_argument("--bits", type=int, default=24)
+    cli.add_argument("--models", nargs="+", default=list(TARGETS), choices=list(TARGETS))
     options = cli.parse_args()
     settle(options)
     torch.set_grad_enabled(False)
@@ -86,6 +87,7 @@ def main() -> None:
             ways(model, options.bits), rounds=options.rounds, clock=options.clock, least=0
         )
         for title, model in models.items()
+        if title in options.models
     }
     show(tables, targets=TARGETS, path=options.json)
     for title, rows in tables.items():

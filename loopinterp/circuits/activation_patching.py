@@ -44,8 +44,11 @@ if TYPE_CHECKING:
     from loopinterp.models.sites import Index
     from loopinterp.tasks.task import Batch
 
-_AT_A_TIME = 1024
-"""Examples in one run of the model, over which patches are run side by side."""
+_AT_A_TIME = 128
+"""Examples in one run of the model, over which patches are run side by side.
+
+More of them at once stay in no cache, and those of a cone differ too much in what they need.
+"""
 
 _KEPT = 2**26
 """Numbers of donors that are kept at a time: 256 MiB."""

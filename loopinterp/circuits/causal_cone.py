@@ -215,7 +215,9 @@ class CausalCone:
 
         def remember(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
             before = map(of, next(layers))
-            k, v = (torch.cat(both, dim=2) for both in zip(before, (k, v)))
+            # In memory by position and then head, as attention has made them.
+            pairs = ([x.transpose(1, 2) for x in both] for both in zip(before, (k, v)))
+            k, v = (torch.cat(both, dim=1).transpose(1, 2) for both in pairs)
             return k, v
 
         return remember
