@@ -44,10 +44,10 @@ if TYPE_CHECKING:
     from loopinterp.models.sites import Index
     from loopinterp.tasks.task import Batch
 
-_AT_A_TIME = 128
+_AT_A_TIME = 256
 """Examples in one run of the model, over which patches are run side by side.
 
-More of them at once stay in no cache, and those of a cone differ too much in what they need.
+More of them at once stay in no cache.
 """
 
 _KEPT = 2**26

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -122,7 +122,7 @@ class CausalCone:
             start = torch.full_like(first, int(first.min()) if self._keys else 0)
             spread, growth = n_pos - int(start[0]), 0
         else:
-            start, growth = first if self._keys else (first - self.reach).clamp(min=0), self.reach
+            start, growth = (first - self.reach).clamp(min=0), self.reach
             spread = int((last - start).max()) + 1
         widest = min(spread + growth * (n_loops - earliest), n_pos - int(start.min()))
         places = start[:, None] + torch.arange(widest, device=start.device)
@@ -136,10 +136,7 @@ class CausalCone:
             width, begun = min(spread + growth * (t - earliest), widest), len(h)
             if begun:
                 part = slice(begun), slice(width)
-                if self.reach is not None and self._keys:  # right of the cone all is undisturbed
-                    right = slice(begun), slice(h.shape[1], width)
-                    h = torch.cat([h, self.states[t - 1, row[:begun, None], inside[right]]], dim=1)
-                elif self.reach is not None:  # and so it is left of it
+                if self.reach is not None:  # beside the cone stand the undisturbed states
                     around = self.states[t - 1, row[:begun, None], inside[part]]
                     held = reached[:begun, : h.shape[1]]
                     held = pad(held, (0, width - h.shape[1]))[..., None]
@@ -147,7 +144,7 @@ class CausalCone:
                 taps = None
                 if change.within is not None and new.start < new.stop:
                     taps = change.within(new, places[new, :width])
-                h = self._step(h, e[part], t - 1, row[:begun], inside[part], taps)
+                h = self._step(h, e[part], t - 1, row[:begun], taps)
             new = slice(begun, begins[t])
             if new.start < new.stop:
                 fresh = self.states[t, row[new, None], inside[new, :width]]
@@ -171,14 +168,9 @@ class CausalCone:
         states[there] = front.h[at]
         return self.iteration.readout(states)
 
-    def _step(
-        self, h: Tensor, e: Tensor, loop: int, row: Tensor, place: Tensor, taps: Taps | None
-    ) -> Tensor:
+    def _step(self, h: Tensor, e: Tensor, loop: int, row: Tensor, taps: Taps | None) -> Tensor:
         """One loop of the positions that are held."""
         listening = () if taps is None else (taps,)
-        if self.reach is not None and self._keys:
-            context = self._windowed(loop, row, place)
-            return self.iteration.advance(h, e, context, *listening)
         if self.reach is not None:
             return self.model.step(h, e, None, *listening) if listening else self.model.step(h, e)
         context = self.iteration.context
@@ -187,10 +179,54 @@ class CausalCone:
         if self._keys and start:
             assert context is not None
             context = context.after(-start, self.states.shape[2], like=h)
-            context = replace(context, remember=self._recall(loop, lambda x: x[row, :, :-start]))
+            layers = ([x[row, :, :-start] for x in both] for both in self._keys[loop])
+            context = replace(context, remember=_recalling(layers))
         return self.iteration.advance(h, e, context, *listening)
 
-    def _windowed(self, loop: int, row: Tensor, place: Tensor) -> AttentionContext:
+    def finish(
+        self,
+        row: Int[Tensor, " row"],
+        loop: Int[Tensor, " row"],
+        first: Int[Tensor, " row"],
+        last: Int[Tensor, " row"],
+        change: Change,
+    ) -> Front:
+        """The end of :meth:`go_on`.
+
+        Where keys are kept within a window, rows go on by how long ago they began and not by loop,
+        as all loops are one map: their cones are then equally wide.
+        """
+        if self.reach is None or not self._keys:
+            *_, front = self.go_on(row, loop, first, last, change)
+            return front
+        n_loops, n_pos = len(self.states) - 1, self.states.shape[2]
+        spread, most = int((last - first).max()) + 1, n_pos - int(first.min())
+        widest = min(spread + self.reach * (n_loops - int(loop[0])), most)
+        places = first[:, None] + torch.arange(widest, device=first.device)
+        inside, every = places.clamp(max=n_pos - 1), slice(len(row))
+        e = self.iteration.e[row[:, None], inside]
+        width = min(spread, widest)
+        h = self.states[loop[:, None], row[:, None], inside[:, :width]]
+        if change.state is not None:
+            h = change.state(every, places[:, :width], h)
+        ended = self.states.new_zeros(*places.shape, h.shape[-1])
+        for delay in range(n_loops - int(loop[0]) + 1):
+            n_going = int((loop + delay < n_loops).sum())
+            ended[n_going : len(h), :width] = h[n_going:]
+            if not n_going:
+                break
+            wider, going = min(width + self.reach, widest), slice(n_going)
+            at, base = loop[going, None] + delay, row[going, None]
+            h = torch.cat([h[going], self.states[at, base, inside[going, width:wider]]], dim=1)
+            width, part = wider, (going, slice(wider))
+            taps = ()
+            if change.within is not None and delay == 0:
+                taps = (change.within(going, places[part]),)
+            h = self.iteration.advance(h, e[part], self._windowed(at, base, inside[part]), *taps)
+        ends = (first + spread + self.reach * (n_loops - loop)).clamp(max=n_pos)
+        return Front(n_loops, places, places < ends[:, None], ended)
+
+    def _windowed(self, loop: Tensor, row: Tensor, place: Tensor) -> AttentionContext:
         """What attention is told of a cone: its own positions, and the window to its left."""
         context, window = self.iteration.context, said_of(self.model, "attention_window")
         before = place[:, :1] - torch.arange(window, 0, -1, device=place.device)
@@ -203,24 +239,14 @@ class CausalCone:
             last = context.mask[0, :, -1].flip(-1)
             bias = last[:, : window + 1]
         attend = partial(attend_near, window=window, bias=bias, first=place[:, 0])
-        recalled = self._recall(loop, lambda x: x[row[:, None], :, near].transpose(1, 2))
-        return replace(context, mask=None, is_causal=False, remember=recalled, attend=attend)
+        layers = ([x[loop, row, :, near].transpose(1, 2) for x in both] for both in self._by_layer)
+        recalling = _recalling(layers)
+        return replace(context, mask=None, is_causal=False, remember=recalling, attend=attend)
 
-    def _recall(
-        self, loop: int, of: Callable[[Tensor], Tensor]
-    ) -> Callable[..., tuple[Tensor, Tensor]]:
-        """Puts undisturbed keys and values of the positions before in front of those held."""
-        assert self._keys is not None
-        layers = iter(self._keys[loop])
-
-        def remember(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-            before = map(of, next(layers))
-            # In memory by position and then head, as attention has made them.
-            pairs = ([x.transpose(1, 2) for x in both] for both in zip(before, (k, v)))
-            k, v = (torch.cat(both, dim=1).transpose(1, 2) for both in pairs)
-            return k, v
-
-        return remember
+    @cached_property
+    def _by_layer(self) -> list[list[Tensor]]:
+        """Keys and values of each layer, ``[loop, input, head, pos, d_head]``."""
+        return [[torch.stack(x) for x in zip(*loops)] for loops in zip(*self._keys or [])]
 
     def _keys_of(self, h: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Keys and values of each layer in the loop that comes after some states."""
@@ -253,3 +279,15 @@ class CausalCone:
             if len(self.states) * sum(x.numel() for both in kept[0] for x in both) > _MOST_KEYS:
                 return None
         return kept
+
+
+def _recalling(before: Iterator[list[Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Puts keys and values of the positions before in front of those held, layer by layer."""
+
+    def remember(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        # In memory by position and then head, as attention has made them.
+        pairs = ([x.transpose(1, 2) for x in both] for both in zip(next(before), (k, v)))
+        k, v = (torch.cat(both, dim=1).transpose(1, 2) for both in pairs)
+        return k, v
+
+    return remember

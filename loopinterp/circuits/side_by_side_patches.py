@@ -56,8 +56,7 @@ class SideBySide:
     ) -> Iterator[tuple[Tensor, Float[Tensor, "patch batch pos d_vocab_out"]]]:
         """Numbers of some patches, counted in C order of :attr:`shape`, and logits of their runs.
 
-        Patches go on together that need about the same: of equal loops where a cone is run, and
-        elsewhere of nearly equal positions, whose loops may differ.
+        Patches of nearly equal positions go on together, whatever their loops.
 
         Args:
             undisturbed: Logits of the runs.
@@ -65,8 +64,7 @@ class SideBySide:
         """
         patches = torch.cartesian_prod(*map(torch.arange, self.shape))
         loop, place = patches[:, 0], patches[:, 3]
-        by = (loop, place) if self.cone.reach is not None else (place, loop)
-        order = (by[0] * (int(by[1].max()) + 1) + by[1]).argsort(stable=True)
+        order = (place * len(self.loops) + loop).argsort(stable=True)
         for part in order.split(max(1, at_a_time // self.chosen.shape[1])):
             part = part[loop[part].argsort(stable=True)]
             yield part, self._run(patches[part], undisturbed)
@@ -140,6 +138,5 @@ class SideBySide:
 
         change = Change(state=put) if self.site is None else Change(within=within)
         done = torch.tensor(self.loops, device=device)[loop]
-        fronts = self.cone.go_on(row, done, first, n_pos - 1 - back, change)
-        *_, front = fronts
+        front = self.cone.finish(row, done, first, n_pos - 1 - back, change)
         return self.cone.read(front, row, undisturbed)

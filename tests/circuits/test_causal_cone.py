@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -161,7 +162,7 @@ def test_a_changed_state_goes_on_as_the_plain_iteration(name):
     for keep_keys in (False, True):
         for kind in (model, *([WithVocabulary(model)] if model.config.token_input else [])):
             cone = CausalCone(kind, bind(kind, inputs), states, keep_keys=keep_keys)
-            *_, front = cone.go_on(row, loop, pos, pos, Change(state=put_in))
+            front = cone.finish(row, loop, pos, pos, Change(state=put_in))
             found = cone.read(front, row, bound.readout(states[-1]))
             for k in range(4):
                 one = bound.select(row[k : k + 1])
@@ -173,23 +174,21 @@ def test_a_changed_state_goes_on_as_the_plain_iteration(name):
 
 
 @torch.no_grad()
-def test_what_a_patch_cannot_reach_is_not_run(monkeypatch):
+def test_what_a_patch_cannot_reach_is_not_run():
     """Positions that are stepped, counted: the cone of one, and those from the patch on."""
     for name, expected in (("window of 1", 2 + 3 + 4), ("plain", 3 * (N_POS - 4))):
         model, stepped = configured(name), []
         bound = bind(model, inputs_of(model))
         states = torch.stack([h for _, h in bound.run(LOOPS)])
-        step = CausalCone._step
-
-        def counted(self, h, *rest, step=step, stepped=stepped):
-            stepped.append(h.shape[1])
-            return step(self, h, *rest)
-
         one, four = torch.tensor([1]), torch.tensor([4])
-        with monkeypatch.context() as patch:
-            patch.setattr(CausalCone, "_step", counted)
-            cone = CausalCone(model, bound, states, keep_keys=True)
-            list(cone.go_on(one, one, four, four, Change(state=lambda new, place, h: h + 1)))
+
+        def counted(h, *rest, advance=bound.advance, stepped=stepped):
+            stepped.append(h.shape[1])
+            return advance(h, *rest)
+
+        cone = CausalCone(model, bound, states, keep_keys=True)
+        cone.iteration = replace(bound, advance=counted)
+        cone.finish(one, one, four, four, Change(state=lambda new, place, h: h + 1))
         assert sum(stepped) == expected
 
 
@@ -198,13 +197,13 @@ def test_a_donor_that_has_the_same_is_not_run(monkeypatch):
     base, source = inputs_of(model), inputs_of(model, seed=1)
     source[:, 0] = base[:, 0]
     rows = []
-    go_on = CausalCone.go_on
+    finish = CausalCone.finish
 
     def counted(self: CausalCone, row: torch.Tensor, *rest: Any) -> Any:
         rows.append(len(row))
-        return go_on(self, row, *rest)
+        return finish(self, row, *rest)
 
-    monkeypatch.setattr(CausalCone, "go_on", counted)
+    monkeypatch.setattr(CausalCone, "finish", counted)
     found = patching_sweep(
         model, base, source, n_loops=1, component="state", loops=[0], positions="each", other=base
     )
