@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from loopinterp.models.sites import Index
     from loopinterp.tasks.task import Batch
 
-_AT_A_TIME = 256
+_AT_A_TIME = 128
 """Examples in one run of the model, over which patches are run side by side.
 
 More of them at once stay in no cache.

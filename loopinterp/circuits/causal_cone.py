@@ -179,7 +179,9 @@ class CausalCone:
         if self._keys and start:
             assert context is not None
             context = context.after(-start, self.states.shape[2], like=h)
-            layers = ([x[row, :, :-start] for x in both] for both in self._keys[loop])
+            layers = (
+                [x[:, :-start].index_select(0, row) for x in both] for both in self._keys[loop]
+            )
             context = replace(context, remember=_recalling(layers))
         return self.iteration.advance(h, e, context, *listening)
 
@@ -239,21 +241,21 @@ class CausalCone:
             last = context.mask[0, :, -1].flip(-1)
             bias = last[:, : window + 1]
         attend = partial(attend_near, window=window, bias=bias, first=place[:, 0])
-        layers = ([x[loop, row, :, near].transpose(1, 2) for x in both] for both in self._by_layer)
+        layers = ([x[loop, row, near] for x in both] for both in self._by_layer)
         recalling = _recalling(layers)
         return replace(context, mask=None, is_causal=False, remember=recalling, attend=attend)
 
     @cached_property
     def _by_layer(self) -> list[list[Tensor]]:
-        """Keys and values of each layer, ``[loop, input, head, pos, d_head]``."""
+        """Keys and values of each layer, ``[loop, input, pos, head, d_head]``."""
         return [[torch.stack(x) for x in zip(*loops)] for loops in zip(*self._keys or [])]
 
     def _keys_of(self, h: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values of each layer in the loop that comes after some states."""
+        """Keys and values ``[input, pos, head, d_head]`` of each layer in the loop after states."""
         kept: list[tuple[Tensor, Tensor]] = []
 
         def remember(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-            kept.append((k, v))
+            kept.append((k.transpose(1, 2).contiguous(), v.transpose(1, 2).contiguous()))
             return k, v
 
         own = self.iteration
@@ -286,7 +288,7 @@ def _recalling(before: Iterator[list[Tensor]]) -> Callable[..., tuple[Tensor, Te
 
     def remember(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         # In memory by position and then head, as attention has made them.
-        pairs = ([x.transpose(1, 2) for x in both] for both in zip(next(before), (k, v)))
+        pairs = zip(next(before), (k.transpose(1, 2), v.transpose(1, 2)))
         k, v = (torch.cat(both, dim=1).transpose(1, 2) for both in pairs)
         return k, v
 

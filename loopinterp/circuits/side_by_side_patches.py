@@ -60,12 +60,14 @@ class SideBySide:
 
         Args:
             undisturbed: Logits of the runs.
-            at_a_time: Rows that are run together, at least one patch of all runs.
+            at_a_time: Rows that are run together, at least one patch of all runs; of cones more.
         """
         patches = torch.cartesian_prod(*map(torch.arange, self.shape))
         loop, place = patches[:, 0], patches[:, 3]
         order = (place * len(self.loops) + loop).argsort(stable=True)
-        for part in order.split(max(1, at_a_time // self.chosen.shape[1])):
+        # A cone holds a third of the positions or so that have to be held without one.
+        rows = at_a_time if self.cone.reach is None else 3 * at_a_time
+        for part in order.split(max(1, rows // self.chosen.shape[1])):
             part = part[loop[part].argsort(stable=True)]
             yield part, self._run(patches[part], undisturbed)
 
