@@ -33,9 +33,9 @@ def _(result: AblationStudy) -> list[Finding]:
     where = f"at {when}" if when.startswith("all") else f"in {when}"
     text = (
         f"Of {n} parts ablated {where}{' at some one position' if at_one else ''}, "
-        f"{_spell(needed)} needed: fewer examples are right without them than with noise of the "
-        f"same norm in them, whether they are {_kinds(result)}. "
-        f"{_spell(idle)} without effect on the answer of any of {result.n_examples} examples. "
+        f"{_spell(needed)} shown to be needed: that takes fewer right examples than with noise of "
+        f"the same norm in the part, whether it is {_kinds(result)}. "
+        f"Of the parts, {_spell(idle)} without effect on the answer of any of {result.n_examples} examples. "
         f"Undisturbed, {percent(result.reference().sel(estimate='value'))} are right."
     )
     return [Finding(text, value=f"{len(needed)} of {n}")]
@@ -55,7 +55,7 @@ def _spell(parts: list[str]) -> str:
 
 
 def _kinds(result: AblationStudy) -> str:
-    means = {"position": "at their position", "token": "of their token", "all": "of all positions"}
+    means = {"position": "at its position", "token": "of its token", "all": "of all positions"}
     words = {
         "zero": "set to zero",
         "mean": f"set to the mean {means[result.mean_over]} in that loop",
