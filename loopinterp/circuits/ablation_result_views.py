@@ -35,7 +35,8 @@ def _(result: AblationStudy) -> list[Finding]:
         f"Of {n} parts ablated {where}{' at some one position' if at_one else ''}, "
         f"{_spell(needed)} shown to be needed: that takes fewer right examples than with noise of "
         f"the same norm in the part, whether it is {_kinds(result)}. "
-        f"Of the parts, {_spell(idle)} without effect on the answer of any of {result.n_examples} examples. "
+        f"Of the parts, {_spell(idle)} without effect on the answer of any of "
+        f"{result.n_examples} examples. "
         f"Undisturbed, {percent(result.reference().sel(estimate='value'))} are right."
     )
     return [Finding(text, value=f"{len(needed)} of {n}")]
