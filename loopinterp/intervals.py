@@ -51,6 +51,21 @@ def wilson_estimate(
     return np.stack([share, np.clip(low, 0, share), np.clip(high, share, 1)], axis=-1)
 
 
+def mean_estimate(values: ArrayLike) -> np.ndarray:
+    """The mean over the last axis with its 95% interval, as an estimate [..., (value, low, high)].
+
+    ``m -+ 1.96 s / sqrt(n)`` with the standard deviation s of the n values; of one, NaN ends.
+
+    Example:
+        >>> mean_estimate([1.0, 2.0, 3.0]).round(2).tolist()
+        [2.0, 0.87, 3.13]
+    """
+    values = np.asarray(values, dtype=float)
+    middle, n = values.mean(-1), values.shape[-1]
+    half = 1.959964 * values.std(-1, ddof=1) / n**0.5 if n > 1 else np.full_like(middle, np.nan)
+    return np.stack([middle, middle - half, middle + half], axis=-1)
+
+
 def wilson_of(successes: xr.DataArray, trials: xr.DataArray | int) -> xr.DataArray:
     """:func:`wilson_estimate` along named axes, to which it adds that of estimates."""
     import xarray as xr

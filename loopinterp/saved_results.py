@@ -21,6 +21,7 @@ CONFIG = "config.json"
 """The file that makes a folder a run."""
 
 KINDS = {
+    "ablation": "loopinterp.circuits.ablation_result",
     "activation-patching": "loopinterp.circuits.activation_patching_result",
     "attention": "loopinterp.lenses.attention_by_loop",
     "attention-stabilisation": "loopinterp.dynamics.attention_stabilisation",

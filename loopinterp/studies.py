@@ -281,6 +281,19 @@ def _heads(model: StudiedModel) -> Result:
     return circuits.head_study(model.model, batch, model.programs(), seed=model.seed)
 
 
+@_study("ablation", "which heads and MLPs are needed, and when?", hooks=True, loops=False)
+def _ablation(model: StudiedModel) -> Result:
+    from loopinterp.study_examples import fit_to_model
+
+    batch = model.sample(model.length(model.cutoff), 64)
+    last = int(fit_to_model(model.model, batch).n_loops.max()) - 1
+    some = sorted({last * k // 4 for k in range(5)})
+    when = ("all", "one") if last else ("all",)
+    return circuits.ablation_study(
+        model.model, batch, when=when, loops=some if last else None, seed=model.seed
+    )
+
+
 @_study("attention", "where does each head look at each loop?", hooks=True, loops=False)
 def _attention(model: StudiedModel) -> Result:
     batch = model.sample(model.length(2 * model.cutoff), 64)

@@ -1,7 +1,9 @@
+from .ablation_result import AblationStudy as AblationStudy
 from .activation_patching import patching_sweep as patching_sweep
 from .activation_patching_result import PatchingSweep as PatchingSweep
 from .carry_front_pairs import CarryFrontPairs as CarryFrontPairs
 from .comparison_evidence import Evidence as Evidence
+from .component_ablation import ablation_study as ablation_study
 from .decompiler import Decompiled as Decompiled
 from .decompiler import decompile as decompile
 from .head_matching import HeadMatch as HeadMatch

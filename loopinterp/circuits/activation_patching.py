@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from einops import rearrange, repeat
+from einops import rearrange
 
 from loopinterp.circuits.activation_patching_inputs import (
     Comparison,
@@ -28,10 +29,11 @@ from loopinterp.circuits.activation_patching_result import (
     STATE,
     PatchingSweep,
 )
+from loopinterp.circuits.causal_cone import CausalCone
+from loopinterp.circuits.side_by_side_patches import SideBySide
 from loopinterp.errors import check_integer
-from loopinterp.models.iteration import iterate
 from loopinterp.models.looped_model import bind
-from loopinterp.models.model_description import describe_model
+from loopinterp.models.model_description import describe_model, reach
 from loopinterp.progress import track
 from loopinterp.results import study
 
@@ -42,8 +44,14 @@ if TYPE_CHECKING:
     from loopinterp.models.sites import Index
     from loopinterp.tasks.task import Batch
 
-_AT_A_TIME = 1024
-"""Examples in one run of the model, over which patches are run side by side."""
+_AT_A_TIME = 128
+"""Examples in one run of the model, over which patches are run side by side.
+
+More of them at once stay in no cache.
+"""
+
+_KEPT = 2**26
+"""Numbers of donors that are kept at a time: 256 MiB."""
 
 
 @torch.no_grad()
@@ -73,7 +81,8 @@ def patching_sweep(
 
     where M is the metric: by default the logit of the source's answer less that of the base's,
     mean over P. The control is the same patch out of the run of a third input: how much of this
-    any disturbance does. Loops before the patch are not run again.
+    any disturbance does. What a patch cannot change is not run again: loops before it, and
+    positions that it does not reach (:mod:`loopinterp.circuits.causal_cone`).
 
     Args:
         model: A ``LoopedTransformer``; for ``state``, any looped model.
@@ -118,12 +127,16 @@ def patching_sweep(
     about = {"study": "patching", "component": what.name, "n_loops": n_loops}
     with study(seed, **about, model=describe_model(model), n_examples=len(base)) as watch:
         inputs = (base, source, third)
-        bound = [bind(model, x) for x in inputs]
+        # Patterns are those of all pairs of positions.
+        whole = {} if of_state else {"whole": True}
+        bound = [model.bind(x, **whole) if whole else bind(model, x) for x in inputs]
         runs = [torch.stack([h for _, h in own.run(n_loops)]) for own in bound]
         ends = [own.read(run[-1], n_loops) for own, run in zip(bound, runs)]
         compared = Comparison(ends[0], ends[1], scored, metric)
-        sweep = _Sweep(model, inputs, torch.stack(runs), chosen, compared, n_loops, what)
-        block = sweep.states_after(wanted) if of_state else sweep.block(wanted)
+        keep = what.kind != "pattern" or reach(model) is None
+        cone = CausalCone(model, bound[0], runs[0], keep_keys=keep)
+        sweep = _Sweep(model, inputs, torch.stack(runs), cone, ends[0], chosen, compared, what)
+        block = sweep.block(wanted)
         around = {} if what.per_loop else sweep.around()
         return PatchingSweep.of(
             watch,
@@ -153,94 +166,122 @@ class _Sweep:
         model: The model.
         inputs: Those of the run that is patched, of the source, and the control's third ones.
         states: The states of their runs [input, loop, batch, pos, d_model].
+        cone: The runs that are patched.
+        logits: What is read at their end.
         chosen: Where each patch is made.
         compared: Scores a patched run.
-        n_loops: Loops of a run.
         what: What is patched.
     """
 
     model: Any
     inputs: tuple[Tensor, Tensor, Tensor]
     states: Tensor
+    cone: CausalCone
+    logits: Float[Tensor, "batch pos d_vocab_out"]
     chosen: Bool[Tensor, "place batch pos"]
     compared: Comparison
-    n_loops: int
     what: Patched
 
-    def states_after(self, wanted: list[int]) -> np.ndarray:
-        """Patches of the state [measure, loop, 1, 1, place]."""
-        found = [self._patch(None, t, self.states[1:, t]) for t in wanted]
-        return np.stack(found, axis=1)[:, :, None]
-
     def block(self, wanted: list[int]) -> np.ndarray:
-        """Patches inside the loop [measure, loop, layer, head, place]."""
-        return np.stack([self._patches(BLOCK, t, t + 1) for t in wanted], axis=1)
+        """Patches of the state, or inside the loop [measure, loop, layer, head, place]."""
+        layers = [None] if self.what.per_loop else range(self.model.config.n_layers)
+        at_a_time = max(1, _KEPT // self._size())
+        parts = [wanted[k : k + at_a_time] for k in range(0, len(wanted), at_a_time)]
+        found = [np.stack([self._site(some, k) for k in layers], axis=2) for some in parts]
+        return np.concatenate(found, axis=1)
 
     def around(self) -> dict[str, np.ndarray]:
         """Patches before and after the loop [measure, layer, head, place], where there are any."""
-        found = {}
-        if self.model.config.n_prelude:
-            found[PRELUDE] = self._patches(PRELUDE, None, 0)
-        if self.model.config.n_coda:
-            found[CODA] = self._patches(CODA, self.n_loops, None)
+        n_loops, found = self.states.shape[1] - 1, {}
+        for section, start, layers in (
+            (PRELUDE, 0, self.model.config.n_prelude),
+            (CODA, n_loops, self.model.config.n_coda),
+        ):
+            names = [self._name(section, None, k) for k in range(layers)]
+            if names:
+                held = self._held(names, start, None if start else 0)
+                patched = [self._hooked(*one, start) for one in zip(names, held[:, 1:])]
+                found[section] = np.stack(patched, axis=1)
         return found
 
-    def _patches(self, section: str, start: int | None, stop: int | None) -> np.ndarray:
-        """Every patch in the layers of a section [measure, layer, head, place].
+    def _name(self, section: str, loop: int | None, layer: int | None) -> str:
+        n_loops = self.states.shape[1] - 1
+        site = self.model.site
+        return site(self.what.name, section=section, loop=loop, layer=layer, n_loops=n_loops)
 
-        Args:
-            section: The prelude, the coda, or the block at loop ``start``.
-            start: First loop that has to be run; None to start from the input.
-            stop: The loop before which all layers have run; None for the readout.
-        """
-        found = self.model.site(
-            self.what.name,
-            section=section,
-            loop=start if section == BLOCK else None,
-            layer=None if self.what.per_loop else slice(None),
-            n_loops=self.n_loops,
-        )
-        names = [found] if isinstance(found, str) else found
+    def _size(self) -> int:
+        """Numbers of one loop that are held of the run and both donors."""
+        if self.what.name == STATE:
+            return 1  # they are there in any case
+        address = self.model.addresses(1).at[
+            BLOCK, 0, None if self.what.per_loop else 0, self.what.full
+        ]
+        return 3 * math.prod(address.shape(self.model.config, *self.chosen.shape[1:]))
+
+    def _held(self, names: list[str], start: int, stop: int | None) -> Tensor:
+        """Activations [name, run, batch, ...] of a part of the run, and of those of the donors."""
         caches = [
             self.model.run_with_cache(
                 inputs,
-                n_loops=self.n_loops,
+                n_loops=self.states.shape[1] - 1,
                 names_filter=names,
-                start_at_loop=start or 0,
+                start_at_loop=start,
                 stop_at_loop=stop,
-                state=None if start is None else states[start],
+                state=states[start] if start else None,
                 return_type="logits" if stop is None else "state",
             )[1]
-            for inputs, states in zip(self.inputs[1:], self.states[1:])
+            for inputs, states in zip(self.inputs, self.states)
         ]
-        patched = [
-            self._patch(name, start, torch.stack([cache[name] for cache in caches]))
-            for name in names
-        ]
-        return np.stack(patched, axis=1)
+        return torch.stack([torch.stack([cache[name] for cache in caches]) for name in names])
 
-    def _patch(self, name: str | None, start: int | None, donors: Tensor) -> np.ndarray:
-        """Every patch at one site [measure, head, place].
+    def _site(self, loops: list[int], layer: int | None) -> np.ndarray:
+        """Patches of one site [measure, loop, head, place]."""
+        if self.what.name == STATE:
+            site, held = None, self.states[:, loops].transpose(0, 1)
+        else:
+            site = self.what.full, (BLOCK, 0, layer)
+            names = [self._name(BLOCK, t, layer) for t in loops]
+            held = self._held(names, min(loops), max(loops) + 1)
+        patches = SideBySide(
+            cone=self.cone,
+            own=held[:, 0],
+            donors=held[:, 1:],
+            loops=loops,
+            chosen=self.chosen,
+            n_heads=self.model.config.n_heads if self.what.by_head else None,
+            site=site,
+            attention=self.what.kind == "pattern",
+        )
+        found = np.empty((math.prod(patches.shape), 2))
+        for some, logits in track(patches.logits(self.logits, _AT_A_TIME), "patch"):
+            found[some.numpy()] = self.compared.scores(logits)
+        axes = "loop donor head place measure -> (donor measure) loop head place"
+        return rearrange(found.reshape(*patches.shape, 2), axes)
 
-        Args:
-            name: The hook; None for the state that the run starts from.
-            start: First loop that has to be run again; None to start from the input.
-            donors: Activations of the two donors [donor, batch, ...].
-        """
-        masks = self._masks()
-        scores: list[tuple[float, float]] = []
+    def _hooked(self, name: str, donors: Tensor, start: int) -> np.ndarray:
+        """Patches of a layer before the loop or after it [measure, head, place], run in full."""
+        masks, n_loops = self._masks(), self.states.shape[1] - 1
+        found = []
         parts = torch.arange(2 * len(masks)).split(max(1, _AT_A_TIME // len(self.inputs[0])))
         for part in track(parts, "patch"):
             mask = masks[part % len(masks)].flatten(0, 1)
             donor = donors[part // len(masks)].flatten(0, 1)
-            logits = self._run(name, start, mask, donor, len(part))
-            scores += [self.compared.score(one) for one in logits.chunk(len(part))]
-        return rearrange(
-            np.array(scores),
-            "(donor head place) measure -> (donor measure) head place",
-            donor=2,
-            place=len(self.chosen),
-        )
+
+            def put(
+                activation: Tensor, hook: object, m: Tensor = mask, d: Tensor = donor
+            ) -> Tensor:
+                return torch.where(m, d, activation)
+
+            logits = self.model.run_with_hooks(
+                self.inputs[0].repeat(len(part), *[1] * (self.inputs[0].ndim - 1)),
+                n_loops=n_loops,
+                start_at_loop=start,
+                state=self.states[0, start].repeat(len(part), 1, 1) if start else None,
+                fwd_hooks=[(name, put)],
+            )
+            found.append(self.compared.scores(logits.unflatten(0, (len(part), -1))))
+        axes = "(donor head place) measure -> (donor measure) head place"
+        return rearrange(np.concatenate(found), axes, donor=2, place=len(self.chosen))
 
     def _masks(self) -> Bool[Tensor, "patch batch pos ..."]:
         """What each patch replaces; heads in order, and positions of each head."""
@@ -251,28 +292,3 @@ class _Sweep:
         masks = self.chosen[..., None] & head[:, None, None, None]  # [patched, place, …, pos, head]
         masks = masks.mT if self.what.kind == "pattern" else masks
         return masks.flatten(0, 1)[..., None]
-
-    def _run(
-        self, name: str | None, start: int | None, mask: Tensor, donor: Tensor, copies: int
-    ) -> Float[Tensor, "row pos d_vocab_out"]:
-        """Logits of as many copies of the base's run, each with its patch."""
-
-        def put(activation: Tensor, hook: object = None) -> Tensor:
-            return torch.where(mask, donor, activation)
-
-        def copied(x: Tensor) -> Tensor:
-            return repeat(x, "batch ... -> (copy batch) ...", copy=copies)
-
-        inputs, state = copied(self.inputs[0]), None
-        if start is not None:
-            state = copied(self.states[0, start])
-            if name is None:
-                *_, (_, last) = iterate(self.model, inputs, self.n_loops - start, state=put(state))
-                return self.model.readout(last)
-        return self.model.run_with_hooks(
-            inputs,
-            n_loops=self.n_loops,
-            start_at_loop=start or 0,
-            state=state,
-            fwd_hooks=[(name, put)],
-        )

@@ -16,6 +16,7 @@ from loopinterp.study_examples import examples_for, fit_to_model, inputs_and_loo
 from loopinterp.tasks.task import IGNORE, Batch, inputs_of
 
 if TYPE_CHECKING:
+    import numpy as np
     from jaxtyping import Bool, Float
     from torch import Tensor
 
@@ -87,19 +88,29 @@ class Comparison:
             return "logit difference"
         return getattr(self._metric, "__name__", type(self._metric).__name__)
 
-    def score(self, logits: Float[Tensor, "batch pos d_vocab_out"]) -> tuple[float, float]:
-        """Share of answers that are the source's, and the metric between base and source."""
-        taken = (logits.argmax(-1) == self._source)[self.differ]
-        effect = (self._measure(logits) - self.at_base) / (self.at_source - self.at_base)
-        return float(taken.double().mean()), effect
+    def scores(self, logits: Float[Tensor, "patch batch pos d_vocab_out"]) -> np.ndarray:
+        """Share of answers that are the source's, and the metric between base and source, of each.
+
+        Returns:
+            ``[patch, 2]``.
+        """
+        source = self._source[self.differ]
+        taken = (logits[:, self.differ].argmax(-1) == source).double().mean(1)
+        measured = self._measured(logits)
+        effect = (measured - self.at_base) / (self.at_source - self.at_base)
+        return torch.stack([taken, effect.to(taken)], -1).cpu().numpy()
 
     def _measure(self, logits: Float[Tensor, "batch pos d_vocab_out"]) -> float:
         """The metric of a run."""
+        return float(self._measured(logits[None])[0])
+
+    def _measured(self, logits: Float[Tensor, "patch batch pos d_vocab_out"]) -> Tensor:
         if self._metric is not None:
-            return float(torch.as_tensor(self._metric(logits)).double().mean())
-        both = torch.stack([self._source, self._base], -1)[self.differ]
-        pair = logits[self.differ].gather(-1, both).double()
-        return float((pair[:, 0] - pair[:, 1]).mean())
+            return torch.stack([torch.as_tensor(self._metric(x)).double().mean() for x in logits])
+        counted = logits[:, self.differ]
+        to, of = (x[self.differ].expand(len(logits), -1) for x in (self._source, self._base))
+        to, of = (counted.gather(-1, x[..., None])[..., 0].double() for x in (to, of))
+        return (to - of).mean(1)
 
 
 @dataclass(frozen=True)
@@ -108,11 +119,13 @@ class Patched:
 
     Attributes:
         name: Its short name.
+        full: Its name inside a layer or a loop.
         kind: What tensor it is, as :class:`~loopinterp.models.sites.Address` has it.
         per_loop: Whether it happens once per loop, and not in a layer.
     """
 
     name: str
+    full: str
     kind: str
     per_loop: bool
 
@@ -134,14 +147,14 @@ def patched_component(model: LoopedTransformer, component: str) -> Patched:
         InputError: If there is none.
     """
     if component == STATE:
-        return Patched(STATE, "residual", per_loop=True)
+        return Patched(STATE, STATE, "residual", per_loop=True)
     book = model.addresses()
     shorts = {book.short(full): full for full in book.components}
     try:
         full = book.component(component)
     except HookError:
         raise unknown_name("component", component, [*shorts, STATE]) from None
-    return Patched(book.short(full), book.kinds[full], full in book.per_loop)
+    return Patched(book.short(full), full, book.kinds[full], full in book.per_loop)
 
 
 def given_pairs(

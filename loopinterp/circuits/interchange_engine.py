@@ -1,9 +1,7 @@
-"""The one place where a looped model goes on from a changed state.
+"""Exchanges of a state between runs, and the answers after them, loop by loop.
 
-On the four methods of the protocol alone. Only what an exchange can reach is run again: the loops
-after it, and where the next state of a position depends on a window of w positions to its left
-(:func:`loopinterp.models.reach`), the cone of w more positions a loop; all positions where the
-model says ``local_step = False``, as its step looks at the tokens or at where they stand.
+On the four methods of the protocol alone. What an exchange can reach is run again, and nothing
+else (:mod:`loopinterp.circuits.causal_cone`).
 """
 
 from __future__ import annotations
@@ -14,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from loopinterp.circuits.causal_cone import CausalCone, Change, growth_of
 from loopinterp.circuits.subspaces import check_orthonormal, project
 from loopinterp.errors import InputError
-from loopinterp.models import bind, device_of, iterate, reach
+from loopinterp.models import bind, device_of
 from loopinterp.progress import track
 from loopinterp.short_repr import ShortRepr
 
@@ -76,8 +75,8 @@ def answers_by_loop(
     return torch.stack(read).long()  # classes as torch's indexing wants them
 
 
-_Runs = tuple[int, "Float[Tensor, 'loops input pos d_model']"]
-"""The first of some inputs, and the states h_0 .. h_T of their runs without an intervention."""
+_Runs = tuple[int, CausalCone]
+"""The first of some inputs, and their runs h_0 .. h_T without an intervention."""
 
 
 class InterchangeRun(ShortRepr):
@@ -105,17 +104,17 @@ class InterchangeRun(ShortRepr):
     def __init__(self, model: LoopedModel | Any, pairs: InterchangePairs) -> None:
         _check_ranges(pairs)
         self.model, self.pairs = model, pairs.to(device_of(model))
-        self.reach = reach(model) if getattr(model, "local_step", True) else None
+        self.reach = growth_of(model)
         self._cached: _Runs | None = None
         pairs, natural = self.pairs, []
-        for first, states in self._runs():
+        for first, runs in self._runs():
+            states = runs.states
             if not natural:
                 shape = (*pairs.positions.shape, states.shape[-1])
                 self.own, self.donor = (states.new_empty(shape) for _ in range(2))
             _fill(self.own, first, states, pairs.base, pairs.loop, pairs.positions)
             _fill(self.donor, first, states, pairs.source, pairs.source_loop, pairs.positions)
-            bound = bind(model, pairs.inputs[first : first + states.shape[1]])
-            read = [answer(bound.read(state, loop)) for loop, state in enumerate(states)]
+            read = [answer(runs.iteration.read(state, t)) for t, state in enumerate(states)]
             natural.append(torch.stack(read))
         self.natural = torch.cat(natural, dim=1)
 
@@ -172,15 +171,15 @@ class InterchangeRun(ShortRepr):
         """
         kinds = state[None] if state.ndim == self.own.ndim else state.flatten(0, -4)
         read = self.base.repeat(len(kinds), 1, 1, 1)
-        for first, states in self._runs():
+        for first, runs in self._runs():
             base = self.pairs.base - first
-            here = ((base >= 0) & (base < states.shape[1])).nonzero().squeeze(1)
+            here = ((base >= 0) & (base < runs.states.shape[1])).nonzero().squeeze(1)
             if not len(here):
                 continue
             in_order = here[self.pairs.loop[here].argsort(stable=True)]
             for rows in track(in_order.split(_AT_A_TIME), "exchange"):
                 for put_in, found in zip(kinds, read):
-                    self._go_on(rows, put_in[rows], states, base[rows], found)
+                    self._go_on(runs, rows, base[rows], put_in[rows], found)
         return read.reshape(*state.shape[:-3], *self.base.shape)
 
     @torch.no_grad()
@@ -188,8 +187,8 @@ class InterchangeRun(ShortRepr):
         """The base's undisturbed state at some positions, at the loop of the exchange."""
         pairs = self.pairs
         found = self.own.new_empty(*places.shape, self.own.shape[-1])
-        for first, states in self._runs():
-            _fill(found, first, states, pairs.base, pairs.loop, places)
+        for first, runs in self._runs():
+            _fill(found, first, runs.states, pairs.base, pairs.loop, places)
         return found
 
     @property
@@ -207,59 +206,30 @@ class InterchangeRun(ShortRepr):
         at_a_time = max(_KEPT // ((n_loops + 1) * inputs.shape[1] * width), 1)
         for first in range(0, len(inputs), at_a_time):
             some = inputs[first : first + at_a_time]
-            run = first, torch.stack([h for _, h in iterate(self.model, some, n_loops)])
+            bound = bind(self.model, some)
+            states = torch.stack([h for _, h in bound.run(n_loops)])
+            run = first, CausalCone(self.model, bound, states)
             if len(some) == len(inputs):
                 self._cached = run
             yield run
 
     def _go_on(
-        self, rows: Tensor, state: Tensor, states: Tensor, base: Tensor, read: Tensor
+        self, runs: CausalCone, rows: Tensor, base: Tensor, state: Tensor, read: Tensor
     ) -> None:
-        """Go on with the positions that the exchange can have reached.
-
-        ``h`` holds positions ``start .. start + width`` of each pair; those left of the first
-        exchanged position are undisturbed, and so are all that lie ``window`` a loop beyond it.
-        Without a window all positions are held. Pairs come in the order of their loops.
-        """
-        pairs, window, n_pos = self.pairs, self.reach, self.pairs.inputs.shape[1]
+        """Go on with the positions that the exchange can have reached; pairs in loop order."""
+        pairs = self.pairs
         loop, positions = pairs.loop[rows], pairs.positions[rows]
         each = torch.arange(len(rows), device=rows.device)[:, None]
-        iteration = bind(self.model, pairs.inputs[pairs.base[rows]])
-        last = positions.amax(1, keepdim=True)
-        if window is None:
-            first, window, last = torch.zeros_like(last), 0, torch.full_like(last, n_pos - 1)
-        else:
-            first = positions.amin(1, keepdim=True)
-        start = (first - window).clamp(min=0)
-        spread = int((last - start).max()) + 1
-        h = states.new_empty(len(rows), 0, states.shape[-1])
-        begun, earliest = 0, int(loop[0])
-        for t in range(earliest, pairs.n_loops + 1):
-            width = min(spread + window * (t - earliest), n_pos)
-            place = start + torch.arange(width, device=rows.device)
-            inside = place.clamp(max=n_pos - 1)
-            if begun:
-                # One step from the undisturbed states around the cone and the changed ones in it.
-                reached = place[:begun] >= first[:begun]
-                reached[:, h.shape[1] :] = False
-                around = states[t - 1, base[:begun, None], inside[:begun]]
-                grown = torch.nn.functional.pad(h[:begun], (0, 0, 0, width - h.shape[1]))
-                mixed = torch.where(reached[..., None], grown, around)
-                if self.reach is None:  # the step may depend on more than the injected input
-                    stepped = iteration.select(slice(0, begun)).step(mixed)
-                else:
-                    stepped = self.model.step(mixed, iteration.e[each[:begun], inside[:begun]])
-            else:
-                stepped = h.new_empty(0, width, h.shape[-1])
-            before, begun = begun, int((loop <= t).sum())
-            fresh = states[t, base[before:begun, None], inside[before:begun]]
-            new = each[: begun - before]
-            fresh[new, positions[before:begun] - start[before:begun]] = state[before:begun]
-            h = torch.cat([stepped, fresh])
-            reached = (place[:begun] >= first[:begun]) & (place[:begun] < n_pos)
-            pair, column = reached.nonzero(as_tuple=True)
-            answers = answer(iteration.readout(h))[pair, column]
-            read[rows[pair], t - loop[pair], place[pair, column]] = answers
+
+        def put_in(new: slice, place: Tensor, fresh: Tensor) -> Tensor:
+            fresh[each[: len(fresh)], positions[new] - place[:, :1]] = state[new]
+            return fresh
+
+        first, last = positions.aminmax(dim=1)
+        for front in runs.go_on(base, loop, first, last, Change(state=put_in)):
+            pair, column = front.reached.nonzero(as_tuple=True)
+            answers = answer(runs.iteration.readout(front.h))[pair, column]
+            read[rows[pair], front.loop - loop[pair], front.place[pair, column]] = answers
 
 
 def _fill(

@@ -9,7 +9,7 @@ import torch
 from loopinterp.errors import InputError, check_integer
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Bool, Float
     from torch import Tensor
 
 
@@ -44,15 +44,27 @@ def project(
 
 
 def random_change(
-    change: Float[Tensor, "... d_model"], generator: torch.Generator
+    change: Float[Tensor, "... d_model"],
+    generator: torch.Generator,
+    *,
+    within: Bool[Tensor, "... d_model"] | None = None,
 ) -> Float[Tensor, "... d_model"]:
     """A change of the same norm at each place, in a random direction: a control that can bite.
 
     Random directions of the rank of a subspace cannot where one direction holds nearly all of
     what an exchange adds: its part along them is next to nothing.
+
+    Args:
+        change: What is added.
+        generator: Draws the directions.
+        within: Features that may change, those of ``change`` among them; all if None.
     """
     noise = torch.randn(change.shape, generator=generator).to(change)
-    return noise * (change.norm(dim=-1, keepdim=True) / noise.norm(dim=-1, keepdim=True))
+    length = change.norm(dim=-1, keepdim=True)
+    if within is not None:
+        noise, length = noise * within, torch.where(within.any(-1, keepdim=True), length, 0)
+    least = torch.finfo(noise.dtype).tiny  # where nothing may change
+    return noise * (length / noise.norm(dim=-1, keepdim=True).clamp(min=least))
 
 
 def check_orthonormal(rows: Float[Tensor, "... rank d_model"], what: str = "subspace") -> None:

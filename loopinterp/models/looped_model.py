@@ -61,7 +61,7 @@ class Iteration(ShortRepr):
     Attributes:
         e: The injected input.
         h0: The state before the first loop.
-        advance: One loop, ``(h, e, context) -> h``.
+        advance: One loop, ``(h, e, context) -> h``; that of a ``LoopedTransformer`` takes taps too.
         readout: Logits read from a state.
         context: What a loop knows of the input beyond ``e``; its ``select`` gives that of some
             examples. None if there is nothing.
@@ -69,7 +69,7 @@ class Iteration(ShortRepr):
 
     e: Float[Tensor, "batch pos d_model"]
     h0: Float[Tensor, "batch pos d_model"]
-    advance: Callable[[Tensor, Tensor, Any], Tensor]
+    advance: Callable[..., Tensor]
     readout: Callable[[Tensor], Tensor]
     context: Any = None
 

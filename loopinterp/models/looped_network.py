@@ -117,10 +117,16 @@ class LoopedNetwork(LoopHooks):
     # The input
 
     def _context(
-        self, inputs: Tensor, offset: int | Tensor, taps: Taps = NO_TAPS, *, look: bool = True
+        self,
+        inputs: Tensor,
+        offset: int | Tensor,
+        taps: Taps = NO_TAPS,
+        *,
+        look: bool = True,
+        whole: bool = False,
     ) -> AttentionContext:
         check_inputs(inputs, self.config, self.device, offset, look=look)
-        context = self._length_context(inputs.shape[1], taps)
+        context = self._length_context(inputs.shape[1], taps, whole=whole)
         return replace(context, qk_offset=self._qk_offset(inputs, offset, look=look))
 
     def _qk_offset(
@@ -131,14 +137,16 @@ class LoopedNetwork(LoopHooks):
         axes = "batch pos (head d_head) -> batch head pos d_head"
         return rearrange(self._abacus(inputs, offset, look), axes, head=self.config.n_heads)
 
-    def _length_context(self, n_pos: int, taps: Taps = NO_TAPS) -> AttentionContext:
+    def _length_context(
+        self, n_pos: int, taps: Taps = NO_TAPS, *, whole: bool = False
+    ) -> AttentionContext:
         return attention_context(
             self.config,
             n_pos,
             bias=self.relative_bias,
             device=self.device,
             dtype=self.dtype,
-            whole=taps.listen("attn.hook_attn_scores", "attn.hook_pattern"),
+            whole=whole or taps.listen("attn.hook_attn_scores", "attn.hook_pattern"),
         )
 
     def _embed(

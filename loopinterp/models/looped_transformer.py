@@ -17,7 +17,7 @@ from loopinterp.models.pretrained import PretrainedMixin
 from loopinterp.models.run_inputs import check_dtype, check_inputs, check_state, loop_span, refuse
 from loopinterp.models.run_length import ends_of
 from loopinterp.models.sites import Address, Index
-from loopinterp.models.taps import Recorder, Taps
+from loopinterp.models.taps import NO_TAPS, Recorder, Taps
 from loopinterp.models.transformer_lens_names import TransformerLensNames
 from loopinterp.short_repr import MOST, as_table
 
@@ -93,8 +93,12 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
         h: Float[Tensor, "batch pos d_model"],
         e: Float[Tensor, "batch pos d_model"],
         context: AttentionContext | None = None,
+        taps: Taps = NO_TAPS,
     ) -> Float[Tensor, "batch pos d_model"]:
-        """One loop. For many loops over one input, :meth:`bind` computes the context once."""
+        """One loop. For many loops over one input, :meth:`bind` computes the context once.
+
+        The taps of the loop are those of loop 0, whatever it is in a run.
+        """
         if context is None:
             if self.config.positions == "abacus" and self.config.abacus_target == "qk":
                 raise InputError(
@@ -103,8 +107,8 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
                     given="a state and an embedding alone",
                     fix="Use model.bind(inputs).step(h).",
                 )
-            context = self._length_context(h.shape[1])
-        return self._loop(h, e, context)
+            context = self._length_context(h.shape[1], taps)
+        return self._loop(h, e, context, taps)
 
     def readout(
         self, h: Float[Tensor, "*loop batch pos d_model"]
@@ -136,6 +140,7 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
         *,
         position_offset: int | Int[Tensor, " batch"] = 0,
         look: bool = True,
+        whole: bool = False,
     ) -> Iteration:
         """The iteration over one input, with its attention context computed once.
 
@@ -143,13 +148,15 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
             inputs: Tokens ``[batch, pos]``, or features ``[batch, pos, d_features]``.
             position_offset: Added to abacus positions: one number, or one for each example.
             look: Whether tokens and offsets are looked at; False where :meth:`check_inputs` has.
+            whole: Whether attention goes over all pairs of positions, even where a window makes
+                that needless.
 
         Raises:
             HookError: If hooks are on: its steps fire none.
             InputError: If shape, type or range of the input is wrong, or it is too long.
         """
         self.need_no_hooks()
-        context = self._context(inputs, position_offset, look=look)
+        context = self._context(inputs, position_offset, look=look, whole=whole)
         added = self._added_positions(inputs, position_offset, look=look)
         e = self._embed(inputs, context, added)
         return Iteration(e, self.initial_state(e), self._loop, self.readout, context)

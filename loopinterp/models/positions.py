@@ -52,6 +52,25 @@ class AttentionContext:
     attend: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
     surround: AttentionContext | None = None
 
+    def after(self, start: int, n_pos: int, *, like: Tensor) -> AttentionContext:
+        """The context of the positions from ``start`` on, as queries over the keys of all.
+
+        For attention over all pairs of positions, and not block by block.
+        """
+        mask, (rotation, offset) = self.mask, (self.rotation, self.qk_offset)
+        if self.is_causal:
+            ahead = torch.full((n_pos - start, n_pos), float("-inf"), device=like.device)
+            mask = ahead.triu(start + 1)[None, None].to(like.dtype)
+        elif mask is not None:
+            mask = mask[:, :, start:]
+        return replace(
+            self,
+            mask=mask,
+            is_causal=False,
+            rotation=rotation and (rotation[0][start:], rotation[1][start:]),
+            qk_offset=None if offset is None else offset[:, :, start:],
+        )
+
     def outside_the_loop(self) -> AttentionContext:
         """The context of the layers before and after the loop."""
         if self.surround is None:

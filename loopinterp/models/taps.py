@@ -8,7 +8,7 @@ place afterwards, so a cache need not clone.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,6 +42,26 @@ class Tap:
 
 SILENT = Tap()
 """The tap of a place where nobody listens."""
+
+
+class ChangingTap(Tap):
+    """A tap that changes activations, and neither copies nor keeps any.
+
+    Args:
+        changes: From what an activation is to what it becomes, by component.
+    """
+
+    def __init__(self, changes: Mapping[str, Callable[[Tensor], Tensor]]) -> None:
+        self._changes = changes
+
+    def __call__(self, component: str, x: Tensor) -> Tensor:
+        change = self._changes.get(component)
+        return x if change is None else change(x)
+
+    def listens(self, *components: str) -> bool:
+        return any(c in self._changes for c in components)
+
+    edits = listens
 
 
 class _OpenTap(Tap):
@@ -84,14 +104,21 @@ class Taps:
         wanted: Iterable[Address] = (),
         recorder: Recorder | None = None,
     ) -> None:
-        self._taps: defaultdict[Place, _OpenTap] = defaultdict(
-            lambda: _OpenTap(recorder or Recorder())
-        )
+        self._taps: dict[Place, Tap] = {}
         self._recorder = recorder
+        opened: defaultdict[Place, _OpenTap] = defaultdict(lambda: _OpenTap(recorder or Recorder()))
         for address, point in points:
-            self._taps[address.place].points.setdefault(address.component, []).append(point)
+            opened[address.place].points.setdefault(address.component, []).append(point)
         for address in wanted:
-            self._taps[address.place].wanted[address.component] = address
+            opened[address.place].wanted[address.component] = address
+        self._taps.update(opened)
+
+    @classmethod
+    def changing(cls, changes: Mapping[Place, Mapping[str, Callable[[Tensor], Tensor]]]) -> Taps:
+        """Changes of activations, by place and component."""
+        taps = cls()
+        taps._taps.update({place: ChangingTap(these) for place, these in changes.items()})
+        return taps
 
     def at(self, section: str, loop: int | None = None, layer: int | None = None) -> Tap:
         """The tap at a place."""
