@@ -93,13 +93,23 @@ class Comparison:
         effect = (self._measure(logits) - self.at_base) / (self.at_source - self.at_base)
         return float(taken.double().mean()), effect
 
+    def by_example(
+        self, logits: Float[Tensor, "batch pos d_vocab_out"]
+    ) -> Float[Tensor, "*batch"]:
+        """The metric of each example, whose mean is the metric; with gradients.
+
+        Examples with more of the positions that count weigh more, and those with none are 0.
+        """
+        if self._metric is not None:
+            return torch.as_tensor(self._metric(logits)).double()
+        both = torch.stack([self._source, self._base], -1)
+        pair = logits.double().gather(-1, both)
+        difference = (pair[..., 0] - pair[..., 1]) * self.differ
+        return difference.sum(-1) * (len(logits) / int(self.differ.sum()))
+
     def _measure(self, logits: Float[Tensor, "batch pos d_vocab_out"]) -> float:
         """The metric of a run."""
-        if self._metric is not None:
-            return float(torch.as_tensor(self._metric(logits)).double().mean())
-        both = torch.stack([self._source, self._base], -1)[self.differ]
-        pair = logits[self.differ].gather(-1, both).double()
-        return float((pair[:, 0] - pair[:, 1]).mean())
+        return float(self.by_example(logits).mean())
 
 
 @dataclass(frozen=True)
