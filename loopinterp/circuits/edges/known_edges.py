@@ -44,8 +44,8 @@ _SECTIONS = {"prelude": 0, "block": 1, "coda": 2}
 def program_edges(known: Compiled | Circuit, *, neurons: bool = False) -> set[TiedEdge]:
     """The edges by which a program's values go from component to component.
 
-    What reads positions alone is left out: they are the same in all inputs of one length, and no
-    exchange of inputs shows such an edge.
+    What reads positions alone, or a variable's first value where that is a constant, is left out:
+    no exchange of inputs of one length shows such an edge.
 
     Args:
         known: A compiled model with its circuit; or a circuit that :func:`as_circuit` made.
@@ -61,10 +61,13 @@ def program_edges(known: Compiled | Circuit, *, neurons: bool = False) -> set[Ti
         [('block.0.head.0', 'block.0.mlp', 0), ('block.0.mlp', 'block.0.head.0', 1)]
     """
     wires = _Wires(known, neurons=neurons)
+    rewritten = {f.id for sender, f in wires.writes if sender.startswith("block")}
     return {
         (sender, reader, _lags(f, sender, reader)[0])
         for (sender, f), (g, reader) in product(wires.writes, wires.reads)
-        if f.id == g.id and f.role != "indices" and _lags(f, sender, reader)
+        if f.id == g.id and _lags(f, sender, reader)
+        # What a loop has rewritten is no longer the first value when the loop is done.
+        and not (f.id in rewritten and _before_the_loop(sender) and _after_the_loop(reader))
     }
 
 
@@ -87,7 +90,7 @@ def wiping_edges(known: Compiled | Circuit, *, neurons: bool = False) -> set[Tie
     edges = {
         (sender, reader, lag)
         for (sender, f), (g, reader) in product(writes, reads)
-        if f.role != "indices" and wires.overlap(f, g)
+        if wires.overlap(f, g)
         for lag in _lags(f, sender, reader)
     }
     return edges - program_edges(known, neurons=neurons)
@@ -186,7 +189,8 @@ class _Wires:
             READOUT: READOUT,
         }
         self.writes = [(component[a], features[b]) for a, b in circuit.edges if b in features]
-        self.writes += [(INPUT, f) for f in circuit.features if f.section == "embedding"]
+        there = [f for f in circuit.features if f.section == "embedding"]
+        self.writes += [(INPUT, f) for f in there if self._of_tokens(f, known)]
         self.reads = [(features[a], component[b]) for a, b in circuit.edges if a in features]
         if isinstance(known, Compiled):
             self.reads += [(f, READOUT) for f in circuit.features if self._answers(f, known)]
@@ -207,6 +211,15 @@ class _Wires:
         read = self._circuit.directions[g.id].read @ self._circuit.directions[f.id].write.mT
         return bool((read.abs() > _OVERLAP).any())
 
+    def _of_tokens(self, f: FeatureNode, known: Compiled | Circuit) -> bool:
+        """Whether what the embedding writes as a feature is another for another token."""
+        if not isinstance(known, Compiled):
+            return True
+        embedding = known.model.embedding.weight.detach()
+        read = self._circuit.directions[f.id].read.to(embedding)
+        values = embedding @ read.mT
+        return bool((values - values[0]).abs().max() > _OVERLAP)
+
     def _answers(self, f: FeatureNode, known: Compiled) -> bool:
         """Whether the unembedding reads a feature: the logits depend on its value."""
         unembedding = known.model.unembedding.weight.detach()
@@ -215,6 +228,14 @@ class _Wires:
         there = f.section == "coda" if last else f.role == "variable"
         logits = write @ unembedding.mT
         return there and bool(logits.abs().max() > _OVERLAP * unembedding.abs().max())
+
+
+def _before_the_loop(component: str) -> bool:
+    return component == INPUT or component.startswith("prelude")
+
+
+def _after_the_loop(component: str) -> bool:
+    return component == READOUT or component.startswith("coda")
 
 
 def _mlp_of(group: NeuronGroup) -> str:
