@@ -32,9 +32,7 @@ FILE, PAGE = "edge_recovery.csv", "edges.md"
 PROGRAMS = ("ripple", "carry_save", "prefix_xor", "parity", "late_ripple", "latched_ripple")
 DISGUISES: dict[str, Callable[[Compiled], Compiled]] = {
     "bare": lambda compiled: compiled,
-    "distracted, permuted, rotated": lambda c: rotate(
-        permute(distract(c, seed=0), seed=0), seed=0
-    ),
+    "distracted, permuted, rotated": lambda c: rotate(permute(distract(c, seed=0), seed=0), seed=0),
     "noisy": partial(add_noise, relative=0.01, seed=0),
 }
 N, PAIRS, FEW = 5, 48, (1, 4)

@@ -93,9 +93,7 @@ class Comparison:
         effect = (self._measure(logits) - self.at_base) / (self.at_source - self.at_base)
         return float(taken.double().mean()), effect
 
-    def by_example(
-        self, logits: Float[Tensor, "batch pos d_vocab_out"]
-    ) -> Float[Tensor, "*batch"]:
+    def by_example(self, logits: Float[Tensor, "batch pos d_vocab_out"]) -> Float[Tensor, "*batch"]:
         """The metric of each example, whose mean is the metric; with gradients.
 
         Examples with more of the positions that count weigh more, and those with none are 0.

@@ -13,8 +13,9 @@ writes. Norms between the two are not left out: they are differentiated where th
 
 ``eap_ig`` is the mean of such gradients while the *input* goes from base to source; its effects of
 edges out of the input add up to the whole change. ``edge_ig`` is the mean while the weights of
-*all edges* go from 0 to 1 together, :math:`\int_0^1 \partial M / \partial w_{sr}\,(t, …, t)\,dt`; its
-effects of all edges add up to the whole change. Where units are flat at both ends, as thresholds
+*all edges* go from 0 to 1 together,
+:math:`\int_0^1 \partial M / \partial w_{sr}\,(t, …, t)\,dt`; its effects of all edges add up to the
+whole change. Where units are flat at both ends, as thresholds
 are, a gradient at an end is 0; along the input's path only one of a chain of thresholds is being
 crossed at a time, and what the chain carries is 0 again; between all edges' ends none is flat.
 """
@@ -83,9 +84,7 @@ class EdgeEffects:
         """
         return 1 - float(self.replaced(~circuit).mean())
 
-    def tied(
-        self, effects: Float[Tensor, "sender receiver batch"]
-    ) -> Float[Tensor, "tied batch"]:
+    def tied(self, effects: Float[Tensor, "sender receiver batch"]) -> Float[Tensor, "tied batch"]:
         """Sums over the edges that are one tied edge."""
         index, there = self.graph.tied_index, self.graph.edges
         total = effects.new_zeros(len(self.graph.tied_edges), effects.shape[-1])

@@ -22,7 +22,6 @@ from loopinterp.circuits.edges.edge_attribution import (
     EXACT,
     MAGNITUDE,
     METHODS,
-    RANDOM,
     EdgeEffects,
 )
 from loopinterp.circuits.edges.edge_choice import SHARES, TiedCircuits, top
@@ -63,9 +62,9 @@ def edge_study(
 
     An edge's effect is what the metric does when its receiver sees what its sender writes in the
     source's run, all else as it follows from that; as a share of
-    :math:`M_\text{source} - M_\text{base}`. ``exact`` makes that run, for tied edges at all loops at
-    once; ``eap`` is its gradient, ``eap_ig`` and ``edge_ig`` are mean gradients along the two
-    paths that ``edge_attribution.py`` describes. Norm of what is written times norm of the
+    :math:`M_\text{source} - M_\text{base}`. ``exact`` makes that run, for tied edges at all loops
+    at once; ``eap`` is its gradient, ``eap_ig`` and ``edge_ig`` are mean gradients along two paths
+    that ``edge_attribution.py`` describes. Norm of what is written times norm of the
     weights that read it (``magnitude``) and random scores are controls, beside every method.
     Circuits of the edges of highest score, and those that greedy pruning leaves of the tied graph,
     are run with the source's values on all other edges.
@@ -147,7 +146,9 @@ def edge_study(
             tied_effect=np.stack([axes(x.mean(-1)) for x in tied]),
             tied_size=np.stack([axes(x.abs().mean(-1)) for x in tied]),
             faithfulness=faithful,
-            curve=[[circuits.faithfulness(top(x, k)) for k in counts] for x in track(ranked, "curve")],
+            curve=[
+                [circuits.faithfulness(top(x, k)) for k in counts] for x in track(ranked, "curve")
+            ],
             pruned=axes(kept.double()),
             minimality=axes(circuits.minimality(kept)),
             metric=compared.name,

@@ -93,7 +93,7 @@ class EdgeStudy(Result, kind="edges"):
         if names:
             return super().to_dataframe(*names)
         table = super().to_dataframe("tied_effect", "tied_size").dropna()
-        table = table.rename(columns=lambda name: name.removeprefix("tied_"))
+        table = table.rename(columns=_untied)
         return table.sort_values(["score", "size"], ascending=[True, False], ignore_index=True)
 
     def unrolled_dataframe(self) -> pd.DataFrame:
@@ -137,18 +137,21 @@ class EdgeStudy(Result, kind="edges"):
                 fix="Pass for example score='edge_ig', count=10.",
             )
         if score is None:
-            table = super().to_dataframe("pruned").dropna()
+            table = super().to_dataframe("pruned").rename(columns=_untied)
             table = table[table["pruned"] == 1]
         else:
             check_choice("score", score, self.data["score"].values.tolist())
             table = self.to_dataframe()
-            of = table[table["score"] == score]
-            table = of.reindex(of[self.rank_by].abs().sort_values(ascending=False).index)[:count]
-        columns = (table["tied_sender"], table["tied_receiver"], table["lag"])
-        if score is not None:
-            columns = (table["sender"], table["receiver"], table["lag"])
-        return {(str(s), str(r), int(lag)) for s, r, lag in zip(*columns)}
+            table = table[table["score"] == score]
+            order = table[self.rank_by].abs().sort_values(ascending=False, kind="stable").index
+            table = table.reindex(order)[:count]
+        ends = table[["sender", "receiver", "lag"]].itertuples(index=False, name=None)
+        return {(sender, receiver, int(lag)) for sender, receiver, lag in ends}
 
     def circuit(self, *, score: str | None = None, count: int | None = None) -> Circuit:
         """The same edges as a `Circuit`, to be drawn, saved or compared with a compiled one."""
         return as_circuit(self.tied_edges(score=score, count=count), self.config)
+
+
+def _untied(column: str) -> str:
+    return column.removeprefix("tied_")

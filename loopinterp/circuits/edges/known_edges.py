@@ -65,7 +65,8 @@ def program_edges(known: Compiled | Circuit, *, neurons: bool = False) -> set[Ti
     return {
         (sender, reader, _lags(f, sender, reader)[0])
         for (sender, f), (g, reader) in product(wires.writes, wires.reads)
-        if f.id == g.id and _lags(f, sender, reader)
+        if f.id == g.id
+        and _lags(f, sender, reader)
         # What a loop has rewritten is no longer the first value when the loop is done.
         and not (f.id in rewritten and _before_the_loop(sender) and _after_the_loop(reader))
     }
@@ -103,7 +104,7 @@ def as_circuit(
 
     What an edge within a loop carries is a scratch feature of its sender, and what goes to a later
     loop, or out of the loop, is a variable: the sender's state. Edges over two loops or more
-    become those to the next one. The circuit has no directions, its selectors no meaning.
+    become those to the next one, and those out of the loop those of the last one. The circuit has no directions, its selectors no meaning.
 
     Args:
         edges: Sender, receiver (queries, keys and values of a head are that head) and lag.

@@ -48,7 +48,7 @@ def made(**changes: Any) -> LoopedTransformer:
 
 
 def tokens() -> torch.Tensor:
-    return torch.randint(5, (2, 3, 4), generator=torch.Generator().manual_seed(0))
+    return torch.randint(5, (2, 6, 4), generator=torch.Generator().manual_seed(0))
 
 
 def some_paths(model: LoopedTransformer) -> list[tuple[str, str, tuple[str, ...]]]:
@@ -82,7 +82,7 @@ def test_path_patching_is_that_of_a_run_by_hand(name: str) -> None:
     for sender, receiver, through in some_paths(model):
         into = [receiver, *through, *(f"{m}.{slot}" for m in through for slot in "qkv")]
 
-        def sees(a: str, b: str, output: torch.Tensor) -> torch.Tensor:
+        def sees(a, b, output, sender=sender, into=into, through=through):
             if a == sender:
                 return donated[a] if b in into else output
             return own[a] if a in through and b not in into else output
