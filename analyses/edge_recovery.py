@@ -133,7 +133,8 @@ def tables(found: pd.DataFrame) -> dict[str, str]:
             label = {"cpr": "CPR", "cmd": "CMD", "cmd_of_curve": "CMD, even curve"}[measure]
             areas.append([graph, label, *(_shown(means.get(s)) for s in SCORES)])
     pruned = [
-        [*names, f"{one['pruned_program']:.0f} of {one['n_program']:.0f}", int(one["pruned_wiping"]),
+        [*names, f"{one['pruned_program']:.0f} of {one['n_program']:.0f}",
+         int(one["pruned_wiping"]),
          int(one["pruned"] - one["pruned_program"] - one["pruned_wiping"]),
          f"{one['pruned_faithfulness']:.2f}", f"{one['random_faithfulness']:.2f}",
          f"{abs(one['without']):.2f}"]

@@ -22,6 +22,7 @@ from loopinterp.circuits.edges.edge_attribution import (
     EXACT,
     MAGNITUDE,
     METHODS,
+    RANDOM,
     EdgeEffects,
 )
 from loopinterp.circuits.edges.edge_choice import SHARES, TiedCircuits, top
@@ -106,7 +107,7 @@ def edge_study(
     base, source, n_loops, scored = given_pairs(model, base, source, n_loops, scored)
     check_run(model, base, source, source, "resid_pre")
     need_graph(model)
-    names = _checked(methods)
+    names = _checked(methods, unrolled_exact)
     check_choice("rank_by", rank_by, ("size", "effect"))
     for name, value in (("n_steps", n_steps), ("curve_points", curve_points)):
         check_integer(name, value, least=1)
@@ -115,14 +116,15 @@ def edge_study(
     about = {"study": "edges", "n_loops": n_loops, "methods": names, "n_steps": n_steps}
     with study(seed, **about, model=describe_model(model), n_examples=len(base)) as watch:
         with torch.no_grad():
-            runs = [model(x, n_loops=n_loops) for x in (base, source)]
-        compared = Comparison(*runs, scored, metric)
-        _check_metric(compared, runs[0])
+            logits, donor = (model(x, n_loops=n_loops) for x in (base, source))
+        compared = Comparison(logits, donor, scored, metric)
+        _check_metric(compared, logits)
         effects = EdgeEffects(model, graph, base, source, compared)
         generator = torch.Generator().manual_seed(seed)
-        measured = _Measured(effects, n_steps, unrolled_exact, generator)
         every = [*names, *CONTROLS]
-        unrolled, tied = measured.all(every)
+        unrolled, tied = _measured(effects, every, n_steps, generator)
+        if unrolled_exact and EXACT in names:
+            unrolled[names.index(EXACT)] = effects.exact()
         circuits = TiedCircuits(effects)
         kept = circuits.pruned(threshold)
         at_random = circuits.at_random(int(kept.sum()), generator)
@@ -167,55 +169,41 @@ def edge_study(
         )
 
 
-class _Measured:
-    """Effects by method, unrolled and tied."""
+def _measured(
+    effects: EdgeEffects, names: Iterable[str], n_steps: int, generator: torch.Generator
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Effects by name, of edges ``[sender, receiver, batch]`` and of tied ones ``[tied, batch]``.
 
-    def __init__(
-        self, effects: EdgeEffects, n_steps: int, exact: bool, generator: torch.Generator
-    ) -> None:
-        self._effects, self._n_steps = effects, n_steps
-        self._exact, self._generator = exact, generator
-
-    def all(self, names: Iterable[str]) -> tuple[list[Tensor], list[Tensor]]:
-        """Effects of all edges ``[sender, receiver, batch]`` and tied ones ``[tied, batch]``."""
-        effects, unrolled, tied = self._effects, [], []
-        for name in names:
-            if name == EXACT:
-                tied.append(effects.exact_tied())
-                nothing = effects.base.new_full(
-                    (*effects.graph.edges.shape, tied[-1].shape[-1]), float("nan")
-                )
-                unrolled.append(effects.exact() if self._exact else nothing)
-            else:
-                unrolled.append(self._one(name))
-                tied.append(effects.tied(unrolled[-1]))
-        return unrolled, tied
-
-    def _one(self, name: str) -> Float[Tensor, "sender receiver batch"]:
-        effects = self._effects
-        match name:
-            case _ if name == EAP:
-                return effects.eap()
-            case _ if name == EAP_IG:
-                return effects.eap_ig(self._n_steps)
-            case _ if name == EDGE_IG:
-                return effects.edge_ig(self._n_steps)
-            case _ if name == MAGNITUDE:
-                return effects.magnitude()
-        return effects.random(self._generator)
+    Exact ones of single edges are NaN, to be asked for apart.
+    """
+    ways = {
+        EAP: effects.eap,
+        EAP_IG: lambda: effects.eap_ig(n_steps),
+        EDGE_IG: lambda: effects.edge_ig(n_steps),
+        MAGNITUDE: effects.magnitude,
+        RANDOM: lambda: effects.random(generator),
+    }
+    unrolled, tied = [], []
+    for name in names:
+        if name == EXACT:
+            tied.append(effects.exact_tied())
+            shape = (*effects.graph.edges.shape, tied[-1].shape[-1])
+            unrolled.append(torch.full(shape, float("nan"), dtype=torch.float64))
+        else:
+            unrolled.append(ways[name]())
+            tied.append(effects.tied(unrolled[-1]))
+    return unrolled, tied
 
 
 class _TiedAxes:
     """Numbers of tied edges as an array [tied_sender, tied_receiver, lag], NaN elsewhere."""
 
     def __init__(self, graph: UnrolledGraph) -> None:
-        senders = list(dict.fromkeys(sender for sender, _, _ in graph.tied_edges))
-        receivers = list(dict.fromkeys(receiver for _, receiver, _ in graph.tied_edges))
-        self.coords = {"tied_sender": senders, "tied_receiver": receivers, "lag": list(LAGS)}
-        self._at = tuple(
-            np.array([names.index(edge[k]) for edge in graph.tied_edges])
-            for k, names in enumerate((senders, receivers, list(LAGS)))
-        )
+        senders, receivers, lags = zip(*graph.tied_edges)
+        axes = {"tied_sender": senders, "tied_receiver": receivers, "lag": lags}
+        self.coords = {name: list(dict.fromkeys(of)) for name, of in axes.items()}
+        self.coords["lag"] = list(LAGS)
+        self._at = tuple([self.coords[name].index(one) for one in of] for name, of in axes.items())
 
     def __call__(self, values: Float[Tensor, " tied"]) -> np.ndarray:
         array = np.full([len(names) for names in self.coords.values()], np.nan)
@@ -260,13 +248,20 @@ def _spread(values: Tensor, edges: Tensor) -> np.ndarray:
     return np.where(edges.numpy(), values.cpu().numpy(), np.nan)
 
 
-def _checked(methods: Sequence[str]) -> list[str]:
+def _checked(methods: Sequence[str], unrolled_exact: bool) -> list[str]:
     if isinstance(methods, str) or not methods:
         raise InputError(
             "methods",
             expected=f"a list of some of {', '.join(METHODS)}",
             given=repr(methods),
             fix="Pass for example methods=['edge_ig'].",
+        )
+    if unrolled_exact and EXACT not in methods:
+        raise InputError(
+            "unrolled_exact",
+            expected=f"false where {EXACT!r} is none of the methods",
+            given="True",
+            fix=f"Add {EXACT!r} to methods.",
         )
     return list(dict.fromkeys(check_choice("method", name, METHODS) for name in methods))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from loopinterp.circuits.edges.edge_study_result import TIED, UNROLLED, EdgeStudy
 from loopinterp.circuits.edges.known_edges import program_edges, wiping_edges
@@ -67,7 +67,7 @@ def edges_recovered(found: EdgeStudy, known: Compiled | Circuit) -> pd.DataFrame
                 true = counted["program"] | counted["wiping"]
                 true = true if truth == TRUTHS[2] else counted["program"]
                 for by in ("size", "effect"):
-                    ranked = counted[by].abs()
+                    ranked: Any = counted[by].abs()
                     # Rounding has an order too, and tells nothing.
                     ranked = ranked.where(ranked > ROUNDING * ranked.max(), 0.0)
                     rows.append(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -137,7 +137,7 @@ class EdgeStudy(Result, kind="edges"):
                 fix="Pass for example score='edge_ig', count=10.",
             )
         if score is None:
-            table = super().to_dataframe("pruned").rename(columns=_untied)
+            table: Any = super().to_dataframe("pruned").rename(columns=_untied)
             table = table[table["pruned"] == 1]
         else:
             check_choice("score", score, self.data["score"].values.tolist())

@@ -30,6 +30,8 @@ from loopinterp.rasp.compiler.circuit import (
 from loopinterp.rasp.compiler.compiled import Compiled
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from loopinterp.models.model_config import LoopedTransformerConfig
 
 TiedEdge = tuple[str, str, int]
@@ -104,7 +106,8 @@ def as_circuit(
 
     What an edge within a loop carries is a scratch feature of its sender, and what goes to a later
     loop, or out of the loop, is a variable: the sender's state. Edges over two loops or more
-    become those to the next one, and those out of the loop those of the last one. The circuit has no directions, its selectors no meaning.
+    become those to the next one, and those out of the loop those of the last one. The circuit has
+    no directions, and its selectors no meaning.
 
     Args:
         edges: Sender, receiver (queries, keys and values of a head are that head) and lag.
@@ -216,7 +219,7 @@ class _Wires:
         """Whether what the embedding writes as a feature is another for another token."""
         if not isinstance(known, Compiled):
             return True
-        embedding = known.model.embedding.weight.detach()
+        embedding: Tensor = known.model.embedding.weight.detach()  # type: ignore[operator, union-attr]
         read = self._circuit.directions[f.id].read.to(embedding)
         values = embedding @ read.mT
         return bool((values - values[0]).abs().max() > _OVERLAP)

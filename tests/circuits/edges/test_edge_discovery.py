@@ -135,6 +135,7 @@ def by_answer(logits: torch.Tensor) -> torch.Tensor:
     [
         ({"methods": "eap"}, "a list of some of exact"),
         ({"methods": ["acdc"]}, "method: expected one of"),
+        ({"methods": ["eap"], "unrolled_exact": True}, "unrolled_exact: expected false"),
         ({"methods": []}, "a list of some of exact"),
         ({"rank_by": "sign"}, "rank_by: expected one of"),
         ({"n_steps": 0}, "n_steps: expected an integer >= 1"),
