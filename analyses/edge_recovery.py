@@ -7,7 +7,7 @@ Stock programs, compiled, bare and in disguises. Each is studied on pairs of inp
 all lengths up to N, and every score of its edges, controls too, is held against the edges of its
 circuit. A row for each model and score goes to ``analyses/results/edge_recovery.csv``, and the
 tables into the documentation; what is there already is not done again, but for programs given
-with --only. ``few`` models are studied on fewer pairs: what a single pair misses.
+with --only. Bare models are studied on fewer pairs as well: what a single pair misses.
 """
 
 from __future__ import annotations
@@ -136,8 +136,8 @@ def tables(found: pd.DataFrame) -> dict[str, str]:
         [*names, f"{one['pruned_program']:.0f} of {one['n_program']:.0f}",
          int(one["pruned_wiping"]),
          int(one["pruned"] - one["pruned_program"] - one["pruned_wiping"]),
-         f"{one['pruned_faithfulness']:.2f}", f"{one['random_faithfulness']:.2f}",
-         f"{abs(one['without']):.2f}"]
+         *(f"{round(one[name], 2) + 0.0:.2f}"
+           for name in ("pruned_faithfulness", "random_faithfulness", "without"))]
         for names, of in models
         for one in [of.iloc[0]]
     ]  # type: ignore[misc]  # fmt: skip
