@@ -30,6 +30,7 @@ from loopinterp.circuits.edges.edge_run import need_graph
 from loopinterp.circuits.edges.edge_study_result import TIED, UNROLLED, EdgeStudy
 from loopinterp.circuits.edges.unrolled_graph import LAGS, UnrolledGraph
 from loopinterp.errors import InputError, check_choice, check_integer, check_number
+from loopinterp.models.looped_model import bind
 from loopinterp.models.model_description import describe_model
 from loopinterp.progress import track
 from loopinterp.results import study
@@ -116,7 +117,7 @@ def edge_study(
     about = {"study": "edges", "n_loops": n_loops, "methods": names, "n_steps": n_steps}
     with study(seed, **about, model=describe_model(model), n_examples=len(base)) as watch:
         with torch.no_grad():
-            logits, donor = (model(x, n_loops=n_loops) for x in (base, source))
+            logits, donor = (_logits(model, x, n_loops) for x in (base, source))
         compared = Comparison(logits, donor, scored, metric)
         _check_metric(compared, logits)
         effects = EdgeEffects(model, graph, base, source, compared)
@@ -167,6 +168,13 @@ def edge_study(
             neurons={name: list(group) for name, group in (neurons or {}).items()},
             config=model.config,
         )
+
+
+def _logits(model: Any, inputs: Tensor, n_loops: int) -> Tensor:
+    """Logits of a run, which must be finite."""
+    bound = bind(model, inputs)
+    *_, (_, state) = bound.run(n_loops)
+    return bound.read(state, n_loops)
 
 
 def _measured(

@@ -63,11 +63,11 @@ def edges_recovered(found: EdgeStudy, known: Compiled | Circuit) -> pd.DataFrame
         )
         for score, of in table.groupby("score", sort=False):
             for truth in TRUTHS:
-                counted = of[~of["wiping"] | of["program"]] if truth == TRUTHS[0] else of
+                counted: Any = of[~of["wiping"] | of["program"]] if truth == TRUTHS[0] else of
                 true = counted["program"] | counted["wiping"]
                 true = true if truth == TRUTHS[2] else counted["program"]
                 for by in ("size", "effect"):
-                    ranked: Any = counted[by].abs()
+                    ranked = counted[by].abs()
                     # Rounding has an order too, and tells nothing.
                     ranked = ranked.where(ranked > ROUNDING * ranked.max(), 0.0)
                     rows.append(

@@ -57,10 +57,12 @@ class EdgeRuns:
 
     Raises:
         InputError: A model of another kind, or one with gates, or inputs that it cannot read.
+        HookError: Hooks are on: these runs fire none.
     """
 
     def __init__(self, model: Any, graph: UnrolledGraph, inputs: Tensor) -> None:
         need_graph(model)
+        model.need_no_hooks()  # its layers are run one by one here, and would fire none
         self.model: LoopedTransformer = model
         self.graph = graph
         self._inside = model._context(inputs, 0)

@@ -90,7 +90,7 @@ class UnrolledGraph(ShortRepr):
         >>> [sender.name for sender in graph.senders][:4]
         ['input', '0:block.0.head.0', '0:block.0.head.1', '0:block.0.mlp']
         >>> int(graph.edges.sum()), len(graph.tied_edges)
-        (24, 20)
+        (26, 21)
     """
 
     def __init__(

@@ -10,9 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from loopinterp.circuits.edges import EdgeStudy, edge_study, edges_recovered, program_edges
+from loopinterp.circuits.edges import (
+    EdgeStudy,
+    edge_study,
+    edges_recovered,
+    path_patching,
+    program_edges,
+)
 from loopinterp.circuits.edges.edge_choice import SHARES
-from loopinterp.errors import InputError
+from loopinterp.errors import HookError, InputError
 from loopinterp.rasp import Compiled, compile_program, get_program
 from loopinterp.rasp.disguises import distract, permute, rotate
 from loopinterp.saved_results import load_result
@@ -48,8 +54,10 @@ def studied(name: str, *, hidden: bool = False) -> EdgeStudy:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("hidden", [False, True])
-@pytest.mark.parametrize("name", ["ripple", "parity", "latched_ripple"])
+@pytest.mark.parametrize(
+    ("name", "hidden"),
+    [("ripple", False), ("parity", False), ("latched_ripple", False), ("parity", True)],
+)
 def test_the_edges_of_a_program_are_found(name: str, hidden: bool) -> None:
     found, known = studied(name, hidden=hidden), compiled(name, hidden=hidden)
     table = edges_recovered(found, known)
@@ -148,6 +156,23 @@ def test_what_makes_no_study_is_refused(changes: dict[str, Any], said: str) -> N
     base, source = tokens()
     with pytest.raises(InputError, match=said):
         edge_study(made(n_layers=1), base, source, n_loops=2, **changes)
+
+
+def test_hooks_that_no_run_would_fire_are_refused() -> None:
+    model, (base, source) = made(n_layers=1), tokens()
+    model.add_hook("loops.0.hook_state_pre", lambda x, hook: x)
+    with pytest.raises(HookError):
+        edge_study(model, base, source, n_loops=2)
+    with pytest.raises(HookError):
+        path_patching(model, base, source, n_loops=2, senders="input", receivers="readout")
+
+
+def test_a_model_whose_logits_are_not_finite_is_refused() -> None:
+    model, (base, source) = made(n_layers=1), tokens()
+    with torch.no_grad():
+        model.unembedding.bias[0] = float("nan")
+    with pytest.raises(InputError, match="finite"):
+        edge_study(model, base, source, n_loops=2)
 
 
 def test_a_circuit_of_another_model_is_refused() -> None:
