@@ -29,6 +29,7 @@ KINDS = {
     "carry": "loopinterp.probing.carry_wavefront",
     "convergence": "loopinterp.dynamics.convergence",
     "decodability": "loopinterp.circuits.variable_decodability",
+    "edges": "loopinterp.circuits.edges.edge_study_result",
     "evaluation": "loopinterp.training.evaluation",
     "extrapolation": "loopinterp.dynamics.extrapolation",
     "false-names": "loopinterp.ground_truth.false_names",

@@ -117,6 +117,7 @@ def _made() -> dict[str, Any]:
         "ProgramModel": circuits.ProgramModel(program, max_length=9),
         "ProgramRuns": prediction.runs,
         "Stratum": strata["token"],
+        "UnrolledGraph": circuits.UnrolledGraph(model.config, 9),
         "Verdict": verdict,
         "Agreement": agreement,
         "Alignment": rasp.Alignment(),

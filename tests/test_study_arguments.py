@@ -51,17 +51,18 @@ STUDIES: dict[str, Callable[[Any, Any], Any]] = {
     "interchange_study": lambda m, d: circuits.interchange_study(m, d, "ripple", pairs_per_loop=4),
     "ablation_study": lambda m, d: circuits.ablation_study(m, d, kinds=("zero",), when=("all",)),
     "patching_sweep": lambda m, d: circuits.patching_sweep(m, d, d, component="z"),
+    "edge_study": lambda m, d: circuits.edge_study(m, d, d),
     "carry_study": probing.carry_study,
     "evaluate": lambda m, d: training.evaluate(m, d, [3]),
 }
 NOT_OF_A_MODEL = {"ground_truth_study", "false_names_study", "robustness_study"}
 NOT_OF_A_MODEL |= {"summarise_seeds", "run_sweep"}
 OF_OTHER_TASKS = {"operand_grid"}  # which draw operands of given lengths
-OF_GIVEN_PAIRS = {"patching_sweep"}
+OF_GIVEN_PAIRS = {"edge_study", "patching_sweep"}
 OF_A_TASK = {"carry_study", "evaluate"}
-OF_ONE_LOOP = {"attention_study", "evaluate", "patching_sweep", "probe_study", "worked_example"}
+OF_ONE_LOOP = {"attention_study", "evaluate", "probe_study", "worked_example"} | OF_GIVEN_PAIRS
 OF_ONE_LOOP |= {"ablation_study"}
-OF_INPUTS_ALONE = {"attention_study", "probe_study", "patching_sweep"}
+OF_INPUTS_ALONE = {"attention_study", "probe_study"} | OF_GIVEN_PAIRS
 
 
 @cache
@@ -167,6 +168,11 @@ def test_a_model_of_one_loop_is_asked_nothing_of_others(name: str) -> None:
         assert circuits.patching_sweep(model, data, other).data.sizes["loop"] == 1
     elif name == "ablation_study":
         assert STUDIES[name](model, data).spans == [[0, 0]]
+    elif name == "edge_study":
+        assert isinstance(data, Batch)
+        other = as_batch(Addition(), n=4, batch_size=8, seed=1)
+        found = circuits.edge_study(model, data, other, methods=["eap"], curve_points=1)
+        assert found.n_loops == 1
     elif name == "evaluate":
         assert STUDIES[name](model, data).depth == 1
     elif name == "extrapolation_study":

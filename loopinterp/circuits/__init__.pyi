@@ -6,6 +6,14 @@ from .comparison_evidence import Evidence as Evidence
 from .component_ablation import ablation_study as ablation_study
 from .decompiler import Decompiled as Decompiled
 from .decompiler import decompile as decompile
+from .edges import EdgeStudy as EdgeStudy
+from .edges import UnrolledGraph as UnrolledGraph
+from .edges import as_circuit as as_circuit
+from .edges import edge_study as edge_study
+from .edges import edges_recovered as edges_recovered
+from .edges import path_patching as path_patching
+from .edges import program_edges as program_edges
+from .edges import wiping_edges as wiping_edges
 from .head_matching import HeadMatch as HeadMatch
 from .head_matching import head_name as head_name
 from .head_matching import head_study as head_study

@@ -100,6 +100,18 @@ class Comparison:
         effect = (measured - self.at_base) / (self.at_source - self.at_base)
         return torch.stack([taken, effect.to(taken)], -1).cpu().numpy()
 
+    def by_example(self, logits: Float[Tensor, "batch pos d_vocab_out"]) -> Float[Tensor, "*batch"]:
+        """The metric of each example, whose mean is the metric; with gradients.
+
+        Examples with more of the positions that count weigh more, and those with none are 0.
+        """
+        if self._metric is not None:
+            return torch.as_tensor(self._metric(logits)).double()
+        both = torch.stack([self._source, self._base], -1)
+        pair = logits.double().gather(-1, both)
+        difference = (pair[..., 0] - pair[..., 1]) * self.differ
+        return difference.sum(-1) * (len(logits) / int(self.differ.sum()))
+
     def _measure(self, logits: Float[Tensor, "batch pos d_vocab_out"]) -> float:
         """The metric of a run."""
         return float(self._measured(logits[None])[0])
