@@ -46,7 +46,7 @@ def test_exact_effects_are_those_of_runs_by_hand() -> None:
             model, base, LOOPS,
             lambda a, b, x, ends=ends: donated[a] if a in ends[0] and b in ends[1] else x,
         )  # fmt: skip
-        expected = compared.score(logits)[1]
+        expected = compared.scores(logits[None])[0, 1]
         assert found[s, r].mean().item() == pytest.approx(expected, abs=1e-8)
 
 
