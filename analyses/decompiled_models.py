@@ -58,6 +58,7 @@ ZOO = (
     "prefix_sum",
 )
 KEY = ["kind", "model", "disguise"]
+WHAT = ("undisturbed", "1 loop later", "2 loops later", "at the end", "whole trajectory", "surely")
 
 
 def main() -> None:
@@ -106,7 +107,7 @@ def measured(kind: str, name: str, disguise: str) -> dict[str, Any]:
     started = time.process_time()
     if kind == "trained":
         run = loopinterp.load_pretrained(name)
-        found = decompile(run.model(), run.task(), n=8, contexts=32)
+        found = decompile(run.model(), run.task(), n=8, lengths=[7, 8, 12], sharp=False)
         outcome = "program" if found.program else "not decompiled"
     else:
         program = program_of(kind, name)
@@ -118,6 +119,7 @@ def measured(kind: str, name: str, disguise: str) -> dict[str, Any]:
         "outcome": outcome,
         "reason": found.reason,
         "tolerance": found.tolerance,
+        "cells": float("nan") if found.automaton is None else len(found.automaton.cells),
         **evidence_of(found),
         "seconds": time.process_time() - started,
         "code": "" if found.closest is None else str(found.closest),
@@ -139,14 +141,16 @@ def compared(found: Decompiled, program: LoopProgram) -> str:
 
 
 def evidence_of(found: Decompiled) -> dict[str, float]:
-    """The lowest share of what was agreed on over the lengths, of each kind."""
+    """The lowest share of what was agreed on over the lengths, of each kind, and its lower end."""
     if not len(found.evidence):
         return {}
-    kinds = found.evidence["what"].unique()
-    return {
-        what: float(found.evidence.loc[found.evidence["what"] == what, "value"].min())
-        for what in kinds
-    }
+    worst = found.evidence.groupby("what", sort=False)[["value", "low"]].min()
+    return {**worst["value"], "surely": float(worst.loc["whole trajectory", "low"])}
+
+
+def shown(x: float | None, digits: int = 2) -> str:
+    """A number as the table has it."""
+    return "-" if x is None or np.isnan(x) else f"{x:.{digits}f}"
 
 
 def tables(found: pd.DataFrame) -> dict[str, str]:
@@ -161,10 +165,8 @@ def tables(found: pd.DataFrame) -> dict[str, str]:
         rows.append([kind, model, outcomes, f"{np.median(of['seconds']):.0f}", said])
     trained = [
         [
-            of["model"], of["outcome"], of["tolerance"],
-            *(f"{of[what]:.2f}" if of.get(what, float("nan")) == of.get(what) else "-"
-              for what in ("undisturbed", "1 loop later", "2 loops later", "at the end",
-                           "whole trajectory")),
+            of["model"], of["outcome"], shown(of.get("cells"), 0),
+            *(shown(of.get(what)) for what in WHAT), f"{of['seconds']:.0f}",
             of["reason"] if isinstance(of["reason"], str) else "",
         ]
         for of in found.loc[found["kind"] == "trained"].to_dict("records")
@@ -174,8 +176,7 @@ def tables(found: pd.DataFrame) -> dict[str, str]:
             ["kind", "program", "models", "seconds of one core", "why not"], rows
         ),
         "decompiled-trained": table(
-            ["model", "outcome", "tolerance", "undisturbed", "1 loop later", "2 loops later",
-             "at the end", "whole trajectory", "why not"],
+            ["model", "outcome", "cells", *WHAT, "seconds of one core", "why not"],
             trained,
         ),
     }  # fmt: skip

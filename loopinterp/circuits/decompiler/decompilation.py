@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +11,9 @@ import torch
 
 from loopinterp.circuits.decompiler.automaton_program import program_of
 from loopinterp.circuits.decompiler.behaviour import Behaviour, Runs
-from loopinterp.circuits.decompiler.held_out import (
-    TRAJECTORY,
-    UNDISTURBED,
-    agreement,
-    exchanges,
-)
+from loopinterp.circuits.decompiler.exchange_runs import ExchangeRuns, exchanges
+from loopinterp.circuits.decompiler.held_out import TRAJECTORY, UNDISTURBED, agreement
+from loopinterp.circuits.decompiler.region_refinement import refine
 from loopinterp.circuits.decompiler.state_values import TokenValues, spread_out
 from loopinterp.circuits.decompiler.transition_table import TransitionTable, tabulate
 from loopinterp.errors import InputError, check_integer, check_seed
@@ -28,6 +25,8 @@ from loopinterp.rasp.mutations.program_equivalence import inputs_of
 from loopinterp.short_repr import ShortRepr
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from loopinterp.circuits.decompiler.cell_automaton import CellAutomaton
     from loopinterp.models import LoopedModel
     from loopinterp.rasp.counts import LoopCount
@@ -43,6 +42,12 @@ MOST_TOKENS = 12
 
 _SPREAD, _ELSEWHERE = 64, 256
 """States of each token looked at first; places where all but two neighbours is changed."""
+
+_HELD_OUT, _HELD_OUT_REGIONS = 1000, 3000
+"""Exchanges of each length that the evidence is of, and of regions, which are never all right."""
+
+_ANSWERS_ELSEWHERE = 0.02
+"""Share of these places whose next answer may change, where values are regions."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,6 +102,8 @@ def decompile(
     tries: int = 4,
     most_values: int = 12,
     examples: int = 48,
+    sharp: bool = True,
+    n_exchanges: int = 6000,
     seed: int = 0,
 ) -> Decompiled:
     """Read a model's program off its states.
@@ -118,6 +125,12 @@ def decompile(
     States that an exchange of natural states never makes are met in step 2 only, by experiments
     that put natural states side by side in ways that may never occur.
 
+    The states of a trained model have no sharp values. With ``sharp=False`` steps 1 and 2 are
+    others: values are regions of the space of states, cut finer wherever an exchange leaves the
+    table (:mod:`~loopinterp.circuits.decompiler.region_refinement`), and the table counts what runs
+    after exchanges do. Its program is the coarsest one of that kind that says what the model does,
+    to the shares in ``evidence``, and not what is computed to the last state.
+
     A model of which any of this does not hold is not decompiled: where it has more than
     :data:`MOST_TOKENS` tokens, where a step reads more than the
     left neighbour, where there are more values, where the same experiment gives different values,
@@ -133,6 +146,8 @@ def decompile(
         tries: Experiments for each pair of neighbours.
         most_values: Of a token.
         examples: Inputs of each distribution of the task.
+        sharp: Whether states of one value are to behave alike, but for ``tolerances``.
+        n_exchanges: From which regions are learnt; half as many say how many of them there are.
         seed: Of all that is drawn.
 
     Raises:
@@ -155,6 +170,7 @@ def decompile(
         ("tries", tries, 2),
         ("most_values", most_values, 2),
         ("examples", examples, 8),
+        ("n_exchanges", n_exchanges, 100),
     ):
         check_integer(name, value, least=least)
     if not tolerances or any(not 0 <= t < 1 for t in tolerances):
@@ -163,8 +179,11 @@ def decompile(
         raise InputError("tolerances", expected="shares from 0 to below 1", given=given, fix=fix)
     tried = []
     reader = _Reader(model, task, n, examples, contexts, check_seed(seed))
+    judged_at = list(lengths or sorted({n - 1, n}))
+    if not sharp:
+        return reader.read_regions(n_exchanges, most_values, judged_at)
     for tolerance in sorted(tolerances):
-        found = reader.read(tolerance, tries, most_values, list(lengths or sorted({n - 1, n})))
+        found = reader.read(tolerance, tries, most_values, judged_at)
         tried.append(found)
         if found.result.program is not None or found.final:
             break
@@ -203,10 +222,9 @@ class _Reader:
         many = {token: len(of) for token, of in values.items() if len(of) > most_values}
         if many:
             return self._none(tolerance, f"more than {most_values} values of token {min(many)}")
-        elsewhere = self._depends_elsewhere(values, most_values)
+        elsewhere = self._depends_elsewhere(lambda t, h: values[t].sort(h, most=most_values))
         if elsewhere > tolerance / 2:
-            reason = f"a step reads more than the left neighbour (in {elsewhere:.1%} of places)"
-            return self._none(tolerance, reason, final=True)
+            return self._none(tolerance, _farther(elsewhere), final=True)
         table = tabulate(self.runs, values, tries=tries, most=most_values, generator=self.generator)
         if not table.closed:
             tokens = ", ".join(f"{len(of)} of {token}" for token, of in values.items())
@@ -216,8 +234,25 @@ class _Reader:
     def _none(self, tolerance: float, reason: str, *, final: bool = False) -> _Attempt:
         return _Attempt(Decompiled(None, reason, tolerance=tolerance), -1.0, final)
 
+    def read_regions(self, n_exchanges: int, most_values: int, lengths: list[int]) -> Decompiled:
+        """Read with regions of states as values."""
+        if len(self.runs.tokens) > MOST_TOKENS:
+            reason = f"{len(self.runs.tokens)} tokens, more than {MOST_TOKENS}"
+            return self._none(0.0, reason).result
+        self.generator = torch.Generator().manual_seed(self.seed)
+        elsewhere = self._depends_elsewhere(lambda _, h: self.runs.read(h))
+        if elsewhere > _ANSWERS_ELSEWHERE:
+            return self._none(0.0, _farther(elsewhere)).result
+        batch = inputs_of(self.task, (self.n,), self.examples, seed=self.seed + 2)
+        others = Runs(self.model, batch, self.runs.n_loops)
+        runs = ExchangeRuns.of(self.runs, n_exchanges, self.generator)
+        held_back = ExchangeRuns.of(others, n_exchanges // 2, self.generator)
+        found = refine(runs, held_back, most_values=most_values)
+        automaton = found.table.automaton(found.regions.sizes, runs).merged()
+        return self._held_out(automaton, found.table.consistency, lengths, readable=False).result
+
     @torch.no_grad()
-    def _depends_elsewhere(self, values: Mapping[int, TokenValues], most: int) -> float:
+    def _depends_elsewhere(self, sort: Callable[[int, Tensor], Tensor]) -> float:
         """Share of places whose next value changes with all that is not the place or left of it."""
         runs, generator = self.runs, self.generator
         size, n_pos = runs.batch.inputs.shape
@@ -234,10 +269,10 @@ class _Reader:
         after = bind(runs.model, tokens).step(mixed)[each, at]
         changed = 0
         own = runs.batch.inputs[rows, at]
-        for token, of in values.items():
+        for token in runs.tokens:
             mine = own == token
             if mine.any():
-                both = of.sort(torch.cat([before[mine], after[mine]]), most=most)
+                both = sort(token, torch.cat([before[mine], after[mine]]))
                 changed += int((both[: int(mine.sum())] != both[int(mine.sum()) :]).sum())
         return changed / _ELSEWHERE
 
@@ -252,13 +287,6 @@ class _Reader:
         """The program of a table, and whether it says enough of what the model does."""
         starts = {token: {v for (_, own), of in table.starts.items() if own == token for v in of}
                   for token in values}  # fmt: skip
-        automaton = table.automaton({token: len(of) for token, of in values.items()}).merged()
-        program = program_of(
-            automaton, self.task, n_loops=loop_count(self.task), doc="Read off a model."
-        )
-        evidence = self._evidence(program, lengths)
-        worst = evidence.loc[evidence["what"] == TRAJECTORY, "low"].min()
-        undisturbed = evidence.loc[evidence["what"] == UNDISTURBED, "value"].min()
         reason = ""
         if max(map(len, starts.values())) > 1:
             reason = "positions of one token start with different values"
@@ -266,9 +294,36 @@ class _Reader:
             reason = f"the same experiment gives different values ({1 - table.consistency:.1%})"
         elif any(len(of) >= most_values for of in values.values()):
             reason = f"{most_values} values of a token or more"
-        elif worst != worst:
+        automaton = table.automaton({token: len(of) for token, of in values.items()}).merged()
+        return self._held_out(
+            automaton, table.consistency, lengths, tolerance=tolerance, reason=reason
+        )
+
+    def _held_out(
+        self,
+        automaton: CellAutomaton,
+        consistency: float,
+        lengths: list[int],
+        *,
+        tolerance: float = 0.0,
+        reason: str = "",
+        readable: bool = True,
+    ) -> _Attempt:
+        """The program of an automaton, and whether it says enough of what the model does."""
+        program = program_of(
+            automaton,
+            self.task,
+            n_loops=loop_count(self.task),
+            doc="Read off a model.",
+            readable=readable,
+        )
+        number = _HELD_OUT if readable else _HELD_OUT_REGIONS
+        evidence = self._evidence(program, lengths, number)
+        worst = evidence.loc[evidence["what"] == TRAJECTORY, "low"].min()
+        undisturbed = evidence.loc[evidence["what"] == UNDISTURBED, "value"].min()
+        if not reason and worst != worst:
             reason = "no exchange changes an answer"
-        elif worst < ENOUGH:
+        elif not reason and worst < ENOUGH:
             reason = f"of whole trajectories it says {worst:.0%} to be sure, less than {ENOUGH:.0%}"
         found = Decompiled(
             program=None if reason else program,
@@ -276,21 +331,25 @@ class _Reader:
             closest=program,
             automaton=automaton,
             tolerance=tolerance,
-            consistency=table.consistency,
+            consistency=consistency,
             evidence=evidence,
         )
         score = float(worst if worst == worst else 0) + 1e-3 * float(undisturbed)
         return _Attempt(found, score, final=not reason)
 
-    def _evidence(self, program: LoopProgram, lengths: list[int]) -> pd.DataFrame:
+    def _evidence(self, program: LoopProgram, lengths: list[int], number: int) -> pd.DataFrame:
         parts = []
         generator = torch.Generator().manual_seed(self.seed + 1)
         for n in lengths:
             batch = inputs_of(self.task, (n,), 2 * self.examples, seed=self.seed + 1)
             n_loops = n_loops_of(self.model, batch.inputs.shape[1], self.task.n_loops(n))
-            pairs = exchanges(batch, n_loops, 1000, generator)
+            pairs = exchanges(batch, n_loops, number, generator)
             parts.append(agreement(self.model, program, pairs).assign(n=n))
         return pd.concat(parts, ignore_index=True)
+
+
+def _farther(share: float) -> str:
+    return f"a step reads more than the left neighbour (in {share:.1%} of places)"
 
 
 def n_loops_of(model: Any, n_positions: int, otherwise: int) -> int:

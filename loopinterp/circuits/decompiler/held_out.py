@@ -8,40 +8,16 @@ import pandas as pd
 import torch
 
 from loopinterp.circuits.interchange_engine import InterchangeRun
-from loopinterp.circuits.interchange_pairs import InterchangePairs
 from loopinterp.circuits.program_counterfactuals import Prediction
 from loopinterp.intervals import wilson_estimate
 
 if TYPE_CHECKING:
+    from loopinterp.circuits.interchange_pairs import InterchangePairs
     from loopinterp.models import LoopedModel
     from loopinterp.rasp.program import LoopProgram
-    from loopinterp.tasks.task import Batch
 
 UNDISTURBED, END, TRAJECTORY = "undisturbed", "at the end", "whole trajectory"
 _DELAYS = 2
-
-
-def exchanges(
-    batch: Batch, n_loops: int, number: int, generator: torch.Generator
-) -> InterchangePairs:
-    """Whole states of one position, from another input with the same token there.
-
-    Fewer than asked for, if too few of the inputs drawn have the same token.
-    """
-    tries, (size, n_pos) = 8 * number, batch.inputs.shape
-    base, source = torch.randint(size, (2, tries), generator=generator)
-    position = torch.randint(n_pos, (tries,), generator=generator)
-    loop = torch.randint(n_loops + 1, (tries,), generator=generator)
-    alike = batch.inputs[base, position] == batch.inputs[source, position]
-    kept = (alike & (base != source)).nonzero().squeeze(1)[:number]
-    return InterchangePairs.of(
-        batch,
-        base=base[kept],
-        source=source[kept],
-        positions=position[kept, None],
-        loop=loop[kept],
-        n_loops=n_loops,
-    )
 
 
 def agreement(
@@ -55,7 +31,7 @@ def agreement(
     Args:
         model: The model.
         program: What is asked.
-        pairs: The exchanges (:func:`exchanges`).
+        pairs: The exchanges (:func:`~loopinterp.circuits.decompiler.exchange_runs.exchanges`).
 
     Returns:
         Columns ``what``, ``agree``, ``of``, ``value``, ``low``, ``high``.

@@ -72,7 +72,7 @@ def test_eap_is_the_slope_of_the_metric_along_each_edge(name: str) -> None:
             weights = torch.zeros(graph.edges.shape, dtype=torch.float64)
             weights[s, r] = step
             with torch.no_grad():
-                ends.append(effects.compared.score(runs(weights, donor)[0])[1])
+                ends.append(effects.compared.scores(runs(weights, donor)[0][None])[0, 1])
         slope = (ends[0] - ends[1]) / (2 * small)
         assert found[s, r].item() == pytest.approx(slope, abs=1e-6)
 

@@ -1,0 +1,168 @@
+"""The table of steps by counting what runs do, once each of their states has a value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from loopinterp.circuits.decompiler.cell_automaton import EDGE, CellAutomaton
+from loopinterp.short_repr import ShortRepr
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+    from torch import Tensor
+
+    from loopinterp.circuits.decompiler.exchange_runs import ExchangeRuns
+
+
+@dataclass(frozen=True, eq=False)
+class CountedTable(ShortRepr):
+    """What most cells of each kind become, from their own value and the left neighbour's.
+
+    The first position has token -1 to its left, which is the last row of ``step``.
+
+    Attributes:
+        step: [left token, left value, own token, own value] -> value after one loop; the same as
+            before where no run has such a pair.
+        seen: Where some run has.
+        start: Own token -> value before the first loop.
+        answers: [token, value] -> what is answered.
+        consistency: Share of the steps that are as most of their kind.
+    """
+
+    step: Int[Tensor, "left_token left_value token value"] = field(repr=False)
+    seen: Bool[Tensor, "left_token left_value token value"] = field(repr=False)
+    start: Int[Tensor, " token"] = field(repr=False)
+    answers: Int[Tensor, "token value"] = field(repr=False)
+    consistency: float
+
+    @classmethod
+    def of(
+        cls, runs: ExchangeRuns, values: tuple[Tensor, Tensor], n_tokens: int, n_values: int
+    ) -> CountedTable:
+        """Count the steps of all runs.
+
+        Args:
+            runs: The runs.
+            values: Of undisturbed and exchanged runs' states, each [time, run, pos].
+            n_tokens: Tokens are below it.
+            n_values: Values are below it.
+        """
+        shape = (n_tokens + 1, n_values, n_tokens, n_values)
+        known = runs.undisturbed.answers.unique()
+        counts = torch.zeros(*shape, n_values, dtype=torch.long)
+        said = torch.zeros(n_tokens, n_values, len(known), dtype=torch.long)
+        for of, own in zip((runs.undisturbed, runs.exchanged), values):
+            kind = flat_index(beside(of.tokens, own), shape)
+            both = (kind[:-1] * n_values + own[1:])[of.within[1:]]
+            counts += both.flatten().bincount(minlength=counts.numel()).view_as(counts)
+            answer = torch.searchsorted(known, of.answers).clamp(max=len(known) - 1)
+            cell = (of.tokens.expand_as(own) * n_values + own) * len(known) + answer
+            said += cell[of.within].flatten().bincount(minlength=said.numel()).view_as(said)
+        seen, most = counts.sum(-1) > 0, counts.amax(-1)
+        stay = torch.arange(n_values).expand(shape)
+        tokens, first = runs.undisturbed.tokens, values[0][0]
+        starts = torch.zeros(n_tokens, n_values, dtype=torch.long)
+        starts.view(-1).index_add_(
+            0, (tokens * n_values + first).flatten(), torch.ones_like(tokens).flatten()
+        )
+        return cls(
+            step=counts.argmax(-1).where(seen, stay),
+            seen=seen,
+            start=starts.argmax(-1),
+            answers=known[said.argmax(-1)],
+            consistency=float(most.sum() / counts.sum()),
+        )
+
+    def follow(
+        self, tokens: Int[Tensor, "run pos"], values: Int[Tensor, "run pos"], n_loops: int
+    ) -> Int[Tensor, "time run pos"]:
+        """Values after 0, 1, … loops, as the table says."""
+        found = [values]
+        for _ in range(n_loops):
+            found.append(self.step[beside(tokens, found[-1])])
+        return torch.stack(found)
+
+    def automaton(self, sizes: Mapping[int, int], runs: ExchangeRuns) -> CellAutomaton:
+        """The same as a table of the pairs that runs have."""
+        edge = len(self.step) - 1
+        tokens = runs.undisturbed.tokens.tolist()
+        side_by_side = {pair for row in tokens for pair in zip([EDGE[0], *row], row)}
+        step = {}
+        for left, left_value, own, value in self.seen.nonzero().tolist():
+            cell = EDGE if left == edge else (left, left_value)
+            step[cell, (own, value)] = int(self.step[left, left_value, own, value])
+        return CellAutomaton(
+            sizes=sizes,
+            start={pair: int(self.start[pair[1]]) for pair in sorted(side_by_side)},
+            step=step,
+            answers={(t, v): int(self.answers[t, v]) for t, n in sizes.items() for v in range(n)},
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Said(ShortRepr):
+    """What a table says of runs, and where that is right.
+
+    Attributes:
+        values: Those of undisturbed and of exchanged runs, as the table says.
+        undisturbed: Whether the whole answer of an input is right at a loop.
+        right: Whether that of an exchange is, at each time; true once the run is over. Where the
+            exchange changes no answer of the table, it should change none of the model.
+        matters: Whether an exchange changes an answer of the model or of the table.
+    """
+
+    values: tuple[Int[Tensor, "time input pos"], Int[Tensor, "time pair pos"]] = field(repr=False)
+    undisturbed: Bool[Tensor, "time input"]
+    right: Bool[Tensor, "time pair"]
+    matters: Bool[Tensor, " pair"]
+
+    @classmethod
+    def of(cls, table: CountedTable, runs: ExchangeRuns) -> Said:
+        """Follow the table through all runs."""
+        alone, after, pairs = runs.undisturbed, runs.exchanged, runs.pairs
+        n_loops = len(alone.states) - 1
+        values = table.follow(alone.tokens, table.start[alone.tokens], n_loops)
+        each, position = torch.arange(len(pairs)), pairs.positions[:, 0]
+        changed = values[pairs.loop, pairs.base]
+        changed[each, position] = values[pairs.source_loop, pairs.source, position]
+        gone_on = table.follow(after.tokens, changed, len(after.states) - 1)
+        answers = table.answers[alone.tokens, values]
+        before, then = runs.at_base(answers), table.answers[after.tokens, gone_on]
+        natural, counted = runs.natural, runs.counted
+        claimed = torch.where(then != before, then, natural)
+        moved = (then != before) | (after.answers != natural)
+        return cls(
+            values=(values, gone_on),
+            undisturbed=((answers == alone.answers) | ~runs.asked).all(-1),
+            right=((claimed == after.answers) | ~counted).all(-1),
+            matters=(moved & counted).any(-1).any(0),
+        )
+
+    @property
+    def score(self) -> Float[Tensor, ""]:
+        """Shares of whole trajectories, and of whole answers after exchanges and undisturbed."""
+        right = self.right[:, self.matters].double()
+        if not right.numel():
+            return self.undisturbed.double().mean()
+        return right.prod(0).mean() + right.mean() + self.undisturbed.double().mean()
+
+
+def beside(
+    tokens: Int[Tensor, "run pos"], values: Int[Tensor, "*time run pos"]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Left token (-1 for none), left value, own token and own value of every place."""
+    pad = torch.nn.functional.pad
+    left = pad(tokens[:, :-1], (1, 0), value=EDGE[0])
+    return left.expand_as(values), pad(values[..., :-1], (1, 0)), tokens.expand_as(values), values
+
+
+def flat_index(index: tuple[Tensor, ...], shape: tuple[int, ...]) -> Tensor:
+    """The place of each index in a flattened table; -1 is the last of an axis."""
+    flat = torch.zeros_like(index[0])
+    for at, size in zip(index, shape):
+        flat = flat * size + at % size
+    return flat

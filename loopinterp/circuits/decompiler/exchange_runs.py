@@ -1,0 +1,133 @@
+"""Runs that went on after a state was exchanged, beside runs that were left alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from loopinterp.circuits.interchange_pairs import InterchangePairs
+from loopinterp.models import iterate
+from loopinterp.short_repr import ShortRepr
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+    from torch import Tensor
+
+    from loopinterp.circuits.decompiler.behaviour import Runs
+    from loopinterp.tasks.task import Batch
+
+
+def exchanges(
+    batch: Batch, n_loops: int, number: int, generator: torch.Generator
+) -> InterchangePairs:
+    """Whole states of one position, from another input with the same token there.
+
+    Fewer than asked for, if too few of the inputs drawn have the same token.
+    """
+    tries, (size, n_pos) = 8 * number, batch.inputs.shape
+    base, source = torch.randint(size, (2, tries), generator=generator)
+    position = torch.randint(n_pos, (tries,), generator=generator)
+    loop = torch.randint(n_loops + 1, (tries,), generator=generator)
+    alike = batch.inputs[base, position] == batch.inputs[source, position]
+    kept = (alike & (base != source)).nonzero().squeeze(1)[:number]
+    return InterchangePairs.of(
+        batch,
+        base=base[kept],
+        source=source[kept],
+        positions=position[kept, None],
+        loop=loop[kept],
+        n_loops=n_loops,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Trajectories(ShortRepr):
+    """States and answers of some runs; time counts the loops from where each begins.
+
+    Attributes:
+        tokens: What stands where.
+        states: The states.
+        answers: What would be answered there.
+        within: Whether a run is not over yet.
+    """
+
+    tokens: Int[Tensor, "run pos"]
+    states: Float[Tensor, "time run pos d_model"] = field(repr=False)
+    answers: Int[Tensor, "time run pos"] = field(repr=False)
+    within: Bool[Tensor, "time run"] = field(repr=False)
+
+    def __getitem__(self, rows: Tensor) -> Trajectories:
+        return Trajectories(
+            self.tokens[rows], self.states[:, rows], self.answers[:, rows], self.within[:, rows]
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class ExchangeRuns(ShortRepr):
+    """What a table of steps can be learnt from, and what it should say.
+
+    Attributes:
+        undisturbed: The runs of all inputs.
+        exchanged: Those that went on from an exchanged state, from there on.
+        pairs: Base, source, position and loop of each.
+        asked: Where an answer is asked for.
+    """
+
+    undisturbed: Trajectories
+    exchanged: Trajectories
+    pairs: InterchangePairs = field(repr=False)
+    asked: Bool[Tensor, "input pos"] = field(repr=False)
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, runs: Runs, number: int, generator: torch.Generator) -> ExchangeRuns:
+        """Draw exchanges; of those that change no answer of the model, as many as of the others.
+
+        Args:
+            runs: Undisturbed runs.
+            number: How many are tried.
+            generator: Of the exchanges.
+        """
+        pairs = exchanges(runs.batch, runs.n_loops, number, generator)
+        loops = torch.arange(runs.n_loops + 1)
+        everything = torch.ones(len(loops), len(runs.batch.inputs), dtype=torch.bool)
+        undisturbed = Trajectories(
+            runs.batch.inputs, runs.states.cpu(), _read(runs, runs.states), everything
+        )
+        each, position = torch.arange(len(pairs)), pairs.positions[:, 0]
+        changed = runs.states[pairs.loop, pairs.base].clone()
+        changed[each, position] = runs.states[pairs.source_loop, pairs.source, position]
+        inputs = runs.inputs[pairs.base]
+        run = iterate(runs.model, inputs, int(pairs.longest), state=changed)
+        states = torch.stack([h for _, h in run])
+        within = pairs.loop + loops[: len(states), None] <= runs.n_loops
+        exchanged = Trajectories(
+            runs.batch.inputs[pairs.base], states.cpu(), _read(runs, states), within
+        )
+        made = cls(undisturbed, exchanged, pairs, pairs.asked)
+        felt = ((exchanged.answers != made.natural) & made.counted).any(-1).any(0)
+        unfelt = (~felt).nonzero().squeeze(1)[: max(int(felt.sum()), 1)]
+        kept = torch.cat([felt.nonzero().squeeze(1), unfelt])
+        return cls(undisturbed, exchanged[kept], pairs[kept], pairs.asked)
+
+    @property
+    def natural(self) -> Int[Tensor, "time pair pos"]:
+        """Answers of each base at the same loops, undisturbed; past the end those of the end."""
+        return self.at_base(self.undisturbed.answers)
+
+    @property
+    def counted(self) -> Bool[Tensor, "time pair pos"]:
+        """Where an answer is asked for, before a run is over."""
+        return self.exchanged.within[..., None] & self.asked[self.pairs.base]
+
+    def at_base(self, of_runs: Int[Tensor, "loops input pos"]) -> Int[Tensor, "time pair pos"]:
+        """What undisturbed runs have at the loops at which the exchanged ones are."""
+        times = torch.arange(len(self.exchanged.within))[:, None]
+        loops = (self.pairs.loop + times).clamp(max=len(of_runs) - 1)
+        return of_runs[loops, self.pairs.base]
+
+
+def _read(runs: Runs, states: Float[Tensor, "time run pos d_model"]) -> Int[Tensor, "time run pos"]:
+    return torch.stack([runs.read(h.flatten(0, 1)).view(h.shape[:2]) for h in states]).cpu()

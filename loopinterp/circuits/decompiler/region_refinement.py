@@ -1,0 +1,247 @@
+"""Values of a trained model by counterexamples: a value is cut where a run leaves its table.
+
+A trained model's states are not alike, and no two need do the same for ever. What is looked for
+is the coarsest cut of them into values with which a table says what the model does. It begins
+with the answers as values. Where a run leaves the table, there is a pair of neighbours whose states
+become different values though they have the same; a plane through either's states that tells
+the two cases apart is a candidate. Of all candidates the one is taken that makes the table right
+about most of the model's runs, until none makes it better.
+
+Source: abstraction refinement guided by counterexamples (Clarke et al., CAV 2000), on interchange
+interventions (arXiv 2106.02997).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from loopinterp.circuits.decompiler.counted_table import CountedTable, Said, beside, flat_index
+from loopinterp.circuits.decompiler.exchange_runs import ExchangeRuns
+from loopinterp.circuits.decompiler.state_regions import Cut, StateRegions
+from loopinterp.progress import track
+from loopinterp.short_repr import ShortRepr
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+    from torch import Tensor
+
+GAIN = 0.003
+"""What a cut must add to the score (:attr:`Said.score`) to be made, and so must each of two."""
+
+_KINDS, _KINDS_AHEAD, _AHEAD = 6, 4, 5
+"""Kinds of pairs whose cuts are tried; of those after a first cut; first cuts that are tried."""
+
+_FITTED = 3000
+"""Examples that a plane is fitted to."""
+
+_QUANTILES = (0.15, 0.5, 0.85)
+_WITHIN_NOISE = 0.005
+
+
+@dataclass(frozen=True)
+class Refinement(ShortRepr):
+    """What :func:`refine` returns.
+
+    Attributes:
+        regions: Where the states of each value lie.
+        table: What cells become.
+        scores: Of the table after 0, 1, … cuts, on the runs that it was not made from.
+    """
+
+    regions: StateRegions
+    table: CountedTable
+    scores: tuple[float, ...] = field(repr=False)
+
+
+def refine(runs: ExchangeRuns, others: ExchangeRuns, *, most_values: int) -> Refinement:
+    """Cut states into values until the table says what the model does.
+
+    Cuts are made by what ``runs`` say; the fewest are kept with which the table is as right about
+    ``others`` as with any number, to :math:`0.005` of the score.
+
+    Args:
+        runs: Which the table is made from.
+        others: Which say how many cuts are worth it.
+        most_values: Of a token.
+    """
+    answers = _answers_of(runs)
+    n_tokens = max(answers) + 1
+    stages = [_Stage.first(runs, StateRegions(answers), n_tokens)]
+    for _ in track(range(len(answers) * most_values), "cut"):
+        further = _further(stages[-1], most_values)
+        if not further:
+            break
+        stages += further
+    scores = tuple(float(Said.of(stage.table, others).score) for stage in stages)
+    enough = max(scores) - _WITHIN_NOISE
+    chosen = next(stage for stage, score in zip(stages, scores) if score >= enough)
+    return Refinement(chosen.regions, chosen.table, scores)
+
+
+def _answers_of(runs: ExchangeRuns) -> dict[int, tuple[int, ...]]:
+    tokens = runs.undisturbed.tokens
+    return {
+        token: tuple(runs.undisturbed.answers[:, tokens == token].unique().tolist())
+        for token in tokens.unique().tolist()
+    }
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """Some cuts, and what comes of them."""
+
+    runs: ExchangeRuns
+    regions: StateRegions
+    values: tuple[Int[Tensor, "time input pos"], Int[Tensor, "time pair pos"]]
+    table: CountedTable
+    said: Said
+
+    @classmethod
+    def first(cls, runs: ExchangeRuns, regions: StateRegions, n_tokens: int) -> _Stage:
+        alone, after = (
+            regions.values(of.tokens.expand_as(of.answers), of.states, of.answers)
+            for of in (runs.undisturbed, runs.exchanged)
+        )
+        return cls.of(runs, regions, (alone, after), n_tokens)
+
+    @classmethod
+    def of(
+        cls, runs: ExchangeRuns, regions: StateRegions, values: tuple[Tensor, Tensor], n_tokens: int
+    ) -> _Stage:
+        table = CountedTable.of(runs, values, n_tokens, max(regions.sizes.values()))
+        return cls(runs, regions, values, table, Said.of(table, runs))
+
+    def after(self, cut: Cut) -> _Stage:
+        """The same with one more cut."""
+        alone, after = (
+            cut(own, of.tokens.expand_as(own), of.states)
+            for of, own in zip((self.runs.undisturbed, self.runs.exchanged), self.values)
+        )
+        n_tokens = len(self.table.start)
+        return _Stage.of(self.runs, self.regions.and_cut(cut), (alone, after), n_tokens)
+
+    @property
+    def score(self) -> float:
+        return float(self.said.score)
+
+
+def _further(stage: _Stage, most_values: int) -> list[_Stage]:
+    """The best next stage, or the next two where no single cut is any good; none if neither is."""
+    tried = [(kind, stage.after(cut)) for kind, cut in _cuts(stage, _KINDS, most_values)]
+    tried.sort(key=lambda one: -one[1].score)
+    if not tried:
+        return []
+    if tried[0][1].score >= stage.score + GAIN:
+        return [tried[0][1]]
+    # A carry that is held for two more loops needs two more values, of which one alone is no use.
+    firsts: dict[tuple[int, int, int], _Stage] = {}
+    for kind, one in tried:
+        cut = one.regions.cuts[-1]
+        firsts.setdefault((kind, cut.token, cut.value), one)
+    pairs = [
+        (first, first.after(cut))
+        for first in list(firsts.values())[:_AHEAD]
+        for _, cut in _cuts(first, _KINDS_AHEAD, most_values)
+    ]
+    if not pairs:
+        return []
+    first, second = max(pairs, key=lambda pair: pair[1].score)
+    return [first, second] if second.score >= stage.score + 2 * GAIN else []
+
+
+def _cuts(stage: _Stage, most: int, most_values: int) -> Iterator[tuple[int, Cut]]:
+    """Candidates: the number of the kind of pair that each comes from, and the cut."""
+    sizes = stage.regions.sizes
+    for number, kind in enumerate(_counterexamples(stage, most)):
+        left, own, other = _examples(stage, kind)
+        if int(other.sum()) < 3:
+            continue
+        left_token, left_value, token, value = kind
+        sides = [(token, value, own)]
+        if left_token >= 0:
+            sides.append((left_token, left_value, left))
+        planes = [_plane(states, other) for *_, states in sides]
+        found = [(*side[:2], *plane) for side, plane in zip(sides, planes)]
+        if len(sides) == 2:
+            # Both together decide; each is cut in between, where their sum turns.
+            normal, _ = _plane(torch.cat([own, left], dim=1), other)
+            for (t, v, states), part in zip(sides, normal.chunk(2)):
+                along = (states @ part)[other]
+                found += [(t, v, part, -float(along.quantile(q))) for q in _QUANTILES]
+        for t, v, normal, offset in found:
+            if sizes[t] < most_values:
+                yield number, Cut(t, v, sizes[t], normal, offset)
+
+
+def _counterexamples(stage: _Stage, most: int) -> list[tuple[int, int, int, int]]:
+    """Kinds of pairs (left token, value, own token, value) at which runs leave the table first.
+
+    Only of runs about whose answers the table is wrong, and before it is.
+    """
+    said, runs = stage.said, stage.runs
+    times = torch.arange(len(said.right))[:, None]
+    first_wrong = (~said.right).int().argmax(0)
+    wrong = (
+        (~said.undisturbed).any(0).expand(len(said.undisturbed), -1),
+        (~said.right).any(0) & said.matters & (times <= first_wrong) & runs.exchanged.within,
+    )
+    counts: Counter[int] = Counter()
+    shape = tuple(stage.table.step.shape)
+    for of, true, told, counted in zip(
+        (runs.undisturbed, runs.exchanged), stage.values, said.values, wrong
+    ):
+        off = true != told
+        on = ~off[:-1] & ~torch.nn.functional.pad(off[:-1, :, :-1], (1, 0))
+        leaving = on & off[1:] & counted[1:, :, None]
+        kind = flat_index(beside(of.tokens, true), shape)[:-1][leaving]
+        found, number = kind.unique(return_counts=True)
+        counts.update(dict(zip(found.tolist(), number.tolist())))
+    last = shape[0] - 1
+    most_common = [
+        tuple(int(x) for x in torch.unravel_index(torch.tensor(kind), shape))
+        for kind, _ in counts.most_common(most)
+    ]
+    return [(-1 if lt == last else lt, lv, t, v) for lt, lv, t, v in most_common]
+
+
+def _examples(
+    stage: _Stage, kind: tuple[int, int, int, int]
+) -> tuple[Float[Tensor, "example d_model"], Float[Tensor, "example d_model"], Bool[Tensor, " _"]]:
+    """States of the left and the own position of a kind of pair; whether another value follows.
+
+    Another one than most often.
+    """
+    lefts, owns, nexts = [], [], []
+    for of, values in zip((stage.runs.undisturbed, stage.runs.exchanged), stage.values):
+        here = torch.stack([at == k for at, k in zip(beside(of.tokens, values), kind)]).all(0)
+        here = here[:-1] & of.within[1:, :, None]
+        time, run, position = here.nonzero(as_tuple=True)
+        owns.append(of.states[time, run, position])
+        lefts.append(of.states[time, run, (position - 1).clamp(min=0)])
+        nexts.append(values[time + 1, run, position])
+    left, own, after = torch.cat(lefts), torch.cat(owns), torch.cat(nexts)
+    some = torch.randperm(len(after), generator=torch.Generator().manual_seed(0))[:_FITTED]
+    after = after[some]
+    return left[some], own[some], after != after.mode().values
+
+
+def _plane(
+    states: Float[Tensor, "example d_model"], beyond: Bool[Tensor, " example"]
+) -> tuple[Float[Tensor, " d_model"], float]:
+    """The plane that tells the examples apart best: logistic regression."""
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+
+    mean, scale = states.mean(0), states.std() + 1e-9
+    model = LogisticRegression(C=30.0, max_iter=100)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model.fit(((states - mean) / scale).numpy(), beyond.numpy())  # any good plane will do
+    normal = torch.from_numpy(model.coef_[0]).to(states) / scale
+    return normal, float(torch.as_tensor(model.intercept_)[0] - mean @ normal)
