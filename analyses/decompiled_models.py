@@ -144,8 +144,11 @@ def evidence_of(found: Decompiled) -> dict[str, float]:
     """The lowest share of what was agreed on over the lengths, of each kind, and its lower end."""
     if not len(found.evidence):
         return {}
-    worst = found.evidence.groupby("what", sort=False)[["value", "low"]].min()
-    return {**worst["value"], "surely": float(worst.loc["whole trajectory", "low"])}
+    worst: dict[str, float] = {}
+    for row in found.evidence.to_dict("records"):
+        worst[row["what"]] = min(worst.get(row["what"], 1.0), row["value"])
+    whole = found.evidence["what"] == "whole trajectory"
+    return worst | {"surely": float(found.evidence.loc[whole, "low"].min())}
 
 
 def shown(x: float | None, digits: int = 2) -> str:

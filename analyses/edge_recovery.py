@@ -53,7 +53,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     path = args.results / FILE
-    found = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=KEY)
+    found: Any = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=KEY)
     done = set(found[KEY].itertuples(index=False, name=None))
     args.results.mkdir(parents=True, exist_ok=True)
     for cell in cells():
@@ -127,7 +127,8 @@ def tables(found: pd.DataFrame) -> dict[str, str]:
             words = {"auroc": "AUROC", "average_precision": "average precision"}[measure]
             summary.append([graph, TRUTHS[str(truth)], words, *both])
     areas = []
-    for graph, of in full[full["truth"] == "program"].groupby("graph", sort=False):
+    of_program: Any = full[full["truth"] == "program"]
+    for graph, of in of_program.groupby("graph", sort=False):
         for measure in ("cpr", "cmd", *(["cmd_of_curve"] if graph == "tied" else [])):
             means = of.groupby("score")[measure].mean()
             label = {"cpr": "CPR", "cmd": "CMD", "cmd_of_curve": "CMD, even curve"}[measure]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
-
-from loopinterp.models import LoopedTransformer
 
 Sees = Callable[[str, str, Tensor], Tensor]
 """What a receiver sees of a sender, whose own output is given: (sender, receiver, output)."""
@@ -19,7 +18,7 @@ def as_it_is(sender: str, receiver: str, output: Tensor) -> Tensor:
 
 @torch.no_grad()
 def run_by_hand(
-    model: LoopedTransformer, tokens: Tensor, n_loops: int, sees: Sees = as_it_is
+    model: Any, tokens: Tensor, n_loops: int, sees: Sees = as_it_is
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Logits, and what every component wrote. Nothing of the model but its weights is used."""
     config = model.config
@@ -29,7 +28,7 @@ def run_by_hand(
     written = {"input": embedded}
     steps = list(_steps(model, n_loops))
 
-    def stream(receiver: str, until: int) -> tuple[Tensor, Tensor | None]:
+    def stream(receiver: str, until: int) -> tuple[Tensor, Any]:
         """The stream before a step as one receiver sees it, and the input injected into it."""
         x = sees("input", receiver, embedded)
         e = x if not config.n_prelude else None
@@ -65,8 +64,13 @@ def run_by_hand(
             continue
 
         def read(
-            receiver: str, ln: str, recall: str, at: int = at, place: str = place, layer=layer
-        ):
+            receiver: str,
+            ln: str,
+            recall: str,
+            at: int = at,
+            place: str = place,
+            layer: Any = layer,
+        ) -> Tensor:
             x, e = stream(receiver, at)
             if config.norm in ("pre", "sandwich"):
                 x = normed(getattr(layer, ln), x)
@@ -92,8 +96,8 @@ def run_by_hand(
     return x @ model.unembedding.weight.T + model.unembedding.bias, written
 
 
-def _steps(model: LoopedTransformer, n_loops: int) -> Iterable[tuple[str, str, object]]:
-    def layers(section: str, prefix: str, stack: object) -> Iterable[tuple[str, str, object]]:
+def _steps(model: Any, n_loops: int) -> Iterable[tuple[str, str, Any]]:
+    def layers(section: str, prefix: str, stack: Any) -> Iterable[tuple[str, str, Any]]:
         for k, layer in enumerate(stack):
             yield "attn", f"{prefix}{section}.{k}.", layer
             yield "mlp", f"{prefix}{section}.{k}.", layer
@@ -106,11 +110,11 @@ def _steps(model: LoopedTransformer, n_loops: int) -> Iterable[tuple[str, str, o
     yield from layers("coda", "", model.coda)
 
 
-def parts(config: object, kind: str) -> list[str]:
+def parts(config: Any, kind: str) -> list[str]:
     return ["mlp"] if kind == "mlp" else [f"head.{h}" for h in range(config.n_heads)]
 
 
-def normed(norm: object, x: Tensor) -> Tensor:
+def normed(norm: Any, x: Tensor) -> Tensor:
     if norm.bias is None:
         return x / (x.pow(2).mean(-1, keepdim=True) + norm.eps).sqrt() * norm.weight
     centred = x - x.mean(-1, keepdim=True)
@@ -118,9 +122,7 @@ def normed(norm: object, x: Tensor) -> Tensor:
     return centred / scale * norm.weight + norm.bias
 
 
-def attend(
-    model: LoopedTransformer, attn: object, head: int, q: Tensor, k: Tensor, v: Tensor
-) -> Tensor:
+def attend(model: Any, attn: Any, head: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     config, n = model.config, q.shape[1]
     d = config.head_width
     rows = slice(head * d, (head + 1) * d)

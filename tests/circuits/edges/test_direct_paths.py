@@ -142,7 +142,8 @@ def test_groups_of_neurons_send_their_part_of_the_mlp() -> None:
         model.run_with_cache(x, n_loops=LOOPS, names_filter=inside)[1] for x in (base, source)
     ]
     change = (neurons[1][inside[0]] - neurons[0][inside[0]])[..., [0, 3]]
-    changed = own["1:block.1.mlp"] + change @ model.block[1].mlp.fc_out.weight[:, [0, 3]].T
+    outwards = model.get_parameter("block.1.mlp.fc_out.weight")
+    changed = own["1:block.1.mlp"] + change @ outwards[:, [0, 3]].T
     expected, _ = run_by_hand(
         model, base, LOOPS,
         lambda a, b, x: changed if (a, b) == ("1:block.1.mlp", "2:block.0.mlp") else x,

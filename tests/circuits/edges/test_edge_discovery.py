@@ -102,6 +102,7 @@ def test_a_result_is_saved_tabled_and_made_a_circuit(tmp_path: Path) -> None:
     drawn = {(s, r, min(lag, 1) * r.startswith("block")) for s, r, lag in found.tied_edges()}
     assert program_edges(found.circuit()) == drawn
     assert found.to_dataframe("curve")["kept"].max() == found.data["pruned"].count()
+    wrong: dict[str, Any]
     for wrong in ({"score": "exact"}, {"count": 3}, {"score": "eap", "count": 1}):
         with pytest.raises(InputError):
             found.tied_edges(**wrong)
@@ -114,7 +115,8 @@ def test_what_it_says_and_shows() -> None:
     figures = found.figures()
     assert [bool(figure.control) for figure in figures] == [True] * 3
     assert {figure.section for figure in figures} == {"program"}
-    names = [trace.name for trace in figures[1].plot.data]
+    drawn: Any = figures[1].plot
+    names = [trace.name for trace in drawn.data]
     assert {"exact", "edge_ig", "magnitude", "random"} <= set(names)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -12,7 +14,7 @@ from loopinterp.models import LoopedTransformerConfig
 SURROUND = {"n_prelude": 1, "n_coda": 1, "n_layers": 2}
 
 
-def graph(n_loops: int = 3, *, split: bool = False, **changes: int) -> UnrolledGraph:
+def graph(n_loops: int = 3, *, split: bool = False, **changes: Any) -> UnrolledGraph:
     config = LoopedTransformerConfig(d_model=8, n_heads=2, d_vocab=5, d_vocab_out=2, **changes)
     return UnrolledGraph(config, n_loops, split=split)
 
