@@ -131,17 +131,25 @@ def _patching(model: Any, batch: Batch) -> Any:
     return circuits.patching_sweep(model, batch.inputs, batch.inputs.roll(1, 0), n_loops=4)
 
 
+def _edges(model: Any, batch: Batch) -> Any:
+    x = batch.inputs
+    return circuits.edge_study(model, x, x.roll(1, 0), n_loops=3, n_steps=2, curve_points=2)
+
+
 STUDIES: dict[str, Callable[[Any, Any], Any]] = ASKED | {
+    "edge_study": _edges,
     "convergence_study": lambda m, d: dynamics.convergence_study(m, d, n_loops=12, n_spectral=1),
     "search_subspaces": lambda m, d: circuits.search_subspaces(m, d, "ripple", ranks=(1,), steps=2),
     "carry_study": lambda m, d: probing.carry_study(m, d, n=16, loops=[0, 4], n_short=8),
     "patching_sweep": _patching,
 }
-OF_KNOWN = {"search_subspaces", "patching_sweep"}
+OF_KNOWN = {"edge_study", "search_subspaces", "patching_sweep"}
 """Studies that a model without training gives nothing to compare."""
 
 PLANNED_ON_THE_CPU = {"compare_programs", "interchange_study", "head_study"}
 """Studies that bring their data to the model themselves."""
+
+ON_THE_CPU_ALONE = {"edge_study"}
 
 TIES = {"carry_study": 0.02}
 """Accuracies, in which a tie may fall to either side."""
@@ -172,7 +180,10 @@ def on_the_cpu(name: str) -> Any:
 
 @pytest.mark.parametrize(
     ("name", "moved"),
-    [*((name, True) for name in STUDIES), *((name, False) for name in sorted(PLANNED_ON_THE_CPU))],
+    [
+        *((name, True) for name in STUDIES if name not in ON_THE_CPU_ALONE),
+        *((name, False) for name in sorted(PLANNED_ON_THE_CPU)),
+    ],
 )
 def test_studies(name: str, moved: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     here, data = on_the_cpu(name), asked_of(name)
@@ -188,6 +199,12 @@ def test_studies(name: str, moved: bool, monkeypatch: pytest.MonkeyPatch) -> Non
             np.testing.assert_allclose(found, expected.values, rtol=1e-3, atol=atol, err_msg=key)
         else:
             np.testing.assert_array_equal(found, expected.values, err_msg=key)
+
+
+def test_edges_are_refused_elsewhere() -> None:
+    model, data = model_for("edge_study"), asked_of("edge_study")
+    with pretend_gpu() as device, pytest.raises(InputError, match=r"Pass model\.cpu\(\)"):
+        _edges(model.to(device), data.to(device))
 
 
 # Training

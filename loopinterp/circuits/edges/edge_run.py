@@ -56,12 +56,20 @@ class EdgeRuns:
         embedding: What the input writes ``[batch, pos, d_model]``.
 
     Raises:
-        InputError: A model of another kind, or one with gates, or inputs that it cannot read.
+        InputError: A model of another kind, with gates, or not on the CPU, or inputs that it
+            cannot read.
         HookError: Hooks are on: these runs fire none.
     """
 
     def __init__(self, model: Any, graph: UnrolledGraph, inputs: Tensor) -> None:
         need_graph(model)
+        if model.device.type != "cpu":
+            raise InputError(
+                "device of the model",
+                expected="cpu",
+                given=str(model.device),
+                fix="Pass model.cpu(): scores of edges are not numbers elsewhere so far.",
+            )
         model.need_no_hooks()  # its layers are run one by one here, and would fire none
         self.model: LoopedTransformer = model
         self.graph = graph
