@@ -113,7 +113,7 @@ def test_what_looks_inside_a_loop_is_left_out_with_the_reason(tmp_path: Path) ->
     studied = keep_in_memory(_model(), Addition(), tmp_path, max_n=6, origin="made up")
     reasons = {study.name: study.unsaid(studied) for study in STUDIES}
     inside = {name for name, why in reasons.items() if "has no hooks there" in why}
-    assert inside == {"stabilisation", "heads", "attention"}
+    assert inside == {"ablation", "attention", "heads", "stabilisation"}
     assert {name for name, why in reasons.items() if not why} == {s.name for s in STUDIES} - inside
     with pytest.raises(InputError, match="WithVocabulary has no hooks there"):
         analyze_model(
@@ -223,7 +223,7 @@ def test_load_gives_the_model_of_a_run_with_its_task_at_hand(tmp_path: Path) -> 
 @pytest.mark.usefixtures("one_known_model")
 def test_every_study_that_needs_no_hooks_is_made(tmp_path: Path) -> None:
     found = analyze_model(_model(), Addition(), tmp_path, max_n=6, progress=False)
-    assert found.unsaid.keys() == {"stabilisation", "heads", "attention"}
+    assert found.unsaid.keys() == {"ablation", "attention", "heads", "stabilisation"}
     assert found.results.keys() == {study.name for study in STUDIES} - found.unsaid.keys()
     page = write_report(tmp_path).read_text()
     assert "cannot be shown" not in page and "WithVocabulary has no hooks there" in page
