@@ -65,14 +65,11 @@ class CountedTable(ShortRepr):
         seen, most = counts.sum(-1) > 0, counts.amax(-1)
         stay = torch.arange(n_values).expand(shape)
         tokens, first = runs.undisturbed.tokens, values[0][0]
-        starts = torch.zeros(n_tokens, n_values, dtype=torch.long)
-        starts.view(-1).index_add_(
-            0, (tokens * n_values + first).flatten(), torch.ones_like(tokens).flatten()
-        )
+        starts = (tokens * n_values + first).flatten().bincount(minlength=n_tokens * n_values)
         return cls(
             step=counts.argmax(-1).where(seen, stay),
             seen=seen,
-            start=starts.argmax(-1),
+            start=starts.view(n_tokens, n_values).argmax(-1),
             answers=known[said.argmax(-1)],
             consistency=float(most.sum() / counts.sum()),
         )

@@ -132,9 +132,9 @@ def decompile(
     to the shares in ``evidence``, and not what is computed to the last state.
 
     A model of which any of this does not hold is not decompiled: where it has more than
-    :data:`MOST_TOKENS` tokens, where a step reads more than the
-    left neighbour, where there are more values, where the same experiment gives different values,
-    or where the program says less than 90% of whole trajectories, at 95%.
+    :data:`MOST_TOKENS` tokens, where a step reads more than the left neighbour, where there are
+    more values, where the same experiment gives different values, or where the program says less
+    than 90% of whole trajectories, at 95%.
 
     Args:
         model: Any looped model.
@@ -179,6 +179,10 @@ def decompile(
         raise InputError("tolerances", expected="shares from 0 to below 1", given=given, fix=fix)
     tried = []
     reader = _Reader(model, task, n, examples, contexts, check_seed(seed))
+    n_tokens = len(reader.runs.tokens)
+    if n_tokens > MOST_TOKENS:
+        reason = f"{n_tokens} tokens, more than {MOST_TOKENS}"
+        return Decompiled(None, reason, tolerance=min(tolerances))
     judged_at = list(lengths or sorted({n - 1, n}))
     if not sharp:
         return reader.read_regions(n_exchanges, most_values, judged_at)
@@ -211,9 +215,6 @@ class _Reader:
 
     def read(self, tolerance: float, tries: int, most_values: int, lengths: list[int]) -> _Attempt:
         self.generator = torch.Generator().manual_seed(self.seed)  # each tolerance sees the same
-        if len(self.runs.tokens) > MOST_TOKENS:
-            reason = f"{len(self.runs.tokens)} tokens, more than {MOST_TOKENS}"
-            return self._none(tolerance, reason, final=True)
         values = {}
         for token in self.runs.tokens:
             contexts = Behaviour.of(self.runs, token, self.contexts, self.generator)
@@ -236,9 +237,6 @@ class _Reader:
 
     def read_regions(self, n_exchanges: int, most_values: int, lengths: list[int]) -> Decompiled:
         """Read with regions of states as values."""
-        if len(self.runs.tokens) > MOST_TOKENS:
-            reason = f"{len(self.runs.tokens)} tokens, more than {MOST_TOKENS}"
-            return self._none(0.0, reason).result
         self.generator = torch.Generator().manual_seed(self.seed)
         elsewhere = self._depends_elsewhere(lambda _, h: self.runs.read(h))
         if elsewhere > _ANSWERS_ELSEWHERE:
