@@ -107,7 +107,11 @@ class CellAutomaton(ShortRepr):
         )
 
     def merged(self) -> CellAutomaton:
-        """The smallest automaton with the same answers whatever is put in: equal cells are one.
+        """The smallest automaton with the same answers whatever is put in: equal cells are one."""
+        return self.renamed(self.merged_names())
+
+    def merged_names(self) -> dict[Cell, int]:
+        """Cell -> its number in the smallest automaton with the same answers.
 
         Cells of a token are equal if they answer alike and become equal ones beside every
         neighbour, and if neighbours of either become equal ones (Moore's refinement).
@@ -129,7 +133,7 @@ class CellAutomaton(ShortRepr):
             own = [cell for cell in self.cells if cell[0] == token]
             order = {b: k for k, b in enumerate(dict.fromkeys(block[cell] for cell in own))}
             names |= {cell: order[block[cell]] for cell in own}
-        return self.renamed(names)
+        return names
 
 
 def _numbered(views: Mapping[Cell, object]) -> dict[Cell, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -41,21 +41,28 @@ class CountedTable(ShortRepr):
 
     @classmethod
     def of(
-        cls, runs: ExchangeRuns, values: tuple[Tensor, Tensor], n_tokens: int, n_values: int
+        cls,
+        runs: Sequence[ExchangeRuns],
+        values: Sequence[Sequence[Tensor]],
+        n_tokens: int,
+        n_values: int,
     ) -> CountedTable:
         """Count the steps of all runs.
 
         Args:
-            runs: The runs.
-            values: Of undisturbed and exchanged runs' states, each [time, run, pos].
+            runs: The runs, of each length.
+            values: Of the states of undisturbed and exchanged runs [time, run, pos], of each
+                length.
             n_tokens: Tokens are below it.
             n_values: Values are below it.
         """
         shape = (n_tokens + 1, n_values, n_tokens, n_values)
-        known = runs.undisturbed.answers.unique()
+        known = torch.cat([of.undisturbed.answers.unique() for of in runs]).unique()
         counts = torch.zeros(*shape, n_values, dtype=torch.long)
         said = torch.zeros(n_tokens, n_values, len(known), dtype=torch.long)
-        for of, own in zip((runs.undisturbed, runs.exchanged), values):
+        starts = torch.zeros(n_tokens, n_values, dtype=torch.long)
+        pairs = [(o, v) for each, own in zip(runs, values) for o, v in zip(each.both, own)]
+        for of, own in pairs:
             kind = flat_index(beside(of.tokens, own), shape)
             both = (kind[:-1] * n_values + own[1:])[of.within[1:]]
             counts += both.flatten().bincount(minlength=counts.numel()).view_as(counts)
@@ -64,12 +71,13 @@ class CountedTable(ShortRepr):
             said += cell[of.within].flatten().bincount(minlength=said.numel()).view_as(said)
         seen, most = counts.sum(-1) > 0, counts.amax(-1)
         stay = torch.arange(n_values).expand(shape)
-        tokens, first = runs.undisturbed.tokens, values[0][0]
-        starts = (tokens * n_values + first).flatten().bincount(minlength=n_tokens * n_values)
+        for each, (alone, _) in zip(runs, values):
+            first = (each.undisturbed.tokens * n_values + alone[0]).flatten()
+            starts += first.bincount(minlength=starts.numel()).view_as(starts)
         return cls(
             step=counts.argmax(-1).where(seen, stay),
             seen=seen,
-            start=starts.view(n_tokens, n_values).argmax(-1),
+            start=starts.argmax(-1),
             answers=known[said.argmax(-1)],
             consistency=float(most.sum() / counts.sum()),
         )
@@ -83,10 +91,10 @@ class CountedTable(ShortRepr):
             found.append(self.step[beside(tokens, found[-1])])
         return torch.stack(found)
 
-    def automaton(self, sizes: Mapping[int, int], runs: ExchangeRuns) -> CellAutomaton:
+    def automaton(self, sizes: Mapping[int, int], runs: Sequence[ExchangeRuns]) -> CellAutomaton:
         """The same as a table of the pairs that runs have."""
         edge = len(self.step) - 1
-        tokens = runs.undisturbed.tokens.tolist()
+        tokens = [row for of in runs for row in of.undisturbed.tokens.tolist()]
         side_by_side = {pair for row in tokens for pair in zip([EDGE[0], *row], row)}
         step = {}
         for left, left_value, own, value in self.seen.nonzero().tolist():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -15,6 +15,7 @@ from loopinterp.circuits.decompiler.exchange_runs import ExchangeRuns, exchanges
 from loopinterp.circuits.decompiler.held_out import TRAJECTORY, UNDISTURBED, agreement
 from loopinterp.circuits.decompiler.region_refinement import refine
 from loopinterp.circuits.decompiler.state_values import TokenValues, spread_out
+from loopinterp.circuits.decompiler.table_exits import unexplained_steps
 from loopinterp.circuits.decompiler.transition_table import TransitionTable, tabulate
 from loopinterp.errors import InputError, check_integer, check_seed
 from loopinterp.models import bind
@@ -64,6 +65,8 @@ class Decompiled(ShortRepr):
         consistency: Share of the experiments that gave what most of their kind did.
         evidence: Of ``closest``, on held-out inputs and exchanges: columns ``n``, ``what``,
             ``agree``, ``of``, ``value``, ``low``, ``high``.
+        unexplained: Of regions, cell by cell, the steps at which runs leave ``automaton``
+            (:func:`~loopinterp.circuits.decompiler.table_exits.unexplained_steps`).
     """
 
     program: LoopProgram | None
@@ -73,6 +76,7 @@ class Decompiled(ShortRepr):
     tolerance: float = 0.0
     consistency: float = 0.0
     evidence: pd.DataFrame = field(default_factory=pd.DataFrame, repr=False)
+    unexplained: pd.DataFrame = field(default_factory=pd.DataFrame, repr=False)
 
     def _shown(self) -> list[tuple[str, object]]:
         name = "None" if self.program is None else self.program.name
@@ -95,7 +99,7 @@ def decompile(
     model: LoopedModel | Any,
     task: Task,
     *,
-    n: int = 6,
+    n: int | Sequence[int] = 6,
     lengths: Sequence[int] | None = None,
     tolerances: Sequence[float] = TOLERANCES,
     contexts: int = 24,
@@ -139,8 +143,8 @@ def decompile(
     Args:
         model: Any looped model.
         task: Its task.
-        n: Length of the inputs that are looked at.
-        lengths: Of those that the evidence is of; n and n - 1 if omitted.
+        n: Length of the inputs that are looked at; of regions, one or more.
+        lengths: Of those that the evidence is of; each n and n - 1 if omitted.
         tolerances: Tried one after the other, until one gives a program.
         contexts: In which a state's behaviour is seen.
         tries: Experiments for each pair of neighbours.
@@ -164,8 +168,12 @@ def decompile(
         shift_right(var('value'), 1, default=0) ^ tok_map(tokens, {1: 1}, default=0, name='bit_of')
     """
     need_model(model)
+    looked_at = _checked_lengths("n", n)
+    if sharp and len(looked_at) > 1:
+        given = ", ".join(map(str, looked_at))
+        fix = "Pass one, or sharp=False."
+        raise InputError("n", expected="one length, where values are sharp", given=given, fix=fix)
     for name, value, least in (
-        ("n", n, 2),
         ("contexts", contexts, 4),
         ("tries", tries, 2),
         ("most_values", most_values, 2),
@@ -178,12 +186,13 @@ def decompile(
         fix = "Pass (0,) for models without noise."
         raise InputError("tolerances", expected="shares from 0 to below 1", given=given, fix=fix)
     tried = []
-    reader = _Reader(model, task, n, examples, contexts, check_seed(seed))
+    reader = _Reader(model, task, looked_at, examples, contexts, check_seed(seed))
     n_tokens = len(reader.runs.tokens)
     if n_tokens > MOST_TOKENS:
         reason = f"{n_tokens} tokens, more than {MOST_TOKENS}"
         return Decompiled(None, reason, tolerance=min(tolerances))
-    judged_at = list(lengths or sorted({n - 1, n}))
+    near = sorted({m for each in looked_at for m in (max(each - 1, 2), each)})
+    judged_at = near if lengths is None else _checked_lengths("lengths", lengths)
     if not sharp:
         return reader.read_regions(n_exchanges, most_values, judged_at)
     for tolerance in sorted(tolerances):
@@ -206,12 +215,25 @@ class _Reader:
     """One model, one set of inputs."""
 
     def __init__(
-        self, model: Any, task: Task, n: int, examples: int, contexts: int, seed: int
+        self,
+        model: Any,
+        task: Task,
+        lengths: Sequence[int],
+        examples: int,
+        contexts: int,
+        seed: int,
     ) -> None:
-        self.model, self.task, self.n, self.seed, self.examples = model, task, n, seed, examples
-        batch = inputs_of(task, (n,), examples, seed=seed)
-        self.runs = Runs(model, batch, n_loops_of(model, batch.inputs.shape[1], task.n_loops(n)))
-        self.contexts = contexts
+        self.model, self.task, self.lengths, self.seed = model, task, lengths, seed
+        self.examples, self.contexts = examples, contexts
+        self.runs = self._runs(max(lengths), seed)
+
+    def _runs(self, n: int, seed: int) -> Runs:
+        batch = inputs_of(self.task, (n,), self.examples, seed=seed)
+        n_loops = n_loops_of(self.model, batch.inputs.shape[1], self.task.n_loops(n))
+        return Runs(self.model, batch, n_loops)
+
+    def _exchange_runs(self, number: int, seed: int) -> list[ExchangeRuns]:
+        return [ExchangeRuns.of(self._runs(n, seed), number, self.generator) for n in self.lengths]
 
     def read(self, tolerance: float, tries: int, most_values: int, lengths: list[int]) -> _Attempt:
         self.generator = torch.Generator().manual_seed(self.seed)  # each tolerance sees the same
@@ -241,13 +263,16 @@ class _Reader:
         elsewhere = self._depends_elsewhere(lambda _, h: self.runs.read(h))
         if elsewhere > _ANSWERS_ELSEWHERE:
             return self._none(0.0, _farther(elsewhere)).result
-        batch = inputs_of(self.task, (self.n,), self.examples, seed=self.seed + 2)
-        others = Runs(self.model, batch, self.runs.n_loops)
-        runs = ExchangeRuns.of(self.runs, n_exchanges, self.generator)
-        held_back = ExchangeRuns.of(others, n_exchanges // 2, self.generator)
+        runs = self._exchange_runs(n_exchanges, self.seed)
+        held_back = self._exchange_runs(n_exchanges // 2, self.seed + 2)
         found = refine(runs, held_back, most_values=most_values)
-        automaton = found.table.automaton(found.regions.sizes, runs).merged()
-        return self._held_out(automaton, found.table.consistency, lengths, readable=False).result
+        automaton = found.table.automaton(found.regions.sizes, runs)
+        names = automaton.merged_names()
+        unexplained = unexplained_steps(found.table, found.regions, held_back, names)
+        judged = self._held_out(
+            automaton.renamed(names), found.table.consistency, lengths, readable=False
+        )
+        return replace(judged.result, unexplained=unexplained)
 
     @torch.no_grad()
     def _depends_elsewhere(self, sort: Callable[[int, Tensor], Tensor]) -> float:
@@ -373,3 +398,11 @@ def loop_count(task: Task) -> LoopCount:
             fix="Only such programs are read so far.",
         )
     return found
+
+
+def _checked_lengths(what: str, given: int | Sequence[int]) -> list[int]:
+    """Lengths in order, each once."""
+    each = [given] if isinstance(given, int) else list(given)
+    if not each:
+        raise InputError(what, expected="at least one length", given="none", fix="Pass 6, say.")
+    return sorted({check_integer(what, n, least=2) for n in each})

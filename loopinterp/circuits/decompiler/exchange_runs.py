@@ -113,6 +113,11 @@ class ExchangeRuns(ShortRepr):
         return cls(undisturbed, exchanged[kept], pairs[kept], pairs.asked)
 
     @property
+    def both(self) -> tuple[Trajectories, Trajectories]:
+        """The undisturbed runs and the exchanged ones."""
+        return self.undisturbed, self.exchanged
+
+    @property
     def natural(self) -> Int[Tensor, "time pair pos"]:
         """Answers of each base at the same loops, undisturbed; past the end those of the end."""
         return self.at_base(self.undisturbed.answers)

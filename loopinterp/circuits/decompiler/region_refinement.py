@@ -14,21 +14,21 @@ interventions (arXiv 2106.02997).
 from __future__ import annotations
 
 import warnings
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 
-from loopinterp.circuits.decompiler.counted_table import CountedTable, Said, beside, flat_index
+from loopinterp.circuits.decompiler.counted_table import CountedTable, Said, beside
 from loopinterp.circuits.decompiler.exchange_runs import ExchangeRuns
 from loopinterp.circuits.decompiler.state_regions import Cut, StateRegions
+from loopinterp.circuits.decompiler.table_exits import exits_of, most_common_kinds
 from loopinterp.progress import track
 from loopinterp.short_repr import ShortRepr
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
+    from jaxtyping import Bool, Float
     from torch import Tensor
 
 GAIN = 0.003
@@ -59,76 +59,95 @@ class Refinement(ShortRepr):
     scores: tuple[float, ...] = field(repr=False)
 
 
-def refine(runs: ExchangeRuns, others: ExchangeRuns, *, most_values: int) -> Refinement:
+def refine(
+    runs: Sequence[ExchangeRuns], others: Sequence[ExchangeRuns], *, most_values: int
+) -> Refinement:
     """Cut states into values until the table says what the model does.
 
     Cuts are made by what ``runs`` say; the fewest are kept with which the table is as right about
-    ``others`` as with any number, to :math:`0.005` of the score.
+    ``others`` as with any number, to :math:`0.005` of the score, which is the mean over lengths.
 
     Args:
-        runs: Which the table is made from.
-        others: Which say how many cuts are worth it.
+        runs: Which the table is made from, of each length.
+        others: Which say how many cuts are worth it, of each length.
         most_values: Of a token.
     """
     answers = _answers_of(runs)
     n_tokens = max(answers) + 1
-    stages = [_Stage.first(runs, StateRegions(answers), n_tokens)]
+    stages = [_Stage.first(tuple(runs), StateRegions(answers), n_tokens)]
     for _ in track(range(len(answers) * most_values), "cut"):
         further = _further(stages[-1], most_values)
         if not further:
             break
         stages += further
-    scores = tuple(float(Said.of(stage.table, others).score) for stage in stages)
+    scores = tuple(_mean_score([Said.of(stage.table, of) for of in others]) for stage in stages)
     enough = max(scores) - _WITHIN_NOISE
     chosen = next(stage for stage, score in zip(stages, scores) if score >= enough)
     return Refinement(chosen.regions, chosen.table, scores)
 
 
-def _answers_of(runs: ExchangeRuns) -> dict[int, tuple[int, ...]]:
-    tokens = runs.undisturbed.tokens
-    return {
-        token: tuple(runs.undisturbed.answers[:, tokens == token].unique().tolist())
-        for token in tokens.unique().tolist()
-    }
+def _answers_of(runs: Sequence[ExchangeRuns]) -> dict[int, tuple[int, ...]]:
+    found: dict[int, set[int]] = {}
+    for alone in (of.undisturbed for of in runs):
+        for token in alone.tokens.unique().tolist():
+            found.setdefault(token, set()).update(
+                alone.answers[:, alone.tokens == token].unique().tolist()
+            )
+    return {token: tuple(sorted(found[token])) for token in sorted(found)}
+
+
+def _mean_score(said: Sequence[Said]) -> float:
+    return sum(float(of.score) for of in said) / len(said)
+
+
+_Values = tuple[torch.Tensor, ...]
+"""Of undisturbed and of exchanged runs."""
 
 
 @dataclass(frozen=True)
 class _Stage:
-    """Some cuts, and what comes of them."""
+    """Some cuts, and what comes of them; values and what is said are of each length."""
 
-    runs: ExchangeRuns
+    runs: tuple[ExchangeRuns, ...]
     regions: StateRegions
-    values: tuple[Int[Tensor, "time input pos"], Int[Tensor, "time pair pos"]]
+    values: tuple[_Values, ...]
     table: CountedTable
-    said: Said
+    said: tuple[Said, ...]
 
     @classmethod
-    def first(cls, runs: ExchangeRuns, regions: StateRegions, n_tokens: int) -> _Stage:
-        alone, after = (
-            regions.values(of.tokens.expand_as(of.answers), of.states, of.answers)
-            for of in (runs.undisturbed, runs.exchanged)
+    def first(cls, runs: tuple[ExchangeRuns, ...], regions: StateRegions, n_tokens: int) -> _Stage:
+        values = tuple(
+            tuple(
+                regions.values(of.tokens.expand_as(of.answers), of.states, of.answers)
+                for of in each.both
+            )
+            for each in runs
         )
-        return cls.of(runs, regions, (alone, after), n_tokens)
+        return cls.of(runs, regions, values, n_tokens)
 
     @classmethod
     def of(
-        cls, runs: ExchangeRuns, regions: StateRegions, values: tuple[Tensor, Tensor], n_tokens: int
+        cls,
+        runs: tuple[ExchangeRuns, ...],
+        regions: StateRegions,
+        values: tuple[_Values, ...],
+        n_tokens: int,
     ) -> _Stage:
         table = CountedTable.of(runs, values, n_tokens, max(regions.sizes.values()))
-        return cls(runs, regions, values, table, Said.of(table, runs))
+        return cls(runs, regions, values, table, tuple(Said.of(table, of) for of in runs))
 
     def after(self, cut: Cut) -> _Stage:
         """The same with one more cut."""
-        alone, after = (
-            cut(own, of.tokens.expand_as(own), of.states)
-            for of, own in zip((self.runs.undisturbed, self.runs.exchanged), self.values)
+        values = tuple(
+            tuple(cut(v, of.tokens.expand_as(v), of.states) for of, v in zip(each.both, own))
+            for each, own in zip(self.runs, self.values)
         )
         n_tokens = len(self.table.start)
-        return _Stage.of(self.runs, self.regions.and_cut(cut), (alone, after), n_tokens)
+        return _Stage.of(self.runs, self.regions.and_cut(cut), values, n_tokens)
 
     @property
     def score(self) -> float:
-        return float(self.said.score)
+        return _mean_score(self.said)
 
 
 def _further(stage: _Stage, most_values: int) -> list[_Stage]:
@@ -180,34 +199,10 @@ def _cuts(stage: _Stage, most: int, most_values: int) -> Iterator[tuple[int, Cut
 
 
 def _counterexamples(stage: _Stage, most: int) -> list[tuple[int, int, int, int]]:
-    """Kinds of pairs (left token, value, own token, value) at which runs leave the table first.
-
-    Only of runs about whose answers the table is wrong, and before it is.
-    """
-    said, runs = stage.said, stage.runs
-    times = torch.arange(len(said.right))[:, None]
-    first_wrong = (~said.right).int().argmax(0)
-    wrong = (
-        (~said.undisturbed).any(0).expand(len(said.undisturbed), -1),
-        (~said.right).any(0) & said.matters & (times <= first_wrong) & runs.exchanged.within,
-    )
-    counts: Counter[int] = Counter()
-    shape = tuple(stage.table.step.shape)
-    for of, true, told, counted in zip(
-        (runs.undisturbed, runs.exchanged), stage.values, said.values, wrong
-    ):
-        off = true != told
-        on = ~off[:-1] & ~torch.nn.functional.pad(off[:-1, :, :-1], (1, 0))
-        leaving = on & off[1:] & counted[1:, :, None]
-        kind = flat_index(beside(of.tokens, true), shape)[:-1][leaving]
-        found, number = kind.unique(return_counts=True)
-        counts.update(dict(zip(found.tolist(), number.tolist())))
-    last = shape[0] - 1
-    most_common = [
-        tuple(int(x) for x in torch.unravel_index(torch.tensor(kind), shape))
-        for kind, _ in counts.most_common(most)
-    ]
-    return [(-1 if lt == last else lt, lv, t, v) for lt, lv, t, v in most_common]
+    """Kinds of pairs (left token, value, own token, value) at which runs leave the table first."""
+    each = zip(stage.runs, stage.values, stage.said)
+    exits = torch.stack([exits_of(stage.table, *of) for of in each]).sum(0)
+    return [kind for kind, _ in most_common_kinds(exits, most)]
 
 
 def _examples(
@@ -218,7 +213,8 @@ def _examples(
     Another one than most often.
     """
     lefts, owns, nexts = [], [], []
-    for of, values in zip((stage.runs.undisturbed, stage.runs.exchanged), stage.values):
+    pairs = [(o, v) for runs, own in zip(stage.runs, stage.values) for o, v in zip(runs.both, own)]
+    for of, values in pairs:
         here = torch.stack([at == k for at, k in zip(beside(of.tokens, values), kind)]).all(0)
         here = here[:-1] & of.within[1:, :, None]
         time, run, position = here.nonzero(as_tuple=True)

@@ -26,7 +26,8 @@ def runs_of(model: object, n: int, seed: int = 0, number: int = 4000) -> Exchang
 
 def refined(name: str, n: int = 5) -> tuple[Refinement, ExchangeRuns]:
     model = compile_program(get_program(name), max_length=n + 1).model
-    return refine(runs_of(model, n), runs_of(model, n, seed=1), most_values=6), runs_of(model, n, 2)
+    own, others = [runs_of(model, n)], [runs_of(model, n, seed=1)]
+    return refine(own, others, most_values=6), runs_of(model, n, 2)
 
 
 def test_what_is_held_back_is_said_of_a_ripple_by_its_answers_alone() -> None:
