@@ -6,8 +6,10 @@
 Known: every stock program, compiled, bare and in disguises; then near misses of one, which answer
 as it does and work differently. What is read off is compared with the program that was compiled:
 equivalent, if none of some 10,000 interchange interventions tells them apart. Trained: models of
-the zoo. A row for each goes to ``analyses/results/decompiled_models.csv``, and the tables into the
-documentation; what is there already is not done again, but for those given with --only.
+the zoo, and what their tables leave unexplained, cell by cell. A row for each model goes to
+``analyses/results/decompiled_models.csv``, cells to ``decompiled_models_unexplained.csv``, and the
+tables into the documentation; what is there already is not done again, but for those given with
+--only.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ from loopinterp.rasp.mutations import equivalence, near_misses
 from loopinterp.tasks import get_task
 
 FILE, PAGE = "decompiled_models.csv", "read-a-program.md"
+UNEXPLAINED = "decompiled_models_unexplained.csv"
 DISGUISES: dict[str, Callable[[Compiled], Compiled]] = {
     "bare": lambda compiled: compiled,
     "rotated, permuted": lambda c: rotate(permute(c, seed=0), seed=0),
@@ -48,6 +51,9 @@ DISGUISES: dict[str, Callable[[Compiled], Compiled]] = {
 }
 NEAR_MISSES_OF = "ripple"
 N = 6
+READ_AT, JUDGED_AT = (8, 12), (7, 8, 10, 12)
+"""Lengths that trained models are read at, and those that the evidence is of."""
+
 ZOO = (
     "addition",
     "addition-seed-1",
@@ -82,13 +88,20 @@ def main() -> None:
         delayed(measured)(*cell) for cell in wanted
     )
     args.results.mkdir(parents=True, exist_ok=True)
-    for row in found:
+    left = args.results / UNEXPLAINED
+    for row, unexplained in found:
+        if len(unexplained):
+            others: list[Any] = [pd.read_csv(left)] if left.exists() else []
+            others = [of[of["model"] != row["model"]] for of in others]
+            anew = pd.concat([*others, unexplained.assign(model=row["model"])])
+            anew.to_csv(left, index=False, float_format="%.4g")
         rows = [r for r in rows if any(r[name] != row[name] for name in KEY)] + [row]
         order = {cell: k for k, cell in enumerate(cells())}
         rows.sort(key=lambda r: order[tuple(r[name] for name in KEY)])
         pd.DataFrame(rows).to_csv(path, index=False, float_format="%.4g")
         print({name: row[name] for name in (*KEY, "outcome", "reason", "seconds")}, flush=True)
-    rewrite(args.page, tables(pd.read_csv(path)))
+    known = pd.read_csv(left) if left.exists() else pd.DataFrame(columns=["model"])
+    rewrite(args.page, tables(pd.read_csv(path)) | {"decompiled-unexplained": cells_left(known)})
 
 
 def cells() -> list[tuple[str, str, str]]:
@@ -100,14 +113,14 @@ def cells() -> list[tuple[str, str, str]]:
     ]
 
 
-def measured(kind: str, name: str, disguise: str) -> dict[str, Any]:
-    """What the decompiler says of one model."""
+def measured(kind: str, name: str, disguise: str) -> tuple[dict[str, Any], pd.DataFrame]:
+    """What the decompiler says of one model, and what of it is unexplained."""
     torch.set_num_threads(1)
     row: dict[str, Any] = dict(zip(KEY, (kind, name, disguise)))
     started = time.process_time()
     if kind == "trained":
         run = loopinterp.load_pretrained(name)
-        found = decompile(run.model(), run.task(), n=8, lengths=[7, 8, 12], sharp=False)
+        found = decompile(run.model(), run.task(), n=READ_AT, lengths=JUDGED_AT, sharp=False)
         outcome = "program" if found.program else "not decompiled"
     else:
         program = program_of(kind, name)
@@ -115,7 +128,7 @@ def measured(kind: str, name: str, disguise: str) -> dict[str, Any]:
         made = compile_program(program, max_length=task.n_positions(N))
         found = decompile(DISGUISES[disguise](made).model, task, n=N)
         outcome = compared(found, program)
-    return row | {
+    row |= {
         "outcome": outcome,
         "reason": found.reason,
         "tolerance": found.tolerance,
@@ -124,6 +137,7 @@ def measured(kind: str, name: str, disguise: str) -> dict[str, Any]:
         "seconds": time.process_time() - started,
         "code": "" if found.closest is None else str(found.closest),
     }
+    return row, found.unexplained
 
 
 def program_of(kind: str, name: str) -> LoopProgram:
@@ -183,6 +197,21 @@ def tables(found: pd.DataFrame) -> dict[str, str]:
             trained,
         ),
     }  # fmt: skip
+
+
+def cells_left(found: pd.DataFrame) -> str:
+    """Of each model, how many kinds of steps runs leave its table at, and the most frequent."""
+    rows = []
+    for model, of in found.groupby("model", sort=False):
+        exits, steps = of["exits"].sum(), of["steps"].sum()
+        first = of.iloc[0]
+        left = "the edge" if first["left"] < 0 else f"{first['left']}:{first['left_value']}"
+        share = float((of["otherwise"] * of["steps"]).sum() / steps)
+        ten = of["exits"].iloc[:10].sum() / exits
+        said = f"{first['token']}:{first['value']} beside {left} ({first['otherwise']:.2f})"
+        rows.append([model, len(of), exits, f"{share:.2f}", f"{ten:.2f}", said])
+    head = ["model", "kinds of steps", "runs that leave", "steps that go otherwise"]
+    return table([*head, "of the ten first", "the first, and how often it goes otherwise"], rows)
 
 
 if __name__ == "__main__":

@@ -56,7 +56,11 @@ MODELS: dict[str, tuple[str, list[str], str]] = {
         [],
         "A layer that sees all, then a loop that closes gaps.",
     ),
-    "token_addition": ("token_addition", [], "Addition in tokens, most significant bit first."),
+    "token_addition": (
+        "token_addition",
+        ["seed=1"],
+        "Addition in tokens, most significant bit first.",
+    ),
     "abacus": ("abacus", [], "Two layers, four loops, decimal digits written one by one."),
 }
 """Each model: its recipe, what is changed of it, and what it is an example of."""

@@ -5,15 +5,24 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from analyses.decompiled_models import FILE, KEY, PAGE, cells, measured, tables
+from analyses.decompiled_models import (
+    FILE,
+    KEY,
+    PAGE,
+    UNEXPLAINED,
+    cells,
+    cells_left,
+    measured,
+    tables,
+)
 from analyses.tables_in_pages import PAGES, RESULTS, put
 
-KEPT = pd.read_csv(RESULTS / FILE)
+KEPT, LEFT = (pd.read_csv(RESULTS / file) for file in (FILE, UNEXPLAINED))
 
 
 def test_the_page_says_what_the_file_says() -> None:
     text = (PAGES / PAGE).read_text()
-    assert put(text, tables(KEPT)) == text
+    assert put(text, tables(KEPT) | {"decompiled-unexplained": cells_left(LEFT)}) == text
 
 
 def test_what_is_kept_is_of_models_that_there_are() -> None:
@@ -28,8 +37,17 @@ def test_no_known_model_is_given_another_program() -> None:
     assert known.loc[known["outcome"] == "not decompiled", "reason"].str.len().min() > 0
 
 
+def test_every_trained_model_says_where_its_runs_leave_the_table() -> None:
+    trained = KEPT.query("kind == 'trained' and cells > 0")
+    assert {*trained["model"]} == {*LEFT["model"]}
+    assert (LEFT["exits"] >= 1).all() and (LEFT["exits"] <= LEFT["steps"]).all()
+    assert LEFT["otherwise"].between(0, 1).all()
+    assert not LEFT.duplicated(["model", "left", "left_value", "token", "value"]).any()
+
+
 @pytest.mark.slow
 def test_a_model_is_measured() -> None:
-    row = measured("known", "prefix_xor", "rotated, permuted")
+    row, unexplained = measured("known", "prefix_xor", "rotated, permuted")
+    assert not len(unexplained)  # its values are sharp
     assert (row["outcome"], row["reason"], row["whole trajectory"]) == ("equivalent", "", 1.0)
     assert "shift_right" in row["code"]
