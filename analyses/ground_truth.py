@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from loopinterp.ground_truth import (
+from loopinterp.benchmark import (
     KnownModel,
     ground_truth_study,
     known_models,

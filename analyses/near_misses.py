@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from loopinterp.ground_truth.false_names import false_names_study
+from loopinterp.benchmark.false_names import false_names_study
 from loopinterp.rasp import distract, permute, rotate
 
 

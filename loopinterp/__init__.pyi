@@ -1,6 +1,6 @@
+from . import benchmark as benchmark
 from . import circuits as circuits
 from . import dynamics as dynamics
-from . import ground_truth as ground_truth
 from . import lenses as lenses
 from . import models as models
 from . import plotting as plotting

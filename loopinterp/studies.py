@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from loopinterp import circuits, dynamics, ground_truth, lenses, models, probing, rasp, tasks
+from loopinterp import benchmark, circuits, dynamics, lenses, models, probing, rasp, tasks
 from loopinterp.errors import CheckpointError, InputError
 from loopinterp.studied_model import StudiedModel
 
@@ -314,7 +314,7 @@ def _ground_truth(model: StudiedModel) -> Result:
     """The tools on the programs that the model is compared with, compiled and disguised."""
     hidden = (rasp.distract, rasp.permute, rasp.rotate)
     fits = (n for n in range(KNOWN_LENGTH, 1, -1) if model.task.n_positions(n) <= KNOWN_POSITIONS)
-    models = ground_truth.known_models(
+    models = benchmark.known_models(
         model.programs(),
         n=next(fits, 2),
         examples=128,
@@ -322,7 +322,7 @@ def _ground_truth(model: StudiedModel) -> Result:
         label="disguised",
         seed=model.seed,
     )
-    return ground_truth.ground_truth_study(models, seed=model.seed)
+    return benchmark.ground_truth_study(models, seed=model.seed)
 
 
 def _is_readable(model: StudiedModel, n: int) -> bool:

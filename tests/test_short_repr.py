@@ -14,9 +14,9 @@ import torch
 import xarray as xr
 
 from loopinterp import (
+    benchmark,
     circuits,
     dynamics,
-    ground_truth,
     lenses,
     models,
     plotting,
@@ -35,7 +35,7 @@ from tests.training.small_sweep import SMALL
 ROOMS = (
     circuits,
     dynamics,
-    ground_truth,
+    benchmark,
     lenses,
     models,
     plotting,
@@ -174,9 +174,9 @@ def _made() -> dict[str, Any]:
         "Card": zoo.get_card("addition"),
         "Run": run,
         "Trainer": training.Trainer(training.RECIPES["addition-quick"]),
-        "Check": ground_truth.CHECKS[0],
-        "KnownModel": ground_truth.KnownModel(compiled, batch, 9),
-        "Score": ground_truth.Score(1.0),
+        "Check": benchmark.CHECKS[0],
+        "KnownModel": benchmark.KnownModel(compiled, batch, 9),
+        "Score": benchmark.Score(1.0),
         "RunRecord": report.RunRecord(
             name="a", config=config.to_dict(), metrics=[{"step": k} for k in range(999)]
         ),

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from loopinterp import (
+    benchmark,
     circuits,
     dynamics,
-    ground_truth,
     lenses,
     probing,
     training,
@@ -26,7 +26,7 @@ from loopinterp.saved_results import KINDS
 from loopinterp.tasks import Addition, Batch, as_batch
 from loopinterp.tasks.study_data import as_batches
 
-ROOMS = (dynamics, lenses, probing, circuits, ground_truth, training)
+ROOMS = (dynamics, lenses, probing, circuits, benchmark, training)
 PROGRAMS = ["ripple", "lookahead"]
 
 STUDIES: dict[str, Callable[[Any, Any], Any]] = {

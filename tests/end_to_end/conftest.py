@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from loopinterp import ground_truth
+from loopinterp import benchmark
 
 
 @pytest.fixture
 def one_known_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tools are scored on one compiled model, as they are on many in tests/ground_truth."""
+    """The tools are scored on one compiled model, as they are on many in tests/benchmark."""
 
     def fewer(programs: Any, **options: Any) -> Any:
         return known_models(programs[:1], **options | {"disguises": options["disguises"][:1]})
 
-    known_models = ground_truth.known_models
-    monkeypatch.setattr(ground_truth, "known_models", fewer)
+    known_models = benchmark.known_models
+    monkeypatch.setattr(benchmark, "known_models", fewer)

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.functional import one_hot
 
+from loopinterp.benchmark.ground_truth_checks import Score
 from loopinterp.errors import check_seed
-from loopinterp.ground_truth.ground_truth_checks import Score
 from loopinterp.probing.linear_probes import RidgeProbe
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
-    from loopinterp.ground_truth.known_models import KnownModel
+    from loopinterp.benchmark.known_models import KnownModel
 
 
 @torch.no_grad()

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from loopinterp.benchmark.ground_truth_checks import Score
 from loopinterp.dynamics import convergence_study, readout_margin, stable_from
-from loopinterp.ground_truth.ground_truth_checks import Score
 from loopinterp.rasp.compiler.assemble import LOGIT
 from loopinterp.rasp.language import UNKNOWN
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from loopinterp.ground_truth.known_models import KnownModel
+    from loopinterp.benchmark.known_models import KnownModel
     from loopinterp.rasp.trace import Trace
 
 EXAMPLES = 32

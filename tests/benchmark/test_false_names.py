@@ -6,8 +6,8 @@ from functools import partial
 
 import pytest
 
+from loopinterp.benchmark import FalseNames, false_names_study
 from loopinterp.errors import InputError
-from loopinterp.ground_truth import FalseNames, false_names_study
 from loopinterp.rasp import list_programs, rotate
 from loopinterp.saved_results import load_result
 

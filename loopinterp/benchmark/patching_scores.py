@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from loopinterp.benchmark.ground_truth_checks import Score
 from loopinterp.circuits.activation_patching import patching_sweep
 from loopinterp.circuits.interchange_pairs import InterchangePairs
 from loopinterp.circuits.program_counterfactuals import Prediction
-from loopinterp.ground_truth.ground_truth_checks import Score
 from loopinterp.rasp.language import UNKNOWN
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
+    from loopinterp.benchmark.known_models import KnownModel
     from loopinterp.circuits.activation_patching_result import PatchingSweep
-    from loopinterp.ground_truth.known_models import KnownModel
     from loopinterp.rasp.program import LoopProgram
 
 PATCHED = 24

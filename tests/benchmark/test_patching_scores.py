@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from loopinterp.ground_truth import known_models
-from loopinterp.ground_truth.patching_scores import score_patching
+from loopinterp.benchmark import known_models
+from loopinterp.benchmark.patching_scores import score_patching
 from loopinterp.tasks.task import IGNORE
 
 

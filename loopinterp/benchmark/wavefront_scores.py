@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from sklearn.exceptions import ConvergenceWarning
 
+from loopinterp.benchmark.ground_truth_checks import Score
 from loopinterp.circuits.program_model import ProgramModel
-from loopinterp.ground_truth.ground_truth_checks import Score
 from loopinterp.probing import carry_study, with_random_weights
 from loopinterp.tasks.addition import Addition
 
 if TYPE_CHECKING:
-    from loopinterp.ground_truth.known_models import KnownModel
+    from loopinterp.benchmark.known_models import KnownModel
     from loopinterp.models.looped_model import LoopedModel
     from loopinterp.probing import CarryStudyResult
 

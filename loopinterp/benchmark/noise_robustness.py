@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import torch
 
+from loopinterp.benchmark.ground_truth_study import ground_truth_study
+from loopinterp.benchmark.known_models import KnownModel, known_models
 from loopinterp.errors import InputError
-from loopinterp.ground_truth.ground_truth_study import ground_truth_study
-from loopinterp.ground_truth.known_models import KnownModel, known_models
 from loopinterp.progress import track
 from loopinterp.rasp.disguises import add_noise, rotate
 from loopinterp.results import Result, study

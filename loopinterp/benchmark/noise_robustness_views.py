@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loopinterp.ground_truth.noise_robustness import Robustness
+from loopinterp.benchmark.noise_robustness import Robustness
 from loopinterp.plotting import Series, line_figure
 from loopinterp.results import Figure, Finding, figures_of, findings_of, percent
 

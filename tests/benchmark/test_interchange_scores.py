@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from loopinterp.ground_truth import known_models
-from loopinterp.ground_truth.interchange_scores import _exchanged
+from loopinterp.benchmark import known_models
+from loopinterp.benchmark.interchange_scores import _exchanged
 
 
 @pytest.mark.parametrize(("n_loops", "after"), [(0, [0, 1]), (1, [0, 1]), (2, [0, 1, 2])])

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from loopinterp.benchmark.known_models import Disguise, compiled_with_inputs, disguised
+from loopinterp.benchmark.verdict_scores import rivals_of
 from loopinterp.circuits.comparison_evidence import gather_evidence
 from loopinterp.circuits.comparison_inputs import check_program_list
 from loopinterp.circuits.evidence_counts import count_evidence
 from loopinterp.circuits.pair_strategies import SpreadPairs
 from loopinterp.circuits.verdict import decide
-from loopinterp.ground_truth.known_models import Disguise, compiled_with_inputs, disguised
-from loopinterp.ground_truth.verdict_scores import rivals_of
 from loopinterp.progress import track
 from loopinterp.rasp.mutations import equivalence, near_misses
 from loopinterp.rasp.program_registry import list_programs

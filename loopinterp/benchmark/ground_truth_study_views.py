@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from loopinterp.ground_truth.ground_truth_checks import BY_KEY
-from loopinterp.ground_truth.ground_truth_study import GroundTruth
+from loopinterp.benchmark.ground_truth_checks import BY_KEY
+from loopinterp.benchmark.ground_truth_study import GroundTruth
 from loopinterp.intervals import ENDS, ESTIMATE
 from loopinterp.plotting import Series, bars_with_intervals, heatmap_panels
 from loopinterp.results import Figure, Finding, figures_of, findings_of

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from loopinterp.benchmark.ground_truth_checks import Score
 from loopinterp.circuits.program_comparison import compare_programs
-from loopinterp.ground_truth.ground_truth_checks import Score
 from loopinterp.rasp.program_registry import get_program, list_programs
 
 if TYPE_CHECKING:
-    from loopinterp.ground_truth.known_models import KnownModel
+    from loopinterp.benchmark.known_models import KnownModel
     from loopinterp.rasp.program import LoopProgram
 
 

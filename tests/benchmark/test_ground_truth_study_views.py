@@ -3,7 +3,7 @@
 import numpy as np
 import xarray as xr
 
-from loopinterp.ground_truth.ground_truth_study_views import rightness
+from loopinterp.benchmark.ground_truth_study_views import rightness
 
 
 def test_scores_are_turned_so_that_1_is_right_and_stay_between_0_and_1():

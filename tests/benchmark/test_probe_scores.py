@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn.functional import one_hot
 
-from loopinterp.ground_truth import known_models
-from loopinterp.ground_truth.probe_scores import _accuracy, score_probes
+from loopinterp.benchmark import known_models
+from loopinterp.benchmark.probe_scores import _accuracy, score_probes
 from loopinterp.rasp import get_program
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from loopinterp.benchmark.ground_truth_checks import Score
 from loopinterp.circuits.head_matching import head_name, head_study
-from loopinterp.ground_truth.ground_truth_checks import Score
 
 if TYPE_CHECKING:
+    from loopinterp.benchmark.known_models import KnownModel
     from loopinterp.circuits.head_matching import HeadMatch
-    from loopinterp.ground_truth.known_models import KnownModel
 
 EXAMPLES = 48
 

@@ -1,7 +1,7 @@
 """The carry study on known models: of additions as long as the study needs, and no shorter."""
 
-from loopinterp.ground_truth import known_models
-from loopinterp.ground_truth.wavefront_scores import LEAST_BITS, score_wavefront
+from loopinterp.benchmark import known_models
+from loopinterp.benchmark.wavefront_scores import LEAST_BITS, score_wavefront
 
 
 def test_the_shortest_addition_that_the_study_can_be_made_of_is_asked():

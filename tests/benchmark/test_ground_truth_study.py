@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from loopinterp.errors import InputError
-from loopinterp.ground_truth import (
+from loopinterp.benchmark import (
     CHECKS,
     GroundTruth,
     KnownModel,
@@ -15,12 +14,13 @@ from loopinterp.ground_truth import (
     known_models,
     robustness_study,
 )
-from loopinterp.ground_truth.dynamics_scores import score_dynamics
-from loopinterp.ground_truth.head_scores import score_heads
-from loopinterp.ground_truth.interchange_scores import score_interchange
-from loopinterp.ground_truth.patching_scores import score_patching
-from loopinterp.ground_truth.probe_scores import score_probes
-from loopinterp.ground_truth.verdict_scores import rivals_of, score_verdict
+from loopinterp.benchmark.dynamics_scores import score_dynamics
+from loopinterp.benchmark.head_scores import score_heads
+from loopinterp.benchmark.interchange_scores import score_interchange
+from loopinterp.benchmark.patching_scores import score_patching
+from loopinterp.benchmark.probe_scores import score_probes
+from loopinterp.benchmark.verdict_scores import rivals_of, score_verdict
+from loopinterp.errors import InputError
 from loopinterp.rasp import full, get_program, var
 from loopinterp.rasp.compiler.circuit import Directions
 from loopinterp.saved_results import load_result

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from loopinterp.benchmark.ground_truth_checks import Score
 from loopinterp.circuits.variable_directions import labelled_states
 from loopinterp.circuits.variable_interchange import (
     ANOTHER_LOOP,
@@ -17,14 +18,13 @@ from loopinterp.circuits.variable_interchange import (
     VariableInterchange,
     interchange_study,
 )
-from loopinterp.ground_truth.ground_truth_checks import Score
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch import Tensor
 
-    from loopinterp.ground_truth.known_models import KnownModel
+    from loopinterp.benchmark.known_models import KnownModel
 
 _WRONG = {
     "wrong variable": ANOTHER_VARIABLE,

@@ -4,8 +4,8 @@ import dataclasses
 
 import torch
 
-from loopinterp.ground_truth import known_models
-from loopinterp.ground_truth.dynamics_scores import score_dynamics
+from loopinterp.benchmark import known_models
+from loopinterp.benchmark.dynamics_scores import score_dynamics
 from loopinterp.rasp import full, get_program, tokens, var
 
 

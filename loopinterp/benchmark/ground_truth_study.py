@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from loopinterp.benchmark.dynamics_scores import score_dynamics
+from loopinterp.benchmark.ground_truth_checks import BY_KEY, CHECKS, Score
+from loopinterp.benchmark.head_scores import score_heads
+from loopinterp.benchmark.interchange_scores import score_interchange
+from loopinterp.benchmark.known_models import KnownModel
+from loopinterp.benchmark.patching_scores import score_patching
+from loopinterp.benchmark.probe_scores import score_probes
+from loopinterp.benchmark.verdict_scores import score_verdict
+from loopinterp.benchmark.wavefront_scores import score_wavefront
 from loopinterp.errors import InputError, check_choice
-from loopinterp.ground_truth.dynamics_scores import score_dynamics
-from loopinterp.ground_truth.ground_truth_checks import BY_KEY, CHECKS, Score
-from loopinterp.ground_truth.head_scores import score_heads
-from loopinterp.ground_truth.interchange_scores import score_interchange
-from loopinterp.ground_truth.known_models import KnownModel
-from loopinterp.ground_truth.patching_scores import score_patching
-from loopinterp.ground_truth.probe_scores import score_probes
-from loopinterp.ground_truth.verdict_scores import score_verdict
-from loopinterp.ground_truth.wavefront_scores import score_wavefront
 from loopinterp.progress import track
 from loopinterp.results import Result, study
 
@@ -98,7 +98,7 @@ def ground_truth_study(
 ) -> GroundTruth:
     """Score tools on compiled models, by questions whose answers are known.
 
-    :data:`~loopinterp.ground_truth.CHECKS` lists the questions, the control of each, and the score
+    :data:`~loopinterp.benchmark.CHECKS` lists the questions, the control of each, and the score
     that passes. A question that a model cannot be asked is NaN: a program without variables that
     change, a head whose selector selects nothing, the carry study on a task other than addition.
 
@@ -111,7 +111,7 @@ def ground_truth_study(
         InputError: no model, two of one name, no tool, or an unknown one.
 
     Example:
-        >>> from loopinterp.ground_truth import known_models
+        >>> from loopinterp.benchmark import known_models
         >>> models = known_models(["prefix_xor"], n=4, examples=64)
         >>> result = ground_truth_study(models, tools=["interchange interventions"])
         >>> float(result.data["value"].sel(model="prefix_xor", check="interchange"))
