@@ -51,8 +51,10 @@ DISGUISES: dict[str, Callable[[Compiled], Compiled]] = {
 }
 NEAR_MISSES_OF = "ripple"
 N = 6
-READ_AT, JUDGED_AT = (8, 12), (7, 8, 10, 12)
-"""Lengths that trained models are read at, and those that the evidence is of."""
+READ_AT, JUDGED_AT, FARTHER = (8, 12), (7, 8, 10, 12), (16,)
+"""Lengths that trained models are read at, those that decide, and those that are looked at too."""
+
+EXCHANGES = 20_000
 
 ZOO = (
     "addition",
@@ -65,6 +67,7 @@ ZOO = (
 )
 KEY = ["kind", "model", "disguise"]
 WHAT = ("undisturbed", "1 loop later", "2 loops later", "at the end", "whole trajectory", "surely")
+TRAINED = (*WHAT, "farther")
 
 
 def main() -> None:
@@ -120,7 +123,10 @@ def measured(kind: str, name: str, disguise: str) -> tuple[dict[str, Any], pd.Da
     started = time.process_time()
     if kind == "trained":
         run = loopinterp.load_pretrained(name)
-        found = decompile(run.model(), run.task(), n=READ_AT, lengths=JUDGED_AT, sharp=False)
+        found = decompile(
+            run.model(), run.task(), n=READ_AT, lengths=JUDGED_AT, farther=FARTHER,
+            sharp=False, n_exchanges=EXCHANGES,
+        )  # fmt: skip
         outcome = "program" if found.program else "not decompiled"
     else:
         program = program_of(kind, name)
@@ -158,11 +164,16 @@ def evidence_of(found: Decompiled) -> dict[str, float]:
     """The lowest share of what was agreed on over the lengths, of each kind, and its lower end."""
     if not len(found.evidence):
         return {}
+    beyond = found.evidence["n"].isin(FARTHER)
     worst: dict[str, float] = {}
-    for row in found.evidence.to_dict("records"):
+    near: pd.DataFrame = found.evidence.loc[~beyond]
+    for row in near.to_dict("records"):
         worst[row["what"]] = min(worst.get(row["what"], 1.0), row["value"])
     whole = found.evidence["what"] == "whole trajectory"
-    return worst | {"surely": float(found.evidence.loc[whole, "low"].min())}
+    return worst | {
+        "surely": float(found.evidence.loc[whole & ~beyond, "low"].min()),
+        "farther": float(found.evidence.loc[whole & beyond, "value"].min()),
+    }
 
 
 def shown(x: float | None, digits: int = 2) -> str:
@@ -183,7 +194,7 @@ def tables(found: pd.DataFrame) -> dict[str, str]:
     trained = [
         [
             of["model"], of["outcome"], shown(of.get("cells"), 0),
-            *(shown(of.get(what)) for what in WHAT), f"{of['seconds']:.0f}",
+            *(shown(of.get(what)) for what in TRAINED), f"{of['seconds']:.0f}",
             of["reason"] if isinstance(of["reason"], str) else "",
         ]
         for of in found.loc[found["kind"] == "trained"].to_dict("records")
@@ -193,7 +204,7 @@ def tables(found: pd.DataFrame) -> dict[str, str]:
             ["kind", "program", "models", "seconds of one core", "why not"], rows
         ),
         "decompiled-trained": table(
-            ["model", "outcome", "cells", *WHAT, "seconds of one core", "why not"],
+            ["model", "outcome", "cells", *TRAINED, "seconds of one core", "why not"],
             trained,
         ),
     }  # fmt: skip

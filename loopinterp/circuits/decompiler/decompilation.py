@@ -101,6 +101,7 @@ def decompile(
     *,
     n: int | Sequence[int] = 6,
     lengths: Sequence[int] | None = None,
+    farther: Sequence[int] = (),
     tolerances: Sequence[float] = TOLERANCES,
     contexts: int = 24,
     tries: int = 4,
@@ -145,6 +146,7 @@ def decompile(
         task: Its task.
         n: Length of the inputs that are looked at; of regions, one or more.
         lengths: Of those that the evidence is of; each n and n - 1 if omitted.
+        farther: Others that there is evidence of, which does not decide whether there is a program.
         tolerances: Tried one after the other, until one gives a program.
         contexts: In which a state's behaviour is seen.
         tries: Experiments for each pair of neighbours.
@@ -192,11 +194,12 @@ def decompile(
         reason = f"{n_tokens} tokens, more than {MOST_TOKENS}"
         return Decompiled(None, reason, tolerance=min(tolerances))
     near = sorted({m for each in looked_at for m in (max(each - 1, 2), each)})
-    judged_at = near if lengths is None else _checked_lengths("lengths", lengths)
+    reader.judged_at = near if lengths is None else _checked_lengths("lengths", lengths)
+    reader.farther = _checked_lengths("farther", farther) if farther else []
     if not sharp:
-        return reader.read_regions(n_exchanges, most_values, judged_at)
+        return reader.read_regions(n_exchanges, most_values)
     for tolerance in sorted(tolerances):
-        found = reader.read(tolerance, tries, most_values, judged_at)
+        found = reader.read(tolerance, tries, most_values)
         tried.append(found)
         if found.result.program is not None or found.final:
             break
@@ -225,6 +228,8 @@ class _Reader:
     ) -> None:
         self.model, self.task, self.lengths, self.seed = model, task, lengths, seed
         self.examples, self.contexts = examples, contexts
+        self.judged_at: list[int] = []
+        self.farther: list[int] = []
         self.runs = self._runs(max(lengths), seed)
 
     def _runs(self, n: int, seed: int) -> Runs:
@@ -235,7 +240,7 @@ class _Reader:
     def _exchange_runs(self, number: int, seed: int) -> list[ExchangeRuns]:
         return [ExchangeRuns.of(self._runs(n, seed), number, self.generator) for n in self.lengths]
 
-    def read(self, tolerance: float, tries: int, most_values: int, lengths: list[int]) -> _Attempt:
+    def read(self, tolerance: float, tries: int, most_values: int) -> _Attempt:
         self.generator = torch.Generator().manual_seed(self.seed)  # each tolerance sees the same
         values = {}
         for token in self.runs.tokens:
@@ -252,12 +257,12 @@ class _Reader:
         if not table.closed:
             tokens = ", ".join(f"{len(of)} of {token}" for token, of in values.items())
             return self._none(tolerance, f"too many values to try them side by side: {tokens}")
-        return self._judged(tolerance, table, values, lengths, most_values)
+        return self._judged(tolerance, table, values, most_values)
 
     def _none(self, tolerance: float, reason: str, *, final: bool = False) -> _Attempt:
         return _Attempt(Decompiled(None, reason, tolerance=tolerance), -1.0, final)
 
-    def read_regions(self, n_exchanges: int, most_values: int, lengths: list[int]) -> Decompiled:
+    def read_regions(self, n_exchanges: int, most_values: int) -> Decompiled:
         """Read with regions of states as values."""
         self.generator = torch.Generator().manual_seed(self.seed)
         elsewhere = self._depends_elsewhere(lambda _, h: self.runs.read(h))
@@ -269,9 +274,7 @@ class _Reader:
         automaton = found.table.automaton(found.regions.sizes, runs)
         names = automaton.merged_names()
         unexplained = unexplained_steps(found.table, found.regions, held_back, names)
-        judged = self._held_out(
-            automaton.renamed(names), found.table.consistency, lengths, readable=False
-        )
+        judged = self._held_out(automaton.renamed(names), found.table.consistency, readable=False)
         return replace(judged.result, unexplained=unexplained)
 
     @torch.no_grad()
@@ -304,7 +307,6 @@ class _Reader:
         tolerance: float,
         table: TransitionTable,
         values: Mapping[int, TokenValues],
-        lengths: list[int],
         most_values: int,
     ) -> _Attempt:
         """The program of a table, and whether it says enough of what the model does."""
@@ -318,15 +320,12 @@ class _Reader:
         elif any(len(of) >= most_values for of in values.values()):
             reason = f"{most_values} values of a token or more"
         automaton = table.automaton({token: len(of) for token, of in values.items()}).merged()
-        return self._held_out(
-            automaton, table.consistency, lengths, tolerance=tolerance, reason=reason
-        )
+        return self._held_out(automaton, table.consistency, tolerance=tolerance, reason=reason)
 
     def _held_out(
         self,
         automaton: CellAutomaton,
         consistency: float,
-        lengths: list[int],
         *,
         tolerance: float = 0.0,
         reason: str = "",
@@ -341,9 +340,10 @@ class _Reader:
             readable=readable,
         )
         number = _HELD_OUT if readable else _HELD_OUT_REGIONS
-        evidence = self._evidence(program, lengths, number)
-        worst = evidence.loc[evidence["what"] == TRAJECTORY, "low"].min()
-        undisturbed = evidence.loc[evidence["what"] == UNDISTURBED, "value"].min()
+        evidence = self._evidence(program, number)
+        counted = evidence[evidence["n"].isin(self.judged_at)]
+        worst = counted.loc[counted["what"] == TRAJECTORY, "low"].min()
+        undisturbed = counted.loc[counted["what"] == UNDISTURBED, "value"].min()
         if not reason and worst != worst:
             reason = "no exchange changes an answer"
         elif not reason and worst < ENOUGH:
@@ -360,10 +360,10 @@ class _Reader:
         score = float(worst if worst == worst else 0) + 1e-3 * float(undisturbed)
         return _Attempt(found, score, final=not reason)
 
-    def _evidence(self, program: LoopProgram, lengths: list[int], number: int) -> pd.DataFrame:
+    def _evidence(self, program: LoopProgram, number: int) -> pd.DataFrame:
         parts = []
         generator = torch.Generator().manual_seed(self.seed + 1)
-        for n in lengths:
+        for n in dict.fromkeys([*self.judged_at, *self.farther]):
             batch = inputs_of(self.task, (n,), 2 * self.examples, seed=self.seed + 1)
             n_loops = n_loops_of(self.model, batch.inputs.shape[1], self.task.n_loops(n))
             pairs = exchanges(batch, n_loops, number, generator)
