@@ -3,10 +3,11 @@
     python -m analyses.decompiled_models --jobs 2
     python -m analyses.decompiled_models --only ripple --only addition
 
-Known: every stock program, compiled, bare and in disguises; then near misses of one, which answer
-as it does and work differently. What is read off is compared with the program that was compiled:
-equivalent, if none of some 10,000 interchange interventions tells them apart. Trained: models of
-the zoo, and what their tables leave unexplained, cell by cell. A row for each model goes to
+Known: the models of the benchmark, every stock program bare and in disguises; then near misses of
+one, which answer as it does and work differently. What is read off is compared with the program
+that was compiled: equivalent, if none of some 10,000 interchange interventions tells them apart.
+Trained: models of the zoo, and what their tables leave unexplained, cell by cell. A row for each
+model goes to
 ``analyses/results/decompiled_models.csv``, cells to ``decompiled_models_unexplained.csv``, and the
 tables into the documentation; what is there already is not done again, but for those given with
 --only.
@@ -17,8 +18,6 @@ from __future__ import annotations
 import argparse
 import time
 from collections import Counter
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,26 +28,14 @@ from joblib import Parallel, delayed
 
 import loopinterp
 from analyses.tables_in_pages import PAGES, RESULTS, rewrite, table
+from loopinterp.benchmark import benchmark_models
 from loopinterp.circuits import Decompiled, decompile
-from loopinterp.rasp import (
-    Compiled,
-    LoopProgram,
-    compile_program,
-    get_program,
-    list_programs,
-)
-from loopinterp.rasp.disguises import add_noise, distract, permute, rotate
+from loopinterp.rasp import LoopProgram, compile_program
 from loopinterp.rasp.mutations import equivalence, near_misses
 from loopinterp.tasks import get_task
 
 FILE, PAGE = "decompiled_models.csv", "read-a-program.md"
 UNEXPLAINED = "decompiled_models_unexplained.csv"
-DISGUISES: dict[str, Callable[[Compiled], Compiled]] = {
-    "bare": lambda compiled: compiled,
-    "rotated, permuted": lambda c: rotate(permute(c, seed=0), seed=0),
-    "distracted, rotated": lambda c: rotate(distract(c, seed=0), seed=0),
-    "noisy": partial(add_noise, relative=0.01, seed=0),
-}
 NEAR_MISSES_OF = "ripple"
 N = 6
 READ_AT, JUDGED_AT, FARTHER = (8, 12), (7, 8, 10, 12), (16,)
@@ -110,7 +97,7 @@ def main() -> None:
 def cells() -> list[tuple[str, str, str]]:
     """Kind, model and disguise of all rows."""
     return [
-        *(("known", name, disguise) for name in list_programs() for disguise in DISGUISES),
+        *(("known", of.program_name, of.disguise) for of in benchmark_models()),
         *(("near miss", p.name, "bare") for p in near_misses(NEAR_MISSES_OF)),
         *(("trained", name, "bare") for name in ZOO),
     ]
@@ -128,11 +115,15 @@ def measured(kind: str, name: str, disguise: str) -> tuple[dict[str, Any], pd.Da
             sharp=False, n_exchanges=EXCHANGES,
         )  # fmt: skip
         outcome = "program" if found.program else "not decompiled"
+    elif kind == "known":
+        about = next(m for m in benchmark_models([name]) if m.disguise == disguise)
+        found = decompile(about.compiled.model, about.task, n=about.n)
+        outcome = compared(found, about.program)
     else:
-        program = program_of(kind, name)
+        program = next(p for p in near_misses(NEAR_MISSES_OF) if p.name == name)
         task = get_task(program.task, **program.task_settings)
         made = compile_program(program, max_length=task.n_positions(N))
-        found = decompile(DISGUISES[disguise](made).model, task, n=N)
+        found = decompile(made.model, task, n=N)
         outcome = compared(found, program)
     row |= {
         "outcome": outcome,
@@ -144,13 +135,6 @@ def measured(kind: str, name: str, disguise: str) -> tuple[dict[str, Any], pd.Da
         "code": "" if found.closest is None else str(found.closest),
     }
     return row, found.unexplained
-
-
-def program_of(kind: str, name: str) -> LoopProgram:
-    """A stock program, or one of the near misses."""
-    if kind == "known":
-        return get_program(name)
-    return next(p for p in near_misses(NEAR_MISSES_OF) if p.name == name)
 
 
 def compared(found: Decompiled, program: LoopProgram) -> str:

@@ -1,3 +1,15 @@
+from .benchmark_folder import Benchmark as Benchmark
+from .benchmark_folder import Exercise as Exercise
+from .benchmark_folder import KnownCircuit as KnownCircuit
+from .benchmark_folder import make_benchmark as make_benchmark
+from .benchmark_models import DISGUISES as DISGUISES
+from .benchmark_models import BenchmarkModel as BenchmarkModel
+from .benchmark_models import benchmark_models as benchmark_models
+from .eap_graphs import eap_graph as eap_graph
+from .eap_graphs import edges_of_eap_graph as edges_of_eap_graph
+from .edge_scores import OWN_EDGE_METHODS as OWN_EDGE_METHODS
+from .edge_scores import own_edge_method as own_edge_method
+from .edge_scores import score_edges as score_edges
 from .false_names import FalseNames as FalseNames
 from .false_names import false_names_study as false_names_study
 from .ground_truth_checks import CHECKS as CHECKS
@@ -9,3 +21,9 @@ from .known_models import KnownModel as KnownModel
 from .known_models import known_models as known_models
 from .noise_robustness import Robustness as Robustness
 from .noise_robustness import robustness_study as robustness_study
+from .program_scores import by_comparing as by_comparing
+from .program_scores import by_decompiling as by_decompiling
+from .program_scores import score_program as score_program
+from .variable_scores import by_means as by_means
+from .variable_scores import by_probing as by_probing
+from .variable_scores import score_variables as score_variables

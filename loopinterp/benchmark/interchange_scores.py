@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from loopinterp.benchmark.known_models import KnownModel
+    from loopinterp.rasp.program import LoopProgram
+    from loopinterp.tasks.task import Batch
 
 _WRONG = {
     "wrong variable": ANOTHER_VARIABLE,
@@ -36,7 +38,7 @@ _WRONG = {
 def score_interchange(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
     """The worst cell of the right exchange; whole runs after wrong ones, and as a probe says."""
     circuit, program = known.compiled.circuit, known.compiled.program
-    found = _exchanged(known, {v: circuit.subspace(v) for v in circuit.variables}, seed)
+    found = exchanged(known, {v: circuit.subspace(v) for v in circuit.variables}, seed)
     nothing = found.pooled(NOTHING)[0]
     wrong = {key: found.pooled(intervention) for key, intervention in _WRONG.items()}
     scores = {key: Score(share, nothing) for key, (share, _, _, n) in wrong.items() if n}
@@ -48,18 +50,19 @@ def score_interchange(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
         scores["interchange"] = Score(float(found.iia.min()), most)
         # Probes see the loops of the run: of states that have settled there are many alike.
         seen = replace(known.batch, n_loops=torch.full_like(known.batch.n_loops, known.n_loops + 1))
-        probed = {
-            v: labelled_states(known.compiled.model, program, [v], seen).subspace()
-            for v in program.variables
-        }
-        blind = _exchanged(known, {v: rows for v, rows in probed.items() if len(rows)}, seed)
+        probed = probed_subspaces(known.compiled.model, program, seen)
+        blind = exchanged(known, {v: rows for v, rows in probed.items() if len(rows)}, seed)
         scores["interchange by probe"] = Score(blind.pooled()[0], blind.pooled(RANDOM)[0])
     return scores
 
 
-def _exchanged(
-    known: KnownModel, subspaces: Mapping[str, Tensor], seed: int
-) -> VariableInterchange:
+def probed_subspaces(model: Any, program: LoopProgram, batch: Batch) -> dict[str, Tensor]:
+    """The subspace in which a probe finds each variable ``[rank, d_model]``."""
+    return {v: labelled_states(model, program, [v], batch).subspace() for v in program.variables}
+
+
+def exchanged(known: KnownModel, subspaces: Mapping[str, Tensor], seed: int) -> VariableInterchange:
+    """The study of exchanges of subspaces of a known model."""
     return interchange_study(
         known.compiled.model,
         known.batch,

@@ -1,4 +1,4 @@
-"""Commands that list what there is: tasks, recipes, trained models."""
+"""Commands that list what there is: tasks, recipes, trained models, models of known circuit."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 
 import loopinterp
-from loopinterp.cli.options import FILE, Json, examples
+from loopinterp.cli.options import FILE, Json, Progress, examples
 from loopinterp.cli.output import next_step, print_document, spell_facts
 from loopinterp.errors import InputError
+from loopinterp.progress import showing
 
 commands = typer.Typer()
 
@@ -76,3 +77,25 @@ def zoo(
         print_document(
             {"run": str(out), **facts}, f"{out}: {card.note} {next_step('analyze', out)}", as_json
         )
+
+
+@commands.command(
+    epilog=examples("benchmark runs/known", "benchmark runs/ripple --only ripple --json")
+)
+def benchmark(
+    folder: Annotated[Path, typer.Argument(**FILE, help="A new folder, or one with a benchmark.")],
+    only: Annotated[
+        list[str] | None, typer.Option(help="A program or a model; may be repeated. Default: all.")
+    ] = None,
+    progress: Progress = True,
+    as_json: Json = False,
+) -> None:
+    """Write the benchmark: models of known circuit, with cards, each file known by its digest.
+
+    `loopinterp.benchmark.Benchmark(FOLDER)` reads it back, and refuses what was changed since.
+    """
+    with showing(progress):
+        made = loopinterp.benchmark.make_benchmark(folder, only or None)
+    document = {"folder": str(folder), "digest": made.digest, "models": list(made)}
+    text = f"{folder}: {len(made)} models whose circuit is known, digest {made.digest}"
+    print_document(document, text, as_json)

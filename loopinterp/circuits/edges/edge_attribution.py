@@ -28,14 +28,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from loopinterp.circuits.activation_patching_inputs import Comparison
 from loopinterp.circuits.edges.edge_run import Donor, EdgeRuns
+from loopinterp.errors import InputError
+from loopinterp.models.looped_model import bind
 from loopinterp.progress import track
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
     from torch import Tensor
 
-    from loopinterp.circuits.activation_patching_inputs import Comparison
+    from loopinterp.circuits.activation_patching_inputs import Metric
     from loopinterp.circuits.edges.unrolled_graph import UnrolledGraph
 
 EXACT, EAP, EAP_IG, EDGE_IG = "exact", "eap", "eap_ig", "edge_ig"
@@ -70,6 +73,37 @@ class EdgeEffects:
             _, self.source = EdgeRuns(model, graph, source)()
             self._at_base = compared.by_example(logits)
         self._total = compared.at_source - compared.at_base
+
+    @classmethod
+    def between(
+        cls,
+        model: Any,
+        graph: UnrolledGraph,
+        base: Tensor,
+        source: Tensor,
+        *,
+        scored: Bool[Tensor, "_ _"] | None = None,
+        metric: Metric | None = None,
+    ) -> EdgeEffects:
+        """The effects between the runs of two sets of inputs.
+
+        Args:
+            model: The model.
+            graph: Its components.
+            base: Inputs of the run that is patched.
+            source: As many others.
+            scored: Positions ``[batch, pos]`` whose answers count; all if omitted.
+            metric: From logits to a number for each example; the logit of the source's answer
+                less that of the base's if omitted.
+
+        Raises:
+            InputError: The model answers all alike, or a metric without examples or gradients.
+        """
+        with torch.no_grad():
+            logits, donor = (_logits(model, x, graph.n_loops) for x in (base, source))
+        compared = Comparison(logits, donor, scored, metric)
+        _check_metric(compared, logits)
+        return cls(model, graph, base, source, compared)
 
     @torch.no_grad()
     def replaced(self, edges: Bool[Tensor, "sender receiver"]) -> Float[Tensor, " batch"]:
@@ -174,3 +208,22 @@ def _read_weight(model: Any, graph: UnrolledGraph, receiver: tuple[int, str]) ->
     of = {"q": layer.attn.W_Q, "k": layer.attn.W_K, "v": layer.attn.W_V}
     read = [of[slot]] if slot else list(of.values())
     return torch.stack([weight[reader.head] for weight in read]).norm()
+
+
+def _logits(model: Any, inputs: Tensor, n_loops: int) -> Tensor:
+    """Logits of a run, which must be finite."""
+    bound = bind(model, inputs)
+    *_, (_, state) = bound.run(n_loops)
+    return bound.read(state, n_loops)
+
+
+def _check_metric(compared: Comparison, logits: Tensor) -> None:
+    with torch.enable_grad():
+        tried = compared.by_example(logits.detach().requires_grad_())
+    if tried.shape != logits.shape[:1] or not tried.requires_grad:
+        raise InputError(
+            "metric",
+            expected=f"one number for each of the {len(logits)} examples, with a gradient",
+            given=f"shape {list(tried.shape)}, requires_grad={tried.requires_grad}",
+            fix="Take means over positions, not over examples, and use no argmax.",
+        )

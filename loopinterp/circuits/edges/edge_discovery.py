@@ -8,12 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from loopinterp.circuits.activation_patching_inputs import (
-    Comparison,
-    Metric,
-    check_run,
-    given_pairs,
-)
+from loopinterp.circuits.activation_patching_inputs import Metric, check_run, given_pairs
 from loopinterp.circuits.edges.edge_attribution import (
     CONTROLS,
     EAP,
@@ -30,7 +25,6 @@ from loopinterp.circuits.edges.edge_run import need_graph
 from loopinterp.circuits.edges.edge_study_result import TIED, UNROLLED, EdgeStudy
 from loopinterp.circuits.edges.unrolled_graph import LAGS, UnrolledGraph
 from loopinterp.errors import InputError, check_choice, check_integer, check_number
-from loopinterp.models.looped_model import bind
 from loopinterp.models.model_description import describe_model
 from loopinterp.progress import track
 from loopinterp.results import study
@@ -116,11 +110,8 @@ def edge_study(
     graph = UnrolledGraph(model.config, n_loops, neurons=neurons, split=split)
     about = {"study": "edges", "n_loops": n_loops, "methods": names, "n_steps": n_steps}
     with study(seed, **about, model=describe_model(model), n_examples=len(base)) as watch:
-        with torch.no_grad():
-            logits, donor = (_logits(model, x, n_loops) for x in (base, source))
-        compared = Comparison(logits, donor, scored, metric)
-        _check_metric(compared, logits)
-        effects = EdgeEffects(model, graph, base, source, compared)
+        effects = EdgeEffects.between(model, graph, base, source, scored=scored, metric=metric)
+        compared = effects.compared
         generator = torch.Generator().manual_seed(seed)
         every = [*names, *CONTROLS]
         unrolled, tied = _measured(effects, every, n_steps, generator)
@@ -168,13 +159,6 @@ def edge_study(
             neurons={name: list(group) for name, group in (neurons or {}).items()},
             config=model.config,
         )
-
-
-def _logits(model: Any, inputs: Tensor, n_loops: int) -> Tensor:
-    """Logits of a run, which must be finite."""
-    bound = bind(model, inputs)
-    *_, (_, state) = bound.run(n_loops)
-    return bound.read(state, n_loops)
 
 
 def _measured(
@@ -272,15 +256,3 @@ def _checked(methods: Sequence[str], unrolled_exact: bool) -> list[str]:
             fix=f"Add {EXACT!r} to methods.",
         )
     return list(dict.fromkeys(check_choice("method", name, METHODS) for name in methods))
-
-
-def _check_metric(compared: Comparison, logits: Tensor) -> None:
-    with torch.enable_grad():
-        tried = compared.by_example(logits.detach().requires_grad_())
-    if tried.shape != logits.shape[:1] or not tried.requires_grad:
-        raise InputError(
-            "metric",
-            expected=f"one number for each of the {len(logits)} examples, with a gradient",
-            given=f"shape {list(tried.shape)}, requires_grad={tried.requires_grad}",
-            fix="Take means over positions, not over examples, and use no argmax.",
-        )

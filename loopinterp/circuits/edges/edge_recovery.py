@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from loopinterp.circuits.edges.edge_study_result import TIED, UNROLLED, EdgeStudy
-from loopinterp.circuits.edges.known_edges import program_edges, wiping_edges
+from loopinterp.circuits.edges.known_edges import TiedEdge, program_edges, wiping_edges
 from loopinterp.circuits.edges.unrolled_graph import SLOTS, UnrolledGraph
 from loopinterp.errors import InputError
 from loopinterp.rasp.compiler.circuit import ROUNDING
@@ -40,49 +43,79 @@ def edges_recovered(found: EdgeStudy, known: Compiled | Circuit) -> pd.DataFrame
         InputError: The circuit has edges that are not in the graph: it is another model's.
     """
     import pandas as pd
-    from sklearn.metrics import average_precision_score, roc_auc_score
 
     groups = bool(found.neurons)
-    program = program_edges(known, neurons=groups)
-    wiping = wiping_edges(known, neurons=groups)
-    there = set(_graph(found).tied_edges)
-    there = {(sender, _without_slot(receiver), lag) for sender, receiver, lag in there}
-    if not program or not program < there:
+    there = _graph(found).tied_edges
+    rows = []
+    for graph, table in ((TIED, found.to_dataframe()), (UNROLLED, _with_lags(found))):
+        for score, of in table.groupby("score", sort=False):
+            edges = list(of[["sender", "receiver", "lag"]].itertuples(index=False, name=None))
+            truths = known_truths(edges, known, among=there, neurons=groups)
+            for by in ("size", "effect"):
+                for row in ranking(of[by].abs().to_numpy(), truths):
+                    rows.append({"graph": graph, "score": score, "by": by, **row})
+    columns = ["graph", "score", "truth", "by", "auroc", "average_precision", "n_true", "n_edges"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def known_truths(
+    edges: Sequence[TiedEdge],
+    known: Compiled | Circuit,
+    *,
+    among: Iterable[TiedEdge],
+    neurons: bool = False,
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Each truth of :func:`edges_recovered`: which of some edges count, and which of all are true.
+
+    Args:
+        edges: Sender, receiver (its slot, ``.q``, is not looked at) and lag.
+        known: A compiled model with its circuit.
+        among: All tied edges of the model.
+        neurons: Whether groups of neurons are components.
+
+    Raises:
+        InputError: The circuit has edges that are not among them: it is another model's.
+    """
+    program = program_edges(known, neurons=neurons)
+    wiping = wiping_edges(known, neurons=neurons)
+    if not program or not program < {_without_slot(edge) for edge in among}:
         raise InputError(
             "known",
             expected="the compiled model that was studied",
             given="one with edges that are not in its graph" if program else "one without edges",
             fix="Pass the compiled model whose .model was studied.",
         )
-    rows = []
-    for graph, table in ((TIED, found.to_dataframe()), (UNROLLED, _with_lags(found))):
-        ends = table[["sender", "receiver", "lag"]].itertuples(index=False, name=None)
-        edges = [(s, _without_slot(r), int(lag)) for s, r, lag in ends]
-        table = table.assign(
-            program=[e in program for e in edges], wiping=[e in wiping for e in edges]
-        )
-        for score, of in table.groupby("score", sort=False):
-            for truth in TRUTHS:
-                counted: Any = of[~of["wiping"] | of["program"]] if truth == TRUTHS[0] else of
-                true = counted["program"] | counted["wiping"]
-                true = true if truth == TRUTHS[2] else counted["program"]
-                for by in ("size", "effect"):
-                    ranked = counted[by].abs()
-                    # Rounding has an order too, and tells nothing.
-                    ranked = ranked.where(ranked > ROUNDING * ranked.max(), 0.0)
-                    rows.append(
-                        {
-                            "graph": graph,
-                            "score": score,
-                            "truth": truth,
-                            "by": by,
-                            "auroc": float(roc_auc_score(true, ranked)),
-                            "average_precision": float(average_precision_score(true, ranked)),
-                            "n_true": int(true.sum()),
-                            "n_edges": len(true),
-                        }
-                    )
-    return pd.DataFrame(rows)
+    tied = [_without_slot(edge) for edge in edges]
+    true = np.array([edge in program for edge in tied], dtype=bool)
+    wipes = np.array([edge in wiping for edge in tied], dtype=bool)
+    every = np.ones_like(true)
+    return dict(zip(TRUTHS, ((~wipes | true, true), (every, true), (every, true | wipes))))
+
+
+def ranking(
+    sizes: np.ndarray, truths: Mapping[str, tuple[np.ndarray, np.ndarray]]
+) -> Iterator[dict[str, Any]]:
+    """AUROC and average precision of scores, one row for each truth.
+
+    What is smaller than rounding counts as 0.
+
+    Args:
+        sizes: Of the edges, none negative.
+        truths: As :func:`known_truths` gives them.
+    """
+    from sklearn.metrics import average_precision_score, roc_auc_score
+
+    for truth, (counted, true) in truths.items():
+        ranked, right = sizes[counted], true[counted]
+        # Rounding has an order too, and tells nothing.
+        ranked = np.where(ranked > ROUNDING * ranked.max(), ranked, 0.0)
+        yield {
+            "truth": truth,
+            "auroc": float(roc_auc_score(right, ranked)),
+            "average_precision": float(average_precision_score(right, ranked)),
+            "n_true": int(right.sum()),
+            "n_edges": len(right),
+        }
 
 
 def _with_lags(found: EdgeStudy) -> pd.DataFrame:
@@ -104,5 +137,7 @@ def _graph(found: EdgeStudy) -> UnrolledGraph:
     return UnrolledGraph(found.config, found.n_loops, neurons=found.neurons, split=split)
 
 
-def _without_slot(receiver: str) -> str:
-    return receiver[:-2] if receiver[-2:] in {f".{slot}" for slot in SLOTS} else receiver
+def _without_slot(edge: TiedEdge) -> TiedEdge:
+    sender, receiver, lag = edge
+    slotted = receiver[-2:] in {f".{slot}" for slot in SLOTS}
+    return sender, receiver[:-2] if slotted else receiver, int(lag)

@@ -1,0 +1,233 @@
+"""The benchmark as a folder: safetensors and JSON, with cards, each file known by its digest.
+
+``benchmark.json`` lists every file with its SHA-256. A model's folder has what
+:meth:`Compiled.save` writes (``config.json``, ``model.safetensors``, ``circuit.json``,
+``circuit.safetensors``), ``pairs.safetensors`` with the inputs that edges are scored on, and
+``card.json``. The program is kept as its code: where the registered one reads otherwise, the model
+is not loaded, as its circuit would be another program's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from loopinterp.benchmark.benchmark_models import VERSION, BenchmarkModel, benchmark_models
+from loopinterp.circuits.edges.known_edges import program_edges, wiping_edges
+from loopinterp.errors import CheckpointError, InputError, unknown_name
+from loopinterp.progress import track
+from loopinterp.rasp.compiler.compiled import Compiled
+from loopinterp.short_repr import ShortRepr
+from loopinterp.storage import read_bytes, read_json_object, read_tensors, write_json, write_tensors
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from loopinterp.models import LoopedTransformer
+    from loopinterp.tasks.task import Task
+
+LIST, CARD, PAIRS = "benchmark.json", "card.json", "pairs.safetensors"
+
+
+@dataclass(frozen=True)
+class Exercise(ShortRepr):
+    """What a tool is given: a model, its task and inputs, and nothing that is known of it.
+
+    Attributes:
+        model: The model.
+        task: Its task, which draws further inputs.
+        n: The longest problem that it can be asked.
+        n_loops: Loops of a full run.
+        base: Inputs ``[pair, pos]``, of all lengths up to n.
+        source: Others, pair by pair.
+    """
+
+    model: LoopedTransformer
+    task: Task
+    n: int
+    n_loops: int
+    base: Tensor
+    source: Tensor
+
+
+@dataclass(frozen=True)
+class KnownCircuit(ShortRepr):
+    """A model of a benchmark's folder, read back.
+
+    Attributes:
+        about: Which model it is.
+        compiled: The model with its circuit and program.
+        base: Inputs ``[pair, pos]`` that edges are scored on.
+        source: The others of each pair.
+        card: What ``card.json`` says.
+    """
+
+    about: BenchmarkModel
+    compiled: Compiled
+    base: Tensor
+    source: Tensor
+    card: Mapping[str, Any]
+
+    @property
+    def exercise(self) -> Exercise:
+        """What a tool is given."""
+        about = self.about
+        model = self.compiled.model
+        return Exercise(model, about.task, about.n, about.n_loops, self.base, self.source)
+
+
+class Benchmark(ShortRepr):
+    """A folder that :func:`make_benchmark` wrote.
+
+    Args:
+        folder: The folder.
+        digest: What :attr:`digest` must be, if it is known from elsewhere.
+
+    Attributes:
+        folder: The folder.
+        files: Model -> file -> SHA-256.
+
+    Raises:
+        CheckpointError: no such folder, one of another version, or with another digest.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> benchmark = make_benchmark(folder.name, ["prefix_xor.bare"])
+        >>> list(benchmark), benchmark["prefix_xor.bare"].compiled
+        (['prefix_xor.bare'], <Compiled prefix_xor: d_model 15, layers 0 + 1 + 0>)
+    """
+
+    def __init__(self, folder: str | Path, *, digest: str | None = None) -> None:
+        self.folder = Path(folder)
+        path = self.folder / LIST
+        saved = read_json_object(path)
+        version, listed = saved.get("version"), saved.get("models")
+        if version != VERSION or not isinstance(listed, dict):
+            raise CheckpointError(
+                f"benchmark {path}",
+                expected=f"version {VERSION}, with a list of models",
+                given=f"version {version!r}",
+                fix="Make it again with `loopinterp benchmark`.",
+            )
+        self.files: dict[str, dict[str, str]] = listed
+        if digest not in (None, self.digest):
+            raise _changed(path, str(digest), self.digest)
+
+    def __repr__(self) -> str:
+        return f"<Benchmark: version {VERSION}, {len(self)} models, {self.digest[:12]}>"
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.files)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the list of all files and their digests."""
+        listed = json.dumps([VERSION, self.files], sort_keys=True)
+        return hashlib.sha256(listed.encode()).hexdigest()
+
+    def __getitem__(self, name: str) -> KnownCircuit:
+        """A model, every file of which is the one that was made.
+
+        Raises:
+            InputError: There is no such model.
+            CheckpointError: A file is missing or another one, or the program has changed since.
+        """
+        if name not in self.files:
+            raise unknown_name("model of the benchmark", name, self.files)
+        folder = self.folder / name
+        for file, made in self.files[name].items():
+            found = hashlib.sha256(read_bytes(folder / file)).hexdigest()
+            if found != made:
+                raise _changed(folder / file, made, found)
+        (about,), card = benchmark_models([name]), read_json_object(folder / CARD)
+        if card["code"] != str(about.program):
+            raise CheckpointError(
+                f"program of {folder}",
+                expected=f"the one that was compiled, {about.program_name} as {CARD} has it",
+                given="another one of that name, in this version of loopinterp",
+                fix="Make the benchmark again, or use the version that it was made with.",
+            )
+        pairs = read_tensors(folder / PAIRS)
+        compiled = Compiled.load(folder, program=about.program)
+        return KnownCircuit(about, compiled, pairs["base"], pairs["source"], card)
+
+
+def make_benchmark(folder: str | Path, names: Iterable[str] | None = None) -> Benchmark:
+    """Make the models of the benchmark, and write them to a folder.
+
+    What is there already is made again. The same machine makes the same digests.
+
+    Args:
+        folder: A new folder, or one with a benchmark.
+        names: As :func:`benchmark_models` takes them.
+
+    Raises:
+        InputError: A name that there is not, or a folder that holds something else.
+    """
+    folder = Path(folder)
+    if folder.exists() and (not folder.is_dir() or _others(folder)):
+        raise InputError(
+            "folder",
+            expected="a new folder, or one with a benchmark",
+            given=f"{folder}, which holds something else",
+            fix="Choose another name.",
+        )
+    files = {}
+    for model in track(benchmark_models(names), "models"):
+        _write(model, folder / model.name)
+        files[model.name] = {
+            path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in sorted((folder / model.name).iterdir())
+        }
+    # Last, so that a folder that lacks something is none.
+    write_json(folder / LIST, {"version": VERSION, "models": files})
+    return Benchmark(folder)
+
+
+def _others(folder: Path) -> bool:
+    """Whether a folder holds what is no benchmark's."""
+    names = {model.name for model in benchmark_models()} | {LIST}
+    return any(path.name not in names for path in folder.iterdir())
+
+
+def _write(model: BenchmarkModel, folder: Path) -> None:
+    compiled = model.compiled
+    compiled.save(folder)
+    base, source = model.pairs()
+    write_tensors(folder / PAIRS, {"base": base.contiguous(), "source": source.contiguous()})
+    program, config = model.program, compiled.model.config
+    card = {
+        "name": model.name,
+        "program": model.program_name,
+        "code": str(program),
+        "task": program.task,
+        "task_settings": dict(program.task_settings),
+        "disguise": model.disguise,
+        "n": model.n,
+        "n_loops": model.n_loops,
+        "variables": {v: list(f.values) for v, f in compiled.circuit.variables.items()},
+        "heads": {h.id: h.selector for h in compiled.circuit.heads},
+        "edges": sorted(map(list, program_edges(compiled))),
+        "edges_of_wiping": sorted(map(list, wiping_edges(compiled))),
+        "d_model": config.d_model,
+        "layers": [config.n_prelude, config.n_layers, config.n_coda],
+        "weights": sum(p.numel() for p in compiled.model.parameters()),
+    }
+    write_json(folder / CARD, card)
+
+
+def _changed(path: Path, made: str, found: str) -> CheckpointError:
+    return CheckpointError(
+        str(path),
+        expected=f"the file that was made, sha256 {made[:12]}…",
+        given=f"sha256 {found[:12]}…",
+        fix="The file was changed since: make the benchmark again.",
+    )
