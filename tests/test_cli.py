@@ -31,7 +31,7 @@ from loopinterp.workflow import UNFINISHED_GRID
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMANDS = ("demo", "train", "compile", "evaluate", "grid", "analyze", "report", "tasks")
-COMMANDS += ("recipes", "sweep", "zoo")
+COMMANDS += ("benchmark", "recipes", "sweep", "zoo")
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,16 @@ def test_the_zoo_is_listed_shown_and_copied(command: Command, tmp_path: Path) ->
     assert answer.json["cells"][0]["exact_match"] == 1.0
     assert_refused(command("zoo", "--out", out), "NAME: expected the model to copy")
     assert_refused(command("zoo", "additon"), "pretrained model", "Did you mean 'addition'?")
+
+
+def test_the_benchmark_is_written_and_said_by_its_digest(command: Command, tmp_path: Path) -> None:
+    out = tmp_path / "known"
+    listed = command("benchmark", out, "--only", "prefix_xor", "--json").json
+    assert len(listed["models"]) == 4
+    assert all((out / name / "card.json").exists() for name in listed["models"])
+    assert listed["digest"] in command("benchmark", out, "--only", "prefix_xor.bare").out
+    assert_refused(command("benchmark", out, "--only", "prefix_xro"), "Did you mean")
+    assert_refused(command("benchmark", tmp_path), "folder: expected a new folder")
 
 
 def test_a_task_without_a_recipe_is_refused_with_what_there_is(

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 import numpy as np
@@ -88,6 +89,9 @@ def _made() -> dict[str, Any]:
     verdict = circuits.Verdict(winner=None, nearest="ripple", reasons=["one of many"] * 30)
     strata = {"token": circuits.Stratum(("a", "b"), torch.zeros(48, dtype=torch.int64))}
     run = training.Run(Path("runs/a"), config)
+    with TemporaryDirectory() as folder:
+        listed = benchmark.make_benchmark(folder, ["prefix_xor.bare"])
+        known = listed["prefix_xor.bare"]
     return {
         "Iteration": bound,
         "LoopedCache": cache,
@@ -174,7 +178,11 @@ def _made() -> dict[str, Any]:
         "Card": zoo.get_card("addition"),
         "Run": run,
         "Trainer": training.Trainer(training.RECIPES["addition-quick"]),
+        "Benchmark": listed,
+        "BenchmarkModel": known.about,
         "Check": benchmark.CHECKS[0],
+        "Exercise": known.exercise,
+        "KnownCircuit": known,
         "KnownModel": benchmark.KnownModel(compiled, batch, 9),
         "Score": benchmark.Score(1.0),
         "RunRecord": report.RunRecord(

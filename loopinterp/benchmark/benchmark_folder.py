@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 LIST, CARD, PAIRS = "benchmark.json", "card.json", "pairs.safetensors"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Exercise(ShortRepr):
     """What a tool is given: a model, its task and inputs, and nothing that is known of it.
 
@@ -54,7 +54,7 @@ class Exercise(ShortRepr):
     source: Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class KnownCircuit(ShortRepr):
     """A model of a benchmark's folder, read back.
 
@@ -163,7 +163,8 @@ class Benchmark(ShortRepr):
 def make_benchmark(folder: str | Path, names: Iterable[str] | None = None) -> Benchmark:
     """Make the models of the benchmark, and write them to a folder.
 
-    What is there already is made again. The same machine makes the same digests.
+    Of these, what is there already is made again; other models of the folder stay. The same machine
+    makes the same digests.
 
     Args:
         folder: A new folder, or one with a benchmark.
@@ -180,7 +181,7 @@ def make_benchmark(folder: str | Path, names: Iterable[str] | None = None) -> Be
             given=f"{folder}, which holds something else",
             fix="Choose another name.",
         )
-    files = {}
+    files = Benchmark(folder).files if (folder / LIST).exists() else {}
     for model in track(benchmark_models(names), "models"):
         _write(model, folder / model.name)
         files[model.name] = {

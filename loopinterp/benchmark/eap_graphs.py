@@ -32,7 +32,7 @@ def eap_graph(known: KnownCircuit) -> dict[str, Any]:
     queries, keys and values read a feature is not told apart: all three are in the graph, or none.
 
     Returns:
-        ``cfg``, ``nodes`` (name to ``in_graph``) and ``edges`` (name to ``score`` and ``in_graph``).
+        ``cfg``, ``nodes`` by name with ``in_graph``, ``edges`` with ``score`` and ``in_graph``.
 
     Example:
         >>> from loopinterp.benchmark import KnownCircuit, benchmark_models

@@ -14,6 +14,7 @@ from loopinterp.benchmark.known_models import KnownModel
 from loopinterp.circuits.variable_directions import labelled_states, mean_directions
 from loopinterp.circuits.variable_interchange import RANDOM
 from loopinterp.errors import InputError
+from loopinterp.rasp.compiler.circuit import orthonormal
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,7 +33,7 @@ def score_variables(method: VariableMethod, known: KnownCircuit, *, seed: int = 
 
     Args:
         method: From an exercise and the program that the model runs to a subspace of each variable,
-            as rows ``[rank, d_model]``; a variable without one is not found.
+            as rows ``[row, d_model]`` that span it; a variable without one is not found.
         known: The model.
         seed: Of the exchanges.
 
@@ -56,7 +57,9 @@ def score_variables(method: VariableMethod, known: KnownCircuit, *, seed: int = 
                 given=f"shape {list(rows.shape)}",
                 fix="Return one tensor [rank, d_model] for each variable.",
             )
-    found = {name: rows for name, rows in subspaces.items() if len(rows)}
+    found = {
+        name: orthonormal(rows.double()).to(rows) for name, rows in subspaces.items() if len(rows)
+    }
     share = len(found) / len(program.variables)
     row = {"iia": float("nan"), "low": float("nan"), "high": float("nan"), "random": float("nan")}
     if found:

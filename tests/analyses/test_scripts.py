@@ -43,7 +43,15 @@ TABLES["published_loss"] = ["--steps", "2"]
 TABLES["notebook_models"] = ["--steps", "2", "--samples", "2", "--to", "8", *TINY]
 
 ELSEWHERE = (
-    *("alignment", "decompiled_models", "edge_recovery", "gpu", "make_zoo", "measure_recipes"),
+    *(
+        "alignment",
+        "circuit_benchmark",
+        "decompiled_models",
+        "edge_recovery",
+        "gpu",
+        "make_zoo",
+        "measure_recipes",
+    ),
     *("published_settings", "reproductions"),
     *("budget_law", "fixed_point_grid", "grid_claims", "long_addition", "settled_but_wrong"),
     *("state_geometry", "stopping_rules", "tables_in_pages", "zoo_tables"),
