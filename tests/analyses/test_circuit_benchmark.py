@@ -1,4 +1,4 @@
-"""The leaderboards are what the files say; every tool is scored on every model, and chance fails."""
+"""The leaderboards are what the files say; every tool is scored on every model; chance fails."""
 
 from __future__ import annotations
 
