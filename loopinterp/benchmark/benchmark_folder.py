@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loopinterp.benchmark.benchmark_models import VERSION, BenchmarkModel, benchmark_models
+from loopinterp.benchmark.benchmark_entries import VERSION, BenchmarkModel, benchmark_models
 from loopinterp.circuits.edges.known_edges import program_edges, wiping_edges
 from loopinterp.errors import CheckpointError, InputError, unknown_name
 from loopinterp.progress import track
