@@ -266,8 +266,8 @@ class _Reader:
         """Read with regions of states as values."""
         self.generator = torch.Generator().manual_seed(self.seed)
         elsewhere = self._depends_elsewhere(lambda _, h: self.runs.read(h))
-        if elsewhere > _ANSWERS_ELSEWHERE:
-            return self._none(0.0, _farther(elsewhere)).result
+        # What comes closest is worth seeing all the same.
+        reason = _farther(elsewhere) if elsewhere > _ANSWERS_ELSEWHERE else ""
         runs = self._exchange_runs(n_exchanges, self.seed)
         held_back = self._exchange_runs(n_exchanges // 2, self.seed + 2)
         found = refine(runs, held_back, most_values=most_values)
