@@ -127,6 +127,7 @@ class Figure:
         caption: How to read it, in plain words.
         control: What its control is and what the control shows ("" where none applies).
         data: The table behind it, linked from the report.
+        code: What is printed under it as it is, such as a program.
         section: The report section it belongs to ("convergence", "wavefront", "program", …), by
             default that of the module of views it is made in.
     """
@@ -137,6 +138,7 @@ class Figure:
     control: str = ""
     data: pd.DataFrame | None = None
     section: str = ""
+    code: str = ""
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ KINDS = {
     "carry": "loopinterp.probing.carry_wavefront",
     "convergence": "loopinterp.dynamics.convergence",
     "decodability": "loopinterp.circuits.variable_decodability",
+    "decompilation": "loopinterp.circuits.decompiler.decompilation_study",
     "edges": "loopinterp.circuits.edges.edge_study_result",
     "evaluation": "loopinterp.training.evaluation",
     "extrapolation": "loopinterp.dynamics.extrapolation",

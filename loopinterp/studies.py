@@ -23,6 +23,9 @@ KNOWN_LENGTH, KNOWN_POSITIONS = 5, 14
 SHORT = 6
 """Programs are told apart on inputs of at least twice this length, where the model has room."""
 
+DECOMPILED_LENGTH = 8
+"""Long enough for carries that go on and ones that end, and short enough for a minute."""
+
 EXAMPLE_LENGTH, EXAMPLE_POSITIONS = 8, 16
 """An input that is worked by hand: so short that it can be read."""
 
@@ -273,6 +276,18 @@ def _subspaces(model: StudiedModel) -> Result:
 def _decodability(model: StudiedModel) -> Result:
     batch = model.sample(model.length(2 * model.cutoff), 64)
     return circuits.decodability(model.model, batch, model.programs(), seed=model.seed)
+
+
+@_study("decompilation", "what program can be read off it, without being told any?")
+def _decompilation(model: StudiedModel) -> Result:
+    n = model.length(DECOMPILED_LENGTH)
+    return circuits.decompilation_study(
+        model.model,
+        model.task,
+        n=n,
+        lengths=[max(n - 1, 2), n, model.length(n * 3 // 2)],
+        seed=model.seed,
+    )
 
 
 @_study("heads", "do the heads look where the programs look?", why_not=_no_program, hooks=True)

@@ -49,6 +49,7 @@ STUDIES: dict[str, Callable[[Any, Any], Any]] = {
     "search_subspaces": lambda m, d: circuits.search_subspaces(m, d, "ripple", steps=1),
     "decodability": lambda m, d: circuits.decodability(m, d, PROGRAMS),
     "interchange_study": lambda m, d: circuits.interchange_study(m, d, "ripple", pairs_per_loop=4),
+    "decompilation_study": lambda m, d: circuits.decompilation_study(m, d, n=3, n_exchanges=100),
     "ablation_study": lambda m, d: circuits.ablation_study(m, d, kinds=("zero",), when=("all",)),
     "patching_sweep": lambda m, d: circuits.patching_sweep(m, d, d, component="z"),
     "edge_study": lambda m, d: circuits.edge_study(m, d, d),
@@ -59,7 +60,7 @@ NOT_OF_A_MODEL = {"ground_truth_study", "false_names_study", "robustness_study"}
 NOT_OF_A_MODEL |= {"summarise_seeds", "run_sweep"}
 OF_OTHER_TASKS = {"operand_grid"}  # which draw operands of given lengths
 OF_GIVEN_PAIRS = {"edge_study", "patching_sweep"}
-OF_A_TASK = {"carry_study", "evaluate"}
+OF_A_TASK = {"carry_study", "decompilation_study", "evaluate"}
 OF_ONE_LOOP = {"attention_study", "evaluate", "probe_study", "worked_example"} | OF_GIVEN_PAIRS
 OF_ONE_LOOP |= {"ablation_study"}
 OF_INPUTS_ALONE = {"attention_study", "probe_study"} | OF_GIVEN_PAIRS

@@ -4,8 +4,11 @@ from .activation_patching_result import PatchingSweep as PatchingSweep
 from .carry_front_pairs import CarryFrontPairs as CarryFrontPairs
 from .comparison_evidence import Evidence as Evidence
 from .component_ablation import ablation_study as ablation_study
+from .decompiler import Decompilation as Decompilation
 from .decompiler import Decompiled as Decompiled
+from .decompiler import decompilation_study as decompilation_study
 from .decompiler import decompile as decompile
+from .decompiler import response_times as response_times
 from .edges import EdgeStudy as EdgeStudy
 from .edges import UnrolledGraph as UnrolledGraph
 from .edges import as_circuit as as_circuit

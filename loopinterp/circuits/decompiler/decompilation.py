@@ -274,7 +274,9 @@ class _Reader:
         automaton = found.table.automaton(found.regions.sizes, runs)
         names = automaton.merged_names()
         unexplained = unexplained_steps(found.table, found.regions, held_back, names)
-        judged = self._held_out(automaton.renamed(names), found.table.consistency, readable=False)
+        judged = self._held_out(
+            automaton.renamed(names), found.table.consistency, reason=reason, readable=False
+        )
         return replace(judged.result, unexplained=unexplained)
 
     @torch.no_grad()
