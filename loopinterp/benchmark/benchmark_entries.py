@@ -26,12 +26,22 @@ if TYPE_CHECKING:
 VERSION = 1
 """Of the list of models. Scores of different versions are not to be compared."""
 
+NOISY = "noisy"
 DISGUISES: dict[str, Callable[[Compiled], Compiled]] = {
     "bare": lambda compiled: compiled,
     "rotated, permuted": lambda c: rotate(permute(c, seed=0), seed=0),
     "distracted, rotated": lambda c: rotate(distract(c, seed=0), seed=0),
-    "noisy": partial(add_noise, relative=0.01, seed=0),
+    NOISY: partial(add_noise, relative=0.01, seed=0),
 }
+
+BROKEN_BY_NOISE = {
+    *("abacus_ripple", "binary_sum", "copy", "multiplication", "one_shot"),
+    *("token_addition", "unique_set"),
+}
+"""Programs whose models give other answers with noise on their weights: their circuit is not known.
+
+They are wide: noise of one relative size adds up over hundreds of directions.
+"""
 
 LENGTHS = {"multiplication": 3, "unique_set": 4, "token_addition": 4, "abacus_addition": 4}
 """Longest problems of the models, where that is not :data:`LENGTH`: their programs are wide."""
@@ -105,11 +115,16 @@ def benchmark_models(names: Iterable[str] | None = None) -> list[BenchmarkModel]
 
     Example:
         >>> len(benchmark_models()), len({model.task.name for model in benchmark_models()})
-        (88, 9)
+        (81, 9)
         >>> benchmark_models(["ripple.noisy"])[0].n_loops
         5
     """
-    every = [BenchmarkModel(p, disguise) for p in list_programs() for disguise in DISGUISES]
+    every = [
+        BenchmarkModel(program, disguise)
+        for program in list_programs()
+        for disguise in DISGUISES
+        if disguise != NOISY or program not in BROKEN_BY_NOISE
+    ]
     if names is None:
         return every
     known = {model.name: [model] for model in every}

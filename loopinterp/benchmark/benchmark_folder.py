@@ -16,11 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from loopinterp.benchmark.benchmark_entries import VERSION, BenchmarkModel, benchmark_models
 from loopinterp.circuits.edges.known_edges import program_edges, wiping_edges
 from loopinterp.errors import CheckpointError, InputError, unknown_name
+from loopinterp.models import iterate
 from loopinterp.progress import track
 from loopinterp.rasp.compiler.compiled import Compiled
+from loopinterp.rasp.language import UNKNOWN
 from loopinterp.short_repr import ShortRepr
 from loopinterp.storage import read_bytes, read_json_object, read_tensors, write_json, write_tensors
 
@@ -218,11 +222,23 @@ def _write(model: BenchmarkModel, folder: Path) -> None:
         "heads": {h.id: h.selector for h in compiled.circuit.heads},
         "edges": sorted(map(list, program_edges(compiled))),
         "edges_of_wiping": sorted(map(list, wiping_edges(compiled))),
+        "agreement": agreement(compiled, base, model.n_loops),
         "d_model": config.d_model,
         "layers": [config.n_prelude, config.n_layers, config.n_coda],
         "weights": sum(p.numel() for p in compiled.model.parameters()),
     }
     write_json(folder / CARD, card)
+
+
+def agreement(compiled: Compiled, inputs: Tensor, n_loops: int) -> float:
+    """Share of what the program says, at all loops, that the model answers."""
+    said = compiled.program.trace(inputs, n_loops).outputs
+    decided = said != UNKNOWN
+    read = [
+        compiled.model.readout(h).argmax(-1) for _, h in iterate(compiled.model, inputs, n_loops)
+    ]
+    answers = torch.stack(read[-len(said) :])
+    return float((answers == said)[decided].double().mean())
 
 
 def _changed(path: Path, made: str, found: str) -> CheckpointError:

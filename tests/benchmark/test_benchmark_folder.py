@@ -15,6 +15,8 @@ from loopinterp.benchmark import (
     benchmark_models,
     make_benchmark,
 )
+from loopinterp.benchmark.benchmark_entries import BROKEN_BY_NOISE, NOISY
+from loopinterp.benchmark.benchmark_folder import agreement
 from loopinterp.circuits import program_edges
 from loopinterp.errors import CheckpointError, InputError
 from loopinterp.models import LoopedTransformer, iterate
@@ -46,13 +48,13 @@ def test_made_twice_it_is_the_same(made: Benchmark, tmp_path: Path) -> None:
 def test_a_model_read_back_runs_its_program(made: Benchmark) -> None:
     for name in made:
         known = made[name]
-        program, n_loops = known.compiled.program, known.about.n_loops
-        *_, (_, state) = iterate(known.compiled.model, known.base, n_loops)
+        n_loops = known.about.n_loops
+        assert agreement(known.compiled, known.base, n_loops) == known.card["agreement"] == 1
+        *_, (_, state) = iterate(known.compiled.model, known.source, n_loops)
         answers = known.compiled.model.readout(state).argmax(-1)
-        said = program.trace(known.base, n_loops).outputs[-1]
-        asked = said >= 0
-        assert asked.any()
-        assert torch.equal(answers[asked], said[asked])
+        said = known.compiled.program.trace(known.source, n_loops).outputs[-1]
+        assert (said >= 0).any()
+        assert torch.equal(answers[said >= 0], said[said >= 0])
 
 
 def test_the_card_says_what_the_circuit_is(made: Benchmark) -> None:
@@ -135,3 +137,12 @@ def test_unknown_models_are_named(made: Benchmark) -> None:
         made["parity.bare"]
     with pytest.raises(CheckpointError):
         Benchmark(made.folder / "nowhere")
+
+
+@pytest.mark.slow
+def test_every_model_does_what_its_program_says_and_those_left_out_do_not() -> None:
+    for about in benchmark_models():
+        assert agreement(about.compiled, about.pairs()[0], about.n_loops) == 1, about.name
+    for program in BROKEN_BY_NOISE:
+        noisy = BenchmarkModel(program, NOISY)
+        assert agreement(noisy.compiled, noisy.pairs()[0], noisy.n_loops) < 1, noisy.name
