@@ -49,6 +49,7 @@ ZOO = (
     "addition-seed-2",
     "addition-seed-3",
     "addition-seed-4",
+    "parity",
     "parity-no-window",
     "prefix_sum",
 )
