@@ -17,7 +17,8 @@ from analyses.circuit_benchmark import (
     tables,
 )
 from analyses.tables_in_pages import PAGES, RESULTS, put
-from loopinterp.benchmark import OWN_EDGE_METHODS, benchmark_models, make_benchmark
+from loopinterp.benchmark import OWN_EDGE_METHODS, Exercise, benchmark_models, make_benchmark
+from loopinterp.errors import InputError
 
 KEPT = {kind: pd.read_csv(RESULTS / FILE.format(kind)) for kind in SCORES}
 NAMES = {model.name for model in benchmark_models()}
@@ -94,3 +95,13 @@ def test_what_is_kept_is_found_again(kind: str, tmp_path: Path) -> None:
     assert both[score].fillna(-1).tolist() == pytest.approx(
         both[f"{score}_kept"].fillna(-1).tolist(), abs=0.02
     )
+
+
+def test_a_tool_that_is_not_there_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    from analyses.outside_eap_ig import scores
+
+    monkeypatch.setenv("EAP_IG", "/nowhere")
+    about = benchmark_models()[0]
+    exercise = Exercise(about.compiled.model, about.task, about.n, about.n_loops, *about.pairs())
+    with pytest.raises(InputError, match=r"a checkout of EAP-IG, got '/nowhere'"):
+        scores(exercise)
