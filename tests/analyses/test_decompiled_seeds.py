@@ -1,0 +1,28 @@
+"""The table of delays is what the file says; compiled programs hold as long as they should."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+from analyses.decompiled_seeds import FILE, PAGE, PROGRAMS, SEEDS, measured, side_by_side
+from analyses.tables_in_pages import PAGES, RESULTS, put
+
+KEPT = pd.read_csv(RESULTS / FILE)
+
+
+def test_the_page_says_what_the_file_says() -> None:
+    text = (PAGES / PAGE).read_text()
+    assert put(text, {"decompiled-seeds": side_by_side(KEPT)}) == text
+
+
+def test_every_seed_stands_beside_the_known_programs() -> None:
+    assert {*KEPT["model"]} == {*PROGRAMS, *SEEDS}
+    assert (KEPT["least"] >= 1).all() and (KEPT["least"] <= KEPT["most"]).all()
+    assert KEPT.groupby("model")["given"].first()[list(PROGRAMS)].all()
+
+
+@pytest.mark.slow
+def test_a_known_program_is_measured_as_it_was_written() -> None:
+    rows = side_by_side(pd.DataFrame(measured("ripple_held_3"))).splitlines()
+    assert rows[-1].split(" | ")[4:] == ["1", "1", "1", "3", "3", "3 |"]
