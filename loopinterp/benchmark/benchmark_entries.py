@@ -85,8 +85,8 @@ class BenchmarkModel(ShortRepr):
 
     @property
     def n_loops(self) -> int:
-        """T(n), the loops of a full run."""
-        return max(self.program.n_loops(self.n), 1)
+        """T(n), the loops of a full run; at least two, that there are edges from loop to loop."""
+        return max(self.program.n_loops(self.n), 2)
 
     @cached_property
     def compiled(self) -> Compiled:

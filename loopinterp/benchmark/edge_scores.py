@@ -23,17 +23,24 @@ from loopinterp.circuits.edges.edge_attribution import (
 from loopinterp.circuits.edges.edge_choice import SHARES, TiedCircuits, areas, top
 from loopinterp.circuits.edges.edge_recovery import known_truths, ranking
 from loopinterp.circuits.edges.edge_study_result import TIED, UNROLLED
+from loopinterp.circuits.edges.known_edges import TiedEdge
 from loopinterp.circuits.edges.unrolled_graph import UnrolledGraph
 from loopinterp.errors import InputError, check_choice
 
 if TYPE_CHECKING:
     from loopinterp.benchmark.benchmark_folder import Exercise, KnownCircuit
-    from loopinterp.circuits.edges.known_edges import TiedEdge
 
 UnrolledEdge = tuple[str, str]
 """Sender and receiver of a run, with their loops: ``("0:block.0.mlp", "1:block.0.head.0")``."""
 
-EdgeMethod = Callable[["Exercise"], "Mapping[TiedEdge | UnrolledEdge, float]"]
+EdgeScores = (
+    Mapping[TiedEdge, float]
+    | Mapping[UnrolledEdge, float]
+    | Mapping[TiedEdge | UnrolledEdge, float]
+)
+"""Of the block's edges, of the run's, or of both."""
+
+EdgeMethod = Callable[["Exercise"], EdgeScores]
 
 OWN_EDGE_METHODS = (EXACT, EDGE_IG, EAP_IG, EAP, MAGNITUDE, RANDOM)
 """Those of the library; the last two are controls."""
@@ -139,15 +146,16 @@ def _faithfulness(exercise: Exercise, graph: UnrolledGraph, tied: np.ndarray) ->
 
 
 def _checked(
-    scores: Mapping[TiedEdge | UnrolledEdge, float], edges: list[TiedEdge | UnrolledEdge]
+    found: EdgeScores, edges: list[TiedEdge | UnrolledEdge]
 ) -> dict[TiedEdge | UnrolledEdge, float]:
     """Absolute values of scores, all of edges that there are."""
-    unknown = [edge for edge in scores if edge not in set(edges)] if scores else []
+    scores: dict[TiedEdge | UnrolledEdge, float] = {**found}
+    unknown = scores.keys() - set(edges)
     if not scores or unknown:
         raise InputError(
             "scores of edges",
             expected=f"edges such as {edges[0]} or {edges[-1]}",
-            given=f"{unknown[0]}" if unknown else "none",
+            given=str(min(unknown, key=str)) if unknown else "none",
             fix="Name them as UnrolledGraph(model.config, n_loops) does.",
         )
     bad = [edge for edge, score in scores.items() if not math.isfinite(score)]

@@ -44,9 +44,10 @@ def test_scores_are_shares() -> None:
 
 def test_the_best_method_is_beyond_the_controls() -> None:
     edges = KEPT["edges"].query("graph == 'tied' and truth == 'program'")
-    auroc = edges.groupby("method")["auroc"].mean()
-    assert auroc.idxmax() not in ("magnitude", "random")
-    assert auroc.max() >= 0.95
+    auroc = {method: of["auroc"].mean() for method, of in edges.groupby("method")}
+    best = max(auroc, key=lambda method: auroc[method])
+    assert best not in ("magnitude", "random")
+    assert auroc[best] >= 0.95
     assert abs(auroc["random"] - 0.5) < 0.1
 
 

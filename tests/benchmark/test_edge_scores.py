@@ -71,7 +71,7 @@ def test_own_methods_score_as_the_study_of_edges_does(known: KnownCircuit) -> No
         assert both["auroc"].tolist() == pytest.approx(both["auroc_study"].tolist(), abs=1e-9)
         assert both["n_edges"].tolist() == both["n_edges_study"].tolist()
         tied = found[found["graph"] == "tied"]
-        assert tied["cmd"].iloc[0] == pytest.approx(areas.loc[name, "cmd"], abs=1e-6)
+        assert tied["cmd"].tolist()[0] == pytest.approx(areas.loc[name, "cmd"], abs=1e-6)
 
 
 def test_the_best_method_finds_the_edges_and_chance_does_not() -> None:

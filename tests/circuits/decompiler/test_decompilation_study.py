@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -103,10 +104,10 @@ def test_long_tables_are_not_spelt_out() -> None:
 
 
 @pytest.mark.parametrize("given", [{"n": 1}, {"n": (4, 0)}, {"lengths": [1]}, {"n_exchanges": 3}])
-def test_numbers_out_of_range_are_refused(given: dict) -> None:
+def test_numbers_out_of_range_are_refused(given: dict[str, Any]) -> None:
     model = compile_program("ripple", max_length=8).model
     with pytest.raises(InputError):
-        decompilation_study(model, Addition(), **({"n": 4} | given))
+        decompilation_study(model, Addition(), **{"n": 4, **given})
 
 
 def test_another_task_is_refused() -> None:
