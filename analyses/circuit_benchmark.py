@@ -81,7 +81,7 @@ def main() -> None:
     args.results.mkdir(parents=True, exist_ok=True)
     for kind in args.kind or SCORES:
         path = args.results / FILE.format(kind)
-        known: Any = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=["model"])
+        known: Any = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=["model", "method"])
         method = args.method or ""
         named = known[known["method"] == method] if method else known
         done = set(named["model"])
