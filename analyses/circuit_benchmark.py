@@ -50,6 +50,8 @@ SCORES: dict[str, Callable[..., pd.DataFrame]] = {
     "variables": score_variables,
 }
 WITHOUT = "comparison, without it on the list"
+NAMES = {"analyses.outside_eap_ig:scores": "EAP-IG, its own code"}
+"""What methods from elsewhere are called."""
 
 
 def tools(kind: str, known: KnownCircuit) -> dict[str, Callable[..., Any]]:
@@ -130,12 +132,14 @@ def outside(name: str) -> Callable[..., Any]:
 def tables(results: Path) -> dict[str, str]:
     """The leaderboards."""
     found: dict[str, Any] = {kind: pd.read_csv(results / FILE.format(kind)) for kind in SCORES}
-    edges = found["edges"]
+    edges = found["edges"].replace({"method": NAMES})
+    true = edges[(edges["truth"] == "program") & (edges["graph"] == "tied")]
+    methods = [method for method, _ in in_order(true, "auroc")]
     by_edges = []
-    for method, of in in_order(edges[edges["truth"] == "program"], "auroc"):
-        tied, run = of[of["graph"] == "tied"], of[of["graph"] == "unrolled"]
-        wiping = edges.query("method == @method and graph == 'tied'")
-        wiping = wiping[wiping["truth"] == "program, wiping wrong"]
+    for method, tied in in_order(true, "auroc"):
+        of = edges[edges["method"] == method]
+        wiping = of[(of["graph"] == "tied") & (of["truth"] == "program, wiping wrong")]
+        run = of[(of["graph"] == "unrolled") & (of["truth"] == "program")]
         by_edges.append([
             method, len(tied), spread(tied["auroc"]), spread(tied["average_precision"]),
             spread(wiping["auroc"]), spread(run["auroc"]), spread(run["average_precision"]),
@@ -143,8 +147,6 @@ def tables(results: Path) -> dict[str, str]:
             f"{tied['cpr_of_curve'].mean():.2f}", f"{tied['cmd_of_curve'].mean():.2f}",
         ])  # fmt: skip
     by_task = []
-    true = edges[(edges["truth"] == "program") & (edges["graph"] == "tied")]
-    methods = [method for method, _ in in_order(true, "auroc")]
     for task, of in true.groupby("task"):
         means = of.groupby("method")["auroc"]
         by_task.append([
