@@ -83,7 +83,9 @@ def main() -> None:
     args.results.mkdir(parents=True, exist_ok=True)
     for kind in args.kind or SCORES:
         path = args.results / FILE.format(kind)
-        known: Any = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=["model", "method"])
+        known: Any = (
+            pd.read_csv(path) if path.exists() else pd.DataFrame(columns=["model", "method"])
+        )
         method = args.method or ""
         named = known[known["method"] == method] if method else known
         done = set(named["model"])
@@ -148,11 +150,9 @@ def tables(results: Path) -> dict[str, str]:
         ])  # fmt: skip
     by_task = []
     for task, of in true.groupby("task"):
-        means = of.groupby("method")["auroc"]
-        by_task.append([
-            task, of["model"].nunique(),
-            *(f"{means.mean()[m]:.2f} ({means.min()[m]:.2f})" for m in methods),
-        ])  # fmt: skip
+        scores = {method: rows["auroc"] for method, rows in of.groupby("method")}
+        cells = [spread(scores.get(method, ()), 2) for method in methods]
+        by_task.append([task, of["model"].nunique(), *cells])
     programs = pd.concat([found["program"], decompiled(results)])
     outcomes = ["equivalent", "no program", "false name"]
     by_program = [
@@ -189,9 +189,9 @@ def in_order(found: Any, by: str) -> list[tuple[str, Any]]:
     return sorted(groups, key=lambda one: -one[1][by].mean())
 
 
-def spread(values: Any) -> str:
+def spread(values: Any, digits: int = 3) -> str:
     """Mean, and lowest."""
-    return f"{values.mean():.3f} ({values.min():.2f})" if len(values) else "-"
+    return f"{values.mean():.{digits}f} ({values.min():.2f})" if len(values) else "-"
 
 
 if __name__ == "__main__":

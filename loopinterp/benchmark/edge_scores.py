@@ -149,7 +149,7 @@ def _checked(
     found: EdgeScores, edges: list[TiedEdge | UnrolledEdge]
 ) -> dict[TiedEdge | UnrolledEdge, float]:
     """Absolute values of scores, all of edges that there are."""
-    scores: dict[TiedEdge | UnrolledEdge, float] = {**found}
+    scores: dict[TiedEdge | UnrolledEdge, float] = dict(found.items())
     unknown = scores.keys() - set(edges)
     if not scores or unknown:
         raise InputError(
