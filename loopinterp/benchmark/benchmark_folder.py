@@ -100,9 +100,9 @@ class Benchmark(ShortRepr):
 
     Example:
         >>> import tempfile
-        >>> folder = tempfile.TemporaryDirectory()
-        >>> benchmark = make_benchmark(folder.name, ["prefix_xor.bare"])
-        >>> list(benchmark), benchmark["prefix_xor.bare"].compiled
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     benchmark = make_benchmark(folder, ["prefix_xor.bare"])
+        ...     list(benchmark), benchmark["prefix_xor.bare"].compiled
         (['prefix_xor.bare'], <Compiled prefix_xor: d_model 15, layers 0 + 1 + 0>)
     """
 
