@@ -33,6 +33,9 @@ ARITHMETIC = (*LOGIC, "eq", "ne", "add", "mod", "smaller", "larger", "where")
 
 _COMMUTE = ("and", "or", "xor", "add", "eq", "ne", "smaller", "larger")
 _AT_A_TIME = 2**22
+_FEW = 24
+"""Cases that an expression is tried in first."""
+
 _FAR = 1 << 20
 """In place of a divisor that is no constant above 0: what is divided stays as it is."""
 
@@ -78,33 +81,50 @@ class _Bank:
             return made
         return seq_map(made.op, *(self.expression(self.made[s][k]) for s, k in made.parts))
 
-    def grown(self, size: int, names: Sequence[str]) -> Iterator[_Grown]:
-        """Each operation on smaller expressions that makes one of this size, in blocks."""
-        for name in names:
-            for sizes in _shares(OPS[name].arity, size - 1):
-                if name in _COMMUTE and sizes[0] > sizes[1]:
-                    continue
-                head, *rest = (self.values[s] for s in sizes)
-                if name == "mod":
-                    constant = (rest[0] == rest[0][:, :1]).all(-1, keepdim=True)
-                    rest[0] = rest[0].where(constant & (rest[0] > 0), _FAR)
-                each = head.shape[1] * math.prod(map(len, rest))
-                at_a_time = max(_AT_A_TIME // max(each, 1), 1)
-                for first in range(0, len(head), at_a_time):
-                    block = head[first : first + at_a_time]
-                    yield _Grown(name, sizes, first, _applied(name, [block, *rest]))
+    def grown(self, op: str, sizes: tuple[int, ...], cases: Tensor) -> Iterator[_Grown]:
+        """An operation on all expressions of these sizes, in blocks, in some of the cases."""
+        parts = [self._parts(op, k, self.values[size]) for k, size in enumerate(sizes)]
+        for first, block in _blocks([part[:, cases] for part in parts], [0] * len(sizes)):
+            yield _Grown(op, sizes, first, _applied(op, block))
+
+    def values_of(self, made: _Made) -> Int[Tensor, " case"]:
+        """Values of an operation on expressions of the bank, in all cases."""
+        parts = [self.values[size][place, None] for size, place in made.parts]
+        return _applied(
+            made.op, [self._parts(made.op, k, x) for k, x in enumerate(parts)]
+        ).flatten()
+
+    def _parts(self, op: str, k: int, values: Tensor) -> Tensor:
+        if op == "mod" and k == 1:
+            constant = (values == values[:, :1]).all(-1, keepdim=True)
+            return values.where(constant & (values > 0), _FAR)
+        return values
+
+
+def _blocks(parts: list[Tensor], first: list[int]) -> Iterator[tuple[list[int], list[Tensor]]]:
+    """Parts cut so that all choices of one of each fit, in order, and where each cut starts."""
+    lengths = [*map(len, parts)]
+    if not all(lengths):
+        return
+    if math.prod(lengths) * parts[0].shape[-1] <= _AT_A_TIME or max(lengths) == 1:
+        yield first, parts
+        return
+    k = next(k for k, length in enumerate(lengths) if length > 1)
+    for start, half in zip((0, lengths[k] // 2), parts[k].tensor_split(2)):
+        cut = [first[k] + start if axis == k else at for axis, at in enumerate(first)]
+        yield from _blocks([*parts[:k], half, *parts[k + 1 :]], cut)
 
 
 @dataclass(frozen=True)
 class _Grown:
-    """Values of an operation on every choice of parts, the first of them from some place on.
+    """Values of an operation on every choice of parts, each from some place on.
 
     ``values`` are [part, ..., case].
     """
 
     op: str
     sizes: tuple[int, ...]
-    first: int
+    first: list[int]
     values: Tensor
 
     @property
@@ -113,8 +133,8 @@ class _Grown:
 
     def made(self, row: int) -> _Made:
         """What a row is made of."""
-        places = [int(k) for k in torch.unravel_index(torch.tensor(row), self.values.shape[:-1])]
-        places[0] += self.first
+        within = torch.unravel_index(torch.tensor(row), self.values.shape[:-1])
+        places = (start + int(k) for start, k in zip(self.first, within))
         return _Made(self.op, tuple(zip(self.sizes, places)))
 
 
@@ -177,20 +197,33 @@ def shortest_expression(
     rows = torch.stack([leaf.values for leaf in leaves])
     kept = bank.new(rows)
     bank.values[1], bank.made[1] = rows[kept], [leaves[k].expression for k in kept.tolist()]
+    every_case = torch.arange(len(target))
+    few = torch.randperm(len(target), generator=torch.Generator().manual_seed(0))[:_FEW]
     for size in range(2, largest + 1):
         values, made = [target.new_empty(0, len(target))], []
-        for grown in bank.grown(size, ops):
-            if not len(grown.rows):
-                continue
-            hit = (grown.rows == target).all(-1).nonzero()
-            if len(hit):
-                return bank.expression(grown.made(int(hit[0, 0])))
-            if len(made) < most and size < largest:
-                new = bank.new(grown.rows)[: most - len(made)]
-                values.append(grown.rows[new])
-                made += map(grown.made, new.tolist())
+        for op, sizes in _shapes(size, ops):
+            # What is not kept only has to be the target: most are not in a few cases already.
+            keep = len(made) < most and size < largest
+            cases = every_case if keep else few
+            for grown in bank.grown(op, sizes, cases):
+                for hit in (grown.rows == target[cases]).all(-1).nonzero().flatten().tolist():
+                    found = grown.made(hit)
+                    if torch.equal(bank.values_of(found), target):
+                        return bank.expression(found)
+                if keep and len(made) < most:
+                    new = bank.new(grown.rows)[: most - len(made)]
+                    values.append(grown.rows[new])
+                    made += map(grown.made, new.tolist())
         bank.values[size], bank.made[size] = torch.cat(values), made
     return None
+
+
+def _shapes(size: int, ops: Sequence[str]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Operations with sizes of their parts that make an expression of a size."""
+    for op in ops:
+        for sizes in _shares(OPS[op].arity, size - 1):
+            if op not in _COMMUTE or sizes[0] <= sizes[1]:
+                yield op, sizes
 
 
 def _shares(n: int, total: int) -> Iterator[tuple[int, ...]]:
