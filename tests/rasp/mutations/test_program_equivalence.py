@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import reduce
+from itertools import product
+from operator import and_
 
 import pytest
+import torch
 
 from loopinterp.errors import InputError
-from loopinterp.rasp import Linear, LoopProgram, full, get_program, list_programs, shift_right, var
+from loopinterp.rasp import (
+    Linear,
+    LoopProgram,
+    full,
+    get_program,
+    list_programs,
+    shift_right,
+    tokens,
+    var,
+)
+from loopinterp.rasp.language import eq
 from loopinterp.rasp.mutations import equivalence
 from loopinterp.rasp.mutations.of_storage import negated
 from loopinterp.rasp.mutations.program_equivalence import (
     EXAMPLES,
     INTERVENTIONS,
     SCREENED,
+    every_input,
     inputs_of,
     told_apart,
 )
@@ -58,6 +73,55 @@ def test_what_tells_a_held_ripple_from_the_plain_one_is_what_plain_python_says(n
         assert differ == (plain != held)
         assert changes == (plain != natural[base][loop:] or held != natural[base][loop:])
     assert 0 < sum(row[-1] for row in rows) < sum(row[-2] for row in rows)
+
+
+def test_every_intervention_is_each_other_state_that_a_token_comes_to_at_a_position():
+    n, program = 3, get_program("ripple_held_2")
+    found = told_apart(RIPPLE, program, Alignment(), lengths=(n,), interventions=None)
+    n_loops = program.n_loops(n)
+    batch = every_input(Addition(), n)
+    assert batch.inputs[:, 1:].tolist() == [list(x) for x in product(range(4), repeat=n)]
+    assert torch.equal(batch.targets, Addition().targets(batch.inputs))
+    each = RIPPLE.trace(batch.inputs, n_loops), program.trace(batch.inputs, n_loops)
+
+    def state(row, position, loop):
+        values = (int(x[loop, row, position]) for of in each for x in of.variables.values())
+        return (int(batch.inputs[row, position]), *values)
+
+    def states(rows, position):
+        return {state(row, position, loop) for row in rows for loop in range(n_loops + 1)}
+
+    rows = range(len(batch))
+    wanted = {
+        (base, position, loop, given)
+        for position in range(1, n + 1)
+        for given in states(rows, position)
+        for base, loop in product(rows, range(n_loops + 1))
+        if given[0] == batch.inputs[base, position] and given != state(base, position, loop)
+    }
+    columns = ("base", "position", "loop", "source", "source_loop")
+    made = [
+        (base, position, loop, state(source, position, source_loop))
+        for base, position, loop, source, source_loop in zip(
+            *(found.interventions[column].tolist() for column in columns)
+        )
+    ]
+    assert len(made) == len(wanted) and {*made} == wanted
+    assert found.exhaustive and not found.equivalent
+
+
+def test_a_program_that_errs_on_one_input_is_told_apart_by_all_interventions():
+    exception = [eq(shift_right(tokens, k), token) for k, token in enumerate((1, 2, 1, 1, 2))]
+    step = RIPPLE.step["carry"] & ~reduce(and_, exception)
+    other = changed(RIPPLE, "excepted", step={"carry": step})
+    assert equivalence(RIPPLE, other, lengths=(5,), interventions=128).equivalent
+    found = equivalence(RIPPLE, other, lengths=(5,), interventions=None)
+    assert not found.equivalent and found.share < 0.01
+
+
+def test_more_inputs_than_can_be_tried_are_refused():
+    with pytest.raises(InputError, match="16,384"):
+        equivalence("ripple", "ripple", lengths=(8,), interventions=None)
 
 
 def taken(name, tokens, carries, value, position, loop, n_loops=3):
