@@ -25,9 +25,11 @@ import pandas as pd
 import torch
 from joblib import Parallel, delayed
 
+from analyses.decompiled_models import TO_IT
 from analyses.tables_in_pages import PAGES, RESULTS, rewrite, table
 from loopinterp.benchmark import (
     OWN_EDGE_METHODS,
+    TRAINED,
     Benchmark,
     KnownCircuit,
     by_comparing,
@@ -92,7 +94,8 @@ def main() -> None:
         wanted = [
             name
             for name in benchmark
-            if ({name, name.split(".")[0]} & {*args.only} if args.only else name not in done)
+            if (kind != "edges" or not name.endswith(TRAINED))
+            and ({name, name.split(".")[0]} & {*args.only} if args.only else name not in done)
         ]
         found: Any = Parallel(n_jobs=args.jobs, return_as="generator_unordered")(
             delayed(measured)(args.folder, name, kind, method) for name in wanted
@@ -178,7 +181,8 @@ def tables(results: Path) -> dict[str, str]:
 
 def decompiled(results: Path) -> pd.DataFrame:
     """What the decompiler made of the same models."""
-    rows: Any = pd.read_csv(results / DECOMPILED).query("kind == 'known'")
+    rows: Any = pd.read_csv(results / DECOMPILED)
+    rows = rows[rows["kind"].isin(["known", TO_IT])]
     names = {"not decompiled": "no program", "wrong": "false name"}
     return pd.DataFrame({"method": "decompiler", "outcome": rows["outcome"].replace(names)})
 

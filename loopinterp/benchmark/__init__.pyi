@@ -1,10 +1,13 @@
 from .benchmark_entries import DISGUISES as DISGUISES
+from .benchmark_entries import TRAINED_MODELS as TRAINED_MODELS
 from .benchmark_entries import BenchmarkModel as BenchmarkModel
 from .benchmark_entries import benchmark_models as benchmark_models
 from .benchmark_folder import Benchmark as Benchmark
 from .benchmark_folder import Exercise as Exercise
 from .benchmark_folder import KnownCircuit as KnownCircuit
 from .benchmark_folder import make_benchmark as make_benchmark
+from .circuit_training import TRAINED as TRAINED
+from .circuit_training import train_to_circuit as train_to_circuit
 from .eap_graphs import eap_graph as eap_graph
 from .eap_graphs import edges_of_eap_graph as edges_of_eap_graph
 from .edge_scores import OWN_EDGE_METHODS as OWN_EDGE_METHODS

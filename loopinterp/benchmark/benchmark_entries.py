@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from loopinterp.benchmark.circuit_training import TRAINED
 from loopinterp.errors import unknown_name
 from loopinterp.rasp.compiler.compiled import Compiled, compile_program
 from loopinterp.rasp.disguises import add_noise, distract, permute, rotate
@@ -43,6 +45,9 @@ BROKEN_BY_NOISE = {
 They are wide: noise of one relative size adds up over hundreds of directions.
 """
 
+TRAINED_MODELS = Path(__file__).parent / "trained_models"
+"""What :func:`~loopinterp.benchmark.train_to_circuit` gave, by program; part of the package."""
+
 LENGTHS = {"multiplication": 3, "unique_set": 4, "token_addition": 4, "abacus_addition": 4}
 """Longest problems of the models, where that is not :data:`LENGTH`: their programs are wide."""
 
@@ -57,7 +62,8 @@ class BenchmarkModel(ShortRepr):
 
     Attributes:
         program_name: The stock program that it runs.
-        disguise: What was done to it, one of :data:`DISGUISES`.
+        disguise: What was done to it, one of :data:`DISGUISES`; or :data:`TRAINED`, if its weights
+            were learnt.
     """
 
     program_name: str
@@ -90,7 +96,9 @@ class BenchmarkModel(ShortRepr):
 
     @cached_property
     def compiled(self) -> Compiled:
-        """The model with its circuit, made anew."""
+        """The model with its circuit, made anew, or as it was trained."""
+        if self.disguise == TRAINED:
+            return Compiled.load(TRAINED_MODELS / self.program_name, program=self.program)
         bare = compile_program(self.program, max_length=self.task.n_positions(self.n))
         return DISGUISES[self.disguise](bare)
 
@@ -115,7 +123,7 @@ def benchmark_models(names: Iterable[str] | None = None) -> list[BenchmarkModel]
 
     Example:
         >>> len(benchmark_models()), len({model.task.name for model in benchmark_models()})
-        (81, 9)
+        (93, 9)
         >>> benchmark_models(["ripple.noisy"])[0].n_loops
         5
     """
@@ -125,6 +133,7 @@ def benchmark_models(names: Iterable[str] | None = None) -> list[BenchmarkModel]
         for disguise in DISGUISES
         if disguise != NOISY or program not in BROKEN_BY_NOISE
     ]
+    every += [BenchmarkModel(of.name, TRAINED) for of in sorted(TRAINED_MODELS.iterdir())]
     if names is None:
         return every
     known = {model.name: [model] for model in every}

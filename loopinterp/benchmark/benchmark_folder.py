@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loopinterp.benchmark.benchmark_entries import VERSION, BenchmarkModel, benchmark_models
+from loopinterp.benchmark.circuit_training import TRAINED
 from loopinterp.circuits.edges.known_edges import program_edges, wiping_edges
 from loopinterp.errors import CheckpointError, InputError, unknown_name
 from loopinterp.models import iterate
@@ -31,6 +32,7 @@ from loopinterp.storage import read_bytes, read_json_object, read_tensors, write
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from loopinterp.circuits.edges.known_edges import TiedEdge
     from loopinterp.models import LoopedTransformer
     from loopinterp.tasks.task import Task
 
@@ -75,6 +77,21 @@ class KnownCircuit(ShortRepr):
     base: Tensor
     source: Tensor
     card: Mapping[str, Any]
+
+    def true_edges(self) -> set[TiedEdge]:
+        """The edges of the circuit.
+
+        Raises:
+            InputError: The model was trained: what computes its variables is not known.
+        """
+        if self.about.disguise == TRAINED:
+            raise InputError(
+                "known",
+                expected="a compiled model, whose edges are known",
+                given=f"{self.about.name}, of which variables and program are known alone",
+                fix="Score variables or the program of it.",
+            )
+        return program_edges(self.compiled)
 
     @property
     def exercise(self) -> Exercise:

@@ -14,7 +14,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from loopinterp.circuits.edges.known_edges import program_edges
 from loopinterp.circuits.edges.unrolled_graph import INPUT, READOUT, SLOTS, UnrolledGraph
 from loopinterp.errors import InputError
 
@@ -34,6 +33,9 @@ def eap_graph(known: KnownCircuit) -> dict[str, Any]:
     Returns:
         ``cfg``, ``nodes`` by name with ``in_graph``, ``edges`` with ``score`` and ``in_graph``.
 
+    Raises:
+        InputError: The model was trained: its edges are not known.
+
     Example:
         >>> from loopinterp.benchmark import KnownCircuit, benchmark_models
         >>> (about,) = benchmark_models(["prefix_xor.bare"])
@@ -41,7 +43,7 @@ def eap_graph(known: KnownCircuit) -> dict[str, Any]:
         >>> [edge for edge, of in document["edges"].items() if of["in_graph"]][:3]
         ['input->m0', 'input->m1', 'input->m2']
     """
-    exercise, true = known.exercise, program_edges(known.compiled)
+    exercise, true = known.exercise, known.true_edges()
     graph, config = _graph(exercise), exercise.model.config
     edges = {
         name: {"score": float(there), "in_graph": there}

@@ -69,8 +69,10 @@ def score_edges(method: EdgeMethod, known: KnownCircuit) -> pd.DataFrame:
         A row for each graph and truth.
 
     Raises:
-        InputError: Scores of edges that there are not, or that are no numbers.
+        InputError: Scores of edges that there are not, or that are no numbers; a trained model,
+            whose edges are not known.
     """
+    known.true_edges()  # refused where they are not known, before the method runs
     exercise = known.exercise
     graph = UnrolledGraph(exercise.model.config, exercise.n_loops)
     names = graph.sender_names, graph.receiver_names

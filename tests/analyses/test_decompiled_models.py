@@ -9,6 +9,7 @@ from analyses.decompiled_models import (
     FILE,
     KEY,
     PAGE,
+    TO_IT,
     UNEXPLAINED,
     cells,
     cells_left,
@@ -31,10 +32,16 @@ def test_what_is_kept_is_of_models_that_there_are() -> None:
 
 
 def test_no_known_model_is_given_another_program() -> None:
-    known = KEPT[KEPT["kind"] != "trained"]
+    known = KEPT[~KEPT["kind"].isin(["trained", TO_IT])]
     assert {*known["outcome"]} <= {"equivalent", "not decompiled"}
     assert (known["outcome"] == "equivalent").sum() >= 48
     assert known.loc[known["outcome"] == "not decompiled", "reason"].str.len().min() > 0
+
+
+def test_most_models_that_were_trained_to_a_program_give_it_back() -> None:
+    of = KEPT[KEPT["kind"] == TO_IT]
+    assert len(of) == 12
+    assert (of["outcome"] == "equivalent").mean() >= 0.8
 
 
 def test_every_trained_model_says_where_its_runs_leave_the_table() -> None:

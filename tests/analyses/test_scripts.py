@@ -53,6 +53,7 @@ ELSEWHERE = (
         "make_zoo",
         "measure_recipes",
         "outside_eap_ig",
+        "trained_circuits",
     ),
     *("published_settings", "reproductions"),
     *("budget_law", "fixed_point_grid", "grid_claims", "long_addition", "settled_but_wrong"),

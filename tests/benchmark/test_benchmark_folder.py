@@ -73,7 +73,7 @@ def test_what_a_tool_is_given_does_not_know_the_circuit(made: Benchmark) -> None
 
 
 def test_all_of_a_program_and_one_model_can_be_made_by_themselves(made: Benchmark) -> None:
-    disguises = ("bare", "rotated-permuted", "distracted-rotated", "noisy")
+    disguises = ("bare", "rotated-permuted", "distracted-rotated", "noisy", "trained")
     assert {*made} == {"carry_save.bare", *(f"prefix_xor.{of}" for of in disguises)}
     more = make_benchmark(made.folder, ["parity.bare"])
     assert set(more) == {*made, "parity.bare"}

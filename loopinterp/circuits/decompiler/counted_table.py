@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
     from loopinterp.circuits.decompiler.exchange_runs import ExchangeRuns
 
+BEST_SCORE = 3.0
+"""What :attr:`Said.score` is at most: a sum of three shares."""
+
 
 @dataclass(frozen=True, eq=False)
 class CountedTable(ShortRepr):

@@ -109,6 +109,7 @@ def decompile(
     examples: int = 48,
     sharp: bool = True,
     n_exchanges: int = 6000,
+    across_loops: bool = False,
     seed: int = 0,
 ) -> Decompiled:
     """Read a model's program off its states.
@@ -154,6 +155,9 @@ def decompile(
         examples: Inputs of each distribution of the task.
         sharp: Whether states of one value are to behave alike, but for ``tolerances``.
         n_exchanges: From which regions are learnt; half as many say how many of them there are.
+        across_loops: Whether half of the exchanged states, in what regions are learnt from and in
+            the evidence, come from another loop than the one at which they are put in. This asks
+            for more than runs with exchanges at one loop can show.
         seed: Of all that is drawn.
 
     Raises:
@@ -195,6 +199,7 @@ def decompile(
         return Decompiled(None, reason, tolerance=min(tolerances))
     near = sorted({m for each in looked_at for m in (max(each - 1, 2), each)})
     reader.judged_at = near if lengths is None else _checked_lengths("lengths", lengths)
+    reader.across_loops = across_loops
     reader.farther = _checked_lengths("farther", farther) if farther else []
     if not sharp:
         return reader.read_regions(n_exchanges, most_values)
@@ -230,6 +235,7 @@ class _Reader:
         self.examples, self.contexts = examples, contexts
         self.judged_at: list[int] = []
         self.farther: list[int] = []
+        self.across_loops = False
         self.runs = self._runs(max(lengths), seed)
 
     def _runs(self, n: int, seed: int) -> Runs:
@@ -238,7 +244,12 @@ class _Reader:
         return Runs(self.model, batch, n_loops)
 
     def _exchange_runs(self, number: int, seed: int) -> list[ExchangeRuns]:
-        return [ExchangeRuns.of(self._runs(n, seed), number, self.generator) for n in self.lengths]
+        return [
+            ExchangeRuns.of(
+                self._runs(n, seed), number, self.generator, across_loops=self.across_loops
+            )
+            for n in self.lengths
+        ]
 
     def read(self, tolerance: float, tries: int, most_values: int) -> _Attempt:
         self.generator = torch.Generator().manual_seed(self.seed)  # each tolerance sees the same
@@ -368,7 +379,7 @@ class _Reader:
         for n in dict.fromkeys([*self.judged_at, *self.farther]):
             batch = inputs_of(self.task, (n,), 2 * self.examples, seed=self.seed + 1)
             n_loops = n_loops_of(self.model, batch.inputs.shape[1], self.task.n_loops(n))
-            pairs = exchanges(batch, n_loops, number, generator)
+            pairs = exchanges(batch, n_loops, number, generator, across_loops=self.across_loops)
             parts.append(agreement(self.model, program, pairs).assign(n=n))
         return pd.concat(parts, ignore_index=True)
 

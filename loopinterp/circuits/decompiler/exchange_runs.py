@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,11 +20,23 @@ if TYPE_CHECKING:
 
 
 def exchanges(
-    batch: Batch, n_loops: int, number: int, generator: torch.Generator
+    batch: Batch,
+    n_loops: int,
+    number: int,
+    generator: torch.Generator,
+    *,
+    across_loops: bool = False,
 ) -> InterchangePairs:
     """Whole states of one position, from another input with the same token there.
 
     Fewer than asked for, if too few of the inputs drawn have the same token.
+
+    Args:
+        batch: Of one length.
+        n_loops: Of the runs.
+        number: Of exchanges.
+        generator: Of all that is drawn.
+        across_loops: Whether the state is one of any loop, in half of them; else of the same loop.
     """
     tries, (size, n_pos) = 8 * number, batch.inputs.shape
     base, source = torch.randint(size, (2, tries), generator=generator)
@@ -32,7 +44,7 @@ def exchanges(
     loop = torch.randint(n_loops + 1, (tries,), generator=generator)
     alike = batch.inputs[base, position] == batch.inputs[source, position]
     kept = (alike & (base != source)).nonzero().squeeze(1)[:number]
-    return InterchangePairs.of(
+    pairs = InterchangePairs.of(
         batch,
         base=base[kept],
         source=source[kept],
@@ -40,6 +52,11 @@ def exchanges(
         loop=loop[kept],
         n_loops=n_loops,
     )
+    if not across_loops:
+        return pairs
+    elsewhere = torch.randint(n_loops + 1, kept.shape, generator=generator)
+    same = torch.rand(kept.shape, generator=generator) < 0.5
+    return replace(pairs, source_loop=pairs.loop.where(same, elsewhere))
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,15 +99,23 @@ class ExchangeRuns(ShortRepr):
 
     @classmethod
     @torch.no_grad()
-    def of(cls, runs: Runs, number: int, generator: torch.Generator) -> ExchangeRuns:
+    def of(
+        cls,
+        runs: Runs,
+        number: int,
+        generator: torch.Generator,
+        *,
+        across_loops: bool = False,
+    ) -> ExchangeRuns:
         """Draw exchanges; of those that change no answer of the model, as many as of the others.
 
         Args:
             runs: Undisturbed runs.
             number: How many are tried.
             generator: Of the exchanges.
+            across_loops: As :func:`exchanges` has it.
         """
-        pairs = exchanges(runs.batch, runs.n_loops, number, generator)
+        pairs = exchanges(runs.batch, runs.n_loops, number, generator, across_loops=across_loops)
         loops = torch.arange(runs.n_loops + 1)
         everything = torch.ones(len(loops), len(runs.batch.inputs), dtype=torch.bool)
         undisturbed = Trajectories(

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from loopinterp.circuits.decompiler.counted_table import CountedTable, Said, beside
+from loopinterp.circuits.decompiler.counted_table import BEST_SCORE, CountedTable, Said, beside
 from loopinterp.circuits.decompiler.exchange_runs import ExchangeRuns
 from loopinterp.circuits.decompiler.state_regions import Cut, StateRegions
 from loopinterp.circuits.decompiler.table_exits import exits_of, most_common_kinds
@@ -65,7 +65,8 @@ def refine(
     """Cut states into values until the table says what the model does.
 
     Cuts are made by what ``runs`` say; the fewest are kept with which the table is as right about
-    ``others`` as with any number, to :math:`0.005` of the score, which is the mean over lengths.
+    ``others`` as with any number, to :math:`0.005` of the score, which is the mean over lengths, or
+    to a tenth of what lacks to the best score there could be, where that is less.
 
     Args:
         runs: Which the table is made from, of each length.
@@ -81,7 +82,8 @@ def refine(
             break
         stages += further
     scores = tuple(_mean_score([Said.of(stage.table, of) for of in others]) for stage in stages)
-    enough = max(scores) - _WITHIN_NOISE
+    # Where hardly anything is left unsaid, what one cut adds is no noise.
+    enough = max(scores) - min(_WITHIN_NOISE, max(BEST_SCORE - max(scores), 0) / 10)
     chosen = next(stage for stage, score in zip(stages, scores) if score >= enough)
     return Refinement(chosen.regions, chosen.table, scores)
 

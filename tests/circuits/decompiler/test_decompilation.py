@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from loopinterp.benchmark import TRAINED, benchmark_models
 from loopinterp.circuits.decompiler import decompile
 from loopinterp.circuits.decompiler.held_out import TRAJECTORY
 from loopinterp.errors import InputError
@@ -93,3 +94,11 @@ def test_numbers_that_make_no_sense_are_refused() -> None:
         decompile(made.model, task, tries=1)
     with pytest.raises(InputError, match="shares from 0"):
         decompile(made.model, task, tolerances=(1.0,))
+
+
+def test_the_program_of_a_trained_model_is_read_from_exchanges_across_loops() -> None:
+    (about,) = (m for m in benchmark_models(["carry_save"]) if m.disguise == TRAINED)
+    model, everything = about.compiled.model, {"lengths": (1, 2, 3, 4), "interventions": None}
+    found = decompile(model, about.task, n=6, sharp=False, across_loops=True)
+    assert found.program is not None
+    assert equivalence(found.program, about.program, **everything).equivalent
