@@ -32,6 +32,7 @@ KINDS = {
     "decompilation": "loopinterp.circuits.decompiler.decompilation_study",
     "edges": "loopinterp.circuits.edges.edge_study_result",
     "evaluation": "loopinterp.training.evaluation",
+    "exploration": "loopinterp.explorer.exploration",
     "extrapolation": "loopinterp.dynamics.extrapolation",
     "false-names": "loopinterp.benchmark.false_names",
     "geometry": "loopinterp.dynamics.geometry",
@@ -49,7 +50,6 @@ KINDS = {
     "subspace-search": "loopinterp.circuits.subspace_search",
     "sweep": "loopinterp.training.sweep_result",
     "variable-interchange": "loopinterp.circuits.variable_interchange",
-    "worked-example": "loopinterp.lenses.worked_example",
 }
 """Each kind of result of the package -> the module that defines it."""
 

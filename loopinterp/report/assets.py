@@ -11,9 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
+from loopinterp.explorer.page_data import page_json, read_asset, script
+
 if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
+
+    from loopinterp.explorer import Exploration
 
 _COMPRESS_ABOVE = 400_000
 _LARGEST = 2_000_000
@@ -74,6 +78,16 @@ def slug(text: str) -> str:
         'exact-match-by-length-12'
     """
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def exploration_json(result: Exploration) -> Markup:
+    """An exploration as JSON that cannot end its own script tag."""
+    return Markup(page_json(result))  # ASCII without "<"
+
+
+def explorer_asset(name: str) -> Markup:
+    """The explorer's ``style``, or its ``script``."""
+    return Markup(script() if name == "script" else read_asset("explorer.css"))  # our own files
 
 
 def asset(name: str) -> Markup:

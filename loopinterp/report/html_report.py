@@ -12,11 +12,11 @@ from typing import Any
 from markupsafe import Markup
 
 from loopinterp.errors import InputError
-from loopinterp.report.assets import asset
+from loopinterp.report.assets import asset, explorer_asset
 from loopinterp.report.how_it_was_made import made_figures, seconds, setting_groups
 from loopinterp.report.run_record import RunRecord, read_run
 from loopinterp.report.section_contents import figure_views, section_views, tiles
-from loopinterp.report.sections import EXAMPLE, SECTIONS, has_programs
+from loopinterp.report.sections import EXPLORER, SECTIONS, has_programs
 from loopinterp.results import Result
 from loopinterp.storage import write_bytes
 
@@ -118,7 +118,8 @@ def render_report(record: RunRecord) -> str:
     environment.filters["seconds"] = lambda value: tidy(seconds(value))
     environment.filters["tidy"] = tidy
     environment.filters["in_short"] = in_short
-    environment.globals |= {"asset": asset, "marker": Markup(MARKER)}
+    environment.globals |= {"asset": asset, "explorer_asset": explorer_asset}
+    environment.globals |= {"marker": Markup(MARKER)}
     return environment.get_template("report.html.j2").render(**_context(record))
 
 
@@ -157,8 +158,9 @@ def _context(record: RunRecord) -> dict[str, Any]:
         "facts": _facts(record),
         "verdicts": [f for view in sections for f in view.verdicts],
         "tiles": tiles(sections),
-        "example": [view for view in sections if view.section.key == EXAMPLE],
-        "sections": [view for view in sections if view.section.key != EXAMPLE],
+        "first": [view for view in sections if view.section.key == EXPLORER],
+        "sections": [view for view in sections if view.section.key != EXPLORER],
+        "explored": any(view.explorers for view in sections),
         "not_measured": [
             section.at(record.depth)
             for section in SECTIONS
