@@ -15,7 +15,7 @@ from loopinterp.explorer.exploration import NOT_SAID, Exploration
 from loopinterp.explorer.interesting_examples import Chosen, choose
 from loopinterp.explorer.program_values import program_values
 from loopinterp.explorer.task_words import answer_words, token_words, words_at
-from loopinterp.models.looped_model import bind
+from loopinterp.models.looped_model import bind, need_model
 from loopinterp.models.model_description import describe_model, device_of
 from loopinterp.rasp.program_registry import get_program
 from loopinterp.rasp.trace import kept_from
@@ -93,6 +93,7 @@ def explore(
         >>> bool((found.data["variable"] == found.data["implied"])[1, :, 1:, 1:].all())
         True
     """
+    need_model(model)
     check_integer("examples", examples, least=1)
     check_integer("ranks", ranks, least=1)
     batches = _batches(model, data, n_loops, n=n, batch_size=batch_size, seed=seed)
@@ -178,7 +179,7 @@ def _choose(
     by_task: bool,
 ) -> list[Chosen]:
     asked = batch.targets != IGNORE
-    if not by_task:
+    if not by_task or len(batch) == 1:
         return [Chosen(row, "as given", "") for row in range(most)]
     bound = bind(model, batch.inputs)
     answers = [bound.read(h, t).argmax(-1) for t, h in bound.run(n_loops)]

@@ -21,14 +21,13 @@ def _(result: Exploration) -> list[Finding]:
     right = (first["answer"].isel(rank=0) == first["target"]).values[: n_loops + 1, asked]
     n_asked, whole, after = int(asked.sum()), right.all(1), right.sum(1)
     start = f"The model has {after[1]} of the {n_asked} symbols right after 1 loop"
-    if n_loops == 1:
+    if n_loops == loop == 1:
         text = f"{start}, when it is asked."
     elif whole[-1]:
         since = n_loops - whole[::-1].tolist().index(False) + 1 if not whole.all() else 0
         text = f"{start}, and all of them from loop {since} on (it is asked after {loop})."
+    elif n_loops >= loop and not whole[loop]:
+        text = f"{start}, and {after[loop]} after {loop}, when it is asked: it gets this one wrong."
     else:
-        text = (
-            f"{start}, and {after[-1]} after {n_loops}"
-            f"{', when it is asked' if n_loops == loop else ''}: it gets this one wrong."
-        )
+        text = f"{start}, and {after[-1]} after {n_loops} (it is asked after {loop})."
     return [*said, Finding(text)]

@@ -52,10 +52,11 @@ def choose(
     Example:
         >>> asked = torch.ones(3, 1, dtype=torch.bool)
         >>> right = torch.tensor([[0, 0, 0], [1, 1, 0], [1, 0, 1]]).bool()[..., None]
-        >>> for one in choose(right, asked, {}, 2, torch.Generator().manual_seed(0)):
+        >>> for one in choose(right, asked, {}, 3, torch.Generator().manual_seed(0)):
         ...     print(one.row, one.detail)
         1 Wrong after being right: all of its answers are right after loop 1, 1 is wrong at the end.
         2 Right last: all of its answers are right from loop 2 on, later than in the others.
+        0 Drawn at random.
     """
     kinds = [_relapsed(right, asked), _wrong(right, asked), _late(right), _chains(settled)]
     chosen: dict[int, Chosen] = {}

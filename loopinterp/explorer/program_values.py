@@ -30,17 +30,18 @@ def program_values(
 ) -> Iterator[tuple[str, Int[Tensor, "loop batch pos"], Int[Tensor, "loop batch pos"]]]:
     """Each variable of a program and its answer: name, value, and what the model's answer implies.
 
-    A value is implied where it is the only one with which the program, all its other variables
-    left as they are, would answer as the model does; the answer is its own implication. Where the
-    program's answer at a position depends on variables elsewhere, none is.
+    A value is implied where it is the only one, of those that the variable takes in this run, with
+    which the program, all its other variables left as they are, would answer as the model does; the
+    answer is its own implication. Where the program's answer at a position depends on variables
+    elsewhere, none is.
 
     Example:
         >>> from loopinterp.rasp import get_program
-        >>> tokens, answers = torch.tensor([[4, 3, 1]]), torch.tensor([[[0, 0, 0]]])
+        >>> tokens, answers = torch.tensor([[4, 3, 1]]), torch.zeros(2, 1, 3, dtype=torch.int64)
         >>> found = program_values(get_program("ripple"), tokens, answers, tokens < 4)
         >>> name, value, implied = next(found)      # 1 + 1, then 1 + 0: 0 if a carry comes in
-        >>> name, value[0, 0].tolist(), implied[0, 0, 1:].tolist()
-        ('ripple.carry', [0, 0, 0], [0, 1])
+        >>> name, value[:, 0].tolist(), implied[0, 0, 1:].tolist()
+        ('ripple.carry', [[0, 0, 0], [0, 0, 1]], [0, 1])
     """
     n_loops = len(answers) - 1
     trace = program.trace(inputs, n_loops=n_loops)

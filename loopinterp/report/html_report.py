@@ -145,12 +145,11 @@ def in_short(text: str, most: int = 2) -> tuple[str, str]:
 
 
 def _context(record: RunRecord) -> dict[str, Any]:
-    from plotly.offline import get_plotlyjs
-
     sections, problems = section_views(record)
     made, undrawn = made_figures(record)
     made_views = figure_views(made, undrawn, itertools.count(1))
     shown = {view.section.key for view in sections}
+    drawn = (made_views and record.is_run) or any(v.figures or v.folds for v in sections)
     return {
         "record": record,
         "problems": [*record.problems, *problems, *undrawn],
@@ -173,8 +172,14 @@ def _context(record: RunRecord) -> dict[str, Any]:
         "made_figures": made_views,
         "settings": setting_groups(record.config),
         "versions": _versions(record),
-        "plotly_script": Markup(get_plotlyjs()),  # plotly's own file, as it ships it
+        "plotly_script": _plotly() if drawn else "",
     }
+
+
+def _plotly() -> Markup:
+    from plotly.offline import get_plotlyjs
+
+    return Markup(get_plotlyjs())  # plotly's own file, as it ships it
 
 
 def _title(record: RunRecord) -> str:

@@ -16,7 +16,7 @@ from loopinterp.explorer import Exploration, explore
 from loopinterp.models import LoopedTransformer
 from loopinterp.report import write_results
 from loopinterp.zoo import load_pretrained
-from tests.browser.conftest import PHONE, WIDE, OpenPage, Opener
+from tests.browser.conftest import PHONE, WIDE, Opener, OpenPage
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -43,18 +43,14 @@ def test_every_number_is_the_models(
         best = np.sort(shares, -1)[:, ::-1]
         assert (shares[np.arange(n_pos), here["answer"][:, 0]] == best[:, 0]).all()
         np.testing.assert_allclose(here["probability"], best, atol=5e-4)
-        np.testing.assert_allclose(
-            here["entropy"], -(shares * np.log2(shares)).sum(-1), atol=1e-5
-        )
+        np.testing.assert_allclose(here["entropy"], -(shares * np.log2(shares)).sum(-1), atol=1e-5)
         if before is not None:
             moved = (h - before).norm(dim=-1)[0] / h.norm(dim=-1)[0]
             np.testing.assert_allclose(here["moved"], moved, rtol=1e-4)
         before = h
 
 
-def test_attention_is_that_of_the_run(
-    exploration: Exploration, model: LoopedTransformer
-) -> None:
+def test_attention_is_that_of_the_run(exploration: Exploration, model: LoopedTransformer) -> None:
     one, inputs = exploration.data.isel(example=-1), inputs_of(exploration, -1)
     _, cache = model.run_with_cache(inputs, n_loops=int(one["n_loops"]))
     for loop in range(1, int(one["n_loops"]) + 1):

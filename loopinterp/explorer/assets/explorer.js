@@ -116,7 +116,7 @@ function build(data, id, act) {
     ...(data.names.length ? [panel("Programs", scrolled("Programs", parts.programs))] : []));
   const missing = Object.entries(data.missing).map(([what, why]) => `No ${what}: ${why}.`).join(" ");
   parts.all = [
-    parts.examples.group, parts.detail, parts.said,
+    ...(data.examples.length > 1 ? [parts.examples.group] : []), parts.detail, parts.said,
     make("div", { className: "x-steps" }, parts.play, parts.slider, parts.output),
     make("div", { className: "x-bar" }, parts.shown.group, ...(data.names.length ? [parts.variableLabel] : []), ...(data.heads.length ? [parts.headLabel] : [])),
     make("div", { className: "x-grid" }, parts.labels, parts.scroll), parts.help, parts.live, parts.panels,

@@ -70,7 +70,7 @@ export function drawRows(context, data, state, sizes, theme) {
       context.fillRect(x, y, w, h);
       context.globalAlpha = 1;
       if (marked) {
-        const size = sizes.row < 12 ? 4 : 6;
+        const size = sizes.row < 12 || sizes.cell < 20 ? 4 : 6;
         context.fillStyle = theme.bad;
         context.beginPath();
         context.moveTo(x + w, y);
