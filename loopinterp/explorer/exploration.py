@@ -20,6 +20,7 @@ class Exploration(Result, kind="exploration"):
     attention at loop t is that by which the state after t loops was made, and 0 at loop 0.
 
     Arrays:
+        row: Its row in the batch that it was chosen from.
         n_pos: Positions of each example.
         n_loops: Loops that are shown of it.
         asked_after: The loop after which it is asked.
@@ -50,7 +51,7 @@ class Exploration(Result, kind="exploration"):
     """
 
     VARIABLES: ClassVar = {
-        **dict.fromkeys(("n_pos", "n_loops", "asked_after"), "example"),
+        **dict.fromkeys(("row", "n_pos", "n_loops", "asked_after"), "example"),
         "target": "example pos",
         **dict.fromkeys(("answer", "probability"), "example loop pos rank"),
         **dict.fromkeys(("entropy", "moved"), "example loop pos"),

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from loopinterp.errors import HookError, InputError, check_integer
-from loopinterp.explorer.exploration import NOT_SAID, Exploration
+from loopinterp.explorer.exploration import Exploration
+from loopinterp.explorer.explored_run import (
+    ExploredRun,
+    Patterns,
+    ShownPlane,
+    Values,
+    assemble,
+    chosen_from,
+)
 from loopinterp.explorer.interesting_examples import Chosen, choose
 from loopinterp.explorer.program_values import program_values
-from loopinterp.explorer.task_words import answer_words, token_words, words_at
 from loopinterp.models.looped_model import bind, need_model
 from loopinterp.models.model_description import describe_model, device_of
 from loopinterp.rasp.program_registry import get_program
@@ -101,46 +106,28 @@ def explore(
     drawn = sum(map(len, batches))
     with study(seed, model=describe_model(model), examples=examples, drawn=drawn) as watch:
         generator = torch.Generator().manual_seed(seed)
-        parts: list[_Part] = []
+        runs: list[ExploredRun] = []
         for k, batch in enumerate(batches):
             share = (examples * (k + 1)) // len(batches) - (examples * k) // len(batches)
             if share := min(share, len(batch)):
                 last = int(batch.n_loops[0]) if n_loops is None else n_loops
                 by_task = not isinstance(data, torch.Tensor)
                 rows = _choose(model, batch, last, share, chosen_programs, generator, by_task)
-                parts.append(_Part(model, batch, rows, last, ranks, words))
-        classes = sorted({c for part in parts for c in part.classes()})
-        known = symbols or answer_words(batches[0].task) or ()
-        view = _Plane.of(parts, plane)
+                some = chosen_from(batch, rows)
+                bound = bind(model, some.inputs)
+                runs.append(
+                    ExploredRun(some, rows, bound, bound.run(last), ranks=ranks, words=words)
+                )
         missing: dict[str, str] = {}
-        patterns = _attention(model, parts, missing)
-        variables = _variables(_nearest_first(chosen_programs, parts), parts, missing)
-        padded = partial(_padded, parts)
-        return Exploration.of(
+        return assemble(
             watch,
-            coords={"name": list(variables)},
-            n_pos=[part.n_pos for part in parts for _ in part.rows],
-            n_loops=[part.n_loops for part in parts for _ in part.rows],
-            asked_after=[loop for part in parts for loop in part.batch.n_loops.tolist()],
-            target=padded([part.target for part in parts], -1),
-            answer=padded([part.answer for part in parts], -1),
-            probability=padded([part.probability for part in parts], np.nan).astype(np.float16),
-            entropy=padded([part.entropy for part in parts], np.nan),
-            moved=padded([part.moved for part in parts], np.nan),
-            plane=padded([view.of_states(part.states) for part in parts], np.nan),
-            key=patterns and padded([key for key, _ in patterns], 0),
-            attention=patterns and padded([x for _, x in patterns], 0).astype(np.float16),
-            variable=_stacked(parts, variables, 0),
-            implied=_stacked(parts, variables, 1),
+            runs,
+            ShownPlane.of(runs, plane),
+            variables=_variables(_nearest_first(chosen_programs, runs), runs, missing),
+            patterns=_attention(model, runs, missing),
+            symbols=symbols,
             asks=asks,
-            by_hand=explain(parts[0].batch[:1].to("cpu")) if explain else "",
-            reasons=[one.reason for part in parts for one in part.rows],
-            details=[one.detail for part in parts for one in part.rows],
-            said=[text for part in parts for text in part.said()],
-            tokens=[row for part in parts for row in part.tokens()],
-            n_classes=max(part.n_classes for part in parts),
-            symbols={str(c): known[c] if c < len(known) else str(c) for c in classes},
-            axes=view.names,
+            by_hand=explain(runs[0].batch[:1].to("cpu")) if explain else "",
             missing=missing,
             n_examples=drawn,
         )
@@ -152,7 +139,7 @@ def _batches(
     """What is given as batches of one length each, asked as this model is."""
     if isinstance(data, torch.Tensor):
         inputs, n_loops = inputs_and_loops(model, data, n_loops)
-        shape, every = inputs.shape[:2], torch.full((len(inputs),), n_loops)
+        shape, every = inputs.shape[:2], torch.full((len(inputs),), n_loops, device=inputs.device)
         targets = torch.full(shape, IGNORE, device=inputs.device)
         batches = [Batch(inputs, targets, torch.full_like(every, shape[1]), every)]
     else:
@@ -191,116 +178,13 @@ def _choose(
     return choose(right.cpu(), asked.cpu(), settled, most, generator)
 
 
-class _Part:
-    """The examples chosen from one batch, and the run of the model on them."""
-
-    def __init__(
-        self,
-        model: Any,
-        batch: Batch,
-        rows: list[Chosen],
-        n_loops: int,
-        ranks: int,
-        words: Sequence[str] | None,
-    ) -> None:
-        self.rows, self.n_loops = rows, n_loops
-        index = torch.tensor([one.row for one in rows], device=batch.inputs.device)
-        self.batch = _at(batch, index)
-        self.n_pos = self.batch.inputs.shape[1]
-        self._words = token_words(batch.task) if words is None else words
-        bound = bind(model, self.batch.inputs)
-        states, answer, probability, entropy = [], [], [], []
-        self.n_classes = 0
-        for loop, h in bound.run(n_loops):
-            shares = bound.read(h, loop).double().softmax(-1)
-            self.n_classes = shares.shape[-1]
-            best = shares.topk(min(ranks, shares.shape[-1]), dim=-1)
-            states.append(h.double())
-            answer.append(best.indices)
-            probability.append(best.values)
-            entropy.append(torch.special.entr(shares).sum(-1) / np.log(2))
-        self.states = torch.stack(states)
-        step, size = self.states.diff(dim=0).norm(dim=-1), self.states[1:].norm(dim=-1)
-        moved = torch.cat([torch.full_like(step[:1], torch.nan), step / size])
-        self.answer, self.probability = _first(answer), _first(probability)
-        self.entropy, self.moved = _first(entropy).astype(np.float32), _numpy(moved.transpose(0, 1))
-        self.target = _numpy(self.batch.targets.where(self.batch.targets != IGNORE, -1))
-        self.asked = self.target >= 0
-
-    def classes(self) -> set[int]:
-        """Those that are shown."""
-        return set(np.unique(self.answer).tolist()) | set(np.unique(self.target).tolist()) - {-1}
-
-    def tokens(self) -> list[list[str]]:
-        """What stands at each position of each example."""
-        return [words_at(row, self._words) for row in self.batch.inputs.cpu()]
-
-    def said(self) -> list[str]:
-        """Each example in the words of its task."""
-        say = getattr(self.batch.task, "decode", None)
-        return say(self.batch.to("cpu")) if say else [""] * len(self.rows)
-
-
-def _at(batch: Batch, rows: Tensor) -> Batch:
-    tensors = {name: getattr(batch, name)[rows] for name in ("inputs", "targets")}
-    lengths = {name: getattr(batch, name)[rows.to(batch.n.device)] for name in ("n", "n_loops")}
-    return replace(batch, **tensors, **lengths)
-
-
-def _first(by_loop: list[Tensor]) -> np.ndarray:
-    """[example, loop, …] of what was read loop by loop."""
-    return torch.stack(by_loop, 1).cpu().numpy()
-
-
-def _numpy(x: Tensor) -> np.ndarray:
-    return x.cpu().numpy().astype(np.float32 if x.is_floating_point() else np.int32)
-
-
-@dataclass(frozen=True)
-class _Plane:
-    """Two directions that states are shown along, and what they are."""
-
-    centre: Tensor
-    axes: Tensor
-    names: list[str]
-
-    @classmethod
-    def of(cls, parts: list[_Part], given: Tensor | None) -> _Plane:
-        states = torch.cat([part.states.flatten(0, 2) for part in parts])
-        centre = states.mean(0)
-        if given is None:
-            _, size, rows = torch.linalg.svd(states - centre, full_matrices=False)
-            axes = torch.zeros(2, states.shape[-1], dtype=states.dtype, device=states.device)
-            axes[: len(rows[:2])] = rows[:2]
-            # The sign of a component says nothing: its largest entry is made positive.
-            largest = axes.gather(1, axes.abs().argmax(1, keepdim=True))
-            axes *= torch.where(largest < 0, -1.0, 1.0)
-            share = size.square() / size.square().sum().clamp(min=1e-300)
-            shares = [*share[:2].tolist(), 0.0][:2]
-            names = [f"principal component {k + 1} ({p:.0%})" for k, p in enumerate(shares)]
-            return cls(centre, axes, names)
-        if given.shape != (2, states.shape[-1]):
-            raise InputError(
-                "plane",
-                expected=f"two directions, of shape {[2, states.shape[-1]]}",
-                given=str(list(given.shape)),
-                fix="Pass the first two rows of a subspace.",
-            )
-        return cls(torch.zeros_like(centre), given.to(states), ["direction 1", "direction 2"])
-
-    def of_states(self, states: Tensor) -> np.ndarray:
-        return _numpy(((states - self.centre) @ self.axes.mT).transpose(0, 1))
-
-
-def _attention(
-    model: Any, parts: list[_Part], missing: dict[str, str]
-) -> list[tuple[np.ndarray, np.ndarray]] | None:
-    """Keys and weights [example, loop, layer, head, pos, nth] of each part."""
+def _attention(model: Any, runs: list[ExploredRun], missing: dict[str, str]) -> Patterns | None:
+    """Keys and weights [example, loop, layer, head, pos, nth] of each run."""
     if not (hasattr(model, "run_with_cache") and hasattr(model, "site")):
         missing["attention"] = f"{type(model).__name__} has no hooks inside its loops"
         return None
     try:
-        patterns = [_patterns(model, part) for part in parts]
+        patterns = [_patterns(model, run) for run in runs]
     except HookError as error:
         missing["attention"] = f"its patterns cannot be read ({error.given})"
         return None
@@ -326,67 +210,42 @@ def _attention(
     return found
 
 
-def _patterns(model: Any, part: _Part) -> Float[Tensor, "example loop layer head query key"]:
+def _patterns(model: Any, run: ExploredRun) -> Float[Tensor, "example loop layer head query key"]:
     """Patterns of the tied block, example by example, as a cache of all may be large."""
     kept = []
-    for row in part.batch.inputs.split(1):
+    for row in run.batch.inputs.split(1):
         name = "attn.hook_pattern"
-        _, cache = model.run_with_cache(row, n_loops=part.n_loops, names_filter=name)
+        _, cache = model.run_with_cache(row, n_loops=run.n_loops, names_filter=name)
         kept.append(cache.stack(name, layer=slice(None))[:, :, 0].float())
     return torch.stack(kept)
 
 
-def _nearest_first(programs: Sequence[LoopProgram], parts: list[_Part]) -> list[LoopProgram]:
+def _nearest_first(programs: Sequence[LoopProgram], runs: list[ExploredRun]) -> list[LoopProgram]:
     """Those first that answer as the model does at most loops and positions; then the simpler."""
 
     def apart(program: LoopProgram) -> tuple[float, int]:
         shares = []
-        for part in parts:
-            outputs = program.trace(part.batch.inputs.cpu(), n_loops=part.n_loops).outputs
-            same = outputs.transpose(0, 1).numpy() == part.answer[..., 0]
-            shares.append(same[:, 1:][np.broadcast_to(part.asked[:, None], same.shape)[:, 1:]])
+        for run in runs:
+            outputs = program.trace(run.batch.inputs.cpu(), n_loops=run.n_loops).outputs
+            same = outputs.transpose(0, 1).numpy() == run.answer[..., 0]
+            shares.append(same[:, 1:][np.broadcast_to(run.asked[:, None], same.shape)[:, 1:]])
         return 1 - float(np.concatenate(shares).mean()), len(program.variables)
 
     return sorted(programs, key=apart)
 
 
-_Variables = dict[str, list[tuple[np.ndarray, np.ndarray]]]
-
-
 def _variables(
-    programs: Sequence[LoopProgram], parts: list[_Part], missing: dict[str, str]
-) -> _Variables:
-    """Values and what answers imply [example, loop, pos], of each part, by name."""
+    programs: Sequence[LoopProgram], runs: list[ExploredRun], missing: dict[str, str]
+) -> Values:
+    """Values and what answers imply [example, loop, pos], of each run, by name."""
     if not programs:
         missing["variables"] = "no program is known that reads these tokens and solves the task"
-    found: _Variables = {}
+    found: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
     for program in programs:
-        for part in parts:
-            answers = torch.from_numpy(part.answer[..., 0]).transpose(0, 1)
-            asked, inputs = torch.from_numpy(part.asked), part.batch.inputs.cpu()
+        for run in runs:
+            answers = torch.from_numpy(run.answer[..., 0]).transpose(0, 1)
+            asked, inputs = torch.from_numpy(run.asked), run.batch.inputs.cpu()
             for name, *values in program_values(program, inputs, answers, asked):
                 value, implied = (x.transpose(0, 1).numpy() for x in values)
                 found.setdefault(name, []).append((value, implied))
     return found
-
-
-def _padded(parts: list[_Part], arrays: list[np.ndarray], fill: float) -> np.ndarray:
-    """Arrays [example, (loop,) …, pos, …] of several lengths as one, with ``fill`` beyond each."""
-    most = [max(sizes) for sizes in zip(*(x.shape[1:] for x in arrays))]
-    return np.concatenate(
-        [
-            np.pad(
-                x,
-                [(0, 0), *((0, size - own) for size, own in zip(most, x.shape[1:]))],
-                constant_values=fill,
-            )
-            for x in arrays
-        ]
-    )
-
-
-def _stacked(parts: list[_Part], variables: _Variables, which: int) -> np.ndarray | None:
-    if not variables:
-        return None
-    each = [_padded(parts, [pair[which] for pair in x], NOT_SAID) for x in variables.values()]
-    return np.stack(each).astype(np.int16)

@@ -58,5 +58,5 @@ def words_at(inputs: Tensor, words: Sequence[str] | None) -> list[str]:
     """
     if inputs.ndim > 1:
         return [" ".join(f"{value:g}" for value in row) for row in inputs.tolist()]
-    known = words or ()
+    known = list(words or ())
     return [known[t] if 0 <= t < len(known) else str(t) for t in inputs.tolist()]

@@ -1,6 +1,6 @@
 /* The explorer: mount(element, data, options) shows an exploration in an element.
    All text reaches the page as text; every panel shows the one selection of explorer_state.js. */
-import { decode, describe, inflate, spell } from "./explorer_data.js";
+import { decode, describe, inflate, plain, spell } from "./explorer_data.js";
 import { initial, keyed, reduce } from "./explorer_state.js";
 import { HEAD_COLOURS, drawLabels, drawPlane, drawRows, drawSelection, measure, placeAt } from "./explorer_drawing.js";
 
