@@ -193,7 +193,7 @@ def _attention(model: Any, runs: list[ExploredRun], missing: dict[str, str]) -> 
     kept = max(1, min(seen, _MOST_WEIGHTS // heads))
     if kept < seen:
         missing["attention below the strongest"] = (
-            f"of each head and position the {kept} largest weights of up to {seen} are kept"
+            f"of each head and position the {kept} largest of up to {seen} weights are kept"
         )
     found = []
     for x in patterns:

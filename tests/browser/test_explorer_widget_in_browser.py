@@ -84,7 +84,7 @@ def test_a_state_is_put_in_and_both_runs_are_stepped_together(
     page.get_by_role("button", name="Put in here").click()
     answered(page, 1)
     second = page.locator(".explorer").nth(1)
-    title = page.locator(".x-title").inner_text()
+    title = second.locator(".x-detail").inner_text()
     assert title == f"After loop 5, position 5 is given the state of example {source + 1}."
     state = "(node) => [node.explorer.state.loop, node.explorer.state.pos]"
     assert second.evaluate(state) == [5, 5]

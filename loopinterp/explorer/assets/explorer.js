@@ -1,6 +1,6 @@
 /* The explorer: mount(element, data, options) shows an exploration in an element.
    All text reaches the page as text; every panel shows the one selection of explorer_state.js. */
-import { decode, describe, inflate, plain, spell } from "./explorer_data.js";
+import { decode, describe, inflate, spell } from "./explorer_data.js";
 import { initial, keyed, reduce } from "./explorer_state.js";
 import { HEAD_COLOURS, drawLabels, drawPlane, drawRows, drawSelection, measure, placeAt } from "./explorer_drawing.js";
 
@@ -114,7 +114,7 @@ function build(data, id, act) {
     panel("State", parts.plane, parts.planeText),
     ...(data.heads.length ? [panel("Attention", scrolled("Attention", parts.looks))] : []),
     ...(data.names.length ? [panel("Programs", scrolled("Programs", parts.programs))] : []));
-  const missing = Object.entries(data.missing).map(([what, why]) => `No ${what}: ${why}.`).join(" ");
+  const missing = Object.entries(data.missing).map(([what, why]) => `Not shown: ${what}, as ${why}.`).join(" ");
   parts.all = [
     ...(data.examples.length > 1 ? [parts.examples.group] : []), parts.detail, parts.said,
     make("div", { className: "x-steps" }, parts.play, parts.slider, parts.output),

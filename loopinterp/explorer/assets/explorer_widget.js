@@ -49,9 +49,9 @@ async function render({ model, el }) {
   const [left, right] = [make("div"), make("div")];
   let handle = null, beside = null, turn = 0;
   const asked = controls(model, () => handle.state);
-  const title = make("h4", { className: "x-title" });
-  const other = make("div", { className: "x-changed", hidden: true }, title, right);
-  el.append(asked.box, make("div", { className: "x-beside" }, make("div", {}, left), other));
+  const heading = (text) => make("h4", { className: "x-title" }, text);
+  const other = make("div", { hidden: true }, heading("With a state put in"), right);
+  el.append(asked.box, make("div", { className: "x-beside" }, make("div", {}, heading("As it is"), left), other));
 
   async function showChanged() {
     const changed = model.get("changed"), mine = ++turn;
@@ -63,7 +63,6 @@ async function render({ model, el }) {
     const made = await mount(right, changed, { state: { ...handle.state, example: 0, head: -1, playing: false } });
     if (mine !== turn) return;
     beside = made;
-    title.textContent = plain(changed.examples[0].detail);
     together(handle, beside);
   }
   async function showPayload() {
