@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from loopinterp.tasks import Task
 
-_SUM = re.compile(r"\s*(\d+)\s*\+\s*(\d+)\s*=?\s*")
+_SUM = re.compile(r"\s*(\d{1,300})\s*\+\s*(\d{1,300})\s*=?\s*")
 
 
 def typed_example(task: Task, text: str) -> Batch:
