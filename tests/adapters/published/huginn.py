@@ -58,7 +58,7 @@ class RMSNorm(nn.Module):
 
 
 def _turned(x: Tensor, turns: Tensor) -> Tensor:
-    """``x`` of ``[batch, pos, head, d]``: its neighbouring pairs are complex numbers, and turned."""
+    """``x`` of ``[batch, pos, head, d]``: neighbours are complex numbers, and turned."""
     pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
     return torch.view_as_real(pairs * turns).flatten(3)
 
@@ -135,9 +135,10 @@ class RavenForCausalLM(nn.Module):
             return nn.ModuleList(SandwichBlock(config) for _ in range(number))
 
         width = config.n_embd
+        embedding = nn.Embedding(config.vocab_size, width)
         self.transformer = nn.ModuleDict(
             {
-                "wte": nn.Embedding(config.vocab_size, width),
+                "wte": embedding,
                 "prelude": layers(config.n_layers_in_prelude),
                 "adapter": nn.Linear(2 * width, width, bias=config.bias),
                 "core_block": layers(config.n_layers_in_recurrent_block),
@@ -147,7 +148,7 @@ class RavenForCausalLM(nn.Module):
         )
         self.lm_head = nn.Linear(width, config.vocab_size, bias=False)
         if config.tie_embeddings:
-            self.lm_head.weight = self.transformer["wte"].weight
+            self.lm_head.weight = embedding.weight
         inverse = config.rope_base ** -(torch.arange(0, config.head_dim, 2) / config.head_dim)
         angles = torch.outer(torch.arange(config.block_size).float(), inverse)
         turns = torch.stack([angles.cos(), angles.sin()], -1)
