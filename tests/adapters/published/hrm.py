@@ -68,7 +68,7 @@ class CastedLinear(nn.Module):
 
     def __init__(self, n_in: int, n_out: int, bias: bool) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(n_out, n_in) / math.sqrt(n_in))
+        self.weight = nn.Parameter(torch.randn(n_out, n_in) * 0.6 / math.sqrt(n_in))
         self.bias = nn.Parameter(torch.randn(n_out)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
