@@ -6,9 +6,9 @@
     python -m analyses.published_code --kind trm --file PATH/models/recursive_reasoning/trm.py
     python -m analyses.published_code --kind hrm_text
 
-The file is a copy of your own, run as it is: none is fetched. A tiny random model is made of it, and
-run at several numbers of loops by its own forward and by ours. What those files ask of libraries as
-they were is put back for the while: see ``_stand_ins``. HRM-Text is part of ``transformers``.
+The file is a copy of your own, and is run: read it first; none is fetched. A tiny random model is
+made of it, and run at several numbers of loops by its own forward and by ours. Where the file asks
+for a library as it once was, a stand-in serves. HRM-Text is part of ``transformers``.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import argparse
 import importlib
 import sys
 import types
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from loopinterp.adapters import adapt
-from loopinterp.errors import InputError
 
 VOCAB, WIDTH, LENGTH = 64, 32, 6
 LOOPS = (1, 2, 4, 7)
@@ -176,7 +174,7 @@ def _module_of(file: Path | None) -> Any:
     if file is None:
         return None
     file = file.resolve()
-    above = [folder.parent for folder in file.parents if folder.name == "models"]
+    above = [folder.parent for folder in file.parents if (folder / "layers.py").exists()]
     if above:  # HRM and TRM import models.layers
         return _imported(".".join(file.relative_to(above[0]).with_suffix("").parts), above[0])
     package = types.ModuleType("published_model")
@@ -188,7 +186,7 @@ def _module_of(file: Path | None) -> Any:
 
 
 def _imported(name: str, folder: Path) -> Any:
-    """A module of a folder, with flash attention's one function made of PyTorch's own."""
+    """A module below a folder, with flash attention's one function made of PyTorch's own."""
     flash: Any = types.ModuleType("flash_attn_interface")
     flash.flash_attn_func = _attention
     sys.modules[flash.__name__] = flash
