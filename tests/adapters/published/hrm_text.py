@@ -18,7 +18,7 @@ def tiny(seed: int = 0, **settings: Any) -> HrmTextForCausalLM:
         "num_hidden_layers": 2,
         "num_attention_heads": 2,
         "head_dim": 16,
-        "initializer_range": 0.2,
+        "initializer_range": 0.1,
         "prefix_lm": False,
         **settings,
     }

@@ -203,7 +203,7 @@ def tiny(seed: int = 0, **sizes: int) -> RavenForCausalLM:
             if weight.dim() == 1 or "qk_bias" in name:
                 nn.init.normal_(weight, mean=1.0, std=0.2)
             elif weight.dim() == 2:
-                nn.init.normal_(weight, std=1 / math.sqrt(weight.shape[1]))
+                nn.init.normal_(weight, std=0.5 / math.sqrt(weight.shape[1]))
     return model.eval()
 
 
