@@ -133,7 +133,7 @@ def attention_stabilisation_study(
         n_loops = max(2, math.ceil(1.25 * int(batch.n_loops.max())))
     check_integer("n_loops", n_loops, least=2)
     n_pos = batch.inputs.shape[1]
-    pattern_bytes = model.config.n_heads * n_pos**2 * model.dtype.itemsize
+    pattern_bytes = model.site_map.n_heads * n_pos**2 * model.dtype.itemsize
     with study(seed, model=describe_model(model), n_loops=n_loops, n_examples=len(batch)) as watch:
         parts = (
             _follow(model, batch[rows], n_loops) for rows in chunks(len(batch), 4 * pattern_bytes)
@@ -152,7 +152,7 @@ def _follow(model: LoopedTransformer, batch: Batch, n_loops: int) -> dict[str, T
 
     Of each layer only the last pattern is held, not those of all loops.
     """
-    n_layers = model.config.n_layers
+    n_layers = model.site_map.n_layers
     before: deque[Tensor] = deque(maxlen=n_layers)
     changes: list[Tensor] = []
     exact: list[Tensor] = []

@@ -1,0 +1,43 @@
+"""Find the adapter of a published model by what the model is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from loopinterp.adapters.huginn import HuginnAdapter
+from loopinterp.adapters.ouro import OuroAdapter
+from loopinterp.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from loopinterp.adapters.published_model import PublishedModel
+
+ADAPTERS: tuple[type[PublishedModel], ...] = (OuroAdapter, HuginnAdapter)
+"""All adapters, each of which says by its ``needs`` what models it is for."""
+
+
+def adapt(model: nn.Module, **options: Any) -> PublishedModel:
+    """A published looped model with our addresses, hooks and protocol, so that any study runs.
+
+    The weights are shared with the model, and nothing of it is changed.
+
+    Args:
+        model: A model as the published code makes it, such as what
+            ``transformers.AutoModelForCausalLM.from_pretrained`` gives.
+        options: What its adapter takes, such as ``seed=`` for a random start.
+
+    Raises:
+        InputError: If no adapter knows such a model.
+    """
+    for adapter in ADAPTERS:
+        if adapter.fits(model):
+            return adapter(model, **options)  # type: ignore[call-arg]
+    known = ", ".join(adapter.__name__.removesuffix("Adapter") for adapter in ADAPTERS)
+    raise InputError(
+        "model",
+        expected=f"a published looped model of a kind that has an adapter: {known}",
+        given=f"a {type(model).__name__}",
+        fix="Wrap it in the four methods of LoopedModel for studies of its states, or derive an "
+        "adapter from loopinterp.adapters.PublishedModel.",
+    )
