@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from loopinterp.adapters.hrm import HRMAdapter
+from loopinterp.adapters.hrm_text import HRMTextAdapter
 from loopinterp.adapters.huginn import HuginnAdapter
 from loopinterp.adapters.ouro import OuroAdapter
+from loopinterp.adapters.trm import TRMAdapter
 from loopinterp.errors import InputError
 
 if TYPE_CHECKING:
@@ -13,7 +16,13 @@ if TYPE_CHECKING:
 
     from loopinterp.adapters.published_model import PublishedModel
 
-ADAPTERS: tuple[type[PublishedModel], ...] = (OuroAdapter, HuginnAdapter)
+ADAPTERS: tuple[type[PublishedModel], ...] = (
+    OuroAdapter,
+    HuginnAdapter,
+    HRMTextAdapter,
+    HRMAdapter,
+    TRMAdapter,
+)
 """All adapters, each of which says by its ``needs`` what models it is for."""
 
 

@@ -57,6 +57,11 @@ class LoopHooks(LoopCount, HookedRootModule):
         """The sites of the model, and their sizes."""
         raise NotImplementedError
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the activations."""
+        return next(self.parameters()).dtype
+
     def run_with_hooks(
         self,
         inputs: Tensor,
@@ -126,7 +131,7 @@ class LoopHooks(LoopCount, HookedRootModule):
         names = book.select(names_filter, loops)
         n_pos += self.site_map.n_extra
         shapes = (book.addresses[name].shape(batch, n_pos, n_kept) for name in names)
-        itemsize = (check_dtype(dtype) or next(self.parameters()).dtype).itemsize
+        itemsize = (check_dtype(dtype) or self.dtype).itemsize
         return sum(math.prod(shape) for shape in shapes) * itemsize
 
     def site(
