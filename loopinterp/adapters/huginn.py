@@ -11,6 +11,7 @@ Source: arXiv 2502.05171, and the published ``raven_modeling_minimal.py``.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,8 +41,9 @@ class HuginnAdapter(PublishedModel):
     Args:
         published: The model.
         seed: Seed of the noise that a run starts from. Every example starts from the same noise,
-            position by position, so that a batch gives what its examples give one by one. The
-            published code draws it anew in each run: pass ``state=`` to start from a draw of yours.
+            and a position's does not depend on the input's length: a batch gives what its examples
+            give one by one, and a prefix what it gives within the whole. The published code draws
+            anew in each run: pass ``state=`` to start from a draw of yours.
 
     Raises:
         InputError: If the model draws noise at each step.
@@ -104,12 +106,17 @@ class HuginnAdapter(PublishedModel):
     def initial_state(
         self, e: Float[Tensor, "batch pos d_model"]
     ) -> Float[Tensor, "batch pos d_state"]:
-        """Seeded normal noise, cut off at three standard deviations, at the scale of ``e``."""
+        """Seeded normal noise, cut off at three standard deviations, at the scale of ``e``.
+
+        A position's noise is the same whatever the length of the input.
+        """
         std = float(self.published.config.init_values["std"])
         generator = torch.Generator().manual_seed(self._seed)
-        noise = torch.empty(e.shape[1:])
-        torch.nn.init.trunc_normal_(noise, std=std, a=-3 * std, b=3 * std, generator=generator)
-        return (noise * self._scale).to(e).expand_as(e)
+        # By the inverse of the distribution, as uniform numbers are drawn one after the other.
+        below = torch.rand(e.shape[1:], generator=generator, dtype=torch.float64)
+        least = math.erfc(3 / math.sqrt(2)) / 2
+        noise = torch.special.ndtri(least + (1 - 2 * least) * below)
+        return (noise * std * self._scale).to(e).expand_as(e)
 
     @property
     def _scale(self) -> float:

@@ -39,7 +39,6 @@ class SiteMap:
         layer_names: Other names of the layers of the block, as parts of a loop that has loops of
             its own: ``inner.0.blocks.1``.
         state_parts: Features of the state that are a part of their own, by name.
-        n_extra: Positions that the model adds to those of its input.
         more_axes: Axes of kinds that no other model has.
     """
 
@@ -60,7 +59,6 @@ class SiteMap:
     optional: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     layer_names: tuple[str, ...] = ()
     state_parts: Mapping[str, slice] = field(default_factory=dict)
-    n_extra: int = 0
     more_axes: Mapping[str, Axes] = field(default_factory=dict)
 
     @property

@@ -129,7 +129,6 @@ class LoopHooks(LoopCount, HookedRootModule):
         """
         book = self.addresses(self._loops_at(n_loops, n_pos))
         names = book.select(names_filter, loops)
-        n_pos += self.site_map.n_extra
         shapes = (book.addresses[name].shape(batch, n_pos, n_kept) for name in names)
         itemsize = (check_dtype(dtype) or self.dtype).itemsize
         return sum(math.prod(shape) for shape in shapes) * itemsize
