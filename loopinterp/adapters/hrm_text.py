@@ -12,6 +12,7 @@ Source: ``transformers``, ``models/hrm_text/modeling_hrm_text.py``.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,23 +26,27 @@ from loopinterp.adapters.published_layers import (
     rotate_halves,
     split_heads,
 )
+from loopinterp.errors import InputError, check_integer
 from loopinterp.models.multihead_attention import attend
 from loopinterp.models.positions import AttentionContext
 from loopinterp.models.site_map import norm_sites
 from loopinterp.models.taps import NO_TAPS, SILENT, Tap, Taps
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
-    from torch import Tensor
+    from jaxtyping import Bool, Float
+    from torch import Tensor, nn
 
 
 class HRMTextAdapter(NestedModel):
     """HRM-Text (``HrmTextForCausalLM``) with our addresses; a loop is one of its ``H_cycles``.
 
-    Attention is causal, as in the published model where it is told of no prefix.
-
     Args:
         published: The model.
+        n_prefix: Positions at the start of every input that attend to one another in both
+            directions, as the published model's do where ``token_type_ids`` are 1: an instruction.
+
+    Raises:
+        InputError: If there is a prefix, and the model is not one of those that know any.
     """
 
     needs = (
@@ -52,8 +57,16 @@ class HRMTextAdapter(NestedModel):
         "lm_head",
     )
 
-    def __init__(self, published: Any) -> None:
+    def __init__(self, published: Any, *, n_prefix: int = 0) -> None:
         config, inner = published.config, published.model
+        self.n_prefix = check_integer("n_prefix", n_prefix, least=0)
+        if n_prefix and not config.prefix_lm:
+            raise InputError(
+                "n_prefix",
+                expected="0 for a model of prefix_lm = False, which is causal throughout",
+                given=str(n_prefix),
+                fix="Leave n_prefix out.",
+            )
         first = inner.L_module.layers[0]
         self._d_head = int(first.self_attn.head_dim)
         layer = layer_sites(before=True, after=False, gate="head")
@@ -74,6 +87,8 @@ class HRMTextAdapter(NestedModel):
             n_loops=int(config.H_cycles),
             d_vocab=inner.embed_tokens.num_embeddings,
             d_vocab_out=published.lm_head.out_features,
+            causal=n_prefix < 2,
+            options={"n_prefix": n_prefix},
         )
 
     @property
@@ -86,6 +101,21 @@ class HRMTextAdapter(NestedModel):
     ) -> Float[Tensor, "batch pos d_state"]:
         """The embedding, and ``z_L_init``."""
         return self._start(e, self.published.model.z_L_init, e)
+
+    def visible(self, n_pos: int) -> Bool[Tensor, "#head query key"]:
+        """True where a query may attend, of so many positions."""
+        place = torch.arange(n_pos, device=self.device)
+        seen = (place <= place[:, None]) | (torch.maximum(place, place[:, None]) < self.n_prefix)
+        return seen[None]
+
+    def _length_context(
+        self, n_pos: int, taps: Taps = NO_TAPS, *, whole: bool = False
+    ) -> AttentionContext:
+        context = super()._length_context(n_pos, taps, whole=whole)
+        if self.config.causal:
+            return context
+        mask = torch.zeros(1, 1, n_pos, n_pos, device=self.device, dtype=self.dtype)
+        return replace(context, mask=mask.masked_fill(~self.visible(n_pos), float("-inf")))
 
     def _rotation(self, n_pos: int) -> tuple[Tensor, Tensor]:
         like = torch.empty(0, device=self.device, dtype=self.dtype)
@@ -126,10 +156,15 @@ class HRMTextAdapter(NestedModel):
         x = mlp.down_proj(gated(mlp.gate_proj(x), mlp.up_proj(x), mlp.act_fn, tap))
         return tap("hook_resid_post", h + tap("hook_mlp_out", x))
 
+    @property
+    def ln_loop(self) -> nn.Module:
+        """The norm that makes :math:`z_H` of what the last layer of a loop leaves."""
+        return self.published.model.H_module.final_norm
+
     def _after_stack(self, stack: Any, h: Tensor, tap: Tap) -> Tensor:
         return rms_norm(h, None, stack.final_norm.eps, tap, "ln_cycle")
 
     def _readout(
         self, h: Tensor, taps: Taps = NO_TAPS, context: AttentionContext | None = None
     ) -> Tensor:
-        return self.published.lm_head(self._parts(h)[0])
+        return self.published.lm_head(self._read(h))

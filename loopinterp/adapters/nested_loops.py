@@ -7,7 +7,8 @@ r"""Loops within loops: a slow stack, and a fast one that runs several times bet
 One loop is one slow cycle. The layers of its fast cycles are layers of its block, one after the
 other, and those of the slow stack the last: ``loops.{t}.blocks.{l}`` is also
 ``loops.{t}.inner.{s}.blocks.{k}``, with s the fast cycle, or their number for the slow stack. The
-state is both parts side by side, ``[z_H, z_L]``, and logits are read from the first.
+state is both parts side by side, ``[z_H, z_L]``, and logits are read from the first. Each part also
+has a hook of its own where the loop ends, ``hook_z_H`` and ``hook_z_L``.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loopinterp.adapters.published_model import PublishedModel
+from loopinterp.errors import unknown_name
 from loopinterp.models.positions import AttentionContext
 from loopinterp.models.site_map import Axes, SiteMap, Sites
 from loopinterp.models.taps import NO_TAPS, SILENT, Tap, Taps
@@ -75,7 +77,12 @@ def nested_sites(
         embedding=embedding or {"hook_embed": "residual"},
         opening={"hook_state_pre": "state", **({"hook_injection": "residual"} if injects else {})},
         block=tuple(chain.from_iterable(stacks)),
-        closing={"hook_state_post": "state", **(closing or {})},
+        closing={
+            "hook_z_H": "residual",
+            "hook_z_L": "residual",
+            "hook_state_post": "state",
+            **(closing or {}),
+        },
         layer_names=tuple(names),
         state_parts={"z_H": slice(d_model), "z_L": slice(d_model, 2 * d_model)},
         more_axes=more_axes or {},
@@ -98,22 +105,31 @@ class NestedModel(PublishedModel):
         """What becomes of the stream at the end of a stack, past the tap of its last layer."""
         return h
 
-    def _parts(self, h: Float[Tensor, "*place d_state"]) -> tuple[Tensor, Tensor]:
-        """The slow part of a state, and the fast one."""
-        z_H, z_L = h.chunk(2, dim=-1)
-        return z_H, z_L
+    def part(
+        self, state: Float[Tensor, "*place d_state"], name: str
+    ) -> Float[Tensor, "*place d_model"]:
+        """One part of a state, ``z_H`` or ``z_L``.
+
+        Raises:
+            InputError: If there is no such part.
+        """
+        if name not in self.site_map.state_parts:
+            raise unknown_name("part of the state", name, self.site_map.state_parts)
+        return state[..., self.site_map.state_parts[name]]
 
     def _loop(
         self, h: Tensor, e: Tensor, context: AttentionContext, taps: Taps = NO_TAPS, loop: int = 0
     ) -> Tensor:
         tap, (fast, slow, n_fast) = taps.at("block", loop), self._stacks
-        z_H, z_L = self._parts(tap("hook_state_pre", h))
+        h = tap("hook_state_pre", h)
+        z_H, z_L = (self.part(h, name) for name in ("z_H", "z_L"))
         injects = "hook_injection" in self.site_map.opening
         e = tap("hook_injection", e) if injects else e
         inside = (taps.at("block", loop, k) for k in range(self.site_map.n_layers))
         for _ in range(n_fast):
             z_L = self._run_stack(fast, z_L + (z_H + e if injects else z_H), context, inside)
         z_H = self._run_stack(slow, z_H + z_L, context, inside)
+        z_H, z_L = tap("hook_z_H", z_H), tap("hook_z_L", z_L)
         h = tap("hook_state_post", torch.cat((z_H, z_L), dim=-1))
         self._at_end(h, tap)
         return h
@@ -125,6 +141,10 @@ class NestedModel(PublishedModel):
         for layer, tap in zip(stack.layers, taps):
             h = self._layer(layer, h, context, tap)
         return self._after_stack(stack, h, tap)
+
+    def _read(self, h: Float[Tensor, "*place width"]) -> Float[Tensor, "*place d_model"]:
+        """What logits are read from: the slow part of a state, or a residual as it is."""
+        return h[..., : self.site_map.d_model]
 
     def _at_end(self, h: Tensor, tap: Tap) -> None:
         """What a loop says besides its state."""

@@ -319,14 +319,15 @@ def segments(
     if puzzles is None:
         puzzles = torch.zeros(len(tokens), dtype=torch.int32)
     batch = {"inputs": tokens, "puzzle_identifiers": puzzles}
-    config, cycles = model.inner.config, model.inner.config.H_cycles
-    carry, told = model.initial_carry(batch), {}
+    config, carry, told = model.inner.config, model.initial_carry(batch), {}
+    cycles, most = config.H_cycles, config.halt_max_steps
     config.H_cycles = cycles if n_loops % cycles == 0 else n_loops
+    config.halt_max_steps = n_loops  # or the run would begin anew
     try:
         for _ in range(n_loops // config.H_cycles):
             carry, told = model(carry, batch)
     finally:
-        config.H_cycles = cycles
+        config.H_cycles, config.halt_max_steps = cycles, most
     return told
 
 
