@@ -10,8 +10,10 @@ from loopinterp.adapters.huginn import HuginnAdapter
 from loopinterp.adapters.ouro import OuroAdapter
 from loopinterp.adapters.trm import TRMAdapter
 from loopinterp.errors import InputError
+from loopinterp.models.run_inputs import check_dtype
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from loopinterp.adapters.published_model import PublishedModel
@@ -24,6 +26,37 @@ ADAPTERS: tuple[type[PublishedModel], ...] = (
     TRMAdapter,
 )
 """All adapters, each of which says by its ``needs`` what models it is for."""
+
+
+def load_published(
+    name: str,
+    *,
+    trust_remote_code: bool = False,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | str | None = None,
+    **options: Any,
+) -> PublishedModel:
+    """Load a published model by its name, or from a folder, and adapt it.
+
+    Weights are fetched of the name that is given, as ``transformers`` does it, and code beside them
+    is run only where you say so.
+
+    Args:
+        name: A model on the Hugging Face hub, or a folder.
+        trust_remote_code: Run the model's own code, where ``transformers`` has none for it.
+        device: Where to put it.
+        dtype: Type of the weights; as they are saved if None.
+        options: As :func:`adapt` takes them.
+
+    Raises:
+        InputError: If no adapter knows such a model.
+    """
+    from transformers import AutoModelForCausalLM
+
+    kind = check_dtype(dtype) or "auto"
+    how: dict[str, Any] = {"trust_remote_code": trust_remote_code, "dtype": kind}
+    model = AutoModelForCausalLM.from_pretrained(name, **how)
+    return adapt(model.to(device).eval(), **options)
 
 
 def adapt(model: nn.Module, **options: Any) -> PublishedModel:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from loopinterp.adapters import ExitGate, adapt
+from loopinterp.adapters import ExitGate, adapt, load_published
 from loopinterp.errors import CheckpointError, HookError, InputError
 from loopinterp.models import (
     LoopedCache,
@@ -355,6 +355,13 @@ def test_what_is_wrong_is_refused_with_the_fix(name: str) -> None:
         model(tokens, position_offset=1)
     with pytest.raises(InputError, match="n_loops"):
         model(tokens, n_loops=0)
+
+
+def test_a_model_is_loaded_from_a_folder_by_its_name(tmp_path: Path) -> None:
+    model, tokens = adapted("hrm_text"), tokens_of("hrm_text")
+    model.published.save_pretrained(tmp_path)
+    assert torch.equal(load_published(str(tmp_path))(tokens), model(tokens))
+    assert load_published(str(tmp_path), dtype="float64").dtype == torch.float64
 
 
 @pytest.mark.usefixtures("no_type_checks")
