@@ -38,11 +38,11 @@ class Kind:
     """How a published model is made, and run by its own forward.
 
     Attributes:
-        build: From the module of its file to a tiny random model.
+        build: From the module of its file to a tiny random model, or one of given sizes.
         native: Logits of its own forward after so many loops, from a given state or its own.
     """
 
-    build: Callable[[Any], nn.Module]
+    build: Callable[..., nn.Module]
     native: Callable[[Any, Tensor, int, Tensor | None], Tensor]
 
 
@@ -59,7 +59,7 @@ def compare(kind: str, file: Path | None, *, seed: int = 0) -> dict[int, Differe
     published = KINDS[kind]
     with torch.no_grad():
         torch.manual_seed(seed)
-        model = published.build(_module_of(file)).eval()
+        model = published.build(module_of(file)).eval()
         for weight in model.parameters():  # no norm or bias at its neutral initial value
             weight.copy_(torch.randn_like(weight) / 2 / weight.shape[-1] ** 0.5)
         tokens = torch.randint(VOCAB, (2, LENGTH))
@@ -76,18 +76,18 @@ def compare(kind: str, file: Path | None, *, seed: int = 0) -> dict[int, Differe
 # The published models
 
 
-def _ouro(module: Any) -> nn.Module:
+def _ouro(module: Any, **sizes: int) -> nn.Module:
     if hasattr(module, "create_causal_mask"):
         _patched_ouro(module)
-    config = module.OuroConfig(
-        vocab_size=VOCAB,
-        hidden_size=WIDTH,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-    )
-    return module.OuroForCausalLM(config)
+    tiny = {
+        "vocab_size": VOCAB,
+        "hidden_size": WIDTH,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+    }
+    return module.OuroForCausalLM(module.OuroConfig(**tiny | sizes))
 
 
 def _ouro_logits(model: Any, tokens: Tensor, n_loops: int, start: Tensor | None) -> Tensor:
@@ -95,37 +95,36 @@ def _ouro_logits(model: Any, tokens: Tensor, n_loops: int, start: Tensor | None)
     return model(tokens, use_cache=False).logits
 
 
-def _huginn(module: Any) -> nn.Module:
+def _huginn(module: Any, **sizes: int) -> nn.Module:
     # A mapping is wanted now, where a list was.
     module.RavenForCausalLM._tied_weights_keys = {"lm_head.weight": "transformer.wte.weight"}
-    config = module.RavenConfig(
-        n_embd=WIDTH,
-        n_heads=2,
-        block_size=LENGTH,
-        vocab_size=VOCAB,
-        intermediate_size=48,
-        mean_recurrence=4,
-    )
-    return module.RavenForCausalLM(config)
+    tiny = {
+        "n_embd": WIDTH,
+        "n_heads": 2,
+        "block_size": LENGTH,
+        "vocab_size": VOCAB,
+        "intermediate_size": 48,
+        "mean_recurrence": 4,
+    }
+    return module.RavenForCausalLM(module.RavenConfig(**tiny | sizes))
 
 
 def _huginn_logits(model: Any, tokens: Tensor, n_loops: int, start: Tensor | None) -> Tensor:
     return model(tokens, input_states=start, num_steps=n_loops).logits
 
 
-def _hrm_text(module: Any) -> nn.Module:
+def _hrm_text(module: Any, **sizes: int) -> nn.Module:
     from transformers import HrmTextConfig, HrmTextForCausalLM
 
-    config = HrmTextConfig(
-        vocab_size=VOCAB,
-        hidden_size=WIDTH,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        head_dim=16,
-        prefix_lm=False,
-    )
-    return HrmTextForCausalLM(config)
+    tiny: dict[str, Any] = {
+        "vocab_size": VOCAB,
+        "hidden_size": WIDTH,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "head_dim": 16,
+    }
+    return HrmTextForCausalLM(HrmTextConfig(**tiny | sizes, prefix_lm=False))
 
 
 def _hrm_text_logits(model: Any, tokens: Tensor, n_loops: int, start: Tensor | None) -> Tensor:
@@ -133,7 +132,7 @@ def _hrm_text_logits(model: Any, tokens: Tensor, n_loops: int, start: Tensor | N
         return model(tokens, use_cache=False).logits
 
 
-def _reasoner(name: str) -> Callable[[Any], nn.Module]:
+def _reasoner(name: str) -> Callable[..., nn.Module]:
     settings = {
         "batch_size": 2,
         "seq_len": LENGTH,
@@ -178,7 +177,7 @@ KINDS = {
 # Their files, and what they ask of libraries as they were
 
 
-def _module_of(file: Path | None) -> Any:
+def module_of(file: Path | None) -> Any:
     """The module of a file, whose imports are relative, or begin at a folder above it."""
     if file is None:
         return None
