@@ -46,21 +46,30 @@ class Kind:
     native: Callable[[Any, Tensor, int, Tensor | None], Tensor]
 
 
-def compare(kind: str, file: Path | None, *, seed: int = 0) -> dict[int, float]:
-    """The largest difference of logits, native against ours, by number of loops."""
+@dataclass(frozen=True)
+class Difference:
+    """How far our logits are from the native forward's, at most; and how large those are."""
+
+    largest: float
+    size: float
+
+
+def compare(kind: str, file: Path | None, *, seed: int = 0) -> dict[int, Difference]:
+    """Our logits beside those of the native forward, by number of loops."""
     published = KINDS[kind]
     with torch.no_grad():
         torch.manual_seed(seed)
         model = published.build(module_of(file)).eval()
         for weight in model.parameters():  # no norm or bias at its neutral initial value
-            weight.copy_(torch.randn_like(weight) / weight.shape[-1] ** 0.5)
+            weight.copy_(torch.randn_like(weight) / 2 / weight.shape[-1] ** 0.5)
         tokens = torch.randint(VOCAB, (2, LENGTH))
         ours, differences = adapt(model), {}
         for n_loops in LOOPS:
             start = ours.initial_state(ours.embed(tokens))
             logits = ours(tokens, n_loops=n_loops, state=start)
             native = published.native(model, tokens, n_loops, start)
-            differences[n_loops] = float((logits - native).abs().max())
+            largest = float((logits - native).abs().max())
+            differences[n_loops] = Difference(largest, float(native.std()))
     return differences
 
 
@@ -140,7 +149,7 @@ def _reasoner(name: str) -> Callable[..., nn.Module]:
         "expansion": 2,
         "num_heads": 2,
         "pos_encodings": "rope",
-        "halt_max_steps": 2,
+        "halt_max_steps": max(LOOPS),
         "halt_exploration_prob": 0.1,
         "forward_dtype": "float32",
     }
@@ -238,7 +247,10 @@ def main() -> None:
     parser.add_argument("--file", type=Path, help="your own copy of the modelling file")
     arguments = parser.parse_args()
     for n_loops, difference in compare(arguments.kind, arguments.file).items():
-        print(f"{n_loops} loops: {difference:.1e}")
+        print(
+            f"{arguments.kind}, {n_loops} loops: logits differ by {difference.largest:.1e} at "
+            f"most; their standard deviation is {difference.size:.2f}"
+        )
 
 
 if __name__ == "__main__":

@@ -224,7 +224,7 @@ class HRMAdapter(NestedModel):
 
     def halting(self, state: Float[Tensor, "batch pos d_state"]) -> Float[Tensor, "batch answer"]:
         """The halting head's two numbers, read at the first position: to stop, and to go on."""
-        return self.published.inner.q_head(self._read(state)[:, 0])
+        return self.published.inner.q_head(self.part(state, "z_H")[:, 0])
 
     def exit_probability(
         self, state: Float[Tensor, "batch pos d_state"]
@@ -236,4 +236,4 @@ class HRMAdapter(NestedModel):
     def _readout(
         self, h: Tensor, taps: Taps = NO_TAPS, context: AttentionContext | None = None
     ) -> Tensor:
-        return self.published.inner.lm_head(self._read(h))
+        return self.published.inner.lm_head(self.part(h, "z_H"))

@@ -34,7 +34,7 @@ from loopinterp.models.taps import NO_TAPS, SILENT, Tap, Taps
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
-    from torch import Tensor, nn
+    from torch import Tensor
 
 
 class HRMTextAdapter(NestedModel):
@@ -156,15 +156,10 @@ class HRMTextAdapter(NestedModel):
         x = mlp.down_proj(gated(mlp.gate_proj(x), mlp.up_proj(x), mlp.act_fn, tap))
         return tap("hook_resid_post", h + tap("hook_mlp_out", x))
 
-    @property
-    def ln_loop(self) -> nn.Module:
-        """The norm that makes :math:`z_H` of what the last layer of a loop leaves."""
-        return self.published.model.H_module.final_norm
-
     def _after_stack(self, stack: Any, h: Tensor, tap: Tap) -> Tensor:
         return rms_norm(h, None, stack.final_norm.eps, tap, "ln_cycle")
 
     def _readout(
         self, h: Tensor, taps: Taps = NO_TAPS, context: AttentionContext | None = None
     ) -> Tensor:
-        return self.published.lm_head(self._read(h))
+        return self.published.lm_head(self.part(h, "z_H"))

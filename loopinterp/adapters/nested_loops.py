@@ -142,10 +142,6 @@ class NestedModel(PublishedModel):
             h = self._layer(layer, h, context, tap)
         return self._after_stack(stack, h, tap)
 
-    def _read(self, h: Float[Tensor, "*place width"]) -> Float[Tensor, "*place d_model"]:
-        """What logits are read from: the slow part of a state, or a residual as it is."""
-        return h[..., : self.site_map.d_model]
-
     def _at_end(self, h: Tensor, tap: Tap) -> None:
         """What a loop says besides its state."""
 

@@ -48,10 +48,14 @@ def test_a_closed_gate_lets_a_head_say_nothing() -> None:
     assert cache["blocks.0.attn.hook_z"].abs().max() > 0  # what the head read, before the gate
 
 
-def test_the_norm_that_ends_a_loop_makes_its_state_of_the_last_residual() -> None:
+def test_the_norm_that_ends_a_stack_makes_its_part_of_the_state() -> None:
     model, tokens = adapt(hrm_text.tiny()), _tokens()
-    assert isinstance(model, HRMTextAdapter)
     _, cache = model.run_with_cache(tokens, n_loops=2)
-    last = cache["loops.1.blocks.7.hook_resid_post"]
-    assert (model.ln_loop(last) - cache["loops.1.hook_z_H"]).abs().max() <= 1e-6
-    assert (model.readout(model.ln_loop(last)) - model(tokens, n_loops=2)).abs().max() <= 1e-6
+    for layer, part in ((5, "hook_z_L"), (7, "hook_z_H")):
+        last = cache[f"loops.1.blocks.{layer}.hook_resid_post"]
+        rms = last.square().mean(-1, keepdim=True).sqrt()
+        assert (cache[f"loops.1.blocks.{layer}.ln_cycle.hook_scale"] - rms).abs().max() < 1e-5
+        assert torch.equal(
+            cache[f"loops.1.blocks.{layer}.ln_cycle.hook_normalized"], cache[f"loops.1.{part}"]
+        )
+        assert (last / rms - cache[f"loops.1.{part}"]).abs().max() < 1e-5
