@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     import xarray as xr
     from typing_extensions import Self
 
+    from loopinterp.plotting.circuit_graph import CircuitGraph
+
 SUFFIX = ".safetensors"
 """How a saved result's file name ends."""
 
@@ -123,7 +125,7 @@ class Figure:
 
     Attributes:
         title: A few words.
-        plot: The Plotly figure.
+        plot: The Plotly figure, or the graph of a circuit.
         caption: How to read it, in plain words.
         control: What its control is and what the control shows ("" where none applies).
         data: The table behind it, linked from the report.
@@ -133,7 +135,7 @@ class Figure:
     """
 
     title: str
-    plot: go.Figure
+    plot: go.Figure | CircuitGraph
     caption: str
     control: str = ""
     data: pd.DataFrame | None = None

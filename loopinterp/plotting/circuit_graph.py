@@ -154,10 +154,15 @@ class CircuitGraph(ShortRepr):
         return edges
 
     def with_facts(self, facts: Mapping[str, Sequence[tuple[str, str]]]) -> CircuitGraph:
-        """The same graph with more to be known of its nodes, by id or by a name of the code."""
+        """The same graph with more to be known of its nodes.
+
+        Args:
+            facts: By id, label or the first of a node's names; of variables, ``title.label``.
+        """
         nodes = []
         for node in self.nodes:
-            keys = dict.fromkeys((node.id, node.label, *node.names[:1]))
+            own = (node.id, node.label, *node.names[:1])
+            keys = dict.fromkeys([f"{self.title}.{node.label}"] if node.kind == "variable" else own)
             more = [tuple(fact) for key in keys for fact in facts.get(key, ())]
             nodes.append(replace(node, facts=(*node.facts, *dict.fromkeys(more))))
         return replace(self, nodes=tuple(nodes))

@@ -56,7 +56,8 @@ def fragment(graph: CircuitGraph) -> str:
     return (
         '<div class="circuit" data-view="folded"><div class="circuit-bar">'
         f'<div class="circuit-views" role="group" aria-label="Loops">{views}</div>'
-        f'<ul class="circuit-key" aria-label="Colours">{key}</ul></div>'
+        f'<ul class="circuit-key" aria-label="Colours">{key}</ul>'
+        '<button type="button" class="circuit-image">Image (SVG)</button></div>'
         f'<div class="circuit-body"><div class="circuit-drawing">{svgs}</div>'
         f'<div class="circuit-side"><div class="circuit-facts" aria-live="polite"><p>{_ASK}</p></div>'
         f"{code}</div></div>"

@@ -7,6 +7,7 @@ from .compiler.compiled import compile_program as compile_program
 from .counts import CeilLog2 as CeilLog2
 from .counts import Linear as Linear
 from .drawing import draw as draw
+from .drawing import draw_program as draw_program
 from .disguises.disguise_check import DisguiseCheck as DisguiseCheck
 from .disguises.disguise_check import check_disguise as check_disguise
 from .disguises.distractors import distract as distract

@@ -9,6 +9,11 @@ from itertools import count, product
 from loopinterp.errors import InputError
 from loopinterp.plotting.circuit_graph import CircuitGraph, GraphEdge, GraphNode
 from loopinterp.rasp.compiler.circuit import Circuit, FeatureNode, HeadNode, NeuronGroup
+from loopinterp.rasp.compiler.circuit_description import describe
+from loopinterp.rasp.compiler.lower.program_lowering import lower_program
+from loopinterp.rasp.compiler.stream_layout import lay_out
+from loopinterp.rasp.compiler.validate import validate
+from loopinterp.rasp.compiler.value_domains import infer_domains
 from loopinterp.rasp.expr import Seq
 from loopinterp.rasp.expression_graph import expression_graph, program_graph
 from loopinterp.rasp.program import LoopProgram
@@ -44,7 +49,7 @@ def draw(
     Example:
         >>> from loopinterp.rasp import compile_program, get_program
         >>> draw(compile_program("ripple", max_length=6).circuit)
-        <CircuitGraph ripple: 7 nodes, 9 edges>
+        <CircuitGraph ripple: 8 nodes, 10 edges>
         >>> [node.label for node in draw(get_program("prefix_xor")).nodes if node.kind == "head"]
         ['shift_1: x, 1 to the left']
     """
@@ -63,6 +68,28 @@ def draw(
         fix="Pass get_program('ripple'), an expression such as cumsum(tokens), or "
         "compiled.circuit.",
     )
+
+
+def draw_program(program: LoopProgram, *, max_length: int = 9) -> CircuitGraph:
+    """The circuit that a program compiles to, as a graph; its expressions if it does not compile.
+
+    No weights are made, so that it takes a moment only.
+
+    Args:
+        program: The program.
+        max_length: Positions of the longest sequence; it changes numbers of neurons and values.
+
+    Example:
+        >>> from loopinterp.rasp import get_program
+        >>> draw_program(get_program("ripple"))
+        <CircuitGraph ripple: 8 nodes, 10 edges>
+    """
+    try:
+        source = validate(program, max_length)
+        circuit = describe(lay_out(lower_program(source, infer_domains(source))))
+    except InputError:
+        return draw(program)
+    return draw(circuit, program=program)
 
 
 def _circuit_graph(circuit: Circuit, program: LoopProgram | None) -> CircuitGraph:

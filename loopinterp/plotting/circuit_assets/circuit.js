@@ -55,6 +55,15 @@ var circuitGraph = (() => {
     return node;
   };
 
+  /* A drawing as a file of its own: its words, its shapes, and the style of this page. */
+  function image(svg) {
+    const copy = svg.cloneNode(true);
+    copy.setAttribute("xmlns", "http://www.w3.org/2000/svg");
+    const sheets = [...document.querySelectorAll("style")].map((sheet) => sheet.textContent);
+    copy.prepend(make("style", sheets.filter((text) => text.includes(".circuit-svg")).join("\n")));
+    return new XMLSerializer().serializeToString(copy);
+  }
+
   function start(root) {
     const graph = JSON.parse(root.querySelector(".circuit-json").textContent);
     const byId = Object.fromEntries(graph.nodes.map((node) => [node.id, node]));
@@ -148,6 +157,15 @@ var circuitGraph = (() => {
       });
       for (const label of svg.querySelectorAll(".row-label")) label.addEventListener("click", () => choose(label.dataset.node));
     }
+
+    root.querySelector(".circuit-image").addEventListener("click", () => {
+      const shown = drawings.find((svg) => svg.getBoundingClientRect().width > 0);
+      const link = make("a");
+      link.href = URL.createObjectURL(new Blob([image(shown)], { type: "image/svg+xml" }));
+      link.download = `${graph.title.replace(/[^\w]+/g, "-")}-${root.dataset.view}.svg`;
+      link.click();
+      setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+    });
 
     for (const button of root.querySelectorAll(".circuit-views button")) {
       button.addEventListener("click", () => {
