@@ -141,7 +141,9 @@ class CircuitGraph(ShortRepr):
                 last = n_loops + (target.kind == "variable")
                 for loop in range(n_loops):
                     if loop + edge.lag < last:
-                        edges.append((f"{loop}:{source.id}", f"{loop + edge.lag}:{target.id}", number))
+                        edges.append(
+                            (f"{loop}:{source.id}", f"{loop + edge.lag}:{target.id}", number)
+                        )
             elif inside == [True, False]:
                 last = n_loops if source.kind == "variable" else n_loops - 1
                 last = max(last - edge.lag, 0)
@@ -180,11 +182,13 @@ class CircuitGraph(ShortRepr):
         """
         try:
             nodes = tuple(
-                GraphNode(**{
-                    **node,
-                    "names": tuple(node["names"]),
-                    "facts": tuple((str(head), str(text)) for head, text in node["facts"]),
-                })
+                GraphNode(
+                    **{
+                        **node,
+                        "names": tuple(node["names"]),
+                        "facts": tuple((str(head), str(text)) for head, text in node["facts"]),
+                    }
+                )
                 for node in saved["nodes"]
             )
             edges = tuple(GraphEdge(**edge) for edge in saved["edges"])

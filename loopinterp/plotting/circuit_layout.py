@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from statistics import fmean
 
-from loopinterp.plotting.circuit_graph import SECTIONS, CircuitGraph, GraphNode
+from loopinterp.plotting.circuit_graph import SECTIONS, CircuitGraph, GraphEdge, GraphNode
 
 SIZE, CHAR, LINE = 11.0, 6.7, 14.0
 """Pixels: of the words, of one letter (at most, in any fixed pitch), and between lines."""
@@ -125,8 +125,8 @@ class _Folded:
     """The layered drawing, step by step: ranks, order, places, routes."""
 
     def __init__(self, graph: CircuitGraph, width: float) -> None:
-        self.graph, self.width = graph, width
-        back = [k for k, e in enumerate(graph.edges) if e.lag or not self._forward(e.source, e.target)]
+        self.graph, self.width, self.nodes = graph, width, graph.by_id
+        back = [k for k, edge in enumerate(graph.edges) if not self._forward(edge)]
         self.back = back
         looping = list(dict.fromkeys(graph.edges[k].source for k in back))
         self.lane = {source: number for number, source in enumerate(looping)}
@@ -140,8 +140,11 @@ class _Folded:
             pass
         self.x = self._arrange()
 
-    def _forward(self, source: str, target: str) -> bool:
-        return self._key(self.graph.by_id[source]) < self._key(self.graph.by_id[target])
+    def _forward(self, edge: GraphEdge) -> bool:
+        """Whether it leads down: within a loop, or out of the last one."""
+        source, target = self.nodes[edge.source], self.nodes[edge.target]
+        again = edge.lag > 0 and target.section == "loop"
+        return not again and self._key(source) < self._key(target)
 
     @staticmethod
     def _key(node: GraphNode) -> tuple[int, int]:
@@ -166,7 +169,9 @@ class _Folded:
                 targets[edge.source].append(edge.target)
         return targets
 
-    def _passing(self, r: int, rank_of: Mapping[str, int], targets: Mapping[str, list[str]]) -> list[str]:
+    def _passing(
+        self, r: int, rank_of: Mapping[str, int], targets: Mapping[str, list[str]]
+    ) -> list[str]:
         """What passes a rank on its way to a later one."""
         return [
             source
@@ -182,7 +187,9 @@ class _Folded:
             needed = sum(self.size[n][0] + GAP for n in rank) + passing * _HOLD
             if needed - GAP > self.room and len(rank) > 1:
                 half, used = 0, passing * _HOLD
-                while half < len(rank) - 1 and (half == 0 or used + self.size[rank[half]][0] <= self.room):
+                while half < len(rank) - 1 and (
+                    half == 0 or used + self.size[rank[half]][0] <= self.room
+                ):
                     used += self.size[rank[half]][0] + GAP
                     half += 1
                 half = max(min(half, len(rank) - 1), 1)
@@ -223,7 +230,9 @@ class _Folded:
                 best, best_x = cost, dict(x)
         return best_x
 
-    def _packed(self, r: int, row: Sequence[str], wanted: Sequence[float]) -> dict[tuple[int, str], float]:
+    def _packed(
+        self, r: int, row: Sequence[str], wanted: Sequence[float]
+    ) -> dict[tuple[int, str], float]:
         """Places in this order as near to the wanted ones as there is room."""
         own = set(self.ranks[r])
         widths = [self.size[item][0] if item in own else _HOLD for item in row]
@@ -246,12 +255,14 @@ class _Folded:
         for r, rank in enumerate(self.ranks):
             for node in rank:
                 w, h = self.size[node]
-                note = self.graph.by_id[node].note
+                note = self.nodes[node].note
                 lines = (*self.lines[node], *([note] if note else []))
                 middle = tops[r] + heights[r] / 2
                 places[node] = Place(node, left + self.x[r, node], middle, w, h, lines)
         routes = self._routes(places, rank_of, tops, heights)
-        return Layout(self.width, bands[-1].y + bands[-1].height + 2, list(places.values()), routes, bands)
+        return Layout(
+            self.width, bands[-1].y + bands[-1].height + 2, list(places.values()), routes, bands
+        )
 
     def _heights(self, rank_of: Mapping[str, int]) -> tuple[list[float], list[float], list[Band]]:
         """Top and height of each rank, and the sections around them."""
@@ -262,7 +273,7 @@ class _Folded:
             above[rank_of[edges[k].target]].add(edges[k].source)
         tops, heights, bands, y, start, section = [], [], [], 0.0, 0.0, ""
         for r, rank in enumerate(self.ranks):
-            own = self.graph.by_id[rank[0]].section
+            own = self.nodes[rank[0]].section
             if own != section:
                 if section:
                     bands.append(Band(section, 1, start, self.width - 2, y - start, upright=True))
@@ -307,7 +318,9 @@ class _Folded:
             source, target = places[edge.source], places[edge.target]
             tip = (port[k], target.y - target.height / 2)
             if k in self.back:
-                path = self._around(edge.source, source, tip, rank_of[edge.target], rank_of, tops, heights)
+                path = self._around(
+                    edge.source, source, tip, rank_of[edge.target], rank_of, tops, heights
+                )
             else:
                 path = f"M{source.x:.1f} {source.y + source.height / 2:.1f}"
                 r, x = rank_of[edge.source], source.x
@@ -390,7 +403,8 @@ def unfolded(graph: CircuitGraph, n_loops: int, width: float) -> Layout:
     lines = {n.id: wrapped(n, letters, 2) for n in rows}
     names = letters * CHAR + 18
     side = 34.0 if width > 600 else 18.0
-    pitch = (width - names - 2 * side - 2) / n_loops
+    after = NODE + 3 if any(node.kind == "variable" for node in rows) else 0.0
+    pitch = (width - names - 2 * side - after) / n_loops
     stages = sorted({n.stage for n in rows if n.section == "loop"})
     top = 26.0
     y = {n.id: top + ROW * (k + 0.5) for k, n in enumerate(rows)}
@@ -408,7 +422,7 @@ def unfolded(graph: CircuitGraph, n_loops: int, width: float) -> Layout:
         if node.section == "loop":
             last = n_loops + (node.kind == "variable")
             for loop in range(last):
-                at = min(x_of(node, loop), width - side - 6)
+                at = x_of(node, loop) if loop < n_loops else width - side - after / 2 + 1
                 place = Place(node.id, at, y[node.id], size, size, (), loop)
                 places[place.key] = place
         else:

@@ -15,7 +15,7 @@ _KIND_WORDS = {
     "neurons": "neurons",
     "readout": "readout",
 }
-_WIDEST, _THINNEST, _PLAIN = 5.0, 0.8, 1.4
+_WIDEST, _THINNEST, _PLAIN, _FINE = 5.0, 0.8, 1.4, 1.0
 
 
 def svg_of(graph: CircuitGraph, layout: Layout, *, alone: bool = False) -> str:
@@ -60,12 +60,14 @@ def _band(band: Band) -> str:
         turned = f'transform="rotate(-90 {x:.1f} {y:.1f})"'
         return f'{box}<text class="section" x="{x:.1f}" y="{y:.1f}" {turned}>{escape(name)}</text>'
     x = band.x + band.width / 2
-    return f'{box}<text class="section" x="{x:.1f}" y="{band.y + 15:.1f}">{escape(band.name)}</text>'
+    return (
+        f'{box}<text class="section" x="{x:.1f}" y="{band.y + 15:.1f}">{escape(band.name)}</text>'
+    )
 
 
 def _edge(graph: CircuitGraph, route: Route, largest: float) -> str:
     edge = graph.edges[route.edge]
-    width, words = _PLAIN, ["edge"]
+    width, words = _PLAIN if route.down else _FINE, ["edge"]
     if edge.effect is not None and largest > 0:
         width = _THINNEST + (_WIDEST - _THINNEST) * abs(edge.effect) / largest
         words += ["measured", *(["against"] if edge.effect < 0 else [])]

@@ -28,9 +28,7 @@ OUTPUT = "output"
 _MOST_VALUES, _LONG = 24, 20
 
 
-def draw(
-    what: LoopProgram | Seq | Circuit, *, program: LoopProgram | None = None
-) -> CircuitGraph:
+def draw(what: LoopProgram | Seq | Circuit, *, program: LoopProgram | None = None) -> CircuitGraph:
     """A program, an expression or a circuit as a graph, to be shown, clicked through or saved.
 
     A program is drawn as its expressions: heads with what they select, and maps. A circuit is drawn
@@ -182,7 +180,7 @@ def _part(
             section,
             2 * part.layer,
             note,
-            (part.selector,),
+            (part.selector, *(["shift_right"] if part.selector.startswith("shift_") else [])),
             (("Selector", part.selector), *facts),
         )
     written = features[part.writes]
@@ -205,7 +203,9 @@ def _feature(feature: FeatureNode) -> GraphNode:
     if feature.role == "variable":
         n = len(feature.values)
         note, facts = f"variable, {n} values", (("Values", _values(feature)),)
-        return GraphNode(feature.id, "variable", feature.name, "loop", -1, note, (feature.name,), facts)
+        return GraphNode(
+            feature.id, "variable", feature.name, "loop", -1, note, (feature.name,), facts
+        )
     label = {"indices": "positions"}.get(feature.name, feature.name)
     facts = (("What it is", "read anew at every loop"), ("Values", _values(feature)))
     return GraphNode(feature.id, "input", label, "input", 0, "", (feature.name,), facts)

@@ -145,7 +145,9 @@ def program_graph(program: LoopProgram) -> CircuitGraph:
 def expression_graph(x: nodes.Seq) -> CircuitGraph:
     """The graph of an expression."""
     variables = tuple(sorted(x.variables))
-    return _graph(code(x, short=True)[:60], {"readout": {"output": x}}, variables=variables, text="")
+    return _graph(
+        code(x, short=True)[:60], {"readout": {"output": x}}, variables=variables, text=""
+    )
 
 
 def _graph(
@@ -175,7 +177,9 @@ def _graph(
             stage[box] = 1 + max((stage[child] for child, _ in box.inputs), default=-1)
             place[box] = f"{section} {len(found)}"
             found[place[box]] = _node(place[box], box, section, stage[box])
-            edges.update({GraphEdge(place[c], place[box], role=role): None for c, role in box.inputs})
+            edges.update(
+                {GraphEdge(place[c], place[box], role=role): None for c, role in box.inputs}
+            )
         for name, x in results.items():
             to, lag = (f"var {name}", int(section == "loop")) if section != "readout" else (name, 0)
             if section == "readout":

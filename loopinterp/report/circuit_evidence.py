@@ -51,11 +51,11 @@ def _of_ablation(result: Result, found: dict[str, list[tuple[str, str]]]) -> Non
     everywhere = str(data["when"].values[0])
     undisturbed = float(data["reference_exact_match"].sel(estimate="value"))
     for part in map(str, data["part"].values):
-        at = {"part": part, "when": everywhere, "estimate": "value"}
+        at = data.sel({"part": part, "when": everywhere, "estimate": "value"})
         texts = [
-            f"{ablation}: {percent(data['exact_match'].sel(at, ablation=ablation))} right "
-            f"(noise of equal norm: {percent(data['control_exact_match'].sel(at, ablation=ablation))})"
-            for ablation in map(str, data["ablation"].values)
+            f"{of['ablation'].item()}: {percent(of['exact_match'])} right "
+            f"(noise of equal norm: {percent(of['control_exact_match'])})"
+            for of in (at.isel(ablation=k) for k in range(at.sizes["ablation"]))
         ]
         said = f"{part}, {everywhere}. {'; '.join(texts)}. Undisturbed {percent(undisturbed)}."
         found[part].append(("Ablation", said))
@@ -112,9 +112,8 @@ def _of_interchange(result: Result, found: dict[str, list[tuple[str, str]]]) -> 
     for variable in map(str, data["variable"].values):
         shares = {}
         for name in map(str, data["intervention"].values):
-            at = {"intervention": name, "variable": variable}
-            n = data["whole_run_pairs"].sel(at).values
-            share = data["whole_run"].sel(at, estimate="value").values
+            at = data.sel({"intervention": name, "variable": variable, "estimate": "value"})
+            n, share = at["whole_run_pairs"].values, at["whole_run"].values
             if n.sum():
                 shares[name] = float(np.nansum(share * n) / n.sum()), int(n.sum())
         texts = [f"{name} {percent(share)} of {n}" for name, (share, n) in shares.items()]

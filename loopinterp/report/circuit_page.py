@@ -27,7 +27,9 @@ def write_circuit_page(circuit: Any, out: str | Path) -> Path:
         InputError: It is none of them, or too large to be looked at; or the file is there and no
             such page, or cannot be written.
     """
-    graph = circuit if isinstance(circuit, CircuitGraph) else draw(getattr(circuit, "circuit", circuit))
+    graph = (
+        circuit if isinstance(circuit, CircuitGraph) else draw(getattr(circuit, "circuit", circuit))
+    )
     out = need_page(out)
     page = render_page(
         "circuit.html.j2",

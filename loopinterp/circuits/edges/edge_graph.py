@@ -40,9 +40,7 @@ def edge_graph(result: EdgeStudy, edges: Iterable[TiedEdge] | None = None) -> Ci
         role = _ROLES.get(slot, "") if name else ""
         reader = name if role else receiver
         effect, size = table.loc[(sender, receiver, lag), ["effect", "size"]]
-        minimal = result.data["minimality"].sel(
-            tied_sender=sender, tied_receiver=receiver, lag=lag
-        )
+        minimal = result.data["minimality"].sel(tied_sender=sender, tied_receiver=receiver, lag=lag)
         for end in (sender, reader):
             nodes.setdefault(end, _node(end))
         links.append(GraphEdge(sender, reader, lag, role, float(size) * (-1 if effect < 0 else 1)))

@@ -78,8 +78,9 @@ var circuitGraph = (() => {
         const part = make("span", text);
         part.dataset.name = name;
         part.addEventListener("click", () => {
-          const node = graph.nodes.find((one) => one.names[0] === name) || graph.nodes.find((one) => one.names.includes(name));
-          choose(node.id);
+          const rank = (one) => (one.names[0] === name ? 1 + (one.kind === "variable") : 0);
+          const named = graph.nodes.filter((one) => one.names.includes(name));
+          choose(named.reduce((best, one) => (rank(one) > rank(best) ? one : best)).id);
         });
         return part;
       });
