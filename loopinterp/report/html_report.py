@@ -14,6 +14,7 @@ from markupsafe import Markup
 from loopinterp.errors import InputError
 from loopinterp.report.assets import asset, graph_assets
 from loopinterp.report.how_it_was_made import made_figures, seconds, setting_groups
+from loopinterp.report.report_data import embedded, tables_of
 from loopinterp.report.run_record import RunRecord, read_run
 from loopinterp.report.section_contents import figure_views, section_views, tiles
 from loopinterp.report.sections import EXAMPLE, SECTIONS, has_programs
@@ -127,6 +128,13 @@ def render_page(template: str, **context: Any) -> str:
     return environment.get_template(template).render(**context)
 
 
+def plotly_script() -> Markup:
+    """The script that draws figures: plotly's own file, as it ships it."""
+    from plotly.offline import get_plotlyjs
+
+    return Markup(get_plotlyjs())
+
+
 def tidy(text: str) -> str:
     """Keep a number and its unit on one line.
 
@@ -149,8 +157,6 @@ def in_short(text: str, most: int = 2) -> tuple[str, str]:
 
 
 def _context(record: RunRecord) -> dict[str, Any]:
-    from plotly.offline import get_plotlyjs
-
     sections, problems = section_views(record)
     made, undrawn = made_figures(record)
     made_views = figure_views(made, undrawn, itertools.count(1))
@@ -178,7 +184,8 @@ def _context(record: RunRecord) -> dict[str, Any]:
         "circuits": graph_assets() if graphs else {},
         "settings": setting_groups(record.config),
         "versions": _versions(record),
-        "plotly_script": Markup(get_plotlyjs()),  # plotly's own file, as it ships it
+        "data": embedded(tables_of({record.name: record})),
+        "plotly_script": plotly_script(),
     }
 
 
