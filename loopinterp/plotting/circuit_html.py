@@ -59,7 +59,8 @@ def fragment(graph: CircuitGraph) -> str:
         f'<ul class="circuit-key" aria-label="Colours">{key}</ul>'
         '<button type="button" class="circuit-image">Image (SVG)</button></div>'
         f'<div class="circuit-body"><div class="circuit-drawing">{svgs}</div>'
-        f'<div class="circuit-side"><div class="circuit-facts" aria-live="polite"><p>{_ASK}</p></div>'
+        '<div class="circuit-side">'
+        f'<div class="circuit-facts" aria-live="polite"><p>{_ASK}</p></div>'
         f"{code}</div></div>"
         f'<script type="application/json" class="circuit-json">{data}</script></div>'
     )

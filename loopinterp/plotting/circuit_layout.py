@@ -15,7 +15,7 @@ import textwrap
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import groupby, pairwise
 from statistics import fmean
 
 from loopinterp.plotting.circuit_graph import SECTIONS, CircuitGraph, GraphEdge, GraphNode
@@ -53,7 +53,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Route:
-    """A drawn edge: its number in the graph, its ends in the drawing, and its path as SVG has it."""
+    """A drawn edge: its number in the graph, its ends, and its path as SVG has it."""
 
     edge: int
     source: str
@@ -236,7 +236,7 @@ class _Folded:
         """Places in this order as near to the wanted ones as there is room."""
         own = set(self.ranks[r])
         widths = [self.size[item][0] if item in own else _HOLD for item in row]
-        gaps = [GAP if {a, b} & own else 0.0 for a, b in zip(row, row[1:])]
+        gaps = [GAP if {a, b} & own else 0.0 for a, b in pairwise(row)]
         spare = self.room - sum(widths) - sum(gaps)
         if spare < 0:  # a last resort: closer than is pretty
             gaps = [max(gap + spare / max(len(gaps), 1), 0.0) for gap in gaps]

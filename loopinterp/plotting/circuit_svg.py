@@ -1,4 +1,4 @@
-"""A laid-out circuit as SVG: words are real words, and every node can be reached with the keyboard."""
+"""A laid-out circuit as SVG: words are words, and every node can be reached by keyboard."""
 
 from __future__ import annotations
 
@@ -79,9 +79,10 @@ def _edge(graph: CircuitGraph, route: Route, largest: float) -> str:
         head = f"M{x - half:.1f} {y - 6:.1f}L{x:.1f} {y:.1f}L{x + half:.1f} {y - 6:.1f}Z"
     else:
         head = f"M{x - 5:.1f} {y - half + 1:.1f}L{x:.1f} {y:.1f}L{x - 5:.1f} {y + half - 1:.1f}Z"
+    ends = f'data-source="{_q(route.source)}" data-target="{_q(route.target)}"'
     return (
-        f'<g class="{" ".join(words)}" data-edge="{route.edge}" data-source="{_q(route.source)}" '
-        f'data-target="{_q(route.target)}"><path d="{route.path}" style="stroke-width:{width:.2f}"/>'
+        f'<g class="{" ".join(words)}" data-edge="{route.edge}" {ends}>'
+        f'<path d="{route.path}" style="stroke-width:{width:.2f}"/>'
         f'<path class="tip" d="{head}"/></g>'
     )
 

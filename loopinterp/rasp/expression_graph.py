@@ -17,7 +17,6 @@ from loopinterp.rasp import expr as nodes
 from loopinterp.rasp.node import Expr, code, postorder
 from loopinterp.rasp.program import LoopProgram
 
-
 PARTS = {"prelude": "prepare", "loop": "step", "readout": "finish"}
 """Section of the drawing -> the part of a program that it shows."""
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from loopinterp.plotting.circuit_graph import CircuitGraph
 from loopinterp.rasp.drawing import draw
-from loopinterp.report.html_report import need_page, render_page
 from loopinterp.report.assets import graph_assets, graph_html
+from loopinterp.report.html_report import need_page, render_page
 from loopinterp.storage import write_bytes
 
 

@@ -38,8 +38,8 @@ class Shared:
 EXACT = Shared(
     "Exact match by length",
     "length",
-    "Whole answers that are right, a line for each run, at the loops that the task asks for. Bands: "
-    "95% intervals. Runs may have been measured at other lengths.",
+    "Whole answers that are right, a line for each run, at the loops that the task asks for. "
+    "Bands: 95% intervals. Runs may have been measured at other lengths.",
     "Each run's own report has what a constant answer would get.",
 )
 SETTLING = Shared(
@@ -81,7 +81,7 @@ def curve_rows(name: str, record: RunRecord) -> list[tuple[Any, ...]]:
         if result.kind in readers:
             try:
                 found = [*readers[result.kind](result)]
-            except Exception:  # noqa: S112  a damaged value; the run's own report says so
+            except Exception:  # a damaged value; the run's own report says so
                 continue
             rows += [(name, figure, panel, *point) for figure, panel, point in found]
     step = max(len(record.metrics) // _MOST_POINTS, 1)
@@ -155,8 +155,8 @@ def _lines(shared: Shared, table: pd.DataFrame, shades: Mapping[str, str]) -> An
 
 
 def _bars(shared: Shared, table: pd.DataFrame, shades: Mapping[str, str]) -> Any:
-    best = table.groupby("x")["value"].max().sort_values(ascending=False, kind="stable")
-    order = best.index[:6].tolist()
+    best: Any = table.groupby("x")["value"].max()
+    order = best.sort_values(ascending=False, kind="stable").index[:6].tolist()
     groups = []
     for run in shades:
         rows = table[table["run"] == run].set_index("x").reindex(order).reset_index()

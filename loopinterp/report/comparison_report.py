@@ -1,4 +1,4 @@
-"""Two or more runs side by side on one page: what differs in how they are made and what is found."""
+"""Two or more runs side by side on one page: what differs in settings, and in what is found."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _named(records: Sequence[RunRecord]) -> dict[str, RunRecord]:
 
 def _render(records: dict[str, RunRecord]) -> str:
     tables, runs = tables_of(records), [*records]
-    problems = [f"{run}: {problem}" for run, record in records.items() for problem in record.problems]
+    problems = [f"{run}: {said}" for run, record in records.items() for said in record.problems]
     figures = figure_views(compared_figures(tables["curves"], runs), problems, count(1))
     rows = finding_rows(tables, runs)
     settings = differing_settings(tables, runs)
@@ -119,7 +119,7 @@ def differing_settings(tables: Tables, runs: Sequence[str]) -> pd.DataFrame:
         tables: As :func:`read_report` gives them.
         runs: In the order of the columns.
     """
-    wide = tables["settings"].pivot_table(
+    wide: Any = tables["settings"].pivot_table(
         index=["part", "setting"], columns="run", values="value", aggfunc="first", sort=False
     )
     wide = wide.reindex(columns=list(runs))

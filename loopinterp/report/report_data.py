@@ -53,7 +53,7 @@ def _findings(run: str, record: RunRecord) -> list[tuple[Any, ...]]:
     for name, result in record.results.items():
         try:
             said = result.findings()
-        except Exception:  # noqa: S112  a damaged value; the page has a sentence about it
+        except Exception:  # a damaged value; the page has a sentence about it
             continue
         rows += [
             (run, name, k, f.kind, f.label, f.value, f.good, f.text) for k, f in enumerate(said)
@@ -92,10 +92,12 @@ def read_report(page: str | Path) -> Tables:
     try:
         if kept is None:
             raise ValueError("none")
-        return {
+        tables = {
             name: pd.DataFrame(kept[name]["rows"], columns=kept[name]["columns"])
             for name in ("settings", "findings", "curves")
         }
+        numbers = dict.fromkeys(("value", "low", "high"), float)  # JSON has no NaN
+        return tables | {"curves": tables["curves"].astype(numbers)}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"page {page}",

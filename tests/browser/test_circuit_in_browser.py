@@ -1,4 +1,4 @@
-"""The circuit graph in headless Chromium: every stock program, folded and unfolded, wide and narrow."""
+"""The circuit graph in headless Chromium: every stock program in every view."""
 
 from __future__ import annotations
 
@@ -24,24 +24,26 @@ HOSTILE = "<img src=x onerror=alert(1)>"
 # What sticks out of its card, the words that overlap words or stick out of boxes, and small words.
 _FAULTS = """() => [...document.querySelectorAll('.circuit')].flatMap((root) => {
   const card = root.getBoundingClientRect(), found = [];
-  const drawn = [...root.querySelectorAll('.circuit-svg')].filter((svg) => svg.getBoundingClientRect().width > 0);
-  if (drawn.length !== 1) return [`${drawn.length} drawings at once`];
   const size = (node) => node.getBoundingClientRect();
+  const drawn = [...root.querySelectorAll('.circuit-svg')].filter((svg) => size(svg).width > 0);
+  if (drawn.length !== 1) return [`${drawn.length} drawings at once`];
   const nodes = [...drawn[0].querySelectorAll('.node .box')];
   const words = [...drawn[0].querySelectorAll('text')];
   const name = (node) => node.closest('[data-node]')?.dataset.node || node.textContent;
-  for (const part of [...nodes, ...words, ...root.querySelectorAll('.circuit-bar *, .circuit-side > *')]) {
+  const rest = root.querySelectorAll('.circuit-bar *, .circuit-side > *');
+  for (const part of [...nodes, ...words, ...rest]) {
     const box = size(part);
-    if (box.left < card.left - 1 || box.right > card.right + 1) found.push(`${name(part)} sticks out`);
+    if (box.left < card.left - 1 || box.right > card.right + 1) found.push(`${name(part)} is out`);
   }
   words.forEach((word, k) => {
     const a = size(word);
-    if (parseFloat(getComputedStyle(word).fontSize) * a.height / word.getBBox().height < 10 && !word.hasAttribute('transform'))
-      found.push(`${name(word)} is small`);
+    const shrunk = size(drawn[0]).width / drawn[0].viewBox.baseVal.width;
+    const letters = parseFloat(getComputedStyle(word).fontSize) * shrunk;
+    if (letters < 10) found.push(`${name(word)} is small`);
     const own = word.closest('.node');
     if (own) {
       const b = size(own.querySelector('.box'));
-      if (a.left < b.left - 0.5 || a.right > b.right + 0.5) found.push(`${name(word)} sticks out of its box`);
+      if (a.left < b.left - 0.5 || a.right > b.right + 0.5) found.push(`${name(word)} is cut off`);
     }
     for (const other of words.slice(k + 1)) {
       const b = size(other);

@@ -20,7 +20,7 @@ N_FIGURES = 13
 Fresh = Callable[..., "Page"]
 
 # Boxes of all text in figures that sticks out of its figure, or of the page.
-_CUT_OFF = """() => [...document.querySelectorAll('figure.card:not(.with-circuit)')].flatMap((figure) => {
+_CUT_OFF = """() => [...document.querySelectorAll('figure.card')].flatMap((figure) => {
   const frame = figure.getBoundingClientRect();
   return [...figure.querySelectorAll('.plot text')].filter((text) => {
     const box = text.getBoundingClientRect();

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 
 from loopinterp.plotting.circuit_layout import CHAR, LINE, Layout, Place
 
@@ -18,7 +19,7 @@ def points(path: str, steps: int = 8) -> list[tuple[float, float]]:
         n = [float(number) for number in re.findall(r"-?\d+(?:\.\d+)?", rest)]
         match letter:
             case "M":
-                (x, y), way = n, [tuple(n)]
+                (x, y), way = n, [(n[0], n[1])]
             case "V":
                 way = [(x, y + (n[0] - y) * k / steps) for k in range(1, steps + 1)]
             case "H":
@@ -41,7 +42,7 @@ def knots(path: str) -> list[tuple[float, float]]:
 
 def _bezier(ends: list[tuple[float, float]], t: float) -> tuple[float, float]:
     while len(ends) > 1:
-        ends = [(a + (c - a) * t, b + (d - b) * t) for (a, b), (c, d) in zip(ends, ends[1:])]
+        ends = [(a + (c - a) * t, b + (d - b) * t) for (a, b), (c, d) in pairwise(ends)]
     return ends[0]
 
 

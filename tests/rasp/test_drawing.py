@@ -1,4 +1,4 @@
-"""Programs, expressions and circuits as graphs: every part is there, and the edges are the circuit's."""
+"""Programs, expressions and circuits as graphs: their parts and edges are all there."""
 
 from __future__ import annotations
 
