@@ -145,17 +145,17 @@ def _labels(
     for part in order:
         if isinstance(part, HeadNode):
             whole = re.sub(r"var\('(\w+)'\)", r"\1", part.attends_to or part.selector)
-            named = part.selector != part.attends_to
+            name = part.selector if part.selector != part.attends_to else ""
         else:
-            whole, named = features[part.writes].name.removeprefix("answer: "), False
+            whole, name = features[part.writes].name.removeprefix("answer: "), ""
             if features[part.writes].role == "variable":
                 labels[part.id] = f"new {whole}"
                 continue
         label = whole
         for code in sorted(short, key=len, reverse=True):
             label = label.replace(code, short[code])
-        if named:
-            label = short[whole] = part.selector
+        if name:
+            label = short[whole] = name
         elif len(label) > _LONG and whole not in short:
             short[whole] = f"m{next(numbers)}"
             label = f"{short[whole]} = {label}"

@@ -133,7 +133,7 @@ def compared_figures(curves: pd.DataFrame, runs: list[str]) -> list[Figure]:
     figures = []
     shades = {run: colour(k) for k, run in enumerate(runs)}
     for shared in FIGURES:
-        table = curves[curves["figure"] == shared.title]
+        table: Any = curves[curves["figure"] == shared.title]
         if len(table):
             plot = (_bars if shared.bars else _lines)(shared, table, shades)
             about = {"caption": shared.caption, "control": shared.control}
@@ -143,7 +143,7 @@ def compared_figures(curves: pd.DataFrame, runs: list[str]) -> list[Figure]:
     return figures
 
 
-def _lines(shared: Shared, table: pd.DataFrame, shades: Mapping[str, str]) -> Any:
+def _lines(shared: Shared, table: Any, shades: Mapping[str, str]) -> Any:
     panels = []
     for panel, rows in table.groupby("panel", sort=False):
         lines = [_series(run, rows[rows["run"] == run], shades) for run in shades]
@@ -154,7 +154,7 @@ def _lines(shared: Shared, table: pd.DataFrame, shades: Mapping[str, str]) -> An
     return line_panels(panels, x_title=shared.x_title)
 
 
-def _bars(shared: Shared, table: pd.DataFrame, shades: Mapping[str, str]) -> Any:
+def _bars(shared: Shared, table: Any, shades: Mapping[str, str]) -> Any:
     best: Any = table.groupby("x")["value"].max()
     order = best.sort_values(ascending=False, kind="stable").index[:6].tolist()
     groups = []
@@ -166,7 +166,7 @@ def _bars(shared: Shared, table: pd.DataFrame, shades: Mapping[str, str]) -> Any
     return bars_with_intervals(groups, value_title=shared.x_title, value_range=(0, 1.02))
 
 
-def _series(run: str, rows: pd.DataFrame, shades: Mapping[str, str]) -> Series:
+def _series(run: str, rows: Any, shades: Mapping[str, str]) -> Series:
     known = rows["low"].notna().any()
     low, high = (rows["low"], rows["high"]) if known else (None, None)
     return Series(run, rows["x"].tolist(), rows["value"], low, high, colour=shades[run])

@@ -18,6 +18,7 @@ from loopinterp.report import read_report, read_run, write_comparison, write_rep
 from loopinterp.report.comparison_report import differing_settings, finding_rows
 from loopinterp.report.report_data import tables_of
 from loopinterp.report.run_record import RunRecord
+from loopinterp.results import Result
 from loopinterp.tasks import get_task
 from tests.report import synthetic
 
@@ -30,7 +31,7 @@ def records() -> dict[str, RunRecord]:
     for name, compared in (("ripple", True), ("late_ripple", False), ("plain", False)):
         model = compile_program("ripple" if name == "plain" else name, max_length=6).model
         batch = task.sample(4, batch_size=4, generator=generator)
-        results = {"convergence": convergence_study(model, batch, seed=0)}
+        results: dict[str, Result] = {"convergence": convergence_study(model, batch, seed=0)}
         if compared:
             batch = task.sample(4, batch_size=24, generator=generator)
             results["programs"] = compare_programs(model, ["ripple", "late_ripple"], batch)

@@ -13,7 +13,7 @@ from loopinterp.circuits.edges.unrolled_graph import INPUT, READOUT, SLOTS
 from loopinterp.plotting import CircuitGraph, GraphEdge, GraphNode
 
 _SECTIONS = {"prelude": "prelude", "block": "loop", "coda": "readout"}
-_ROLES = dict(zip(SLOTS, ("query", "key", "value")))
+_ROLES: dict[str, str] = dict(zip(SLOTS, ("query", "key", "value")))
 _LAST = 10_000
 """A stage behind all layers."""
 
