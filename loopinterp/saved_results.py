@@ -38,6 +38,7 @@ KINDS = {
     "ground-truth": "loopinterp.benchmark.ground_truth_study",
     "head-match": "loopinterp.circuits.head_matching",
     "input-dependence": "loopinterp.dynamics.input_dependence",
+    "lens": "loopinterp.lenses.lens_by_loop",
     "local-stability": "loopinterp.dynamics.local_stability",
     "noise-robustness": "loopinterp.benchmark.noise_robustness",
     "operand-grid": "loopinterp.training.grid_by_operands",
