@@ -32,6 +32,7 @@ KINDS = {
     "decompilation": "loopinterp.circuits.decompiler.decompilation_study",
     "edges": "loopinterp.circuits.edges.edge_study_result",
     "evaluation": "loopinterp.training.evaluation",
+    "exits": "loopinterp.lenses.exits_by_loop",
     "extrapolation": "loopinterp.dynamics.extrapolation",
     "false-names": "loopinterp.benchmark.false_names",
     "geometry": "loopinterp.dynamics.geometry",
