@@ -62,9 +62,9 @@ class LensResult(Result, kind="lens"):
             the initial state has seen no loop).
         flips: How often the reading changes from one loop to the next, from loop 1 on.
         reading_kl: Mean of ``kl`` over the asked positions of an example, by ``reading``: "lens";
-            "plain", final norm and unembedding alone (left out where that is the lens); and
-            "shuffled", the lens on states whose components are shuffled, all alike, the mean of
-            four shuffles (controls).
+            "plain", final norm and unembedding alone, or where that is the lens and the model has
+            a coda, "coda", its own readout; and "shuffled", the lens on states whose components
+            are shuffled, all alike, the mean of four shuffles (controls).
         reading_top: Share of its asked positions at which the wanted class is on top, likewise.
         unigram_kl: The same divergence to the mean of all :math:`p_T` (control: nothing of the
             state is read).
@@ -166,9 +166,9 @@ def lens_study(
         >>> from loopinterp.rasp import compile_program
         >>> from loopinterp.tasks import Addition
         >>> model = compile_program("ripple", max_length=6).model
-        >>> result = lens_study(model, Addition(), n=5, batch_size=32)
+        >>> result = lens_study(model, Addition(), lens="coda", n=5, batch_size=32)
         >>> result.top.sel(layer="state").values.round(1).tolist()
-        [0.7, 0.8, 0.9, 1.0, 1.0, 1.0, 1.0]
+        [0.8, 0.9, 1.0, 1.0, 1.0, 1.0, 1.0]
     """
     need_model(model)
     if not isinstance(lens, FittedLens):
@@ -295,9 +295,10 @@ class _Reader:
         self.model, self.name, self.fitted, self.seed = model, name, fitted, seed
         self.n_loops, self.inside, self.positions = n_loops, inside, positions
         self.plain = readout_without_coda(model)
-        self.readings = ["lens", "plain", "shuffled"]
-        if fitted is None and (name == "logit" or self.plain is None):
-            self.readings.remove("plain")
+        beside = ["plain"] if fitted is not None or self.plain is not None else []
+        if name == "logit" and self.plain is not None:
+            beside = ["coda"]
+        self.readings = ["lens", *beside, "shuffled"]
         self.layers = [layer_label(None)]
         self.transferred: list[int] = []
         if fitted is not None and not fitted.shared:
@@ -338,6 +339,8 @@ class _Reader:
                 read = [log_q]
                 if reading == "plain":
                     read = [self._plain(place, iteration.readout)]
+                elif reading == "coda":
+                    read = [self._chosen(_log(iteration.readout(place.ended)))]
                 elif reading == "shuffled":
                     read = [self._read(_shuffled(place, o), iteration.readout) for o in orders]
                 gaps = [(divergence(log_p, one) * share).sum(1) for one in read]

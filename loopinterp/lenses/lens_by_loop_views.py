@@ -21,6 +21,7 @@ NAMES = {
 }
 _CONTROLS = {
     "plain": "final norm and unembedding alone",
+    "coda": "the model's own readout, with its coda",
     "shuffled": "components of the state shuffled",
 }
 
