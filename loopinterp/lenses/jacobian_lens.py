@@ -16,7 +16,7 @@ from loopinterp.dynamics.jacobian import position_mask
 from loopinterp.dynamics.state_trajectories import chunks
 from loopinterp.errors import InputError, check_choice, check_integer, check_seed
 from loopinterp.lenses.fitted_lens import FittedLens
-from loopinterp.lenses.lens_places import live_places
+from loopinterp.lenses.lens_places import layers_around, live_places, need_one_width
 from loopinterp.models.model_description import describe_model
 from loopinterp.progress import track
 from loopinterp.study_examples import inputs_and_loops
@@ -95,6 +95,7 @@ def fit_jacobian_lens(
     weight = 0.0
     for rows in track(list(_parts(model, inputs, n_loops)), "Jacobian lens"):
         end, live = live_places(model, inputs[rows], n_loops, inside=inside)
+        need_one_width([*live.values(), end])
         mask = position_mask(end, positions)
         kept = torch.ones_like(end) if mask is None else mask.to(end)
         for place, J in _transports(end, live, kept, targets, draws, generator).items():
@@ -120,7 +121,7 @@ def fit_jacobian_lens(
         places=found,
         n_loops=n_loops,
         n_layers=len(layers),
-        n_before=len(getattr(model, "prelude", ())) if inside else 0,
+        n_before=len(layers_around(model, "prelude")) if inside else 0,
         n_examples=len(inputs),
         made={"model": described, **options},
     )

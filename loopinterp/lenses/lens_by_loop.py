@@ -14,7 +14,13 @@ from loopinterp.dynamics.state_trajectories import chunks, gather
 from loopinterp.errors import GREATEST_SEED, InputError, check_choice, check_integer
 from loopinterp.lenses.fitted_lens import FittedLens
 from loopinterp.lenses.jacobian_lens import fit_jacobian_lens
-from loopinterp.lenses.lens_places import Place, layer_label, places, readout_without_coda
+from loopinterp.lenses.lens_places import (
+    Place,
+    layer_label,
+    layers_around,
+    places,
+    readout_without_coda,
+)
 from loopinterp.lenses.tuned_lens import fit_tuned_lens
 from loopinterp.models.looped_model import bind, need_hooks, need_model
 from loopinterp.models.model_description import describe_model, device_of
@@ -216,7 +222,7 @@ def lens_study(
             **gather(LensResult, [{k: v for k, v in p.items() if k[0] != "_"} for p in run]),
             **controls,
             lens=name,
-            has_coda=reader.plain is not None,
+            has_coda=reader.has_coda,
             targets=targets is not None,
             n_fit=fitted.n_examples if fitted else 0,
         )
@@ -294,9 +300,9 @@ class _Reader:
     ) -> None:
         self.model, self.name, self.fitted, self.seed = model, name, fitted, seed
         self.n_loops, self.inside, self.positions = n_loops, inside, positions
-        self.plain = readout_without_coda(model)
-        beside = ["plain"] if fitted is not None or self.plain is not None else []
-        if name == "logit" and self.plain is not None:
+        self.has_coda = bool(layers_around(model, "coda"))
+        beside = ["plain"] if fitted is not None or self.has_coda else []
+        if name == "logit" and self.has_coda:
             beside = ["coda"]
         self.readings = ["lens", *beside, "shuffled"]
         self.layers = [layer_label(None)]
@@ -320,6 +326,7 @@ class _Reader:
     def _part(self, inputs: Tensor, targets: Tensor | None) -> dict[str, Tensor]:
         run = list(places(self.model, inputs, self.n_loops, inside=self.inside))
         iteration = bind(self.model, inputs)
+        readouts = iteration.readout, readout_without_coda(self.model, inputs) or iteration.readout
         log_p = self._chosen(_log(iteration.read(run[-1].residual, self.n_loops)))
         if targets is None:
             wanted = log_p.argmax(-1)
@@ -332,19 +339,15 @@ class _Reader:
         found: dict[str, list[Tensor]] = defaultdict(list)
         readings: dict[str, list[Tensor]] = defaultdict(list)
         for place in run:
-            log_q = self._read(place, iteration.readout)
+            log_q = self._read(place, *readouts)
             for name, values in measures(log_p, log_q, wanted).items():
                 found[name].append(values)
+            own, plain = (self._chosen(_log(read(place.ended))) for read in readouts)
+            shuffled = [self._read(_shuffled(place, order), *readouts) for order in orders]
+            read = {"lens": [log_q], "plain": [plain], "coda": [own], "shuffled": shuffled}
             for reading in self.readings:
-                read = [log_q]
-                if reading == "plain":
-                    read = [self._plain(place, iteration.readout)]
-                elif reading == "coda":
-                    read = [self._chosen(_log(iteration.readout(place.ended)))]
-                elif reading == "shuffled":
-                    read = [self._read(_shuffled(place, o), iteration.readout) for o in orders]
-                gaps = [(divergence(log_p, one) * share).sum(1) for one in read]
-                tops = [((one.argmax(-1) == wanted) * share).sum(1) for one in read]
+                gaps = [(divergence(log_p, one) * share).sum(1) for one in read[reading]]
+                tops = [((one.argmax(-1) == wanted) * share).sum(1) for one in read[reading]]
                 readings["reading_kl"].append(torch.stack(gaps).mean(0))
                 readings["reading_top"].append(torch.stack(tops).mean(0))
         arrays = {k: self._laid_out(torch.stack(v)) for k, v in found.items()}
@@ -367,16 +370,14 @@ class _Reader:
         orders = (torch.randperm(like.shape[-1], generator=generator) for _ in range(_SHUFFLES))
         return [order.to(like.device) for order in orders]
 
-    def _read(self, place: Place, readout: Callable[[Tensor], Tensor]) -> Tensor:
+    def _read(
+        self, place: Place, own: Callable[[Tensor], Tensor], plain: Callable[[Tensor], Tensor]
+    ) -> Tensor:
         """The lens at a place: log-probabilities [batch, pos, class]."""
         if self.fitted is not None:
             moved = self.fitted.transport(place.residual, place.loop, place.layer)
-            return self._chosen(_log(readout(moved)))
-        own = self.plain if self.name == "logit" and self.plain is not None else readout
-        return self._chosen(_log(own(place.ended)))
-
-    def _plain(self, place: Place, readout: Callable[[Tensor], Tensor]) -> Tensor:
-        return self._chosen(_log((self.plain or readout)(place.ended)))
+            return self._chosen(_log(own(moved)))
+        return self._chosen(_log((plain if self.name == "logit" else own)(place.ended)))
 
     def _transfer(
         self,
@@ -407,7 +408,10 @@ class _Reader:
 
 
 def _shuffled(place: Place, order: Tensor) -> Place:
-    return place._replace(residual=place.residual[..., order], ended=place.ended[..., order])
+    # A layer may be narrower than the state: then it is the state that is shuffled.
+    x = place.residual
+    mixed = x[..., order] if x.shape[-1] == len(order) else x
+    return place._replace(residual=mixed, ended=place.ended[..., order])
 
 
 def _log(logits: Tensor) -> Tensor:

@@ -7,11 +7,12 @@ loop ``t`` have their hooks at index ``t - 1``: ``loops.{t-1}.blocks.{layer}.hoo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from loopinterp.errors import InputError
 from loopinterp.models.iteration import iterate
 from loopinterp.models.looped_model import bind, need_hooks
 
@@ -33,7 +34,7 @@ class Place(NamedTuple):
         loop: Loops made.
         layer: Layer of the last of them; None for the state after it.
         residual: What stands there.
-        ended: What the loop would leave if that layer were its last: the residual with what comes
+        ended: What the loop leaves if its last layer puts this out: the residual with what comes
             after the layers (an injection that is added to the output, the loop norm); of a state,
             the state itself.
     """
@@ -45,7 +46,12 @@ class Place(NamedTuple):
 
 
 def places(
-    model: LoopedModel | Any, inputs: Tensor, n_loops: int, *, inside: bool = False
+    model: LoopedModel | Any,
+    inputs: Tensor,
+    n_loops: int,
+    *,
+    inside: bool = False,
+    ended: bool = True,
 ) -> Iterator[Place]:
     """The residuals of a run, one loop at a time, in the order in which they are made.
 
@@ -54,6 +60,8 @@ def places(
         inputs: Its inputs.
         n_loops: Loops to run.
         inside: Whether to read after each layer too, which takes a model with hooks.
+        ended: Whether to make :attr:`Place.ended` of layers; else it is the residual again. Where
+            a model does not show what its loop does after its layers, each takes a loop more.
 
     Raises:
         InputError: As :func:`~loopinterp.models.iterate`; if ``inside`` and there are no hooks.
@@ -67,20 +75,22 @@ def places(
     yield Place(0, None, h, h)
     for loop in range(n_loops):
         layers = layer_hooks(model, loop, n_loops)
+        span = {"n_loops": n_loops, "start_at_loop": loop, "stop_at_loop": loop + 1, "state": h}
         gated = getattr(model, "gate", None) is not None
-        injection = hooked.site("hook_injection", loop=loop, n_loops=n_loops) if gated else None
+        injection = [hooked.site("hook_injection", loop=loop, n_loops=n_loops)] if gated else []
         after, cache = hooked.run_with_cache(
-            inputs,
-            n_loops=n_loops,
-            start_at_loop=loop,
-            stop_at_loop=loop + 1,
-            state=h,
-            names_filter=[*layers, *([injection] if injection else [])],
-            return_type="state",
+            inputs, names_filter=[*layers, *injection], return_type="state", **span
         )
+        added = cache[injection[0]] if injection else None
         for layer, name in enumerate(layers):
-            x = cache[name]
-            yield Place(loop + 1, layer, x, _end(model, x, cache[injection] if injection else None))
+            x = end = cache[name]
+            if name == layers[-1]:
+                end = after
+            elif ended and hasattr(model, "ln_loop"):
+                end = _end(model, x, added)
+            elif ended:
+                end = end_by_hook(model, inputs, x, layers[-1], span)
+            yield Place(loop + 1, layer, x, end)
         yield Place(loop + 1, None, after, after)
         h = after
 
@@ -92,15 +102,30 @@ def _hooked(model: Any) -> Any:
 
 def layer_hooks(model: Any, loop: int, n_loops: int) -> list[str]:
     """The hooks after each layer of one loop."""
-    names = model.site("resid_post", loop=loop, n_loops=n_loops)
+    return _listed(model.site("resid_post", loop=loop, n_loops=n_loops))
+
+
+def layers_around(model: Any, section: str) -> list[str]:
+    """The hooks after each layer of prelude or coda; none of a model without hooks."""
+    if not hasattr(model, "site"):
+        return []
+    return _listed(model.site("resid_post", section=section))
+
+
+def _listed(names: str | list[str]) -> list[str]:
     return [names] if isinstance(names, str) else names
 
 
-def _end(model: Any, x: Tensor, injected: Tensor | None) -> Tensor:
-    """What a loop does to the output of its last layer."""
-    x = x if injected is None else x + injected
-    norm = getattr(model, "ln_loop", None)
-    return x if norm is None else norm(x)
+def _end(model: Any, x: Tensor, added: Tensor | None) -> Tensor:
+    """What a loop of ours does to the output of its last layer."""
+    x = x if added is None else x + added
+    return x if model.ln_loop is None else model.ln_loop(x)
+
+
+def end_by_hook(model: Any, inputs: Tensor, x: Tensor, last: str, span: dict[str, Any]) -> Tensor:
+    """What a loop leaves where the hook ``last`` puts out x, of whatever model: by running it."""
+    hooks = [(last, lambda residual, hook: x)]
+    return model.run_with_hooks(inputs, fwd_hooks=hooks, return_type="state", **span)
 
 
 def live_places(
@@ -147,19 +172,37 @@ def live_places(
     return end, {(0, None): start, **kept}
 
 
-def readout_without_coda(model: LoopedModel | Any) -> Callable[[Tensor], Tensor] | None:
-    """Final norm and unembedding of a model that has a coda before them; None if it has none.
+def readout_without_coda(
+    model: LoopedModel | Any, inputs: Tensor
+) -> Callable[[Tensor], Tensor] | None:
+    """What a model reads where its coda is left out; None if it has none.
 
-    What has the four methods alone shows one readout, whatever is in it: that is then both.
+    Final norm and unembedding, by a run of no loop in which the last layer of the coda puts out
+    what is to be read. What has the four methods alone shows one readout, whatever is in it.
     """
     whole: Any = model
-    if not len(getattr(whole, "coda", ())):
+    coda = layers_around(model, "coda")
+    if not coda:
         return None
+    name = coda[-1]
 
     def read(h: Tensor) -> Tensor:
-        return whole.unembedding(h if whole.ln_final is None else whole.ln_final(h))
+        hooks = [(name, lambda residual, hook: h)]
+        return whole.run_with_hooks(inputs, n_loops=1, start_at_loop=1, state=h, fwd_hooks=hooks)
 
     return read
+
+
+def need_one_width(residuals: Sequence[Tensor]) -> None:
+    """Raise unless what stands at all places has the width of the state."""
+    widths = sorted({x.shape[-1] for x in residuals})
+    if len(widths) > 1:
+        raise InputError(
+            "inside",
+            expected="layers as wide as the state, for a map from one into the other",
+            given=f"widths {widths}: a state of several parts",
+            fix="Leave inside out, or read layers by lens='logit' or lens='coda'.",
+        )
 
 
 def layer_label(layer: Layer) -> str:

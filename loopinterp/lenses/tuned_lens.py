@@ -13,7 +13,7 @@ import torch
 
 from loopinterp.errors import InputError, check_integer, check_number, check_seed
 from loopinterp.lenses.fitted_lens import EVERYWHERE, FittedLens
-from loopinterp.lenses.lens_places import places
+from loopinterp.lenses.lens_places import layers_around, need_one_width, places
 from loopinterp.models.looped_model import bind, need_model
 from loopinterp.models.model_description import describe_model, device_of
 from loopinterp.progress import track
@@ -87,7 +87,8 @@ def fit_tuned_lens(
     n_loops = inputs_and_loops(model, _sample(data, inputs), n_loops, n=n, seed=seed)[1]
     check_integer("n_loops", n_loops, least=1)
     with torch.no_grad():
-        first = list(places(model, inputs[:1], n_loops, inside=inside))[:-1]
+        first = list(places(model, inputs[:1], n_loops, inside=inside, ended=False))[:-1]
+    need_one_width([place.residual for place in first])
     found: list[tuple[int, Layer]] = [(place.loop, place.layer) for place in first]
     width, wide = (
         first[0].residual.shape[-1],
@@ -114,7 +115,7 @@ def fit_tuned_lens(
         places=maps,
         n_loops=n_loops,
         n_layers=len(layers),
-        n_before=len(getattr(model, "prelude", ())) if inside else 0,
+        n_before=len(layers_around(model, "prelude")) if inside else 0,
         n_examples=steps * size,
         made={"model": describe_model(model), **options, "batch_size": size, "seed": seed},
     )
@@ -132,7 +133,9 @@ def _gradients(
     """Gradients of the mean divergence over the asked positions, summed over places."""
     with torch.no_grad():
         readout = bind(model, inputs).readout
-        *read, last = [p.residual for p in places(model, inputs, n_loops, inside=inside)]
+        *read, last = [
+            place.residual for place in places(model, inputs, n_loops, inside=inside, ended=False)
+        ]
         log_p = readout(last).to(matrix.dtype).log_softmax(-1)
     each = max(1, _LOGITS_AT_ONCE // log_p.numel())
     grad_matrix, grad_offset = torch.zeros_like(matrix), torch.zeros_like(offset)

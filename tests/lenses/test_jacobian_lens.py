@@ -116,5 +116,6 @@ def test_a_loop_that_cuts_the_graph_is_refused() -> None:
 
 @pytest.mark.parametrize("wrong", [{"positions": [9]}, {"draws": 0}, {"n_loops": 0}])
 def test_numbers_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
+    asked: dict[str, Any] = {"n_loops": 2} | wrong
     with pytest.raises(InputError, match=next(iter(wrong))):
-        fit_jacobian_lens(transformer(), tokens(), **({"n_loops": 2} | wrong))
+        fit_jacobian_lens(transformer(), tokens(), **asked)

@@ -226,8 +226,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_read_is_refused(name: str) -> None:
     options, said = REFUSED[name]
+    asked: dict[str, Any] = {"n_loops": 2} | options
     with pytest.raises(InputError, match=said):
-        lens_study(transformer(), tokens(), **({"n_loops": 2} | options))
+        lens_study(transformer(), tokens(), **asked)
 
 
 def test_a_lens_leads_to_the_end_it_was_fitted_for() -> None:

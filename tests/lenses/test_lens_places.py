@@ -6,7 +6,14 @@ import pytest
 import torch
 
 from loopinterp.errors import HookError, InputError
-from loopinterp.lenses.lens_places import live_places, places, readout_without_coda
+from loopinterp.lenses.lens_places import (
+    end_by_hook,
+    layer_hooks,
+    live_places,
+    need_one_width,
+    places,
+    readout_without_coda,
+)
 from loopinterp.models import iterate
 from tests.lenses.lens_toys import KINDS, Affine, inputs, tokens, transformer
 
@@ -35,6 +42,33 @@ def test_a_loop_that_ends_at_its_last_layer_leaves_its_state(kind: str) -> None:
         if state.layer is None:
             torch.testing.assert_close(before.ended, state.residual, atol=1e-5, rtol=0)
             assert torch.equal(state.ended, state.residual)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_loop_leaves_is_what_a_hook_at_its_last_layer_says(kind: str) -> None:
+    model, x = transformer(kind, n_layers=3), tokens()
+    found = list(places(model, x, 2, inside=True))
+    states = [place.residual for place in found if place.layer is None]
+    for place in found:
+        if place.layer in (0, 1):
+            loop = place.loop - 1
+            span = {"n_loops": 2, "start_at_loop": loop, "stop_at_loop": loop + 1}
+            last = layer_hooks(model, loop, 2)[-1]
+            left = end_by_hook(model, x, place.residual, last, {**span, "state": states[loop]})
+            torch.testing.assert_close(place.ended, left, atol=1e-5, rtol=0)
+
+
+def test_a_model_that_hides_what_follows_its_layers_is_asked_by_a_hook() -> None:
+    model, x = transformer("gated, loop norm", n_layers=3), tokens()
+    shown = list(places(model, x, 2, inside=True))
+
+    class Hidden:
+        site, run_with_cache, run_with_hooks, bind = (
+            model.site, model.run_with_cache, model.run_with_hooks, model.bind
+        )  # fmt: skip
+
+    for place, own in zip(places(Hidden(), x, 2, inside=True), shown, strict=True):
+        torch.testing.assert_close(place.ended, own.ended, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("inside", [False, True])
@@ -68,11 +102,17 @@ def test_hooks_that_are_on_are_refused() -> None:
 
 
 def test_the_plain_readout_leaves_the_coda_out() -> None:
-    assert readout_without_coda(transformer()) is None
-    assert readout_without_coda(Affine()) is None
+    assert readout_without_coda(transformer(), tokens()) is None
+    assert readout_without_coda(Affine(), inputs()) is None
     model = transformer("prelude and coda")
-    plain = readout_without_coda(model)
+    plain = readout_without_coda(model, tokens(2, 3))
     assert plain is not None and model.ln_final is not None
     h = torch.randn(2, 3, 8)
     torch.testing.assert_close(plain(h), model.ln_final(h) @ model.W_U + model.b_U)
     assert (plain(h) - model.readout(h)).abs().max() > 0.01
+
+
+def test_maps_are_between_places_of_one_width() -> None:
+    need_one_width([torch.zeros(2, 3), torch.ones(3)])
+    with pytest.raises(InputError, match=r"widths \[2, 4\]: a state of several parts"):
+        need_one_width([torch.zeros(3, 4), torch.zeros(2)])

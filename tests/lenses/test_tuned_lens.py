@@ -46,7 +46,8 @@ def test_one_translator_for_all_finds_what_all_share() -> None:
 
 
 def test_a_readout_in_parts_gives_the_same_lens(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, options = transformer("prelude and coda"), {"n_loops": 2, "inside": True, "steps": 3}
+    model = transformer("prelude and coda")
+    options: dict[str, Any] = {"n_loops": 2, "inside": True, "steps": 3}
     whole = fit_tuned_lens(model, tokens(), **options)
     assert len(whole.places) == 6
     monkeypatch.setattr("loopinterp.lenses.tuned_lens._LOGITS_AT_ONCE", 1)
@@ -115,5 +116,6 @@ def test_a_readout_that_cuts_the_graph_is_refused() -> None:
 
 @pytest.mark.parametrize("wrong", [{"steps": 0}, {"learning_rate": 0.0}, {"batch_size": 0}])
 def test_numbers_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
+    asked: dict[str, Any] = {"n_loops": 2} | wrong
     with pytest.raises(InputError, match=next(iter(wrong))):
-        fit_tuned_lens(transformer(), tokens(), **({"n_loops": 2} | wrong))
+        fit_tuned_lens(transformer(), tokens(), **asked)
