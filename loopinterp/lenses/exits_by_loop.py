@@ -154,7 +154,7 @@ def exit_study(
             right is what is read after the last loop.
         rules: Online rules by name; :data:`RULES` by default.
         gate: A gate of the model's own, from a state to a probability of stopping there for each
-            position or example: one rule more, "gate".
+            position or example: two rules more, "gate" and "gate, cumulated".
         n_loops: Loops to run; the longest T(n) by default.
         n: Problem length, where a task is given; see :func:`~loopinterp.tasks.as_batch`.
         batch_size: Examples, where a task is given; 256 by default.
@@ -178,6 +178,7 @@ def exit_study(
     asked_rules = {**(RULES if rules is None else rules)}
     if gate is not None:
         asked_rules["gate"] = GateAbove(gate)
+        asked_rules["gate, cumulated"] = GateAbove(gate, cumulated=True)
     _need_online(asked_rules)
     inputs, targets, n_loops, ends = _examples(model, data, n_loops, n, batch_size, seed)
     config = {"n_loops": n_loops, "n_examples": len(inputs), "rules": list(asked_rules)}

@@ -106,10 +106,10 @@ def layer_hooks(model: Any, loop: int, n_loops: int) -> list[str]:
 
 
 def layers_around(model: Any, section: str) -> list[str]:
-    """The hooks after each layer of prelude or coda; none of a model without hooks."""
+    """The hooks after each layer of prelude or coda in a run of 1 loop; none without hooks."""
     if not hasattr(model, "site"):
         return []
-    return _listed(model.site("resid_post", section=section))
+    return _listed(model.site("resid_post", section=section, n_loops=1))
 
 
 def _listed(names: str | list[str]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from loopinterp.errors import InputError, check_integer, check_number
+from loopinterp.errors import MOST_LOOPS, InputError, check_integer, check_number
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -82,22 +82,29 @@ class ConfidenceAbove(_Sure):
 
 @dataclass(frozen=True)
 class GateAbove(_Sure):
-    """Stop an example when a gate of the model's own says so (online).
+    r"""Stop an example when a gate of the model's own says so (online).
 
-    The first loop where the gate is at least the threshold at every scored position.
+    The first loop where the gate :math:`\lambda_t` is at least the threshold at every scored
+    position. ``cumulated``: where the probability of having stopped by then is,
+    :math:`1 - \prod_{s=1}^{t} (1 - \lambda_s)`, for gates that say how probable it is to stop at a
+    loop if one has not stopped before.
 
     Args:
         gate: From a state ``[batch, pos, d_model]`` to a probability of stopping there, for each
             position or for each example.
         threshold: Probability in (0, 1).
+        cumulated: Whether the loops before count.
 
     Raises:
         InputError: If the threshold is no such number; once it is asked, if the gate gives
             something else.
+
+    Source: the cumulative exit of Ouro, arXiv 2510.25741.
     """
 
     gate: Callable[[Tensor], Tensor] = field(repr=False)
     threshold: float = 0.5
+    cumulated: bool = False
 
     def __post_init__(self) -> None:
         check_number("GateAbove(threshold)", self.threshold, above=0, below=1, fix=_SURE)
@@ -107,16 +114,27 @@ class GateAbove(_Sure):
         """Probability of going on, at most."""
         return 1 - self.threshold
 
+    @property
+    def past(self) -> int:
+        """Loops that have to be remembered."""
+        return MOST_LOOPS if self.cumulated else 1
+
     def score(self, view: LoopView) -> Float[Tensor, " batch"]:
-        """The largest probability of going on over the scored positions."""
-        open_ = self.gate(view.state)
-        if open_.shape not in (view.mask.shape, view.mask.shape[:1]):
+        """The largest probability over the scored positions of going on, or of having gone on."""
+        if not self.cumulated:
+            return view.worst(self._going_on(view))
+        going, now = torch.ones(view.mask.shape, device=view.mask.device), view
+        while now is not None and now.loop > 0:
+            going, now = going * self._going_on(now), now.previous
+        return view.worst(going)
+
+    def _going_on(self, view: LoopView) -> Float[Tensor, "batch pos"]:
+        stop = self.gate(view.state)
+        if stop.shape not in (view.mask.shape, view.mask.shape[:1]):
             raise InputError(
                 "gate",
                 expected=f"a probability for each place {list(view.mask.shape)}, or each example",
-                given=f"shape {list(open_.shape)}",
+                given=f"shape {list(stop.shape)}",
                 fix="Take the last axis off, e.g. gate(h).sigmoid()[..., 0].",
             )
-        if open_.ndim == 1:
-            open_ = open_[:, None].expand_as(view.mask)
-        return view.worst(1 - open_.float())
+        return 1 - (stop[:, None] if stop.ndim == 1 else stop).float().expand(view.mask.shape)

@@ -80,7 +80,7 @@ def test_positions_are_those_of_source_and_target() -> None:
     some = fit_jacobian_lens(model, x, n_loops=2, positions=[1]).matrix[1]
     h = [h for _, h in bind(model, x).run(1)][-1].detach()
     iteration = bind(model, x)
-    whole = torch.autograd.functional.jacobian(iteration.step, h)  # [b p i, b' p' j]
+    whole: Any = torch.autograd.functional.jacobian(iteration.step, h)  # [b p i, b' p' j]
     own = [whole[b, 1, :, b, 1] for b in range(2)]
     torch.testing.assert_close(some, torch.stack(own).mean(0))
 

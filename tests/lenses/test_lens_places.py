@@ -104,7 +104,7 @@ def test_hooks_that_are_on_are_refused() -> None:
 def test_the_plain_readout_leaves_the_coda_out() -> None:
     assert readout_without_coda(transformer(), tokens()) is None
     assert readout_without_coda(Affine(), inputs()) is None
-    model = transformer("prelude and coda")
+    model = transformer("prelude and coda", n_loops=5)  # by which hooks are numbered
     plain = readout_without_coda(model, tokens(2, 3))
     assert plain is not None and model.ln_final is not None
     h = torch.randn(2, 3, 8)

@@ -67,6 +67,28 @@ def test_a_gate_is_asked_of_the_state(per_example: bool) -> None:
     assert stopped.fired.all()
 
 
+@pytest.mark.parametrize("threshold", [0.3, 0.6, 0.95])
+def test_a_cumulated_gate_counts_the_loops_before(
+    threshold: float, generator: torch.Generator
+) -> None:
+    share = torch.rand(12, 6, 2, generator=generator) * 0.9
+
+    def gate(h: torch.Tensor) -> torch.Tensor:
+        return share[h[:, 0, 0].long(), h[:, 0, 1].long()]
+
+    found = stops(torch.zeros(12, 6, 2, 3), GateAbove(gate, threshold, cumulated=True))
+    for row in range(6):
+        stopped = []
+        for k in (k for k in range(2) if MASK[row, k]):
+            going, by_then = 1.0, [0.0]
+            for t in range(1, 12):
+                going *= 1 - float(share[t, row, k])
+                by_then.append(1 - going)
+            stopped.append(by_then)
+        ready = [t for t in range(1, 12) if min(each[t] for each in stopped) >= threshold]
+        assert found[row] == min(ready, default=11)
+
+
 def test_sureness_close_to_one_is_not_rounded_away() -> None:
     logits = torch.tensor([0.0, 12.0, 14.0])[:, None, None, None] * torch.tensor([1.0, 0.0])
     rule = ConfidenceAbove(1 - 2e-6)
