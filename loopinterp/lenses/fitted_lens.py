@@ -29,7 +29,9 @@ EVERYWHERE: tuple[int, Layer] = (-1, None)
 class FittedLens(ShortRepr):
     r"""An affine map :math:`h \mapsto A h + b` of each place, into the state after the last loop.
 
-    The lens reads ``model.readout(A h + b)``. The last state itself is read as it is.
+    The lens reads ``model.readout(A h + b)``. At a layer, h is what stands there for a Jacobian
+    lens, and for a tuned lens what the loop would leave if that layer were its last. The last state
+    itself is read as it is, and so is the last layer before it by a tuned lens.
 
     Attributes:
         kind: "tuned" (:func:`fit_tuned_lens`) or "jacobian" (:func:`fit_jacobian_lens`).
@@ -90,7 +92,7 @@ class FittedLens(ShortRepr):
         Raises:
             InputError: If it was not fitted there, or for states of another width.
         """
-        if (loop, layer) == (self.n_loops, None):
+        if self._is_the_end(loop, layer):
             return h
         at = EVERYWHERE if self.shared else (loop, layer)
         if at not in self.places or h.shape[-1] != self.d_model:
@@ -223,6 +225,10 @@ class FittedLens(ShortRepr):
             n_examples=lens.n_prompts,
             made=dict(lens.metadata),
         )
+
+    def _is_the_end(self, loop: int, layer: Layer) -> bool:
+        last = self.kind == "tuned" and self.n_layers > 0 and layer == self.n_layers - 1
+        return loop == self.n_loops and (layer is None or last)
 
     def _flat(self, loop: int, layer: Layer) -> int:
         if self.n_layers and layer is not None:

@@ -16,7 +16,7 @@ from loopinterp.dynamics.jacobian import position_mask
 from loopinterp.dynamics.state_trajectories import chunks
 from loopinterp.errors import InputError, check_choice, check_integer, check_seed
 from loopinterp.lenses.fitted_lens import FittedLens
-from loopinterp.lenses.lens_places import layers_around, live_places, need_one_width
+from loopinterp.lenses.lens_places import layer_hooks, layers_around, live_places, need_one_width
 from loopinterp.models.model_description import describe_model
 from loopinterp.progress import track
 from loopinterp.study_examples import inputs_and_loops
@@ -111,7 +111,6 @@ def fit_jacobian_lens(
         last = means[n_loops, None] / weight
         here = torch.stack([means[place] for place in found]) / weight
         offset = last - (matrix @ here[..., None])[..., 0]
-    layers = {layer for _, layer in found if layer is not None}
     options = {"targets": targets, "centred": centred, "inside": inside}
     options |= {"positions": None if positions is None else list(positions), "seed": seed}
     return FittedLens(
@@ -120,7 +119,7 @@ def fit_jacobian_lens(
         offset=offset.cpu(),
         places=found,
         n_loops=n_loops,
-        n_layers=len(layers),
+        n_layers=len(layer_hooks(model, 0, n_loops)) if inside else 0,
         n_before=len(layers_around(model, "prelude")) if inside else 0,
         n_examples=len(inputs),
         made={"model": described, **options},

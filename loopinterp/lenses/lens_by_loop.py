@@ -147,9 +147,9 @@ def lens_study(
                :func:`fit_jacobian_lens`
     ========== ==========================================================================
 
-    Inside a loop the first two read what the loop would leave if it ended at that layer: with its
-    loop norm. At the last state all but the logit lens of a model with a coda are the model's own
-    readout. A lens that is named and has to be fitted is fitted on other examples than are read.
+    Inside a loop the first three read what the loop would leave if it ended at that layer: with
+    its loop norm. At the last state all but the logit lens of a model with a coda are the model's
+    own readout. A lens that is named and has to be fitted is fitted on other examples than it reads.
 
     Args:
         model: Any looped model.
@@ -375,7 +375,8 @@ class _Reader:
     ) -> Tensor:
         """The lens at a place: log-probabilities [batch, pos, class]."""
         if self.fitted is not None:
-            moved = self.fitted.transport(place.residual, place.loop, place.layer)
+            h = place.ended if self.fitted.kind == "tuned" else place.residual
+            moved = self.fitted.transport(h, place.loop, place.layer)
             return self._chosen(_log(own(moved)))
         return self._chosen(_log((plain if self.name == "logit" else own)(place.ended)))
 

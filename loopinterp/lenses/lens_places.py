@@ -201,7 +201,7 @@ def need_one_width(residuals: Sequence[Tensor]) -> None:
             "inside",
             expected="layers as wide as the state, for a map from one into the other",
             given=f"widths {widths}: a state of several parts",
-            fix="Leave inside out, or read layers by lens='logit' or lens='coda'.",
+            fix="Leave inside out, or read layers by a lens that is tuned.",
         )
 
 

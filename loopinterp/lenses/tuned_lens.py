@@ -6,14 +6,14 @@ r"""The tuned lens by loop: affine translators, trained to say at each loop what
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from loopinterp.errors import InputError, check_integer, check_number, check_seed
 from loopinterp.lenses.fitted_lens import EVERYWHERE, FittedLens
-from loopinterp.lenses.lens_places import layers_around, need_one_width, places
+from loopinterp.lenses.lens_places import Place, layer_hooks, layers_around, places
 from loopinterp.models.looped_model import bind, need_model
 from loopinterp.models.model_description import describe_model, device_of
 from loopinterp.progress import track
@@ -47,8 +47,9 @@ def fit_tuned_lens(
     """Train a translator for each place, or one for all, on what the run says at its end.
 
     A translator starts as the identity, so that at step 0 the lens is the model's own readout. It
-    is trained by Adam, whose rate falls linearly to 0. The model's weights are left as they are,
-    and no run is differentiated. Positions where the data asks nothing do not count.
+    is trained by Adam, whose rate falls linearly to 0. At a layer it starts from what the loop
+    would leave if that layer were its last, with the loop norm. The model's weights are left as
+    they are, and no run is differentiated. Positions where the data asks nothing do not count.
 
     Args:
         model: Any looped model.
@@ -87,13 +88,10 @@ def fit_tuned_lens(
     n_loops = inputs_and_loops(model, _sample(data, inputs), n_loops, n=n, seed=seed)[1]
     check_integer("n_loops", n_loops, least=1)
     with torch.no_grad():
-        first = list(places(model, inputs[:1], n_loops, inside=inside, ended=False))[:-1]
-    need_one_width([place.residual for place in first])
+        first = _to_train(places(model, inputs[:1], n_loops, inside=inside))[:-1]
     found: list[tuple[int, Layer]] = [(place.loop, place.layer) for place in first]
-    width, wide = (
-        first[0].residual.shape[-1],
-        torch.promote_types(first[0].residual.dtype, torch.float32),
-    )
+    width, kind = first[0].ended.shape[-1], first[0].ended.dtype
+    wide = torch.promote_types(kind, torch.float32)
     maps: list[tuple[int, Layer]] = [EVERYWHERE] if shared else found
     eye = torch.eye(width, dtype=wide, device=inputs.device)
     matrix = eye.repeat(len(maps), 1, 1).requires_grad_()
@@ -107,14 +105,13 @@ def fit_tuned_lens(
         optimiser.step()
         decay.step()
     options = {"steps": steps, "learning_rate": learning_rate, "shared": shared, "inside": inside}
-    layers = {layer for _, layer in found if layer is not None}
     return FittedLens(
         kind="tuned",
         matrix=matrix.detach().cpu(),
         offset=offset.detach().cpu(),
         places=maps,
         n_loops=n_loops,
-        n_layers=len(layers),
+        n_layers=len(layer_hooks(model, 0, n_loops)) if inside else 0,
         n_before=len(layers_around(model, "prelude")) if inside else 0,
         n_examples=steps * size,
         made={"model": describe_model(model), **options, "batch_size": size, "seed": seed},
@@ -133,9 +130,8 @@ def _gradients(
     """Gradients of the mean divergence over the asked positions, summed over places."""
     with torch.no_grad():
         readout = bind(model, inputs).readout
-        *read, last = [
-            place.residual for place in places(model, inputs, n_loops, inside=inside, ended=False)
-        ]
+        run = _to_train(places(model, inputs, n_loops, inside=inside))
+        *read, last = (place.ended for place in run)
         log_p = readout(last).to(matrix.dtype).log_softmax(-1)
     each = max(1, _LOGITS_AT_ONCE // log_p.numel())
     grad_matrix, grad_offset = torch.zeros_like(matrix), torch.zeros_like(offset)
@@ -160,6 +156,12 @@ def _gradients(
         grad_matrix += made[0]
         grad_offset += made[1]
     return grad_matrix, grad_offset
+
+
+def _to_train(run: Iterable[Place]) -> list[Place]:
+    """The places of a run, its end last, but for the last layer, which leaves the last state."""
+    *before, end = run
+    return [*(before[:-1] if before[-1].loop == end.loop else before), end]
 
 
 def _sample(data: Any, inputs: Tensor) -> Any:
