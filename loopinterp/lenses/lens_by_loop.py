@@ -149,7 +149,7 @@ def lens_study(
 
     Inside a loop the first three read what the loop would leave if it ended at that layer: with
     its loop norm. At the last state all but the logit lens of a model with a coda are the model's
-    own readout. A lens that is named and has to be fitted is fitted on other examples than it reads.
+    own readout. A lens that has to be fitted is fitted on other examples than it reads.
 
     Args:
         model: Any looped model.

@@ -60,8 +60,8 @@ def places(
         inputs: Its inputs.
         n_loops: Loops to run.
         inside: Whether to read after each layer too, which takes a model with hooks.
-        ended: Whether to make :attr:`Place.ended` of layers; else it is the residual again. Where
-            a model does not show what its loop does after its layers, each takes a loop more.
+        ended: Whether to make :attr:`Place.ended` of layers; else it is the residual again. Of a
+            model that has no ``end_loop(h, e)``, which says it, each takes a loop more.
 
     Raises:
         InputError: As :func:`~loopinterp.models.iterate`; if ``inside`` and there are no hooks.
@@ -71,23 +71,21 @@ def places(
             yield Place(loop, None, h, h)
         return
     hooked = _hooked(model)
-    h = bind(model, inputs).h0  # refuses hooks that are on
+    iteration = bind(model, inputs)  # refuses hooks that are on
+    h, end_loop = iteration.h0, getattr(model, "end_loop", None)
     yield Place(0, None, h, h)
     for loop in range(n_loops):
         layers = layer_hooks(model, loop, n_loops)
         span = {"n_loops": n_loops, "start_at_loop": loop, "stop_at_loop": loop + 1, "state": h}
-        gated = getattr(model, "gate", None) is not None
-        injection = [hooked.site("hook_injection", loop=loop, n_loops=n_loops)] if gated else []
         after, cache = hooked.run_with_cache(
-            inputs, names_filter=[*layers, *injection], return_type="state", **span
+            inputs, names_filter=layers, return_type="state", **span
         )
-        added = cache[injection[0]] if injection else None
         for layer, name in enumerate(layers):
             x = end = cache[name]
             if name == layers[-1]:
                 end = after
-            elif ended and hasattr(model, "ln_loop"):
-                end = _end(model, x, added)
+            elif ended and end_loop is not None:
+                end = end_loop(x, iteration.e)
             elif ended:
                 end = end_by_hook(model, inputs, x, layers[-1], span)
             yield Place(loop + 1, layer, x, end)
@@ -114,12 +112,6 @@ def layers_around(model: Any, section: str) -> list[str]:
 
 def _listed(names: str | list[str]) -> list[str]:
     return [names] if isinstance(names, str) else names
-
-
-def _end(model: Any, x: Tensor, added: Tensor | None) -> Tensor:
-    """What a loop of ours does to the output of its last layer."""
-    x = x if added is None else x + added
-    return x if model.ln_loop is None else model.ln_loop(x)
 
 
 def end_by_hook(model: Any, inputs: Tensor, x: Tensor, last: str, span: dict[str, Any]) -> Tensor:

@@ -58,7 +58,7 @@ def test_what_a_loop_leaves_is_what_a_hook_at_its_last_layer_says(kind: str) -> 
             torch.testing.assert_close(place.ended, left, atol=1e-5, rtol=0)
 
 
-def test_a_model_that_hides_what_follows_its_layers_is_asked_by_a_hook() -> None:
+def test_a_model_that_does_not_say_what_follows_its_layers_is_asked_by_a_hook() -> None:
     model, x = transformer("gated, loop norm", n_layers=3), tokens()
     shown = list(places(model, x, 2, inside=True))
 
