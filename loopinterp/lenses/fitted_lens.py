@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 
 from loopinterp.errors import CheckpointError, InputError, check_choice
-from loopinterp.lenses.lens_places import Layer
+from loopinterp.lenses.lens_places import Layer, as_wide
 from loopinterp.short_repr import ShortRepr
 from loopinterp.storage import parse_json_object, read_tensors_and_metadata, write_tensors
 
@@ -89,13 +89,16 @@ class FittedLens(ShortRepr):
     ) -> Float[Tensor, "*at d_model"]:
         """What the lens takes for the last state, from what stands at a place.
 
+        Layers may be narrower than a state of several parts.
+
         Raises:
             InputError: If it was not fitted there, or for states of another width.
         """
         if self._is_the_end(loop, layer):
             return h
         at = EVERYWHERE if self.shared else (loop, layer)
-        if at not in self.places or h.shape[-1] != self.d_model:
+        narrow = layer is not None and h.shape[-1] < self.d_model
+        if at not in self.places or (h.shape[-1] != self.d_model and not narrow):
             layers = sorted({str(layer) for _, layer in self.places})
             raise InputError(
                 "place",
@@ -106,7 +109,7 @@ class FittedLens(ShortRepr):
             )
         k = self.places.index(at)
         matrix, offset = (x[k].to(h.device) for x in (self.matrix, self.offset))
-        return (h.to(matrix.dtype) @ matrix.T + offset).to(h.dtype)
+        return (as_wide(h, self.d_model).to(matrix.dtype) @ matrix.T + offset).to(h.dtype)
 
     def save(self, path: str | Path) -> Path:
         """Write one safetensors file, complete or not at all, which describes itself.

@@ -16,7 +16,7 @@ from loopinterp.dynamics.jacobian import position_mask
 from loopinterp.dynamics.state_trajectories import chunks
 from loopinterp.errors import InputError, check_choice, check_integer, check_seed
 from loopinterp.lenses.fitted_lens import FittedLens
-from loopinterp.lenses.lens_places import layer_hooks, layers_around, live_places, need_one_width
+from loopinterp.lenses.lens_places import as_wide, layer_hooks, layers_around, live_places
 from loopinterp.models.model_description import describe_model
 from loopinterp.progress import track
 from loopinterp.study_examples import inputs_and_loops
@@ -95,13 +95,12 @@ def fit_jacobian_lens(
     weight = 0.0
     for rows in track(list(_parts(model, inputs, n_loops)), "Jacobian lens"):
         end, live = live_places(model, inputs[rows], n_loops, inside=inside)
-        need_one_width([*live.values(), end])
         mask = position_mask(end, positions)
         kept = torch.ones_like(end) if mask is None else mask.to(end)
         for place, J in _transports(end, live, kept, targets, draws, generator).items():
             sums[place] = sums.get(place, 0) + J
         for place, h in {**live, (n_loops, None): end}.items():
-            total = (h.detach() * kept).sum((0, 1)).to(_wide(h))
+            total = (as_wide(h.detach(), end.shape[-1]) * kept).sum((0, 1)).to(_wide(h))
             means[place] = means.get(place, 0) + total
         weight += float(kept[..., 0].sum())
     found = list(sums)
@@ -171,5 +170,6 @@ def _transports(
                 ) from error
             for row, gradient in zip(sums.values(), gradients):
                 if gradient is not None:  # else nothing of this place reaches the end
-                    row[i] += (gradient * weights).to(row.dtype).sum((0, 1)) / n_draws
+                    counted = as_wide(gradient, width) * weights
+                    row[i] += counted.to(row.dtype).sum((0, 1)) / n_draws
     return sums

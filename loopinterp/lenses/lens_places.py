@@ -7,12 +7,11 @@ loop ``t`` have their hooks at index ``t - 1``: ``loops.{t-1}.blocks.{layer}.hoo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from loopinterp.errors import InputError
 from loopinterp.models.iteration import iterate
 from loopinterp.models.looped_model import bind, need_hooks
 
@@ -185,16 +184,14 @@ def readout_without_coda(
     return read
 
 
-def need_one_width(residuals: Sequence[Tensor]) -> None:
-    """Raise unless what stands at all places has the width of the state."""
-    widths = sorted({x.shape[-1] for x in residuals})
-    if len(widths) > 1:
-        raise InputError(
-            "inside",
-            expected="layers as wide as the state, for a map from one into the other",
-            given=f"widths {widths}: a state of several parts",
-            fix="Leave inside out, or read layers by a lens that is tuned.",
-        )
+def as_wide(x: Tensor, width: int) -> Tensor:
+    """A residual with zeros behind it, where a layer is narrower than the state of several parts.
+
+    Example:
+        >>> as_wide(torch.ones(1, 2), 3)
+        tensor([[1., 1., 0.]])
+    """
+    return torch.nn.functional.pad(x, (0, width - x.shape[-1]))
 
 
 def layer_label(layer: Layer) -> str:

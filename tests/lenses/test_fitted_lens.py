@@ -50,6 +50,14 @@ def test_a_place_or_width_that_was_not_fitted_is_refused(
         lens().transport(torch.zeros(width), loop, layer)
 
 
+def test_a_layer_may_be_narrower_than_the_state() -> None:
+    made, x = lens(kind="jacobian", places=[(1, 0), (1, None)], n_layers=1), torch.randn(4, 2)
+    expected = x @ made.matrix[0, :, :2].T + made.offset[0]
+    torch.testing.assert_close(made.transport(x, 1, 0), expected)
+    with pytest.raises(InputError, match="width 2"):
+        made.transport(x, 1)
+
+
 def test_states_keep_their_type() -> None:
     assert lens().transport(torch.zeros(3, dtype=torch.bfloat16), 0).dtype == torch.bfloat16
 

@@ -75,6 +75,25 @@ def test_a_model_whose_loops_are_one_map_has_its_powers() -> None:
     assert float(raw.data["kl"].sel(loop=0).max()) > 1e-3  # which misses the constant
 
 
+def test_a_layer_narrower_than_the_state_has_its_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state of two parts, of which the layer writes one: h = (x, y), x' = A x, y' = y + B x'."""
+    A, B = torch.randn(2, 2, 2)
+    model = Affine(4)
+
+    def live(model: Any, x: torch.Tensor, n_loops: int, **_: Any) -> Any:
+        h = x.clone().requires_grad_()
+        layer = h[..., :2] @ A.T
+        return torch.cat([layer, h[..., 2:] + layer @ B.T], -1), {(0, None): h, (1, 0): layer}
+
+    monkeypatch.setattr("loopinterp.lenses.jacobian_lens.live_places", live)
+    lens = fit_jacobian_lens(model, inputs(width=4), n_loops=1)
+    of_state, of_layer = torch.zeros(2, 4, 4)
+    of_layer[:, :2] = torch.cat([torch.eye(2), B])
+    of_state[:, :2] = of_layer[:, :2] @ A
+    of_state[2:, 2:] = torch.eye(2)
+    torch.testing.assert_close(lens.matrix, torch.stack([of_state, of_layer]))
+
+
 def test_positions_are_those_of_source_and_target() -> None:
     model, x = transformer("loop norm").double(), tokens(2, 3)
     some = fit_jacobian_lens(model, x, n_loops=2, positions=[1]).matrix[1]

@@ -10,7 +10,6 @@ from loopinterp.lenses.lens_places import (
     end_by_hook,
     layer_hooks,
     live_places,
-    need_one_width,
     places,
     readout_without_coda,
 )
@@ -110,9 +109,3 @@ def test_the_plain_readout_leaves_the_coda_out() -> None:
     h = torch.randn(2, 3, 8)
     torch.testing.assert_close(plain(h), model.ln_final(h) @ model.W_U + model.b_U)
     assert (plain(h) - model.readout(h)).abs().max() > 0.01
-
-
-def test_maps_are_between_places_of_one_width() -> None:
-    need_one_width([torch.zeros(2, 3), torch.ones(3)])
-    with pytest.raises(InputError, match=r"widths \[2, 4\]: a state of several parts"):
-        need_one_width([torch.zeros(3, 4), torch.zeros(2)])
