@@ -85,7 +85,7 @@ class FittedLens(ShortRepr):
         return self.places == [EVERYWHERE]
 
     def transport(
-        self, h: Float[Tensor, "*at d_model"], loop: int, layer: Layer = None
+        self, h: Float[Tensor, "*at width"], loop: int, layer: Layer = None
     ) -> Float[Tensor, "*at d_model"]:
         """What the lens takes for the last state, from what stands at a place.
 
