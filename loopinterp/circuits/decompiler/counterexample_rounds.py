@@ -2,9 +2,10 @@
 
 What inputs give is mostly what is common, so a table that is right about nearly all of it may be
 wrong wherever a rare state comes beside another. Here states are *planted*: of any loop, each kind
-as often as any other. First regions are cut anew with such runs among those that they are made
-from. Then those that the table still gets wrong are gathered, and its entries are mended
-(:mod:`~loopinterp.circuits.decompiler.table_repair`), until none of a fresh draw is wrong.
+as often as any other. Runs that the table gets wrong are gathered, and its entries are mended
+(:mod:`~loopinterp.circuits.decompiler.table_repair`), until none of a fresh draw is wrong. Where
+some remain, values are missing: regions are cut anew, with planted states among the runs that they
+are made from, and that table is mended.
 
 Source: counterexamples as equivalence queries (Angluin 1987), on regions of states (Clarke et al.,
 CAV 2000).
@@ -32,14 +33,14 @@ if TYPE_CHECKING:
 ROUNDS = 6
 """Draws, at most."""
 
-HOPELESS = 0.1
+HOPELESS = 0.25
 """Share of wrong runs above which no entry is mended."""
 
 Draw = Callable[[int], Sequence["Runs"]]
 """Undisturbed runs of new inputs, of each length, by a number."""
 
 
-def refine_planted(
+def against_counterexamples(
     found: Refinement,
     runs: Sequence[ExchangeRuns],
     others: Sequence[ExchangeRuns],
@@ -49,32 +50,40 @@ def refine_planted(
     most_values: int,
     generator: torch.Generator,
 ) -> tuple[Refinement, list[ExchangeRuns], list[ExchangeRuns]]:
-    """Refine from the beginning, with planted states among the runs.
+    """Mend a refinement's table; where that is not enough, refine again and mend that.
 
     Args:
-        found: A first refinement, which says which states are rare.
+        found: A first refinement.
         runs: Runs that it was made from.
         others: Runs that were held back from it.
         draw: Gives inputs to plant states in.
-        number: States planted at each length, and half as many for what is held back.
+        number: States planted at each length, each time.
         most_values: Of a token.
         generator: Of what is planted.
 
     Returns:
-        The better refinement, of all runs; with the runs and those held back.
+        The refinement whose table leaves fewer runs of a fresh draw wrong, with the runs that it
+        was made from and those held back.
     """
+    table, wrong = mended(found.table, draw, number=number, generator=generator)
+    first = replace(found, table=table), [*runs], [*others]
+    if not wrong:
+        return first
     more, held_back = (
         [ExchangeRuns.after(of, planted(of.batch, _values(found, of), size, generator))
-         for of in draw(turn)]
+         for of in draw(ROUNDS + turn)]
         for turn, size in enumerate((number, number // 2))
     )  # fmt: skip
-    runs, others = [*runs, *more], [*others, *held_back]
-    return refine(runs, others, most_values=most_values), runs, others
+    again = refine([*runs, *more], [*others, *held_back], most_values=most_values)
+    table, still_wrong = mended(again.table, draw, number=number, generator=generator)
+    if still_wrong >= wrong:
+        return first
+    return replace(again, table=table), [*runs, *more], [*others, *held_back]
 
 
 def mended(
     table: CountedTable, draw: Draw, *, number: int, generator: torch.Generator
-) -> CountedTable:
+) -> tuple[CountedTable, int]:
     """Mend a table until no state that is planted in new inputs leaves it, or it helps no more.
 
     Args:
@@ -82,8 +91,12 @@ def mended(
         draw: Gives inputs to plant states in.
         number: States planted in each round, at each length.
         generator: Of what is planted.
+
+    Returns:
+        The table, and how many runs of the last draw left it.
     """
     gathered: list[ExchangeRuns] = []
+    wrong = 0
     for turn in range(ROUNDS):
         drawn = []
         for of in draw(turn):
@@ -95,16 +108,16 @@ def mended(
         wrong = sum(n_wrong(Said.of(table, of)) for of in drawn)
         if wrong > HOPELESS * sum(len(of.pairs) for of in drawn):
             break
-        table = repaired(table, gathered)
-        if not wrong:
+        before, table = table, repaired(table, gathered)
+        if not wrong or torch.equal(before.step, table.step):
             break
-    return table
+    return table, wrong
 
 
 def _values(found: Refinement, runs: Runs) -> Int[Tensor, "loops input pos"]:
     """Regions of the states of undisturbed runs."""
     tokens = runs.batch.inputs
-    answers = torch.stack([runs.read(h.flatten(0, 1)).view(h.shape[:2]) for h in runs.states]).cpu()
+    answers = runs.answers(runs.inputs, runs.states).cpu()
     return found.regions.values(tokens.expand_as(answers), runs.states.cpu(), answers)
 
 

@@ -12,7 +12,7 @@ import torch
 from loopinterp.circuits.decompiler.automaton_program import program_of
 from loopinterp.circuits.decompiler.behaviour import Behaviour, Runs
 from loopinterp.circuits.decompiler.claim import Claim
-from loopinterp.circuits.decompiler.counterexample_rounds import mended, refine_planted
+from loopinterp.circuits.decompiler.counterexample_rounds import against_counterexamples
 from loopinterp.circuits.decompiler.exchange_runs import ExchangeRuns
 from loopinterp.circuits.decompiler.held_out import PLANTED, TRAJECTORY, UNDISTURBED, held_out
 from loopinterp.circuits.decompiler.region_refinement import refine
@@ -266,9 +266,6 @@ class _Reader:
             for n in self.lengths
         ]
 
-    def _draw(self, seed: int) -> Callable[[int], list[Runs]]:
-        return lambda turn: [self._runs(n, self.seed + seed + turn) for n in self.lengths]
-
     def read(self, tolerance: float, tries: int, most_values: int) -> _Attempt:
         self.generator = torch.Generator().manual_seed(self.seed)  # each tolerance sees the same
         values = {}
@@ -294,18 +291,24 @@ class _Reader:
     def read_regions(self, n_exchanges: int, most_values: int) -> Decompiled:
         """Read with regions of states as values."""
         self.generator = torch.Generator().manual_seed(self.seed)
-        elsewhere = self._depends_elsewhere(lambda _, h: self.runs.read(h))
+        one = torch.Generator().manual_seed(self.seed)
+        places = {token: Behaviour.of(self.runs, token, 1, one) for token in self.runs.tokens}
+        elsewhere = self._depends_elsewhere(lambda token, h: places[token].read(h))
         # What comes closest is worth seeing all the same.
         reason = _farther(elsewhere) if elsewhere > _ANSWERS_ELSEWHERE else ""
         runs = self._exchange_runs(n_exchanges, self.seed)
         held_back = self._exchange_runs(n_exchanges // 2, self.seed + 2)
         found = refine(runs, held_back, most_values=most_values)
         if self.across_loops:
-            options = {"number": n_exchanges, "generator": self.generator}
-            found, runs, held_back = refine_planted(
-                found, runs, held_back, self._draw(3), most_values=most_values, **options
+            found, runs, held_back = against_counterexamples(
+                found,
+                runs,
+                held_back,
+                lambda turn: [self._runs(n, self.seed + 3 + turn) for n in self.lengths],
+                number=n_exchanges,
+                most_values=most_values,
+                generator=self.generator,
             )
-            found = replace(found, table=mended(found.table, self._draw(5), **options))
         automaton = found.table.automaton(found.regions.sizes, runs)
         names = automaton.merged_names()
         unexplained = unexplained_steps(found.table, found.regions, held_back, names)

@@ -177,7 +177,7 @@ class ExchangeRuns(ShortRepr):
         loops = torch.arange(runs.n_loops + 1)
         everything = torch.ones(len(loops), len(runs.batch.inputs), dtype=torch.bool)
         undisturbed = Trajectories(
-            runs.batch.inputs, runs.states.cpu(), _read(runs, runs.states), everything
+            runs.batch.inputs, runs.states.cpu(), runs.answers(runs.inputs, runs.states).cpu(), everything
         )
         each, position = torch.arange(len(pairs)), pairs.positions[:, 0]
         changed = runs.states[pairs.loop, pairs.base].clone()
@@ -186,9 +186,8 @@ class ExchangeRuns(ShortRepr):
         run = iterate(runs.model, inputs, int(pairs.longest), state=changed)
         states = torch.stack([h for _, h in run])
         within = pairs.loop + loops[: len(states), None] <= runs.n_loops
-        exchanged = Trajectories(
-            runs.batch.inputs[pairs.base], states.cpu(), _read(runs, states), within
-        )
+        answers = runs.answers(inputs, states).cpu()
+        exchanged = Trajectories(runs.batch.inputs[pairs.base], states.cpu(), answers, within)
         return cls(undisturbed, exchanged, pairs, pairs.asked)
 
     def __getitem__(self, rows: Tensor) -> ExchangeRuns:
@@ -215,7 +214,3 @@ class ExchangeRuns(ShortRepr):
         times = torch.arange(len(self.exchanged.within))[:, None]
         loops = (self.pairs.loop + times).clamp(max=len(of_runs) - 1)
         return of_runs[loops, self.pairs.base]
-
-
-def _read(runs: Runs, states: Float[Tensor, "time run pos d_model"]) -> Int[Tensor, "time run pos"]:
-    return torch.stack([runs.read(h.flatten(0, 1)).view(h.shape[:2]) for h in states]).cpu()

@@ -17,7 +17,7 @@ import torch
 from loopinterp.circuits.decompiler.counted_table import CountedTable, Said, beside, flat_index
 
 if TYPE_CHECKING:
-    from jaxtyping import Int
+    from jaxtyping import Bool, Int
     from torch import Tensor
 
     from loopinterp.circuits.decompiler.exchange_runs import ExchangeRuns
@@ -79,27 +79,34 @@ def _suspects(
     table: CountedTable, runs: Sequence[ExchangeRuns], said: Sequence[Said]
 ) -> list[Tensor]:
     """Entries as indices, those first that wrong runs use most for their number of uses."""
-    times = [torch.arange(len(of.right))[:, None] for of in said]
     # What comes after the first wrong answer cannot be what is wrong.
-    until = [(~of.right).any(0) & (t <= (~of.right).int().argmax(0)) for of, t in zip(said, times)]
+    until = [(_until_wrong(of.undisturbed), _until_wrong(of.right)) for of in said]
     bad, every = _used(table, runs, until), _used(table, runs, [None] * len(runs))
     score = (bad.double() ** 1.5 / (every + 1)).flatten()
     best = score.argsort(descending=True, stable=True)[:_ENTRIES]
-    shape = torch.tensor(table.step.shape)
-    return [torch.stack(torch.unravel_index(at, tuple(shape.tolist()))) for at in best if score[at]]
+    shape = tuple(table.step.shape)
+    return [torch.stack(torch.unravel_index(at, shape)) for at in best if score[at]]
+
+
+def _until_wrong(right: Bool[Tensor, "time run"]) -> Bool[Tensor, "time run"]:
+    times = torch.arange(len(right))[:, None]
+    return (~right).any(0) & (times <= (~right).int().argmax(0))
 
 
 def _used(
-    table: CountedTable, runs: Sequence[ExchangeRuns], when: Sequence[Tensor | None]
+    table: CountedTable,
+    runs: Sequence[ExchangeRuns],
+    when: Sequence[tuple[Tensor, Tensor] | None],
 ) -> Int[Tensor, "left_token left_value token value"]:
-    """How often the table comes to each entry in exchanged runs, at some of their times."""
+    """How often the table comes to each entry, undisturbed and after exchanges, at some times."""
     shape = tuple(table.step.shape)
     counts = torch.zeros(table.step.numel(), dtype=torch.long)
     for of, chosen in zip(runs, when):
-        tokens, values = of.exchanged.tokens, Said.of(table, of).values[1]
-        kinds = flat_index(beside(tokens, values), shape)[:-1]
-        mask = of.exchanged.within[1:] if chosen is None else chosen[1:] & of.exchanged.within[1:]
-        counts += kinds[mask].flatten().bincount(minlength=len(counts))
+        within = [each.within for each in of.both]
+        masks = within if chosen is None else [a & b for a, b in zip(chosen, within)]
+        for each, values, mask in zip(of.both, Said.of(table, of).values, masks):
+            kinds = flat_index(beside(each.tokens, values), shape)[:-1]
+            counts += kinds[mask[1:]].flatten().bincount(minlength=len(counts))
     return counts.view(shape)
 
 
