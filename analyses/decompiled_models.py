@@ -3,8 +3,8 @@
     python -m analyses.decompiled_models --jobs 2
     python -m analyses.decompiled_models --only ripple --only addition
 
-Known: the models of the benchmark, every stock program bare and in disguises; then near misses of
-one, which answer as it does and work differently. What is read off is compared with the program
+Known: the models of the benchmark, every stock program bare and in disguises; then bare ones that
+are long enough for problems of 12 digits, with evidence at that length; then near misses of one, which answer as it does and work differently. What is read off is compared with the program
 that was compiled: equivalent, if no interchange intervention tells them apart that there is up to
 length 5, and none of some 10,000 others. What is not is *nearly* it, or *wrong* if it was claimed
 to be exact.
@@ -34,7 +34,7 @@ from loopinterp.benchmark import TRAINED as TO_CIRCUIT
 from loopinterp.benchmark import benchmark_models
 from loopinterp.circuits import Decompiled, decompile
 from loopinterp.circuits.decompiler import EXACT
-from loopinterp.rasp import LoopProgram, compile_program
+from loopinterp.rasp import LoopProgram, compile_program, get_program
 from loopinterp.rasp.mutations import equivalence, near_misses
 from loopinterp.tasks import get_task
 
@@ -60,6 +60,26 @@ ZOO = (
 TO_IT = "trained to it"
 """Kind of the benchmark's models whose weights were learnt."""
 
+LONGER, LONG = "known, longer", 12
+"""Kind of models that are judged at a greater length than they are read at, and that length."""
+
+LONG_PROGRAMS = (
+    "carry_save",
+    "latched_chain",
+    "latched_ripple",
+    "late_ripple",
+    "parity",
+    "prefix_mod_5",
+    "prefix_xor",
+    "ripple",
+    "ripple_held_2",
+    "ripple_held_3",
+    "ripple_held_by_token",
+    "ripple_held_until_kill",
+    "ripple_held_where_propagating",
+    "sticky_ripple",
+)
+
 KEY = ["kind", "model", "disguise"]
 WHAT = ("undisturbed", "1 loop later", "2 loops later", "at the end", "whole trajectory", "surely")
 TRAINED = (*WHAT, "farther")
@@ -68,7 +88,7 @@ TRAINED = (*WHAT, "farther")
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--only", action="append", default=[], help="Programs or models.")
-    parser.add_argument("--kinds", nargs="+", choices=["known", TO_IT, "near miss", "trained"])
+    parser.add_argument("--kinds", nargs="+", choices=["known", TO_IT, LONGER, "near miss", "trained"])
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--page", type=Path, default=PAGES / PAGE)
     parser.add_argument("--jobs", type=int, default=1, help="Processes.")
@@ -109,6 +129,7 @@ def cells() -> list[tuple[str, str, str]]:
             (TO_IT if of.disguise == TO_CIRCUIT else "known", of.program_name, of.disguise)
             for of in benchmark_models()
         ),
+        *((LONGER, name, "bare") for name in LONG_PROGRAMS),
         *(("near miss", p.name, "bare") for p in near_misses(NEAR_MISSES_OF)),
         *(("trained", name, "bare") for name in ZOO),
     ]
@@ -133,6 +154,12 @@ def measured(kind: str, name: str, disguise: str) -> tuple[dict[str, Any], pd.Da
             about.compiled.model, about.task, n=about.n, sharp=not learnt, across_loops=learnt
         )
         outcome = compared(found, about.program)
+    elif kind == LONGER:
+        program = get_program(name)
+        task = get_task(program.task, **program.task_settings)
+        made = compile_program(program, max_length=task.n_positions(LONG))
+        found = decompile(made.model, task, n=N, lengths=(N, LONG))
+        outcome = compared(found, program)
     else:
         program = next(p for p in near_misses(NEAR_MISSES_OF) if p.name == name)
         task = get_task(program.task, **program.task_settings)
@@ -194,7 +221,7 @@ def tables(found: pd.DataFrame) -> dict[str, str]:
         counts = Counter(of["outcome"])
         said = "; ".join(sorted({reason for reason in of["reason"] if isinstance(reason, str)}))
         outcomes = ", ".join(f"{n} {what}" for what, n in counts.most_common())
-        given = of.loc[of["outcome"] != "not decompiled", "claim"]
+        given = of.loc[of["outcome"] != "not decompiled", "claim"].fillna("not asked")
         claims = ", ".join(f"{n} {what}" for what, n in Counter(given).most_common())
         rows.append([kind, model, outcomes, claims, f"{np.median(of['seconds']):.0f}", said])
     trained = [

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 ROUNDS = 6
 """Draws, at most."""
 
-HOPELESS = 0.25
-"""Share of wrong runs above which no entry is mended."""
+HOPELESS, FEW = 0.25, 0.02
+"""Share of wrong runs above which no entry is mended; the same where regions can be cut anew."""
 
 Draw = Callable[[int], Sequence["Runs"]]
 """Undisturbed runs of new inputs, of each length, by a number."""
@@ -65,7 +65,7 @@ def against_counterexamples(
         The refinement whose table leaves fewer runs of a fresh draw wrong, with the runs that it
         was made from and those held back.
     """
-    table, wrong = mended(found.table, draw, number=number, generator=generator)
+    table, wrong = mended(found.table, draw, number=number, generator=generator, most_wrong=FEW)
     first = replace(found, table=table), [*runs], [*others]
     if not wrong:
         return first
@@ -82,7 +82,12 @@ def against_counterexamples(
 
 
 def mended(
-    table: CountedTable, draw: Draw, *, number: int, generator: torch.Generator
+    table: CountedTable,
+    draw: Draw,
+    *,
+    number: int,
+    generator: torch.Generator,
+    most_wrong: float = HOPELESS,
 ) -> tuple[CountedTable, int]:
     """Mend a table until no state that is planted in new inputs leaves it, or it helps no more.
 
@@ -91,6 +96,7 @@ def mended(
         draw: Gives inputs to plant states in.
         number: States planted in each round, at each length.
         generator: Of what is planted.
+        most_wrong: Share of wrong runs above which nothing is tried.
 
     Returns:
         The table, and how many runs of the last draw left it.
@@ -106,7 +112,7 @@ def mended(
             drawn.append(_without_states(made))
         gathered += drawn
         wrong = sum(n_wrong(Said.of(table, of)) for of in drawn)
-        if wrong > HOPELESS * sum(len(of.pairs) for of in drawn):
+        if wrong > most_wrong * sum(len(of.pairs) for of in drawn):
             break
         before, table = table, repaired(table, gathered)
         if not wrong or torch.equal(before.step, table.step):
