@@ -4,10 +4,11 @@
     python -m analyses.decompiled_models --only ripple --only addition
 
 Known: the models of the benchmark, every stock program bare and in disguises; then bare ones that
-are long enough for problems of 12 digits, with evidence at that length; then near misses of one, which answer as it does and work differently. What is read off is compared with the program
-that was compiled: equivalent, if no interchange intervention tells them apart that there is up to
-length 5, and none of some 10,000 others. What is not is *nearly* it, or *wrong* if it was claimed
-to be exact.
+are long enough for problems of 12 digits, with evidence at that length; then near misses of one,
+which answer as it does and work differently. What is read off is compared with the program that was
+compiled: equivalent, if no interchange intervention tells them apart that there is up to length 5,
+and none of some 10,000 others. What is not is *nearly* it, or *wrong* if it was claimed to be
+exact.
 Trained: models of the zoo, and what their tables leave unexplained, cell by cell. A row for each
 model goes to
 ``analyses/results/decompiled_models.csv``, cells to ``decompiled_models_unexplained.csv``, and the
@@ -88,7 +89,8 @@ TRAINED = (*WHAT, "farther")
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--only", action="append", default=[], help="Programs or models.")
-    parser.add_argument("--kinds", nargs="+", choices=["known", TO_IT, LONGER, "near miss", "trained"])
+    kinds = ["known", TO_IT, LONGER, "near miss", "trained"]
+    parser.add_argument("--kinds", nargs="+", choices=kinds)
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--page", type=Path, default=PAGES / PAGE)
     parser.add_argument("--jobs", type=int, default=1, help="Processes.")

@@ -87,9 +87,8 @@ class Decompiled(ShortRepr):
 
     def _shown(self) -> list[tuple[str, object]]:
         name = "None" if self.program is None else self.program.name
-        claim = self.claim.grade
-        tolerance = self.tolerance
-        return [("program", name), ("claim", claim), ("reason", self.reason), ("tolerance", tolerance)]
+        about = {"claim": self.claim.grade, "reason": self.reason, "tolerance": self.tolerance}
+        return [("program", name), *about.items()]
 
     def __str__(self) -> str:
         """The program as code, or why there is none and what comes closest; and the evidence."""
@@ -381,7 +380,7 @@ class _Reader:
         )
         number = _HELD_OUT if readable else _HELD_OUT_REGIONS
         evidence = self._evidence(program, number)
-        counted = evidence[evidence["n"].isin(self.judged_at)]
+        counted: Any = evidence[evidence["n"].isin(self.judged_at)]
         decisive = [TRAJECTORY, PLANTED] if self.across_loops else [TRAJECTORY]
         worst = counted.loc[counted["what"].isin(decisive), "low"].min()
         undisturbed = counted.loc[counted["what"] == UNDISTURBED, "value"].min()

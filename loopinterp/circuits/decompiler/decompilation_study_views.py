@@ -123,7 +123,7 @@ def _evidence(result: Decompilation) -> Figure:
         caption=(
             f"The program was learnt from exchanges on inputs of length {lengths}. Here it is "
             "asked about other inputs and other exchanges of whole states: undisturbed, one and "
-            "two loops after an exchange, at the end, and at every loop (whole trajectory); and after "
+            "two loops after an exchange, at the end, at every loop (whole trajectory), and where "
             "states of any loop were put in, rare ones as often as common ones (planted). Only "
             "exchanges count that change an answer of the model or of the program."
         ),

@@ -84,9 +84,7 @@ def planted(
     return pairs[rare.multinomial(min(number, len(pairs)), generator=generator)]
 
 
-def _drawn(
-    batch: Batch, n_loops: int, number: int, generator: torch.Generator
-) -> InterchangePairs:
+def _drawn(batch: Batch, n_loops: int, number: int, generator: torch.Generator) -> InterchangePairs:
     tries, (size, n_pos) = 8 * number, batch.inputs.shape
     base, source = torch.randint(size, (2, tries), generator=generator)
     position = torch.randint(n_pos, (tries,), generator=generator)
@@ -176,9 +174,8 @@ class ExchangeRuns(ShortRepr):
         """
         loops = torch.arange(runs.n_loops + 1)
         everything = torch.ones(len(loops), len(runs.batch.inputs), dtype=torch.bool)
-        undisturbed = Trajectories(
-            runs.batch.inputs, runs.states.cpu(), runs.answers(runs.inputs, runs.states).cpu(), everything
-        )
+        alone = runs.answers(runs.inputs, runs.states).cpu()
+        undisturbed = Trajectories(runs.batch.inputs, runs.states.cpu(), alone, everything)
         each, position = torch.arange(len(pairs)), pairs.positions[:, 0]
         changed = runs.states[pairs.loop, pairs.base].clone()
         changed[each, position] = runs.states[pairs.source_loop, pairs.source, position]

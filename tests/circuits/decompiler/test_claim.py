@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
 import pytest
 import torch
@@ -43,7 +45,7 @@ def test_one_run_that_goes_otherwise_is_enough(where: str) -> None:
 
 @pytest.mark.parametrize("missing", [UNDISTURBED, TRAJECTORY, PLANTED])
 def test_what_was_not_tried_is_not_claimed(missing: str) -> None:
-    seen = evidence()
+    seen: Any = evidence()
     less = seen[seen["what"] != missing]
     assert Claim.of(less, given=True).grade == NEARLY
     none_felt = seen.assign(of=seen["of"].where(seen["what"] != missing, 0))
