@@ -70,6 +70,7 @@ GALLERY = (
 )  # fmt: skip
 
 
+@torch.no_grad()
 def main() -> None:
     parser = argparse.ArgumentParser(description="The pictures of the guide.")
     parser.add_argument("--run", type=Path, default=Path("runs/addition"), help="Analysed.")
@@ -173,7 +174,7 @@ def hold_times() -> go.Figure:
             float(bound.readout(state)[0, at].argmax() != right)
             for _, state in bound.run(7, state=h)
         ]
-        figure.add_scatter(x=list(range(8)), y=shows, name=said, line_color=shade)
+        figure.add_scatter(x=list(range(8)), y=shows, name=said, line_color=shade, line_shape="hv")
     figure.update_xaxes(title_text="loops since a carry was put in")
     figure.update_yaxes(title_text="its bit still shows it", tickvals=[0, 1], range=[-0.1, 1.1])
     return figure

@@ -34,7 +34,9 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(names))
     chosen = parser.parse_args().names or names
     if unknown := set(chosen) - set(names):
-        parser.error(f"no notebook called {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+        parser.error(
+            f"no notebook called {', '.join(sorted(unknown))}; there are {', '.join(names)}"
+        )
     with StillPictures() as pictures:
         for name in chosen:
             path = NOTEBOOKS / f"{name}.ipynb"
