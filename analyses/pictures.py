@@ -50,24 +50,45 @@ class Thumbnail:
 
 GALLERY = (
     Thumbnail("example", "example", "One input, answered loop by loop", "quickstart"),
-    Thumbnail("convergence", "convergence", "Does the state settle, and is it right?", "convergence-and-answers"),
+    Thumbnail(
+        "convergence",
+        "convergence",
+        "Does the state settle, and is it right?",
+        "convergence-and-answers",
+    ),
     Thumbnail("extrapolation", "extrapolation", "What if the loops run on?", "when-to-stop"),
-    Thumbnail("reachability", "reachability", "Is one limit reached from every start?", "convergence-and-answers"),
-    Thumbnail("input-dependence", "input-dependence", "Does the limit know its input?", "convergence-and-answers"),
+    Thumbnail(
+        "reachability",
+        "reachability",
+        "Is one limit reached from every start?",
+        "convergence-and-answers",
+    ),
+    Thumbnail(
+        "input-dependence",
+        "input-dependence",
+        "Does the limit know its input?",
+        "convergence-and-answers",
+    ),
     Thumbnail("local-stability", "local-stability", "Is the limit stable?", "finding-fixed-points"),
-    Thumbnail("basins", "basins", "Which limit does each start lead to?", "convergence-and-answers"),
+    Thumbnail(
+        "basins", "basins", "Which limit does each start lead to?", "convergence-and-answers"
+    ),
     Thumbnail("geometry", "geometry", "By which ways do states go?", "convergence-and-answers"),
     Thumbnail("stabilisation", "stabilisation", "Do the heads freeze?", "convergence-and-answers"),
     Thumbnail("wavefront", "wavefront", "How far has the carry come?", "tutorial"),
     Thumbnail("programs", "programs", "Which program does it run?", "which-program"),
     Thumbnail("hold-time", "hold-time", "How long does a planted carry live?", "which-program"),
-    Thumbnail("subspaces", "subspaces", "In how few directions does an exchange live?", "which-program"),
+    Thumbnail(
+        "subspaces", "subspaces", "In how few directions does an exchange live?", "which-program"
+    ),
     Thumbnail("decodability", "decodability", "Which variables can be read?", "which-program"),
-    Thumbnail("decompilation", "decompilation", "What program can be read off it?", "read-a-program"),
+    Thumbnail(
+        "decompilation", "decompilation", "What program can be read off it?", "read-a-program"
+    ),
     Thumbnail("heads", "heads", "Do heads look where programs look?", "which-program"),
     Thumbnail("ablation", "ablation", "Which parts are needed, and when?", "ablation-and-patching"),
     Thumbnail("attention", "attention", "Where does each head look?", "address-and-cache"),
-)  # fmt: skip
+)
 
 
 @torch.no_grad()

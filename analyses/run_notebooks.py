@@ -3,9 +3,10 @@
     python -m analyses.run_notebooks                 # all
     python -m analyses.run_notebooks limits carry_probing
 
-Figures are kept as still pictures, which any page shows that shows notebooks at all; run the notebook
-to have them move. A digest of the code stands in the metadata, so that the tests see if outputs are of other code
-than stands there. What a cell writes to the error stream fails the run: a reader should see no warnings.
+Figures are kept as still pictures, which any page shows that shows notebooks at all; run the
+notebook to have them move. A digest of the code stands in the metadata, so that the tests see if
+outputs are of other code than stands there. What a cell writes to the error stream fails the run:
+a reader should see no warnings.
 """
 
 from __future__ import annotations

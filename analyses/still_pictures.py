@@ -1,4 +1,4 @@
-"""Figures as still pictures, for pages that run no script: drawn by Chromium, with Plotly's own file.
+"""Figures as still pictures, for pages that run no script: drawn by Chromium with Plotly's file.
 
 Needs Playwright (the extra ``browser``) and a Chromium on the path.
 """
