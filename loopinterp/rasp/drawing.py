@@ -26,6 +26,8 @@ OUTPUT = "output"
 """The node of the unembedding, which reads the answer."""
 
 _MOST_VALUES, _LONG = 24, 20
+_NAMED = re.compile(r"select\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*?name='(\w+)'\)")
+"""A selection that has a name, in code; parentheses in it two deep."""
 
 
 def draw(what: LoopProgram | Seq | Circuit, *, program: LoopProgram | None = None) -> CircuitGraph:
@@ -154,6 +156,7 @@ def _labels(
         label = whole
         for code in sorted(short, key=len, reverse=True):
             label = label.replace(code, short[code])
+        label = _NAMED.sub(r"\1", label)
         if name:
             label = short[whole] = name
         elif len(label) > _LONG and whole not in short:
