@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from itertools import count, product
 
 from loopinterp.errors import InputError
-from loopinterp.plotting.circuit_graph import CircuitGraph, GraphEdge, GraphNode
+from loopinterp.plotting.circuit_graph import CircuitGraph
+from loopinterp.plotting.circuit_parts import GraphEdge, GraphNode
 from loopinterp.rasp.compiler.circuit import Circuit, FeatureNode, HeadNode, NeuronGroup
 from loopinterp.rasp.compiler.circuit_description import describe
 from loopinterp.rasp.compiler.lower.program_lowering import lower_program
@@ -51,7 +52,7 @@ def draw(what: LoopProgram | Seq | Circuit, *, program: LoopProgram | None = Non
         >>> draw(compile_program("ripple", max_length=6).circuit)
         <CircuitGraph ripple: 8 nodes, 10 edges>
         >>> [node.label for node in draw(get_program("prefix_xor")).nodes if node.kind == "head"]
-        ['shift_1: x, 1 to the left']
+        ['shift_1: prefix, 1 to the left']
     """
     if isinstance(what, LoopProgram):
         return program_graph(what)
