@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from loopinterp.circuits.decompiler.automaton_program import Messages
+from loopinterp.circuits.decompiler.claim import NONE
 from loopinterp.circuits.decompiler.decompilation import Decompiled, decompile, n_loops_of
 from loopinterp.circuits.decompiler.response_times import response_times
 from loopinterp.errors import InputError, check_integer
@@ -47,6 +48,9 @@ class Decompilation(Result, kind="decompilation"):
     Attributes:
         given: Whether a program was given, or only what comes closest.
         reason: Why not, as a clause; "" if it was.
+        grade: What is claimed of it: ``exact``, ``nearly`` or ``none``
+            (:class:`~loopinterp.circuits.decompiler.claim.Claim`).
+        claim: The same in a sentence, with the evidence.
         code: The program, or what comes closest, as code; "" where no table could be made.
         sharp: Whether values are states that behave alike, or regions of states.
         read_at: Lengths of the inputs that it was read off.
@@ -70,6 +74,8 @@ class Decompilation(Result, kind="decompilation"):
 
     given: bool
     reason: str
+    grade: str = NONE
+    claim: str = ""
     code: str
     sharp: bool
     read_at: list[int]
@@ -135,6 +141,8 @@ def decompilation_study(
             **_tables(found, task),
             given=found.program is not None,
             reason=found.reason,
+            grade=found.claim.grade,
+            claim=str(found.claim),
             code="" if found.closest is None else str(found.closest),
             sharp=sharp,
             read_at=[longest] if sharp else looked_at,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from loopinterp.circuits.decompiler.claim import EXACT, NEARLY, NONE
 from loopinterp.circuits.decompiler.decompilation import ENOUGH
 from loopinterp.circuits.decompiler.decompilation_study import Decompilation
 from loopinterp.circuits.decompiler.held_out import TRAJECTORY, UNDISTURBED
@@ -30,6 +31,12 @@ SECTION = "program"
 _UNDECIDED = "none yet"
 _MOST_CELLS, _LONG = 60, 160
 _LABEL = "program read off"
+
+_CLAIMS = {
+    EXACT: "Nothing that was tried tells it from the model, states of other loops included.",
+    NEARLY: "It is nearly what the model runs, and not exactly.",
+    NONE: "What is claimed of it was not kept.",
+}
 
 
 @findings_of.register
@@ -66,7 +73,7 @@ def _agreement(result: Decompilation) -> str:
         f"{int(worst['n'])}, and undisturbed {percent(natural.min())} of whole answers at all loops"
     )
     if result.given:
-        return f"A program of {size} was read off the model: {said}."
+        return f"A program of {size} was read off the model: {said}. {_CLAIMS[result.grade]}"
     return f"No program is given, as {result.reason}. What comes closest has {size}: {said}."
 
 
@@ -135,7 +142,8 @@ def _evidence(result: Decompilation) -> Figure:
         caption=(
             f"The program was learnt from exchanges on inputs of length {lengths}. Here it is "
             "asked about other inputs and other exchanges of whole states: undisturbed, one and "
-            "two loops after an exchange, at the end, and at every loop (whole trajectory). Only "
+            "two loops after an exchange, at the end, at every loop (whole trajectory), and where "
+            "states of any loop were put in, rare ones as often as common ones (planted). Only "
             "exchanges count that change an answer of the model or of the program."
         ),
         control=(
