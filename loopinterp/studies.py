@@ -175,6 +175,19 @@ def _extrapolation(model: StudiedModel) -> Result:
     )
 
 
+@_study("lens", "what does the state say of the answer after each loop?")
+def _lens(model: StudiedModel) -> Result:
+    n = model.length(2 * model.cutoff)
+    batch, n_loops = model.sample(n, 64), model.n_loops(n)
+    return lenses.lens_study(model.model, batch, lens="coda", n_loops=n_loops, seed=model.seed)
+
+
+@_study("exits", "how early could an example be read, and which rule knows?")
+def _exits(model: StudiedModel) -> Result:
+    batch = model.sample(model.length(2 * model.cutoff), 128)
+    return lenses.exit_study(model.model, batch, seed=model.seed)
+
+
 @_study("reachability", "is one limit reached from every start, and again after a kick?")
 def _reachability(model: StudiedModel) -> Result:
     batch = model.sample(model.length(model.cutoff), 16)

@@ -42,6 +42,8 @@ STUDIES: dict[str, Callable[[Any, Any], Any]] = {
     "attention_stabilisation_study": dynamics.attention_stabilisation_study,
     "attention_study": lenses.attention_study,
     "worked_example": lenses.worked_example,
+    "lens_study": lenses.lens_study,
+    "exit_study": lenses.exit_study,
     "probe_study": lambda m, d: probing.probe_study(m, d, {"carry": Addition().carries}),
     "head_study": lambda m, d: circuits.head_study(m, d, PROGRAMS),
     "planted_carry_study": lambda m, d: circuits.planted_carry_study(m, d),
@@ -63,7 +65,7 @@ OF_GIVEN_PAIRS = {"edge_study", "patching_sweep"}
 OF_A_TASK = {"carry_study", "decompilation_study", "evaluate"}
 OF_ONE_LOOP = {"attention_study", "evaluate", "probe_study", "worked_example"} | OF_GIVEN_PAIRS
 OF_ONE_LOOP |= {"ablation_study"}
-OF_INPUTS_ALONE = {"attention_study", "probe_study"} | OF_GIVEN_PAIRS
+OF_INPUTS_ALONE = {"attention_study", "exit_study", "lens_study", "probe_study"} | OF_GIVEN_PAIRS
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import webbrowser
 from pathlib import Path
 from typing import Annotated
 
@@ -15,12 +16,14 @@ from loopinterp.cli.options import (
     Json,
     Progress,
     Run,
+    Runs,
     StudySeed,
     Threads,
     examples,
     use_threads,
 )
 from loopinterp.cli.output import next_step, print_document, spell_findings
+from loopinterp.errors import InputError
 
 commands = typer.Typer()
 
@@ -66,17 +69,40 @@ def analyze(
     )
 
 
-@commands.command(epilog=examples("report runs/add", "report runs/add --out add.html"))
+@commands.command(
+    epilog=examples(
+        "report runs/add --open",
+        "report runs/add --out add.html",
+        "report runs/seed-0 runs/seed-1 runs/compiled --out side-by-side.html",
+    )
+)
 def report(
-    run: Run,
-    out: Annotated[Path | None, typer.Option(**FILE, help="Default: RUN/report.html.")] = None,
+    runs: Runs,
+    out: Annotated[
+        Path | None, typer.Option(**FILE, help="Default: RUN/report.html; needed for several runs.")
+    ] = None,
+    open_it: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Write the report: one HTML file that works offline.
+    """Write the report: one HTML file that works offline. Of several runs: them side by side.
 
     It is made from the saved results of `evaluate` and `analyze`, without the model.
     """
-    path = loopinterp.report.write_report(run, out)
-    print_document({"run": str(run), "report": str(path)}, str(path), as_json)
-    if not as_json and sys.stderr.isatty():  # the path alone is for scripts
+    if len(runs) > 1 and out is None:
+        raise InputError(
+            "--out",
+            expected="the file to write the comparison to",
+            given="none",
+            fix="Say which: --out side-by-side.html.",
+        )
+    if len(runs) > 1:
+        path = loopinterp.report.write_comparison(runs, str(out))
+        document = {"runs": [str(run) for run in runs], "report": str(path)}
+    else:
+        path = loopinterp.report.write_report(runs[0], out)
+        document = {"run": str(runs[0]), "report": str(path)}
+    print_document(document, str(path), as_json)
+    if open_it:
+        webbrowser.open(path.resolve().as_uri())
+    elif not as_json and sys.stderr.isatty():  # the path alone is for scripts
         typer.echo("Next: open it in a browser.", err=True)

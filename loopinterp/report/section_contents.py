@@ -7,15 +7,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from loopinterp.report.assets import Download, figure_json, slug, table_download
+from markupsafe import Markup
+
+from loopinterp.plotting.circuit_graph import CircuitGraph
+from loopinterp.report.assets import Download, figure_json, graph_html, slug, table_download
+from loopinterp.report.circuit_evidence import Evidence, evidence_by_name
 from loopinterp.report.sections import OTHER, SECTIONS, Section
 from loopinterp.results import Figure, Finding
 
 if TYPE_CHECKING:
-    from markupsafe import Markup
-
     from loopinterp.report.run_record import RunRecord
 
+EMPTY = Markup("")
 _FINDINGS, _FIGURES = 2, 1
 """Of a section's first study, what is seen at once; all else is folded."""
 
@@ -25,12 +28,13 @@ _TITLES = 2
 
 @dataclass(frozen=True)
 class FigureView:
-    """A figure as the template shows it."""
+    """A figure as the template shows it: as JSON for Plotly, or as HTML, the graph of a circuit."""
 
     anchor: str
     figure: Figure
     json: Markup
     download: Download | None
+    html: Markup = EMPTY
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,11 @@ class SectionView:
     figures: list[FigureView]
     folds: list[Fold]
 
+    @property
+    def all_figures(self) -> list[FigureView]:
+        """Its figures, those of its folds included."""
+        return [*self.figures, *(figure for fold in self.folds for figure in fold.figures)]
+
     def places(self) -> list[tuple[str, Finding]]:
         """All findings, each with the anchor of what it is part of."""
         folded = [(fold.anchor, finding) for fold in self.folds for finding in fold.findings]
@@ -84,21 +93,36 @@ def section_views(record: RunRecord) -> tuple[list[SectionView], list[str]]:
         The sections, and a sentence for each result that cannot be shown.
     """
     said, problems = _in_order_of_making(record)
-    views = [_view(section, said, problems) for section in (*SECTIONS, OTHER)]
+    evidence = evidence_by_name(record.results, problems)
+    views = [_view(section, said, problems, evidence) for section in (*SECTIONS, OTHER)]
     views = [replace(view, section=view.section.at(record.depth)) for view in views]
     return [view for view in views if view.verdicts or view.findings or view.figures], problems
 
 
 def figure_views(
-    figures: Iterable[Figure], problems: list[str], numbers: Iterable[int]
+    figures: Iterable[Figure],
+    problems: list[str],
+    numbers: Iterable[int],
+    evidence: Evidence | None = None,
 ) -> list[FigureView]:
-    """Figures with an anchor of their own each; one that cannot be drawn becomes a problem."""
+    """Figures with an anchor of their own each; one that cannot be drawn becomes a problem.
+
+    Args:
+        figures: The figures.
+        problems: Where a sentence is added for each that cannot be drawn.
+        numbers: Of their anchors.
+        evidence: What is told of the nodes of circuits, by name.
+    """
     views = []
     for figure, number in zip(figures, numbers):
         anchor = f"{slug(figure.section)}-{number}-{slug(figure.title)}"
         try:
             download = None if figure.data is None else table_download(figure.data, anchor)
-            views.append(FigureView(anchor, figure, figure_json(figure.plot), download))
+            if isinstance(figure.plot, CircuitGraph):
+                html = graph_html(figure.plot.with_facts(evidence or {}))
+                views.append(FigureView(anchor, figure, EMPTY, download, html))
+            else:
+                views.append(FigureView(anchor, figure, figure_json(figure.plot), download))
         except Exception as error:  # whatever a damaged value makes of Plotly's and pandas' code
             problems.append(
                 f"The figure {figure.title!r} has values that cannot be shown "
@@ -137,14 +161,16 @@ def _in_order_of_making(record: RunRecord) -> tuple[list[_Said], list[str]]:
     return said, problems
 
 
-def _view(section: Section, said: Sequence[_Said], problems: list[str]) -> SectionView:
+def _view(
+    section: Section, said: Sequence[_Said], problems: list[str], evidence: Evidence
+) -> SectionView:
     """The section's own study comes first, the others in the order in which they were made."""
     first = sorted(said, key=lambda one: not (one.name == section.key or one.names_the_program))
     numbers, parts = itertools.count(1), []
     for one in first:
         findings = [f for f in one.findings if _belongs(f.kind, section)]
         figures = [f for f in one.figures if _belongs(f.section, section)]
-        parts.append((findings, figure_views(figures, problems, numbers)))
+        parts.append((findings, figure_views(figures, problems, numbers, evidence)))
     (findings, figures), *others = [part for part in parts if any(part)] or [([], [])]
     others.insert(0, (findings[_FINDINGS:], figures[_FIGURES:]))
     folds = [

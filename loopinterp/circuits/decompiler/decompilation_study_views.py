@@ -12,6 +12,7 @@ from loopinterp.circuits.decompiler.decompilation_study import Decompilation
 from loopinterp.circuits.decompiler.held_out import TRAJECTORY, UNDISTURBED
 from loopinterp.plotting import (
     PALETTE,
+    CircuitGraph,
     Reference,
     Series,
     category_maps,
@@ -105,7 +106,25 @@ def _(result: Decompilation) -> list[Figure]:
     figures = [_evidence(result)] if result.data.sizes["what"] else []
     if 0 < result.data.sizes["cell"] <= _MOST_CELLS:
         figures.append(_table(result))
+    if result.graph:
+        figures.append(_circuit(result))
     return figures
+
+
+def _circuit(result: Decompilation) -> Figure:
+    title = "read off the model" if result.given else "that comes closest to the model"
+    return Figure(
+        title=f"The program {title}, as a circuit",
+        plot=CircuitGraph.from_dict(result.graph),
+        caption=(
+            "The program above, compiled into a looped transformer: what its heads select, what "
+            "its neurons compute, and which variables go around to the next loop. It is a circuit "
+            "that does what the table says, not the model's own wiring."
+        ),
+        control=(
+            f"How far the program is right is in the figure of its evidence: {_agreement(result)}"
+        ),
+    )
 
 
 def _evidence(result: Decompilation) -> Figure:
