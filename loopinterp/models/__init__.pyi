@@ -1,5 +1,6 @@
 from .folded_vocabulary import fold_vocabulary as fold_vocabulary
 from .greedy_decoding import greedy_decode as greedy_decode
+from .hooked_run import HookedRun as HookedRun
 from .iteration import iterate as iterate
 from .iteration import states_at as states_at
 from .looped_cache import LoopedCache as LoopedCache
@@ -26,5 +27,8 @@ from .stopping_rules import LoopView as LoopView
 from .stopping_rules import MaxConfidence as MaxConfidence
 from .stopping_rules import Oracle as Oracle
 from .stopping_rules import StoppingRule as StoppingRule
+from .sureness_rules import ConfidenceAbove as ConfidenceAbove
+from .sureness_rules import EntropyBelow as EntropyBelow
+from .sureness_rules import GateAbove as GateAbove
 from .weight_conversion import convert_model as convert_model
 from .weight_conversion import first_difference as first_difference
