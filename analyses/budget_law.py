@@ -40,8 +40,9 @@ TIMES = (0.5, 1, 1.5, 2)
 """Lengths asked, over the cutoff."""
 
 ENOUGH, RESAMPLES = 0.9, 1000
-LEAST_RANGE = 1.5
-"""Greatest n / T over the least, of the models that learnt, below which they say nothing of v."""
+LEAST_RANGE, LEAST_MODELS = 1.5, 5
+"""Of the models that learnt: greatest n / T over the least, and how many they are. Below these they
+say nothing of v: an interval over three models may have no width."""
 
 FILE, PAGE, NAME = "budget_law.csv", "convergence-and-answers.md", "budget-law"
 
@@ -147,7 +148,7 @@ def as_table(found: pd.DataFrame) -> str:
         at = of.query("n == cutoff")
         learnt = at.query("least_loops < inf")
         given = learnt["cutoff"] / learnt["trained_loops"]
-        differ = len(given) > 0 and given.max() >= LEAST_RANGE * given.min()
+        differ = len(given) >= LEAST_MODELS and given.max() >= LEAST_RANGE * given.min()
         speed = learnt["n"] / learnt["least_loops"]
         law = exponent(given, speed) if differ else (np.nan,) * 3
         models = ["cutoff", "trained_loops", "seed"]
