@@ -1,3 +1,4 @@
+from . import adapters as adapters
 from . import benchmark as benchmark
 from . import circuits as circuits
 from . import dynamics as dynamics

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool
     from torch import Tensor
 
-    from loopinterp.models import LoopedTransformer
+    from loopinterp.models import HookedRun
     from loopinterp.models.sites import Index
 
 KINDS = ("zero", "mean", "resample")
@@ -57,7 +57,7 @@ def check_kinds(kinds: Sequence[str], n_examples: int) -> None:
 
 
 def chosen_parts(
-    model: LoopedTransformer,
+    model: HookedRun,
     components: Sequence[str],
     neurons: Mapping[str, Sequence[int]] | None,
     *,
@@ -69,7 +69,7 @@ def chosen_parts(
         InputError: an unknown component, one that is in no layer or is no vector of each position,
             neurons that there are not, or nothing at all.
     """
-    parts, config = [], model.config
+    parts, sizes = [], model.site_map
     for component in components:
         what = patched_component(model, component)
         if what.per_loop or what.kind not in ("residual", "head", "neuron"):
@@ -79,10 +79,10 @@ def chosen_parts(
                 given=repr(component),
                 fix="Pass z, attn_out, mlp_out or post, for instance.",
             )
-        for layer in range(config.n_layers):
+        for layer in range(sizes.n_layers):
             site, words = (what.full, layer), f"{what.name} {layer}"
             if what.kind == "head":
-                heads = range(config.n_heads)
+                heads = range(sizes.n_heads)
                 kind = "head" if what.name == "z" else what.name
                 parts += [Part(f"{kind} {layer}.{h}", {site: [(h,)]}) for h in heads]
             else:
@@ -90,8 +90,8 @@ def chosen_parts(
                 parts.append(Part(f"{words} {layer}", {site: [()]}))
     for name, group in (neurons or {}).items():
         for neuron in group:
-            check_integer(f"neurons[{name!r}]", neuron, least=0, most=config.mlp_width - 1)
-        for layer in range(config.n_layers):
+            check_integer(f"neurons[{name!r}]", neuron, least=0, most=sizes.d_mlp - 1)
+        for layer in range(sizes.n_layers):
             parts.append(Part(f"{name} {layer}", {(_NEURONS, layer): [([*group],)]}))
     if not parts or any(not group for group in (neurons or {}).values()):
         raise InputError(

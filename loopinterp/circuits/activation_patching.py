@@ -85,7 +85,7 @@ def patching_sweep(
     positions that it does not reach (:mod:`loopinterp.circuits.causal_cone`).
 
     Args:
-        model: A ``LoopedTransformer``; for ``state``, any looped model.
+        model: A ``LoopedTransformer``, or an adapter; for ``state``, any looped model.
         base: A batch, or inputs alone: tokens ``[batch, pos]``, or features.
         source: As many inputs of the same length, pair by pair.
         n_loops: Loops of the whole run; T(n) by default, to be given with inputs alone, or where
@@ -142,8 +142,8 @@ def patching_sweep(
             watch,
             coords={
                 "loop": wanted,
-                "layer": [what.axis] if what.per_loop else range(model.config.n_layers),
-                "head": range(model.config.n_heads) if what.by_head else ["all"],
+                "layer": [what.axis] if what.per_loop else range(model.site_map.n_layers),
+                "head": range(what.n_heads) if what.n_heads else ["all"],
                 "pos": places,
                 **{f"{section}_layer": range(x.shape[1]) for section, x in around.items()},
             },
@@ -184,7 +184,7 @@ class _Sweep:
 
     def block(self, wanted: list[int]) -> np.ndarray:
         """Patches of the state, or inside the loop [measure, loop, layer, head, place]."""
-        layers = [None] if self.what.per_loop else range(self.model.config.n_layers)
+        layers = [None] if self.what.per_loop else range(self.model.site_map.n_layers)
         at_a_time = max(1, _KEPT // self._size())
         parts = [wanted[k : k + at_a_time] for k in range(0, len(wanted), at_a_time)]
         found = [np.stack([self._site(some, k) for k in layers], axis=2) for some in parts]
@@ -194,8 +194,8 @@ class _Sweep:
         """Patches before and after the loop [measure, layer, head, place], where there are any."""
         n_loops, found = self.states.shape[1] - 1, {}
         for section, start, layers in (
-            (PRELUDE, 0, self.model.config.n_prelude),
-            (CODA, n_loops, self.model.config.n_coda),
+            (PRELUDE, 0, self.model.site_map.n_prelude),
+            (CODA, n_loops, self.model.site_map.n_coda),
         ):
             names = [self._name(section, None, k) for k in range(layers)]
             if names:
@@ -216,7 +216,7 @@ class _Sweep:
         address = self.model.addresses(1).at[
             BLOCK, 0, None if self.what.per_loop else 0, self.what.full
         ]
-        return 3 * math.prod(address.shape(self.model.config, *self.chosen.shape[1:]))
+        return 3 * math.prod(address.shape(*self.chosen.shape[1:]))
 
     def _held(self, names: list[str], start: int, stop: int | None) -> Tensor:
         """Activations [name, run, batch, ...] of a part of the run, and of those of the donors."""
@@ -248,7 +248,7 @@ class _Sweep:
             donors=held[:, 1:],
             loops=loops,
             chosen=self.chosen,
-            n_heads=self.model.config.n_heads if self.what.by_head else None,
+            n_heads=self.what.n_heads,
             site=site,
             attention=self.what.kind == "pattern",
         )
@@ -285,10 +285,9 @@ class _Sweep:
 
     def _masks(self) -> Bool[Tensor, "patch batch pos ..."]:
         """What each patch replaces; heads in order, and positions of each head."""
-        if not self.what.by_head:
+        if self.what.n_heads is None:
             return self.chosen[..., None]
-        n_heads = self.model.config.n_heads
-        head = torch.eye(n_heads, dtype=torch.bool, device=self.chosen.device)
+        head = torch.eye(self.what.n_heads, dtype=torch.bool, device=self.chosen.device)
         masks = self.chosen[..., None] & head[:, None, None, None]  # [patched, place, …, pos, head]
         masks = masks.mT if self.what.kind == "pattern" else masks
         return masks.flatten(0, 1)[..., None]

@@ -134,25 +134,22 @@ class Patched:
         full: Its name inside a layer or a loop.
         kind: What tensor it is, as :class:`~loopinterp.models.sites.Address` has it.
         per_loop: Whether it happens once per loop, and not in a layer.
+        n_heads: Heads that are patched one by one; None where it is none of heads.
     """
 
     name: str
     full: str
     kind: str
     per_loop: bool
+    n_heads: int | None = None
 
     @property
     def axis(self) -> str:
         """What the axis of layers says of what is in none."""
         return STATE if self.name == STATE else LOOP
 
-    @property
-    def by_head(self) -> bool:
-        """Whether it is patched head by head."""
-        return self.kind in ("head", "fork", "pattern")
 
-
-def patched_component(model: LoopedTransformer, component: str) -> Patched:
+def patched_component(model: HookedRun, component: str) -> Patched:
     """The component of that name, of a layer or of a loop.
 
     Raises:
@@ -166,7 +163,9 @@ def patched_component(model: LoopedTransformer, component: str) -> Patched:
         full = book.component(component)
     except HookError:
         raise unknown_name("component", component, [*shorts, STATE]) from None
-    return Patched(book.short(full), full, book.kinds[full], full in book.per_loop)
+    kind = book.kinds[full]
+    n_heads = book.site_map.heads(kind)
+    return Patched(book.short(full), full, kind, full in book.per_loop, n_heads)
 
 
 def given_pairs(

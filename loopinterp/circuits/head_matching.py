@@ -13,7 +13,6 @@ from loopinterp.circuits.comparison_inputs import check_batch, check_programs
 from loopinterp.errors import InputError
 from loopinterp.models.looped_model import need_hooks
 from loopinterp.models.model_description import describe_model, device_of
-from loopinterp.models.positions import attention_mask
 from loopinterp.rasp.expr import selectors as selectors_of
 from loopinterp.rasp.interpreter import evaluate
 from loopinterp.results import Result, study
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
-    from loopinterp.models import LoopedTransformer
+    from loopinterp.models import HookedRun
     from loopinterp.rasp.program import LoopProgram
     from loopinterp.tasks.task import Batch, Task
 
@@ -168,7 +167,7 @@ def match_heads(
 
 
 def head_study(
-    model: LoopedTransformer,
+    model: HookedRun,
     data: Batch | Task,
     programs: Sequence[str | LoopProgram],
     *,
@@ -209,10 +208,10 @@ def head_study(
             if known is None or not torch.equal(known, values):
                 selectors[name if known is None else f"{program.name}.{name}"] = values
     patterns, heads = _patterns(model, batch.inputs, n_loops)
-    n_pos, config = batch.inputs.shape[1], model.config
-    visible = attention_mask(config, n_pos, device=batch.inputs.device)
+    n_pos, sizes = batch.inputs.shape[1], model.site_map
     # Layer by layer, as the patterns come.
-    visible = visible.expand(config.n_heads, n_pos, n_pos).repeat(config.layers_total(1), 1, 1)
+    visible = model.visible(n_pos).expand(sizes.n_heads, n_pos, n_pos)
+    visible = visible.repeat(sizes.layers_total(1), 1, 1)
     return match_heads(
         patterns,
         selectors,
@@ -241,12 +240,12 @@ def _selectors(
 
 @torch.no_grad()
 def _patterns(
-    model: LoopedTransformer, inputs: Int[Tensor, "batch pos"], n_loops: int
+    model: HookedRun, inputs: Int[Tensor, "batch pos"], n_loops: int
 ) -> tuple[Float[Tensor, "loop batch head query key"], list[str]]:
     """Patterns of all heads, those of prelude and coda at every loop; and the heads' names."""
     _, cache = model.run_with_cache(inputs, n_loops=n_loops, names_filter=_PATTERN)
-    config, patterns, heads = model.config, [], []
-    sections = {"prelude": config.n_prelude, "block": config.n_layers, "coda": config.n_coda}
+    sizes, patterns, heads = model.site_map, [], []
+    sections = {"prelude": sizes.n_prelude, "block": sizes.n_layers, "coda": sizes.n_coda}
     for section, n_layers in sections.items():
         for layer in range(n_layers):
             if section == "block":
@@ -255,8 +254,8 @@ def _patterns(
                 once = cache[f"{section}.{layer}.{_PATTERN}"]
                 patterns.append(once.expand(n_loops, *once.shape))
             heads += [
-                head_name(section, layer, head, n_layers=config.n_layers)
-                for head in range(config.n_heads)
+                head_name(section, layer, head, n_layers=sizes.n_layers)
+                for head in range(sizes.n_heads)
             ]
     return torch.cat(patterns, dim=2), heads
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from loopinterp.dynamics.readouts import correctness, exact_match
+from loopinterp.dynamics.readouts import correctness, exact_match, likeliest
 from loopinterp.dynamics.state_checks import asked_positions, check_finite
 from loopinterp.dynamics.state_trajectories import chunks, gather
 from loopinterp.errors import InputError, check_integer
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
-    from loopinterp.models.looped_transformer import LoopedTransformer
+    from loopinterp.models.hooked_run import HookedRun
     from loopinterp.tasks.task import Batch, Task
 
 FROZEN = 0.05
@@ -103,7 +103,7 @@ def _change(before: Tensor, after: Tensor) -> Tensor:
 
 
 def attention_stabilisation_study(
-    model: LoopedTransformer,
+    model: HookedRun,
     data: Batch | Task,
     *,
     n_loops: int | None = None,
@@ -133,7 +133,7 @@ def attention_stabilisation_study(
         n_loops = max(2, math.ceil(1.25 * int(batch.n_loops.max())))
     check_integer("n_loops", n_loops, least=2)
     n_pos = batch.inputs.shape[1]
-    pattern_bytes = model.config.n_heads * n_pos**2 * model.dtype.itemsize
+    pattern_bytes = model.site_map.n_heads * n_pos**2 * model.dtype.itemsize
     with study(seed, model=describe_model(model), n_loops=n_loops, n_examples=len(batch)) as watch:
         parts = (
             _follow(model, batch[rows], n_loops) for rows in chunks(len(batch), 4 * pattern_bytes)
@@ -147,12 +147,12 @@ def attention_stabilisation_study(
 
 
 @torch.no_grad()
-def _follow(model: LoopedTransformer, batch: Batch, n_loops: int) -> dict[str, Tensor]:
+def _follow(model: HookedRun, batch: Batch, n_loops: int) -> dict[str, Tensor]:
     """Changes ``[loop, layer, batch, head]`` and exact match ``[loop, batch]``.
 
     Of each layer only the last pattern is held, not those of all loops.
     """
-    n_layers = model.config.n_layers
+    n_layers = model.site_map.n_layers
     before: deque[Tensor] = deque(maxlen=n_layers)
     changes: list[Tensor] = []
     exact: list[Tensor] = []
@@ -164,7 +164,7 @@ def _follow(model: LoopedTransformer, batch: Batch, n_loops: int) -> dict[str, T
         before.append(pattern)
 
     def score(state: Tensor, hook: object) -> None:
-        right = correctness(model.readout(state).argmax(dim=-1), batch.targets)
+        right = correctness(likeliest(model.readout(state)), batch.targets)
         exact.append(exact_match(right).bool().cpu())
 
     every = slice(None)

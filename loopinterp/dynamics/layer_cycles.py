@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float
     from torch import Tensor
 
-    from loopinterp.models.looped_transformer import LoopedTransformer
+    from loopinterp.models.hooked_run import HookedRun
 
 
 @dataclass(frozen=True, repr=False)
@@ -39,7 +39,7 @@ class LayerLimits(ShortRepr):
 
 @torch.no_grad()
 def layer_limits(
-    model: LoopedTransformer,
+    model: HookedRun,
     inputs: Tensor,
     *,
     n_loops: int,
@@ -71,7 +71,7 @@ def layer_limits(
             fix="Use convergence_study, which follows the state between loops.",
         )
     check_integer("n_loops", n_loops, least=2)
-    n_layers = model.config.n_layers
+    n_layers = model.site_map.n_layers
     held: deque[Tensor] = deque(maxlen=n_layers)
     residuals: list[Tensor] = []
 
@@ -97,9 +97,8 @@ def layer_limits(
     return LayerLimits(torch.cat([missing, residual]), cosine.float(), distance.float())
 
 
-def why_no_layers(model: object) -> str:
+def why_no_layers(model: Any) -> str:
     """Why the layers of a block cannot be told apart, as a clause; "" if they can."""
     if not hasattr(model, "run_with_hooks") or not hasattr(model, "site"):
         return f"{type(model).__name__} has no hooks inside its loop"
-    config = getattr(model, "config", None)
-    return "" if getattr(config, "n_layers", 0) > 1 else "the block has one layer"
+    return "" if model.site_map.n_layers > 1 else "the block has one layer"

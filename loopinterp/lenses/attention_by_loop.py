@@ -13,7 +13,6 @@ from loopinterp.errors import InputError, check_integer
 from loopinterp.intervals import ESTIMATE
 from loopinterp.models.looped_model import need_hooks
 from loopinterp.models.model_description import describe_model
-from loopinterp.models.positions import attention_mask
 from loopinterp.results import Result, study
 from loopinterp.study_examples import inputs_and_loops
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float
     from torch import Tensor
 
-    from loopinterp.models import LoopedTransformer
+    from loopinterp.models import HookedRun
     from loopinterp.tasks.task import Batch, Task
 
 
@@ -81,7 +80,7 @@ class AttentionResult(Result, kind="attention"):
 
 @torch.no_grad()
 def attention_study(
-    model: LoopedTransformer,
+    model: HookedRun,
     data: Batch | Task | Tensor,
     *,
     n_loops: int | None = None,
@@ -140,8 +139,7 @@ def attention_study(
     config = {"model": describe_model(model), "n_examples": n_examples, **settings}
     with study(seed, **config) as watch:
         patterns = _patterns(model, inputs, n_loops)
-        visible = attention_mask(model.config, n_pos, device=patterns.device)
-        visible = visible.expand(model.config.n_heads, n_pos, n_pos)
+        visible = model.visible(n_pos).expand(model.site_map.n_heads, n_pos, n_pos)
         mass, even, distances = _by_distance(patterns, visible, max_distance)
         received, received_even = _by_key(patterns, visible)
         axes = dict(zip(("loop", "layer", "head"), map(range, patterns[:, 0].shape)))
@@ -163,7 +161,7 @@ def attention_study(
 
 
 def _patterns(
-    model: LoopedTransformer, inputs: Tensor, n_loops: int
+    model: HookedRun, inputs: Tensor, n_loops: int
 ) -> Float[Tensor, "loop batch layer head query key"]:
     _, cache = model.run_with_cache(inputs, n_loops=n_loops, names_filter="attn.hook_pattern")
     return cache.stack("attn.hook_pattern", layer=slice(None)).transpose(1, 2).double()

@@ -1,11 +1,15 @@
-"""The components that have hooks: of a layer, of a loop, of a run; in the order they fire.
+"""The components of a model of ours that have hooks, in the order they fire.
 
-Each name stands beside the kind of tensor it holds (see :class:`~loopinterp.models.sites.Address`).
+Each name stands beside the kind of tensor it holds
+(see :meth:`loopinterp.models.site_map.SiteMap.axes`).
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
+
+from loopinterp.models.site_map import SiteMap, norm_sites
 
 if TYPE_CHECKING:
     from loopinterp.models.model_config import LoopedTransformerConfig
@@ -21,8 +25,25 @@ OPTIONAL_SITES = {
 """Sites that are there only while a flag of TransformerLens is on."""
 
 
-def _norm_sites(name: str, *, present: bool = True) -> dict[str, str]:
-    return {f"{name}.hook_scale": "scale", f"{name}.hook_normalized": "residual"} if present else {}
+@lru_cache(maxsize=256)
+def site_map_of(config: LoopedTransformerConfig, flags: frozenset[str] = frozenset()) -> SiteMap:
+    """The sites of a model of ours, with those of the flags of TransformerLens that are on."""
+    layer = layer_sites(config, flags)
+    (opening, closing), (embedding, final) = loop_sites(config), top_sites(config)
+    return SiteMap(
+        d_model=config.d_model,
+        n_heads=config.n_heads,
+        d_head=config.head_width,
+        d_mlp=config.mlp_width,
+        embedding=embedding,
+        prelude=(layer,) * config.n_prelude,
+        opening=opening,
+        block=(layer,) * config.n_layers,
+        closing=closing,
+        coda=(layer,) * config.n_coda,
+        final=final,
+        optional=OPTIONAL_SITES,
+    )
 
 
 def layer_sites(
@@ -36,25 +57,25 @@ def layer_sites(
     sites = {
         "hook_resid_pre": "residual",
         **dict.fromkeys(FORKS, "fork"),
-        **_norm_sites("ln1", present=before),
+        **norm_sites("ln1", present=before),
         **{f"attn.hook_{name}": "head" for name in projections},
         "attn.hook_attn_scores": "pattern",
         "attn.hook_pattern": "pattern",
         "attn.hook_z": "head",
         "attn.hook_result": "fork",
-        **_norm_sites("ln1_post", present=sandwich),
+        **norm_sites("ln1_post", present=sandwich),
         **dict(zip(["hook_attn_gate"], gate)),
         "hook_attn_out": "residual",
-        **_norm_sites("ln1", present=after),
+        **norm_sites("ln1", present=after),
         "hook_resid_mid": "residual",
         "hook_mlp_in": "residual",
-        **_norm_sites("ln2", present=before),
+        **norm_sites("ln2", present=before),
         "mlp.hook_pre": "neuron",
         "mlp.hook_post": "neuron",
-        **_norm_sites("ln2_post", present=sandwich),
+        **norm_sites("ln2_post", present=sandwich),
         **dict(zip(["hook_mlp_gate"], gate)),
         "hook_mlp_out": "residual",
-        **_norm_sites("ln2", present=after),
+        **norm_sites("ln2", present=after),
         "hook_resid_post": "residual",
     }
     absent = {site for flag, names in OPTIONAL_SITES.items() if flag not in flags for site in names}
@@ -67,7 +88,7 @@ def loop_sites(config: LoopedTransformerConfig) -> tuple[dict[str, str], dict[st
     after = config.injection == "gated_output"
     return {"hook_state_pre": "residual", **({} if after else injected)}, {
         **(injected if after else {}),
-        **_norm_sites("ln_loop", present=config.loop_norm),
+        **norm_sites("ln_loop", present=config.loop_norm),
         "hook_state_post": "residual",
     }
 
@@ -78,4 +99,4 @@ def top_sites(config: LoopedTransformerConfig) -> tuple[dict[str, str], dict[str
         config.positions == "abacus" and config.abacus_target == "input"
     )
     embedding = {"hook_embed": "residual", **({"hook_pos_embed": "residual"} if added else {})}
-    return embedding, _norm_sites("ln_final", present=config.final_norm)
+    return embedding, norm_sites("ln_final", present=config.final_norm)

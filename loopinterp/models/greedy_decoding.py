@@ -13,11 +13,12 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from loopinterp.errors import InputError, check_integer
+from loopinterp.models.hooked_run import HookedRun
 from loopinterp.models.looped_model import bind, need_model
 from loopinterp.models.looped_transformer import LoopedTransformer
 from loopinterp.models.model_description import device_of, need_causal
-from loopinterp.models.positions import AttentionContext, check_length, rotary_tables, score_mask
-from loopinterp.models.run_inputs import check_each, check_ends, check_inputs, check_tokens, refuse
+from loopinterp.models.positions import AttentionContext, check_length
+from loopinterp.models.run_inputs import check_each, check_ends, check_tokens, refuse
 from loopinterp.models.run_length import check_loops
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ class _Recomputed:
         return self._run(self.tokens[:, :seen])[self.rows, last]
 
     def _run(self, inputs: Tensor) -> Tensor:
-        if isinstance(self.model, LoopedTransformer):
+        if isinstance(self.model, HookedRun):
             return self.model(inputs, n_loops=self.loops, position_offset=self.offset)
         bound = bind(self.model, inputs)
         read = bound.h0
@@ -141,16 +142,13 @@ class _Cached(_Recomputed):
         self, model: Any, tokens: Tensor, loops: int | Tensor, offset: int | Tensor
     ) -> None:
         super().__init__(model, tokens, loops, offset)
-        config, n_pos = model.config, tokens.shape[1]
+        n_pos = tokens.shape[1]
         self.seen, self.turn = 0, 0
         self.kept: list[tuple[Tensor, Tensor]] = []
-        self.rotation = None
-        if config.positions == "rotary":
-            about = (config.head_width, config.rotary_base, model.device, model.dtype)
-            self.rotation = rotary_tables(n_pos, *about)
-        like = torch.empty(1, n_pos, config.d_model, device=model.device, dtype=model.dtype)
-        embedding = config.initial_state == "embedding"
-        self.start = None if embedding else model.initial_state(like)[0]
+        self.rotation = model._length_context(n_pos).rotation
+        width, where = model.site_map.d_model, {"device": model.device, "dtype": model.dtype}
+        like = torch.empty(1, n_pos, width, **where)
+        self.start = model.initial_state(like)[0] if model.starts_by_place else None
 
     def logits(self, last: Int[Tensor, " batch"], seen: int) -> Float[Tensor, "batch d_vocab_out"]:
         """What is said of the token at ``last``, of ``seen`` positions that any example has."""
@@ -165,7 +163,10 @@ class _Cached(_Recomputed):
         known, context = self.tokens[:, : self.seen], self._context(places)
         added = model._added_positions(known, self.offset)
         e = model._embed(known[at], context, None if added is None else added[at])
-        h = read = e if self.start is None else self.start[places].expand_as(e)
+        if self.start is None:
+            h = read = model.initial_state(e)
+        else:
+            h = read = self.start[places].expand(len(e), -1, -1)
         for loop in range(self.n_loops):
             h = model._loop(h, e, context, loop=loop)
             read = h if self.ends is None else torch.where(_as_rows(self.ends > loop, h), h, read)
@@ -193,20 +194,16 @@ class _Cached(_Recomputed):
                 old[self.rows[:, None], :, places] = new.transpose(1, 2)
             return kept[0][:, :, : self.seen], kept[1][:, :, : self.seen]
 
-        about = (places[..., None], key)
-        how = {"bias": model.relative_bias, "dtype": model.dtype}
-        mask, surround = score_mask(model.config, *about, **how), None
-        if not model.config.windowed_surround:
-            wide = score_mask(model.config.without_window(), *about, **how)
-            surround = AttentionContext(mask=wide)
+        mask, around = model._mask_at(places[..., None], key)
+        surround = None if around is mask else AttentionContext(mask=around)
         return AttentionContext(
             mask=mask, rotation=rotation, qk_offset=offset, remember=remember, surround=surround
         )
 
 
 def _can_cache(model: Any, loops: int | Tensor) -> bool:
-    """Whether a model is one of ours, without a hook that would want to see all positions."""
-    return isinstance(model, LoopedTransformer) and not model._hooked(_most(loops), told=True)
+    """Whether its loops are open to us, without a hook that would want to see all positions."""
+    return isinstance(model, HookedRun) and not model._hooked(_most(loops), told=True)
 
 
 def _most(loops: int | Tensor) -> int:
@@ -252,7 +249,7 @@ def _check_model(
     """Raise unless a model can go on with its own answers."""
     need_causal(model)
     answers = None
-    if isinstance(model, LoopedTransformer):
+    if isinstance(model, HookedRun):
         answers, known = model.config.d_vocab_out, model.config.d_vocab
         if known is None or answers > known:
             raise InputError(
@@ -261,7 +258,7 @@ def _check_model(
                 given=f"d_vocab_out={answers}, d_vocab={known}",
                 fix="Read the answers of such a model at once: model(inputs).",
             )
-        check_inputs(prompts, model.config, model.device, position_offset)
+        model._context(prompts, position_offset)
     elif isinstance(position_offset, Tensor) or position_offset:
         refuse(
             {"position_offset": position_offset}, "0 for a model of another kind", "Leave it out."

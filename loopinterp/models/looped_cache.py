@@ -15,15 +15,14 @@ from loopinterp.models.direct_attribution import attribute_logit, need_own_reado
 from loopinterp.models.run_inputs import check_dtype
 from loopinterp.models.run_readout import RunReadout
 from loopinterp.models.sites import AddressBook, Index, resolve_index
-from loopinterp.models.transformer_lens_names import DIRECT_WRITES, Needs
+from loopinterp.models.strict_hooks import LoopHooks
+from loopinterp.models.transformer_lens_names import DIRECT_WRITES, Needs, TransformerLensNames
 from loopinterp.short_repr import as_table
 
 if TYPE_CHECKING:
     import xarray as xr
     from jaxtyping import Float
     from torch import Tensor
-
-    from loopinterp.models.transformer_lens_names import TransformerLensNames
 
 
 class MissingActivationError(HookError, KeyError):
@@ -100,12 +99,12 @@ class LoopedCache(ActivationCache):
         True
     """
 
-    model: TransformerLensNames
+    model: LoopHooks
 
     def __init__(
         self,
         cache_dict: dict[str, Tensor],
-        model: TransformerLensNames,
+        model: LoopHooks,
         has_batch_dim: bool = True,
         *,
         readout: RunReadout | None = None,
@@ -165,7 +164,7 @@ class LoopedCache(ActivationCache):
         component = book.component(component)
         per_loop = component in book.per_loop
         layers, one = (
-            ([None], True) if per_loop else resolve_index(layer, book.config.n_layers, "layer")
+            ([0], True) if per_loop else resolve_index(layer, book.site_map.n_layers, "layer")
         )
         if not layers or (per_loop and layer not in (-1, None)):
             raise HookError(
@@ -175,7 +174,8 @@ class LoopedCache(ActivationCache):
                 fix="Leave layer out.",
             )
         wanted = resolve_index(loops, self.n_loops, "loop")[0]
-        names = [[book.at["block", t, k, component].name for k in layers] for t in wanted]
+        found = [book.site(component, loop=t, layer=None if per_loop else layers) for t in wanted]
+        names = [[row] if isinstance(row, str) else row for row in found]
         if loops is None:
             names = [row for row in names if row[0] in self.cache_dict]
         if not names:
@@ -194,7 +194,7 @@ class LoopedCache(ActivationCache):
         Raises:
             InputError: If the block norms the residual stream itself (``norm="post"``).
         """
-        config = self._book.config
+        config = self.model.config
         _SUM_IN_LOOP.check(config, "decompose_loop")
         loop = resolve_index(loop, self.n_loops, "loop")[0][0]
         before = config.injection in ("input", "concat")
@@ -259,6 +259,14 @@ class LoopedCache(ActivationCache):
             >>> bool(abs(parts.sum("component") - difference).max() < 1e-5)
             True
         """
+        model = self.model
+        if not isinstance(model, TransformerLensNames):
+            raise InputError(
+                "logit_attribution",
+                expected="a model of ours, whose norms and writers it takes apart",
+                given=f"the cache of {type(model).__name__}",
+                fix="Patch or ablate the parts instead.",
+            )
         if self.readout is None:
             raise InputError(
                 "cache",
@@ -266,13 +274,13 @@ class LoopedCache(ActivationCache):
                 given="one that does not, made by hand or saved by an earlier version",
                 fix="Call model.run_with_cache again.",
             )
-        need_own_readout(self.readout, self.model, own_last_loop=loop is None)
+        need_own_readout(self.readout, model, own_last_loop=loop is None)
         end = -1 if loop is None else loop
         ends = (end, end if from_loop is None else from_loop)
         last, first = (resolve_index(t, self.n_loops, "loop")[0][0] for t in ends)
         return attribute_logit(
             self.__getitem__,
-            self.model,
+            model,
             tokens,
             incorrect_tokens,
             loop=last,
@@ -311,7 +319,7 @@ class LoopedCache(ActivationCache):
         header = {
             "n_loops": self.n_loops,
             "has_batch_dim": self.has_batch_dim,
-            "config": self._book.config.to_dict(),
+            "config": self.model.config.to_dict(),
         }
         folder = Path(folder)
         end = self.readout.tensors() if self.readout is not None else {}
@@ -320,7 +328,7 @@ class LoopedCache(ActivationCache):
         return folder
 
     @classmethod
-    def load(cls, folder: str | Path, model: TransformerLensNames) -> LoopedCache:
+    def load(cls, folder: str | Path, model: LoopHooks) -> LoopedCache:
         """Read a cache back, for the model it was made with.
 
         Raises:

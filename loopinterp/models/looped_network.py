@@ -10,6 +10,7 @@ from einops import rearrange
 from torch import nn
 
 from loopinterp.errors import check_seed
+from loopinterp.models.component_sites import site_map_of
 from loopinterp.models.grid_positions import GridBias
 from loopinterp.models.model_config import LoopedTransformerConfig
 from loopinterp.models.positions import (
@@ -18,7 +19,9 @@ from loopinterp.models.positions import (
     RelativeBias,
     abacus_positions,
     attention_context,
+    attention_mask,
     check_length,
+    score_mask,
 )
 from loopinterp.models.run_inputs import check_inputs
 from loopinterp.models.stacked_weights import linear
@@ -27,14 +30,18 @@ from loopinterp.models.taps import NO_TAPS, SILENT, Tap, Taps
 from loopinterp.models.transformer_layer import Layer, Norm, Recall
 
 if TYPE_CHECKING:
+    from jaxtyping import Bool, Int
     from torch import Tensor
+
+    from loopinterp.models.site_map import SiteMap
 
 
 class LoopedNetwork(LoopHooks):
     """The weights, the embedding of an input, one loop, and the readout, each with its hooks."""
 
     def __init__(self, config: LoopedTransformerConfig, *, seed: int = 0) -> None:
-        super().__init__(config)
+        super().__init__(config.n_loops)
+        self.config = config
         d_model = config.d_model
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(check_seed(seed))
@@ -64,6 +71,15 @@ class LoopedNetwork(LoopHooks):
             self.unembedding.weight = self.embedding.weight
         # There is no dropout: nothing differs in training, and TransformerLens asks for eval mode.
         self.eval()
+
+    @property
+    def site_map(self) -> SiteMap:
+        """The sites of the model, and their sizes."""
+        return site_map_of(self.config, self._flags)
+
+    def visible(self, n_pos: int) -> Bool[Tensor, "#head query key"]:
+        """True where a query may attend, of so many positions."""
+        return attention_mask(self.config, n_pos, device=self.device)
 
     @property
     def device(self) -> torch.device:
@@ -188,6 +204,16 @@ class LoopedNetwork(LoopHooks):
         if look:
             check_length(int(index.max()) + 1, self.config.n_ctx, "abacus positions")
         return index
+
+    def _mask_at(
+        self, query: Int[Tensor, "#block query 1"], key: Int[Tensor, "#block 1 key"]
+    ) -> tuple[Tensor, Tensor]:
+        """What is added to scores of queries and keys at some places: in the loop, and around."""
+        how = {"bias": self.relative_bias, "dtype": self.dtype}
+        mask = score_mask(self.config, query, key, **how)
+        if self.config.windowed_surround:
+            return mask, mask
+        return mask, score_mask(self.config.without_window(), query, key, **how)
 
     # The loop
 

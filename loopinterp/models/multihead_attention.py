@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -67,8 +67,6 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "batch pos d_model"]:
         """``sum_h softmax(q_h k_h^T / sqrt(d_head) + mask) v_h W_O[h] + b_O``.
 
-        Fused, or block by block within a window, unless somebody listens to scores or pattern.
-
         Args:
             x: What all heads read.
             context: What the attention of every loop shares.
@@ -83,25 +81,7 @@ class Attention(nn.Module):
             q, k, v = (self._own(*one) for one in zip((q, k, v), forks, "QKV"))
         if context.qk_offset is not None:
             q, k = q + context.qk_offset, k + context.qk_offset
-        q, k, v = _show(tap, "hook_q", q), _show(tap, "hook_k", k), _show(tap, "hook_v", v)
-        if context.rotation is not None:
-            q = _show(tap, "hook_rot_q", rotate(q, context.rotation))
-            k = _show(tap, "hook_rot_k", rotate(k, context.rotation))
-        if context.remember is not None:
-            k, v = context.remember(k, v)
-        if tap.listens("attn.hook_attn_scores", "attn.hook_pattern"):
-            scores = tap("attn.hook_attn_scores", _scores(q, k, context))
-            z = tap("attn.hook_pattern", scores.softmax(-1)) @ v
-        elif context.attend is not None:
-            z = context.attend(q, k, v)
-        elif context.window is not None:
-            assert context.mask is not None
-            z = windowed_attention(q, k, v, mask=context.mask, window=context.window)
-        else:
-            z = F.scaled_dot_product_attention(
-                q, k, v, attn_mask=context.mask, is_causal=context.is_causal
-            )
-        z = _show(tap, "hook_z", z).transpose(1, 2)
+        z = attend(q, k, v, context, tap).transpose(1, 2)
         if tap.listens("attn.hook_result"):
             heads = torch.einsum("bphd,hdm->bphm", z, self.W_O)
             return tap("attn.hook_result", heads).sum(2) + out.bias
@@ -115,6 +95,50 @@ class Attention(nn.Module):
             return x
         weight, bias = getattr(self, f"W_{which}"), getattr(self, f"b_{which}")
         return torch.einsum("bphm,hmd->bhpd", fork, weight) + bias[:, None]
+
+
+def attend(
+    q: Float[Tensor, "batch head pos d_head"],
+    k: Float[Tensor, "batch kv_head pos d_head"],
+    v: Float[Tensor, "batch kv_head pos d_head"],
+    context: AttentionContext,
+    tap: Tap = SILENT,
+    *,
+    turn: Callable[[Tensor, tuple[Tensor, Tensor]], Tensor] = rotate,
+) -> Float[Tensor, "batch head pos d_head"]:
+    """What each head reads: ``softmax(q k^T / sqrt(d_head) + mask) v``, past the hooks there.
+
+    Fused, or block by block within a window, unless somebody listens to scores or pattern.
+
+    Args:
+        q: Queries.
+        k: Keys; of fewer heads, each of which serves several of the queries' in a row.
+        v: Values, of as many heads as the keys.
+        context: What the attention of every loop shares.
+        tap: Who listens inside the layer.
+        turn: How queries and keys are turned by the angles of their positions.
+    """
+    q, k, v = _show(tap, "hook_q", q), _show(tap, "hook_k", k), _show(tap, "hook_v", v)
+    if context.rotation is not None:
+        q = _show(tap, "hook_rot_q", turn(q, context.rotation))
+        k = _show(tap, "hook_rot_k", turn(k, context.rotation))
+    if context.remember is not None:
+        k, v = context.remember(k, v)
+    if k.shape[1] < q.shape[1]:
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    if tap.listens("attn.hook_attn_scores", "attn.hook_pattern"):
+        scores = tap("attn.hook_attn_scores", _scores(q, k, context))
+        z = tap("attn.hook_pattern", scores.softmax(-1)) @ v
+    elif context.attend is not None:
+        z = context.attend(q, k, v)
+    elif context.window is not None:
+        assert context.mask is not None
+        z = windowed_attention(q, k, v, mask=context.mask, window=context.window)
+    else:
+        z = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=context.mask, is_causal=context.is_causal
+        )
+    return _show(tap, "hook_z", z)
 
 
 def _show(

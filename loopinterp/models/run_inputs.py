@@ -170,12 +170,13 @@ def check_dtype(dtype: Any) -> torch.dtype | None:
     )
 
 
-def check_state(state: Tensor, e: Tensor) -> Tensor:
-    """The state, unless its shape or type is not that of the embedded input."""
-    if state.shape != e.shape or state.dtype != e.dtype:
+def check_state(state: Tensor, e: Tensor, width: int) -> Tensor:
+    """The state, unless its shape or type is not that of an embedded input's, of some width."""
+    shape = (*e.shape[:-1], width)
+    if state.shape != shape or state.dtype != e.dtype:
         raise InputError(
             "state",
-            expected=f"shape {spell(e)}",
+            expected=f"shape {shape} of {e.dtype}",
             given=spell(state),
             fix="A state has the shape [batch, pos, d_model] of its input.",
         )

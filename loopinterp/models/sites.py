@@ -5,8 +5,9 @@ A run of T loops over a block of L layers is numbered as TransformerLens numbers
 ``blocks.{n_prelude + loop * L + layer}.attn.hook_pattern`` is the pattern of one layer at one
 loop, and ``loops.{loop}.blocks.{layer}.attn.hook_pattern`` is the same place said plainly, as are
 ``prelude.{layer}.attn.hook_pattern`` and ``coda.{layer}.attn.hook_pattern`` for layers that run
-once. What happens once per loop is ``loops.{loop}.hook_state_pre`` and so on. The sums are done
-here and nowhere else.
+once. What happens once per loop is ``loops.{loop}.hook_state_pre`` and so on. Where a loop has
+loops of its own, its layers also have names by those: ``loops.{loop}.inner.{k}.blocks.{layer}.…``.
+The sums are done here and nowhere else.
 """
 
 from __future__ import annotations
@@ -18,15 +19,9 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from loopinterp.errors import HookError, unknown_name
-from loopinterp.models.component_sites import (
-    OPTIONAL_SITES,
-    layer_sites,
-    loop_sites,
-    top_sites,
-)
 
 if TYPE_CHECKING:
-    from loopinterp.models.model_config import LoopedTransformerConfig
+    from loopinterp.models.site_map import Axes, SiteMap, Sites
 
 Index = int | slice | Sequence[int] | None
 
@@ -37,6 +32,7 @@ Key = tuple[str, int | None, int | None, str]
 """A place and a component: what a hook keeps when the number of loops changes its name."""
 
 _ALIAS = re.compile(r"^(?:(loops)\.(-?\d+)\.(?:blocks\.(-?\d+)\.)?|(prelude|coda)\.(-?\d+)\.)(.+)$")
+_IN_LOOP = re.compile(r"^loops\.(-?\d+)\.(.+)$")
 
 
 @dataclass(frozen=True)
@@ -46,10 +42,12 @@ class Address:
     Attributes:
         name: The hook's full name.
         component: Name within its layer or loop ("attn.hook_pattern").
-        kind: residual, scale, head, fork, pattern or neuron: which axes its tensor has.
+        kind: residual, scale, head, fork, pattern, neuron …: what its tensor is.
         section: prelude, block or coda; top for embedding and final norm.
         loop: Index of the loop; None outside the block.
         layer: Index inside the section; None for what is in no layer.
+        axes: The axes of its tensor after the batch: sizes, "pos" and "key".
+        in_readout: Whether it fires only where logits are read.
     """
 
     name: str
@@ -58,6 +56,8 @@ class Address:
     section: str
     loop: int | None = None
     layer: int | None = None
+    axes: Axes = ()
+    in_readout: bool = False
 
     @property
     def place(self) -> Place:
@@ -70,68 +70,62 @@ class Address:
         return (*self.place, self.component)
 
     @property
-    def in_readout(self) -> bool:
-        """Whether it fires only where logits are read."""
-        return self.section == "coda" or self.name.startswith("ln_final.")
+    def pos_axis(self) -> int | None:
+        """The axis of its positions, counted from the end; None where it has none."""
+        return self.axes.index("pos") - len(self.axes) if "pos" in self.axes else None
 
-    def shape(
-        self, config: LoopedTransformerConfig, batch: int, n_pos: int, n_kept: int | None = None
-    ) -> tuple[int, ...]:
+    def shape(self, batch: int, n_pos: int, n_kept: int | None = None) -> tuple[int, ...]:
         """Shape of the activation; ``n_kept`` positions remain after a position slice."""
-        pos = n_pos if n_kept is None else n_kept
-        axes = {
-            "residual": (pos, config.d_model),
-            "scale": (pos, 1),
-            "neuron": (pos, config.mlp_width),
-            "head": (pos, config.n_heads, config.head_width),
-            "fork": (pos, config.n_heads, config.d_model),
-            "pattern": (config.n_heads, pos, n_pos),
-        }
-        return (batch, *axes[self.kind])
+        sizes = {"pos": n_pos if n_kept is None else n_kept, "key": n_pos}
+        return (batch, *(sizes[x] if isinstance(x, str) else x for x in self.axes))
 
 
 class AddressBook:
     """All addresses of a run of ``n_loops`` loops, in the order they fire, by any name."""
 
-    def __init__(
-        self,
-        config: LoopedTransformerConfig,
-        n_loops: int,
-        flags: frozenset[str] = frozenset(),
-    ) -> None:
-        self.config, self.n_loops = config, n_loops
-        in_layer, (opening, closing) = layer_sites(config, flags), loop_sites(config)
-        embedding, final = top_sites(config)
+    def __init__(self, site_map: SiteMap, n_loops: int) -> None:
+        self.site_map, self.n_loops = site_map, n_loops
+        layers = {"prelude": site_map.prelude, "block": site_map.block, "coda": site_map.coda}
+        self._sizes: dict[str, int] = {section: len(each) for section, each in layers.items()}
+        opening, closing = site_map.opening, site_map.closing
+        in_layer = {k: v for sites in layers.values() for one in sites for k, v in one.items()}
         self.kinds = {**in_layer, **opening, **closing}
         self.components = list(self.kinds)
         self.per_loop = {*opening, *closing}
         # "q" is attn.hook_q, "post" is mlp.hook_post; what ln1 and ln2 share has no short name.
         inside = [name for name in in_layer if name.startswith(("attn.", "mlp."))]
         self._short = {name.rpartition("hook_")[2]: name for name in inside}
-        n_layers = (config.n_prelude, config.n_layers, config.n_coda)
-        self._sizes: dict[str, int] = dict(zip(("prelude", "block", "coda"), n_layers))
         self._selected: dict[tuple[object, object], list[str]] = {}
         entries: list[Address] = []
         numbers = count()
 
         def add(
-            sites: dict[str, str], prefix: str, section: str, loop: int | None, layer: int | None
+            sites: Sites,
+            prefix: str,
+            section: str,
+            loop: int | None = None,
+            layer: int | None = None,
+            *,
+            in_readout: bool = False,
         ) -> None:
             for name, kind in sites.items():
-                entries.append(Address(prefix + name, name, kind, section, loop, layer))
+                about = (name, kind, section, loop, layer, site_map.axes(kind), in_readout)
+                entries.append(Address(prefix + name, *about))
 
         def add_layers(section: str, loop: int | None = None) -> None:
-            for layer in range(self._sizes[section]):
-                add(in_layer, f"blocks.{next(numbers)}.", section, loop, layer)
+            for layer, sites in enumerate(layers[section]):
+                prefix = f"blocks.{next(numbers)}."
+                add(sites, prefix, section, loop, layer, in_readout=section == "coda")
 
-        add(embedding, "", "top", None, None)
+        add(site_map.embedding, "", "top")
         add_layers("prelude")
         for loop in range(n_loops):
-            add(opening, f"loops.{loop}.", "block", loop, None)
+            add(opening, f"loops.{loop}.", "block", loop)
             add_layers("block", loop)
-            add(closing, f"loops.{loop}.", "block", loop, None)
+            add(closing, f"loops.{loop}.", "block", loop)
+        add(site_map.entry, "", "top", in_readout=True)
         add_layers("coda")
-        add(final, "", "top", None, None)
+        add(site_map.final, "", "top", in_readout=True)
         self.addresses = {entry.name: entry for entry in entries}
         self.at = {entry.key: entry for entry in entries}
 
@@ -192,7 +186,16 @@ class AddressBook:
             size = self._sizes[section]
             layer = 0 if layer is None and size == 1 else layer
             layers, one_layer = resolve_index(layer, size, f"layer of the {section}")
-        names = [self.at[section, t, k, component].name for t in loops for k in layers]
+        keys = [(section, t, k, component) for t in loops for k in layers]
+        absent = next((key for key in keys if key not in self.at), None)
+        if absent is not None:
+            raise HookError(
+                f"site {component!r}",
+                expected="a layer that has it",
+                given=f"layer {absent[2]} of the {section}",
+                fix="List the hooks with list(model.hook_dict).",
+            )
+        names = [self.at[key].name for key in keys]
         return names[0] if one_loop and one_layer else names
 
     @staticmethod
@@ -214,7 +217,7 @@ class AddressBook:
         """
         if name in self.addresses:
             return name
-        alias = _ALIAS.match(name)
+        alias = _ALIAS.match(self._plain(name))
         if alias:
             looped, component = alias[1] is not None, alias[6]
             loop, layer = (None if i is None else int(i) for i in (alias[2], alias[3] or alias[5]))
@@ -224,17 +227,17 @@ class AddressBook:
         number = re.match(r"^(blocks|loops)\.(\d+)\.", name)
         if number:
             total = (
-                self.config.layers_total(self.n_loops) if number[1] == "blocks" else self.n_loops
+                self.site_map.layers_total(self.n_loops) if number[1] == "blocks" else self.n_loops
             )
             if int(number[2]) >= total:
                 raise HookError(
                     f"hook {name!r}",
                     expected=f"{number[1]}.0 to {number[1]}.{total - 1}: the run has "
-                    f"{self.n_loops} loops of {self.config.n_layers} layers",
+                    f"{self.n_loops} loops of {self.site_map.n_layers} layers",
                     given=f"{number[1]}.{number[2]}",
                     fix=f"Pass a larger n_loops, or name one of those {number[1]}.",
                 )
-        for flag, sites in OPTIONAL_SITES.items():
+        for flag, sites in self.site_map.optional.items():
             if name.endswith(sites):
                 raise HookError(
                     f"hook {name!r}",
@@ -243,6 +246,15 @@ class AddressBook:
                     fix=f"Call model.set_{flag}(True) first.",
                 )
         raise unknown_name("hook", name, self.addresses, HookError)
+
+    def _plain(self, name: str) -> str:
+        """A name with a layer said by its own name in the loop, said by its number instead."""
+        said = _IN_LOOP.match(name)
+        if said:
+            for layer, other in enumerate(self.site_map.layer_names):
+                if said[2].startswith(f"{other}."):
+                    return f"loops.{said[1]}.blocks.{layer}.{said[2][len(other) + 1 :]}"
+        return name
 
     def targets(self, name: object) -> list[Address]:
         """The addresses that a hook is for: of a name, a list of names, or a predicate.

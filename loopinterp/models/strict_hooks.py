@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from transformer_lens.hook_points import HookPoint
     from typing_extensions import Self
 
-    from loopinterp.models.model_config import LoopedTransformerConfig
+    from loopinterp.models.site_map import SiteMap
 
 
 class LoopHooks(LoopCount, HookedRootModule):
@@ -41,14 +41,26 @@ class LoopHooks(LoopCount, HookedRootModule):
     the number of loops changes; only the coda's names move.
     """
 
-    def __init__(self, config: LoopedTransformerConfig) -> None:
+    def __init__(self, n_loops: int) -> None:
         super().__init__()
-        self.config = config
-        self._n_loops = config.n_loops
+        self._n_loops = n_loops
         self._flags: frozenset[str] = frozenset()  # of TransformerLens, for sites that cost
         # Shared with the same model for other numbers of loops, as its weights are.
         self._points: dict[Key, HookPoint] = {}
         self._books: dict[tuple[int, frozenset[str]], AddressBook] = {}
+
+    config: Any
+    """What describes the model: its ``to_dict()`` goes to results and caches."""
+
+    @property
+    def site_map(self) -> SiteMap:
+        """The sites of the model, and their sizes."""
+        raise NotImplementedError
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the activations."""
+        return next(self.parameters()).dtype
 
     def run_with_hooks(
         self,
@@ -117,8 +129,8 @@ class LoopHooks(LoopCount, HookedRootModule):
         """
         book = self.addresses(self._loops_at(n_loops, n_pos))
         names = book.select(names_filter, loops)
-        shapes = (book.addresses[name].shape(self.config, batch, n_pos, n_kept) for name in names)
-        itemsize = (check_dtype(dtype) or next(self.parameters()).dtype).itemsize
+        shapes = (book.addresses[name].shape(batch, n_pos, n_kept) for name in names)
+        itemsize = (check_dtype(dtype) or self.dtype).itemsize
         return sum(math.prod(shape) for shape in shapes) * itemsize
 
     def site(
@@ -151,7 +163,7 @@ class LoopHooks(LoopCount, HookedRootModule):
         """All addresses of a run, and the ways to name them."""
         key = self._loops(n_loops), self._flags
         if key not in self._books:
-            self._books[key] = AddressBook(self.config, *key)
+            self._books[key] = AddressBook(self.site_map, key[0])
         return self._books[key]
 
     def unroll(self, n_loops: int) -> Self:
@@ -166,6 +178,13 @@ class LoopHooks(LoopCount, HookedRootModule):
         unrolled = object.__new__(type(self))
         vars(unrolled).update(vars(self), _n_loops=self._loops(n_loops), _rule=None)
         return unrolled
+
+    def flag_for(self, names: Iterable[str]) -> None:
+        """Turn on the flags of TransformerLens that hooks of these names need."""
+        optional = self.site_map.optional
+        for name in names:
+            site = name.removesuffix("_grad")
+            self._flags |= {flag for flag, ends in optional.items() if site.endswith(ends)}
 
     @property
     def hook_dict(self) -> dict[str, HookPoint]:  # type: ignore[override]

@@ -193,8 +193,8 @@ class Recorder:
     def _keep(self, address: Address, x: Tensor) -> Tensor:
         if x.requires_grad:
             x = x.detach()
-        if self._slice is not None:
-            axis = -3 if address.kind in ("head", "fork") else -2
+        axis = address.pos_axis
+        if self._slice is not None and axis is not None:
             try:
                 # Cloned, or the part kept would hold the whole activation in memory.
                 kept = self._slice.apply(x, dim=axis).clone()

@@ -6,7 +6,7 @@ weights happen to be the same, for its default number of loops T.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +16,13 @@ from torch import nn
 from loopinterp.errors import InputError
 from loopinterp.models.component_sites import OPTIONAL_SITES
 from loopinterp.models.looped_network import LoopedNetwork
+from loopinterp.models.model_config import LoopedTransformerConfig
 
 if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
     from transformer_lens import FactoredMatrix
     from transformer_lens.config import TransformerBridgeConfig
-
-    from loopinterp.models.model_config import LoopedTransformerConfig
 
 _NORM_TYPES = {"layernorm": "LN", "rmsnorm": "RMS"}
 
@@ -82,8 +81,15 @@ class Needs:
     fix: str
     settings: Mapping[str, tuple[Any, ...]]
 
-    def check(self, config: LoopedTransformerConfig, method: str) -> None:
+    def check(self, config: Any, method: str) -> None:
         """Raise unless a model has every one of the settings."""
+        if not isinstance(config, LoopedTransformerConfig):
+            raise InputError(
+                method,
+                expected=self.expected,
+                given="an adapter, which knows the weights of a published model by no such names",
+                fix="Use the lenses of loopinterp, or read the activations themselves.",
+            )
         given = {name: getattr(config, name) for name in self.settings}
         wrong = [f"{k}={value!r}" for k, value in given.items() if value not in self.settings[k]]
         if wrong:
@@ -258,12 +264,6 @@ class TransformerLensNames(LoopedNetwork):
     set_use_split_qkv_input = _flag("use_split_qkv_input")
     set_use_attn_result = _flag("use_attn_result")
     set_use_hook_mlp_in = _flag("use_hook_mlp_in")
-
-    def flag_for(self, names: Iterable[str]) -> None:
-        """Turn on the flags that hooks of these names need."""
-        for name in names:
-            site = name.removesuffix("_grad")
-            self._flags |= {flag for flag, ends in OPTIONAL_SITES.items() if site.endswith(ends)}
 
     def set_use_attn_in(self, use: bool) -> None:
         """Raise where ``use`` is True: there is one copy of the stream for each of q, k and v."""

@@ -13,7 +13,7 @@ from tests.models.variants import VARIANTS, build, some_inputs
 
 
 def _book(name: str = "surround", n_loops: int = 3) -> AddressBook:
-    return AddressBook(build(name).config, n_loops)
+    return AddressBook(build(name).site_map, n_loops)
 
 
 def test_prelude_comes_first_and_coda_last() -> None:
@@ -136,7 +136,7 @@ def test_every_address_fires_once_with_the_shape_it_promises(name: str) -> None:
     def note(activation, hook) -> None:
         fired.append(hook.name)
         address = model.addresses(3).addresses[hook.name]
-        assert activation.shape == address.shape(model.config, 3, 7)
+        assert activation.shape == address.shape(3, 7)
 
     model.run_with_hooks(x, n_loops=3, fwd_hooks=[(lambda name: True, note)])
     assert sorted(fired) == sorted(model.addresses(3).addresses)

@@ -1,0 +1,11 @@
+from .adapt import adapt as adapt
+from .adapt import load_published as load_published
+from .exit_gates import ExitGate as ExitGate
+from .hrm import HRMAdapter as HRMAdapter
+from .hrm_text import HRMTextAdapter as HRMTextAdapter
+from .huginn import HuginnAdapter as HuginnAdapter
+from .nested_loops import NestedModel as NestedModel
+from .ouro import OuroAdapter as OuroAdapter
+from .published_model import PublishedConfig as PublishedConfig
+from .published_model import PublishedModel as PublishedModel
+from .trm import TRMAdapter as TRMAdapter

@@ -1,0 +1,192 @@
+r"""Huginn (Raven): a prelude, a core that is run again and again on state and input, a coda.
+
+.. math::
+    e = \operatorname{prelude}(x), \qquad h_0 \sim \mathcal N, \qquad
+    h_{t+1} = \operatorname{core}(A [h_t; e])
+
+The logits of any loop are those of coda and head on its normed state.
+
+Source: arXiv 2502.05171, and the published ``raven_modeling_minimal.py``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from loopinterp.adapters.published_layers import (
+    gated,
+    join_heads,
+    layer_sites,
+    rms_norm,
+    split_heads,
+)
+from loopinterp.adapters.published_model import PublishedModel
+from loopinterp.errors import InputError, check_seed
+from loopinterp.models.multihead_attention import attend
+from loopinterp.models.positions import AttentionContext, rotate
+from loopinterp.models.site_map import SiteMap, norm_sites
+from loopinterp.models.taps import NO_TAPS, SILENT, Tap, Taps
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
+
+
+class HuginnAdapter(PublishedModel):
+    """Huginn (``RavenForCausalLM``) with our addresses; norms after a sublayer are of the sum.
+
+    Args:
+        published: The model.
+        seed: Seed of the noise that a run starts from. Every example starts from the same noise,
+            and a position's does not depend on the input's length: a batch gives what its examples
+            give one by one, and a prefix what it gives within the whole. The published code draws
+            anew in each run: pass ``state=`` to start from a draw of yours.
+
+    Raises:
+        InputError: If the model draws noise at each step.
+    """
+
+    needs = (
+        "transformer.wte",
+        "transformer.prelude",
+        "transformer.adapter",
+        "transformer.core_block.0.norm_4",
+        "transformer.coda",
+        "transformer.ln_f",
+        "freqs_cis",
+        "lm_head",
+    )
+
+    def __init__(self, published: Any, *, seed: int = 0) -> None:
+        config, parts = published.config, published.transformer
+        if getattr(config, "test_time_noise", 0):
+            raise InputError(
+                "model",
+                expected="steps that draw nothing: test_time_noise = 0",
+                given=f"test_time_noise = {config.test_time_noise}",
+                fix="Set model.config.test_time_noise = 0.",
+            )
+        self._seed = check_seed(seed)
+        n_heads = int(config.num_attention_heads)
+        self._d_head = int(config.n_embd) // n_heads
+        n_kv = int(config.num_key_value_heads)
+        layer = layer_sites(before=True, after=True, grouped=n_kv < n_heads)
+        super().__init__(
+            published,
+            SiteMap(
+                d_model=int(config.n_embd),
+                n_heads=n_heads,
+                n_kv_heads=n_kv,
+                d_head=self._d_head,
+                d_mlp=parts["core_block"][0].mlp.proj.in_features,
+                embedding={"hook_embed": "residual"},
+                prelude=(layer,) * len(parts["prelude"]),
+                opening={"hook_state_pre": "state", "hook_injection": "residual"},
+                block=(layer,) * len(parts["core_block"]),
+                closing={"hook_state_post": "state"},
+                entry=norm_sites("ln_coda"),
+                coda=(layer,) * len(parts["coda"]),
+                final=norm_sites("ln_final"),
+            ),
+            n_loops=int(config.mean_recurrence),
+            d_vocab=parts["wte"].num_embeddings,
+            d_vocab_out=published.lm_head.out_features,
+            n_ctx=published.freqs_cis.shape[1],
+            options={"seed": seed},
+        )
+
+    @property
+    def starts_by_place(self) -> bool:
+        """Whether the initial state depends on where a token stands, and not on the token."""
+        return True
+
+    def initial_state(
+        self, e: Float[Tensor, "batch pos d_model"]
+    ) -> Float[Tensor, "batch pos d_state"]:
+        """Seeded normal noise, cut off at three standard deviations, at the scale of ``e``.
+
+        A position's noise is the same whatever the length of the input.
+        """
+        std = float(self.published.config.init_values["std"])
+        generator = torch.Generator().manual_seed(self._seed)
+        # By the inverse of the distribution, as uniform numbers are drawn one after the other.
+        below = torch.rand(e.shape[1:], generator=generator, dtype=torch.float64)
+        least = math.erfc(3 / math.sqrt(2)) / 2
+        noise = torch.special.ndtri(least + (1 - 2 * least) * below)
+        return (noise * std * self._scale).to(e).expand_as(e)
+
+    @property
+    def _scale(self) -> float:
+        return float(self.published.emb_scale)
+
+    def _rotation(self, n_pos: int) -> tuple[Tensor, Tensor]:
+        turns = self.published.freqs_cis[0, :n_pos, 0].float()  # [pos, d_head / 2, 2]
+        cos, sin = turns.repeat_interleave(2, dim=1).unbind(-1)
+        return cos, sin
+
+    def _embed(
+        self,
+        inputs: Tensor,
+        context: AttentionContext,
+        positions: Tensor | None,
+        taps: Taps = NO_TAPS,
+    ) -> Tensor:
+        parts = self.published.transformer
+        e = taps.at("top")("hook_embed", parts["wte"](inputs.long()) * self._scale)
+        for k, layer in enumerate(parts["prelude"]):
+            e = self._layer(layer, e, context, taps.at("prelude", None, k))
+        return e
+
+    def _loop(
+        self, h: Tensor, e: Tensor, context: AttentionContext, taps: Taps = NO_TAPS, loop: int = 0
+    ) -> Tensor:
+        tap, parts = taps.at("block", loop), self.published.transformer
+        h, e = tap("hook_state_pre", h), tap("hook_injection", e)
+        h = parts["adapter"](torch.cat([h, e], dim=-1))
+        for k, layer in enumerate(parts["core_block"]):
+            h = self._layer(layer, h, context, taps.at("block", loop, k))
+        return tap("hook_state_post", h)
+
+    def _layer(self, layer: Any, h: Tensor, context: AttentionContext, tap: Tap = SILENT) -> Tensor:
+        """``norm(h + attn(norm(h)))``, and the same for the MLP: the stream itself is normed."""
+        attention, mlp = layer.attn, layer.mlp
+        h = tap("hook_resid_pre", h)
+        q, k, v = self._qkv(attention, _norm(layer.norm_1, h, tap, "ln1"))
+        z = attend(q, k, v, context, tap, turn=_turn)
+        h = h + tap("hook_attn_out", attention.proj(join_heads(z)))
+        h = tap("hook_resid_mid", _norm(layer.norm_2, h, tap, "ln1_post"))
+        pre, linear = mlp.fc(_norm(layer.norm_3, h, tap, "ln2")).chunk(2, dim=-1)
+        h = h + tap("hook_mlp_out", mlp.proj(gated(pre, linear, mlp.nonlin, tap)))
+        return tap("hook_resid_post", _norm(layer.norm_4, h, tap, "ln2_post"))
+
+    def _qkv(self, attention: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        n_kv = (self.site_map.n_kv_heads or self.site_map.n_heads) * self._d_head
+        q, k, v = attention.Wqkv(x).split((self.site_map.d_model, n_kv, n_kv), dim=-1)
+        q, k, v = (split_heads(part, self._d_head) for part in (q, k, v))
+        bias = getattr(attention, "qk_bias", None)  # [2, 1, head, d_head]
+        if bias is not None:
+            q, k = (x + b.transpose(0, 1) for x, b in zip((q, k), bias))
+        return q, k, v
+
+    def _readout(
+        self, h: Tensor, taps: Taps = NO_TAPS, context: AttentionContext | None = None
+    ) -> Tensor:
+        parts, top = self.published.transformer, taps.at("top")
+        if context is None:
+            context = self._length_context(h.shape[1])
+        h = _norm(parts["ln_f"], h, top, "ln_coda")
+        for k, layer in enumerate(parts["coda"]):
+            h = self._layer(layer, h, context, taps.at("coda", None, k))
+        return self.published.lm_head(_norm(parts["ln_f"], h, top, "ln_final"))
+
+
+def _turn(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    """Turn neighbouring features, in float32 as the published code does."""
+    return rotate(x.float(), rotation).to(x.dtype)
+
+
+def _norm(norm: Any, x: Tensor, tap: Tap, name: str) -> Tensor:
+    return rms_norm(x, norm.weight, norm.eps, tap, name)

@@ -1,0 +1,158 @@
+r"""Ouro: a stack of sandwich-norm layers, run again and again, with a norm and a gate after each.
+
+.. math::
+    h_0 = \operatorname{embed}(x), \qquad h_{t+1} = \operatorname{norm}(\operatorname{stack}(h_t))
+
+The logits of any loop are the head's of its state; the gate's are the probability to stop there.
+
+Source: arXiv 2510.25741, and the published ``modeling_ouro.py``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from loopinterp.adapters.published_layers import (
+    gated,
+    join_heads,
+    layer_sites,
+    rms_norm,
+    rotate_halves,
+    split_heads,
+)
+from loopinterp.adapters.published_model import PublishedModel
+from loopinterp.errors import InputError
+from loopinterp.models.multihead_attention import attend
+from loopinterp.models.positions import AttentionContext
+from loopinterp.models.site_map import SiteMap, norm_sites
+from loopinterp.models.taps import NO_TAPS, SILENT, Tap, Taps
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
+
+
+class OuroAdapter(PublishedModel):
+    """Ouro (``OuroForCausalLM``) with our addresses; ``model.norm`` is the loop norm.
+
+    Args:
+        published: The model.
+
+    Raises:
+        InputError: If some of its layers attend within a sliding window.
+    """
+
+    needs = (
+        "model.embed_tokens",
+        "model.layers.0.input_layernorm_2",
+        "model.layers.0.post_attention_layernorm_2",
+        "model.early_exit_gate",
+        "model.norm",
+        "model.rotary_emb.inv_freq",
+        "lm_head",
+    )
+
+    def __init__(self, published: Any) -> None:
+        config, inner = published.config, published.model
+        if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
+            raise InputError(
+                "model",
+                expected="layers that attend to all positions before them",
+                given="layer_types with sliding_attention",
+                fix="Load it with use_sliding_window=False, as published.",
+            )
+        attention, mlp = inner.layers[0].self_attn, inner.layers[0].mlp
+        self._d_head = int(attention.head_dim)
+        n_heads, n_kv = (
+            x.out_features // self._d_head for x in (attention.q_proj, attention.k_proj)
+        )
+        layer = layer_sites(before=True, after=True, grouped=n_kv < n_heads)
+        sites = SiteMap(
+            d_model=inner.embed_tokens.embedding_dim,
+            n_heads=n_heads,
+            n_kv_heads=n_kv,
+            d_head=self._d_head,
+            d_mlp=mlp.gate_proj.out_features,
+            embedding={"hook_embed": "residual"},
+            opening={"hook_state_pre": "state"},
+            block=(layer,) * len(inner.layers),
+            closing={
+                **norm_sites("ln_loop"),
+                "hook_state_post": "state",
+                "hook_exit_gate": "scale",
+            },
+        )
+        super().__init__(
+            published,
+            sites,
+            n_loops=int(inner.total_ut_steps),
+            d_vocab=inner.embed_tokens.num_embeddings,
+            d_vocab_out=published.lm_head.out_features,
+        )
+
+    def exit_probability(
+        self, state: Float[Tensor, "batch pos d_state"]
+    ) -> Float[Tensor, "batch pos"]:
+        """``sigmoid(early_exit_gate(h))``: to stop at a loop, if it has not stopped before."""
+        return self._gate(state).squeeze(-1)
+
+    def _gate(self, h: Tensor) -> Tensor:
+        return self.published.model.early_exit_gate(h).sigmoid()
+
+    def _rotation(self, n_pos: int) -> tuple[Tensor, Tensor]:
+        rotary = self.published.model.rotary_emb
+        place = torch.arange(n_pos, device=self.device).float()
+        angles = torch.outer(place, rotary.inv_freq.to(place)).repeat(1, 2)
+        scaling = getattr(rotary, "attention_scaling", 1.0)
+        return (angles.cos() * scaling).to(self.dtype), (angles.sin() * scaling).to(self.dtype)
+
+    def _embed(
+        self,
+        inputs: Tensor,
+        context: AttentionContext,
+        positions: Tensor | None,
+        taps: Taps = NO_TAPS,
+    ) -> Tensor:
+        e = self.published.model.embed_tokens(inputs.long())
+        return taps.at("top")("hook_embed", e)
+
+    def _loop(
+        self, h: Tensor, e: Tensor, context: AttentionContext, taps: Taps = NO_TAPS, loop: int = 0
+    ) -> Tensor:
+        tap, inner = taps.at("block", loop), self.published.model
+        h = tap("hook_state_pre", h)
+        for k, layer in enumerate(inner.layers):
+            h = self._layer(layer, h, context, taps.at("block", loop, k))
+        h = _norm(inner.norm, h, tap, "ln_loop")
+        h = tap("hook_state_post", h)
+        if tap.listens("hook_exit_gate"):
+            tap("hook_exit_gate", self._gate(h))
+        return h
+
+    def _layer(self, layer: Any, h: Tensor, context: AttentionContext, tap: Tap = SILENT) -> Tensor:
+        """``h + norm(attn(norm(h)))``, and the same for the MLP."""
+        attention, mlp = layer.self_attn, layer.mlp
+        h = tap("hook_resid_pre", h)
+        x = _norm(layer.input_layernorm, h, tap, "ln1")
+        q, k, v = (
+            split_heads(project(x), self._d_head)
+            for project in (attention.q_proj, attention.k_proj, attention.v_proj)
+        )
+        z = attend(q, k, v, context, tap, turn=rotate_halves)
+        x = _norm(layer.input_layernorm_2, attention.o_proj(join_heads(z)), tap, "ln1_post")
+        h = tap("hook_resid_mid", h + tap("hook_attn_out", x))
+        x = _norm(layer.post_attention_layernorm, h, tap, "ln2")
+        x = mlp.down_proj(gated(mlp.gate_proj(x), mlp.up_proj(x), mlp.act_fn, tap))
+        x = _norm(layer.post_attention_layernorm_2, x, tap, "ln2_post")
+        return tap("hook_resid_post", h + tap("hook_mlp_out", x))
+
+    def _readout(
+        self, h: Tensor, taps: Taps = NO_TAPS, context: AttentionContext | None = None
+    ) -> Tensor:
+        return self.published.lm_head(h)
+
+
+def _norm(norm: Any, x: Tensor, tap: Tap, name: str) -> Tensor:
+    return rms_norm(x, norm.weight, norm.variance_epsilon, tap, name)

@@ -1,0 +1,280 @@
+"""What all adapters share: a published model with our addresses, hooks, runs and protocol.
+
+An adapter makes each layer itself, with a tap at every activation that has a name, and takes the
+weights and the norms from the published module. So hooks have one meaning in all models, every
+loop has gradients, and nothing depends on the forward, masks or caches of the published code.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from loopinterp.errors import InputError
+from loopinterp.models.hooked_run import HookedRun
+from loopinterp.models.positions import AttentionContext
+from loopinterp.models.run_inputs import check_tokens, refuse
+from loopinterp.models.run_length import LoopRule
+from loopinterp.models.site_map import SiteMap
+from loopinterp.models.taps import NO_TAPS, Taps
+from loopinterp.short_repr import MOST, as_table
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+    from torch import Tensor
+    from transformer_lens.config import TransformerBridgeConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedConfig:
+    """A published model in a few words, for results, caches and messages.
+
+    Attributes:
+        architecture: Class of the published model.
+        n_loops: Loops that it makes by itself.
+        d_vocab: Tokens that it reads.
+        d_vocab_out: Tokens that it answers in.
+        causal: Whether attention looks back only.
+        n_ctx: Positions at most; None: no bound.
+        options: What the adapter was told: the seed of a random start.
+        published: Its own configuration, as JSON has it.
+    """
+
+    architecture: str
+    n_loops: int
+    d_vocab: int
+    d_vocab_out: int
+    causal: bool = True
+    n_ctx: int | None = None
+    options: Mapping[str, Any]
+    published: Mapping[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it, as JSON has it."""
+        return {name: dict(x) if isinstance(x, Mapping) else x for name, x in vars(self).items()}
+
+
+class PublishedModel(HookedRun):
+    """A published looped model, hooked at every loop. Base of all adapters.
+
+    Args:
+        published: The model as its own code makes it. Its weights are shared, not copied.
+        site_map: Where hooks are, and how large what is there is.
+        n_loops: Loops that it makes by itself; a run may make any other number.
+        d_vocab: Tokens that it reads.
+        d_vocab_out: Tokens that it answers in.
+        causal: Whether attention looks back only.
+        n_ctx: Positions at most; None: no bound.
+        options: What the adapter was told.
+    """
+
+    needs: ClassVar[tuple[str, ...]]
+    """Parts, by their dotted names, that tell what model an adapter is for."""
+
+    published: Any
+    """The model as its own code makes it, whose parts have no types that are known here."""
+
+    def __init__(
+        self,
+        published: Any,
+        site_map: SiteMap,
+        *,
+        n_loops: int,
+        d_vocab: int,
+        d_vocab_out: int | None = None,
+        causal: bool = True,
+        n_ctx: int | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(n_loops)
+        self.published = published
+        self.training = published.training
+        self._site_map = site_map
+        self.config = PublishedConfig(
+            architecture=type(published).__name__,
+            n_loops=n_loops,
+            d_vocab=d_vocab,
+            d_vocab_out=d_vocab if d_vocab_out is None else d_vocab_out,
+            causal=causal,
+            n_ctx=n_ctx,
+            options=options or {},
+            published=_as_json(published),
+        )
+        self.loop_rule = LoopRule(n_loops)
+
+    @classmethod
+    def fits(cls, model: object) -> bool:
+        """Whether a model has the parts that this adapter is for."""
+        return all(_part(model, name) is not None for name in cls.needs)
+
+    def __repr__(self) -> str:
+        weights, sizes = sum(x.numel() for x in self.parameters()), self._site_map
+        shape = f"{sizes.n_prelude} + {sizes.n_layers} x {self.n_loops} + {sizes.n_coda} layers"
+        about = f"{self.config.architecture}, {weights:,} weights, {shape}"
+        return f"{type(self).__name__}({about}, d_model {sizes.d_model})"[: MOST - 1]
+
+    def _repr_html_(self) -> str:
+        return as_table(repr(self), self.config.to_dict().items())
+
+    @property
+    def site_map(self) -> SiteMap:
+        """The sites of the model, and their sizes."""
+        return self._site_map
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights lie."""
+        return next(self.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the weights."""
+        return next(self.parameters()).dtype
+
+    @property
+    def n_coda(self) -> int:
+        """Layers between the last state and the logits: none, if a readout sees one position."""
+        return self._site_map.n_coda
+
+    @property
+    def cfg(self) -> TransformerBridgeConfig:
+        """TransformerLens' configuration of a run: ``n_layers`` counts every loop."""
+        from transformer_lens.config import TransformerBridgeConfig
+
+        sizes = self._site_map
+        return TransformerBridgeConfig(
+            d_model=sizes.d_model,
+            d_head=sizes.d_head,
+            n_heads=sizes.n_heads,
+            n_layers=sizes.layers_total(self.n_loops),
+            n_ctx=self.config.n_ctx or 2048,
+            d_mlp=sizes.d_mlp,
+            d_vocab=self.config.d_vocab,
+            d_vocab_out=self.config.d_vocab_out,
+            attention_dir="causal" if self.config.causal else "bidirectional",
+            device=str(self.device),
+            dtype=self.dtype,
+            model_name=self.config.architecture,
+        )
+
+    def initial_state(
+        self, e: Float[Tensor, "batch pos d_model"]
+    ) -> Float[Tensor, "batch pos d_state"]:
+        """The state before the first loop: the embedding."""
+        return e
+
+    def visible(self, n_pos: int) -> Bool[Tensor, "#head query key"]:
+        """True where a query may attend, of so many positions."""
+        everything = torch.ones(1, n_pos, n_pos, dtype=torch.bool, device=self.device)
+        return everything.tril() if self.config.causal else everything
+
+    def exit_probability(
+        self, state: Float[Tensor, "batch pos d_state"]
+    ) -> Float[Tensor, "batch pos"]:
+        """Probability to stop at a state, if the model has not stopped before.
+
+        Raises:
+            InputError: If it has no gate that says so.
+        """
+        raise InputError(
+            "model",
+            expected="one with a gate or head that says when to stop",
+            given=f"{type(self).__name__}, which has none",
+            fix="Use a rule that reads states or logits, such as ResidualBelow or ReadoutKL.",
+        )
+
+    # What attention is told
+
+    def _context(
+        self,
+        inputs: Tensor,
+        offset: int | Tensor,
+        taps: Taps = NO_TAPS,
+        *,
+        look: bool = True,
+        whole: bool = False,
+    ) -> AttentionContext:
+        if isinstance(offset, torch.Tensor) or offset:
+            refuse({"position_offset": offset}, "0 for a published model", "Leave it out.")
+        if look:
+            check_tokens(inputs, self.config.d_vocab, "Use the model's own tokenizer.")
+        if inputs.device != self.device:
+            raise InputError(
+                "inputs",
+                expected=f"a tensor on {self.device}, where the model is",
+                given=str(inputs.device),
+                fix=f"Move it: inputs.to({str(self.device)!r}).",
+            )
+        return self._length_context(inputs.shape[1], taps, whole=whole)
+
+    def _length_context(
+        self, n_pos: int, taps: Taps = NO_TAPS, *, whole: bool = False
+    ) -> AttentionContext:
+        n_ctx = self.config.n_ctx
+        if n_ctx is not None and n_pos > n_ctx:
+            raise InputError(
+                "inputs",
+                expected=f"at most {n_ctx} positions, of which the model knows the angles",
+                given=str(n_pos),
+                fix="Shorten the input.",
+            )
+        return AttentionContext(is_causal=self.config.causal, rotation=self._rotation(n_pos))
+
+    def _rotation(self, n_pos: int) -> tuple[Tensor, Tensor] | None:
+        """Cosines and sines of the angles of positions ``[pos, d_head]``; None without any."""
+        return None
+
+    def _mask_at(
+        self, query: Int[Tensor, "#block query 1"], key: Int[Tensor, "#block 1 key"]
+    ) -> tuple[Tensor, Tensor]:
+        ahead = (key > query)[:, None] if self.config.causal else (key > key)[:, None]
+        mask = torch.zeros_like(ahead, dtype=self.dtype).masked_fill(ahead, float("-inf"))
+        return mask, mask
+
+    # What an adapter says
+
+    @abstractmethod
+    def _embed(
+        self,
+        inputs: Tensor,
+        context: AttentionContext,
+        positions: Tensor | None,
+        taps: Taps = NO_TAPS,
+    ) -> Tensor: ...
+
+    @abstractmethod
+    def _loop(
+        self, h: Tensor, e: Tensor, context: AttentionContext, taps: Taps = NO_TAPS, loop: int = 0
+    ) -> Tensor: ...
+
+    @abstractmethod
+    def _readout(
+        self, h: Tensor, taps: Taps = NO_TAPS, context: AttentionContext | None = None
+    ) -> Tensor: ...
+
+
+def _part(model: object, name: str) -> object | None:
+    """A part of a model by its dotted name; numbers are of lists, and None stands for no such."""
+    for step in name.split("."):
+        try:
+            model = model[int(step)] if step.isdecimal() else _named(model, step)  # type: ignore[index]
+        except (AttributeError, IndexError, KeyError, TypeError):
+            return None
+    return model
+
+
+def _named(model: Any, name: str) -> Any:
+    return model[name] if isinstance(model, torch.nn.ModuleDict) else getattr(model, name)
+
+
+def _as_json(published: Any) -> dict[str, Any]:
+    """The configuration of a published model, without what is no plain value."""
+    config = getattr(published, "config", None)
+    to_dict = getattr(config, "to_dict", None)
+    values = to_dict() if to_dict is not None else dict(getattr(config, "__dict__", {}))
+    return json.loads(json.dumps(values, default=str, sort_keys=True))

@@ -1,0 +1,110 @@
+"""The published models that have an adapter, tiny and random, each with its own native forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from loopinterp.adapters import (
+    HRMAdapter,
+    HRMTextAdapter,
+    HuginnAdapter,
+    OuroAdapter,
+    PublishedModel,
+    TRMAdapter,
+    adapt,
+)
+from tests.adapters.published import hrm, hrm_text, huginn, ouro, trm
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of published model.
+
+    Attributes:
+        adapter: What ``adapt`` should find.
+        build: A tiny random one.
+        native: Its own forward: logits of tokens after so many loops, from a start.
+        written: A module whose output the native forward writes to the stream of some layer:
+            its dotted name, the site, the layer, how often it has run before in a loop, and how
+            often it runs in one.
+        halts: The component of its gate or head; None where it has none.
+    """
+
+    adapter: type[PublishedModel]
+    build: Callable[[], Any]
+    native: Callable[[Any, Tensor, int, Tensor], Tensor]
+    written: tuple[str, str, int, int, int]
+    halts: str | None = None
+
+
+def _plain(module: Any) -> Callable[[Any, Tensor, int, Tensor], Tensor]:
+    return lambda model, tokens, n_loops, start: module.native(model, tokens, n_loops)
+
+
+KINDS: dict[str, Kind] = {
+    "ouro": Kind(
+        OuroAdapter,
+        ouro.tiny,
+        _plain(ouro),
+        ("model.layers.1.input_layernorm_2", "hook_attn_out", 1, 0, 1),
+        "hook_exit_gate",
+    ),
+    "ouro-grouped": Kind(
+        OuroAdapter,
+        lambda: ouro.tiny(num_attention_heads=4, num_key_value_heads=2),
+        _plain(ouro),
+        ("model.layers.0.post_attention_layernorm_2", "hook_mlp_out", 0, 0, 1),
+        "hook_exit_gate",
+    ),
+    "huginn": Kind(
+        HuginnAdapter,
+        huginn.tiny,
+        lambda model, tokens, n_loops, start: huginn.native(model, tokens, n_loops, start=start),
+        ("transformer.core_block.2.attn.proj", "hook_attn_out", 2, 0, 1),
+    ),
+    "hrm_text": Kind(
+        HRMTextAdapter,
+        hrm_text.tiny,
+        _plain(hrm_text),
+        ("model.H_module.layers.0.self_attn.o_proj", "hook_attn_out", -2, 0, 1),
+    ),
+    "hrm": Kind(
+        HRMAdapter,
+        hrm.tiny,
+        _plain(hrm),
+        ("inner.H_level.layers.1.self_attn.o_proj", "hook_attn_out", -1, 0, 1),
+        "hook_halt",
+    ),
+    "trm": Kind(
+        TRMAdapter,
+        trm.tiny,
+        _plain(trm),
+        ("inner.L_level.layers.0.mlp.down_proj", "hook_mlp_out", 2, 1, 4),
+        "hook_halt",
+    ),
+}
+
+
+@cache
+def adapted(name: str) -> PublishedModel:
+    """The adapter of a tiny model, shared by tests that change nothing."""
+    return adapt(KINDS[name].build())
+
+
+def tokens_of(name: str, batch: int = 3, n_pos: int = 6, seed: int = 0) -> Tensor:
+    """Random tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(adapted(name).config.d_vocab, (batch, n_pos), generator=generator)
+
+
+def native(name: str, tokens: Tensor, n_loops: int) -> Tensor:
+    """The native forward, from the start that the adapter makes."""
+    model = adapted(name)
+    start = model.initial_state(model.embed(tokens))
+    return KINDS[name].native(model.published, tokens, n_loops, start)

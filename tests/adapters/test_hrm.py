@@ -1,0 +1,93 @@
+"""HRM: puzzles, positions, segments and the halting head."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from loopinterp.adapters import HRMAdapter, adapt
+from loopinterp.errors import InputError
+from tests.adapters.published import hrm
+
+
+def _tokens() -> Tensor:
+    return torch.randint(64, (3, 6), generator=torch.Generator().manual_seed(1))
+
+
+def _adapted(published: hrm.ACTWrapper) -> HRMAdapter:
+    model = adapt(published)
+    assert isinstance(model, HRMAdapter)
+    return model
+
+
+PUZZLES = torch.tensor([4, 0, 4])
+
+
+@pytest.mark.parametrize("places", ["rope", "learned"])
+@pytest.mark.parametrize("width", [20, 32, 70])  # of one position, or of three, the last padded
+def test_a_puzzle_has_positions_before_its_tokens(places: str, width: int) -> None:
+    published = hrm.tiny(puzzle_emb_ndim=width, pos_encodings=places)
+    model, tokens = _adapted(published), _tokens()
+    inputs = model.with_puzzle(tokens, PUZZLES)
+    n_places = published.inner.puzzle_emb_len
+    assert inputs.shape == (3, n_places + 6) and n_places == -(-width // 32)
+    logits, cache = model.run_with_cache(inputs, n_loops=4)
+    expected = hrm.native(published, tokens, 4, puzzles=PUZZLES)
+    assert (logits[:, n_places:] - expected).abs().max() <= 1e-5
+    assert ("hook_pos_embed" in cache) == (places == "learned")
+    assert cache["loops.0.hook_state_post"].shape == (3, n_places + 6, 64)
+    assert cache.nbytes == model.cache_nbytes(3, n_places + 6, n_loops=4)
+    other = hrm.native(published, tokens, 4, puzzles=PUZZLES.roll(1))
+    assert (other - expected).abs().max() > 1e-3  # puzzles matter
+
+
+def test_what_is_no_puzzle_is_refused() -> None:
+    model, tokens = _adapted(hrm.tiny(puzzle_emb_ndim=70)), _tokens()
+    inputs = model.with_puzzle(tokens, PUZZLES)
+    for place, number in ((0, 5), (1, 3), (2, -1)):
+        wrong = inputs.clone()
+        wrong[1, place] = number
+        with pytest.raises(InputError, match="0 to 4, the same at the first 3 positions"):
+            model(wrong)
+    with pytest.raises(InputError, match="tokenizer"):
+        model(model.with_puzzle(tokens + 60, PUZZLES))
+    with pytest.raises(InputError, match="at most 9 positions"):
+        model(model.with_puzzle(tokens.repeat(1, 2), PUZZLES))
+
+
+def test_a_run_that_is_told_nothing_is_all_segments_of_the_published_evaluation() -> None:
+    published, tokens = hrm.tiny(halt_max_steps=3), _tokens()
+    batch = {"inputs": tokens, "puzzle_identifiers": torch.zeros(3).int()}
+    carry, told, segments = published.initial_carry(batch), {}, 0
+    while not segments or not carry.halted.all():
+        carry, told = published(carry, batch)
+        segments += 1
+    model = _adapted(published)
+    assert (segments, model.n_loops) == (3, 6)
+    assert (model(tokens) - told["logits"]).abs().max() <= 1e-5
+
+
+def test_the_halting_head_is_read_after_every_loop() -> None:
+    published, tokens = hrm.tiny(), _tokens()
+    model = _adapted(published)
+    _, cache = model.run_with_cache(tokens, n_loops=4, names_filter="hook_halt")
+    assert cache.stack("hook_halt").shape == (4, 3, 2)
+    for n_loops in (2, 4):  # ends of segments
+        told = hrm.segments(published, tokens, n_loops)
+        expected = torch.stack([told["q_halt_logits"], told["q_continue_logits"]], -1)
+        assert (cache[f"loops.{n_loops - 1}.hook_halt"] - expected).abs().max() <= 1e-5
+        state = model(tokens, n_loops=n_loops, return_type="state")
+        stops = told["q_halt_logits"] > told["q_continue_logits"]
+        probability = model.exit_probability(state)
+        assert probability.shape == (3, 6)
+        assert torch.equal((probability > 0.5).all(-1), stops)
+
+
+def test_a_model_that_computes_in_half_precision_says_so() -> None:
+    model, tokens = _adapted(hrm.tiny(forward_dtype="bfloat16")), _tokens()
+    logits, cache = model.run_with_cache(tokens, n_loops=2, names_filter="resid_post")
+    assert model.dtype == logits.dtype == torch.bfloat16
+    assert cache.nbytes == model.cache_nbytes(3, 6, n_loops=2, names_filter="resid_post")
+    native = hrm.native(hrm.tiny(forward_dtype="bfloat16"), tokens, 2)
+    assert (logits - native).abs().max() < 0.1

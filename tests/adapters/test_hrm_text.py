@@ -1,0 +1,61 @@
+"""HRM-Text: its prefix, its gate, and the norm at the end of a stack."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from loopinterp.adapters import HRMTextAdapter, adapt
+from loopinterp.errors import InputError
+from loopinterp.models import greedy_decode
+from tests.adapters.published import hrm_text
+
+
+def _tokens() -> Tensor:
+    return torch.randint(64, (2, 7), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("n_prefix", [0, 1, 3, 7, 9])
+def test_a_prefix_sees_all_of_itself(n_prefix: int) -> None:
+    published, tokens = hrm_text.tiny(prefix_lm=True), _tokens()
+    model = adapt(published, n_prefix=n_prefix)
+    inside = (torch.arange(7) < n_prefix).long().expand(2, -1)
+    with torch.no_grad():
+        native = published(tokens, token_type_ids=inside, use_cache=False).logits
+    logits, cache = model.run_with_cache(tokens)
+    assert (model(tokens) - native).abs().max() <= 1e-5
+    assert (logits - native).abs().max() <= 1e-5
+    seen = cache["blocks.0.attn.hook_pattern"] > 0
+    assert torch.equal(seen, model.visible(7).expand_as(seen))
+    if n_prefix > 1:
+        with pytest.raises(InputError, match="causal"):
+            greedy_decode(model, [[1, 2]], n_loops=1, max_new_tokens=1)
+
+
+def test_a_prefix_of_a_model_that_knows_none_is_refused() -> None:
+    with pytest.raises(InputError, match="n_prefix"):
+        adapt(hrm_text.tiny(), n_prefix=2)
+
+
+def test_a_closed_gate_lets_a_head_say_nothing() -> None:
+    model, tokens = adapt(hrm_text.tiny()), _tokens()
+    assert isinstance(model, HRMTextAdapter)
+    shut = [("blocks.0.attn.hook_gate", lambda gate, hook: gate * 0)]
+    with model.hooks(shut, n_loops=1):
+        _, cache = model.run_with_cache(tokens, n_loops=1)
+    assert cache["blocks.0.hook_attn_out"].abs().max() == 0
+    assert cache["blocks.0.attn.hook_z"].abs().max() > 0  # what the head read, before the gate
+
+
+def test_the_norm_that_ends_a_stack_makes_its_part_of_the_state() -> None:
+    model, tokens = adapt(hrm_text.tiny()), _tokens()
+    _, cache = model.run_with_cache(tokens, n_loops=2)
+    for layer, part in ((5, "hook_z_L"), (7, "hook_z_H")):
+        last = cache[f"loops.1.blocks.{layer}.hook_resid_post"]
+        rms = last.square().mean(-1, keepdim=True).sqrt()
+        assert (cache[f"loops.1.blocks.{layer}.ln_cycle.hook_scale"] - rms).abs().max() < 1e-5
+        assert torch.equal(
+            cache[f"loops.1.blocks.{layer}.ln_cycle.hook_normalized"], cache[f"loops.1.{part}"]
+        )
+        assert (last / rms - cache[f"loops.1.{part}"]).abs().max() < 1e-5

@@ -1,0 +1,158 @@
+"""Every study that needs no task of its own runs on every adapter, with no special case in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from loopinterp import circuits, dynamics, explorer, lenses, probing
+from loopinterp.errors import InputError
+from loopinterp.models import ResidualBelow, iterate, run_until
+from loopinterp.tasks import Batch
+from tests.adapters.kinds import KINDS, adapted, tokens_of
+
+every = pytest.mark.parametrize("name", [name for name in KINDS if name != "ouro-grouped"])
+
+STUDIES: dict[str, Callable[[Any, Any], Any]] = {
+    "convergence": lambda m, d: dynamics.convergence_study(
+        m, d, n_loops=12, limit_steps=4, n_spectral=0
+    ),
+    "extrapolation": lambda m, d: dynamics.extrapolation_study(m, d, n_loops=4),
+    "geometry": lambda m, d: dynamics.geometry_study(m, d, limit_steps=2),
+    "reachability": lambda m, d: dynamics.reachability_study(m, d, n_loops=4),
+    "basin_map": lambda m, d: dynamics.basin_map(m, d, n_loops=3, points=3),
+    "input_dependence": lambda m, d: dynamics.input_dependence_study(
+        m, d, n_loops=3, n_sensitivity=1, n_probes=1
+    ),
+    "local_stability": lambda m, d: dynamics.local_stability_study(
+        m,
+        d[:1],
+        n_loops=12,
+        k=1,
+        tol=0.3,
+        max_vectors=4,
+        max_products=8,
+        growth_loops=2,
+        lyapunov_loops=8,
+    ),
+    "attention_stabilisation": lambda m, d: dynamics.attention_stabilisation_study(m, d, n_loops=3),
+    "attention": lambda m, d: lenses.attention_study(m, d, n_loops=2),
+    "explore": lambda m, d: explorer.explore(m, d, examples=3),
+    "probes": lambda m, d: probing.probe_study(
+        m, d.inputs, {"token": d.inputs}, n_loops=2, sites=("hook_state_post", "resid_mid")
+    ),
+    "ablation": lambda m, d: circuits.ablation_study(m, d, kinds=("zero",), when=("all",)),
+}
+
+
+def _batch(name: str) -> Batch:
+    tokens = tokens_of(name, batch=4, n_pos=5)
+    model = adapted(name)
+    n_loops = torch.full((4,), model.n_loops)
+    targets = model(tokens).argmax(-1)
+    targets[0] = (targets[0] + 1) % model.config.d_vocab  # one is wrong
+    return Batch(tokens, targets, torch.full((4,), 5), n_loops)
+
+
+@every
+@pytest.mark.parametrize("study", sorted(STUDIES))
+def test_a_study_runs(name: str, study: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loopinterp.dynamics.local_stability.LIMIT_LOOPS", 24)  # random: no limit
+    result = STUDIES[study](adapted(name), _batch(name))
+    assert result.data.sizes
+
+
+def _metric(logits: Tensor) -> Tensor:
+    return logits[..., 0].mean(-1)
+
+
+@every
+@pytest.mark.parametrize("component", ["state", "resid_pre", "z", "pattern", "k"])
+def test_a_patching_sweep_is_what_hooks_do(name: str, component: str) -> None:
+    model, base, source = adapted(name), tokens_of(name, 2, 5), tokens_of(name, 2, 5, seed=1)
+    n_loops, loop = 3, 1
+    ends = model(base, n_loops=n_loops), model(source, n_loops=n_loops)
+    found = circuits.patching_sweep(
+        model, base, source, n_loops=n_loops, component=component, loops=[loop], metric=_metric
+    )
+    states = model(source, n_loops=n_loops, return_type="states")
+    at = {"loop": loop, "pos": "all"}
+    for layer in found.data["layer"].values:
+        site = model.site(
+            "hook_state_pre" if component == "state" else component,
+            loop=loop,
+            layer=None if component == "state" else int(layer),
+            n_loops=n_loops,
+        )
+        _, cache = model.run_with_cache(source, n_loops=n_loops, names_filter=site)
+        for head in found.data["head"].values:
+            if component == "state":
+                put = states[loop]
+                hooks = [(site, lambda x, hook, put=put: put)]
+            else:
+                given = cache[site]
+
+                def swap(x: Any, hook: Any, given: Any = given, head: Any = head) -> Any:
+                    x = x.clone()
+                    if head == "all":
+                        return given
+                    of_pattern = component == "pattern"
+                    part = (slice(None), int(head)) if of_pattern else (..., int(head), slice(None))
+                    x[part] = given[part]
+                    return x
+
+                hooks = [(site, swap)]
+            logits = model.run_with_hooks(base, n_loops=n_loops, fwd_hooks=hooks)
+            measured = [float(_metric(x.detach()).mean()) for x in (logits, *ends)]
+            effect = (measured[0] - measured[1]) / (measured[2] - measured[1])
+            swept = found.data["effect"].sel(**at, layer=layer, head=head).item()
+            assert swept == pytest.approx(effect, abs=1e-3)
+
+
+@every
+def test_layers_of_a_block_have_their_limits(name: str) -> None:
+    from loopinterp.dynamics.layer_cycles import layer_limits
+
+    model = adapted(name)
+    limits = layer_limits(model, tokens_of(name), n_loops=3)
+    assert limits.residual.shape[:2] == (3, model.site_map.n_layers)
+
+
+@every
+def test_rules_that_read_states_stop_it(name: str) -> None:
+    model, tokens = adapted(name), tokens_of(name)
+    stopped = run_until(model, tokens, ResidualBelow(0.5), max_loops=6)
+    states = torch.stack([h for _, h in iterate(model, tokens, 6)])
+    assert torch.allclose(stopped.state[0], states[stopped.loop[0], 0], atol=1e-5)
+
+
+@every
+def test_transformer_lens_patches_every_loop_of_it(name: str) -> None:
+    from transformer_lens import patching
+
+    base, source = tokens_of(name, 1, 3), tokens_of(name, 1, 3, seed=1)
+    model: Any = adapted(name)
+    unrolled = model.unroll(2)
+    _, cache = unrolled.run_with_cache(source)
+    found = patching.get_act_patch_resid_pre(unrolled, base, cache, lambda x: x[0, -1, 0])
+    assert found.shape == (model.site_map.layers_total(2), 3)
+    site = model.site("resid_pre", loop=1, layer=0, n_loops=2)
+
+    def put(x: Any, hook: Any) -> Any:
+        x[:, -1] = cache[site][:, -1]
+        return x
+
+    by_hand = unrolled.run_with_hooks(base, fwd_hooks=[(site, put)])[0, -1, 0]
+    number = int(site.split(".")[1])
+    assert found[number, -1].item() == pytest.approx(by_hand.item(), abs=1e-5)
+
+
+@every
+def test_attribution_by_edges_says_that_it_is_for_models_of_ours(name: str) -> None:
+    batch = _batch(name)
+    with pytest.raises(InputError, match="LoopedTransformer"):
+        circuits.edge_study(adapted(name), batch, batch)

@@ -1,0 +1,61 @@
+"""The published code beside our adapters, tried on modules of the same structure and names."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from analyses import published_code
+from analyses.published_code import KINDS, LOOPS, compare, main
+from loopinterp.adapters import adapt
+
+FILES = Path(__file__).resolve().parent.parent / "adapters" / "published"
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_no_logit_differs(kind: str) -> None:
+    found = compare(kind, None if kind == "hrm_text" else FILES / f"{kind}.py")
+    assert tuple(found) == LOOPS
+    assert all(each.largest <= 1e-5 and each.size > 0.02 for each in found.values())
+
+
+def test_what_differs_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(model: Any) -> Any:
+        adapted = adapt(model)
+        adapted.part = lambda state, name: state[..., :32]  # type: ignore[method-assign]
+        return adapted
+
+    monkeypatch.setattr(published_code, "adapt", wrong)
+    assert all(each.largest > 1e-4 for each in compare("hrm_text", None).values())
+
+
+def test_a_file_below_a_folder_that_it_imports_from(tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    (folder / "hrm").mkdir(parents=True)
+    (folder / "layers.py").write_text("from flash_attn_interface import flash_attn_func\n")
+    (folder / "hrm" / "act.py").write_text("from models.layers import flash_attn_func\n")
+    try:
+        module = published_code._module_of(folder / "hrm" / "act.py")
+    finally:
+        for name in ("models.hrm.act", "models.hrm", "models.layers", "models"):
+            sys.modules.pop(name, None)
+    q, k, v = torch.randn(3, 2, 5, 4, 8, generator=torch.Generator().manual_seed(0))
+    for causal in (True, False):
+        pattern = torch.einsum("bqhd,bkhd->bhqk", q, k) / 8**0.5
+        if causal:
+            pattern = pattern.masked_fill(torch.ones(5, 5).triu(1).bool(), -torch.inf)
+        expected = torch.einsum("bhqk,bkhd->bqhd", pattern.softmax(-1), v)
+        assert (module.flash_attn_func(q, k, v, causal=causal) - expected).abs().max() < 1e-5
+
+
+def test_the_command_prints_every_number_of_loops(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["published_code", "--kind", "hrm_text"])
+    main()
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in said] == [f"hrm_text, {n} loops" for n in LOOPS]
