@@ -104,9 +104,9 @@ def _spent(result: ExitResult) -> Figure:
         plot=plot,
         caption=(
             "Each line is a rule with all tolerances, from one at which every example stops at "
-            f"once to one at which none does before loop {result.n_loops}; the line with a band is one "
-            "number of loops for all, with 95% intervals. The oracle stops each example at its first right "
-            f"loop. {result.data.sizes['batch']} examples."
+            f"once to one at which none does before loop {result.n_loops}; the line with a band is "
+            "one number of loops for all, with 95% intervals. The oracle stops each example at its "
+            f"first right loop. {result.data.sizes['batch']} examples."
         ),
         control=(
             "Grey: the same numbers of loops as the rule with the greatest gain chose, dealt to "
