@@ -211,6 +211,20 @@ def test_a_run_is_trained_evaluated_analysed_and_reported(command: Command, tmp_
     assert "<html" in (out / "report.html").read_text()[:200]
 
 
+def test_several_runs_are_put_side_by_side_and_opened(
+    command: Command, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    other, page = shutil.copytree(run, tmp_path / "other"), tmp_path / "both.html"
+    answer = command("report", run, other, "--out", page, "--open", "--json")
+    assert answer.json == {"runs": [str(run), str(other)], "report": str(page)}
+    assert opened == [page.resolve().as_uri()]
+    assert "2 runs side by side" in page.read_text()
+    assert_refused(command("report", run, other), "--out", "the file to write")
+    assert_refused(command("report", run, run, "--out", page), "two or more, each once")
+
+
 def test_stopping_rules_are_compared_with_reading_at_T_n(command: Command, run: Path) -> None:
     arguments = ("--stop", "residual=0.1", "--stop", "max-confidence", "--samples", 8)
     answer = command("evaluate", run, *arguments, "--length", 2, "--json", "--no-progress")

@@ -8,8 +8,8 @@ import webbrowser
 from html import escape
 from pathlib import Path
 
-from loopinterp.plotting.circuit_graph import KINDS, CircuitGraph, asset
 from loopinterp.plotting.circuit_layout import folded, unfolded
+from loopinterp.plotting.circuit_parts import KINDS, GraphParts, asset
 from loopinterp.plotting.circuit_svg import svg_of
 
 N_LOOPS = 8
@@ -28,7 +28,7 @@ _KEY = {
 _ASK = "Choose a node: click it, or go from one to the next with the arrow keys."
 
 
-def fragment(graph: CircuitGraph) -> str:
+def fragment(graph: GraphParts) -> str:
     """The graph as HTML, without style and script, which a page has once (:func:`assets`)."""
     drawings = {
         "folded wide": svg_of(graph, folded(graph, WIDE)),
@@ -71,13 +71,13 @@ def assets() -> tuple[str, str]:
     return asset("circuit.css"), asset("circuit.js")
 
 
-def fragment_alone(graph: CircuitGraph) -> str:
+def fragment_alone(graph: GraphParts) -> str:
     """The graph with its own style and script, as a notebook keeps it."""
     style, script = assets()
     return f"<style>{style}</style>{fragment(graph)}<script>{script}</script>"
 
 
-def show_fragment(graph: CircuitGraph) -> None:
+def show_fragment(graph: GraphParts) -> None:
     """In a notebook as the output of its cell, else as a page in a browser."""
     if "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None:
         from IPython.display import HTML, display

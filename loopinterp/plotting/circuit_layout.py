@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
 from statistics import fmean
 
-from loopinterp.plotting.circuit_graph import SECTIONS, CircuitGraph, GraphEdge, GraphNode
+from loopinterp.plotting.circuit_parts import SECTIONS, GraphEdge, GraphNode, GraphParts
 
 SIZE, CHAR, LINE = 11.0, 6.7, 14.0
 """Pixels: of the words, of one letter (at most, in any fixed pitch), and between lines."""
@@ -47,7 +47,7 @@ class Place:
 
     @property
     def key(self) -> str:
-        """As in :meth:`CircuitGraph.unfolded`."""
+        """As in :meth:`GraphParts.unfolded`."""
         return self.node if self.loop is None else f"{self.loop}:{self.node}"
 
 
@@ -111,7 +111,7 @@ def wrapped(node: GraphNode, letters: int, most: int = _LONGEST) -> tuple[str, .
     return tuple(lines)
 
 
-def folded(graph: CircuitGraph, width: float) -> Layout:
+def folded(graph: GraphParts, width: float) -> Layout:
     """One block, with arrows around it to the next loop.
 
     Args:
@@ -124,7 +124,7 @@ def folded(graph: CircuitGraph, width: float) -> Layout:
 class _Folded:
     """The layered drawing, step by step: ranks, order, places, routes."""
 
-    def __init__(self, graph: CircuitGraph, width: float) -> None:
+    def __init__(self, graph: GraphParts, width: float) -> None:
         self.graph, self.width, self.nodes = graph, width, graph.by_id
         back = [k for k, edge in enumerate(graph.edges) if not self._forward(edge)]
         self.back = back
@@ -387,7 +387,7 @@ NODE, ROW = 11.0, 30.0
 """Pixels: a node of the unfolded drawing, and from row to row."""
 
 
-def unfolded(graph: CircuitGraph, n_loops: int, width: float) -> Layout:
+def unfolded(graph: GraphParts, n_loops: int, width: float) -> Layout:
     """Each loop a column, each node a row; before and after the loops a column each.
 
     What is done before and after the loops is one node each: the folded drawing has its parts.
@@ -455,7 +455,7 @@ def unfolded(graph: CircuitGraph, n_loops: int, width: float) -> Layout:
     return Layout(width, bottom, list(places.values()), routes, bands, labels, list(held.values()))
 
 
-def _outside_as_one(graph: CircuitGraph) -> tuple[CircuitGraph, list[int]]:
+def _outside_as_one(graph: GraphParts) -> tuple[GraphParts, list[int]]:
     """The graph with one node for its prelude, and one for what reads the last loop.
 
     Returns:
@@ -479,4 +479,4 @@ def _outside_as_one(graph: CircuitGraph) -> tuple[CircuitGraph, list[int]]:
         if ends[0] != ends[1] and (*ends, edge.lag) not in edges:
             edges[(*ends, edge.lag)] = replace(edge, source=ends[0], target=ends[1])
             numbers.append(number)
-    return CircuitGraph(graph.title, tuple(kept), tuple(edges.values())), numbers
+    return GraphParts(graph.title, tuple(kept), tuple(edges.values())), numbers

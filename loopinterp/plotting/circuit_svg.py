@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from html import escape
 
-from loopinterp.plotting.circuit_graph import CircuitGraph, GraphNode, asset
 from loopinterp.plotting.circuit_layout import LINE, ROW, Band, Label, Layout, Place, Route
+from loopinterp.plotting.circuit_parts import GraphNode, GraphParts, asset
 
 _SECTION_WORDS = {"input": "input", "prelude": "prelude", "loop": "loop", "readout": "readout"}
 _KIND_WORDS = {
@@ -18,7 +18,7 @@ _KIND_WORDS = {
 _WIDEST, _THINNEST, _PLAIN, _FINE = 5.0, 0.8, 1.4, 1.0
 
 
-def svg_of(graph: CircuitGraph, layout: Layout, *, alone: bool = False) -> str:
+def svg_of(graph: GraphParts, layout: Layout, *, alone: bool = False) -> str:
     """The drawing as an SVG element.
 
     Args:
@@ -65,7 +65,7 @@ def _band(band: Band) -> str:
     )
 
 
-def _edge(graph: CircuitGraph, route: Route, largest: float) -> str:
+def _edge(graph: GraphParts, route: Route, largest: float) -> str:
     edge = graph.edges[route.edge]
     width, words = _PLAIN if route.down else _FINE, ["edge"]
     if edge.effect is not None and largest > 0:

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from itertools import count, product
 
 from loopinterp.errors import InputError
-from loopinterp.plotting.circuit_graph import CircuitGraph, GraphEdge, GraphNode
+from loopinterp.plotting.circuit_graph import CircuitGraph
+from loopinterp.plotting.circuit_parts import GraphEdge, GraphNode
 from loopinterp.rasp.compiler.circuit import Circuit, FeatureNode, HeadNode, NeuronGroup
 from loopinterp.rasp.compiler.circuit_description import describe
 from loopinterp.rasp.compiler.lower.program_lowering import lower_program
@@ -26,6 +27,8 @@ OUTPUT = "output"
 """The node of the unembedding, which reads the answer."""
 
 _MOST_VALUES, _LONG = 24, 20
+_NAMED = re.compile(r"select\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*?name='(\w+)'\)")
+"""A selection that has a name, in code; parentheses in it two deep."""
 
 
 def draw(what: LoopProgram | Seq | Circuit, *, program: LoopProgram | None = None) -> CircuitGraph:
@@ -49,7 +52,7 @@ def draw(what: LoopProgram | Seq | Circuit, *, program: LoopProgram | None = Non
         >>> draw(compile_program("ripple", max_length=6).circuit)
         <CircuitGraph ripple: 8 nodes, 10 edges>
         >>> [node.label for node in draw(get_program("prefix_xor")).nodes if node.kind == "head"]
-        ['shift_1: x, 1 to the left']
+        ['shift_1: prefix, 1 to the left']
     """
     if isinstance(what, LoopProgram):
         return program_graph(what)
@@ -154,6 +157,7 @@ def _labels(
         label = whole
         for code in sorted(short, key=len, reverse=True):
             label = label.replace(code, short[code])
+        label = _NAMED.sub(r"\1", label)
         if name:
             label = short[whole] = name
         elif len(label) > _LONG and whole not in short:

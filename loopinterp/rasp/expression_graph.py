@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from loopinterp.errors import InputError
-from loopinterp.plotting.circuit_graph import MOST_NODES, CircuitGraph, GraphEdge, GraphNode
+from loopinterp.plotting.circuit_graph import CircuitGraph
+from loopinterp.plotting.circuit_parts import MOST_NODES, GraphEdge, GraphNode
 from loopinterp.rasp import expr as nodes
 from loopinterp.rasp.node import Expr, code, postorder
 from loopinterp.rasp.program import LoopProgram

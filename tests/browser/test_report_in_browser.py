@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pandas as pd
 import pytest
 
+from loopinterp.report import write_comparison
 from tests.browser.conftest import PHONE, WIDE, Opener
+from tests.report import synthetic
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Browser, Page
 
 pytestmark = pytest.mark.browser
 
@@ -259,3 +262,20 @@ def test_how_long_the_report_takes_to_open_is_reported(
     record_property("report_opens_in_ms", round(loaded))
     print(f"the report opens in {loaded:.0f} ms")
     assert loaded > 0
+
+
+@pytest.mark.parametrize("width", [WIDE, PHONE])
+def test_runs_side_by_side_fit_the_page_and_are_drawn(
+    browser: Browser, tmp_path: Path, width: int
+) -> None:
+    runs = [synthetic.write_run(tmp_path / name) for name in ("seed-0", "seed-1", "compiled")]
+    opened = Opener(browser, write_comparison(runs, tmp_path / "compared.html"))(width)
+    page = opened.page
+    page.evaluate("report.drawAll()")
+    page.wait_for_selector("figure.card[data-drawn]")
+    overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    assert page.evaluate(overflow) <= 0
+    assert page.evaluate(_CUT_OFF) == [] and page.evaluate(_OVERLAPS) == []
+    assert page.locator(".runs .verdict").count() == 3
+    assert opened.complaints == [] and len(opened.requests) == 1
+    page.context.close()

@@ -12,6 +12,7 @@ import pytest
 from loopinterp.circuits import Decompilation, decompilation_study, decompile
 from loopinterp.errors import InputError
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
+from loopinterp.plotting import CircuitGraph
 from loopinterp.rasp import compile_program
 from loopinterp.saved_results import load_result
 from loopinterp.tasks import Addition, get_task
@@ -86,13 +87,16 @@ def test_delays_are_said_in_words() -> None:
 
 def test_figures_have_the_code_and_an_answer_for_every_pair_that_meets() -> None:
     found = of_program("ripple")
-    evidence, table = found.figures()
+    evidence, table, circuit = found.figures()
     assert "carry" in evidence.code or "value" in evidence.code or "answer" in evidence.code
     assert evidence.control
     (drawn,) = (trace for trace in table.plot.data if trace.type == "heatmap")
     there = ~np.isnan(np.array(drawn.z, dtype=float))
     assert there.sum() == int(found.data["becomes"].notnull().sum())
     assert not of_nothing().code or of_nothing().figures()
+    assert isinstance(circuit.plot, CircuitGraph) and circuit.control
+    assert circuit.plot.code == found.code and circuit.plot.to_dict() == found.graph
+    assert {"head", "variable"} <= {node.kind for node in circuit.plot.nodes}
 
 
 def test_long_tables_are_not_spelt_out() -> None:
