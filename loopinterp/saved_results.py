@@ -33,6 +33,7 @@ KINDS = {
     "edges": "loopinterp.circuits.edges.edge_study_result",
     "evaluation": "loopinterp.training.evaluation",
     "exits": "loopinterp.lenses.exits_by_loop",
+    "exploration": "loopinterp.explorer.exploration",
     "extrapolation": "loopinterp.dynamics.extrapolation",
     "false-names": "loopinterp.benchmark.false_names",
     "geometry": "loopinterp.dynamics.geometry",
@@ -51,7 +52,6 @@ KINDS = {
     "subspace-search": "loopinterp.circuits.subspace_search",
     "sweep": "loopinterp.training.sweep_result",
     "variable-interchange": "loopinterp.circuits.variable_interchange",
-    "worked-example": "loopinterp.lenses.worked_example",
 }
 """Each kind of result of the package -> the module that defines it."""
 

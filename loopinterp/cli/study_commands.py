@@ -70,6 +70,32 @@ def analyze(
 
 
 @commands.command(
+    epilog=examples('lens runs/add --prompt "13 + 9"', 'lens runs/add --prompt "1+1 0+1 1+0"')
+)
+def lens(
+    run: Run,
+    prompt: Annotated[str, typer.Option(help="What the model reads, in its task's words.")],
+    out: Annotated[Path | None, typer.Option(**FILE, help="Default: RUN/lens.html.")] = None,
+    loops: Annotated[
+        int | None, typer.Option(min=1, help="Loops to show.", show_default="those of the task")
+    ] = None,
+    device: Device = "auto",
+    threads: Threads = 1,
+    as_json: Json = False,
+) -> None:
+    """Write a page on one prompt: what the model would answer at each loop and position.
+
+    One HTML file that works offline: tokens by loops with the readout of each, attention of the
+    position that is chosen, and the way of its state.
+    """
+    use_threads(threads)
+    path, result = loopinterp.workflow.lens_run(run, prompt, out=out, n_loops=loops, device=device)
+    findings, told = spell_findings([result])
+    document = {"run": str(run), "page": str(path), "tokens": result.tokens[0]}
+    print_document(document | {"findings": findings}, f"{told}\n{path}", as_json)
+
+
+@commands.command(
     epilog=examples(
         "report runs/add --open",
         "report runs/add --out add.html",

@@ -7,5 +7,3 @@ from .jacobian_lens import fit_jacobian_lens as fit_jacobian_lens
 from .lens_by_loop import LensResult as LensResult
 from .lens_by_loop import lens_study as lens_study
 from .tuned_lens import fit_tuned_lens as fit_tuned_lens
-from .worked_example import WorkedExample as WorkedExample
-from .worked_example import worked_example as worked_example

@@ -18,6 +18,9 @@ _FOR_ALL = "one loop for all"
 @findings_of.register
 def _(result: ExitResult) -> list[Finding]:
     """What an oracle could save, and which rule saves how much of it."""
+    if result.best_loop()[0] == 0:
+        text = f"No example is right after any one number of loops up to {result.n_loops}."
+        return [Finding(f"{text} There is nothing to be saved by reading it early.")]
     return [_oracle(result), _rules(result)]
 
 

@@ -15,7 +15,7 @@ SECTION = "convergence"
 
 NAMES = {
     "logit": "the logit lens",
-    "coda": "the coda lens",
+    "coda": "the model's own readout",
     "tuned": "the tuned lens",
     "jacobian": "the Jacobian lens",
 }
@@ -40,9 +40,7 @@ def _arrival(result: LensResult) -> Finding:
     flips = result.data["flips"].where(asked)
     never = float((flips == 0).sum() / asked.sum())
     thing = "right answer" if result.targets else "answer of the last loop"
-    lens = NAMES[result.lens]
-    if result.lens in ("logit", "coda") and not result.has_coda:
-        lens += " (the model's own readout, as it has no coda)"
+    lens = NAMES[result.lens] + _also(result)
     text = (
         f"Read through {lens}, the {thing} is on top at {percent(top[1])} of the positions asked "
         f"after 1 loop and at {percent(top[-1])} after {result.n_loops}. What is read no longer "
@@ -99,6 +97,15 @@ def _others_map(result: LensResult) -> list[Finding]:
         f"{_nats(other)} with that of another loop."
     )
     return [Finding(text)]
+
+
+def _also(result: LensResult) -> str:
+    """What else a lens is that needs no fit, in brackets."""
+    if result.lens == "logit" and not result.has_coda:
+        return " (the model's own readout, as it has no coda)"
+    if result.lens == "coda":
+        return " (the coda lens)" if result.has_coda else " (logit and coda lens: it has no coda)"
+    return ""
 
 
 def _opening(result: LensResult) -> str:

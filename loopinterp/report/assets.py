@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
+from loopinterp.explorer.page_data import page_json, read_asset, script
 from loopinterp.plotting.circuit_html import assets, fragment
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from loopinterp.explorer import Exploration
     from loopinterp.plotting.circuit_graph import CircuitGraph
 
 _COMPRESS_ABOVE = 400_000
@@ -88,6 +90,16 @@ def slug(text: str) -> str:
         'exact-match-by-length-12'
     """
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def exploration_json(result: Exploration) -> Markup:
+    """An exploration as JSON that cannot end its own script tag."""
+    return Markup(page_json(result))  # ASCII without "<"
+
+
+def explorer_asset(name: str) -> Markup:
+    """The explorer's ``style``, or its ``script``."""
+    return Markup(script() if name == "script" else read_asset("explorer.css"))  # our own files
 
 
 def asset(name: str) -> Markup:

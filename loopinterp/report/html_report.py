@@ -12,12 +12,12 @@ from typing import Any
 from markupsafe import Markup
 
 from loopinterp.errors import InputError
-from loopinterp.report.assets import asset, graph_assets
+from loopinterp.report.assets import asset, explorer_asset, graph_assets
 from loopinterp.report.how_it_was_made import made_figures, seconds, setting_groups
 from loopinterp.report.report_data import embedded, tables_of
 from loopinterp.report.run_record import RunRecord, read_run
 from loopinterp.report.section_contents import figure_views, section_views, tiles
-from loopinterp.report.sections import EXAMPLE, SECTIONS, has_programs
+from loopinterp.report.sections import EXPLORER, SECTIONS, has_programs
 from loopinterp.results import Result
 from loopinterp.storage import write_bytes
 
@@ -124,7 +124,8 @@ def render_page(template: str, **context: Any) -> str:
     environment.filters["seconds"] = lambda value: tidy(seconds(value))
     environment.filters["tidy"] = tidy
     environment.filters["in_short"] = in_short
-    environment.globals |= {"asset": asset, "marker": Markup(MARKER)}
+    environment.globals |= {"asset": asset, "explorer_asset": explorer_asset}
+    environment.globals |= {"marker": Markup(MARKER)}
     return environment.get_template(template).render(**context)
 
 
@@ -161,6 +162,7 @@ def _context(record: RunRecord) -> dict[str, Any]:
     made, undrawn = made_figures(record)
     made_views = figure_views(made, undrawn, itertools.count(1))
     shown = {view.section.key for view in sections}
+    drawn = (made_views and record.is_run) or any(v.figures or v.folds for v in sections)
     graphs = [view for section in sections for view in section.all_figures if view.html]
     return {
         "record": record,
@@ -169,8 +171,9 @@ def _context(record: RunRecord) -> dict[str, Any]:
         "facts": _facts(record),
         "verdicts": [f for view in sections for f in view.verdicts],
         "tiles": tiles(sections),
-        "example": [view for view in sections if view.section.key == EXAMPLE],
-        "sections": [view for view in sections if view.section.key != EXAMPLE],
+        "first": [view for view in sections if view.section.key == EXPLORER],
+        "sections": [view for view in sections if view.section.key != EXPLORER],
+        "explored": any(view.explorers for view in sections),
         "not_measured": [
             section.at(record.depth)
             for section in SECTIONS
@@ -185,7 +188,7 @@ def _context(record: RunRecord) -> dict[str, Any]:
         "settings": setting_groups(record.config),
         "versions": _versions(record),
         "data": embedded(tables_of({record.name: record})),
-        "plotly_script": plotly_script(),
+        "plotly_script": plotly_script() if drawn else "",
     }
 
 

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
+from loopinterp.explorer import Exploration
 from loopinterp.plotting.circuit_graph import CircuitGraph
-from loopinterp.report.assets import Download, figure_json, graph_html, slug, table_download
+from loopinterp.report.assets import (
+    Download,
+    exploration_json,
+    figure_json,
+    graph_html,
+    slug,
+    table_download,
+)
 from loopinterp.report.circuit_evidence import Evidence, evidence_by_name
-from loopinterp.report.sections import OTHER, SECTIONS, Section
+from loopinterp.report.sections import EXPLORER, OTHER, SECTIONS, Section
 from loopinterp.results import Figure, Finding
 
 if TYPE_CHECKING:
@@ -54,7 +62,8 @@ class Fold:
 class SectionView:
     """A section as the template shows it: a claim with its figure, and folds.
 
-    ``verdicts`` are said in the summary, and named again where their evidence is.
+    ``verdicts`` are said in the summary, and named again where their evidence is. ``explorers`` are
+    what explorers are given.
     """
 
     section: Section
@@ -62,6 +71,7 @@ class SectionView:
     findings: list[Finding]
     figures: list[FigureView]
     folds: list[Fold]
+    explorers: list[Markup] = field(default_factory=list)
 
     @property
     def all_figures(self) -> list[FigureView]:
@@ -81,6 +91,7 @@ class _Said:
     name: str
     findings: list[Finding]
     figures: list[Figure]
+    explorers: list[Markup]
 
     @property
     def names_the_program(self) -> bool:
@@ -97,7 +108,7 @@ def section_views(record: RunRecord) -> tuple[list[SectionView], list[str]]:
     evidence = evidence_by_name(record.results, problems)
     views = [_view(section, said, problems, evidence) for section in (*SECTIONS, OTHER)]
     views = [replace(view, section=view.section.at(record.depth)) for view in views]
-    return [view for view in views if view.verdicts or view.findings or view.figures], problems
+    return [view for view in views if _shows_anything(view)], problems
 
 
 def figure_views(
@@ -153,7 +164,8 @@ def _in_order_of_making(record: RunRecord) -> tuple[list[_Said], list[str]]:
     for name in names:
         result = record.results[name]
         try:
-            said.append(_Said(name, result.findings(), result.figures()))
+            explored = [exploration_json(result)] if isinstance(result, Exploration) else []
+            said.append(_Said(name, result.findings(), result.figures(), explored))
         except Exception as error:  # whatever a damaged value makes of a study's own code
             problems.append(
                 f"{name} has values that cannot be shown ({type(error).__name__}). "
@@ -182,7 +194,12 @@ def _view(
     ]
     verdicts = [f for one in first for f in one.findings if f.kind == "verdict"]
     verdicts = verdicts if section.key == "program" else []
-    return SectionView(section, verdicts, findings[:_FINDINGS], seen, folds)
+    explorers = [x for one in first for x in one.explorers if section.key == EXPLORER]
+    return SectionView(section, verdicts, findings[:_FINDINGS], seen, folds, explorers)
+
+
+def _shows_anything(view: SectionView) -> bool:
+    return bool(view.verdicts or view.findings or view.figures or view.explorers)
 
 
 def _fold(anchor: str, findings: list[Finding], figures: list[FigureView]) -> Fold:

@@ -286,6 +286,33 @@ def test_the_logit_lens_reads_a_bit_when_the_carry_study_says(trained: LoopedTra
     assert float(shuffled.max()) < 0.85  # on all positions, most of which have short chains
 
 
+def test_where_two_lenses_are_one_the_findings_say_so() -> None:
+    said = {}
+    for kind in ("plain", "prelude and coda"):
+        for lens in ("logit", "coda"):
+            found = lens_study(transformer(kind), tokens(), lens=lens, n_loops=2)
+            said[kind, lens] = found.findings()[0].text
+    assert "(the model's own readout, as it has no coda)" in said["plain", "logit"]
+    assert "(logit and coda lens: it has no coda)" in said["plain", "coda"]
+    assert "through the logit lens," in said["prelude and coda", "logit"]
+    assert "(the coda lens)" in said["prelude and coda", "coda"]
+
+
+@pytest.mark.parametrize("wrongly", [False, True])
+def test_a_reading_that_is_further_off_than_nothing_is_said_to_be(wrongly: bool) -> None:
+    """A model that is sure of wrong answers on the way, and one that is not."""
+    right, wrong = torch.tensor([4.0, 0.0]), torch.tensor([0.0, 9.0])
+    logits = right.expand(5, 6, 2, 2).clone()
+    logits[:, ::2] = logits[:, ::2].flip(-1)  # so that one class for all is no reading
+    if wrongly:
+        logits[1:4, ::2], logits[1:4, 1::2] = wrong.flip(0), wrong
+    model = Told(logits)
+    result = lens_study(model, model.inputs, n_loops=4)
+    told = result.findings()[1]
+    assert (told.good is False) == wrongly
+    assert ("after loops 1 to 3 its reading is further" in told.text) == wrongly
+
+
 def test_a_result_is_read_back_and_says_what_it_shows(tmp_path: Path) -> None:
     model = transformer("prelude and coda")
     for lens in ("logit", "coda", fit_jacobian_lens(model, tokens(seed=4), n_loops=4, inside=True)):
