@@ -39,7 +39,7 @@ def test_a_file_below_a_folder_that_it_imports_from(tmp_path: Path) -> None:
     (folder / "layers.py").write_text("from flash_attn_interface import flash_attn_func\n")
     (folder / "hrm" / "act.py").write_text("from models.layers import flash_attn_func\n")
     try:
-        module = published_code._module_of(folder / "hrm" / "act.py")
+        module = published_code.module_of(folder / "hrm" / "act.py")
     finally:
         for name in ("models.hrm.act", "models.hrm", "models.layers", "models"):
             sys.modules.pop(name, None)
