@@ -123,8 +123,10 @@ def _hrm_text(module: Any, **sizes: Any) -> nn.Module:
         "num_hidden_layers": 2,
         "num_attention_heads": 2,
         "head_dim": 16,
+        "prefix_lm": False,
     }
-    return HrmTextForCausalLM(HrmTextConfig(**tiny | sizes, prefix_lm=False))
+    settings: dict[str, Any] = tiny | sizes
+    return HrmTextForCausalLM(HrmTextConfig(**settings))
 
 
 def _hrm_text_logits(model: Any, tokens: Tensor, n_loops: int, start: Tensor | None) -> Tensor:
@@ -223,7 +225,7 @@ def _patched_ouro(module: Any) -> None:
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     ROPE_INIT_FUNCTIONS.setdefault("default", _inverse_frequencies)
-    masks = module.create_causal_mask
+    masks = importlib.import_module("transformers.masking_utils").create_causal_mask
     module.create_causal_mask = lambda input_embeds, cache_position, **given: masks(
         inputs_embeds=input_embeds, **given
     )

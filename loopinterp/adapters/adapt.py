@@ -55,7 +55,7 @@ def load_published(
 
     kind = check_dtype(dtype) or "auto"
     how: dict[str, Any] = {"trust_remote_code": trust_remote_code, "dtype": kind}
-    model = AutoModelForCausalLM.from_pretrained(name, **how)
+    model: Any = AutoModelForCausalLM.from_pretrained(name, **how)
     return adapt(model.to(device).eval(), **options)
 
 

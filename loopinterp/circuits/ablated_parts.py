@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool
     from torch import Tensor
 
-    from loopinterp.models import LoopedTransformer
+    from loopinterp.models import HookedRun
     from loopinterp.models.sites import Index
 
 KINDS = ("zero", "mean", "resample")
@@ -57,7 +57,7 @@ def check_kinds(kinds: Sequence[str], n_examples: int) -> None:
 
 
 def chosen_parts(
-    model: LoopedTransformer,
+    model: HookedRun,
     components: Sequence[str],
     neurons: Mapping[str, Sequence[int]] | None,
     *,

@@ -85,7 +85,7 @@ def patching_sweep(
     positions that it does not reach (:mod:`loopinterp.circuits.causal_cone`).
 
     Args:
-        model: A ``LoopedTransformer``; for ``state``, any looped model.
+        model: A ``LoopedTransformer``, or an adapter; for ``state``, any looped model.
         base: A batch, or inputs alone: tokens ``[batch, pos]``, or features.
         source: As many inputs of the same length, pair by pair.
         n_loops: Loops of the whole run; T(n) by default, to be given with inputs alone, or where

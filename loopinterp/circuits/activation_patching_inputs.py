@@ -149,7 +149,7 @@ class Patched:
         return STATE if self.name == STATE else LOOP
 
 
-def patched_component(model: LoopedTransformer, component: str) -> Patched:
+def patched_component(model: HookedRun, component: str) -> Patched:
     """The component of that name, of a layer or of a loop.
 
     Raises:

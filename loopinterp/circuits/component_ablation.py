@@ -75,7 +75,7 @@ def ablation_study(
     does there, whatever it takes away.
 
     Args:
-        model: A ``LoopedTransformer``. Layers around its loop are left as they are.
+        model: A ``LoopedTransformer``, or an adapter. Layers around its loop are left as they are.
         data: A batch, or a task to draw one from. Each example is read after its own T(n).
         components: Hook points inside a layer: those of heads (``z``, ``q`` …) head by head, those
             of the stream (``attn_out``, ``mlp_out``) and of the MLP (``post``) as a whole.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
-    from loopinterp.models import LoopedTransformer
+    from loopinterp.models import HookedRun
     from loopinterp.rasp.program import LoopProgram
     from loopinterp.tasks.task import Batch, Task
 
@@ -167,7 +167,7 @@ def match_heads(
 
 
 def head_study(
-    model: LoopedTransformer,
+    model: HookedRun,
     data: Batch | Task,
     programs: Sequence[str | LoopProgram],
     *,
@@ -240,7 +240,7 @@ def _selectors(
 
 @torch.no_grad()
 def _patterns(
-    model: LoopedTransformer, inputs: Int[Tensor, "batch pos"], n_loops: int
+    model: HookedRun, inputs: Int[Tensor, "batch pos"], n_loops: int
 ) -> tuple[Float[Tensor, "loop batch head query key"], list[str]]:
     """Patterns of all heads, those of prelude and coda at every loop; and the heads' names."""
     _, cache = model.run_with_cache(inputs, n_loops=n_loops, names_filter=_PATTERN)

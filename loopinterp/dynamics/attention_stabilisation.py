@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
-    from loopinterp.models.looped_transformer import LoopedTransformer
+    from loopinterp.models.hooked_run import HookedRun
     from loopinterp.tasks.task import Batch, Task
 
 FROZEN = 0.05
@@ -103,7 +103,7 @@ def _change(before: Tensor, after: Tensor) -> Tensor:
 
 
 def attention_stabilisation_study(
-    model: LoopedTransformer,
+    model: HookedRun,
     data: Batch | Task,
     *,
     n_loops: int | None = None,
@@ -147,7 +147,7 @@ def attention_stabilisation_study(
 
 
 @torch.no_grad()
-def _follow(model: LoopedTransformer, batch: Batch, n_loops: int) -> dict[str, Tensor]:
+def _follow(model: HookedRun, batch: Batch, n_loops: int) -> dict[str, Tensor]:
     """Changes ``[loop, layer, batch, head]`` and exact match ``[loop, batch]``.
 
     Of each layer only the last pattern is held, not those of all loops.

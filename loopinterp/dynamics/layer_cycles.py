@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float
     from torch import Tensor
 
-    from loopinterp.models.looped_transformer import LoopedTransformer
+    from loopinterp.models.hooked_run import HookedRun
 
 
 @dataclass(frozen=True, repr=False)
@@ -39,7 +39,7 @@ class LayerLimits(ShortRepr):
 
 @torch.no_grad()
 def layer_limits(
-    model: LoopedTransformer,
+    model: HookedRun,
     inputs: Tensor,
     *,
     n_loops: int,

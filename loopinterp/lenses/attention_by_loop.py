@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float
     from torch import Tensor
 
-    from loopinterp.models import LoopedTransformer
+    from loopinterp.models import HookedRun
     from loopinterp.tasks.task import Batch, Task
 
 
@@ -80,7 +80,7 @@ class AttentionResult(Result, kind="attention"):
 
 @torch.no_grad()
 def attention_study(
-    model: LoopedTransformer,
+    model: HookedRun,
     data: Batch | Task | Tensor,
     *,
     n_loops: int | None = None,
@@ -161,7 +161,7 @@ def attention_study(
 
 
 def _patterns(
-    model: LoopedTransformer, inputs: Tensor, n_loops: int
+    model: HookedRun, inputs: Tensor, n_loops: int
 ) -> Float[Tensor, "loop batch layer head query key"]:
     _, cache = model.run_with_cache(inputs, n_loops=n_loops, names_filter="attn.hook_pattern")
     return cache.stack("attn.hook_pattern", layer=slice(None)).transpose(1, 2).double()

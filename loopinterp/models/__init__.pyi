@@ -1,5 +1,6 @@
 from .folded_vocabulary import fold_vocabulary as fold_vocabulary
 from .greedy_decoding import greedy_decode as greedy_decode
+from .hooked_run import HookedRun as HookedRun
 from .iteration import iterate as iterate
 from .iteration import states_at as states_at
 from .looped_cache import LoopedCache as LoopedCache

@@ -185,9 +185,10 @@ def need_hooks(model: object) -> None:
     if not hasattr(model, "run_with_cache") or not hasattr(model, "site"):
         raise InputError(
             "model",
-            expected="a LoopedTransformer, as this study looks inside a loop, where heads and "
-            "layers need hooks",
+            expected="a LoopedTransformer or an adapter, as this study looks inside a loop, where "
+            "heads and layers need hooks",
             given=f"{type(model).__name__}, which shows its states between loops only",
             fix="Use studies of states (convergence_study, compare_programs, patching_sweep of "
-            "component='state'), or convert its weights with loopinterp.models.convert_model.",
+            "component='state'), convert its weights with loopinterp.models.convert_model, or pass "
+            "loopinterp.adapters.adapt(model) of a published one.",
         )

@@ -208,15 +208,16 @@ def test_a_hook_that_is_nowhere_is_refused(name: str) -> None:
 def test_the_memory_of_a_cache_is_known_before_it_is_made(name: str) -> None:
     model, tokens = adapted(name), tokens_of(name)
     batch, n_pos = tokens.shape
-    for options in (
+    ways: tuple[dict[str, Any], ...] = (
         {},
         {"names_filter": "resid_post"},
         {"names_filter": ["hook_state_post", "pattern"], "loops": [0, -1]},
         {"names_filter": "attn_out", "dtype": torch.float64},
-    ):
+    )
+    for options in ways:
         _, cache = model.run_with_cache(tokens, n_loops=3, **options)
         assert model.cache_nbytes(batch, n_pos, n_loops=3, **options) == cache.nbytes
-    kept = {"names_filter": ["resid_mid", "z", "attn_scores"]}
+    kept: dict[str, Any] = {"names_filter": ["resid_mid", "z", "attn_scores"]}
     _, cache = model.run_with_cache(tokens, n_loops=2, pos_slice=slice(1, 3), **kept)
     assert model.cache_nbytes(batch, n_pos, n_loops=2, n_kept=2, **kept) == cache.nbytes
 
@@ -225,7 +226,7 @@ def test_the_memory_of_a_cache_is_known_before_it_is_made(name: str) -> None:
 def test_filters_keep_what_they_name(name: str) -> None:
     model, tokens = adapted(name), tokens_of(name)
     _, whole = model.run_with_cache(tokens, n_loops=3)
-    chosen = {"names_filter": "hook_resid_post", "loops": slice(1, None)}
+    chosen: dict[str, Any] = {"names_filter": "hook_resid_post", "loops": slice(1, None)}
     _, cache = model.run_with_cache(tokens, n_loops=3, pos_slice=[0, -1], **chosen)
     assert len(cache) == 2 * model.site_map.n_layers
     for key in cache:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from loopinterp import circuits, dynamics, lenses, probing
 from loopinterp.errors import InputError
@@ -65,15 +66,18 @@ def test_a_study_runs(name: str, study: str, monkeypatch: pytest.MonkeyPatch) ->
     assert result.data.sizes
 
 
+def _metric(logits: Tensor) -> Tensor:
+    return logits[..., 0].mean(-1)
+
+
 @every
 @pytest.mark.parametrize("component", ["state", "resid_pre", "z", "pattern", "k"])
 def test_a_patching_sweep_is_what_hooks_do(name: str, component: str) -> None:
     model, base, source = adapted(name), tokens_of(name, 2, 5), tokens_of(name, 2, 5, seed=1)
     n_loops, loop = 3, 1
     ends = model(base, n_loops=n_loops), model(source, n_loops=n_loops)
-    metric = {"metric": lambda logits: logits[..., 0].mean(-1)}
     found = circuits.patching_sweep(
-        model, base, source, n_loops=n_loops, component=component, loops=[loop], **metric
+        model, base, source, n_loops=n_loops, component=component, loops=[loop], metric=_metric
     )
     states = model(source, n_loops=n_loops, return_type="states")
     at = {"loop": loop, "pos": "all"}
@@ -103,7 +107,7 @@ def test_a_patching_sweep_is_what_hooks_do(name: str, component: str) -> None:
 
                 hooks = [(site, swap)]
             logits = model.run_with_hooks(base, n_loops=n_loops, fwd_hooks=hooks)
-            measured = [float(metric["metric"](x.detach()).mean()) for x in (logits, *ends)]
+            measured = [float(_metric(x.detach()).mean()) for x in (logits, *ends)]
             effect = (measured[0] - measured[1]) / (measured[2] - measured[1])
             swept = found.data["effect"].sel(**at, layer=layer, head=head).item()
             assert swept == pytest.approx(effect, abs=1e-3)
@@ -130,7 +134,8 @@ def test_rules_that_read_states_stop_it(name: str) -> None:
 def test_transformer_lens_patches_every_loop_of_it(name: str) -> None:
     from transformer_lens import patching
 
-    model, base, source = adapted(name), tokens_of(name, 1, 3), tokens_of(name, 1, 3, seed=1)
+    base, source = tokens_of(name, 1, 3), tokens_of(name, 1, 3, seed=1)
+    model: Any = adapted(name)
     unrolled = model.unroll(2)
     _, cache = unrolled.run_with_cache(source)
     found = patching.get_act_patch_resid_pre(unrolled, base, cache, lambda x: x[0, -1, 0])
