@@ -205,6 +205,9 @@ def _imported(name: str, folder: Path) -> Any:
             return importlib.import_module(name)
     finally:
         del sys.modules[flash.__name__]
+        top = name.partition(".")[0]  # another model's folder has the same name
+        for loaded in [other for other in sys.modules if other.partition(".")[0] == top]:
+            del sys.modules[loaded]
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
