@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from loopinterp import circuits, dynamics, lenses, models, probing, training
-from loopinterp.adapters import ExitGate, adapt
+from loopinterp.adapters import adapt
 from loopinterp.errors import InputError
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, greedy_decode
 from loopinterp.rasp import compile_program
@@ -118,7 +118,9 @@ def test_published_models_run_where_their_weights_are(device: torch.device, kind
         assert torch.equal(says.cpu(), greedy_decode(here, inputs, n_loops=2, max_new_tokens=3))
     if KINDS[kind].halts:
         loops = [
-            models.run_until(model, x, ExitGate(model, 0.6), max_loops=3).loop.cpu()
+            models.run_until(
+                model, x, models.GateAbove(model.exit_probability, cumulated=True), max_loops=3
+            ).loop.cpu()
             for model, x in ((here, inputs), (there, moved))
         ]
         assert torch.equal(*loops)

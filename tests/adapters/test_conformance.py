@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from loopinterp.adapters import ExitGate, adapt, load_published
+from loopinterp.adapters import adapt, load_published
 from loopinterp.errors import CheckpointError, HookError, InputError
 from loopinterp.models import (
+    GateAbove,
     LoopedCache,
     LoopedModel,
     LoopedTransformer,
@@ -436,9 +437,15 @@ def test_a_gate_is_cached_and_stops_a_run_at_its_cumulative_probability(name: st
             next((t + 1 for t in range(n_loops) if enough[t, k]), n_loops)
             for k in range(len(tokens))
         ]
-        found = run_until(model, tokens, ExitGate(model, threshold), max_loops=n_loops)
+        found = run_until(
+            model,
+            tokens,
+            GateAbove(model.exit_probability, threshold, cumulated=True),
+            max_loops=n_loops,
+        )
         assert found.loop.tolist() == expected
-    rules = [ExitGate(model, 0.3), ResidualBelow(0.5), ExitGate(model, 0.6)]
+    gate = model.exit_probability
+    rules = [GateAbove(gate, 0.3, cumulated=True), ResidualBelow(0.5), GateAbove(gate, 0.6)]
     together = run_rules(model, tokens, rules, max_loops=n_loops)
     for rule, loops in zip(rules, together):
         assert torch.equal(run_until(model, tokens, rule, max_loops=n_loops).loop, loops)
@@ -447,4 +454,5 @@ def test_a_gate_is_cached_and_stops_a_run_at_its_cumulative_probability(name: st
 @pytest.mark.parametrize("name", sorted(set(KINDS) - set(GATED)))
 def test_a_model_without_a_gate_says_so(name: str) -> None:
     with pytest.raises(InputError, match="ResidualBelow"):
-        run_until(adapted(name), tokens_of(name), ExitGate(adapted(name)), max_loops=2)
+        model = adapted(name)
+        run_until(model, tokens_of(name), GateAbove(model.exit_probability), max_loops=2)
