@@ -214,7 +214,7 @@ def claims_table(found: pd.DataFrame) -> str:
 
 
 def figure(found: pd.DataFrame) -> Any:
-    """Right answers to the harder problems against loops, a panel for each recall and norm."""
+    """Right answers to the harder problems against loops: small multiples by recall and norm."""
     panels = []
     for _, of in found.groupby(["recall", "norm"], sort=False):
         recall, norm = of[["recall", "norm"]].iloc[0]
@@ -228,7 +228,7 @@ def figure(found: pd.DataFrame) -> Any:
             lines.append(Series(name, np.array(LOOPS), mean, low=low, high=high))
         title = f"{recall} recall, {norm} norm"
         panels.append(LinePanel(lines, "right answers", title=title, y_range=(0, 1.04)))
-    return line_panels(panels, x_title="loops", x_log=True)
+    return line_panels(panels, x_title="loops", x_log=True, columns=4)
 
 
 if __name__ == "__main__":

@@ -17,14 +17,18 @@ project_copyright = "2026, the loopinterp contributors"
 version = release = loopinterp.__version__
 
 extensions = [
-    "myst_parser",
+    "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
+    "sphinx_copybutton",
 ]
 myst_enable_extensions = ["colon_fence", "dollarmath", "fieldlist"]
 myst_heading_anchors = 3
 exclude_patterns = ["_build"]
+nb_execution_mode = "off"  # they are stored with what they show, and run by the tests
+nb_merge_streams = True
+copybutton_exclude = ".linenos, .gp, .go"
 
 # Docstrings are the reference; the types are in the signatures.
 autodoc_member_order = "bysource"
@@ -39,6 +43,8 @@ napoleon_custom_sections = [("Arrays", "params_style")]
 napoleon_attr_annotations = False  # a shape such as "*lead" would start an emphasis
 
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["guide.css"]
 html_math_renderer = "mathml"
 html_title = f"loopinterp {version}"
 html_show_sourcelink = False

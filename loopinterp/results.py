@@ -40,7 +40,6 @@ from loopinterp.storage import (
 
 if TYPE_CHECKING:
     import pandas as pd
-    import plotly.graph_objects as go
     import xarray as xr
     from typing_extensions import Self
 
@@ -123,7 +122,7 @@ class Figure:
 
     Attributes:
         title: A few words.
-        plot: The Plotly figure.
+        plot: The Plotly figure, or the :class:`~loopinterp.plotting.CircuitGraph` of a circuit.
         caption: How to read it, in plain words.
         control: What its control is and what the control shows ("" where none applies).
         data: The table behind it, linked from the report.
@@ -133,7 +132,7 @@ class Figure:
     """
 
     title: str
-    plot: go.Figure
+    plot: Any
     caption: str
     control: str = ""
     data: pd.DataFrame | None = None

@@ -32,12 +32,15 @@ KINDS = {
     "decompilation": "loopinterp.circuits.decompiler.decompilation_study",
     "edges": "loopinterp.circuits.edges.edge_study_result",
     "evaluation": "loopinterp.training.evaluation",
+    "exits": "loopinterp.lenses.exits_by_loop",
+    "exploration": "loopinterp.explorer.exploration",
     "extrapolation": "loopinterp.dynamics.extrapolation",
     "false-names": "loopinterp.benchmark.false_names",
     "geometry": "loopinterp.dynamics.geometry",
     "ground-truth": "loopinterp.benchmark.ground_truth_study",
     "head-match": "loopinterp.circuits.head_matching",
     "input-dependence": "loopinterp.dynamics.input_dependence",
+    "lens": "loopinterp.lenses.lens_by_loop",
     "local-stability": "loopinterp.dynamics.local_stability",
     "noise-robustness": "loopinterp.benchmark.noise_robustness",
     "operand-grid": "loopinterp.training.grid_by_operands",
@@ -49,7 +52,6 @@ KINDS = {
     "subspace-search": "loopinterp.circuits.subspace_search",
     "sweep": "loopinterp.training.sweep_result",
     "variable-interchange": "loopinterp.circuits.variable_interchange",
-    "worked-example": "loopinterp.lenses.worked_example",
 }
 """Each kind of result of the package -> the module that defines it."""
 

@@ -7,7 +7,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from loopinterp import benchmark, circuits, dynamics, lenses, models, probing, rasp, tasks
+from loopinterp import (
+    benchmark,
+    circuits,
+    dynamics,
+    explorer,
+    lenses,
+    models,
+    probing,
+    rasp,
+    tasks,
+)
 from loopinterp.errors import CheckpointError, InputError
 from loopinterp.studied_model import StudiedModel
 
@@ -27,7 +37,7 @@ DECOMPILED_LENGTH = 8
 """Long enough for carries that go on and ones that end, and short enough for a minute."""
 
 EXAMPLE_LENGTH, EXAMPLE_POSITIONS = 8, 16
-"""An input that is worked by hand: so short that it can be read."""
+"""An input that is worked by hand is so short that it can be read."""
 
 FEWEST_BITS = 16
 """Carries that are followed need room on both sides of the front."""
@@ -147,15 +157,17 @@ def _no_planted_carry(model: StudiedModel) -> str:
     return _no_room_for_carries(model)
 
 
-@_study("example", "what is asked, and what does the model make of one input?", loops=False)
-def _example(model: StudiedModel) -> Result:
-    fits = (n for n in range(EXAMPLE_LENGTH, 1, -1) if _is_readable(model, n))
-    return lenses.worked_example(
+@_study("explorer", "what is asked, and what does the model make of a few inputs?", loops=False)
+def _explorer(model: StudiedModel) -> Result:
+    # One length that can be read, and one at which there is something to be seen.
+    readable = next((n for n in range(EXAMPLE_LENGTH, 1, -1) if _is_readable(model, n)), 1)
+    lengths = sorted({model.length(n) for n in (readable, 4 * model.cutoff)})
+    return explorer.explore(
         model.model,
-        model.sample(model.length(next(fits, 1)), 64),
+        [model.sample(n, 128) for n in lengths],
+        programs=model.programs(),
         asks=model.task.describe(),
         explain=partial(_by_hand, model),
-        symbols=_answer_words(model),
         seed=model.seed,
     )
 
@@ -173,6 +185,19 @@ def _extrapolation(model: StudiedModel) -> Result:
     return dynamics.extrapolation_study(
         model.model, batch, n_loops=10 * trained, trained_loops=trained
     )
+
+
+@_study("lens", "what does the state say of the answer after each loop?")
+def _lens(model: StudiedModel) -> Result:
+    n = model.length(2 * model.cutoff)
+    batch, n_loops = model.sample(n, 64), model.n_loops(n)
+    return lenses.lens_study(model.model, batch, lens="coda", n_loops=n_loops, seed=model.seed)
+
+
+@_study("exits", "how early could an example be read, and which rule knows?")
+def _exits(model: StudiedModel) -> Result:
+    batch = model.sample(model.length(2 * model.cutoff), 128)
+    return lenses.exit_study(model.model, batch, seed=model.seed)
 
 
 @_study("reachability", "is one limit reached from every start, and again after a kick?")
@@ -344,43 +369,27 @@ def _is_readable(model: StudiedModel, n: int) -> bool:
     return model.task.n_positions(n) <= EXAMPLE_POSITIONS
 
 
-def _by_hand(model: StudiedModel, example: Batch) -> tuple[str, dict[str, list[str]]]:
-    """How one example is done by hand, and what stands at each position."""
-    tokens = example.inputs[0]
-    rows = {"input": _labels(model, tokens) or [str(value) for value in tokens.tolist()]}
+def _by_hand(model: StudiedModel, example: Batch) -> str:
+    """How one example is done by hand."""
     if not isinstance(model.task, tasks.Addition):
         # A task of a user's own need not have words for examples.
         words = getattr(model.task, "decode", None)
-        return f"The right answer: {words(example)[0]}." if words else "", rows
-    carries = model.task.carry_in(example)[0].tolist()
-    rows["carry in"] = [str(c) if one >= 0 else "" for c, one in zip(carries, example.targets[0])]
+        return f"The right answer: {words(example)[0]}." if words else ""
     asked = example.targets[0] >= 0
     numbers = (*(x[0].long() for x in model.task.operands(example)), example.targets[0])
     a, b, total = (sum(int(bit) << k for k, bit in enumerate(x[asked])) for x in numbers)
     fits = f", of which {int(example.n[0])} bits hold {total}" if a + b != total else ""
-    text = (
+    return (
         f"By hand: {a} + {b} = {a + b}{fits}. Bit by bit from the left, of the two bits and the "
         "carry in: where two or three are 1, a carry goes on to the next bit; where one or three "
         "are, the answer is 1."
     )
-    return text, rows
-
-
-def _answer_words(model: StudiedModel) -> list[str] | None:
-    """A word for each class of the answer, where it is not its number."""
-    if not isinstance(model.task, tasks.FullOutput):
-        return None
-    return [*model.task.symbols[: model.task.n_answer_symbols], "EOS"]
 
 
 def _labels(model: StudiedModel, tokens: Tensor) -> list[str] | None:
     """What stands at each position, where a word for it exists."""
-    words = next((rasp.get_program(name).inputs for name in model.programs()), None)
-    if model.task.name == "addition":
-        words = ("0+0", "1+0", "0+1", "1+1", "BOS", "PAD")  # shorter than the programs have it
-    if words is None or model.task.d_vocab is None:
-        return None
-    return [words[int(token)] for token in tokens]
+    words = explorer.token_words(model.task)
+    return None if words is None else explorer.words_at(tokens, words)
 
 
 def _subspace_inputs(model: StudiedModel) -> Batch:

@@ -31,7 +31,7 @@ from loopinterp.workflow import UNFINISHED_GRID
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMANDS = ("demo", "train", "compile", "evaluate", "grid", "analyze", "report", "tasks")
-COMMANDS += ("benchmark", "recipes", "sweep", "zoo")
+COMMANDS += ("benchmark", "lens", "recipes", "sweep", "zoo")
 
 
 @dataclass(frozen=True)
@@ -109,6 +109,20 @@ def test_tasks_and_recipes_are_listed_in_words_and_as_json(command: Command) -> 
     said = command("recipes", "addition").out
     assert "  config.state_noise: 0.3\n" in said and "measured.seeds: 0, 1, 2" in said
     assert "lr" not in said, "defaults are left out"
+
+
+def test_a_prompt_is_shown_on_a_page_of_its_own(command: Command, tmp_path: Path) -> None:
+    run, page = tmp_path / "mine", tmp_path / "lens.html"
+    loopinterp.load_pretrained("addition", run)
+    answer = command("lens", run, "--prompt", "5 + 3", "--out", page, "--json").json
+    assert answer["tokens"] == ["BOS", "1+1", "0+1", "1+0", "0+0"]
+    assert answer["page"] == str(page) and page.stat().st_size < 200_000
+    said = command("lens", run, "--prompt", "1+1 0+1", "--loops", "2").out
+    assert "after 1 loop" in said and said.endswith(f"{run / 'lens.html'}\n")
+    (tmp_path / "notes.html").write_text("mine")
+    refused = command("lens", run, "--prompt", "1+1", "--out", tmp_path / "notes.html")
+    assert_refused(refused, "output file")
+    assert_refused(command("lens", run, "--prompt", "one"), "expected words of the task")
 
 
 def test_the_zoo_is_listed_shown_and_copied(command: Command, tmp_path: Path) -> None:
@@ -195,6 +209,20 @@ def test_a_run_is_trained_evaluated_analysed_and_reported(command: Command, tmp_
     answer = command("report", out, "--json")
     assert answer.json["report"] == str(out / "report.html")
     assert "<html" in (out / "report.html").read_text()[:200]
+
+
+def test_several_runs_are_put_side_by_side_and_opened(
+    command: Command, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    other, page = shutil.copytree(run, tmp_path / "other"), tmp_path / "both.html"
+    answer = command("report", run, other, "--out", page, "--open", "--json")
+    assert answer.json == {"runs": [str(run), str(other)], "report": str(page)}
+    assert opened == [page.resolve().as_uri()]
+    assert "2 runs side by side" in page.read_text()
+    assert_refused(command("report", run, other), "--out", "the file to write")
+    assert_refused(command("report", run, run, "--out", page), "two or more, each once")
 
 
 def test_stopping_rules_are_compared_with_reading_at_T_n(command: Command, run: Path) -> None:

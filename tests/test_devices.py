@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from loopinterp import circuits, dynamics, models, probing, training
+from loopinterp import circuits, dynamics, lenses, models, probing, training
 from loopinterp.errors import InputError
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, greedy_decode
 from loopinterp.rasp import compile_program
@@ -108,6 +108,9 @@ RULES: dict[str, Any] = {
     "kl": models.ReadoutKL(0.05),
     "acceleration": models.AccelerationBelow(0.5),
     "held": models.AnswerHeld(2),
+    "entropy": models.EntropyBelow(0.4),
+    "sure": models.ConfidenceAbove(0.9),
+    "gate": models.GateAbove(lambda h: h[..., 0].sigmoid(), 0.8, cumulated=True),
 }
 
 
@@ -199,6 +202,26 @@ def test_studies(name: str, moved: bool, monkeypatch: pytest.MonkeyPatch) -> Non
             np.testing.assert_allclose(found, expected.values, rtol=1e-3, atol=atol, err_msg=key)
         else:
             np.testing.assert_array_equal(found, expected.values, err_msg=key)
+
+
+@pytest.mark.parametrize("kind", ["tuned", "jacobian"])
+def test_fitted_lenses(kind: str) -> None:
+    """Fitted where the model is, kept on the CPU, and read with anywhere."""
+    fit: Any = {
+        "tuned": lambda m, x: lenses.fit_tuned_lens(m, x, n_loops=3, steps=3, inside=True),
+        "jacobian": lambda m, x: lenses.fit_jacobian_lens(
+            m, x, n_loops=3, inside=True, targets="own", positions=[1, 2], draws=1
+        ),
+    }[kind]
+    model, x = model_for("lens_study"), asked_of("lens_study").inputs
+    here = fit(model, x)
+    with pretend_gpu() as device:
+        there = fit(model.to(device), x.to(device))
+        read = lenses.lens_study(model.to(device), x.to(device), lens=there, inside=True)
+    assert there.matrix.device.type == there.offset.device.type == "cpu"
+    torch.testing.assert_close(there.matrix, here.matrix, rtol=1e-3, atol=1e-4)
+    own = lenses.lens_study(model.cpu(), x, lens=here, inside=True)
+    np.testing.assert_allclose(read.data["kl"], own.data["kl"], rtol=1e-3, atol=1e-4)
 
 
 def test_edges_are_refused_elsewhere() -> None:

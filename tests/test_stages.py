@@ -42,7 +42,7 @@ def test_of_two_commands_that_end_at_once_both_times_are_kept(
 
     record_how_it_was_made(tmp_path)
     monkeypatch.setattr(stages, "read_json_object", slowly)
-    names = ["generalisation", "heads", "attention", "example"]
+    names = ["generalisation", "heads", "attention", "explorer"]
     with ThreadPoolExecutor(len(names)) as pool:
         futures = [pool.submit(record_how_it_was_made, tmp_path, seconds={n: 1.0}) for n in names]
     assert all(future.result() is None for future in futures)

@@ -78,7 +78,7 @@ def test_of_a_model_of_one_loop_nothing_is_asked_from_loop_to_loop(depth: int) -
     model.loop_rule = LoopRule(depth)
     silent = {s.name for s in STUDIES if "makes one loop" in s.unsaid(studied(model, 4))}
     assert silent == (
-        {s.name for s in STUDIES} - {"example", "attention", "ablation"} if depth == 1 else set()
+        {s.name for s in STUDIES} - {"explorer", "attention", "ablation"} if depth == 1 else set()
     )
 
 

@@ -15,6 +15,7 @@ from loopinterp import (
     benchmark,
     circuits,
     dynamics,
+    explorer,
     lenses,
     probing,
     training,
@@ -26,7 +27,7 @@ from loopinterp.saved_results import KINDS
 from loopinterp.tasks import Addition, Batch, as_batch
 from loopinterp.tasks.study_data import as_batches
 
-ROOMS = (dynamics, lenses, probing, circuits, benchmark, training)
+ROOMS = (dynamics, explorer, lenses, probing, circuits, benchmark, training)
 PROGRAMS = ["ripple", "lookahead"]
 
 STUDIES: dict[str, Callable[[Any, Any], Any]] = {
@@ -41,7 +42,9 @@ STUDIES: dict[str, Callable[[Any, Any], Any]] = {
     "local_stability_study": lambda m, d: dynamics.local_stability_study(m, d, k=1),
     "attention_stabilisation_study": dynamics.attention_stabilisation_study,
     "attention_study": lenses.attention_study,
-    "worked_example": lenses.worked_example,
+    "explore": explorer.explore,
+    "lens_study": lenses.lens_study,
+    "exit_study": lenses.exit_study,
     "probe_study": lambda m, d: probing.probe_study(m, d, {"carry": Addition().carries}),
     "head_study": lambda m, d: circuits.head_study(m, d, PROGRAMS),
     "planted_carry_study": lambda m, d: circuits.planted_carry_study(m, d),
@@ -61,9 +64,10 @@ NOT_OF_A_MODEL |= {"summarise_seeds", "run_sweep"}
 OF_OTHER_TASKS = {"operand_grid"}  # which draw operands of given lengths
 OF_GIVEN_PAIRS = {"edge_study", "patching_sweep"}
 OF_A_TASK = {"carry_study", "decompilation_study", "evaluate"}
-OF_ONE_LOOP = {"attention_study", "evaluate", "probe_study", "worked_example"} | OF_GIVEN_PAIRS
+OF_ONE_LOOP = {"attention_study", "evaluate", "probe_study", "explore"} | OF_GIVEN_PAIRS
 OF_ONE_LOOP |= {"ablation_study"}
-OF_INPUTS_ALONE = {"attention_study", "probe_study"} | OF_GIVEN_PAIRS
+OF_INPUTS_ALONE = {"attention_study", "exit_study", "explore", "lens_study", "probe_study"}
+OF_INPUTS_ALONE |= OF_GIVEN_PAIRS
 
 
 @cache
@@ -182,7 +186,7 @@ def test_a_model_of_one_loop_is_asked_nothing_of_others(name: str) -> None:
         assert STUDIES[name](model, data).data["answer_loops"].values.tolist() == [1] * 8
     else:
         made = STUDIES[name](model, data).data.sizes["loop"]
-        assert made == (2 if name == "worked_example" else 1)  # which begins with loop 0
+        assert made == (2 if name == "explore" else 1)  # which begins with loop 0
 
 
 @pytest.mark.usefixtures("no_type_checks")

@@ -4,6 +4,7 @@
     python -m analyses.benchmarks.adapters --ouro PATH/modeling_ouro.py \\
         --huginn PATH/raven_modeling_minimal.py --hrm PATH/models/hrm/hrm_act_v1.py \\
         --trm PATH/models/recursive_reasoning/trm.py
+    python -m analyses.benchmarks.adapters --large --ouro PATH/modeling_ouro.py
 
 HRM-Text is part of ``transformers``; of the others the file is a copy of your own, and is run. All
 are random: tiny (about 1 million weights, 4 prompts of 32 tokens), and of some 100 million weights
@@ -12,6 +13,8 @@ are random: tiny (about 1 million weights, 4 prompts of 32 tokens), and of some 
 
 from __future__ import annotations
 
+import resource
+import time
 from functools import partial
 from pathlib import Path
 
@@ -33,24 +36,58 @@ SIZES = {
     ),
     "hrm_text": (
         {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 2},
-        {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 8},
+        {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 4},
+    ),
+    "hrm": (
+        {"hidden_size": 128, "H_layers": 2, "L_layers": 2},
+        {"hidden_size": 1024, "H_layers": 4, "L_layers": 4, "expansion": 4},
+    ),
+    "trm": (
+        {"hidden_size": 128, "L_layers": 2},
+        {"hidden_size": 1024, "L_layers": 8, "expansion": 4},
     ),
 }
-SIZES["hrm"] = (
-    {"hidden_size": 128, "H_layers": 2, "L_layers": 2},
-    {"hidden_size": 1024, "H_layers": 4, "L_layers": 4, "expansion": 4},
-)
-SIZES["trm"] = (
-    {"hidden_size": 128, "L_layers": 2},
-    {"hidden_size": 1024, "L_layers": 8, "expansion": 4},
-)
+LARGE = {
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "vocab_size": 49152,
+}
+"""The shape of Ouro-1.4B."""
+RESIDUALS = ["hook_resid_pre", "hook_resid_mid", "hook_resid_post"]
 HEADS = {
     "ouro": lambda n: {"num_attention_heads": n, "num_key_value_heads": n},
     "huginn": lambda n: {"n_heads": n, "block_size": TOKENS},
     "hrm_text": lambda n: {"num_attention_heads": n, "head_dim": 64},
     "hrm": lambda n: {"num_heads": n, "seq_len": TOKENS, "halt_max_steps": 1},
+    "trm": lambda n: HEADS["hrm"](n),
 }
-HEADS["trm"] = HEADS["hrm"]
+
+
+def large(file: Path | None) -> None:
+    """Peak memory of one prompt through a random Ouro of 1.4B weights, all residuals cached."""
+    torch.set_default_dtype(torch.bfloat16)
+    published = KINDS["ouro"].build(module_of(file), **LARGE).eval()
+    model, tokens = adapt(published), torch.randint(VOCAB, (1, TOKENS))
+    weights = sum(weight.numel() for weight in model.parameters())
+    said = model.cache_nbytes(1, TOKENS, names_filter=RESIDUALS)
+    print(f"{weights / 1e9:.2f} billion weights, {weights * 2 / 2**30:.2f} GiB")
+    print(f"cache of {RESIDUALS} at 4 loops of 24 layers: {said / 2**20:.1f} MiB, said before")
+    with torch.no_grad():
+        model(tokens)
+        plain = _peak()
+        start = time.perf_counter()
+        _, cache = model.run_with_cache(tokens, names_filter=RESIDUALS)
+        seconds = time.perf_counter() - start
+    assert cache.nbytes == said and len(cache) == 3 * 4 * 24
+    print(f"peak of the process: {plain:.2f} GiB without a cache, {_peak():.2f} GiB with it")
+    print(f"{seconds:.1f} s for the prompt")
+
+
+def _peak() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 def main() -> None:
@@ -60,8 +97,12 @@ def main() -> None:
     made.add_argument("--hrm", type=Path, help="your own copy of hrm_act_v1.py")
     made.add_argument("--trm", type=Path, help="your own copy of trm.py")
     made.add_argument("--tiny", action="store_true", help="the tiny models only")
+    made.add_argument("--large", action="store_true", help="memory of a 1.4B-parameter Ouro alone")
     options = made.parse_args()
     settle(options)
+    if options.large:
+        large(options.ouro)
+        return
     files = {kind: getattr(options, kind, None) for kind in SIZES}
     tables = {}
     for kind, file in files.items():

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from loopinterp.errors import MOST_LOOPS, check_integer, check_number
+import torch
+
+from loopinterp.errors import check_integer, check_number
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -44,7 +46,6 @@ class ExitGate:
 
     model: HasExitGate
     threshold: float = 0.5
-    past: ClassVar[int] = MOST_LOOPS
 
     def __post_init__(self) -> None:
         check_number("ExitGate(threshold)", self.threshold, above=0, most=1)
@@ -59,8 +60,11 @@ class ExitGate:
 
     def score(self, view: LoopView) -> Float[Tensor, " batch"]:
         """The largest probability to have gone on so far, over the scored positions."""
-        going, now = view.constant(1.0)[:, None], view
-        while now.previous is not None:
-            going = going * (1 - self.model.exit_probability(now.state).float())
-            now = now.previous
-        return view.worst(going.expand_as(view.mask))
+        if view.previous is None:
+            going = torch.ones_like(view.mask, dtype=torch.float32)
+        else:
+            going = view.previous.notes[self] * (
+                1 - self.model.exit_probability(view.state).float()
+            )
+        view.notes[self] = going
+        return view.worst(going)

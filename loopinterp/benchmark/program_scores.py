@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 import torch
 
+from loopinterp.circuits.decompiler.claim import EXACT
 from loopinterp.circuits.decompiler.decompilation import decompile
 from loopinterp.circuits.program_comparison import compare_programs
 from loopinterp.errors import InputError
@@ -27,7 +28,8 @@ def score_program(method: ProgramMethod, known: KnownCircuit) -> pd.DataFrame:
     """Whether a program is the known one's equal under interchange interventions.
 
     Args:
-        method: From an exercise to a program, or None for "none that I know".
+        method: From an exercise to a program, or None for "none that I know". What it gives counts
+            as exact: a method that knows better of a program gives None.
         known: The model.
 
     Returns:
@@ -54,8 +56,15 @@ def score_program(method: ProgramMethod, known: KnownCircuit) -> pd.DataFrame:
 
 
 def by_decompiling(exercise: Exercise) -> LoopProgram | None:
-    """The program that is read off the model."""
-    return decompile(exercise.model, exercise.task, n=exercise.n).program
+    """The program that is read off the model, if it is claimed to be exact.
+
+    Its states are taken for sharp ones at first; where they give no such program, as regions.
+    """
+    model, task, n = exercise.model, exercise.task, exercise.n
+    found = decompile(model, task, n=n)
+    if found.claim.grade != EXACT and found.closest is not None:
+        found = decompile(model, task, n=n, sharp=False, across_loops=True)
+    return found.program if found.claim.grade == EXACT else None
 
 
 def by_comparing(exercise: Exercise, *, left_out: str | None = None) -> LoopProgram | None:

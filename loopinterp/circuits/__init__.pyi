@@ -4,6 +4,7 @@ from .activation_patching_result import PatchingSweep as PatchingSweep
 from .carry_front_pairs import CarryFrontPairs as CarryFrontPairs
 from .comparison_evidence import Evidence as Evidence
 from .component_ablation import ablation_study as ablation_study
+from .decompiler import Claim as Claim
 from .decompiler import Decompilation as Decompilation
 from .decompiler import Decompiled as Decompiled
 from .decompiler import decompilation_study as decompilation_study

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loopinterp.circuits.causal_cone import CausalCone, Change, growth_of
+from loopinterp.circuits.causal_cone import CausalCone, Change, Front, growth_of
 from loopinterp.circuits.subspaces import check_orthonormal, project
 from loopinterp.errors import InputError
 from loopinterp.models import bind, device_of
@@ -183,6 +183,28 @@ class InterchangeRun(ShortRepr):
         return read.reshape(*state.shape[:-3], *self.base.shape)
 
     @torch.no_grad()
+    def states_after(
+        self, state: Float[Tensor, "pair site d_model"]
+    ) -> Float[Tensor, "pair delay pos d_model"]:
+        """The whole states at each delay after ``state`` was put in, which :meth:`after` reads.
+
+        Past the end of the run they mean nothing.
+        """
+        shape = (*self.base.shape, state.shape[-1])
+        kept = self.own.new_empty(shape)
+        for first, runs in self._runs():
+            base = self.pairs.base - first
+            here = ((base >= 0) & (base < runs.states.shape[1])).nonzero().squeeze(1)
+            kept[here] = runs.states[self._loops_read[here], base[here, None]]
+            in_order = here[self.pairs.loop[here].argsort(stable=True)]
+            for rows in in_order.split(_AT_A_TIME):
+                for front, pair, column in self._fronts(runs, rows, base[rows], state[rows]):
+                    place = front.place[pair, column]
+                    delay = front.loop - self.pairs.loop[rows][pair]
+                    kept[rows[pair], delay, place] = front.h[pair, column]
+        return kept
+
+    @torch.no_grad()
     def base_states(self, places: Int[Tensor, "pair pos"]) -> Float[Tensor, "pair pos d_model"]:
         """The base's undisturbed state at some positions, at the loop of the exchange."""
         pairs = self.pairs
@@ -216,7 +238,19 @@ class InterchangeRun(ShortRepr):
     def _go_on(
         self, runs: CausalCone, rows: Tensor, base: Tensor, state: Tensor, read: Tensor
     ) -> None:
-        """Go on with the positions that the exchange can have reached; pairs in loop order."""
+        """Read the answers that the exchange can have reached; pairs in loop order."""
+        loop = self.pairs.loop[rows]
+        for front, pair, column in self._fronts(runs, rows, base, state):
+            answers = answer(runs.iteration.readout(front.h))[pair, column]
+            read[rows[pair], front.loop - loop[pair], front.place[pair, column]] = answers
+
+    def _fronts(
+        self, runs: CausalCone, rows: Tensor, base: Tensor, state: Tensor
+    ) -> Iterator[tuple[Front, Tensor, Tensor]]:
+        """Go on with the positions that the exchange can have reached; pairs in loop order.
+
+        Each front comes with the rows and columns of it that were reached.
+        """
         pairs = self.pairs
         loop, positions = pairs.loop[rows], pairs.positions[rows]
         each = torch.arange(len(rows), device=rows.device)[:, None]
@@ -228,8 +262,7 @@ class InterchangeRun(ShortRepr):
         first, last = positions.aminmax(dim=1)
         for front in runs.go_on(base, loop, first, last, Change(state=put_in)):
             pair, column = front.reached.nonzero(as_tuple=True)
-            answers = answer(runs.iteration.readout(front.h))[pair, column]
-            read[rows[pair], front.loop - loop[pair], front.place[pair, column]] = answers
+            yield front, pair, column
 
 
 def _fill(

@@ -274,19 +274,21 @@ def _by_model(result: ProgramComparison) -> Figure:
 
 
 def _drawn(name: str) -> list[Figure]:
-    """The nearest program drawn, if it is one that is known by its name here."""
-    from loopinterp.rasp import draw, get_program, list_programs
+    """The circuit of the nearest program, if it is one that is known by its name here."""
+    from loopinterp.rasp import draw_program, get_program, list_programs
 
     if name not in list_programs():
         return []
     program = get_program(name)
     return [
         Figure(
-            title=f"The {plain(name)}, as a program",
-            plot=draw(program).update_layout(title=None),
+            title=f"The {plain(name)}, as a circuit",
+            plot=draw_program(program),
             caption=(
-                f"{program.doc} Grey: what is read; blue: what a head selects; ochre: maps at each "
-                "position; red: what comes out. The loop is run T(n) times."
+                f"{program.doc} The program compiled into a looped transformer: what each head "
+                "selects, what each group of neurons computes, and which variables go around to "
+                "the next loop. Choose a node for what is known of it, in the program and in the "
+                "model studied here."
             ),
         )
     ]

@@ -27,6 +27,9 @@ THREADS: dict[str, Any] = {
 }
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", parser=read_path, help="Folder of a run.")]
+Runs = Annotated[
+    list[Path], typer.Argument(metavar="RUN...", parser=read_path, help="Folders of runs.")
+]
 Out = Annotated[Path, typer.Option(metavar="PATH", parser=read_path, help="Folder of the run.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda; one that is absent is an error.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import webbrowser
 from pathlib import Path
 from typing import Annotated
 
@@ -15,12 +16,14 @@ from loopinterp.cli.options import (
     Json,
     Progress,
     Run,
+    Runs,
     StudySeed,
     Threads,
     examples,
     use_threads,
 )
 from loopinterp.cli.output import next_step, print_document, spell_findings
+from loopinterp.errors import InputError
 
 commands = typer.Typer()
 
@@ -66,17 +69,66 @@ def analyze(
     )
 
 
-@commands.command(epilog=examples("report runs/add", "report runs/add --out add.html"))
-def report(
+@commands.command(
+    epilog=examples('lens runs/add --prompt "13 + 9"', 'lens runs/add --prompt "1+1 0+1 1+0"')
+)
+def lens(
     run: Run,
-    out: Annotated[Path | None, typer.Option(**FILE, help="Default: RUN/report.html.")] = None,
+    prompt: Annotated[str, typer.Option(help="What the model reads, in its task's words.")],
+    out: Annotated[Path | None, typer.Option(**FILE, help="Default: RUN/lens.html.")] = None,
+    loops: Annotated[
+        int | None, typer.Option(min=1, help="Loops to show.", show_default="those of the task")
+    ] = None,
+    device: Device = "auto",
+    threads: Threads = 1,
     as_json: Json = False,
 ) -> None:
-    """Write the report: one HTML file that works offline.
+    """Write a page on one prompt: what the model would answer at each loop and position.
+
+    One HTML file that works offline: tokens by loops with the readout of each, attention of the
+    position that is chosen, and the way of its state.
+    """
+    use_threads(threads)
+    path, result = loopinterp.workflow.lens_run(run, prompt, out=out, n_loops=loops, device=device)
+    findings, told = spell_findings([result])
+    document = {"run": str(run), "page": str(path), "tokens": result.tokens[0]}
+    print_document(document | {"findings": findings}, f"{told}\n{path}", as_json)
+
+
+@commands.command(
+    epilog=examples(
+        "report runs/add --open",
+        "report runs/add --out add.html",
+        "report runs/seed-0 runs/seed-1 runs/compiled --out side-by-side.html",
+    )
+)
+def report(
+    runs: Runs,
+    out: Annotated[
+        Path | None, typer.Option(**FILE, help="Default: RUN/report.html; needed for several runs.")
+    ] = None,
+    open_it: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Write the report: one HTML file that works offline. Of several runs: them side by side.
 
     It is made from the saved results of `evaluate` and `analyze`, without the model.
     """
-    path = loopinterp.report.write_report(run, out)
-    print_document({"run": str(run), "report": str(path)}, str(path), as_json)
-    if not as_json and sys.stderr.isatty():  # the path alone is for scripts
+    if len(runs) > 1 and out is None:
+        raise InputError(
+            "--out",
+            expected="the file to write the comparison to",
+            given="none",
+            fix="Say which: --out side-by-side.html.",
+        )
+    if len(runs) > 1:
+        path = loopinterp.report.write_comparison(runs, str(out))
+        document = {"runs": [str(run) for run in runs], "report": str(path)}
+    else:
+        path = loopinterp.report.write_report(runs[0], out)
+        document = {"run": str(runs[0]), "report": str(path)}
+    print_document(document, str(path), as_json)
+    if open_it:
+        webbrowser.open(path.resolve().as_uri())
+    elif not as_json and sys.stderr.isatty():  # the path alone is for scripts
         typer.echo("Next: open it in a browser.", err=True)

@@ -49,6 +49,7 @@ from .reachability import ReachabilityResult as ReachabilityResult
 from .reachability import reachability_study as reachability_study
 from .readouts import correctness as correctness
 from .readouts import exact_match as exact_match
+from .readouts import likeliest as likeliest
 from .readouts import readout_entropy as readout_entropy
 from .readouts import readout_kl as readout_kl
 from .readouts import readout_margin as readout_margin

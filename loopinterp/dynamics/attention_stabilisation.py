@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from loopinterp.dynamics.readouts import correctness, exact_match
+from loopinterp.dynamics.readouts import correctness, exact_match, likeliest
 from loopinterp.dynamics.state_checks import asked_positions, check_finite
 from loopinterp.dynamics.state_trajectories import chunks, gather
 from loopinterp.errors import InputError, check_integer
@@ -164,7 +164,7 @@ def _follow(model: HookedRun, batch: Batch, n_loops: int) -> dict[str, Tensor]:
         before.append(pattern)
 
     def score(state: Tensor, hook: object) -> None:
-        right = correctness(model.readout(state).argmax(dim=-1), batch.targets)
+        right = correctness(likeliest(model.readout(state)), batch.targets)
         exact.append(exact_match(right).bool().cpu())
 
     every = slice(None)

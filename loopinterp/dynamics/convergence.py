@@ -22,6 +22,7 @@ from loopinterp.dynamics.measures import (
 )
 from loopinterp.dynamics.readouts import (
     correctness,
+    likeliest,
     readout_entropy,
     readout_kl,
     readout_margin,
@@ -292,7 +293,7 @@ def _readouts(
     before: Tensor | None = None
     for loop, state in enumerate(states):
         logits = iteration.read(state, loop)[None]
-        answers.append(logits[0].argmax(dim=-1))
+        answers.append(likeliest(logits[0]))
         entropy.append(_mean(readout_entropy(logits, **options)[0], counted))
         margin.append(_mean(readout_margin(logits, **options)[0], counted))
         if before is not None:

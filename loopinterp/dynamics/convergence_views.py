@@ -41,11 +41,15 @@ def _settling(result: ConvergenceResult) -> Finding:
     times = _gaps(result.settling_times()).where(result.data["counted"])
     residual, exact = result.mean_residual()[-1], result.exact_match()[-1]
     when = f", half of them by loop {int(times.median())}" if settled else ""
+    moved = (
+        f"the last loop moves the state by {float(residual):.2g} of its size"
+        if np.isfinite(residual)
+        else "the states leave the finite numbers"
+    )
     text = (
         f"{percent(settled)} of the tokens settle within {result.n_loops} loops{when} (come to "
         f"rest, so that from there on each loop moves them by less than {result.threshold:g} of "
-        "their size); the last loop "
-        f"moves the state by {float(residual):.2g} of its size, and "
+        f"their size); {moved}, and "
         f"{percent(exact.sel({ESTIMATE: 'value'}))} of the answers are right there."
     )
     somewhere = bool((result.data["limit_status"] == Status.CONVERGED).any())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from loopinterp.dynamics.limits import Limits, around
-from loopinterp.dynamics.readouts import correctness, exact_match
+from loopinterp.dynamics.readouts import correctness, exact_match, likeliest
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -62,7 +62,7 @@ def answered_right(
 ) -> Bool[Tensor, " batch"]:
     """Whether the whole answer is right in each state reached; on a cycle, all around it."""
     right = [
-        exact_match(correctness(iteration.read(state, loop).argmax(dim=-1), targets)).bool()
+        exact_match(correctness(likeliest(iteration.read(state, loop)), targets)).bool()
         for state in around(iteration, ends)
     ]
     return torch.stack(right).all(dim=0)

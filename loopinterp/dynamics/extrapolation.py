@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from loopinterp.dynamics.readouts import correctness, exact_match
+from loopinterp.dynamics.readouts import correctness, exact_match, likeliest
 from loopinterp.dynamics.state_checks import asked_positions
 from loopinterp.dynamics.state_trajectories import chunks, gather, state_bytes
 from loopinterp.dynamics.streamed_measures import stream_measures
@@ -142,7 +142,7 @@ def _follow(model: LoopedModel, batch: Batch, asked: Tensor, n_loops: int) -> di
     found: dict[str, list[Tensor]] = defaultdict(list)
     run = stream_measures(iteration := bind(model, batch.inputs), n_loops)
     for loop, h, measures in track(run, "loops", total=n_loops + 1):
-        right = correctness(iteration.read(h, loop).argmax(dim=-1), batch.targets)
+        right = correctness(likeliest(iteration.read(h, loop)), batch.targets)
         found["exact"].append(exact_match(right).bool())
         found["accuracy"].append(((right == 1) * share).sum(dim=1).float())
         found["residual_max"].append(measures.residual_max.float())

@@ -13,7 +13,7 @@ import torch
 from loopinterp.dynamics.geometry_measures import principal_axes
 from loopinterp.dynamics.layer_cycles import layer_limits, why_no_layers
 from loopinterp.dynamics.limits import centre, find_limits
-from loopinterp.dynamics.readouts import correctness, exact_match
+from loopinterp.dynamics.readouts import correctness, exact_match, likeliest
 from loopinterp.dynamics.regimes import LEAST_LOOPS, classify_regimes
 from loopinterp.dynamics.settling_classes import SettlingClass, classify_settling
 from loopinterp.dynamics.solvers.fixed_point_solver import Status
@@ -239,7 +239,7 @@ def geometry_study(
 
 def _tokens(iteration: Iteration, states: Tensor, targets: Tensor) -> dict[str, Tensor]:
     """Classes of all tokens, and whether their answers are right."""
-    answers = [iteration.read(state, loop).argmax(dim=-1) for loop, state in enumerate(states)]
+    answers = [likeliest(iteration.read(state, loop)) for loop, state in enumerate(states)]
     right = correctness(torch.stack(answers), targets)
     classes = classify_settling(states)
     return {

@@ -14,6 +14,7 @@ from loopinterp.dynamics.fixed_point import find_fixed_point
 from loopinterp.dynamics.jacobian import jvp
 from loopinterp.dynamics.limits import Limits, centre, find_limits
 from loopinterp.dynamics.measures import share_of_size
+from loopinterp.dynamics.readouts import likeliest
 from loopinterp.dynamics.solvers.anderson import Anderson
 from loopinterp.dynamics.solvers.fixed_point_solver import Status
 from loopinterp.dynamics.starts import other_starts
@@ -171,7 +172,7 @@ def input_dependence_study(
             ends = [own, *(seek(iteration, start) for start in starts.values())]
             limits = torch.stack([centre(iteration, end) for end in ends])
             middle = limits[0]
-            answer = iteration.read(own.state, int(own.loops.max())).argmax(dim=-1)
+            answer = likeliest(iteration.read(own.state, int(own.loops.max())))
             effect, changes = _substitute(model, batch, middle, answer, seek, n_substituted)
         found = own.found
         everywhere = torch.stack([end.found for end in ends]).all(dim=0)
@@ -278,7 +279,7 @@ def _substitute(
         end = seek(iteration, iteration.h0)
         gap = centre(iteration, end) - limit[row]
         moved = share_of_size(gap.norm(dim=-1), limit[row].norm(dim=-1))
-        there = iteration.read(end.state, int(end.loops.max())).argmax(dim=-1)
+        there = likeliest(iteration.read(end.state, int(end.loops.max())))
         found = end.found[:, None]
         effect[row, source] = moved.float().masked_fill(~found, float("nan")).cpu()
         changed = (there != answer[row]).to(torch.int8)

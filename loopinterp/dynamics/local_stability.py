@@ -15,7 +15,7 @@ from loopinterp.dynamics.eigenvalues import leading_eigenvalues, turn_of
 from loopinterp.dynamics.limits import find_limits
 from loopinterp.dynamics.lyapunov import lyapunov_exponents
 from loopinterp.dynamics.nonnormal_growth import transient_growth
-from loopinterp.dynamics.readouts import correctness, exact_match
+from loopinterp.dynamics.readouts import correctness, exact_match, likeliest
 from loopinterp.dynamics.regimes import LEAST_LOOPS, classify_regimes
 from loopinterp.dynamics.singular_values import fixed_point_condition, largest_singular_values
 from loopinterp.dynamics.starts import noise_like
@@ -175,7 +175,7 @@ def local_stability_study(
             iteration = bind(model, batch.inputs[rows])
             states = run_loops(iteration, n_loops)
             at, part = _find(iteration, states, limit_tol)
-            answer = iteration.read(states[-1], n_loops).argmax(dim=-1)
+            answer = likeliest(iteration.read(states[-1], n_loops))
             part["right"] = exact_match(correctness(answer, batch.targets[rows])).bool()
             part["lyapunov"] = _lyapunov(iteration.step, states[-1], lyapunov_loops, seed)
             where = (at, iteration.h0, noise_like(at, generator))

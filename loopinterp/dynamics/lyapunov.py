@@ -86,7 +86,7 @@ def lyapunov_exponents(
     operator = JacobianOperator.of(step, h, None, least=k)
     generator = torch.Generator().manual_seed(seed)
     first = torch.stack([operator.random(generator) for _ in range(k)], dim=-1)
-    tangents, _ = torch.linalg.qr(first)
+    tangents, _ = _qr(first)
     state, dead = operator.h, torch.zeros(len(h), dtype=torch.bool, device=h.device)
     total = torch.zeros(n_blocks, len(h), k, dtype=torch.float64, device=h.device)
     loops = torch.zeros(n_blocks)
@@ -119,8 +119,14 @@ def _advance(
         for tangent in rearrange(tangents, "batch size k -> k batch size")
     ]
     pushed = torch.stack([product.flatten(1) for _, product in carried], dim=-1)
-    turned, upper = torch.linalg.qr(pushed.reshape(tangents.shape))
+    turned, upper = _qr(pushed.reshape(tangents.shape))
     return carried[0][0], turned, upper.diagonal(dim1=1, dim2=2).abs().double().log()
+
+
+def _qr(columns: Tensor) -> tuple[Tensor, Tensor]:
+    """Q in the columns' own type, R at least in float32: there is no QR of half precision."""
+    q, r = torch.linalg.qr(columns.to(torch.promote_types(columns.dtype, torch.float32)))
+    return q.to(columns.dtype), r
 
 
 def _student(n_blocks: int) -> float:

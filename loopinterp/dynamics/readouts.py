@@ -75,6 +75,22 @@ def readout_margin(
     return best[..., 0] - best[..., 1]
 
 
+NO_ANSWER = -1
+"""In place of an answer where a logit is NaN."""
+
+
+def likeliest(
+    logits: Float[Tensor, "*lead d_vocab_out"],
+) -> Int[Tensor, " *lead"]:
+    """The class of the largest logit, -1 where a logit is NaN: a broken state answers nothing.
+
+    Example:
+        >>> likeliest(torch.tensor([[0.0, 1.0], [2.0, torch.inf], [0.0, torch.nan]]))
+        tensor([ 1,  1, -1])
+    """
+    return logits.argmax(dim=-1).masked_fill(logits.isnan().any(dim=-1), NO_ANSWER)
+
+
 def stable_from(
     answers: Int[Tensor, "readouts ..."], *, hold: int | None = None
 ) -> Int[Tensor, "*lead"]:
@@ -118,7 +134,7 @@ def correctness(
     """1 where the answer is right, 0 where it is wrong, -1 where nothing is asked (int8).
 
     Args:
-        answers: Answers, at one loop or at all.
+        answers: Answers, at one loop or at all (:func:`likeliest`).
         targets: Right answers; ``IGNORE`` where nothing is asked.
 
     Raises:
@@ -129,7 +145,7 @@ def correctness(
             "answers",
             expected=f"[..., batch, pos] with batch and pos {tuple(targets.shape)}",
             given=f"shape {tuple(answers.shape)}",
-            fix="Pass the argmax of the readout of the same batch.",
+            fix="Pass the likeliest classes of the readout of the same batch.",
         )
     right = (answers == targets).to(torch.int8)
     return right.masked_fill(targets == IGNORE, -1)

@@ -27,5 +27,8 @@ from .stopping_rules import LoopView as LoopView
 from .stopping_rules import MaxConfidence as MaxConfidence
 from .stopping_rules import Oracle as Oracle
 from .stopping_rules import StoppingRule as StoppingRule
+from .sureness_rules import ConfidenceAbove as ConfidenceAbove
+from .sureness_rules import EntropyBelow as EntropyBelow
+from .sureness_rules import GateAbove as GateAbove
 from .weight_conversion import convert_model as convert_model
 from .weight_conversion import first_difference as first_difference

@@ -26,7 +26,7 @@ from loopinterp.models.positions import (
 from loopinterp.models.run_inputs import check_inputs
 from loopinterp.models.stacked_weights import linear
 from loopinterp.models.strict_hooks import LoopHooks
-from loopinterp.models.taps import NO_TAPS, Taps
+from loopinterp.models.taps import NO_TAPS, SILENT, Tap, Taps
 from loopinterp.models.transformer_layer import Layer, Norm, Recall
 
 if TYPE_CHECKING:
@@ -231,11 +231,15 @@ class LoopedNetwork(LoopHooks):
             e = tap("hook_injection", e)
         for k, layer in enumerate(self.block):
             h = layer(h, e, context, taps.at("block", loop, k))
+        return tap("hook_state_post", self.end_loop(h, e, tap))
+
+    def end_loop(self, h: Tensor, e: Tensor, tap: Tap = SILENT) -> Tensor:
+        """What a loop makes of the output of its last layer: injection after it, and loop norm."""
         if self.gate is not None:
             h = h + tap("hook_injection", self.gate * e)
         if self.ln_loop is not None:
             h = self.ln_loop(h, tap, "ln_loop")
-        return tap("hook_state_post", h)
+        return h
 
     # The readout
 

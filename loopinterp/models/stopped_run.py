@@ -92,7 +92,6 @@ def run_until(
     return _stop_at_first(iteration, view, rule, horizon, tolerance=rule.tolerance)
 
 
-@torch.no_grad()
 def run_rules(
     model: LoopedModel | Any,
     inputs: Tensor,
@@ -115,6 +114,25 @@ def run_rules(
     Raises:
         InputError: If there is no rule, and as :func:`run_until`.
     """
+    scores = score_loops(model, inputs, rules, max_loops=max_loops, mask=mask, n_loops=n_loops)
+    return torch.stack([first_ready(s, r.tolerance) for s, r in zip(scores, rules)])
+
+
+@torch.no_grad()
+def score_loops(
+    model: LoopedModel | Any,
+    inputs: Tensor,
+    rules: Sequence[StoppingRule],
+    *,
+    max_loops: int,
+    mask: Bool[Tensor, "batch pos"] | None = None,
+    n_loops: Int[Tensor, " batch"] | None = None,
+) -> list[Float[Tensor, "loop batch"]]:
+    """What each of several rules scores after each loop, from one run; see :func:`run_rules`.
+
+    Returns:
+        The scores of each rule, 0 loops first, up to its own horizon.
+    """
     check_integer("max_loops", max_loops, least=0)
     if not rules:
         raise InputError("rules", expected="at least one", given="none", fix="Pass e.g. Fixed(4).")
@@ -131,10 +149,12 @@ def run_rules(
         for found, rule, end in zip(scores, rules, ends):
             if loop <= end:
                 found.append(rule.score(view).float())
-    return torch.stack([_chosen(torch.stack(s), r.tolerance) for s, r in zip(scores, rules)])
+    return [torch.stack(found) for found in scores]
 
 
-def _chosen(scores: Float[Tensor, "loop batch"], tolerance: float | None) -> Int[Tensor, " batch"]:
+def first_ready(
+    scores: Float[Tensor, "loop batch"], tolerance: float | None
+) -> Int[Tensor, " batch"]:
     """The first score at or below the tolerance, or the least; the last loop where none is."""
     scores = torch.where(scores.isnan(), math.inf, scores)
     wanted = scores.amin(0) if tolerance is None else tolerance

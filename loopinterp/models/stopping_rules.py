@@ -12,7 +12,7 @@ two kinds, told apart by ``tolerance``:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, runtime_checkable
 
@@ -42,6 +42,7 @@ class LoopView(ShortRepr):
         read: The model's readout; :attr:`logits` calls it once, and only if a rule asks.
         previous: The same examples one loop earlier; None at loop 0.
         past: How many earlier loops are remembered, one behind the other.
+        notes: What a rule writes down of each example, to find it in :attr:`previous` next time.
     """
 
     loop: int
@@ -51,6 +52,7 @@ class LoopView(ShortRepr):
     read: Callable[[Tensor], Tensor]
     previous: LoopView | None
     past: int = 1
+    notes: dict[Any, Tensor] = field(default_factory=dict)
 
     @cached_property
     def logits(self) -> Float[Tensor, "batch pos d_vocab_out"]:
@@ -70,7 +72,8 @@ class LoopView(ShortRepr):
 
     def next(self, state: Float[Tensor, "batch pos d_model"]) -> LoopView:
         """The view one loop on. It remembers this one, and no more before it than asked for."""
-        return replace(self, loop=self.loop + 1, state=state, previous=self._since(self.past))
+        before = self._since(self.past)
+        return replace(self, loop=self.loop + 1, state=state, previous=before, notes={})
 
     def _since(self, past: int) -> LoopView:
         """The view, with this and the loops before it: ``past`` in all."""
@@ -96,7 +99,8 @@ class LoopView(ShortRepr):
 
     def _copy(self, change: Callable[[Tensor], Tensor], **fields: Any) -> LoopView:
         """A changed copy, with the readouts that were already computed."""
-        other = replace(self, **fields)
+        notes = {rule: change(note) for rule, note in self.notes.items()}
+        other = replace(self, **fields, notes=notes)
         for name in vars(self).keys() & {"logits", "answers", "log_probs"}:
             vars(other)[name] = change(vars(self)[name])
         return other

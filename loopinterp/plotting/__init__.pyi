@@ -1,5 +1,8 @@
 from .axes import Reference as Reference
 from .axes import Series as Series
+from .circuit_graph import CircuitGraph as CircuitGraph
+from .circuit_parts import GraphEdge as GraphEdge
+from .circuit_parts import GraphNode as GraphNode
 from .head_lines import by_head as by_head
 from .head_lines import head_lines as head_lines
 from .heatmaps import category_maps as category_maps

@@ -22,6 +22,9 @@ from loopinterp.plotting.axes import (
 )
 from loopinterp.short_repr import ShortRepr
 
+SMALL_HEIGHT = 170
+"""Of a panel in a grid of several columns."""
+
 
 @dataclass(frozen=True, repr=False)
 class LinePanel(ShortRepr):
@@ -56,13 +59,23 @@ def line_figure(
     return line_panels([panel], x_title=x_title, x_log=x_log)
 
 
-def line_panels(panels: Sequence[LinePanel], *, x_title: str, x_log: bool = False) -> go.Figure:
-    """Panels of lines, one above the other, over one shared x-axis.
+def line_panels(
+    panels: Sequence[LinePanel], *, x_title: str, x_log: bool = False, columns: int = 1
+) -> go.Figure:
+    """Panels of lines, over one shared x-axis: one above the other, or small multiples in a grid.
 
     Series of one name have one colour and one legend entry in all panels.
+
+    Args:
+        panels: The panels; in a grid they share the first one's y-title and should share its range.
+        x_title: Title of the shared axis.
+        x_log: Whether it is logarithmic.
+        columns: Panels side by side.
     """
     need_panels(panels)
-    figure = panel_figure([p.title for p in panels], columns=1, panel_height=300)
+    columns = min(columns, len(panels))
+    height = 300 if columns == 1 else SMALL_HEIGHT
+    figure = panel_figure([p.title for p in panels], columns, panel_height=height)
     places: dict[tuple[str, bool], int] = {}
     for k, panel in enumerate(panels):
         for line in panel.series:
@@ -73,12 +86,12 @@ def line_panels(panels: Sequence[LinePanel], *, x_title: str, x_log: bool = Fals
             add_line(figure, line, k, places[key], legend=first)
         figure.layout[f"xaxis{suffix(k)}"].update(
             matches="x" if k else None,
-            title_text=x_title if k == len(panels) - 1 else None,
-            showticklabels=k == len(panels) - 1,
+            title_text=x_title if k + columns >= len(panels) else None,
+            showticklabels=k + columns >= len(panels),
             **axis_range(None, x_log, [v for p in panels for s in p.series for v in s.x]),
         )
         figure.layout[f"yaxis{suffix(k)}"].update(
-            title_text=panel.y_title,
+            title_text=panel.y_title if k % columns == 0 else None,
             **axis_range(panel.y_range, panel.y_log, [v for s in panel.series for v in s.y]),
         )
         add_references(figure, panel.references, k)

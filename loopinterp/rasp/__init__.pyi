@@ -6,7 +6,6 @@ from .compiler.compiled import Compiled as Compiled
 from .compiler.compiled import compile_program as compile_program
 from .counts import CeilLog2 as CeilLog2
 from .counts import Linear as Linear
-from .diagram import draw as draw
 from .disguises.disguise_check import DisguiseCheck as DisguiseCheck
 from .disguises.disguise_check import check_disguise as check_disguise
 from .disguises.distractors import distract as distract
@@ -15,6 +14,8 @@ from .disguises.permutation import permute as permute
 from .disguises.rotation import rotate as rotate
 from .disguises.superposition import narrowest_superposition as narrowest_superposition
 from .disguises.superposition import superpose as superpose
+from .drawing import draw as draw
+from .drawing import draw_program as draw_program
 from .expr import Selector as Selector
 from .expr import Seq as Seq
 from .interpreter import evaluate as evaluate

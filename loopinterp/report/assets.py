@@ -11,9 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
+from loopinterp.explorer.page_data import page_json, read_asset, script
+from loopinterp.plotting.circuit_html import assets, fragment
+
 if TYPE_CHECKING:
     import pandas as pd
-    import plotly.graph_objects as go
+
+    from loopinterp.explorer import Exploration
+    from loopinterp.plotting.circuit_graph import CircuitGraph
 
 _COMPRESS_ABOVE = 400_000
 _LARGEST = 2_000_000
@@ -29,10 +34,21 @@ class Download:
     rows: int
 
 
-def figure_json(figure: go.Figure) -> Markup:
-    """A figure as JSON that cannot end its own script tag."""
+def figure_json(figure: Any) -> Markup:
+    """A Plotly figure as JSON that cannot end its own script tag."""
     text = str(figure.to_json())
     return Markup(text.replace("<", "\\u003c"))  # escaped above, or our own file
+
+
+def graph_html(graph: CircuitGraph) -> Markup:
+    """The graph of a circuit as a piece of the page."""
+    return Markup(fragment(graph))  # escaped by its own module
+
+
+def graph_assets() -> dict[str, Markup]:
+    """Style and script of all graphs of circuits, for a page that has any."""
+    style, script = assets()
+    return {"style": Markup(style), "script": Markup(script)}
 
 
 def table_download(table: pd.DataFrame, name: str) -> Download:
@@ -74,6 +90,16 @@ def slug(text: str) -> str:
         'exact-match-by-length-12'
     """
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def exploration_json(result: Exploration) -> Markup:
+    """An exploration as JSON that cannot end its own script tag."""
+    return Markup(page_json(result))  # ASCII without "<"
+
+
+def explorer_asset(name: str) -> Markup:
+    """The explorer's ``style``, or its ``script``."""
+    return Markup(script() if name == "script" else read_asset("explorer.css"))  # our own files
 
 
 def asset(name: str) -> Markup:

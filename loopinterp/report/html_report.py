@@ -12,11 +12,12 @@ from typing import Any
 from markupsafe import Markup
 
 from loopinterp.errors import InputError
-from loopinterp.report.assets import asset
+from loopinterp.report.assets import asset, explorer_asset, graph_assets
 from loopinterp.report.how_it_was_made import made_figures, seconds, setting_groups
+from loopinterp.report.report_data import embedded, tables_of
 from loopinterp.report.run_record import RunRecord, read_run
 from loopinterp.report.section_contents import figure_views, section_views, tiles
-from loopinterp.report.sections import EXAMPLE, SECTIONS, has_programs
+from loopinterp.report.sections import EXPLORER, SECTIONS, has_programs
 from loopinterp.results import Result
 from loopinterp.storage import write_bytes
 
@@ -106,6 +107,11 @@ def write_results(results: Mapping[str, Result], out: str | Path, *, title: str)
 
 def render_report(record: RunRecord) -> str:
     """The report of a run as HTML; of results alone, if the record has no configuration."""
+    return render_page("report.html.j2", **_context(record))
+
+
+def render_page(template: str, **context: Any) -> str:
+    """A page of ``templates/``, everything in it that is no markup of ours escaped."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -118,8 +124,16 @@ def render_report(record: RunRecord) -> str:
     environment.filters["seconds"] = lambda value: tidy(seconds(value))
     environment.filters["tidy"] = tidy
     environment.filters["in_short"] = in_short
-    environment.globals |= {"asset": asset, "marker": Markup(MARKER)}
-    return environment.get_template("report.html.j2").render(**_context(record))
+    environment.globals |= {"asset": asset, "explorer_asset": explorer_asset}
+    environment.globals |= {"marker": Markup(MARKER)}
+    return environment.get_template(template).render(**context)
+
+
+def plotly_script() -> Markup:
+    """The script that draws figures: plotly's own file, as it ships it."""
+    from plotly.offline import get_plotlyjs
+
+    return Markup(get_plotlyjs())
 
 
 def tidy(text: str) -> str:
@@ -144,12 +158,12 @@ def in_short(text: str, most: int = 2) -> tuple[str, str]:
 
 
 def _context(record: RunRecord) -> dict[str, Any]:
-    from plotly.offline import get_plotlyjs
-
     sections, problems = section_views(record)
     made, undrawn = made_figures(record)
     made_views = figure_views(made, undrawn, itertools.count(1))
     shown = {view.section.key for view in sections}
+    drawn = (made_views and record.is_run) or any(v.figures or v.folds for v in sections)
+    graphs = [view for section in sections for view in section.all_figures if view.html]
     return {
         "record": record,
         "problems": [*record.problems, *problems, *undrawn],
@@ -157,8 +171,9 @@ def _context(record: RunRecord) -> dict[str, Any]:
         "facts": _facts(record),
         "verdicts": [f for view in sections for f in view.verdicts],
         "tiles": tiles(sections),
-        "example": [view for view in sections if view.section.key == EXAMPLE],
-        "sections": [view for view in sections if view.section.key != EXAMPLE],
+        "first": [view for view in sections if view.section.key == EXPLORER],
+        "sections": [view for view in sections if view.section.key != EXPLORER],
+        "explored": any(view.explorers for view in sections),
         "not_measured": [
             section.at(record.depth)
             for section in SECTIONS
@@ -169,9 +184,11 @@ def _context(record: RunRecord) -> dict[str, Any]:
         ],
         "comparable": record.is_run and has_programs(record.task),
         "made_figures": made_views,
+        "circuits": graph_assets() if graphs else {},
         "settings": setting_groups(record.config),
         "versions": _versions(record),
-        "plotly_script": Markup(get_plotlyjs()),  # plotly's own file, as it ships it
+        "data": embedded(tables_of({record.name: record})),
+        "plotly_script": plotly_script() if drawn else "",
     }
 
 

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from loopinterp.report.assets import Download, figure_json, slug, table_download
-from loopinterp.report.sections import OTHER, SECTIONS, Section
+from markupsafe import Markup
+
+from loopinterp.explorer import Exploration
+from loopinterp.plotting.circuit_graph import CircuitGraph
+from loopinterp.report.assets import (
+    Download,
+    exploration_json,
+    figure_json,
+    graph_html,
+    slug,
+    table_download,
+)
+from loopinterp.report.circuit_evidence import Evidence, evidence_by_name
+from loopinterp.report.sections import EXPLORER, OTHER, SECTIONS, Section
 from loopinterp.results import Figure, Finding
 
 if TYPE_CHECKING:
-    from markupsafe import Markup
-
     from loopinterp.report.run_record import RunRecord
 
+EMPTY = Markup("")
 _FINDINGS, _FIGURES = 2, 1
 """Of a section's first study, what is seen at once; all else is folded."""
 
@@ -25,12 +36,13 @@ _TITLES = 2
 
 @dataclass(frozen=True)
 class FigureView:
-    """A figure as the template shows it."""
+    """A figure as the template shows it: as JSON for Plotly, or as HTML, the graph of a circuit."""
 
     anchor: str
     figure: Figure
     json: Markup
     download: Download | None
+    html: Markup = EMPTY
 
 
 @dataclass(frozen=True)
@@ -49,7 +61,8 @@ class Fold:
 class SectionView:
     """A section as the template shows it: a claim with its figure, and folds.
 
-    ``verdicts`` are said in the summary, and named again where their evidence is.
+    ``verdicts`` are said in the summary, and named again where their evidence is. ``explorers`` are
+    what explorers are given.
     """
 
     section: Section
@@ -57,6 +70,12 @@ class SectionView:
     findings: list[Finding]
     figures: list[FigureView]
     folds: list[Fold]
+    explorers: list[Markup] = field(default_factory=list)
+
+    @property
+    def all_figures(self) -> list[FigureView]:
+        """Its figures, those of its folds included."""
+        return [*self.figures, *(figure for fold in self.folds for figure in fold.figures)]
 
     def places(self) -> list[tuple[str, Finding]]:
         """All findings, each with the anchor of what it is part of."""
@@ -71,6 +90,7 @@ class _Said:
     name: str
     findings: list[Finding]
     figures: list[Figure]
+    explorers: list[Markup]
 
     @property
     def names_the_program(self) -> bool:
@@ -84,21 +104,36 @@ def section_views(record: RunRecord) -> tuple[list[SectionView], list[str]]:
         The sections, and a sentence for each result that cannot be shown.
     """
     said, problems = _in_order_of_making(record)
-    views = [_view(section, said, problems) for section in (*SECTIONS, OTHER)]
+    evidence = evidence_by_name(record.results, problems)
+    views = [_view(section, said, problems, evidence) for section in (*SECTIONS, OTHER)]
     views = [replace(view, section=view.section.at(record.depth)) for view in views]
-    return [view for view in views if view.verdicts or view.findings or view.figures], problems
+    return [view for view in views if _shows_anything(view)], problems
 
 
 def figure_views(
-    figures: Iterable[Figure], problems: list[str], numbers: Iterable[int]
+    figures: Iterable[Figure],
+    problems: list[str],
+    numbers: Iterable[int],
+    evidence: Evidence | None = None,
 ) -> list[FigureView]:
-    """Figures with an anchor of their own each; one that cannot be drawn becomes a problem."""
+    """Figures with an anchor of their own each; one that cannot be drawn becomes a problem.
+
+    Args:
+        figures: The figures.
+        problems: Where a sentence is added for each that cannot be drawn.
+        numbers: Of their anchors.
+        evidence: What is told of the nodes of circuits, by name.
+    """
     views = []
     for figure, number in zip(figures, numbers):
         anchor = f"{slug(figure.section)}-{number}-{slug(figure.title)}"
         try:
             download = None if figure.data is None else table_download(figure.data, anchor)
-            views.append(FigureView(anchor, figure, figure_json(figure.plot), download))
+            if isinstance(figure.plot, CircuitGraph):
+                html = graph_html(figure.plot.with_facts(evidence or {}))
+                views.append(FigureView(anchor, figure, EMPTY, download, html))
+            else:
+                views.append(FigureView(anchor, figure, figure_json(figure.plot), download))
         except Exception as error:  # whatever a damaged value makes of Plotly's and pandas' code
             problems.append(
                 f"The figure {figure.title!r} has values that cannot be shown "
@@ -128,7 +163,8 @@ def _in_order_of_making(record: RunRecord) -> tuple[list[_Said], list[str]]:
     for name in names:
         result = record.results[name]
         try:
-            said.append(_Said(name, result.findings(), result.figures()))
+            explored = [exploration_json(result)] if isinstance(result, Exploration) else []
+            said.append(_Said(name, result.findings(), result.figures(), explored))
         except Exception as error:  # whatever a damaged value makes of a study's own code
             problems.append(
                 f"{name} has values that cannot be shown ({type(error).__name__}). "
@@ -137,14 +173,16 @@ def _in_order_of_making(record: RunRecord) -> tuple[list[_Said], list[str]]:
     return said, problems
 
 
-def _view(section: Section, said: Sequence[_Said], problems: list[str]) -> SectionView:
+def _view(
+    section: Section, said: Sequence[_Said], problems: list[str], evidence: Evidence
+) -> SectionView:
     """The section's own study comes first, the others in the order in which they were made."""
     first = sorted(said, key=lambda one: not (one.name == section.key or one.names_the_program))
     numbers, parts = itertools.count(1), []
     for one in first:
         findings = [f for f in one.findings if _belongs(f.kind, section)]
         figures = [f for f in one.figures if _belongs(f.section, section)]
-        parts.append((findings, figure_views(figures, problems, numbers)))
+        parts.append((findings, figure_views(figures, problems, numbers, evidence)))
     (findings, figures), *others = [part for part in parts if any(part)] or [([], [])]
     others.insert(0, (findings[_FINDINGS:], figures[_FIGURES:]))
     folds = [
@@ -153,7 +191,13 @@ def _view(section: Section, said: Sequence[_Said], problems: list[str]) -> Secti
     ]
     verdicts = [f for one in first for f in one.findings if f.kind == "verdict"]
     verdicts = verdicts if section.key == "program" else []
-    return SectionView(section, verdicts, findings[:_FINDINGS], figures[:_FIGURES], folds)
+    explorers = [x for one in first for x in one.explorers if section.key == EXPLORER]
+    shown = findings[:_FINDINGS], figures[:_FIGURES]
+    return SectionView(section, verdicts, *shown, folds, explorers)
+
+
+def _shows_anything(view: SectionView) -> bool:
+    return bool(view.verdicts or view.findings or view.figures or view.explorers)
 
 
 def _fold(anchor: str, findings: list[Finding], figures: list[FigureView]) -> Fold:

@@ -41,7 +41,7 @@ class Section:
 
         Example:
             >>> SECTIONS[0].at(None).title, SECTIONS[0].at(1).title
-            ('The task, and one input loop by loop', 'The task, and one input')
+            ('The task, and a few inputs loop by loop', 'The task, and a few inputs')
         """
         if depth is None:
             return replace(self, intro=f"{self.intro} {self.of_loops}".strip(), of_loops="")
@@ -61,17 +61,17 @@ def has_programs(task: str) -> bool:
     return any(get_program(name).task == task for name in list_programs())
 
 
-EXAMPLE = "example"
-"""The key of the section that stands before the summary: what is asked, on one input."""
+EXPLORER = "explorer"
+"""The key of the section that stands before the summary: what is asked, on a few inputs."""
 
 SECTIONS = (
     Section(
-        key=EXAMPLE,
-        title="The task, and one input loop by loop",
-        short="The task",
+        key=EXPLORER,
+        title="The task, and a few inputs loop by loop",
+        short="Explorer",
         question="What is asked, and what does the model make of it?",
-        missing="no worked example, so the task is not shown",
-        once={"title": "The task, and one input"},
+        missing="no examples, so the task is not shown",
+        once={"title": "The task, and a few inputs"},
     ),
     Section(
         key="generalisation",

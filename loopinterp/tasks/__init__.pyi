@@ -15,6 +15,7 @@ from .maze import Maze as Maze
 from .next_token import NextToken as NextToken
 from .prefix_sum import PrefixSum as PrefixSum
 from .study_data import as_batch as as_batch
+from .study_data import as_prompts as as_prompts
 from .sudoku import Sudoku as Sudoku
 from .task import IGNORE as IGNORE
 from .task import Batch as Batch

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
-from loopinterp.errors import InputError
+from loopinterp.errors import InputError, check_integer
 from loopinterp.tasks.sampling import describe_tensor
-from loopinterp.tasks.task import Batch
+from loopinterp.tasks.task import IGNORE, Batch
 
 if TYPE_CHECKING:
+    from jaxtyping import Int
+    from torch import Tensor
+
     from loopinterp.tasks.task import Task
 
 LENGTH, EXAMPLES = 8, 64
@@ -87,6 +90,32 @@ def as_batches(
     drawn: Any = {"batch_size": batch_size, "examples": examples, "seed": seed}
     options: Any = [{"n": k, **drawn} for k in each]
     return [as_batch(one, **chosen) for one in several for chosen in options]
+
+
+def as_prompts(tokens: Int[Tensor, "batch pos"], *, n_loops: int) -> Batch:
+    """Prompts of a language model as a batch: the right output of each token is the next one.
+
+    Args:
+        tokens: What a tokenizer gives, all of one length.
+        n_loops: Loops after which the answer is read.
+
+    Raises:
+        InputError: no integers ``[batch, pos]`` of two positions or more.
+
+    Example:
+        >>> as_prompts(torch.tensor([[5, 3, 8]]), n_loops=4).targets
+        tensor([[   3,    8, -100]])
+    """
+    check_integer("n_loops", n_loops, least=0)
+    numbers = isinstance(tokens, torch.Tensor) and tokens.dtype in (torch.int32, torch.int64)
+    if not numbers or tokens.dim() != 2 or tokens.shape[1] < 2:
+        expected = "integers [batch, pos], of two positions or more"
+        fix = "Pass tokenizer(texts, return_tensors='pt')['input_ids']."
+        raise InputError("tokens", expected=expected, given=_kind(tokens), fix=fix)
+    targets = tokens.long().roll(-1, dims=1)
+    targets[:, -1] = IGNORE
+    each = torch.ones(len(tokens), dtype=torch.int64, device=tokens.device)
+    return Batch(tokens, targets, each * tokens.shape[1], each * n_loops)
 
 
 def need_task(task: object) -> None:

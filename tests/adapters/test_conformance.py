@@ -17,10 +17,12 @@ from loopinterp.models import (
     LoopedModel,
     LoopedTransformer,
     LoopedTransformerConfig,
+    ResidualBelow,
     bind,
     describe_model,
     greedy_decode,
     iterate,
+    run_rules,
     run_until,
 )
 from tests.adapters.kinds import KINDS, adapted, native, tokens_of
@@ -436,6 +438,10 @@ def test_a_gate_is_cached_and_stops_a_run_at_its_cumulative_probability(name: st
         ]
         found = run_until(model, tokens, ExitGate(model, threshold), max_loops=n_loops)
         assert found.loop.tolist() == expected
+    rules = [ExitGate(model, 0.3), ResidualBelow(0.5), ExitGate(model, 0.6)]
+    together = run_rules(model, tokens, rules, max_loops=n_loops)
+    for rule, loops in zip(rules, together):
+        assert torch.equal(run_until(model, tokens, rule, max_loops=n_loops).loop, loops)
 
 
 @pytest.mark.parametrize("name", sorted(set(KINDS) - set(GATED)))

@@ -44,6 +44,13 @@ def test_most_models_that_were_trained_to_a_program_give_it_back() -> None:
     assert (of["outcome"] == "equivalent").mean() >= 0.8
 
 
+def test_no_program_is_claimed_to_be_exact_that_is_another() -> None:
+    given = KEPT[KEPT["kind"] != "trained"].dropna(subset="claim")
+    assert {*given.loc[given["claim"] == "exact", "outcome"]} == {"equivalent"}
+    assert {*given.loc[given["outcome"] == "not decompiled", "claim"]} <= {"none"}
+    assert (given["claim"] == "exact").sum() >= 48
+
+
 def test_every_trained_model_says_where_its_runs_leave_the_table() -> None:
     trained = KEPT[(KEPT["kind"] == "trained") & (KEPT["cells"] > 0)]
     assert {*trained[trained["whole trajectory"] < 0.999]["model"]} == {*LEFT["model"]}

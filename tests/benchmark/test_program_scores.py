@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
+import pandas as pd
 import pytest
 
 from loopinterp.benchmark import (
@@ -13,9 +14,13 @@ from loopinterp.benchmark import (
     by_decompiling,
     score_program,
 )
+from loopinterp.circuits import Decompiled
+from loopinterp.circuits.decompiler.held_out import PLANTED, TRAJECTORY
 from loopinterp.errors import InputError
 from loopinterp.rasp import get_program
 from loopinterp.rasp.mutations import near_misses_by_kind
+
+SCORES = "loopinterp.benchmark.program_scores"
 
 
 @cache
@@ -63,3 +68,14 @@ def test_a_task_with_one_program_has_no_rival() -> None:
 def test_the_decompiler_is_told_nothing_and_reads_it_off() -> None:
     known = known_circuit("prefix_xor.rotated-permuted")
     assert score_program(by_decompiling, known)["outcome"].tolist() == ["equivalent"]
+
+
+def test_a_program_that_is_only_nearly_right_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = known_circuit("ripple.bare")
+    held = get_program("ripple_held_2")
+    rows = [(5, what, 399, 400) for what in ("undisturbed", TRAJECTORY, PLANTED)]
+    evidence = pd.DataFrame(rows, columns=["n", "what", "agree", "of"])
+    for agree, outcome in ((399, "no program"), (400, "false name")):
+        found = Decompiled(held, "", closest=held, evidence=evidence.assign(agree=agree))
+        monkeypatch.setattr(f"{SCORES}.decompile", lambda *_, found=found, **__: found)
+        assert score_program(by_decompiling, known)["outcome"].tolist() == [outcome]

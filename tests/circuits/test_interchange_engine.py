@@ -85,10 +85,18 @@ def check(model: LoopedTransformer, pairs: InterchangePairs, rows: torch.Tensor 
     found = run.interchange(rows)
     assert found.shape == (len(pairs), pairs.longest + 1, pairs.inputs.shape[1])
     natural = answers_by_loop(model, pairs.inputs, pairs.n_loops)
+    after = None if rows is not None else run.states_after(run.donor)
     for k in range(len(pairs)):
         horizon = int(pairs.horizon[k])
         assert torch.equal(found[k, : horizon + 1], by_hand(model, pairs, k, rows))
         assert run.within[k].sum() == horizon + 1
+        if after is not None:
+            h, readout = after[k, : horizon + 1], bind(model, pairs.inputs[pairs.base[k]][None])
+            read = torch.cat([answer(readout.readout(one[None])) for one in h])
+            assert torch.equal(read, found[k, : horizon + 1])
+            if horizon:  # each is a step from the one before, at every position
+                stepped = readout.step(h[-2][None])[0]
+                torch.testing.assert_close(h[-1], stepped, atol=1e-5, rtol=1e-4)
         undisturbed = natural[int(pairs.loop[k]) :, pairs.base[k]]
         assert torch.equal(run.base[k, : horizon + 1], undisturbed)
     assert bool((found != run.base).any())

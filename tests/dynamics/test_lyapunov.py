@@ -126,3 +126,15 @@ def test_bad_options_are_refused() -> None:
     ):
         with pytest.raises(InputError, match=what):
             lyapunov_exponents(torch.cos, at, **options)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_states_in_half_precision_have_exponents_to_its_rounding(dtype: torch.dtype) -> None:
+    found = lyapunov_exponents(lambda x: x * torch.tensor([0.5, 0.25]).to(x), _ones(dtype), 16, k=2)
+    assert found.values.dtype == dtype
+    expected = torch.tensor([[0.5, 0.25]]).log().to(dtype)
+    torch.testing.assert_close(found.values, expected, rtol=2 * torch.finfo(dtype).eps, atol=0)
+
+
+def _ones(dtype: torch.dtype) -> Tensor:
+    return torch.ones(1, 2, dtype=dtype)

@@ -28,7 +28,7 @@ VALUES = [
 def command_line(rng: random.Random, run: Path, mine: Path) -> list[str]:
     """A command line over a run, in a folder with files of the user's."""
     command = rng.choice(["train", "train", "compile", "evaluate", "evaluate", "grid", "sweep",
-                          "analyze", "report", "tasks", "recipes", "zoo", "demo",
+                          "analyze", "report", "lens", "tasks", "recipes", "zoo", "demo",
                           "nothing"])  # fmt: skip
     if command == "nothing":
         return rng.choice([[], ["--version"], ["--nosuch"], [rng.choice(WORDS)], ["-h"]])
@@ -136,6 +136,13 @@ def _report(rng: random.Random, run: Path, mine: Path) -> list[str]:
     return [_run_of(rng, run, mine), "--out", _place(rng, run, mine)]
 
 
+def _lens(rng: random.Random, run: Path, mine: Path) -> list[str]:
+    prompts = ["1+1 0+1", "3 + 5", "0+0", "+", "\u202e", "1" * 300, *WORDS]
+    more = _options(rng, loops=["2", *NUMBERS], device=DEVICES, threads=["1", *NUMBERS])
+    out = ["--out", _place(rng, run, mine)]
+    return [_run_of(rng, run, mine), "--prompt", rng.choice(prompts), *out, *more]
+
+
 def _zoo(rng: random.Random, run: Path, mine: Path) -> list[str]:
     return [rng.choice(["addition", *WORDS]), "--out", _place(rng, run, mine)]
 
@@ -163,6 +170,7 @@ _OF = {
     "sweep": _sweep,
     "analyze": _analyze,
     "report": _report,
+    "lens": _lens,
     "tasks": lambda rng, run, mine: _options(rng, json=WORDS),
     "recipes": lambda rng, run, mine: [rng.choice(["addition", *WORDS])],
     "zoo": _zoo,

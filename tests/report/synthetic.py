@@ -22,7 +22,7 @@ from loopinterp.plotting import (
     line_figure,
     line_panels,
 )
-from loopinterp.rasp import draw, get_program
+from loopinterp.rasp import draw_program, get_program
 from loopinterp.results import (
     Figure,
     Finding,
@@ -241,9 +241,9 @@ def _program() -> list[Figure]:
             section="program",
         ),
         Figure(
-            title="The ripple held 2, as a program",
-            plot=draw(get_program("ripple_held_2")).update_layout(title=None),
-            caption="Boxes are what is read, selected, computed and put out.",
+            title="The ripple held 2, as a circuit",
+            plot=draw_program(get_program("ripple_held_2")),
+            caption="Nodes are what is read, selected, computed and put out.",
             data=table,
             section="program",
         ),

@@ -12,7 +12,8 @@ import pandas as pd
 import pytest
 
 from loopinterp.errors import InputError
-from loopinterp.lenses import attention_study, worked_example
+from loopinterp.explorer import explore
+from loopinterp.lenses import attention_study
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, LoopRule
 from loopinterp.rasp import compile_program
 from loopinterp.report import (
@@ -167,13 +168,13 @@ def test_what_is_seen_at_once_is_a_claim_and_a_figure_for_each_section(
 
 def test_the_task_is_shown_before_what_was_found(record: RunRecord) -> None:
     batch = Addition().encode([(3, 1)], n=3)
-    example = worked_example(compile_program("ripple", max_length=4).model, batch, asks="Add up.")
+    explored = explore(compile_program("ripple", max_length=4).model, batch, asks="Add up.")
     page = render_report(
-        dataclasses.replace(record, results={**record.results, "example": example})
+        dataclasses.replace(record, results={**record.results, "explorer": explored})
     )
     text = Reader(page).text
     assert text.index("Add up.") < text.index("2 of the 3 symbols") < text.index("Latched ripple")
-    assert page.index('<li><a href="#example"') < page.index('<li><a href="#summary"')
+    assert page.index('<li><a href="#explorer"') < page.index('<li><a href="#summary"')
 
 
 def test_a_verdict_is_said_once_and_its_numbers_are_folded(
@@ -232,7 +233,7 @@ def test_of_a_model_of_one_loop_nothing_is_said_of_others(
     model.loop_rule = LoopRule(1)
     task = Addition()
     results = {
-        "example": worked_example(model, task, n=4, batch_size=4),
+        "explorer": explore(model, task, n=4, batch_size=4),
         "attention": attention_study(model, task, n=4, batch_size=4),
         "generalisation": evaluate(model, task, [2, 4], n_samples=8),
     }

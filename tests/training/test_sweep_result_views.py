@@ -1,4 +1,4 @@
-"""What a sweep shows: lines by setting, bands over seeds, the cutoff, and what failed."""
+"""What a sweep shows: lines or panels by setting, bands over seeds, the cutoff, what failed."""
 
 from __future__ import annotations
 
@@ -75,9 +75,50 @@ def test_along_loops_each_length_has_a_panel(show: dict[str, str], panels: int) 
     assert "longest in training" not in str(figure.plot.layout)
 
 
-def test_many_settings_have_colours_of_their_own() -> None:
-    (figure,) = made_up({"exact_match": "length"}, settings=[f"s{k}" for k in range(12)]).figures()
-    assert len({trace.line.color for trace in traces(figure, "lines+markers")}) == 11
+MANY = [f"s{k}" for k in range(12)]
+
+
+def panels_of(figure: Figure) -> dict[str, list[Any]]:
+    """Lines (with markers) of each panel, by its title."""
+    layout = figure.plot.to_dict()["layout"]
+    titles = [a["text"] for a in layout["annotations"] if a.get("name") == "panel title"]
+    lines = traces(figure, "lines+markers")
+    places = [f"x{k + 1}" if k else "x" for k in range(len(titles))]
+    return {t: [a for a in lines if a.xaxis == x] for t, x in zip(titles, places)}
+
+
+def test_many_settings_are_small_multiples_a_panel_each() -> None:
+    result = made_up({"exact_match": "length"}, settings=MANY)
+    (figure,) = result.figures()
+    panels = panels_of(figure)
+    assert list(panels) == [f"<b>{name}</b>" for name in MANY[:-1]], "the last has no seed"
+    for name, lines in zip(MANY, panels.values()):
+        at = result.data["exact_match"].sel(setting=name, extra_loop=0)
+        assert [line.name for line in lines] == ["random inputs", "full carry chains"]
+        for line, distribution in zip(lines, ["uniform", "chain"]):
+            assert list(line.y) == at.sel(distribution=distribution).values.tolist()
+    layout = figure.plot.to_dict()["layout"]
+    assert layout["meta"]["loopinterp"]["columns"] == 4
+    titled = [k for k in layout if k.startswith("xaxis") and layout[k].get("title")]
+    assert titled == ["xaxis8", "xaxis9", "xaxis10", "xaxis11"], "the lowest of each column"
+    assert {layout[f"yaxis{k}"]["range"][1] for k in ("", 2, 11)} == {1.04}
+    assert {shape["x0"] for shape in layout["shapes"]} == {4} and len(layout["shapes"]) == 11
+    assert "dotted line the longest in training" in figure.caption
+
+
+def test_along_loops_many_settings_have_a_figure_for_each_kind_of_input() -> None:
+    result = made_up({"exact_match": "loop"}, settings=MANY)
+    figures = result.figures()
+    assert [f.title for f in figures] == [
+        f"Exact match by setting, {name}" for name in ("random inputs", "full carry chains")
+    ]
+    for figure, distribution in zip(figures, ["uniform", "chain"]):
+        lines = panels_of(figure)["<b>s3</b>"]
+        assert [line.name for line in lines] == ["n = 4", "n = 8"]
+        at = result.data["loop_exact_match"].sel(setting="s3", distribution=distribution)
+        for line, n in zip(lines, (4, 8)):
+            assert list(line.x) == [1, 2]
+            assert list(line.y) == at.sel(length=n).values.tolist()
 
 
 def test_findings_name_failures_first_and_then_every_setting() -> None:

@@ -1,5 +1,7 @@
 from .automaton_program import program_of as program_of
 from .cell_automaton import CellAutomaton as CellAutomaton
+from .claim import EXACT as EXACT
+from .claim import Claim as Claim
 from .decompilation import Decompiled as Decompiled
 from .decompilation import decompile as decompile
 from .decompilation_study import Decompilation as Decompilation

@@ -70,10 +70,16 @@ class Runs:
         return self.states[:, self.inputs == token].flatten(0, 1)
 
     @torch.no_grad()
-    def read(self, states: Float[Tensor, "state d_model"]) -> Int[Tensor, " state"]:
-        """The answer that a position with such a state gives; ``UNKNOWN`` where undecided."""
-        logits = bind(self.model, self.inputs[:1]).readout(states[:, None]).squeeze(1)
-        return torch.where(decided(logits), answer(logits).long(), UNKNOWN)
+    def answers(
+        self, inputs: Int[Tensor, "run pos"], states: Float[Tensor, "time run pos d_model"]
+    ) -> Int[Tensor, "time run pos"]:
+        """What is read at every position of whole runs; ``UNKNOWN`` where undecided."""
+        bound = bind(self.model, inputs)
+        return torch.stack([_answers(bound.readout(h)) for h in states])
+
+
+def _answers(logits: Float[Tensor, "batch pos d_vocab_out"]) -> Int[Tensor, "batch pos"]:
+    return torch.where(decided(logits), answer(logits).long(), UNKNOWN)
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,8 +133,20 @@ class Behaviour:
         counts = self.pairs.scored[each][:, None] & run.within.cpu()[..., None]
         answers = answers.masked_fill(~counts, _UNASKED).flatten(1)
         seen = answers.unflatten(0, (len(states), n_contexts))
-        own = self.runs.read(states).cpu().to(seen)[:, None, None]
+        own = self.read(states).to(seen)[:, None, None]
         return torch.cat([seen, own.expand(-1, n_contexts, 1)], dim=-1)
+
+    @torch.no_grad()
+    def read(self, states: Float[Tensor, "state d_model"]) -> Int[Tensor, " state"]:
+        """The answer that each gives in the first context; ``UNKNOWN`` where undecided.
+
+        A readout may look at other positions too, so a state by itself gives no answer.
+        """
+        pairs, each = self.pairs, torch.arange(len(states))
+        h = self.runs.states[pairs.loop[0], pairs.base[0]].expand(len(states), -1, -1).clone()
+        h[:, pairs.positions[0, 0]] = states
+        inputs = self.runs.inputs[pairs.base[0]].expand(len(states), -1)
+        return self.runs.answers(inputs, h[None])[0, each, pairs.positions[0, 0]].cpu()
 
 
 def apart(

@@ -11,8 +11,10 @@ import torch
 
 from loopinterp.circuits.decompiler.automaton_program import program_of
 from loopinterp.circuits.decompiler.behaviour import Behaviour, Runs
-from loopinterp.circuits.decompiler.exchange_runs import ExchangeRuns, exchanges
-from loopinterp.circuits.decompiler.held_out import TRAJECTORY, UNDISTURBED, agreement
+from loopinterp.circuits.decompiler.claim import Claim
+from loopinterp.circuits.decompiler.counterexample_rounds import against_counterexamples
+from loopinterp.circuits.decompiler.exchange_runs import ExchangeRuns
+from loopinterp.circuits.decompiler.held_out import PLANTED, TRAJECTORY, UNDISTURBED, held_out
 from loopinterp.circuits.decompiler.region_refinement import refine
 from loopinterp.circuits.decompiler.state_values import TokenValues, spread_out
 from loopinterp.circuits.decompiler.table_exits import unexplained_steps
@@ -78,16 +80,24 @@ class Decompiled(ShortRepr):
     evidence: pd.DataFrame = field(default_factory=pd.DataFrame, repr=False)
     unexplained: pd.DataFrame = field(default_factory=pd.DataFrame, repr=False)
 
+    @property
+    def claim(self) -> Claim:
+        """What is claimed of ``program``: all that the evidence supports, and no more."""
+        return Claim.of(self.evidence, given=self.program is not None)
+
     def _shown(self) -> list[tuple[str, object]]:
         name = "None" if self.program is None else self.program.name
-        return [("program", name), ("reason", self.reason), ("tolerance", self.tolerance)]
+        about = {"claim": self.claim.grade, "reason": self.reason, "tolerance": self.tolerance}
+        return [("program", name), *about.items()]
 
     def __str__(self) -> str:
         """The program as code, or why there is none and what comes closest; and the evidence."""
         head = [] if self.program else [f"not decompiled: {self.reason}"]
         if self.closest is not None and self.program is None:
             head.append("what comes closest:")
-        shown = [] if self.closest is None else [str(self.closest), "evidence"]
+        shown = [] if self.closest is None else [str(self.closest)]
+        shown += [f"claim: {self.claim}"] if self.program else []
+        shown += ["evidence"] if shown else []
         rows = [
             f"  n = {row['n']}, {row['what']}: {row['agree']} of {row['of']}"
             for row in self.evidence.to_dict("records")
@@ -126,7 +136,8 @@ def decompile(
     3. The table is made as small as it can be, and written as a program
        (:mod:`~loopinterp.circuits.decompiler.automaton_program`).
     4. Inputs and exchanges that it was not made from say how far it is right
-       (:mod:`~loopinterp.circuits.decompiler.held_out`).
+       (:mod:`~loopinterp.circuits.decompiler.held_out`), and so what is claimed of it: that it is
+       exact, if none goes otherwise, or nearly right (:attr:`Decompiled.claim`).
 
     States that an exchange of natural states never makes are met in step 2 only, by experiments
     that put natural states side by side in ways that may never occur.
@@ -155,9 +166,12 @@ def decompile(
         examples: Inputs of each distribution of the task.
         sharp: Whether states of one value are to behave alike, but for ``tolerances``.
         n_exchanges: From which regions are learnt; half as many say how many of them there are.
-        across_loops: Whether half of the exchanged states, in what regions are learnt from and in
-            the evidence, come from another loop than the one at which they are put in. This asks
-            for more than runs with exchanges at one loop can show.
+        across_loops: Whether half of the exchanged states that regions are learnt from come from
+            another loop than the one at which they are put in, and then those that the table gets
+            wrong are looked for and learnt from
+            (:mod:`~loopinterp.circuits.decompiler.counterexample_rounds`). This asks for more than
+            runs with exchanges at one loop can show, and decides as well whether there is a
+            program.
         seed: Of all that is drawn.
 
     Raises:
@@ -276,12 +290,24 @@ class _Reader:
     def read_regions(self, n_exchanges: int, most_values: int) -> Decompiled:
         """Read with regions of states as values."""
         self.generator = torch.Generator().manual_seed(self.seed)
-        elsewhere = self._depends_elsewhere(lambda _, h: self.runs.read(h))
+        one = torch.Generator().manual_seed(self.seed)
+        places = {token: Behaviour.of(self.runs, token, 1, one) for token in self.runs.tokens}
+        elsewhere = self._depends_elsewhere(lambda token, h: places[token].read(h))
         # What comes closest is worth seeing all the same.
         reason = _farther(elsewhere) if elsewhere > _ANSWERS_ELSEWHERE else ""
         runs = self._exchange_runs(n_exchanges, self.seed)
         held_back = self._exchange_runs(n_exchanges // 2, self.seed + 2)
         found = refine(runs, held_back, most_values=most_values)
+        if self.across_loops:
+            found, runs, held_back = against_counterexamples(
+                found,
+                runs,
+                held_back,
+                lambda turn: [self._runs(n, self.seed + 3 + turn) for n in self.lengths],
+                number=n_exchanges,
+                most_values=most_values,
+                generator=self.generator,
+            )
         automaton = found.table.automaton(found.regions.sizes, runs)
         names = automaton.merged_names()
         unexplained = unexplained_steps(found.table, found.regions, held_back, names)
@@ -354,8 +380,9 @@ class _Reader:
         )
         number = _HELD_OUT if readable else _HELD_OUT_REGIONS
         evidence = self._evidence(program, number)
-        counted = evidence[evidence["n"].isin(self.judged_at)]
-        worst = counted.loc[counted["what"] == TRAJECTORY, "low"].min()
+        counted: Any = evidence[evidence["n"].isin(self.judged_at)]
+        decisive = [TRAJECTORY, PLANTED] if self.across_loops else [TRAJECTORY]
+        worst = counted.loc[counted["what"].isin(decisive), "low"].min()
         undisturbed = counted.loc[counted["what"] == UNDISTURBED, "value"].min()
         if not reason and worst != worst:
             reason = "no exchange changes an answer"
@@ -379,8 +406,8 @@ class _Reader:
         for n in dict.fromkeys([*self.judged_at, *self.farther]):
             batch = inputs_of(self.task, (n,), 2 * self.examples, seed=self.seed + 1)
             n_loops = n_loops_of(self.model, batch.inputs.shape[1], self.task.n_loops(n))
-            pairs = exchanges(batch, n_loops, number, generator, across_loops=self.across_loops)
-            parts.append(agreement(self.model, program, pairs).assign(n=n))
+            found = held_out(self.model, program, batch, n_loops, number, generator)
+            parts.append(found.assign(n=n))
         return pd.concat(parts, ignore_index=True)
 
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 
 from loopinterp.circuits.decompiler.automaton_program import Messages
+from loopinterp.circuits.decompiler.claim import NONE
 from loopinterp.circuits.decompiler.decompilation import Decompiled, decompile, n_loops_of
 from loopinterp.circuits.decompiler.response_times import response_times
-from loopinterp.errors import check_integer
+from loopinterp.errors import InputError, check_integer
 from loopinterp.models.looped_model import need_model
 from loopinterp.models.model_description import describe_model
+from loopinterp.rasp.drawing import draw_program
 from loopinterp.results import Result, study
 from loopinterp.study_examples import need_loops, need_model_of
 from loopinterp.tasks.study_data import need_task
@@ -46,6 +48,9 @@ class Decompilation(Result, kind="decompilation"):
     Attributes:
         given: Whether a program was given, or only what comes closest.
         reason: Why not, as a clause; "" if it was.
+        grade: What is claimed of it: ``exact``, ``nearly`` or ``none``
+            (:class:`~loopinterp.circuits.decompiler.claim.Claim`).
+        claim: The same in a sentence, with the evidence.
         code: The program, or what comes closest, as code; "" where no table could be made.
         sharp: Whether values are states that behave alike, or regions of states.
         read_at: Lengths of the inputs that it was read off.
@@ -55,6 +60,8 @@ class Decompilation(Result, kind="decompilation"):
             for tokens.
         unexplained: Of regions: cell to the left, cell, runs that leave the table there, steps of
             that kind, and the share that goes otherwise; the most frequent first.
+        graph: The circuit of the program, as :class:`~loopinterp.plotting.CircuitGraph` has it;
+            empty where no table could be made, or it is too large to be looked at.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
@@ -67,12 +74,15 @@ class Decompilation(Result, kind="decompilation"):
 
     given: bool
     reason: str
+    grade: str = NONE
+    claim: str = ""
     code: str
     sharp: bool
     read_at: list[int]
     consistency: float
     responses: list[list[Any]]
     unexplained: list[list[Any]]
+    graph: dict[str, Any] = field(default_factory=dict)
 
     def worst(self, what: str = "whole trajectory") -> xr.DataArray:
         """The length at which the program says least, as an estimate."""
@@ -131,13 +141,25 @@ def decompilation_study(
             **_tables(found, task),
             given=found.program is not None,
             reason=found.reason,
+            grade=found.claim.grade,
+            claim=str(found.claim),
             code="" if found.closest is None else str(found.closest),
             sharp=sharp,
             read_at=[longest] if sharp else looked_at,
             consistency=found.consistency,
             responses=_responses(model, found, task, longest),
             unexplained=_unexplained(found),
+            graph=_graph(found),
         )
+
+
+def _graph(found: Decompiled) -> dict[str, Any]:
+    if found.closest is None:
+        return {}
+    try:
+        return draw_program(found.closest).to_dict()
+    except InputError:
+        return {}
 
 
 def _tables(found: Decompiled, task: Task) -> dict[str, Any]:

@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from loopinterp.circuits.decompiler.claim import EXACT, NEARLY, NONE
 from loopinterp.circuits.decompiler.decompilation import ENOUGH
 from loopinterp.circuits.decompiler.decompilation_study import Decompilation
 from loopinterp.circuits.decompiler.held_out import TRAJECTORY, UNDISTURBED
 from loopinterp.plotting import (
     PALETTE,
+    CircuitGraph,
     Reference,
     Series,
     category_maps,
@@ -29,6 +31,12 @@ SECTION = "program"
 _UNDECIDED = "none yet"
 _MOST_CELLS, _LONG = 60, 160
 _LABEL = "program read off"
+
+_CLAIMS = {
+    EXACT: "Nothing that was tried tells it from the model, states of other loops included.",
+    NEARLY: "It is nearly what the model runs, and not exactly.",
+    NONE: "What is claimed of it was not kept.",
+}
 
 
 @findings_of.register
@@ -65,7 +73,7 @@ def _agreement(result: Decompilation) -> str:
         f"{int(worst['n'])}, and undisturbed {percent(natural.min())} of whole answers at all loops"
     )
     if result.given:
-        return f"A program of {size} was read off the model: {said}."
+        return f"A program of {size} was read off the model: {said}. {_CLAIMS[result.grade]}"
     return f"No program is given, as {result.reason}. What comes closest has {size}: {said}."
 
 
@@ -98,7 +106,25 @@ def _(result: Decompilation) -> list[Figure]:
     figures = [_evidence(result)] if result.data.sizes["what"] else []
     if 0 < result.data.sizes["cell"] <= _MOST_CELLS:
         figures.append(_table(result))
+    if result.graph:
+        figures.append(_circuit(result))
     return figures
+
+
+def _circuit(result: Decompilation) -> Figure:
+    title = "read off the model" if result.given else "that comes closest to the model"
+    return Figure(
+        title=f"The program {title}, as a circuit",
+        plot=CircuitGraph.from_dict(result.graph),
+        caption=(
+            "The program above, compiled into a looped transformer: what its heads select, what "
+            "its neurons compute, and which variables go around to the next loop. It is a circuit "
+            "that does what the table says, not the model's own wiring."
+        ),
+        control=(
+            f"How far the program is right is in the figure of its evidence: {_agreement(result)}"
+        ),
+    )
 
 
 def _evidence(result: Decompilation) -> Figure:
@@ -116,7 +142,8 @@ def _evidence(result: Decompilation) -> Figure:
         caption=(
             f"The program was learnt from exchanges on inputs of length {lengths}. Here it is "
             "asked about other inputs and other exchanges of whole states: undisturbed, one and "
-            "two loops after an exchange, at the end, and at every loop (whole trajectory). Only "
+            "two loops after an exchange, at the end, at every loop (whole trajectory), and where "
+            "states of any loop were put in, rare ones as often as common ones (planted). Only "
             "exchanges count that change an answer of the model or of the program."
         ),
         control=(

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from loopinterp.circuits.decompiler.behaviour import Runs
     from loopinterp.tasks.task import Batch
 
+_TRIES = 8
+"""As many exchanges are drawn for each one that is planted."""
+
 
 def exchanges(
     batch: Batch,
@@ -38,13 +41,57 @@ def exchanges(
         generator: Of all that is drawn.
         across_loops: Whether the state is one of any loop, in half of them; else of the same loop.
     """
+    pairs = _drawn(batch, n_loops, number, generator)
+    if not across_loops:
+        return pairs
+    elsewhere = torch.randint(n_loops + 1, pairs.loop.shape, generator=generator)
+    same = torch.rand(pairs.loop.shape, generator=generator) < 0.5
+    return replace(pairs, source_loop=pairs.loop.where(same, elsewhere))
+
+
+def planted(
+    batch: Batch,
+    values: Int[Tensor, "loops input pos"],
+    number: int,
+    generator: torch.Generator,
+) -> InterchangePairs:
+    """Whole states of one position, of any loop, rare kinds as often as common ones.
+
+    A *kind* is the value that is put in, the one that it replaces, and the one to the left of it,
+    each with its token. Of exchanges as they come, most put in what most runs have.
+
+    Args:
+        batch: Of one length.
+        values: Some value of every state of its undisturbed runs, h_0 to h_T.
+        number: Of exchanges; fewer if not so many are drawn.
+        generator: Of all that is drawn.
+    """
+    n_loops = len(values) - 1
+    pairs = _drawn(batch, n_loops, _TRIES * number, generator)
+    elsewhere = torch.randint(n_loops + 1, pairs.loop.shape, generator=generator)
+    pairs = replace(pairs, source_loop=elsewhere)
+    position = pairs.positions[:, 0]
+    left, (token, left_token) = (position - 1).clamp(min=0), pairs.tokens
+    kinds = torch.stack([
+        position == 0, left_token, values[pairs.loop, pairs.base, left], token,
+        values[pairs.loop, pairs.base, position],
+        values[pairs.source_loop, pairs.source, position],
+    ])  # fmt: skip
+    if not len(pairs):
+        return pairs
+    _, kind, counts = kinds.unique(dim=1, return_inverse=True, return_counts=True)
+    rare = 1 / counts[kind].double()
+    return pairs[rare.multinomial(min(number, len(pairs)), generator=generator)]
+
+
+def _drawn(batch: Batch, n_loops: int, number: int, generator: torch.Generator) -> InterchangePairs:
     tries, (size, n_pos) = 8 * number, batch.inputs.shape
     base, source = torch.randint(size, (2, tries), generator=generator)
     position = torch.randint(n_pos, (tries,), generator=generator)
     loop = torch.randint(n_loops + 1, (tries,), generator=generator)
     alike = batch.inputs[base, position] == batch.inputs[source, position]
     kept = (alike & (base != source)).nonzero().squeeze(1)[:number]
-    pairs = InterchangePairs.of(
+    return InterchangePairs.of(
         batch,
         base=base[kept],
         source=source[kept],
@@ -52,11 +99,6 @@ def exchanges(
         loop=loop[kept],
         n_loops=n_loops,
     )
-    if not across_loops:
-        return pairs
-    elsewhere = torch.randint(n_loops + 1, kept.shape, generator=generator)
-    same = torch.rand(kept.shape, generator=generator) < 0.5
-    return replace(pairs, source_loop=pairs.loop.where(same, elsewhere))
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,11 +158,24 @@ class ExchangeRuns(ShortRepr):
             across_loops: As :func:`exchanges` has it.
         """
         pairs = exchanges(runs.batch, runs.n_loops, number, generator, across_loops=across_loops)
+        made = cls.after(runs, pairs)
+        felt = ((made.exchanged.answers != made.natural) & made.counted).any(-1).any(0)
+        unfelt = (~felt).nonzero().squeeze(1)[: max(int(felt.sum()), 1)]
+        return made[torch.cat([felt.nonzero().squeeze(1), unfelt])]
+
+    @classmethod
+    @torch.no_grad()
+    def after(cls, runs: Runs, pairs: InterchangePairs) -> ExchangeRuns:
+        """Run on after given exchanges.
+
+        Args:
+            runs: Undisturbed runs.
+            pairs: Exchanges between them.
+        """
         loops = torch.arange(runs.n_loops + 1)
         everything = torch.ones(len(loops), len(runs.batch.inputs), dtype=torch.bool)
-        undisturbed = Trajectories(
-            runs.batch.inputs, runs.states.cpu(), _read(runs, runs.states), everything
-        )
+        alone = runs.answers(runs.inputs, runs.states).cpu()
+        undisturbed = Trajectories(runs.batch.inputs, runs.states.cpu(), alone, everything)
         each, position = torch.arange(len(pairs)), pairs.positions[:, 0]
         changed = runs.states[pairs.loop, pairs.base].clone()
         changed[each, position] = runs.states[pairs.source_loop, pairs.source, position]
@@ -128,14 +183,13 @@ class ExchangeRuns(ShortRepr):
         run = iterate(runs.model, inputs, int(pairs.longest), state=changed)
         states = torch.stack([h for _, h in run])
         within = pairs.loop + loops[: len(states), None] <= runs.n_loops
-        exchanged = Trajectories(
-            runs.batch.inputs[pairs.base], states.cpu(), _read(runs, states), within
-        )
-        made = cls(undisturbed, exchanged, pairs, pairs.asked)
-        felt = ((exchanged.answers != made.natural) & made.counted).any(-1).any(0)
-        unfelt = (~felt).nonzero().squeeze(1)[: max(int(felt.sum()), 1)]
-        kept = torch.cat([felt.nonzero().squeeze(1), unfelt])
-        return cls(undisturbed, exchanged[kept], pairs[kept], pairs.asked)
+        answers = runs.answers(inputs, states).cpu()
+        exchanged = Trajectories(runs.batch.inputs[pairs.base], states.cpu(), answers, within)
+        return cls(undisturbed, exchanged, pairs, pairs.asked)
+
+    def __getitem__(self, rows: Tensor) -> ExchangeRuns:
+        """All undisturbed runs, and some of the exchanged ones."""
+        return replace(self, exchanged=self.exchanged[rows], pairs=self.pairs[rows])
 
     @property
     def both(self) -> tuple[Trajectories, Trajectories]:
@@ -157,7 +211,3 @@ class ExchangeRuns(ShortRepr):
         times = torch.arange(len(self.exchanged.within))[:, None]
         loops = (self.pairs.loop + times).clamp(max=len(of_runs) - 1)
         return of_runs[loops, self.pairs.base]
-
-
-def _read(runs: Runs, states: Float[Tensor, "time run pos d_model"]) -> Int[Tensor, "time run pos"]:
-    return torch.stack([runs.read(h.flatten(0, 1)).view(h.shape[:2]) for h in states]).cpu()

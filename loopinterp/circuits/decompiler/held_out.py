@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import torch
 
+from loopinterp.circuits.decompiler.exchange_runs import exchanges, planted
 from loopinterp.circuits.interchange_engine import InterchangeRun
 from loopinterp.circuits.program_counterfactuals import Prediction
 from loopinterp.intervals import wilson_estimate
@@ -15,9 +16,44 @@ if TYPE_CHECKING:
     from loopinterp.circuits.interchange_pairs import InterchangePairs
     from loopinterp.models import LoopedModel
     from loopinterp.rasp.program import LoopProgram
+    from loopinterp.tasks.task import Batch
 
 UNDISTURBED, END, TRAJECTORY = "undisturbed", "at the end", "whole trajectory"
+PLANTED = "whole trajectory, planted"
 _DELAYS = 2
+
+
+def held_out(
+    model: LoopedModel | Any,
+    program: LoopProgram,
+    batch: Batch,
+    n_loops: int,
+    number: int,
+    generator: torch.Generator,
+) -> pd.DataFrame:
+    """What is held against a program, at one length: :func:`agreement` on two kinds of exchanges.
+
+    Exchanges at one loop, as inputs give them; then as many *planted* states, of any loop, of which
+    those count as often that are rare to the program
+    (:func:`~loopinterp.circuits.decompiler.exchange_runs.planted`).
+
+    Args:
+        model: The model.
+        program: What is asked.
+        batch: Inputs of one length.
+        n_loops: Of the runs.
+        number: Exchanges of each kind.
+        generator: Of all that is drawn.
+    """
+    drawn = torch.Generator()
+    drawn.set_state(generator.get_state())
+    usual = agreement(model, program, exchanges(batch, n_loops, number, generator))
+    trace = program.trace(batch.inputs, n_loops=n_loops)
+    variables = torch.stack([x.flatten() for x in trace.variables.values()])
+    values = variables.unique(dim=1, return_inverse=True)[1].view(n_loops + 1, *batch.inputs.shape)
+    everywhere = agreement(model, program, planted(batch, values, number, drawn))
+    everywhere = everywhere[everywhere["what"] == TRAJECTORY].assign(what=PLANTED)
+    return pd.concat([usual, everywhere], ignore_index=True)
 
 
 def agreement(

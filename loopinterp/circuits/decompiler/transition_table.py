@@ -110,7 +110,7 @@ def tabulate(
                 for k, row in zip(mine, found.unflatten(0, (len(mine), tries)).tolist()):
                     steps[wanted[k]] = Counter(row)
     answers = {
-        (token, v): Counter(runs.read(torch.stack(states)).tolist())
+        (token, v): Counter(of.behaviour.read(torch.stack(states)).tolist())
         for token, of in values.items()
         for v, states in enumerate(of.states)
     }

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from loopinterp.circuits.edges.edge_attribution import CONTROLS, EDGE_IG
+from loopinterp.circuits.edges.edge_graph import edge_graph
 from loopinterp.circuits.edges.edge_study_result import TIED, EdgeStudy
 from loopinterp.plotting import Series, heatmap_panels, line_figure
-from loopinterp.rasp.diagram import draw
 from loopinterp.results import Figure, Finding, figures_of, findings_of, percent
 
 SECTION = "program"
@@ -80,10 +80,11 @@ def _faithfulness(result: EdgeStudy) -> Figure:
 def _circuit(result: EdgeStudy) -> Figure:
     return Figure(
         title="The circuit that pruning leaves",
-        plot=draw(result.circuit()),
+        plot=edge_graph(result),
         caption=(
-            "Components and what each brings to which, within a loop (output) and to the next or "
-            f"out of the loop (state). Its faithfulness is {result.pruned_faithfulness:.2f}."
+            "Components and what each brings to which, within a loop and to the next one (around "
+            "the block). An edge is as wide as what changes without it, dashed where it works "
+            f"against the answer. The circuit's faithfulness is {result.pruned_faithfulness:.2f}."
         ),
         control=(
             f"As many edges at random have a faithfulness of {result.random_faithfulness:.2f}."

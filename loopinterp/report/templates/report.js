@@ -1,7 +1,7 @@
 "use strict";
 /* Draws each figure when it comes near the view; legend, colour bar and slider are HTML. */
 const report = (() => {
-  const figures = [...document.querySelectorAll("figure.card")].map((element) => ({ element, drawn: false }));
+  const figures = [...document.querySelectorAll("figure.card:not(.with-circuit)")].map((element) => ({ element, drawn: false }));
   const config = { displayModeBar: false, scrollZoom: false, doubleClick: false, showTips: false, responsive: false };
   const calm = matchMedia("(prefers-reduced-motion: reduce)");
   let printing = false;

@@ -12,6 +12,7 @@ import pytest
 from loopinterp.circuits import Decompilation, decompilation_study, decompile
 from loopinterp.errors import InputError
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
+from loopinterp.plotting import CircuitGraph
 from loopinterp.rasp import compile_program
 from loopinterp.saved_results import load_result
 from loopinterp.tasks import Addition, get_task
@@ -35,6 +36,8 @@ def test_a_known_program_is_given_with_its_evidence() -> None:
     assert "shift_right" in found.code
     assert found.data["n"].values.tolist() == [4, 5, 7]
     assert float(found.worst().sel(estimate="value")) == 1
+    assert found.grade == "exact" and found.claim.startswith("exact: all of")
+    assert "states of other loops included" in found.findings()[0].text
     assert (found.data["judged"] > 0).all()
 
 
@@ -56,6 +59,7 @@ def test_a_model_that_runs_no_program_is_not_given_one() -> None:
     found = of_nothing()
     assert not found.given
     assert found.reason
+    assert found.grade == "none"
     said = found.findings()[0]
     assert said.good is False and "not decompiled" in said.value
     assert found.reason in said.text
@@ -68,11 +72,8 @@ def test_it_is_read_back_as_it_was_saved(name: str, tmp_path: Path) -> None:
     (path,) = tmp_path.glob("*.safetensors")
     again = load_result(path)
     assert isinstance(again, Decompilation)
-    assert (again.code, again.reason, again.responses) == (
-        found.code,
-        found.reason,
-        found.responses,
-    )
+    for name in ("code", "reason", "grade", "claim", "responses"):
+        assert getattr(again, name) == getattr(found, name)
     for array in found.data:
         assert np.array_equal(again.data[array], found.data[array], equal_nan=True)
 
@@ -86,13 +87,16 @@ def test_delays_are_said_in_words() -> None:
 
 def test_figures_have_the_code_and_an_answer_for_every_pair_that_meets() -> None:
     found = of_program("ripple")
-    evidence, table = found.figures()
+    evidence, table, circuit = found.figures()
     assert "carry" in evidence.code or "value" in evidence.code or "answer" in evidence.code
     assert evidence.control
     (drawn,) = (trace for trace in table.plot.data if trace.type == "heatmap")
     there = ~np.isnan(np.array(drawn.z, dtype=float))
     assert there.sum() == int(found.data["becomes"].notnull().sum())
     assert not of_nothing().code or of_nothing().figures()
+    assert isinstance(circuit.plot, CircuitGraph) and circuit.control
+    assert circuit.plot.code == found.code and circuit.plot.to_dict() == found.graph
+    assert {"head", "variable"} <= {node.kind for node in circuit.plot.nodes}
 
 
 def test_long_tables_are_not_spelt_out() -> None:

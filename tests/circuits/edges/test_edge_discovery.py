@@ -12,6 +12,7 @@ import torch
 
 from loopinterp.circuits.edges import (
     EdgeStudy,
+    edge_graph,
     edge_study,
     edges_recovered,
     path_patching,
@@ -118,6 +119,34 @@ def test_what_it_says_and_shows() -> None:
     drawn: Any = figures[1].plot
     names = [trace.name for trace in drawn.data]
     assert {"exact", "edge_ig", "magnitude", "random"} <= set(names)
+
+
+def test_the_graph_has_the_edges_that_were_kept_with_their_effects() -> None:
+    found = studied("ripple")
+    graph = edge_graph(found)
+    assert {(e.source, e.target, e.lag) for e in graph.edges} == found.tied_edges()
+    table = found.to_dataframe().set_index(["score", "sender", "receiver", "lag"])
+    for edge in graph.edges:
+        row = table.loc[("edge_ig", edge.source, edge.target, edge.lag)]
+        assert edge.effect is not None and abs(edge.effect) == pytest.approx(float(row["size"]))
+        assert (edge.effect < 0) == (float(row["effect"]) < 0)
+    kept = {float(x) for x in found.data["minimality"].values.flat if not np.isnan(x)}
+    told = " ".join(text for node in graph.nodes for _, text in node.facts)
+    assert all(f"loses {x:.3f}" in told for x in kept)
+    assert found.figures()[2].plot == graph
+
+
+def test_in_the_graph_slots_are_roles() -> None:
+    model, (base, source) = made(n_layers=1, d_mlp=4), tokens()
+    found = edge_study(
+        model, base, source, n_loops=2, methods=["eap"], split=True, neurons={"block.0.one": [0]}
+    )
+    edges = [("input", "block.0.head.1.k", 0), ("block.0.one", "block.0.head.1.v", 1)]
+    graph = edge_graph(found, edges)
+    assert [(e.target, e.role, e.lag) for e in graph.edges] == [
+        ("block.0.head.1", "value", 1), ("block.0.head.1", "key", 0),
+    ]  # fmt: skip
+    assert {node.label for node in graph.nodes} == {"injected input", "head 0.1", "one"}
 
 
 def test_groups_slots_and_exact_unrolled_edges_are_options() -> None:

@@ -1,0 +1,217 @@
+"""The pictures of the guide: every one is made here, from saved results or from a model of the zoo.
+
+    loopinterp zoo addition --out runs/addition && loopinterp analyze runs/addition
+    python -m analyses.pictures --run runs/addition
+
+writes ``docs/pictures/*.png`` and the gallery's page. Needs Chromium and the extra ``browser``.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+import torch
+import xarray as xr
+
+import loopinterp
+from analyses.still_pictures import StillPictures
+from analyses.tables_in_pages import PAGES, rewrite
+from loopinterp.models import bind
+from loopinterp.plotting import PALETTE, heatmap_panels, template
+from loopinterp.saved_results import load_result
+
+PICTURES = PAGES / "pictures"
+
+
+@dataclass(frozen=True)
+class Thumbnail:
+    """A figure of a saved study, and where it is explained.
+
+    Attributes:
+        name: Of the file.
+        study: The saved result.
+        figure: Which of its figures.
+        asks: What it shows, as a question.
+        page: The page of the guide on it.
+    """
+
+    name: str
+    study: str
+    asks: str
+    page: str
+    figure: int = 0
+
+
+GALLERY = (
+    Thumbnail("example", "example", "One input, answered loop by loop", "quickstart"),
+    Thumbnail(
+        "convergence",
+        "convergence",
+        "Does the state settle, and is it right?",
+        "convergence-and-answers",
+    ),
+    Thumbnail("extrapolation", "extrapolation", "What if the loops run on?", "when-to-stop"),
+    Thumbnail(
+        "reachability",
+        "reachability",
+        "Is one limit reached from every start?",
+        "convergence-and-answers",
+    ),
+    Thumbnail(
+        "input-dependence",
+        "input-dependence",
+        "Does the limit know its input?",
+        "convergence-and-answers",
+    ),
+    Thumbnail("local-stability", "local-stability", "Is the limit stable?", "finding-fixed-points"),
+    Thumbnail(
+        "basins", "basins", "Which limit does each start lead to?", "convergence-and-answers"
+    ),
+    Thumbnail("geometry", "geometry", "By which ways do states go?", "convergence-and-answers"),
+    Thumbnail("stabilisation", "stabilisation", "Do the heads freeze?", "convergence-and-answers"),
+    Thumbnail("wavefront", "wavefront", "How far has the carry come?", "tutorial"),
+    Thumbnail("programs", "programs", "Which program does it run?", "which-program"),
+    Thumbnail("hold-time", "hold-time", "How long does a planted carry live?", "which-program"),
+    Thumbnail(
+        "subspaces", "subspaces", "In how few directions does an exchange live?", "which-program"
+    ),
+    Thumbnail("decodability", "decodability", "Which variables can be read?", "which-program"),
+    Thumbnail(
+        "decompilation", "decompilation", "What program can be read off it?", "read-a-program"
+    ),
+    Thumbnail("heads", "heads", "Do heads look where programs look?", "which-program"),
+    Thumbnail("ablation", "ablation", "Which parts are needed, and when?", "ablation-and-patching"),
+    Thumbnail("attention", "attention", "Where does each head look?", "address-and-cache"),
+)
+
+
+@torch.no_grad()
+def main() -> None:
+    parser = argparse.ArgumentParser(description="The pictures of the guide.")
+    parser.add_argument("--run", type=Path, default=Path("runs/addition"), help="Analysed.")
+    parser.add_argument("--only", nargs="*", help=", ".join([*IDEAS, *(t.name for t in GALLERY)]))
+    parser.add_argument("--out", type=Path, default=PICTURES)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    args.out.mkdir(parents=True, exist_ok=True)
+    with StillPictures() as pictures:
+        for name, make in IDEAS.items():
+            if not args.only or name in args.only:
+                keep(pictures.draw(make(), height=360), args.out / f"{name}.png")
+        for one in GALLERY:
+            if not args.only or one.name in args.only:
+                figure = load_result(args.run / "results" / f"{one.study}.safetensors").figures()
+                keep(pictures.draw(figure[one.figure].plot), args.out / f"{one.name}.png")
+    if not args.only and args.out == PICTURES:
+        rewrite(PAGES / "gallery.md", {"gallery": as_cards(GALLERY)})
+
+
+def keep(picture: bytes, file: Path) -> None:
+    """Write a picture, and say how large it is."""
+    file.write_bytes(picture)
+    print(f"{file}: {len(picture) / 1e3:.0f} kB", flush=True)
+
+
+def as_cards(thumbnails: Sequence[Thumbnail]) -> str:
+    """The gallery in Markdown: pictures with their questions, each linked to its page."""
+    cards = [
+        f":::{{container}} card\n[![{one.asks}](pictures/{one.name}.png)]({one.page}.md)\n\n"
+        f"[{one.asks}]({one.page}.md)\n:::"
+        for one in thumbnails
+    ]
+    return "\n".join(["::::{container} gallery", *cards, "::::"])
+
+
+# Ideas, each on the smallest example that shows it
+
+
+def light_cone() -> go.Figure:
+    """How far one changed state has got, loop by loop, in the zoo's addition."""
+    run = loopinterp.load_pretrained("addition")
+    model, task = run.model(), run.task()
+    ones = sum(1 << k for k in range(1, 16))
+    inputs = task.encode([(ones, 0)], n=16).inputs
+    iteration = bind(model, inputs)
+    other = bind(model, task.encode([(ones | 1, 1)], n=16).inputs)
+    states = dict(iteration.run(20))
+    h = states[6].clone()
+    h[:, 6] = dict(other.run(6))[6][:, 6]
+    changed = dict(iteration.run(12, state=h))
+    size = [
+        (changed[k] - states[6 + k]).norm(dim=-1)[0] / states[6 + k].norm(dim=-1)[0]
+        for k in range(13)
+    ]
+    values = torch.stack(size).numpy()
+    cells = xr.DataArray(values, {"loops since": range(13), "position": range(values.shape[1])})
+    return heatmap_panels({"": cells}, value_title="change, over size", scale="mass")
+
+
+def fates() -> go.Figure:
+    """Four fates of a trajectory: maps of the plane, from one start."""
+    turn = np.array([[0.0, -1.0], [1.0, 0.0]])
+    maps: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
+        "settles": lambda h, _: 0.8 * (h @ _rotation(0.7)) + 0.1,
+        "goes round (period 4)": lambda h, _: h @ turn,
+        "drifts": lambda h, t: h + np.array([0.12, 0.05]) / (1 + 0.02 * t),
+        "diverges": lambda h, _: 1.12 * (h @ _rotation(0.35)),
+    }
+    figure = go.Figure(layout={"template": template()})
+    for (name, step), shade in zip(maps.items(), PALETTE.values()):
+        h = [np.array([1.0, 0.3])]
+        for t in range(24):
+            h.append(step(h[-1], t))
+        x, y = np.clip(np.array(h).T, -6, 6)
+        figure.add_scatter(
+            x=x, y=y, name=name, mode="lines+markers", line_color=shade, marker_size=5
+        )
+    figure.update_xaxes(title_text="first direction of the state", range=[-4.5, 4.5])
+    figure.update_yaxes(title_text="second", range=[-3.5, 3.5])
+    return figure
+
+
+def hold_times() -> go.Figure:
+    """A carry planted behind the front, in three compiled programs: does the bit still show it?"""
+    from loopinterp.rasp import compile_program
+
+    task = loopinterp.tasks.get_task("addition")
+    ones = sum(1 << k for k in range(1, 12))
+    base, source = task.encode([(ones, 0)], n=12), task.encode([(ones | 1, 1)], n=12)
+    figure = go.Figure(layout={"template": template()})
+    names = {"ripple": "ripple", "ripple_held_3": "held for 3 loops", "sticky_ripple": "sticky"}
+    for (name, said), shade in zip(names.items(), PALETTE.values()):
+        model = compile_program(name, max_length=13).model
+        n_loops, at = 6, 5
+        h = dict(bind(model, base.inputs).run(n_loops))[n_loops].clone()
+        h[:, at] = dict(bind(model, source.inputs).run(n_loops))[n_loops][:, at]
+        bound = bind(model, base.inputs)
+        right = bound.readout(dict(bound.run(n_loops))[n_loops])[0, at].argmax()
+        shows = [
+            float(bound.readout(state)[0, at].argmax() != right)
+            for _, state in bound.run(7, state=h)
+        ]
+        figure.add_scatter(x=list(range(8)), y=shows, name=said, line_color=shade, line_shape="hv")
+    figure.update_xaxes(title_text="loops since a carry was put in")
+    figure.update_yaxes(title_text="its bit still shows it", tickvals=[0, 1], range=[-0.1, 1.1])
+    return figure
+
+
+def _rotation(angle: float) -> np.ndarray:
+    return np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
+
+
+IDEAS: dict[str, Callable[[], Any]] = {
+    "light-cone": light_cone,
+    "fates": fates,
+    "hold-times": hold_times,
+}
+"""Pictures of an idea."""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,280 @@
+/* The explorer: mount(element, data, options) shows an exploration in an element.
+   All text reaches the page as text; every panel shows the one selection of explorer_state.js. */
+import { decode, describe, inflate, spell } from "./explorer_data.js";
+import { initial, keyed, reduce } from "./explorer_state.js";
+import { HEAD_COLOURS, drawLabels, drawPlane, drawRows, drawSelection, measure, placeAt } from "./explorer_drawing.js";
+
+const TICK = 130;
+let mounted = 0;
+
+const make = (tag, properties = {}, ...children) => {
+  const { aria = {}, ...rest } = properties;
+  const node = Object.assign(document.createElement(tag), rest);
+  for (const [name, value] of Object.entries(aria)) node.setAttribute(name === "role" ? name : `aria-${name}`, value);
+  node.append(...children);
+  return node;
+};
+
+const option = (value, text) => make("option", { value: String(value) }, text);
+
+/* Colours as the page has them now: a canvas knows no variables. */
+function themeOf(element) {
+  const probe = element.appendChild(make("span"));
+  const theme = { mono: getComputedStyle(element).getPropertyValue("--x-mono"), font: getComputedStyle(element).fontFamily };
+  for (const name of ["text", "muted", "accent", "good", "bad", "moved", "focus"]) {
+    probe.style.color = `var(--x-${name})`;
+    theme[name] = getComputedStyle(probe).color;
+  }
+  probe.remove();
+  return theme;
+}
+
+/* A canvas of a size in pixels of the page, sharp on any screen, cleared. */
+function sized(canvas, width, height) {
+  const ratio = Math.min(window.devicePixelRatio || 1, 2);
+  const [w, h] = [Math.round(width * ratio), Math.round(height * ratio)];
+  if (canvas.width !== w || canvas.height !== h) Object.assign(canvas, { width: w, height: h });
+  if (canvas.style) Object.assign(canvas.style, { width: `${width}px`, height: `${height}px` });
+  const context = canvas.getContext("2d");
+  context.setTransform(ratio, 0, 0, ratio, 0, 0);
+  context.clearRect(0, 0, width, height);
+  return context;
+}
+
+/* Radio buttons that look like chips; `choose` is called with the index of the one chosen. */
+function chips(legend, name, texts, choose) {
+  const inputs = texts.map((text, k) => {
+    const input = make("input", { type: "radio", name, value: String(k) });
+    input.addEventListener("change", () => choose(k));
+    return input;
+  });
+  const labels = texts.map((text, k) => make("label", {}, inputs[k], make("span", {}, text)));
+  const group = make("fieldset", { className: "x-chips" }, make("legend", {}, legend), ...labels);
+  return { group, show: (k) => { inputs[k].checked = true; } };
+}
+
+/* A table whose rows are made once and filled at each step. */
+function table(caption, columns) {
+  const body = make("tbody");
+  const head = make("tr", {}, ...columns.map((text) => make("th", { scope: "col" }, text)));
+  const element = make("table", {}, make("caption", {}, caption), make("thead", {}, head), body);
+  const fill = (rows) => {
+    while (body.rows.length < rows.length) body.append(make("tr", {}, ...columns.map(() => make("td"))));
+    while (body.rows.length > rows.length) body.deleteRow(-1);
+    rows.forEach(({ cells, mark = "", colour = "", share = null }, k) => {
+      const row = body.rows[k];
+      row.className = mark;
+      row.style.setProperty("--x-share", share === null ? "0%" : `${100 * share}%`);
+      row.style.setProperty("--x-key", colour || "transparent");
+      cells.forEach((text, column) => {
+        if (row.cells[column].textContent !== text) row.cells[column].textContent = text;
+      });
+    });
+  };
+  return { element, fill };
+}
+
+const panel = (title, ...children) => make("section", { className: "x-panel", aria: { label: title } }, make("h4", {}, title), ...children);
+
+/* Everything that is seen, made once; drawing fills it. */
+function build(data, id, act) {
+  const parts = {};
+  parts.examples = chips("Example", `${id}-example`, data.examples.map((one, k) => `${k + 1} · ${one.reason}`), (example) => act({ set: { example } }));
+  parts.detail = make("p", { className: "x-detail" });
+  parts.said = make("p", { className: "x-said" });
+  const kinds = ["answers, stronger where surer", "how far the state moved", ...(data.names.length ? ["program against model"] : [])];
+  parts.shown = chips("Cells show", `${id}-shown`, kinds, (k) => act({ set: { shown: ["answer", "moved", "variable"][k] } }));
+  parts.variable = make("select", {}, ...data.names.map((name, k) => option(k, name)));
+  parts.variable.addEventListener("change", () => act({ set: { variable: Number(parts.variable.value), shown: "variable" } }));
+  parts.head = make("select", {}, option(-1, "all heads"), ...data.heads.map((head, k) => option(k, head.name)));
+  parts.head.addEventListener("change", () => act({ set: { head: Number(parts.head.value) } }));
+  parts.variableLabel = make("label", { className: "x-select" }, "Variable ", parts.variable);
+  parts.headLabel = make("label", { className: "x-select" }, "Arcs of ", parts.head);
+  parts.play = make("button", { type: "button", className: "x-play" }, "Play");
+  parts.play.addEventListener("click", () => act("play"));
+  parts.slider = make("input", { type: "range", min: 0, step: 1, aria: { label: "Loop" } });
+  parts.slider.addEventListener("input", () => act({ set: { loop: Number(parts.slider.value) } }));
+  parts.output = make("output");
+  parts.labels = make("canvas", { aria: { hidden: "true" } });
+  parts.canvas = make("canvas", { aria: { hidden: "true" } });
+  parts.help = make("p", { className: "x-help", id: `${id}-help` },
+    "Click a cell, or move with the arrow keys: left and right from loop to loop, up and down from position to position; " +
+    "Page Up and Page Down change the example, the space bar plays.");
+  parts.scroll = make("div", { className: "x-scroll", tabIndex: 0, aria: { role: "application", label: "Loops by positions", describedby: parts.help.id } }, parts.canvas);
+  parts.live = make("p", { className: "x-sr", aria: { live: "polite" } });
+  parts.answers = table("What it would answer", ["answer", "probability"]);
+  parts.facts = make("dl", { className: "x-facts" });
+  parts.looks = table("Where its heads look", ["head", "position", "attention"]);
+  parts.plane = make("canvas", { className: "x-plane", aria: { role: "img", label: "" } });
+  parts.planeText = make("p", { className: "x-note" });
+  parts.programs = table("What it is in the program, and would be by the answer", ["variable", "program", "answer"]);
+  parts.place = panel("Answers", parts.answers.element, parts.facts);
+  const scrolled = (title, made) => make("div", { className: "x-tall", tabIndex: 0, aria: { role: "region", label: title } }, made.element);
+  parts.panels = make("div", { className: "x-panels" }, parts.place,
+    panel("State", parts.plane, parts.planeText),
+    ...(data.heads.length ? [panel("Attention", scrolled("Attention", parts.looks))] : []),
+    ...(data.names.length ? [panel("Programs", scrolled("Programs", parts.programs))] : []));
+  const missing = Object.entries(data.missing).map(([what, why]) => `Not shown: ${what}, as ${why}.`).join(" ");
+  parts.all = [
+    ...(data.examples.length > 1 ? [parts.examples.group] : []), parts.detail, parts.said,
+    make("div", { className: "x-steps" }, parts.play, parts.slider, parts.output),
+    make("div", { className: "x-bar" }, parts.shown.group, ...(data.names.length ? [parts.variableLabel] : []), ...(data.heads.length ? [parts.headLabel] : [])),
+    make("div", { className: "x-grid" }, parts.labels, parts.scroll), parts.help, parts.live, parts.panels,
+    ...(missing ? [make("p", { className: "x-note" }, missing)] : []),
+  ];
+  return parts;
+}
+
+function fillFacts(list, facts) {
+  const texts = facts.flat();
+  if (list.childElementCount !== texts.length)
+    list.replaceChildren(...facts.flatMap(([name]) => [make("dt", {}, name), make("dd")]));
+  texts.forEach((text, k) => {
+    if (list.children[k].textContent !== text) list.children[k].textContent = text;
+  });
+}
+
+function fillPanels(parts, data, state) {
+  const { example, loop, pos, head } = state;
+  const { tokens } = data.examples[example];
+  const cell = data.cell(example, loop, pos);
+  parts.answers.fill(cell.answers.map((one, rank) => ({
+    cells: [one.symbol, one.probability.toFixed(4)], share: one.probability,
+    mark: rank ? "" : cell.right === false ? "bad" : cell.right ? "good" : "",
+  })));
+  fillFacts(parts.facts, [
+    ["right answer", cell.target ?? "none is asked"], ["entropy (bits)", spell(cell.entropy)],
+    ["moved (relative)", loop ? spell(cell.moved) : "–"],
+  ]);
+  parts.looks.fill(data.heads.flatMap(({ name }, k) =>
+    head >= 0 && head !== k ? [] : data.looks(example, loop, pos, k).filter((one, nth) => nth < 4 || head === k).map((one) => ({
+      cells: [name, `${one.pos} · ${tokens[one.pos]}`, one.weight.toFixed(4)],
+      share: one.weight, colour: HEAD_COLOURS[k % HEAD_COLOURS.length],
+    }))));
+  parts.programs.fill(data.names.map((name, k) => {
+    const { value, implied, agrees } = data.variable(k, example, loop, pos);
+    const word = (x) => (x === null ? "–" : x === -1 ? "unknown" : String(x));
+    return { cells: [name, word(value), word(implied)], mark: `${agrees === null ? "" : agrees ? "good" : "bad"}${k === state.variable && state.shown === "variable" ? " on" : ""}` };
+  }));
+  const [x, y] = cell.plane;
+  parts.planeText.textContent = `${data.axes[0]}: ${spell(x)}; ${data.axes[1]}: ${spell(y)}. The line is this position's way, loop by loop; the dots are all positions after this loop.`;
+  parts.plane.setAttribute("aria-label", `State of position ${pos} after loop ${loop} at ${spell(x)}, ${spell(y)}`);
+}
+
+/* Keeps the selected position in view, sideways only. */
+function reveal(scroll, left, width) {
+  if (left < scroll.scrollLeft) scroll.scrollLeft = left - width;
+  else if (left + width > scroll.scrollLeft + scroll.clientWidth) scroll.scrollLeft = left + 2 * width - scroll.clientWidth;
+}
+
+/* Shows what a page is given in an element, as soon as its bytes are unpacked. */
+export async function mount(element, payload, options = {}) {
+  return show(element, decode(await inflate(payload)), options);
+}
+
+function show(element, data, options) {
+  const id = `explorer-${++mounted}`;
+  let state = initial(data, options.state);
+  let sizes, theme, rows, drawnFor = "", planeBounds = [], timer = null;
+  const listeners = new Set();
+
+  const parts = build(data, id, dispatch);
+  element.classList.add("explorer");
+  element.replaceChildren(...parts.all);
+
+  function dispatch(action) {
+    state = reduce(state, action, data);
+    clearTimeout(timer);
+    if (state.playing) timer = setTimeout(() => dispatch("tick"), TICK);
+    draw();
+    for (const heard of listeners) heard(state);
+  }
+
+  function resize() {
+    theme = themeOf(element);
+    drawnFor = "";
+    draw();
+  }
+
+  function draw() {
+    const example = data.examples[state.example];
+    const kind = [state.example, state.shown, state.shown === "variable" ? state.variable : ""].join();
+    if (kind !== drawnFor) {
+      const context = parts.canvas.getContext("2d");
+      context.font = `100px ${theme.mono}`;
+      sizes = measure(data, state.example, element.clientWidth || 600, (word) => context.measureText(word).width / 100);
+      rows ??= document.createElement("canvas");
+      drawRows(sized(rows, sizes.width, sizes.height), data, state, sizes, theme);
+      planeBounds = data.bounds(state.example);
+      drawnFor = kind;
+    }
+    const context = sized(parts.canvas, sizes.width, sizes.height);
+    context.drawImage(rows, 0, 0, sizes.width, sizes.height);
+    drawSelection(context, data, state, sizes, theme);
+    drawLabels(sized(parts.labels, sizes.labels, sizes.height), data, state, sizes, theme);
+    reveal(parts.scroll, state.pos * sizes.cell, sizes.cell);
+    const plane = { width: Math.max(parts.planeText.clientWidth, 160), height: 150 };
+    drawPlane(sized(parts.plane, plane.width, plane.height), data, state, planeBounds, plane, theme);
+    parts.examples.show(state.example);
+    parts.shown.show(["answer", "moved", "variable"].indexOf(state.shown));
+    parts.variable.value = String(state.variable);
+    parts.head.value = String(state.head);
+    parts.detail.textContent = example.detail;
+    parts.said.textContent = example.said;
+    parts.slider.max = String(example.loops);
+    parts.slider.value = String(state.loop);
+    const asked = state.loop === example.askedAfter ? ", asked" : "";
+    parts.output.textContent = `loop ${state.loop} of ${example.loops}${asked}`;
+    parts.slider.setAttribute("aria-valuetext", parts.output.textContent);
+    parts.play.textContent = state.playing ? "Pause" : "Play";
+    fillPanels(parts, data, state);
+    if (!state.playing) parts.live.textContent = describe(data, state);
+  }
+
+  parts.scroll.addEventListener("keydown", (event) => {
+    const action = keyed(event);
+    if (!action) return;
+    event.preventDefault();
+    dispatch(action);
+  });
+  const point = (event) => {
+    const box = parts.canvas.getBoundingClientRect();
+    const { pos, loop } = placeAt(sizes, event.clientX - box.left, event.clientY - box.top);
+    dispatch({ set: { pos, ...(loop === null ? {} : { loop }) } });
+  };
+  parts.canvas.addEventListener("click", point);
+  parts.canvas.addEventListener("pointermove", (event) => {
+    if (event.buttons === 1 && event.pointerType === "mouse") point(event);
+  });
+
+  let width = 0;
+  const resized = new ResizeObserver(() => {
+    if (Math.abs(element.clientWidth - width) < 1) return;
+    width = element.clientWidth;
+    resize();
+  });
+  const themed = new MutationObserver(resize);
+  themed.observe(document.documentElement, { attributes: true, attributeFilter: ["data-theme", "class"] });
+  const scheme = matchMedia("(prefers-color-scheme: dark)");
+  scheme.addEventListener("change", resize);
+  width = element.clientWidth;
+  resize();
+  resized.observe(element);
+
+  const handle = {
+    data,
+    get state() { return state; },
+    select: (set) => dispatch({ set }),
+    dispatch,
+    subscribe: (heard) => { listeners.add(heard); return () => listeners.delete(heard); },
+    destroy() {
+      clearTimeout(timer);
+      resized.disconnect();
+      themed.disconnect();
+      scheme.removeEventListener("change", resize);
+      element.replaceChildren();
+    },
+  };
+  element.explorer = handle;
+  return handle;
+}

@@ -1,0 +1,60 @@
+/* The one selection that all panels share, and what keys do to it. No drawing. */
+
+export const SHOWN = ["answer", "moved", "variable"];
+
+const clamp = (value, most) => Math.min(Math.max(value, 0), most);
+
+/* A selection within what there is: example, loop, position, head (-1: all), what is shown. */
+export function fitted(state, data) {
+  const example = clamp(state.example, data.examples.length - 1);
+  const { loops, tokens } = data.examples[example];
+  return {
+    ...state,
+    example,
+    loop: clamp(state.loop, loops),
+    pos: clamp(state.pos, tokens.length - 1),
+    head: state.head < data.heads.length ? Math.max(state.head, -1) : -1,
+    variable: clamp(state.variable, Math.max(data.names.length - 1, 0)),
+    shown: state.shown === "variable" && !data.names.length ? "answer" : state.shown,
+  };
+}
+
+/* The selection that a page opens with: the first example after its first loop, where it is asked. */
+export function initial(data, given = {}) {
+  const [first] = data.examples;
+  const asked = first.tokens.findIndex((_, pos) => data.cell(0, 0, pos).right !== null);
+  const start = { example: 0, loop: Math.min(1, first.loops), pos: Math.max(asked, 0), head: -1, shown: "answer", variable: 0, playing: false };
+  return fitted({ ...start, ...given }, data);
+}
+
+/* The selection after an action: {set: {...}}, {by: {loop: 1}}, or "play", "tick". */
+export function reduce(state, action, data) {
+  const { loops } = data.examples[state.example];
+  if (action === "play") {
+    const again = !state.playing && state.loop === loops;
+    return { ...state, playing: !state.playing, loop: again ? 0 : state.loop };
+  }
+  if (action === "tick") {
+    const loop = clamp(state.loop + 1, loops);
+    return { ...state, loop, playing: loop < loops };
+  }
+  const by = Object.entries(action.by || {}).map(([name, step]) => [name, state[name] + step]);
+  return fitted({ ...state, playing: false, ...Object.fromEntries(by), ...action.set }, data);
+}
+
+const KEYS = {
+  ArrowLeft: { by: { loop: -1 } },
+  ArrowRight: { by: { loop: 1 } },
+  ArrowUp: { by: { pos: -1 } },
+  ArrowDown: { by: { pos: 1 } },
+  Home: { set: { loop: 0 } },
+  End: { set: { loop: Infinity } },
+  PageUp: { by: { example: -1 } },
+  PageDown: { by: { example: 1 } },
+  " ": "play",
+};
+
+/* What a key does, or null. */
+export function keyed({ key, ctrlKey, metaKey, altKey }) {
+  return ctrlKey || metaKey || altKey ? null : KEYS[key] ?? null;
+}

@@ -1,0 +1,162 @@
+"""A run in which one state was changed, to be seen beside the run without it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import torch
+
+from loopinterp.circuits import InterchangePairs, InterchangeRun, Prediction
+from loopinterp.errors import InputError, check_choice, check_integer
+from loopinterp.explorer.exploration import NOT_SAID
+from loopinterp.explorer.explored_run import ExploredRun, ShownPlane, assemble
+from loopinterp.explorer.interesting_examples import Chosen
+from loopinterp.models.looped_model import bind
+from loopinterp.models.model_description import describe_model
+from loopinterp.results import study
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+
+    from loopinterp.explorer.exploration import Exploration
+    from loopinterp.rasp.program import LoopProgram
+    from loopinterp.tasks.task import Batch
+
+PutIn = Literal["interchange", "mean", "zero"]
+
+
+@torch.no_grad()
+def explore_change(
+    model: Any,
+    batch: Batch,
+    *,
+    loop: int,
+    pos: int,
+    put_in: PutIn = "interchange",
+    source: int = 1,
+    programs: Sequence[LoopProgram] = (),
+    plane: ShownPlane | None = None,
+    words: Sequence[str] | None = None,
+    symbols: Sequence[str] | None = None,
+    ranks: int = 3,
+) -> Exploration:
+    """The first example of a batch, with its state at a loop and position changed.
+
+    Up to that loop it is the run without; from there on the interchange engine goes on. Beside the
+    answers stands what each program says of the same interchange.
+
+    Args:
+        model: Any looped model.
+        batch: Examples of one length: the first is changed.
+        loop: Loops done when the state is put in, from 0 on.
+        pos: Where.
+        put_in: The state of the example ``source`` there at that loop, the mean over all examples
+            of the batch there, or zeros.
+        source: Row of the batch.
+        programs: Programs that read the same tokens; they say something of an interchange alone.
+        plane: The plane that states are shown in; that of the changed run by default.
+        words: A word for each token; those of the task by default.
+        symbols: A word for each class of the answer, likewise.
+        ranks: Answers to keep of each readout.
+
+    Raises:
+        InputError: a loop, a position or an example that there is not, or inputs that are no
+            tokens.
+
+    Example:
+        >>> from loopinterp.rasp import compile_program, get_program
+        >>> from loopinterp.tasks import Addition
+        >>> model = compile_program("ripple", max_length=5).model
+        >>> batch = Addition().encode([(1, 6), (1, 7)], n=4)    # a carry into bit 1, or none
+        >>> found = explore_change(
+        ...     model, batch, loop=3, pos=2, programs=[get_program("ripple")])
+        >>> found.data["answer"][0, 3, :, 0].values.tolist()    # 1 + 6 = 7, its bit 1 exchanged
+        [0, 1, 0, 1, 0]
+        >>> bool((found.data["variable"] == found.data["implied"])[0, 0, 3:, 1:].all())
+        True
+    """
+    check_choice("put_in", put_in, get_args(PutIn))
+    n_loops = int(batch.n_loops.max())
+    check_integer("loop", loop, least=0, most=n_loops)
+    check_integer("pos", pos, least=0, most=batch.inputs.shape[1] - 1)
+    source = source if put_in == "interchange" else 0
+    check_integer("source", source, least=0, most=len(batch) - 1)
+    if batch.inputs.ndim != 2:
+        raise InputError(
+            "batch",
+            expected="tokens [batch, pos], as the interchange engine reads them",
+            given=f"inputs of shape {list(batch.inputs.shape)}",
+            fix="Use a task of tokens.",
+        )
+    described = {"loop": loop, "pos": pos, "put_in": put_in, "source": source}
+    with study(0, model=describe_model(model), **described) as watch:
+        pairs = _pairs(batch, loop, pos, source, n_loops)
+        run = InterchangeRun(model, pairs)
+        bound = bind(model, batch.inputs)
+        undisturbed = [h for _, h in bound.run(loop)]
+        state = run.donor
+        if put_in != "interchange":
+            mean = undisturbed[loop][:, pos].mean(0)
+            state = (mean if put_in == "mean" else torch.zeros_like(mean)).expand_as(run.donor)
+        after = run.states_after(state)[0]
+        states = [*(h[:1] for h in undisturbed[:loop]), *(h[None] for h in after)]
+        one, first = batch[:1], Chosen(0, _reason(put_in), _detail(described))
+        changed = ExploredRun(
+            one, [first], bind(model, one.inputs), enumerate(states), ranks=ranks, words=words
+        )
+        predicted = [] if put_in != "interchange" else programs
+        return assemble(
+            watch,
+            [changed],
+            plane or ShownPlane.of([changed], None),
+            variables={f"{p.name} predicts": [_predicted(p, pairs, changed)] for p in predicted},
+            patterns=None,
+            symbols=symbols,
+            asks="",
+            by_hand="",
+            missing={"attention": "it is shown of the run without the change alone"},
+            n_examples=len(batch),
+        )
+
+
+def _pairs(batch: Batch, loop: int, pos: int, source: int, n_loops: int) -> InterchangePairs:
+    """The one pair: the first example, given the state of another at one place."""
+    base, donor, when, where = torch.tensor([0, source, loop, pos], device=batch.inputs.device)
+    return InterchangePairs.of(
+        batch,
+        base=base[None],
+        source=donor[None],
+        positions=where[None, None],
+        loop=when[None],
+        n_loops=n_loops,
+    )
+
+
+def _predicted(
+    program: LoopProgram, pairs: InterchangePairs, run: ExploredRun
+) -> tuple[np.ndarray, np.ndarray]:
+    """What a program answers, with the exchange from its loop on; and what the model does."""
+    loop = int(pairs.loop[0])
+    cpu = pairs.to("cpu")
+    before = program.trace(cpu.inputs[:1], n_loops=run.n_loops).outputs[:loop, 0]
+    said = torch.cat([before, Prediction(program, cpu).exchanged[0].long()])
+    asked = torch.from_numpy(run.asked[:, None])
+    answered = torch.from_numpy(run.answer[..., 0])
+    return said[None].numpy(), answered.where(asked, NOT_SAID).numpy()
+
+
+def _reason(put_in: str) -> str:
+    return {"interchange": "with another's state", "mean": "with the mean", "zero": "with zeros"}[
+        put_in
+    ]
+
+
+def _detail(change: dict[str, Any]) -> str:
+    what = {
+        "interchange": f"the state of example {change['source'] + 1}",
+        "mean": "the mean state of all examples",
+        "zero": "zeros",
+    }[change["put_in"]]
+    return f"After loop {change['loop']}, position {change['pos']} is given {what}."

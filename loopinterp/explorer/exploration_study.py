@@ -1,0 +1,251 @@
+"""The study behind the explorer: examples chosen, and all that is shown of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from loopinterp.errors import HookError, InputError, check_integer
+from loopinterp.explorer.exploration import Exploration
+from loopinterp.explorer.explored_run import (
+    ExploredRun,
+    Patterns,
+    ShownPlane,
+    Values,
+    assemble,
+    chosen_from,
+)
+from loopinterp.explorer.interesting_examples import Chosen, choose
+from loopinterp.explorer.program_values import program_values
+from loopinterp.models.looped_model import bind, need_model
+from loopinterp.models.model_description import describe_model, device_of
+from loopinterp.rasp.program_registry import get_program
+from loopinterp.rasp.trace import kept_from
+from loopinterp.results import study
+from loopinterp.study_examples import examples_for, inputs_and_loops
+from loopinterp.tasks.study_data import as_batches
+from loopinterp.tasks.task import IGNORE, Batch
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
+
+    from loopinterp.models import LoopedModel
+    from loopinterp.rasp.program import LoopProgram
+    from loopinterp.tasks import Task
+
+_MOST_WEIGHTS = 1_500_000
+"""Attention weights that a result keeps; of each pattern the largest, where there are more."""
+
+
+@torch.no_grad()
+def explore(
+    model: LoopedModel | Any,
+    data: Batch | Task | Tensor | Sequence[Batch],
+    *,
+    programs: Sequence[str | LoopProgram] = (),
+    examples: int = 8,
+    n_loops: int | None = None,
+    words: Sequence[str] | None = None,
+    symbols: Sequence[str] | None = None,
+    asks: str = "",
+    explain: Callable[[Batch], str] | None = None,
+    plane: Float[Tensor, "axis d_model"] | None = None,
+    ranks: int = 3,
+    n: int | Sequence[int] | None = None,
+    batch_size: int | None = None,
+    seed: int = 0,
+) -> Exploration:
+    r"""Choose examples by what is interesting in them, and keep what the explorer shows of them.
+
+    At each loop and position: what the readout would answer, how sure it is (entropy), how far
+    the state moved, :math:`\|h_t - h_{t-1}\| / \|h_t\|`, where it lies in a plane, where each head
+    looks, and what the variables of programs are, beside what the model's answers imply.
+
+    Args:
+        model: Any looped model; one without hooks shows no attention.
+        data: Examples of one length, several batches of one length each, a task to draw them
+            from, or inputs alone ``[batch, pos]``, which are taken in their order.
+        programs: Programs that read the same tokens; shown first is the one that answers as the
+            model does at most loops and positions.
+        examples: How many to choose, in equal parts of each batch.
+        n_loops: Loops to show; those after which each example is asked by default, to be given
+            with inputs alone.
+        words: A word for each token; those of the task by default.
+        symbols: A word for each class of the answer, likewise.
+        asks: What the task asks, in a sentence.
+        explain: From a batch of one example to how it is done by hand; said of the first.
+        plane: Two directions of the state to look along, such as those of a subspace; by default
+            the first two principal components of all states that are shown.
+        ranks: Answers to keep of each readout.
+        n: Problem length, or several, where a task is given.
+        batch_size: Examples of each, where a task is given.
+        seed: Seed of what is drawn.
+
+    Raises:
+        InputError: If a batch has examples of several lengths, or an option is out of range.
+
+    Example:
+        >>> from loopinterp.rasp import compile_program
+        >>> from loopinterp.tasks import Addition
+        >>> model = compile_program("ripple", max_length=6).model
+        >>> found = explore(model, Addition(), programs=["ripple"], n=5, examples=2)
+        >>> found.data.sizes["loop"], found.data["name"].values.tolist()
+        (7, ['ripple.carry', "ripple's answer"])
+        >>> bool((found.data["variable"] == found.data["implied"])[1, :, 1:, 1:].all())
+        True
+    """
+    need_model(model)
+    check_integer("examples", examples, least=1)
+    check_integer("ranks", ranks, least=1)
+    batches = _batches(model, data, n_loops, n=n, batch_size=batch_size, seed=seed)
+    chosen_programs = [get_program(p) if isinstance(p, str) else p for p in programs]
+    drawn = sum(map(len, batches))
+    with study(seed, model=describe_model(model), examples=examples, drawn=drawn) as watch:
+        generator = torch.Generator().manual_seed(seed)
+        runs: list[ExploredRun] = []
+        for k, batch in enumerate(batches):
+            share = (examples * (k + 1)) // len(batches) - (examples * k) // len(batches)
+            if share := min(share, len(batch)):
+                last = int(batch.n_loops[0]) if n_loops is None else n_loops
+                by_task = not isinstance(data, torch.Tensor)
+                rows = _choose(model, batch, last, share, chosen_programs, generator, by_task)
+                some = chosen_from(batch, rows)
+                bound = bind(model, some.inputs)
+                runs.append(
+                    ExploredRun(some, rows, bound, bound.run(last), ranks=ranks, words=words)
+                )
+        missing: dict[str, str] = {}
+        return assemble(
+            watch,
+            runs,
+            ShownPlane.of(runs, plane),
+            variables=_variables(_nearest_first(chosen_programs, runs), runs, missing),
+            patterns=_attention(model, runs, missing),
+            symbols=symbols,
+            asks=asks,
+            by_hand=explain(runs[0].batch[:1].to("cpu")) if explain else "",
+            missing=missing,
+            n_examples=drawn,
+        )
+
+
+def _batches(
+    model: Any, data: Any, n_loops: int | None, *, n: Any, batch_size: int | None, seed: int
+) -> list[Batch]:
+    """What is given as batches of one length each, asked as this model is."""
+    if isinstance(data, torch.Tensor):
+        inputs, n_loops = inputs_and_loops(model, data, n_loops)
+        shape, every = inputs.shape[:2], torch.full((len(inputs),), n_loops, device=inputs.device)
+        targets = torch.full(shape, IGNORE, device=inputs.device)
+        batches = [Batch(inputs, targets, torch.full_like(every, shape[1]), every)]
+    else:
+        batches = as_batches(data, n=n, batch_size=batch_size, seed=seed)
+    batches = [examples_for(model, batch.to(device_of(model))) for batch in batches]
+    for batch in batches:
+        if len(lengths := batch.n_loops.unique().tolist()) != 1:
+            raise InputError(
+                "data",
+                expected="examples of one length in each batch",
+                given=f"examples that are asked for after {lengths} loops",
+                fix="Sample them with one n, and pass several batches as a list.",
+            )
+    return batches
+
+
+def _choose(
+    model: Any,
+    batch: Batch,
+    n_loops: int,
+    most: int,
+    programs: Sequence[LoopProgram],
+    generator: torch.Generator,
+    by_task: bool,
+) -> list[Chosen]:
+    asked = batch.targets != IGNORE
+    if not by_task or len(batch) == 1:
+        return [Chosen(row, "as given", "") for row in range(most)]
+    bound = bind(model, batch.inputs)
+    answers = [bound.read(h, t).argmax(-1) for t, h in bound.run(n_loops)]
+    right = torch.stack([(x == batch.targets) | ~asked for x in answers])
+    settled = {}
+    for program in programs:
+        outputs = program.trace(batch.inputs, n_loops=int(batch.n_loops[0])).outputs
+        settled[program.name] = kept_from(torch.where(asked, outputs, 0)).amax(-1).cpu()
+    return choose(right.cpu(), asked.cpu(), settled, most, generator)
+
+
+def _attention(model: Any, runs: list[ExploredRun], missing: dict[str, str]) -> Patterns | None:
+    """Keys and weights [example, loop, layer, head, pos, nth] of each run."""
+    if not (hasattr(model, "run_with_cache") and hasattr(model, "site")):
+        missing["attention"] = f"{type(model).__name__} has no hooks inside its loops"
+        return None
+    try:
+        patterns = [_patterns(model, run) for run in runs]
+    except HookError as error:
+        missing["attention"] = f"its patterns cannot be read ({error.given})"
+        return None
+    seen = max(int((x > 0).sum(-1).max()) for x in patterns)
+    heads = sum(x[..., 0].numel() for x in patterns)
+    kept = max(1, min(seen, _MOST_WEIGHTS // heads))
+    if kept < seen:
+        missing["attention below the strongest"] = (
+            f"of each head and position the {kept} largest of up to {seen} weights are kept"
+        )
+    found = []
+    for x in patterns:
+        best = x.topk(min(kept, x.shape[-1]), dim=-1)
+        fill = [(0, 0)] * 5 + [(0, kept - best.values.shape[-1])]
+        none = [(0, 0), (1, 0), *fill[2:]]  # at loop 0
+        narrow = np.uint8 if x.shape[-1] <= 256 else np.uint16
+        found.append(
+            (
+                np.pad(best.indices.cpu().numpy().astype(narrow), none),
+                np.pad(best.values.cpu().numpy(), none),
+            )
+        )
+    return found
+
+
+def _patterns(model: Any, run: ExploredRun) -> Float[Tensor, "example loop layer head query key"]:
+    """Patterns of the tied block, example by example, as a cache of all may be large."""
+    kept = []
+    for row in run.batch.inputs.split(1):
+        name = "attn.hook_pattern"
+        _, cache = model.run_with_cache(row, n_loops=run.n_loops, names_filter=name)
+        kept.append(cache.stack(name, layer=slice(None))[:, :, 0].float())
+    return torch.stack(kept)
+
+
+def _nearest_first(programs: Sequence[LoopProgram], runs: list[ExploredRun]) -> list[LoopProgram]:
+    """Those first that answer as the model does at most loops and positions; then the simpler."""
+
+    def apart(program: LoopProgram) -> tuple[float, int]:
+        shares = []
+        for run in runs:
+            outputs = program.trace(run.batch.inputs.cpu(), n_loops=run.n_loops).outputs
+            same = outputs.transpose(0, 1).numpy() == run.answer[..., 0]
+            shares.append(same[:, 1:][np.broadcast_to(run.asked[:, None], same.shape)[:, 1:]])
+        return 1 - float(np.concatenate(shares).mean()), len(program.variables)
+
+    return sorted(programs, key=apart)
+
+
+def _variables(
+    programs: Sequence[LoopProgram], runs: list[ExploredRun], missing: dict[str, str]
+) -> Values:
+    """Values and what answers imply [example, loop, pos], of each run, by name."""
+    if not programs:
+        missing["variables"] = "no program is known that reads these tokens and solves the task"
+    found: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
+    for program in programs:
+        for run in runs:
+            answers = torch.from_numpy(run.answer[..., 0]).transpose(0, 1)
+            asked, inputs = torch.from_numpy(run.asked), run.batch.inputs.cpu()
+            for name, *values in program_values(program, inputs, answers, asked):
+                value, implied = (x.transpose(0, 1).numpy() for x in values)
+                found.setdefault(name, []).append((value, implied))
+    return found

@@ -1,0 +1,319 @@
+"""Exits: what is lost where examples are read early, and which rules know when they may be."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+
+from loopinterp.dynamics.readouts import correctness, exact_match
+from loopinterp.dynamics.state_trajectories import chunks, gather
+from loopinterp.dynamics.streamed_measures import stream_measures
+from loopinterp.errors import InputError, check_integer
+from loopinterp.models.looped_model import bind, need_model
+from loopinterp.models.model_description import describe_model
+from loopinterp.models.settling_rules import AccelerationBelow, ReadoutKL, ResidualBelow
+from loopinterp.models.stopped_run import first_ready, score_loops
+from loopinterp.models.sureness_rules import ConfidenceAbove, EntropyBelow, GateAbove
+from loopinterp.progress import track
+from loopinterp.results import Result, study
+from loopinterp.study_examples import examples_for, inputs_and_loops, need_loops
+from loopinterp.tasks.task import IGNORE
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from loopinterp.models import LoopedModel
+    from loopinterp.models.stopping_rules import StoppingRule
+    from loopinterp.tasks.task import Batch, Task
+
+RULES: dict[str, StoppingRule] = {
+    "residual": ResidualBelow(0.03),
+    "readout KL": ReadoutKL(5e-4),
+    "second-order": AccelerationBelow(0.03),
+    "entropy": EntropyBelow(0.1),
+    "confidence": ConfidenceAbove(0.95),
+}
+"""The rules that are compared; each is asked with all tolerances, its own being marked."""
+
+_SWEPT = 33
+_EXAMPLES = 256
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class ExitResult(Result, kind="exits"):
+    """What :func:`exit_study` returns. ``loop`` counts loops made, from 0.
+
+    Arrays:
+        exact: Whether every asked position of an example is right, if read after a loop.
+        agreement: Share of its asked positions that are read as after the last loop.
+        norm: Mean norm of the state at its asked positions, as :class:`LoopMeasures` has it.
+        residual: Mean relative residual there, likewise.
+        cosine: Median cosine between successive updates there, likewise.
+        confidence: Mean probability of the class on top there.
+        entropy: Mean entropy of the readout there, in nats.
+        readout_kl: Mean divergence of the readout from that one loop before, in nats.
+        score: What each rule scores; lower is readier to stop.
+        tolerance: Tolerances that each rule is asked with, from none fires to all do.
+        swept_exact: Share of examples that are right where the rule with that tolerance stops
+            them, after 1 loop at the earliest.
+        swept_loops: Mean number of loops it stops them after.
+        swept_dealt: Control: the same numbers of loops dealt to the examples at random. A rule
+            above it knows the example, and not just how many loops are good on the whole.
+        own_exact: Share that is right with the rule's own tolerance.
+        own_loops: Mean number of loops with it.
+        another: Control of the oracle: whether the right answer of another example is read after
+            some loop. By chance alone an oracle finds as many.
+        answer_loops: T(n) of each example; the last loop where the data says nothing.
+
+    Attributes:
+        targets: Whether the data says what is right; else right is the answer of the last loop.
+        rules: Each rule as it was given.
+    """
+
+    VARIABLES: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("exact", "agreement", "norm", "residual", "cosine"), "loop batch"),
+        **dict.fromkeys(("confidence", "entropy", "readout_kl"), "loop batch"),
+        "score": "rule loop batch",
+        **dict.fromkeys(("tolerance", "swept_exact", "swept_loops", "swept_dealt"), "rule step"),
+        **dict.fromkeys(("own_exact", "own_loops"), "rule"),
+        **dict.fromkeys(("another", "answer_loops"), "batch"),
+    }
+
+    targets: bool
+    rules: dict[str, str]
+
+    @property
+    def n_loops(self) -> int:
+        """Loops of the run."""
+        return self.data.sizes["loop"] - 1
+
+    def oracle(self) -> tuple[float, float]:
+        """Share of examples that are right after some loop, and the mean of the first such loops.
+
+        What is never right is read after the last loop.
+        """
+        exact = self.data["exact"].values[1:]
+        first = np.where(exact.any(0), exact.argmax(0) + 1, self.n_loops)
+        return float(exact.any(0).mean()), float(first.mean())
+
+    def best_loop(self) -> tuple[float, int]:
+        """The greatest share that is right after one number of loops for all, and that number."""
+        exact = self.data["exact"].mean("batch").values[1:]
+        return float(exact.max()), int(exact.argmax()) + 1
+
+    def gain(self, rule: str) -> tuple[float, float, float]:
+        """Where a rule is furthest above the same stops dealt at random.
+
+        Returns:
+            Share that is right there, that of the control, and the mean number of loops.
+        """
+        at = self.data.sel(rule=rule)
+        best = int(np.argmax((at["swept_exact"] - at["swept_dealt"]).values))
+        exact, dealt, loops = (
+            float(at[name][best]) for name in ("swept_exact", "swept_dealt", "swept_loops")
+        )
+        return exact, dealt, loops
+
+    def cheapest(self, rule: str) -> float | None:
+        """The least mean number of loops with which a rule is as often right as the best one loop.
+
+        Of the tolerances tried; None if none of them is, or that one loop is never right.
+        """
+        at, best = self.data.sel(rule=rule), self.best_loop()[0]
+        good = at["swept_loops"].where((at["swept_exact"] >= best) & (best > 0))
+        return float(good.min()) if good.notnull().any() else None
+
+
+@torch.no_grad()
+def exit_study(
+    model: LoopedModel | Any,
+    data: Batch | Task | Tensor,
+    *,
+    rules: Mapping[str, StoppingRule] | None = None,
+    gate: Callable[[Tensor], Tensor] | None = None,
+    n_loops: int | None = None,
+    n: int | None = None,
+    batch_size: int | None = None,
+    seed: int = 0,
+) -> ExitResult:
+    """Accuracy against loops, where everybody stops at one loop, and where rules choose.
+
+    Every rule is asked with all tolerances, so that rules are compared at the same mean number of
+    loops and no threshold has to be chosen. Beside them stand one number of loops for all, the
+    oracle that stops each example at its first right loop, and their controls.
+
+    Args:
+        model: Any looped model.
+        data: Examples with what is right, or a task to draw them from; or inputs alone, where
+            right is what is read after the last loop.
+        rules: Online rules by name; :data:`RULES` by default.
+        gate: A gate of the model's own, from a state to a probability of stopping there for each
+            position or example: two rules more, "gate" and "gate, cumulated".
+        n_loops: Loops to run; the longest T(n) by default.
+        n: Problem length, where a task is given; see :func:`~loopinterp.tasks.as_batch`.
+        batch_size: Examples, where a task is given; 256 by default.
+        seed: Seed of what is drawn.
+
+    Raises:
+        InputError: If a rule is offline, or an example asks nothing.
+
+    Source: oracle over exits against gates and confidence, arXiv 2607.20519; second-order exits,
+        arXiv 2509.23314.
+
+    Example:
+        >>> from loopinterp.rasp import compile_program
+        >>> from loopinterp.tasks import Addition
+        >>> model = compile_program("ripple", max_length=6).model
+        >>> result = exit_study(model, Addition(), n=5, batch_size=32)
+        >>> result.best_loop()[0], result.oracle()[0]
+        (1.0, 1.0)
+    """
+    need_model(model)
+    asked_rules = {**(RULES if rules is None else rules)}
+    if gate is not None:
+        asked_rules["gate"] = GateAbove(gate)
+        asked_rules["gate, cumulated"] = GateAbove(gate, cumulated=True)
+    _need_online(asked_rules)
+    inputs, targets, n_loops, ends = _examples(model, data, n_loops, n, batch_size, seed)
+    config = {"n_loops": n_loops, "n_examples": len(inputs), "rules": list(asked_rules)}
+    with study(seed, study="exits", model=describe_model(model), **config) as watch:
+        bound = bind(model, inputs[:1])
+        size = 4 * (4 * bound.h0.numel() + 8 * bound.readout(bound.h0).numel())
+        parts = [
+            _follow(model, inputs[rows], None if targets is None else targets[rows], n_loops)
+            for rows in track(list(chunks(len(inputs), size)), "exits")
+        ]
+        found = gather(ExitResult, [{k: v for k, v in p.items() if k[0] != "_"} for p in parts])
+        answers, wanted = (torch.cat([p[k].cpu() for p in parts], -2) for k in ("_answer", "_want"))
+        scores = [
+            torch.cat([s.cpu() for s in each], 1)
+            for each in zip(*(_scores(model, p, asked_rules, n_loops) for p in parts))
+        ]
+        return ExitResult.of(
+            watch,
+            coords={"loop": range(n_loops + 1), "rule": list(asked_rules)},
+            **found,
+            score=torch.stack(scores),
+            **_sweep(found["exact"], scores, list(asked_rules.values())),
+            another=_of_another(answers, wanted),
+            answer_loops=ends,
+            targets=targets is not None,
+            rules={name: repr(rule) for name, rule in asked_rules.items()},
+        )
+
+
+def _need_online(rules: Mapping[str, StoppingRule]) -> None:
+    offline = [name for name, rule in rules.items() if rule.tolerance is None]
+    if offline or not rules:
+        raise InputError(
+            "rules",
+            expected="online rules, whose tolerance can be swept",
+            given=f"{', '.join(offline)}, which see all loops first" if offline else "none",
+            fix="Leave rules out, or measure offline rules with training.evaluate(stopping=...).",
+        )
+
+
+def _examples(
+    model: Any, data: Any, n_loops: int | None, n: int | None, batch_size: int | None, seed: int
+) -> tuple[Tensor, Tensor | None, int, Tensor]:
+    if isinstance(data, torch.Tensor):
+        inputs, n_loops = inputs_and_loops(model, data, n_loops)
+        check_integer("n_loops", n_loops, least=1)
+        return inputs, None, n_loops, torch.full((len(inputs),), n_loops)
+    if n_loops is None:
+        need_loops(model)
+    size = batch_size
+    if size is None and not hasattr(data, "inputs"):
+        size = _EXAMPLES
+    batch = examples_for(model, data, n=n, batch_size=size, seed=seed)
+    n_loops = int(batch.n_loops.max()) if n_loops is None else n_loops
+    check_integer("n_loops", n_loops, least=1)
+    if not bool((batch.targets != IGNORE).any(1).all()):
+        raise InputError(
+            "data",
+            expected="something asked of each example",
+            given="targets that are all IGNORE in some",
+            fix="Leave those examples out, or pass inputs alone.",
+        )
+    return batch.inputs, batch.targets, n_loops, batch.n_loops
+
+
+def _follow(model: Any, inputs: Tensor, targets: Tensor | None, n_loops: int) -> dict[str, Tensor]:
+    """What is read of some examples after every loop, and how their states move."""
+    found: dict[str, list[Tensor]] = defaultdict(list)
+    asked = torch.ones(inputs.shape[:2], dtype=torch.bool, device=inputs.device)
+    asked = asked if targets is None else targets != IGNORE
+    share = asked / asked.sum(1, keepdim=True)
+    before: Tensor | None = None
+    iteration = bind(model, inputs)
+    for loop, h, moved in stream_measures(iteration, n_loops):
+        logits = iteration.read(h, loop)
+        log_p = logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+        p = log_p.exp()
+        found["_answer"].append(log_p.argmax(-1))
+        gap = torch.full_like(share, math.nan) if before is None else (p * (log_p - before)).sum(-1)
+        per_position = {"confidence": p.amax(-1), "readout_kl": gap.clamp(min=0)}
+        per_position |= {"entropy": torch.special.entr(p).sum(-1)}
+        per_position |= {name: getattr(moved, name) for name in ("norm", "residual")}
+        for name, values in per_position.items():
+            found[name].append(torch.where(asked, values * share, 0).sum(1).float())
+        cosine = moved.cosine.masked_fill(~asked, math.nan)
+        found["cosine"].append(cosine.nanmedian(dim=1).values.float())
+        before = log_p
+    arrays = {name: torch.stack(values) for name, values in found.items()}
+    answers = arrays["_answer"]
+    wanted = answers[-1] if targets is None else targets
+    arrays["exact"] = exact_match(correctness(answers, wanted)).bool()
+    arrays["agreement"] = ((answers == answers[-1]) * share).sum(-1).float()
+    arrays["_want"], arrays["_inputs"] = wanted, inputs
+    return arrays
+
+
+def _scores(
+    model: Any, part: dict[str, Tensor], rules: Mapping[str, StoppingRule], n_loops: int
+) -> list[Tensor]:
+    mask = part["_want"] != IGNORE
+    return score_loops(model, part["_inputs"], list(rules.values()), max_loops=n_loops, mask=mask)
+
+
+def _sweep(exact: Tensor, scores: list[Tensor], rules: list[StoppingRule]) -> dict[str, np.ndarray]:
+    """Every rule with tolerances from one at which none fires to one at which all do."""
+    by_loop = exact.double().mean(1)
+    found: dict[str, list[Any]] = defaultdict(list)
+
+    def stopped(score: Tensor, tolerance: float) -> tuple[float, float, float]:
+        loops = first_ready(score, tolerance)
+        right = exact.gather(0, loops[None])[0].double().mean()
+        return float(right), float(loops.double().mean()), float(by_loop[loops].mean())
+
+    for rule, whole in zip(rules, scores):
+        score = whole.clone()
+        score[0] = math.inf  # no loop was made
+        finite = score[score.isfinite()].double()
+        steps = torch.linspace(0, 1, _SWEPT, dtype=torch.float64)
+        tolerances = finite.quantile(steps).float().tolist() if len(finite) else [0.0] * _SWEPT
+        tolerances = [-math.inf, *tolerances]
+        rows = [stopped(score, tolerance) for tolerance in tolerances]
+        found["tolerance"].append(tolerances)
+        for name, values in zip(("swept_exact", "swept_loops", "swept_dealt"), zip(*rows)):
+            found[name].append(values)
+        assert rule.tolerance is not None  # checked on entry
+        right, loops, _ = stopped(score, rule.tolerance)
+        found["own_exact"].append(right)
+        found["own_loops"].append(loops)
+    return {name: np.asarray(values, dtype=float) for name, values in found.items()}
+
+
+def _of_another(answers: Tensor, wanted: Tensor) -> Tensor:
+    """Whether the right answer of the next example, where it differs, is read at some loop."""
+    other = wanted.roll(1, 0)
+    mine = (other == wanted).all(1)
+    at_some = ((answers[1:] == other) | (other == IGNORE)).all(-1).any(0)
+    # The same right answer twice is no other one; then its own being found says nothing.
+    return torch.where(mine, math.nan, at_some.double())

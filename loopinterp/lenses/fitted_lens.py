@@ -1,0 +1,239 @@
+"""A lens that is fitted: an affine map from each place of a run to its end, as an artefact."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import torch
+
+from loopinterp.errors import CheckpointError, InputError, check_choice
+from loopinterp.lenses.lens_places import Layer, as_wide
+from loopinterp.short_repr import ShortRepr
+from loopinterp.storage import parse_json_object, read_tensors_and_metadata, write_tensors
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
+
+FittedKind = Literal["tuned", "jacobian"]
+_HEADER = "loopinterp.lens"
+
+EVERYWHERE: tuple[int, Layer] = (-1, None)
+"""The place of a map that serves all places."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class FittedLens(ShortRepr):
+    r"""An affine map :math:`h \mapsto A h + b` of each place, into the state after the last loop.
+
+    The lens reads ``model.readout(A h + b)``. At a layer, h is what stands there for a Jacobian
+    lens, and for a tuned lens what the loop would leave if that layer were its last. The last state
+    itself is read as it is, and so is the last layer before it by a tuned lens.
+
+    Attributes:
+        kind: "tuned" (:func:`fit_tuned_lens`) or "jacobian" (:func:`fit_jacobian_lens`).
+        matrix: A of each place.
+        offset: b of each place.
+        places: ``(loop, layer)`` of each, as :mod:`loopinterp.lenses.lens_places` counts them. One
+            entry :data:`EVERYWHERE` where one map serves all.
+        n_loops: Loops of the run whose end it maps to.
+        n_layers: Layers of the tied block, where places inside loops are among them; else 0.
+        n_before: Layers before the first loop (prelude).
+        n_examples: Examples that it was fitted on.
+        made: How it was fitted, and of which model (``weights_sha256``).
+
+    Example:
+        >>> lens = FittedLens(kind="tuned", matrix=2 * torch.eye(2)[None], offset=torch.ones(1, 2),
+        ...                   places=[(0, None)], n_loops=1)
+        >>> lens.transport(torch.tensor([1.0, 0.0]), 0), lens.transport(torch.tensor([1.0, 0.0]), 1)
+        (tensor([3., 1.]), tensor([1., 0.]))
+    """
+
+    kind: FittedKind
+    matrix: Float[Tensor, "place d_model d_model"]
+    offset: Float[Tensor, "place d_model"]
+    places: list[tuple[int, Layer]]
+    n_loops: int
+    n_layers: int = 0
+    n_before: int = 0
+    n_examples: int = 0
+    made: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_choice("FittedLens(kind)", self.kind, get_args(FittedKind))
+        n, width = self.offset.shape
+        if self.matrix.shape != (n, width, width) or len(self.places) != n:
+            raise InputError(
+                "FittedLens",
+                expected="a matrix, an offset and a place for each map",
+                given=f"matrix {list(self.matrix.shape)}, offset {[n, width]}, "
+                f"{len(self.places)} places",
+                fix="Pass matrix [place, d_model, d_model] and offset [place, d_model].",
+            )
+
+    @property
+    def d_model(self) -> int:
+        """Width of the states."""
+        return self.offset.shape[1]
+
+    @property
+    def shared(self) -> bool:
+        """Whether one map serves all places."""
+        return self.places == [EVERYWHERE]
+
+    def transport(
+        self, h: Float[Tensor, "*at width"], loop: int, layer: Layer = None
+    ) -> Float[Tensor, "*at d_model"]:
+        """What the lens takes for the last state, from what stands at a place.
+
+        Layers may be narrower than a state of several parts.
+
+        Raises:
+            InputError: If it was not fitted there, or for states of another width.
+        """
+        if self._is_the_end(loop, layer):
+            return h
+        at = EVERYWHERE if self.shared else (loop, layer)
+        narrow = layer is not None and h.shape[-1] < self.d_model
+        if at not in self.places or (h.shape[-1] != self.d_model and not narrow):
+            layers = sorted({str(layer) for _, layer in self.places})
+            raise InputError(
+                "place",
+                expected=f"one of the {len(self.places)} places (layers {', '.join(layers)}) of "
+                f"the fit, up to loop {self.n_loops}, and states of width {self.d_model}",
+                given=f"loop {loop}, layer {layer}, width {h.shape[-1]}",
+                fix="Fit the lens with that n_loops, and with inside=True for layers.",
+            )
+        k = self.places.index(at)
+        matrix, offset = (x[k].to(h.device) for x in (self.matrix, self.offset))
+        return (as_wide(h, self.d_model).to(matrix.dtype) @ matrix.T + offset).to(h.dtype)
+
+    def save(self, path: str | Path) -> Path:
+        """Write one safetensors file, complete or not at all, which describes itself.
+
+        Raises:
+            InputError: If the folder cannot be written.
+        """
+        header = {
+            name: getattr(self, name)
+            for name in ("kind", "places", "n_loops", "n_layers", "n_before", "n_examples", "made")
+        }
+        tensors = {"matrix": self.matrix, "offset": self.offset}
+        write_tensors(path, tensors, {_HEADER: json.dumps(header, default=str)})
+        return Path(path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> FittedLens:
+        """Read one back; nothing is unpickled.
+
+        Raises:
+            CheckpointError: If the file is missing, damaged, or no lens.
+        """
+        tensors, texts = read_tensors_and_metadata(path)
+        header = parse_json_object(texts.get(_HEADER, "")) or {}
+        try:
+            header["places"] = [tuple(place) for place in header["places"]]
+            return cls(**tensors, **header)
+        except (KeyError, TypeError, InputError) as error:
+            raise CheckpointError(
+                f"file {path}",
+                expected="a lens that FittedLens.save wrote",
+                given=f"another file ({error})",
+                fix="Fit the lens again, or read a result with loopinterp.load_result.",
+            ) from error
+
+    def to_transformer_lens(self) -> Any:
+        """The same maps as TransformerLens' ``JacobianLens``, which writes and reads its own files.
+
+        Its layers are numbered as in an unrolled model: layer ``l`` of loop ``t`` (counted from 1)
+        is ``n_before + (t - 1) n_layers + l``. Without layers inside loops a loop counts as one.
+        The initial state is the output of no block, and is left out.
+
+        Raises:
+            InputError: If an offset is not 0 or one map serves all: its format has neither.
+        """
+        from transformer_lens.tools.analysis import JacobianLens
+
+        if self.shared or bool(self.offset.any()):
+            raise InputError(
+                "lens",
+                expected="a matrix for each place and no offset, as TransformerLens' format has it",
+                given="one map for all places" if self.shared else "offsets that are not 0",
+                fix="Fit a Jacobian lens with centred=False, or save it with lens.save(path).",
+            )
+        last = self.n_before + self.n_loops * max(self.n_layers, 1) - 1
+        # With layers inside, the state that a loop leaves is the output of no block of its own,
+        # and what the last block puts out is the target.
+        inside = self.n_layers > 0
+        kept = {
+            flat: matrix
+            for (loop, layer), matrix in zip(self.places, self.matrix)
+            if loop > 0 and (layer is not None) == inside
+            if (flat := self._flat(loop, layer)) < last
+        }
+        if not kept:
+            raise InputError(
+                "lens",
+                expected="a place after the first loop, before the last state",
+                given=f"places {self.places}",
+                fix="Fit it for two loops or more.",
+            )
+        said = {"n_loops": self.n_loops, "n_layers": self.n_layers, "n_before": self.n_before}
+        metadata = {"estimator": "jacobian_lens", "target_layer": last}
+        metadata |= {"loopinterp": said, "source": "block outputs" if inside else "states of loops"}
+        return JacobianLens(
+            kept, n_prompts=self.n_examples, d_model=self.d_model, metadata=metadata
+        )
+
+    @classmethod
+    def from_transformer_lens(
+        cls, lens: Any, *, n_loops: int, n_layers: int = 0, n_before: int = 0
+    ) -> FittedLens:
+        """The maps of a TransformerLens ``JacobianLens``, at the loops of a model.
+
+        Args:
+            lens: What ``JacobianLens.load`` or :meth:`to_transformer_lens` gives.
+            n_loops: Loops of the run.
+            n_layers: Layers of the tied block; 0 where each layer of the lens is a loop.
+            n_before: Layers before the first loop.
+
+        Raises:
+            InputError: If a layer of the lens lies in no loop of such a run.
+        """
+        per_loop = max(n_layers, 1)
+        found: list[tuple[int, Layer]] = []
+        for flat in lens.source_layers:
+            loop, layer = divmod(flat - n_before, per_loop)
+            if not 0 <= loop < n_loops:
+                raise InputError(
+                    "lens",
+                    expected=f"layers {n_before} to {n_before + n_loops * per_loop - 1}, as a run "
+                    f"of {n_loops} loops of {per_loop} layers has them",
+                    given=f"layer {flat}",
+                    fix="Pass the n_loops, n_layers and n_before of the model it was fitted on.",
+                )
+            found.append((loop + 1, layer if n_layers else None))
+        matrix = torch.stack([lens.jacobians[flat] for flat in lens.source_layers])
+        return cls(
+            kind="jacobian",
+            matrix=matrix,
+            offset=matrix.new_zeros(matrix.shape[:2]),
+            places=found,
+            n_loops=n_loops,
+            n_layers=n_layers,
+            n_before=n_before,
+            n_examples=lens.n_prompts,
+            made=dict(lens.metadata),
+        )
+
+    def _is_the_end(self, loop: int, layer: Layer) -> bool:
+        last = self.kind == "tuned" and self.n_layers > 0 and layer == self.n_layers - 1
+        return loop == self.n_loops and (layer is None or last)
+
+    def _flat(self, loop: int, layer: Layer) -> int:
+        if self.n_layers and layer is not None:
+            return self.n_before + (loop - 1) * self.n_layers + layer
+        return self.n_before + loop - 1

@@ -1,0 +1,236 @@
+"""What a study of lenses says and shows."""
+
+from __future__ import annotations
+
+import numpy as np
+import xarray as xr
+
+from loopinterp.intervals import ESTIMATE, mean_estimate
+from loopinterp.lenses.lens_by_loop import LensResult
+from loopinterp.lenses.lens_places import STATE
+from loopinterp.plotting import LinePanel, Reference, Series, heatmap_panels, line_panels
+from loopinterp.results import Figure, Finding, figures_of, findings_of, percent, tidy
+
+SECTION = "convergence"
+
+NAMES = {
+    "logit": "the logit lens",
+    "coda": "the model's own readout",
+    "tuned": "the tuned lens",
+    "jacobian": "the Jacobian lens",
+}
+_CONTROLS = {
+    "plain": "final norm and unembedding alone",
+    "coda": "the model's own readout, with its coda",
+    "shuffled": "components of the state shuffled",
+}
+
+
+@findings_of.register
+def _(result: LensResult) -> list[Finding]:
+    """When the answer is there; whether the lens is surer than right; what the controls say."""
+    return [_arrival(result), *_beyond_chance(result), *_others_map(result)]
+
+
+def _arrival(result: LensResult) -> Finding:
+    top = result.top.sel(layer=STATE)
+    asked = result.asked
+    settled = result.data["settled"].where(asked)
+    half = float(settled.quantile(0.5, method="lower"))
+    flips = result.data["flips"].where(asked)
+    never = float((flips == 0).sum() / asked.sum())
+    thing = "right answer" if result.targets else "answer of the last loop"
+    lens = NAMES[result.lens] + _also(result)
+    text = (
+        f"Read through {lens}, the {thing} is on top at {percent(top[1])} of the positions asked "
+        f"after 1 loop and at {percent(top[-1])} after {result.n_loops}. What is read no longer "
+        f"changes from loop {half:.0f} on at half of them, and from loop "
+        f"{float(settled.max()):.0f} on at all; after loop 1 it never changes at {percent(never)}."
+    )
+    return Finding(text, value=f"loop {half:.0f}")
+
+
+def _beyond_chance(result: LensResult) -> list[Finding]:
+    """The loops at which one distribution for all is closer to the end than the reading is."""
+    kl = result.data["reading_kl"].sel(layer=STATE).mean("batch")
+    unigram = float(result.data["unigram_kl"].mean())
+    own, loops = kl.sel(reading="lens"), result.data["loop"].values
+    worse = [int(t) for t in loops[1:-1] if float(own.sel(loop=t)) > unigram]
+    lens = _opening(result)
+    if worse:
+        top = result.top.sel(layer=STATE, loop=worse[0])
+        majority = result.data["majority_top"].mean()
+        entropy = result.data["entropy"].sel(layer=STATE, loop=worse[0]).where(result.asked).mean()
+        text = (
+            f"{lens} is not to be believed early on: after loop{'s' * (len(worse) > 1)} "
+            f"{_ranges(worse)} its reading is further from that of the last loop than one "
+            f"distribution for all positions is ({_nats(own.sel(loop=worse[0]))} against "
+            f"{_nats(unigram)} after loop {worse[0]}). What it has on top there is right at "
+            f"{percent(top)} of the positions asked, and always the same class at "
+            f"{percent(majority)}, while the mean entropy of its readings is {_nats(entropy)}."
+        )
+        return [Finding(text, good=False)]
+    between = own[1:-1]
+    if not between.size:
+        return []
+    shuffled = kl.sel(reading="shuffled")[1:-1].mean()
+    text = (
+        f"{lens} is {_nats(between.mean())} from the last loop on average over the loops before "
+        f"it, against {_nats(shuffled)} with the state's components shuffled and "
+        f"{_nats(unigram)} for one distribution for all."
+    )
+    return [Finding(text)]
+
+
+def _others_map(result: LensResult) -> list[Finding]:
+    """Whether the loops between the first and the last need maps of their own."""
+    if "transfer_kl" not in result.data:
+        return []
+    between = slice(1, result.n_loops - 1)
+    kl = result.data["transfer_kl"].mean("batch").sel(translator=between, applied=between).values
+    if len(kl) < 2:
+        return []
+    own = kl.diagonal().mean()
+    other = kl[~np.eye(len(kl), dtype=bool)].mean()
+    text = (
+        f"Read with its own map a state is {_nats(own)} from the last loop on average, and "
+        f"{_nats(other)} with that of another loop."
+    )
+    return [Finding(text)]
+
+
+def _also(result: LensResult) -> str:
+    """What else a lens is that needs no fit, in brackets."""
+    if result.lens == "logit" and not result.has_coda:
+        return " (the model's own readout, as it has no coda)"
+    if result.lens == "coda":
+        return " (the coda lens)" if result.has_coda else " (logit and coda lens: it has no coda)"
+    return ""
+
+
+def _opening(result: LensResult) -> str:
+    """The name of the lens at the beginning of a sentence."""
+    return NAMES[result.lens].replace("the", "The", 1)
+
+
+def _nats(value: object) -> str:
+    return f"{float(value):.2f} nats"  # type: ignore[arg-type]
+
+
+def _ranges(loops: list[int]) -> str:
+    """Numbers as spans: [1, 2, 3, 5] is "1 to 3, 5"."""
+    spans: list[list[int]] = []
+    for t in loops:
+        if spans and t == spans[-1][-1] + 1:
+            spans[-1].append(t)
+        else:
+            spans.append([t])
+    return ", ".join(f"{s[0]} to {s[-1]}" if len(s) > 1 else str(s[0]) for s in spans)
+
+
+@figures_of.register
+def _(result: LensResult) -> list[Figure]:
+    """Readings by loop beside their controls, and the wanted class by loop and position."""
+    found = [_by_loop(result), _by_position(result)]
+    if "transfer_kl" in result.data:
+        found.append(_transfer(result))
+    return found
+
+
+def _by_loop(result: LensResult) -> Figure:
+    panels, columns = [], {}
+    majority = float(result.data["majority_top"].mean())
+    unigram = float(result.data["unigram_kl"].mean())
+    for name, title, reference, y_range in (
+        ("reading_top", "wanted class on top", Reference(majority, "always the same"), (0, 1.03)),
+        ("reading_kl", "KL to the last loop, nats", Reference(unigram, "one for all"), None),
+    ):
+        means = xr.apply_ufunc(
+            mean_estimate,
+            result.data[name],
+            input_core_dims=[["batch"]],
+            output_core_dims=[[ESTIMATE]],
+        ).assign_coords({ESTIMATE: ["value", "low", "high"]})
+        lines = [
+            Series.of(_line(result, layer, reading), _along(means, layer, reading), control=control)
+            for reading in means["reading"].values
+            for layer in means["layer"].values
+            if not (control := reading != "lens") or layer == STATE
+        ]
+        panels.append(LinePanel(lines, title, y_range=y_range, references=[reference]))
+        columns[name] = means
+    plot = line_panels(panels, x_title="loop")
+    return Figure(
+        title=f"{_opening(result)}, loop by loop",
+        plot=plot,
+        caption=(
+            "Above, the share of positions asked at which the "
+            f"{'right answer' if result.targets else 'answer of the last loop'} is the most "
+            "probable one if the state is read after that many loops; below, how far what is read "
+            f"lies from what the last loop says. Means over {result.data.sizes['batch']} examples "
+            "with 95% intervals; loop 0 is the initial state."
+        ),
+        control=(
+            "Grey and dashed: "
+            + "; ".join(_CONTROLS[r] for r in result.data["reading"].values if r != "lens")
+            + ". Dotted: the most frequent class everywhere, and the mean of what the last loop "
+            "says, which read nothing of the state."
+        ),
+        data=tidy(columns).round(4),
+    )
+
+
+def _line(result: LensResult, layer: str, reading: str) -> str:
+    if reading != "lens":
+        return _CONTROLS[reading]
+    own = NAMES[result.lens].removeprefix("the ")
+    return own if layer == STATE else f"{own}, {layer}"
+
+
+def _along(means: xr.DataArray, layer: str, reading: str) -> xr.DataArray:
+    return means.sel(layer=layer, reading=reading, drop=True)
+
+
+def _by_position(result: LensResult) -> Figure:
+    share = result.data["probability"].sel(layer=STATE, drop=True).mean("batch")
+    settled = result.data["settled"].where(result.asked).mean("batch")
+    plot = heatmap_panels(
+        {"": share},
+        value_title="probability of the wanted class",
+        x_title="position",
+        y_title="loop",
+        scale="mass",
+    )
+    return Figure(
+        title="The wanted class, by loop and position",
+        plot=plot,
+        caption=(
+            "Mean probability that the reading gives to the "
+            f"{'right answer' if result.targets else 'answer of the last loop'}; positions where "
+            "nothing is asked stay empty."
+        ),
+        control="A lens that reads nothing gives every row the same colour at a position.",
+        data=tidy({"probability": share, "settled": settled.broadcast_like(share)}).round(4),
+    )
+
+
+def _transfer(result: LensResult) -> Figure:
+    kl = result.data["transfer_kl"].mean("batch")
+    kl = kl.assign_coords({axis: list(map(str, kl[axis].values)) for axis in kl.dims})
+    plot = heatmap_panels(
+        {"": kl},
+        value_title="KL to the last loop, nats",
+        x_title="loop that is read",
+        y_title="loop whose map reads it",
+        square=True,
+    )
+    return Figure(
+        title="Maps of other loops",
+        plot=plot,
+        caption=(
+            "How far from the last loop a state is read with the map of another loop. Along the "
+            f"diagonal, its own. The map of loop {result.n_loops} is the identity."
+        ),
+        control="Columns of one colour are states that any of the maps reads as well as their own.",
+        data=tidy({"kl": kl}).round(4),
+    )

@@ -1,0 +1,164 @@
+"""The circuit graph in headless Chromium: every stock program in every view."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from loopinterp.plotting import CircuitGraph, GraphEdge, GraphNode
+from loopinterp.rasp import draw_program, get_program, list_programs
+from loopinterp.report import write_circuit_page
+from loopinterp.report.assets import graph_assets, graph_html
+from tests.browser.conftest import PHONE, WIDE, Opener
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+pytestmark = pytest.mark.browser
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+
+# What sticks out of its card, the words that overlap words or stick out of boxes, and small words.
+_FAULTS = """() => [...document.querySelectorAll('.circuit')].flatMap((root) => {
+  const card = root.getBoundingClientRect(), found = [];
+  const size = (node) => node.getBoundingClientRect();
+  const drawn = [...root.querySelectorAll('.circuit-svg')].filter((svg) => size(svg).width > 0);
+  if (drawn.length !== 1) return [`${drawn.length} drawings at once`];
+  const nodes = [...drawn[0].querySelectorAll('.node .box')];
+  const words = [...drawn[0].querySelectorAll('text')];
+  const name = (node) => node.closest('[data-node]')?.dataset.node || node.textContent;
+  const rest = root.querySelectorAll('.circuit-bar *, .circuit-side > *');
+  for (const part of [...nodes, ...words, ...rest]) {
+    const box = size(part);
+    if (box.left < card.left - 1 || box.right > card.right + 1) found.push(`${name(part)} is out`);
+  }
+  words.forEach((word, k) => {
+    const a = size(word);
+    const shrunk = size(drawn[0]).width / drawn[0].viewBox.baseVal.width;
+    const letters = parseFloat(getComputedStyle(word).fontSize) * shrunk;
+    if (letters < 10) found.push(`${name(word)} is small`);
+    const own = word.closest('.node');
+    if (own) {
+      const b = size(own.querySelector('.box'));
+      if (a.left < b.left - 0.5 || a.right > b.right + 0.5) found.push(`${name(word)} is cut off`);
+    }
+    for (const other of words.slice(k + 1)) {
+      const b = size(other);
+      const across = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+      const down = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+      if (across > 1 && down > 2) found.push(`${name(word)} overlaps ${name(other)}`);
+    }
+  });
+  return found;
+})"""
+
+
+@pytest.fixture(scope="module")
+def programs_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All stock programs on one page."""
+    style, script = (graph_assets()[name] for name in ("style", "script"))
+    cards = "".join(
+        f"<div>{graph_html(draw_program(get_program(n)))}</div>" for n in list_programs()
+    )
+    page = f'<!doctype html><meta charset="utf-8"><style>{style} body {{ margin: 0 auto; '
+    page += f"max-width: 910px; padding: 0 20px }}</style>{cards}<script>{script}</script>"
+    path = tmp_path_factory.mktemp("circuits") / "programs.html"
+    path.write_text(page, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("width", [WIDE, PHONE])
+def test_every_stock_program_can_be_read(browser: Browser, programs_page: Path, width: int) -> None:
+    opened = Opener(browser, programs_page)(width)
+    page = opened.page
+    assert page.locator(".circuit[data-ready]").count() == len(list_programs())
+    assert page.evaluate(_FAULTS) == []
+    page.evaluate("document.querySelectorAll('[data-view=unfolded]').forEach((b) => b.click())")
+    assert page.evaluate(_FAULTS) == []
+    assert opened.complaints == [] and opened.requests == [programs_page.as_uri()]
+    page.context.close()
+
+
+@pytest.fixture
+def page(browser: Browser, tmp_path: Path) -> Iterator[Page]:
+    path = write_circuit_page(draw_program(get_program("ripple_held_2")), tmp_path / "c.html")
+    opened = Opener(browser, path)()
+    yield opened.page
+    assert opened.complaints == []
+    opened.page.context.close()
+
+
+def test_a_node_is_chosen_by_keyboard_and_tells_what_it_is(page: Page) -> None:
+    page.locator(".folded.wide .node").first.focus()
+    page.keyboard.press("ArrowDown")
+    for _ in range(9):
+        if page.evaluate("document.activeElement.classList.contains('head')"):
+            break
+        page.keyboard.press("ArrowDown")
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')") == (
+        "head shift_1, head 1.0"
+    )
+    page.keyboard.press("Enter")
+    told = page.locator(".circuit-facts").inner_text()
+    assert "select(indices, indices - 1" in told and "new carry" in told
+    assert page.locator(".folded.wide .edge.near").count() == 4
+    assert page.locator(".circuit-code .near").first.inner_text() == "shift_right"
+    page.keyboard.press("Escape")
+    assert page.locator(".edge.near").count() == 0
+    assert "Choose a node" in page.locator(".circuit-facts").inner_text()
+
+
+def test_a_name_in_the_code_chooses_its_node(page: Page) -> None:
+    page.locator(".circuit-code [data-name=age]").first.click()
+    chosen = page.locator(".folded.wide .node[aria-pressed=true]")
+    assert chosen.get_attribute("data-node") == "age"
+    assert (
+        page.locator(".circuit-code .near").count()
+        == page.locator(".circuit-code [data-name=age]").count()
+    )
+
+
+def test_unfolded_a_node_of_one_loop_is_chosen_alone(page: Page) -> None:
+    page.get_by_role("button", name="8 loops").click()
+    page.locator(".unfolded.wide .node[data-key='3:carry']").click()
+    near = page.locator(".unfolded.wide .edge.near")
+    ends = near.evaluate_all("(all) => all.map((e) => [e.dataset.source, e.dataset.target])")
+    assert ends and all("3:carry" in pair for pair in ends)
+    graph = draw_program(get_program("ripple_held_2"))
+    assert len(ends) == sum("3:carry" in edge[:2] for edge in graph.unfolded(8))
+
+
+def test_the_drawing_is_saved_as_a_file(page: Page) -> None:
+    with page.expect_download() as waiting:
+        page.get_by_role("button", name="Image (SVG)").click()
+    assert waiting.value.suggested_filename == "ripple_held_2-folded.svg"
+    image = waiting.value.path().read_text()
+    assert image.startswith("<svg") and ".circuit-svg" in image and "shift_1" in image
+
+
+def test_hostile_names_stay_text(browser: Browser, tmp_path: Path) -> None:
+    node = GraphNode("a", "head", HOSTILE, "loop", names=(HOSTILE,), facts=((HOSTILE, HOSTILE),))
+    graph = CircuitGraph(HOSTILE, (node,), (GraphEdge("a", "a", 1),), f"{HOSTILE} = {HOSTILE}")
+    opened = Opener(browser, write_circuit_page(graph, tmp_path / "h.html"))()
+    opened.page.locator(".folded.wide .node").click()
+    assert HOSTILE in opened.page.locator(".circuit-facts").inner_text()
+    assert opened.page.locator("img").count() == 0
+    assert opened.complaints == []
+    opened.page.context.close()
+
+
+def test_the_circuit_of_the_report_takes_the_colours_of_the_page(opener: Opener) -> None:
+    shades = set()
+    for scheme in ("light", "dark"):
+        page = opener(scheme=scheme).page
+        page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
+        page.locator(".with-circuit .node").first.wait_for(state="attached")
+        assert page.evaluate(_FAULTS) == []
+        shades.add(
+            page.evaluate("getComputedStyle(document.querySelector('.circuit-svg .box')).fill")
+        )
+        page.context.close()
+    assert len(shades) == 2

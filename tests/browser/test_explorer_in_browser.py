@@ -1,0 +1,227 @@
+"""The explorer in headless Chromium with the network off: what it shows is what the model does."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+from loopinterp.explorer import Exploration, explore
+from loopinterp.models import LoopedTransformer
+from loopinterp.report import write_results
+from loopinterp.zoo import load_pretrained
+from tests.browser.conftest import PHONE, WIDE, Opener, OpenPage
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+pytestmark = pytest.mark.browser
+
+BITS = 48
+AXE = Path(__file__).parent / "vendor" / "axe-core" / "axe.min.js"
+HOSTILE = ["</script><script>boom()</script>", "<img src=x onerror=boom()>", "\u202eabc\u0000"]
+
+# What is written on the page after each selection.
+_READ = """(selections) => selections.map((set) => {
+  const root = document.querySelector('.explorer');
+  root.explorer.select(set);
+  const rows = (name) => [...root.querySelectorAll(`section[aria-label="${name}"] tbody tr`)]
+    .map((row) => [...row.cells].map((cell) => cell.textContent));
+  return { answers: rows('Answers'), looks: rows('Attention'), programs: rows('Programs'),
+           facts: [...root.querySelectorAll('.x-facts dd')].map((one) => one.textContent),
+           state: root.querySelector('.x-note').textContent };
+})"""
+
+_FRAMES = """async () => {
+  const { explorer } = document.querySelector('.explorer');
+  explorer.select({ example: 0, loop: 0, pos: 24 });
+  const times = [];
+  for (let step = 0; step < 98; step++) {
+    times.push(await new Promise(requestAnimationFrame));
+    explorer.dispatch({ by: { loop: step < 49 ? 1 : -1 } });
+  }
+  return [1000 * (times.length - 1) / (times.at(-1) - times[0]), explorer.state.loop];
+}"""
+
+
+@pytest.fixture(scope="module")
+def model() -> LoopedTransformer:
+    return load_pretrained("addition").model().eval()
+
+
+@pytest.fixture(scope="module")
+def explored(model: LoopedTransformer) -> Exploration:
+    task = load_pretrained("addition").task()
+    return explore(model, task, programs=["ripple", "lookahead"], n=BITS, batch_size=32)
+
+
+@pytest.fixture(scope="module")
+def explorer(
+    browser: Browser, explored: Exploration, tmp_path_factory: pytest.TempPathFactory
+) -> Opener:
+    folder = tmp_path_factory.mktemp("explorer")
+    page = write_results({"explorer": explored}, folder / "page.html", title="Explored")
+    return Opener(browser, page)
+
+
+def ready(opened: OpenPage) -> Page:
+    """The page, once the explorer stands."""
+    opened.page.wait_for_function("() => document.querySelector('.explorer').explorer")
+    return opened.page
+
+
+@pytest.fixture
+def page(explorer: Opener) -> Iterator[Page]:
+    opened = explorer()
+    yield ready(opened)
+    assert opened.complaints == [] and opened.requests == [explorer.path.as_uri()]
+    opened.page.context.close()
+
+
+@torch.no_grad()
+def test_what_is_on_the_page_is_what_the_model_does(
+    page: Page, explored: Exploration, model: LoopedTransformer
+) -> None:
+    """200 places at random, read back from the page, against a run of the model now."""
+    words = ["0+0", "1+0", "0+1", "1+1", "BOS"]
+    tokens = torch.tensor([[words.index(word) for word in row] for row in explored.tokens])
+    names = [f"loops.{loop}.blocks.0.attn.hook_pattern" for loop in range(BITS + 1)]
+    _, cache = model.run_with_cache(tokens, n_loops=BITS + 1)
+    states = cache.stack("hook_state_post")
+    draw = random.Random(0)
+    places = [
+        {"example": draw.randrange(8), "loop": draw.randint(1, BITS + 1)}
+        | {"pos": draw.randrange(BITS + 1), "head": draw.randrange(4)}
+        for _ in range(200)
+    ]
+    for place, shown in zip(places, page.evaluate(_READ, places)):
+        example, loop, pos, head = place.values()
+        shares = model.readout(states[loop - 1, example][None])[0, pos].double().softmax(-1)
+        for symbol, probability in shown["answers"]:
+            assert abs(float(probability) - float(shares[int(symbol)])) < 1e-3
+        entropy = float(torch.special.entr(shares).sum()) / np.log(2)
+        assert abs(float(shown["facts"][1]) - entropy) < 1e-3
+        if loop > 1:
+            now, before = states[loop - 1, example, pos], states[loop - 2, example, pos]
+            moved = float((now - before).norm() / now.norm())
+            assert abs(float(shown["facts"][2]) - moved) < 1e-3
+        pattern = cache[names[loop - 1]][example, head, pos]
+        looks = {int(where.split(" ")[0]): float(weight) for _, where, weight in shown["looks"]}
+        assert {name for name, _, _ in shown["looks"]} == {f"head {head}"}
+        for key, weight in enumerate(pattern.tolist()):
+            assert abs(looks.get(key, 0.0) - weight) < 1e-3
+        values = explored.data.isel(example=example, loop=loop, pos=pos)
+        of_page = {row[0]: row[1] for row in shown["programs"]}
+        assert of_page["ripple.carry"] == str(int(values["variable"].sel(name="ripple.carry")))
+
+
+def test_frames_are_counted_while_it_steps_through_49_loops(
+    page: Page, record_property: Callable[[str, object], None]
+) -> None:
+    rate, loop = page.evaluate(_FRAMES)
+    record_property("explorer_frames_a_second", round(rate))
+    print(f"{rate:.0f} frames a second")
+    assert loop == 0 and rate > 0
+
+
+def test_it_is_used_by_keyboard_alone(page: Page) -> None:
+    focused = "document.activeElement.getAttribute('aria-label')"
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        if page.evaluate(focused) == "Loops by positions":
+            break
+    state = "document.querySelector('.explorer').explorer.state"
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    page.keyboard.press("End")
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("PageDown")
+    found = page.evaluate(state)
+    assert (found["example"], found["loop"], found["pos"]) == (1, BITS, 0)
+    said = page.locator(".x-sr").inner_text()
+    assert said.startswith(f"loop {BITS}, position 0, BOS: answers")
+    page.keyboard.press("Home")
+    page.keyboard.press(" ")
+    page.wait_for_function(f"() => {state}.loop > 2")
+    assert page.get_by_role("button", name="Pause").is_visible()
+    page.keyboard.press(" ")
+    assert not page.evaluate(state)["playing"]
+
+
+def test_every_control_changes_the_one_selection(page: Page) -> None:
+    state = "document.querySelector('.explorer').explorer.state"
+    page.get_by_role("radio", name="3 · ").press(" ")
+    page.get_by_role("slider", name="Loop").press("End")
+    page.get_by_label("Arcs of").select_option("2")
+    page.get_by_label("Variable").select_option(label="ripple.carry")
+    found = page.evaluate(state)
+    assert (found["example"], found["loop"], found["head"]) == (2, BITS + 1, 2)
+    assert found["shown"] == "variable"
+    assert page.get_by_role("radio", name="program against model").is_checked()
+    page.get_by_role("radio", name="how far the state moved").press(" ")
+    assert page.evaluate(state)["shown"] == "moved"
+
+
+@pytest.mark.parametrize("width", [WIDE, PHONE])
+def test_a_cell_that_is_clicked_is_selected(explorer: Opener, width: int) -> None:
+    opened = explorer(width)
+    page = ready(opened)
+    canvas = page.locator(".x-scroll canvas")
+    canvas.scroll_into_view_if_needed()
+    box = canvas.bounding_box()
+    assert box
+    cell = box["width"] / (BITS + 1)
+    page.mouse.click(box["x"] + 5.5 * cell, box["y"] + box["height"] - 3)
+    found = page.evaluate("document.querySelector('.explorer').explorer.state")
+    assert (found["pos"], found["loop"]) == (5, BITS + 1)
+    page.context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [WIDE, PHONE])
+def test_it_fits_and_has_no_serious_fault_of_accessibility(
+    explorer: Opener, width: int, scheme: str
+) -> None:
+    opened = explorer(width, scheme=scheme)
+    page = ready(opened)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.evaluate(AXE.read_text())
+    found: list[dict[str, Any]] = page.evaluate("axe.run('.explorer').then((r) => r.violations)")
+    serious = [
+        (one["id"], [node["target"] for node in one["nodes"]])
+        for one in found
+        if one["impact"] in ("serious", "critical")
+    ]
+    assert serious == []
+    assert opened.complaints == []
+    page.context.close()
+
+
+def test_hostile_words_stay_text(browser: Browser, explored: Exploration, tmp_path: Path) -> None:
+    tokens = [[HOSTILE[k % 3] for k, _ in enumerate(row)] for row in explored.tokens]
+    changed = replace(
+        explored,
+        tokens=tokens,
+        reasons=[HOSTILE[1]] * 8,
+        details=[HOSTILE[0]] * 8,
+        said=[HOSTILE[2]] * 8,
+        symbols={"0": HOSTILE[0], "1": HOSTILE[2]},
+        asks=HOSTILE[1],
+    )
+    path = write_results({"explorer": changed}, tmp_path / "page.html", title=HOSTILE[0])
+    opened = Opener(browser, path)()
+    page = ready(opened)
+    page.keyboard.press("Tab")
+    page.evaluate("document.querySelector('.explorer').explorer.select({ loop: 5, pos: 2 })")
+    assert page.locator(".explorer img, .explorer script").count() == 0
+    assert page.locator(".x-detail").inner_text() == HOSTILE[0]
+    assert page.locator(".x-said").inner_text() == "⟨202e⟩abc␀"
+    assert "⟨202e⟩abc␀" in page.locator(".x-sr").inner_text()
+    assert opened.complaints == [] and opened.requests == [path.as_uri()]
+    page.context.close()

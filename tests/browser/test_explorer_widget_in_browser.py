@@ -1,0 +1,112 @@
+"""The notebook's widget in headless Chromium, its messages answered by the widget in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from loopinterp.explorer import ExplorerWidget
+from loopinterp.tasks import Addition
+from loopinterp.zoo import load_pretrained
+from tests.browser.conftest import WIDE
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+pytestmark = pytest.mark.browser
+
+# What anywidget gives a front end: traits that are read and heard, and messages that are sent.
+_FRONT_END = """async ([code, style, traits]) => {
+  document.head.append(Object.assign(document.createElement('style'), { textContent: style }));
+  const heard = {};
+  const model = {
+    get: (name) => traits[name],
+    on: (event, call) => { heard[event] = call; },
+    send: async (message) => {
+      const fresh = await window.toPython(message);
+      const changed = Object.keys(fresh).filter((name) =>
+        JSON.stringify(fresh[name]) !== JSON.stringify(traits[name]));
+      Object.assign(traits, fresh);
+      for (const name of changed) await heard[`change:${name}`]?.();
+      window.answered = (window.answered || 0) + 1;
+    },
+  };
+  const url = URL.createObjectURL(new Blob([code], { type: 'text/javascript' }));
+  const { default: widget } = await import(url);
+  await widget.render({ model, el: document.body });
+}"""
+
+
+@pytest.fixture(scope="module")
+def widget() -> ExplorerWidget:
+    run = load_pretrained("addition")
+    model = run.model().eval()
+    batch = Addition().encode([(1, 126), (1, 127), (5, 9), (64, 64)], n=8)
+    return ExplorerWidget(model, batch, programs=["ripple"], examples=4)
+
+
+@pytest.fixture
+def page(browser: Browser, widget: ExplorerWidget) -> Iterator[Page]:
+    page = browser.new_context(viewport={"width": WIDE, "height": 900}, offline=True).new_page()
+    complaints: list[str] = []
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.set_content("<!doctype html><html lang='en'><body></body></html>")
+
+    def traits() -> dict[str, Any]:
+        return {name: getattr(widget, name) for name in ("payload", "changed", "said")}
+
+    def asked(message: dict[str, Any]) -> dict[str, Any]:
+        widget._heard(None, message, None)
+        return traits()
+
+    page.expose_function("toPython", asked)
+    page.evaluate(_FRONT_END, [widget._esm, widget._css, traits()])
+    yield page
+    assert complaints == []
+    page.context.close()
+
+
+def answered(page: Page, n: int) -> None:
+    page.wait_for_function(f"() => window.answered === {n}")
+
+
+def test_a_state_is_put_in_and_both_runs_are_stepped_together(
+    page: Page, widget: ExplorerWidget
+) -> None:
+    first = page.locator(".explorer").first
+    of = widget.result.data["row"].values.tolist()
+    base, source = of.index(0), of.index(1)
+    place = {"example": base, "loop": 5, "pos": 5}
+    first.evaluate("(node, place) => node.explorer.select(place)", place)
+    page.get_by_label("At the chosen place").select_option(f"interchange {source}")
+    page.get_by_role("button", name="Put in here").click()
+    answered(page, 1)
+    second = page.locator(".explorer").nth(1)
+    title = second.locator(".x-detail").inner_text()
+    assert title == f"After loop 5, position 5 is given the state of example {source + 1}."
+    state = "(node) => [node.explorer.state.loop, node.explorer.state.pos]"
+    assert second.evaluate(state) == [5, 5]
+    # Bit 4 of 1 + 126 is 1; with the carry of 1 + 127 it is 0, and that is in the run beside.
+    answer = "(node) => node.querySelector('section[aria-label=Answers] td').textContent"
+    assert [first.evaluate(answer), second.evaluate(answer)] == ["1", "0"]
+    first.locator(".x-scroll").press("ArrowRight")
+    assert second.evaluate(state) == [6, 5]
+    second.locator(".x-scroll").press("ArrowUp")
+    assert first.evaluate(state) == [6, 4]
+    page.get_by_role("button", name="Take out").click()
+    answered(page, 2)
+    assert page.locator(".explorer:visible").count() == 1
+
+
+def test_an_example_is_typed_and_what_is_none_is_refused(page: Page) -> None:
+    page.get_by_label("Example", exact=True).fill("5 + 6")
+    page.get_by_role("button", name="Show").press("Enter")
+    answered(page, 1)
+    assert page.locator(".x-said").nth(1).inner_text() == "0101 + 0110 = 1011 mod 2^4"
+    page.get_by_label("Example", exact=True).fill("<img src=x>")
+    page.get_by_label("Example", exact=True).press("Enter")
+    answered(page, 2)
+    alert = page.get_by_role("alert").inner_text()
+    assert "'<img src=x>' at place 0" in alert and page.locator("img").count() == 0

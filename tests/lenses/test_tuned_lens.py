@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from loopinterp.errors import InputError
+from loopinterp.lenses import fit_tuned_lens, lens_study
+from loopinterp.rasp import compile_program
+from loopinterp.tasks import Addition, Batch
+from loopinterp.tasks.task import IGNORE
+from tests.lenses.lens_toys import Affine, inputs, tokens, transformer
+
+
+def test_translators_that_are_known_are_found() -> None:
+    model = Affine()
+    lens = fit_tuned_lens(
+        model, inputs(512), n_loops=3, steps=400, learning_rate=0.03, batch_size=128
+    )
+    assert lens.places == [(0, None), (1, None), (2, None)]
+    for (loop, _), matrix, offset in zip(lens.places, lens.matrix, lens.offset):
+        A, b = model.to_the_end(3 - loop)
+        assert (A - torch.eye(3)).abs().max() > 0.1  # there was something to be found
+        torch.testing.assert_close(matrix, A, atol=0.02, rtol=0)
+        torch.testing.assert_close(offset, b, atol=0.02, rtol=0)
+    read = lens_study(model, inputs(seed=5), lens=lens).data["reading_kl"].mean(("layer", "batch"))
+    assert float(read.sel(reading="lens").max()) < 1e-3
+    assert float(read.sel(reading="shuffled").sel(loop=0)) > 0.1
+    # The control by the maps of other loops knows whose is whose.
+    transfer = lens_study(model, inputs(seed=5), lens=lens).data["transfer_kl"].mean("batch")
+    for applied in range(4):
+        assert int(transfer.sel(applied=applied).argmin("translator")) == applied
+
+
+def test_one_translator_for_all_finds_what_all_share() -> None:
+    model = Affine()
+    lens = fit_tuned_lens(
+        model, inputs(512), n_loops=1, shared=True, steps=400, learning_rate=0.03, batch_size=128
+    )
+    assert lens.shared and len(lens.matrix) == 1
+    torch.testing.assert_close(lens.matrix[0], model.M, atol=0.02, rtol=0)
+    shared = fit_tuned_lens(model, inputs(64), n_loops=3, shared=True, steps=50)
+    own = fit_tuned_lens(model, inputs(64), n_loops=3, steps=50)
+    assert shared.matrix.shape == (1, 3, 3) and own.matrix.shape == (3, 3, 3)
+
+
+def test_a_readout_in_parts_gives_the_same_lens(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = transformer("prelude and coda")
+    options: dict[str, Any] = {"n_loops": 2, "inside": True, "steps": 3}
+    whole = fit_tuned_lens(model, tokens(), **options)
+    assert len(whole.places) == 6 - 1  # the last layer leaves the last state
+    monkeypatch.setattr("loopinterp.lenses.tuned_lens._LOGITS_AT_ONCE", 1)
+    parts = fit_tuned_lens(model, tokens(), **options)
+    torch.testing.assert_close(parts.matrix, whole.matrix, atol=1e-5, rtol=0)
+
+
+def test_layers_are_brought_nearer_to_the_end() -> None:
+    model, x = transformer("loop norm"), tokens(64)
+    lens = fit_tuned_lens(model, x, n_loops=3, inside=True, steps=150, learning_rate=0.01)
+    kl = lens_study(model, tokens(64, seed=1), lens=lens, inside=True).data["reading_kl"]
+    kl = kl.mean("batch").isel(loop=slice(1, None))
+    better = (kl.sel(reading="lens") < kl.sel(reading="plain")).values
+    assert better[:2, :2].all() and better[2, 0]  # the end is read as it is, by either
+    assert float(kl.sel(reading="lens", loop=3, layer="layer 1")) < 1e-6
+
+
+def test_a_task_is_drawn_from_anew_at_every_step() -> None:
+    model = compile_program("ripple", max_length=5).model
+    drawn: list[int] = []
+    task = Addition()
+    sample = task.sample
+
+    class Counted(Addition):
+        def sample(self, *given: Any, **options: Any) -> Any:
+            batch = sample(*given, **options)
+            drawn.append(hash(tuple(batch.inputs.flatten().tolist())))
+            return batch
+
+    lens = fit_tuned_lens(model, Counted(), n=4, steps=6, batch_size=8)
+    assert lens.n_loops == 5 and lens.n_examples == 48
+    assert len(set(drawn)) >= 6
+
+
+def test_the_seed_says_it_all() -> None:
+    model, x = transformer("loop norm"), tokens(64)
+    options: dict[str, Any] = {"n_loops": 2, "steps": 3, "batch_size": 8}
+    once, again = (fit_tuned_lens(model, x, **options, seed=1) for _ in range(2))
+    assert torch.equal(once.matrix, again.matrix)
+    assert not torch.equal(once.matrix, fit_tuned_lens(model, x, **options, seed=2).matrix)
+
+
+def test_what_is_not_asked_does_not_count() -> None:
+    model, x = Affine(), inputs(16, 2)
+    targets = torch.tensor([0, IGNORE]).expand(16, 2).clone()
+    counts = torch.full((16,), 2)
+    batch = Batch(inputs=x, targets=targets, n=counts, n_loops=counts)
+    asked = fit_tuned_lens(model, batch, steps=5)
+    alone = fit_tuned_lens(model, x[:, :1], n_loops=2, steps=5)
+    torch.testing.assert_close(asked.matrix, alone.matrix)
+    both = fit_tuned_lens(model, x, n_loops=2, steps=5)
+    assert (both.matrix - alone.matrix).abs().max() > 1e-4
+
+
+def test_weights_are_left_as_they_are() -> None:
+    model = transformer("loop norm")
+    fit_tuned_lens(model, tokens(), n_loops=2, steps=2)
+    assert all(weight.grad is None and weight.requires_grad for weight in model.parameters())
+
+
+def test_a_readout_that_cuts_the_graph_is_refused() -> None:
+    model = Affine()
+    model.readout = lambda h: h.detach() @ model.W
+    with pytest.raises(InputError, match="a readout that can be differentiated"):
+        fit_tuned_lens(model, inputs(), n_loops=1, steps=1)
+
+
+@pytest.mark.parametrize("wrong", [{"steps": 0}, {"learning_rate": 0.0}, {"batch_size": 0}])
+def test_numbers_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
+    asked: dict[str, Any] = {"n_loops": 2} | wrong
+    with pytest.raises(InputError, match=next(iter(wrong))):
+        fit_tuned_lens(transformer(), tokens(), **asked)
