@@ -38,15 +38,15 @@ SIZES = {
         {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 2},
         {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 4},
     ),
+    "hrm": (
+        {"hidden_size": 128, "H_layers": 2, "L_layers": 2},
+        {"hidden_size": 1024, "H_layers": 4, "L_layers": 4, "expansion": 4},
+    ),
+    "trm": (
+        {"hidden_size": 128, "L_layers": 2},
+        {"hidden_size": 1024, "L_layers": 8, "expansion": 4},
+    ),
 }
-SIZES["hrm"] = (
-    {"hidden_size": 128, "H_layers": 2, "L_layers": 2},
-    {"hidden_size": 1024, "H_layers": 4, "L_layers": 4, "expansion": 4},
-)
-SIZES["trm"] = (
-    {"hidden_size": 128, "L_layers": 2},
-    {"hidden_size": 1024, "L_layers": 8, "expansion": 4},
-)
 LARGE = {
     "hidden_size": 2048,
     "intermediate_size": 5632,
@@ -62,8 +62,8 @@ HEADS = {
     "huginn": lambda n: {"n_heads": n, "block_size": TOKENS},
     "hrm_text": lambda n: {"num_attention_heads": n, "head_dim": 64},
     "hrm": lambda n: {"num_heads": n, "seq_len": TOKENS, "halt_max_steps": 1},
+    "trm": lambda n: HEADS["hrm"](n),
 }
-HEADS["trm"] = HEADS["hrm"]
 
 
 def large(file: Path | None) -> None:
