@@ -150,7 +150,7 @@ def as_table(found: pd.DataFrame) -> str:
         given = learnt["cutoff"] / learnt["trained_loops"]
         differ = len(given) >= LEAST_MODELS and given.max() >= LEAST_RANGE * given.min()
         speed = learnt["n"] / learnt["least_loops"]
-        law = exponent(given, speed) if differ else (np.nan,) * 3
+        law = exponent(given, speed) if differ else (np.nan, np.nan, np.nan)
         models = ["cutoff", "trained_loops", "seed"]
         growth = _growth(of, "least_loops", models)
         settling = _growth(of, "settled", models)
