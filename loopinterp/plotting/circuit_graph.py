@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from loopinterp.plotting.circuit_folded import folded
 from loopinterp.plotting.circuit_html import fragment_alone, show_fragment
-from loopinterp.plotting.circuit_layout import folded, unfolded
 from loopinterp.plotting.circuit_parts import GraphParts
 from loopinterp.plotting.circuit_svg import svg_of
+from loopinterp.plotting.circuit_unfolded import unfolded
 
 
 @dataclass(frozen=True, repr=False)

@@ -8,9 +8,10 @@ import webbrowser
 from html import escape
 from pathlib import Path
 
-from loopinterp.plotting.circuit_layout import folded, unfolded
+from loopinterp.plotting.circuit_folded import folded
 from loopinterp.plotting.circuit_parts import KINDS, GraphParts, asset
 from loopinterp.plotting.circuit_svg import svg_of
+from loopinterp.plotting.circuit_unfolded import unfolded
 
 N_LOOPS = 8
 """Loops of the unfolded drawing."""

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from loopinterp.report.run_record import RunRecord
 
 EMPTY = Markup("")
-_FINDINGS, _FIGURES = 2, 1
-"""Of a section's first study, what is seen at once; all else is folded."""
+_FINDINGS, _FIGURES, _GRAPHS = 2, 1, 1
+"""Of a section's first study, what is seen at once, a circuit beside the first figure; all else is
+folded."""
 
 _TITLES = 2
 """Figures of a fold that its line names."""
@@ -184,7 +185,9 @@ def _view(
         figures = [f for f in one.figures if _belongs(f.section, section)]
         parts.append((findings, figure_views(figures, problems, numbers, evidence)))
     (findings, figures), *others = [part for part in parts if any(part)] or [([], [])]
-    others.insert(0, (findings[_FINDINGS:], figures[_FIGURES:]))
+    graphs = [figure for figure in figures[_FIGURES:] if figure.html][:_GRAPHS]
+    seen = [*figures[:_FIGURES], *graphs]
+    others.insert(0, (findings[_FINDINGS:], [f for f in figures if f not in seen]))
     folds = [
         _fold(f"{section.key}-fold-{number}", *other)
         for number, other in enumerate(other for other in others if any(other))
@@ -192,8 +195,7 @@ def _view(
     verdicts = [f for one in first for f in one.findings if f.kind == "verdict"]
     verdicts = verdicts if section.key == "program" else []
     explorers = [x for one in first for x in one.explorers if section.key == EXPLORER]
-    shown = findings[:_FINDINGS], figures[:_FIGURES]
-    return SectionView(section, verdicts, *shown, folds, explorers)
+    return SectionView(section, verdicts, findings[:_FINDINGS], seen, folds, explorers)
 
 
 def _shows_anything(view: SectionView) -> bool:

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loopinterp.plotting import CircuitGraph, GraphEdge, GraphNode
+from loopinterp.plotting.circuit_folded import folded
 from loopinterp.plotting.circuit_html import NARROW, WHOLE, WIDE
-from loopinterp.plotting.circuit_layout import folded, unfolded
 from loopinterp.plotting.circuit_svg import svg_of
+from loopinterp.plotting.circuit_unfolded import unfolded
 from loopinterp.rasp import draw, draw_program, get_program, list_programs
 from tests.plotting.drawn_paths import faults
 
