@@ -40,6 +40,10 @@ TIMES = (0.5, 1, 1.5, 2)
 """Lengths asked, over the cutoff."""
 
 ENOUGH, RESAMPLES = 0.9, 1000
+LEAST_RANGE, LEAST_MODELS = 1.5, 5
+"""Of the models that learnt: greatest n / T over the least, and how many they are. Below these they
+say nothing of v: an interval over three models may have no width."""
+
 FILE, PAGE, NAME = "budget_law.csv", "convergence-and-answers.md", "budget-law"
 
 
@@ -144,7 +148,9 @@ def as_table(found: pd.DataFrame) -> str:
         at = of.query("n == cutoff")
         learnt = at.query("least_loops < inf")
         given = learnt["cutoff"] / learnt["trained_loops"]
-        law = exponent(given, learnt["n"] / learnt["least_loops"])
+        differ = len(given) >= LEAST_MODELS and given.max() >= LEAST_RANGE * given.min()
+        speed = learnt["n"] / learnt["least_loops"]
+        law = exponent(given, speed) if differ else (np.nan,) * 3
         models = ["cutoff", "trained_loops", "seed"]
         growth = _growth(of, "least_loops", models)
         settling = _growth(of, "settled", models)

@@ -9,6 +9,7 @@ writes ``docs/pictures/*.png`` and the gallery's page. Needs Chromium and the ex
 from __future__ import annotations
 
 import argparse
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +23,10 @@ import xarray as xr
 import loopinterp
 from analyses.still_pictures import StillPictures
 from analyses.tables_in_pages import PAGES, rewrite
+from loopinterp.explorer import explore, typed_example
 from loopinterp.models import bind
 from loopinterp.plotting import PALETTE, heatmap_panels, template
+from loopinterp.report import write_results
 from loopinterp.saved_results import load_result
 
 PICTURES = PAGES / "pictures"
@@ -48,8 +51,10 @@ class Thumbnail:
     figure: int = 0
 
 
+EXPLORER = Thumbnail("explorer", "explorer", "A few inputs, answered loop by loop", "explorer")
+"""A photograph, as the explorer is no figure."""
+
 GALLERY = (
-    Thumbnail("example", "example", "One input, answered loop by loop", "quickstart"),
     Thumbnail(
         "convergence",
         "convergence",
@@ -95,7 +100,9 @@ GALLERY = (
 def main() -> None:
     parser = argparse.ArgumentParser(description="The pictures of the guide.")
     parser.add_argument("--run", type=Path, default=Path("runs/addition"), help="Analysed.")
-    parser.add_argument("--only", nargs="*", help=", ".join([*IDEAS, *(t.name for t in GALLERY)]))
+    parser.add_argument(
+        "--only", nargs="*", help=", ".join([*IDEAS, *(t.name for t in (EXPLORER, *GALLERY))])
+    )
     parser.add_argument("--out", type=Path, default=PICTURES)
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -104,12 +111,14 @@ def main() -> None:
         for name, make in IDEAS.items():
             if not args.only or name in args.only:
                 keep(pictures.draw(make(), height=360), args.out / f"{name}.png")
+        if not args.only or EXPLORER.name in args.only:
+            keep(explorer(pictures), args.out / f"{EXPLORER.name}.png")
         for one in GALLERY:
             if not args.only or one.name in args.only:
                 figure = load_result(args.run / "results" / f"{one.study}.safetensors").figures()
                 keep(pictures.draw(figure[one.figure].plot), args.out / f"{one.name}.png")
     if not args.only and args.out == PICTURES:
-        rewrite(PAGES / "gallery.md", {"gallery": as_cards(GALLERY)})
+        rewrite(PAGES / "gallery.md", {"gallery": as_cards((EXPLORER, *GALLERY))})
 
 
 def keep(picture: bytes, file: Path) -> None:
@@ -126,6 +135,21 @@ def as_cards(thumbnails: Sequence[Thumbnail]) -> str:
         for one in thumbnails
     ]
     return "\n".join(["::::{container} gallery", *cards, "::::"])
+
+
+def explorer(pictures: StillPictures) -> bytes:
+    """The explorer on a carry that runs through a whole sum, a place in its front chosen."""
+    run = loopinterp.load_pretrained("addition")
+    shown = typed_example(run.task(), f"{2**21 - 1} + 1")
+    found = explore(run.model().eval(), shown, programs=["ripple"])
+    choose = (
+        "async () => { while (!document.querySelector('.explorer').explorer) "
+        "await new Promise(requestAnimationFrame); "
+        "document.querySelector('.explorer').explorer.select({ loop: 9, pos: 10 }); }"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        page = write_results({"explorer": found}, Path(folder) / "page.html", title="Explorer")
+        return pictures.photograph(page, width=1240, script=choose, element=".explorer")
 
 
 # Ideas, each on the smallest example that shows it

@@ -56,14 +56,20 @@ class StillPictures:
         return base64.b64decode(self._page.evaluate(_DRAW, told))
 
     def photograph(
-        self, page: Path, *, width: int = 1200, height: int = 800, script: str = ""
+        self,
+        page: Path,
+        *,
+        width: int = 1200,
+        height: int = 800,
+        script: str = "",
+        element: str = "",
     ) -> bytes:
-        """What a file looks like in the browser, after a script has run in it."""
+        """What a file, or one element of it, looks like in the browser after a script has run."""
         opened = self._browser.new_page(viewport={"width": width, "height": height})
         opened.goto(page.resolve().as_uri())
         if script:
             opened.evaluate(script)
         opened.wait_for_timeout(500)
-        shot = opened.screenshot()
+        shot = opened.locator(element).screenshot() if element else opened.screenshot()
         opened.close()
         return shot

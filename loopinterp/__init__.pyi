@@ -2,6 +2,7 @@ from . import adapters as adapters
 from . import benchmark as benchmark
 from . import circuits as circuits
 from . import dynamics as dynamics
+from . import explorer as explorer
 from . import lenses as lenses
 from . import models as models
 from . import plotting as plotting

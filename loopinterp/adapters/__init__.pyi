@@ -1,6 +1,5 @@
 from .adapt import adapt as adapt
 from .adapt import load_published as load_published
-from .exit_gates import ExitGate as ExitGate
 from .hrm import HRMAdapter as HRMAdapter
 from .hrm_text import HRMTextAdapter as HRMTextAdapter
 from .huginn import HuginnAdapter as HuginnAdapter

@@ -132,11 +132,6 @@ class PublishedModel(HookedRun):
         return next(self.parameters()).device
 
     @property
-    def dtype(self) -> torch.dtype:
-        """Type of the weights."""
-        return next(self.parameters()).dtype
-
-    @property
     def n_coda(self) -> int:
         """Layers between the last state and the logits: none, if a readout sees one position."""
         return self._site_map.n_coda

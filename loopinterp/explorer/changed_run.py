@@ -113,6 +113,7 @@ def explore_change(
             plane or ShownPlane.of([changed], None),
             variables={f"{p.name} predicts": [_predicted(p, pairs, changed)] for p in predicted},
             patterns=None,
+            inner=None,
             symbols=symbols,
             asks="",
             by_hand="",

@@ -30,6 +30,9 @@ class Exploration(Result, kind="exploration"):
         entropy: Entropy of the readout in bits.
         moved: Relative residual of the loop that leads there, ``|h_t - h_{t-1}| / |h_t|``.
         plane: The state in the plane that is shown.
+        inner_answer: Where the block has several layers, the likeliest class if the loop ended
+            after each of them but the last; -1 at loop 0.
+        inner_probability: Its probability.
         key: The positions that a head looks at most, most first.
         attention: How much.
         variable: What each variable of each program is, of one that solves the task.
@@ -56,10 +59,13 @@ class Exploration(Result, kind="exploration"):
         **dict.fromkeys(("answer", "probability"), "example loop pos rank"),
         **dict.fromkeys(("entropy", "moved"), "example loop pos"),
         "plane": "example loop pos axis",
+        **dict.fromkeys(("inner_answer", "inner_probability"), "example loop inner pos"),
         **dict.fromkeys(("key", "attention"), "example loop layer head pos nth"),
         **dict.fromkeys(("variable", "implied"), "name example loop pos"),
     }
-    OPTIONAL: ClassVar = frozenset({"key", "attention", "variable", "implied"})
+    OPTIONAL: ClassVar = frozenset(
+        {"inner_answer", "inner_probability", "key", "attention", "variable", "implied"}
+    )
 
     asks: str
     by_hand: str

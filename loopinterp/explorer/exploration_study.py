@@ -12,6 +12,7 @@ from loopinterp.errors import HookError, InputError, check_integer
 from loopinterp.explorer.exploration import Exploration
 from loopinterp.explorer.explored_run import (
     ExploredRun,
+    Inner,
     Patterns,
     ShownPlane,
     Values,
@@ -20,6 +21,7 @@ from loopinterp.explorer.explored_run import (
 )
 from loopinterp.explorer.interesting_examples import Chosen, choose
 from loopinterp.explorer.program_values import program_values
+from loopinterp.lenses.lens_places import layer_hooks, places
 from loopinterp.models.looped_model import bind, need_model
 from loopinterp.models.model_description import describe_model, device_of
 from loopinterp.rasp.program_registry import get_program
@@ -125,6 +127,7 @@ def explore(
             ShownPlane.of(runs, plane),
             variables=_variables(_nearest_first(chosen_programs, runs), runs, missing),
             patterns=_attention(model, runs, missing),
+            inner=_inner(model, runs),
             symbols=symbols,
             asks=asks,
             by_hand=explain(runs[0].batch[:1].to("cpu")) if explain else "",
@@ -176,6 +179,33 @@ def _choose(
         outputs = program.trace(batch.inputs, n_loops=int(batch.n_loops[0])).outputs
         settled[program.name] = kept_from(torch.where(asked, outputs, 0)).amax(-1).cpu()
     return choose(right.cpu(), asked.cpu(), settled, most, generator)
+
+
+def _inner(model: Any, runs: list[ExploredRun]) -> Inner | None:
+    """What would be read if each loop ended after a layer before its last; None without any."""
+    if not hasattr(model, "run_with_cache") or len(layer_hooks(model, 0, 1)) < 2:
+        return None
+    found = []
+    for run in runs:
+        readout = bind(model, run.batch.inputs).readout
+        best: dict[int, list[Tensor]] = {}
+        for place in places(model, run.batch.inputs, run.n_loops, inside=True):
+            if place.layer is not None:
+                shares = readout(place.ended).double().softmax(-1)
+                best.setdefault(place.layer, []).append(torch.stack(shares.max(-1), -1))
+        *layers, _ = best.values()  # the last one leaves the state itself
+        every = torch.stack(
+            [torch.stack(each) for each in layers]
+        )  # [layer, loop, example, pos, 2]
+        probability, answer = every.permute(4, 2, 1, 0, 3).cpu().numpy()
+        before = [(0, 0), (1, 0), (0, 0), (0, 0)]  # at loop 0
+        found.append(
+            (
+                np.pad(answer.astype(np.int32), before, constant_values=-1),
+                np.pad(probability, before, constant_values=np.nan),
+            )
+        )
+    return found
 
 
 def _attention(model: Any, runs: list[ExploredRun], missing: dict[str, str]) -> Patterns | None:

@@ -136,6 +136,9 @@ Values = Mapping[str, Sequence[tuple[np.ndarray, np.ndarray]]]
 Patterns = Sequence[tuple[np.ndarray, np.ndarray]]
 """Keys and weights [example, loop, layer, head, pos, nth] of each run."""
 
+Inner = Sequence[tuple[np.ndarray, np.ndarray]]
+"""Answers within the loop and their probabilities [example, loop, layer, pos], of each run."""
+
 
 def assemble(
     watch: Stopwatch,
@@ -144,11 +147,13 @@ def assemble(
     *,
     variables: Values,
     patterns: Patterns | None,
+    inner: Inner | None,
     symbols: Sequence[str] | None,
     **fields: Any,
 ) -> Exploration:
     """The exploration of all examples of some runs."""
-    classes = sorted({c for run in runs for c in run.classes()})
+    within = {c for answers, _ in inner or () for c in np.unique(answers).tolist()} - {-1}
+    classes = sorted(within.union(*(run.classes() for run in runs)))
     known = symbols or answer_words(runs[0].batch.task) or ()
     return Exploration.of(
         watch,
@@ -163,6 +168,8 @@ def assemble(
         entropy=_padded([run.entropy for run in runs], np.nan),
         moved=_padded([run.moved for run in runs], np.nan),
         plane=_padded([plane.of_states(run.states) for run in runs], np.nan),
+        inner_answer=inner and _padded([answers for answers, _ in inner], -1),
+        inner_probability=inner and _padded([p for _, p in inner], np.nan).astype(np.float16),
         key=patterns and _padded([key for key, _ in patterns], 0),
         attention=patterns and _padded([x for _, x in patterns], 0).astype(np.float16),
         variable=_stacked(variables, 0),

@@ -46,7 +46,7 @@ def page_data(result: Exploration) -> dict[str, Any]:
         }
         for k in range(data.sizes["example"])
     ]
-    shares = ("probability", "attention")
+    shares = ("probability", "inner_probability", "attention")
     arrays, raw = {}, b""
     for name, array in data.data_vars.items():
         if array.ndim > 1:

@@ -74,7 +74,7 @@ def _(result: ExitResult) -> list[Figure]:
 
 def _spent(result: ExitResult) -> Figure:
     exact = share_of(result.data["exact"].isel(loop=slice(1, None)), "batch")
-    lines = [Series.of(_FOR_ALL, exact, colour="black")]
+    lines = [Series.of(_FOR_ALL, exact)]
     for rule in result.data["rule"].values:
         at = result.data.sel(rule=rule).isel(step=slice(1, None))
         order = np.argsort(at["swept_loops"].values, kind="stable")
@@ -104,9 +104,9 @@ def _spent(result: ExitResult) -> Figure:
         plot=plot,
         caption=(
             "Each line is a rule with all tolerances, from one at which every example stops at "
-            f"once to one at which none does before loop {result.n_loops}. Black: one number of "
-            "loops for all, with 95% intervals. The oracle stops each example at its first right "
-            f"loop. {result.data.sizes['batch']} examples."
+            f"once to one at which none does before loop {result.n_loops}; the line with a band is "
+            "one number of loops for all, with 95% intervals. The oracle stops each example at its "
+            f"first right loop. {result.data.sizes['batch']} examples."
         ),
         control=(
             "Grey: the same numbers of loops as the rule with the greatest gain chose, dealt to "
@@ -147,7 +147,7 @@ def _by_loop(result: ExitResult) -> Figure:
         LinePanel(
             [
                 Series.of("relative residual", mean("residual")),
-                Series.of("cosine of updates", mean("cosine")),
+                Series.of("cosine of updates", _cosine(result)),
             ],
             "of the state",
         ),
@@ -161,5 +161,10 @@ def _by_loop(result: ExitResult) -> Figure:
             "readout is; the other lines, how much it and the state still change."
         ),
         control="Exact match: a rule is worth what its signal does where that one rises.",
-        data=tidy({name: mean(name) for name in (*names, "cosine")}).round(4),
+        data=tidy({name: mean(name) for name in names}).round(4),
     )
+
+
+def _cosine(result: ExitResult) -> xr.DataArray:
+    """Mean over the examples whose updates are above rounding."""
+    return result.data["cosine"].isel(loop=slice(1, None)).mean("batch")

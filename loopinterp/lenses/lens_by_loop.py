@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import torch
 
-from loopinterp.dynamics.readouts import stable_from
-from loopinterp.dynamics.state_trajectories import chunks, gather
+from loopinterp.dynamics.state_trajectories import gather
 from loopinterp.errors import GREATEST_SEED, InputError, check_choice, check_integer
 from loopinterp.lenses.fitted_lens import FittedLens
 from loopinterp.lenses.jacobian_lens import fit_jacobian_lens
-from loopinterp.lenses.lens_places import (
-    Place,
-    layer_label,
-    layers_around,
-    places,
-    readout_without_coda,
-)
+from loopinterp.lenses.lens_readings import LensReader, baselines
 from loopinterp.lenses.tuned_lens import fit_tuned_lens
-from loopinterp.models.looped_model import bind, need_hooks, need_model
-from loopinterp.models.model_description import describe_model, device_of
-from loopinterp.progress import track
+from loopinterp.models.looped_model import need_hooks, need_model
+from loopinterp.models.model_description import describe_model
 from loopinterp.results import Result, study
 from loopinterp.study_examples import examples_for, inputs_and_loops, need_loops
-from loopinterp.tasks.task import IGNORE, Batch
+from loopinterp.tasks.task import Batch
 
 if TYPE_CHECKING:
     import xarray as xr
-    from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
     from loopinterp.models import LoopedModel
@@ -40,11 +30,6 @@ if TYPE_CHECKING:
 LensName = Literal["logit", "coda", "tuned", "jacobian"]
 
 _CELL = "loop layer batch pos"
-_TRANSFERRED = 8
-"""Loops of which each reads with the map of each other."""
-
-_SHUFFLES = 4
-"""One may by chance read what another does not."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -186,8 +171,15 @@ def lens_study(
     n_pos = inputs.shape[1]
     chosen = [
         check_integer("positions", p, least=-n_pos, most=n_pos - 1) % n_pos
-        for p in positions or range(n_pos)
+        for p in (range(n_pos) if positions is None else positions)
     ]
+    if not chosen or len({*chosen}) < len(chosen):
+        raise InputError(
+            "positions",
+            expected="one at least, each once",
+            given=str(list(positions or [])),
+            fix="Pass e.g. positions=[-1], or None for all.",
+        )
     described = describe_model(model)
     options = {"n_loops": n_loops, "inside": inside, "n_examples": len(inputs)}
     name = lens.kind if isinstance(lens, FittedLens) else lens
@@ -197,7 +189,7 @@ def lens_study(
             fit_at = {"n_loops": n_loops, "inside": inside, "seed": other}
             lens = _fit(lens, model, data, fit_on, n, **fit_at)
         fitted = lens if isinstance(lens, FittedLens) else None
-        reader = _Reader(model, name, fitted, n_loops, inside, chosen, seed)
+        reader = LensReader(model, name, fitted, n_loops, inside, chosen, seed)
         run = reader.parts(inputs, targets)
         wanted = torch.cat([part["wanted"] for part in run])
         if not bool((wanted >= 0).any(1).all()):
@@ -207,7 +199,7 @@ def lens_study(
                 given=f"none in {int((wanted < 0).all(1).sum())} of {len(wanted)} examples",
                 fix="Leave positions= out, or pass inputs alone to read what the model ends with.",
             )
-        controls = _baselines(run)
+        controls = baselines(run)
         coords: dict[str, Any] = {
             "loop": range(n_loops + 1),
             "layer": reader.layers,
@@ -283,184 +275,3 @@ def _fit(
         length = int(data.n[0]) if isinstance(data, Batch) and n is None else n
         options |= {"n": length, "batch_size": 32}
     return fit(model, on, **options)
-
-
-class _Reader:
-    """Reads the places of a run through a lens and its controls."""
-
-    def __init__(
-        self,
-        model: Any,
-        name: str,
-        fitted: FittedLens | None,
-        n_loops: int,
-        inside: bool,
-        positions: list[int],
-        seed: int,
-    ) -> None:
-        self.model, self.name, self.fitted, self.seed = model, name, fitted, seed
-        self.n_loops, self.inside, self.positions = n_loops, inside, positions
-        self.has_coda = bool(layers_around(model, "coda"))
-        beside = ["plain"] if fitted is not None or self.has_coda else []
-        if name == "logit" and self.has_coda:
-            beside = ["coda"]
-        self.readings = ["lens", *beside, "shuffled"]
-        self.layers = [layer_label(None)]
-        self.transferred: list[int] = []
-        if fitted is not None and not fitted.shared:
-            some = torch.linspace(0, n_loops, min(_TRANSFERRED, n_loops + 1)).round().int()
-            self.transferred = some.tolist()
-
-    def parts(self, inputs: Tensor, targets: Tensor | None) -> list[dict[str, Tensor]]:
-        """The arrays of each part of a batch."""
-        found = list(places(self.model, inputs[:1], 1, inside=self.inside))
-        self.layers = [layer_label(place.layer) for place in found[1:]]
-        size = found[0].residual
-        logits = bind(self.model, inputs[:1]).readout(size)
-        each = (size.numel() * len(self.layers) * (self.n_loops + 1) + 8 * logits.numel()) * 4
-        rows = list(chunks(len(inputs), each))
-        device = device_of(self.model)
-        own = [None if targets is None else targets[part].to(device) for part in rows]
-        return [self._part(inputs[part], t) for part, t in zip(track(rows, "lens"), own)]
-
-    def _part(self, inputs: Tensor, targets: Tensor | None) -> dict[str, Tensor]:
-        run = list(places(self.model, inputs, self.n_loops, inside=self.inside))
-        iteration = bind(self.model, inputs)
-        readouts = iteration.readout, readout_without_coda(self.model, inputs) or iteration.readout
-        log_p = self._chosen(_log(iteration.read(run[-1].residual, self.n_loops)))
-        if targets is None:
-            wanted = log_p.argmax(-1)
-        else:
-            targets = self._chosen(targets[..., None])[..., 0]
-            wanted = targets.where(targets != IGNORE, -1)
-        asked = wanted >= 0
-        share = asked / asked.sum(1, keepdim=True).clamp(min=1)
-        orders = self._shuffles(run[0].residual)
-        found: dict[str, list[Tensor]] = defaultdict(list)
-        readings: dict[str, list[Tensor]] = defaultdict(list)
-        for place in run:
-            log_q = self._read(place, *readouts)
-            for name, values in measures(log_p, log_q, wanted).items():
-                found[name].append(values)
-            own, plain = (self._chosen(_log(read(place.ended))) for read in readouts)
-            shuffled = [self._read(_shuffled(place, order), *readouts) for order in orders]
-            read = {"lens": [log_q], "plain": [plain], "coda": [own], "shuffled": shuffled}
-            for reading in self.readings:
-                gaps = [(divergence(log_p, one) * share).sum(1) for one in read[reading]]
-                tops = [((one.argmax(-1) == wanted) * share).sum(1) for one in read[reading]]
-                readings["reading_kl"].append(torch.stack(gaps).mean(0))
-                readings["reading_top"].append(torch.stack(tops).mean(0))
-        arrays = {k: self._laid_out(torch.stack(v)) for k, v in found.items()}
-        for name, values in readings.items():
-            by_reading = torch.stack(values).unflatten(0, (len(run), len(self.readings)))
-            arrays[name] = torch.stack([self._laid_out(x) for x in by_reading.unbind(1)])
-        answers = arrays["answer"][:, -1]
-        arrays |= {"wanted": wanted, "flips": (answers[2:] != answers[1:-1]).sum(0)}
-        arrays["settled"] = (
-            1 + stable_from(answers[1:]) if self.n_loops > 1 else torch.ones_like(wanted)
-        )
-        if self.transferred:
-            arrays["transfer_kl"] = self._transfer(run, iteration.readout, log_p, share)
-        p = log_p.exp() * share[..., None]
-        arrays["_mean"], arrays["_negentropy"] = p.sum(1), (p * log_p).nan_to_num().sum((1, 2))
-        return arrays
-
-    def _shuffles(self, like: Tensor) -> list[Tensor]:
-        generator = torch.Generator().manual_seed(self.seed)
-        orders = (torch.randperm(like.shape[-1], generator=generator) for _ in range(_SHUFFLES))
-        return [order.to(like.device) for order in orders]
-
-    def _read(
-        self, place: Place, own: Callable[[Tensor], Tensor], plain: Callable[[Tensor], Tensor]
-    ) -> Tensor:
-        """The lens at a place: log-probabilities [batch, pos, class]."""
-        if self.fitted is not None:
-            h = place.ended if self.fitted.kind == "tuned" else place.residual
-            moved = self.fitted.transport(h, place.loop, place.layer)
-            return self._chosen(_log(own(moved)))
-        return self._chosen(_log((plain if self.name == "logit" else own)(place.ended)))
-
-    def _transfer(
-        self,
-        run: list[Place],
-        readout: Callable[[Tensor], Tensor],
-        log_p: Tensor,
-        share: Tensor,
-    ) -> Tensor:
-        assert self.fitted is not None
-        states = {place.loop: place.residual for place in run if place.layer is None}
-        rows = []
-        for translator in self.transferred:
-            for applied in self.transferred:
-                moved = self.fitted.transport(states[applied], translator)
-                gap = divergence(log_p, self._chosen(_log(readout(moved))))
-                rows.append((gap * share).sum(1))
-        return torch.stack(rows).unflatten(0, (len(self.transferred),) * 2)
-
-    def _laid_out(self, values: Tensor) -> Tensor:
-        """Values of all places as [loop, layer, …], with nothing where loop 0 has no layers."""
-        n = len(self.layers)
-        empty = -1 if not values.is_floating_point() else torch.nan
-        before = torch.full_like(values[:1].expand(n - 1, *values.shape[1:]), empty)
-        return torch.cat([before, values]).unflatten(0, (self.n_loops + 1, n))
-
-    def _chosen(self, x: Tensor) -> Tensor:
-        return x if len(self.positions) == x.shape[1] else x[:, self.positions]
-
-
-def _shuffled(place: Place, order: Tensor) -> Place:
-    # A layer may be narrower than the state: then it is the state that is shuffled.
-    x = place.residual
-    mixed = x[..., order] if x.shape[-1] == len(order) else x
-    return place._replace(residual=mixed, ended=place.ended[..., order])
-
-
-def _log(logits: Tensor) -> Tensor:
-    return logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
-
-
-def divergence(
-    log_p: Float[Tensor, "*at d_vocab_out"], log_q: Float[Tensor, "*at d_vocab_out"]
-) -> Float[Tensor, "*at"]:
-    r""":math:`\mathrm{KL}(p \| q)` in nats, of log-probabilities."""
-    terms = log_p.exp() * (log_p - log_q)
-    return torch.where(log_p == -torch.inf, 0, terms).sum(-1).clamp(min=0)
-
-
-def measures(
-    log_p: Float[Tensor, "batch pos d_vocab_out"],
-    log_q: Float[Tensor, "batch pos d_vocab_out"],
-    wanted: Int[Tensor, "batch pos"],
-) -> dict[str, Tensor]:
-    """What a reading q says of the wanted class, and how far it is from p, at each position.
-
-    Example:
-        >>> log_q = torch.tensor([[[0.5, 0.25, 0.25]]]).log()
-        >>> found = measures(log_q, log_q, torch.tensor([[1]]))
-        >>> found["rank"].item(), found["probability"].item(), found["kl"].item()
-        (2, 0.25, 0.0)
-    """
-    own = log_q.gather(-1, wanted.clamp(min=0)[..., None])
-    asked: Bool[Tensor, "batch pos"] = wanted >= 0
-    return {
-        "answer": log_q.argmax(-1).int(),
-        "rank": (1 + (log_q > own).sum(-1)).where(asked, -1).int(),
-        "probability": own[..., 0].exp().float().masked_fill(~asked, torch.nan),
-        "entropy": torch.special.entr(log_q.exp()).sum(-1).float(),
-        "kl": divergence(log_p, log_q).float(),
-    }
-
-
-def _baselines(run: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """What one distribution for all, and one class for all, come to in each example."""
-    own, negentropy, wanted = (
-        torch.cat([part[name] for part in run]) for name in ("_mean", "_negentropy", "wanted")
-    )
-    mean = own.mean(0)
-    common = mean.log().clamp(min=-1e4)
-    counts = torch.bincount(wanted[wanted >= 0], minlength=2)
-    asked = (wanted >= 0).sum(1).clamp(min=1)
-    return {
-        "unigram_kl": (negentropy - own @ common).clamp(min=0),
-        "majority_top": (wanted == counts.argmax()).sum(1) / asked,
-    }

@@ -13,6 +13,9 @@ from loopinterp.results import Figure, Finding, figures_of, findings_of, percent
 
 SECTION = "convergence"
 
+_FURTHER = 1.1
+"""How many times further off than one distribution for all a reading is that is said to be so."""
+
 NAMES = {
     "logit": "the logit lens",
     "coda": "the model's own readout",
@@ -55,7 +58,7 @@ def _beyond_chance(result: LensResult) -> list[Finding]:
     kl = result.data["reading_kl"].sel(layer=STATE).mean("batch")
     unigram = float(result.data["unigram_kl"].mean())
     own, loops = kl.sel(reading="lens"), result.data["loop"].values
-    worse = [int(t) for t in loops[1:-1] if float(own.sel(loop=t)) > unigram]
+    worse = [int(t) for t in loops[1:-1] if float(own.sel(loop=t)) > _FURTHER * unigram]
     lens = _opening(result)
     if worse:
         top = result.top.sel(layer=STATE, loop=worse[0])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from loopinterp.errors import MOST_LOOPS, InputError, check_integer, check_number
+from loopinterp.errors import InputError, check_integer, check_number
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -114,18 +114,15 @@ class GateAbove(_Sure):
         """Probability of going on, at most."""
         return 1 - self.threshold
 
-    @property
-    def past(self) -> int:
-        """Loops that have to be remembered."""
-        return MOST_LOOPS if self.cumulated else 1
-
     def score(self, view: LoopView) -> Float[Tensor, " batch"]:
         """The largest probability over the scored positions of going on, or of having gone on."""
         if not self.cumulated:
             return view.worst(self._going_on(view))
-        going, now = torch.ones(view.mask.shape, device=view.mask.device), view
-        while now is not None and now.loop > 0:
-            going, now = going * self._going_on(now), now.previous
+        going = torch.ones(view.mask.shape, device=view.mask.device)
+        if view.loop > 0:
+            before = None if view.previous is None else view.previous.notes.get(self)
+            going = self._going_on(view) * (going if before is None else before)
+        view.notes[self] = going
         return view.worst(going)
 
     def _going_on(self, view: LoopView) -> Float[Tensor, "batch pos"]:

@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from loopinterp.adapters import ExitGate, adapt, load_published
+from loopinterp.adapters import adapt, load_published
 from loopinterp.errors import CheckpointError, HookError, InputError
 from loopinterp.models import (
+    GateAbove,
     LoopedCache,
     LoopedModel,
     LoopedTransformer,
@@ -429,16 +430,17 @@ def test_a_gate_is_cached_and_stops_a_run_at_its_cumulative_probability(name: st
     assert len(cache) == n_loops
     if component == "hook_exit_gate":
         assert torch.equal(cache.stack(component).squeeze(-1), stop)
-    stopped = 1 - (1 - stop).cumprod(0)
+    stopped, gate = 1 - (1 - stop).cumprod(0), model.exit_probability
     for threshold in (0.3, 0.6, 0.9):
         enough = (stopped >= threshold).all(-1)  # at every position
         expected = [
             next((t + 1 for t in range(n_loops) if enough[t, k]), n_loops)
             for k in range(len(tokens))
         ]
-        found = run_until(model, tokens, ExitGate(model, threshold), max_loops=n_loops)
+        rule = GateAbove(gate, threshold, cumulated=True)
+        found = run_until(model, tokens, rule, max_loops=n_loops)
         assert found.loop.tolist() == expected
-    rules = [ExitGate(model, 0.3), ResidualBelow(0.5), ExitGate(model, 0.6)]
+    rules = [GateAbove(gate, 0.3, cumulated=True), ResidualBelow(0.5), GateAbove(gate, 0.6)]
     together = run_rules(model, tokens, rules, max_loops=n_loops)
     for rule, loops in zip(rules, together):
         assert torch.equal(run_until(model, tokens, rule, max_loops=n_loops).loop, loops)
@@ -446,5 +448,6 @@ def test_a_gate_is_cached_and_stops_a_run_at_its_cumulative_probability(name: st
 
 @pytest.mark.parametrize("name", sorted(set(KINDS) - set(GATED)))
 def test_a_model_without_a_gate_says_so(name: str) -> None:
+    model = adapted(name)
     with pytest.raises(InputError, match="ResidualBelow"):
-        run_until(adapted(name), tokens_of(name), ExitGate(adapted(name)), max_loops=2)
+        run_until(model, tokens_of(name), GateAbove(model.exit_probability), max_loops=2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from loopinterp.adapters import ExitGate, adapt
+from loopinterp.adapters import adapt
 from loopinterp.errors import InputError
 from tests.adapters.published import ouro
 
@@ -27,9 +27,3 @@ def test_layers_with_a_sliding_window_are_refused() -> None:
     published.config.layer_types = ["full_attention", "sliding_attention"]
     with pytest.raises(InputError, match="sliding"):
         adapt(published)
-
-
-@pytest.mark.parametrize("threshold", [0.0, 1.5])
-def test_a_threshold_is_a_probability(threshold: float) -> None:
-    with pytest.raises(InputError, match="threshold"):
-        ExitGate(adapt(ouro.tiny()), threshold)

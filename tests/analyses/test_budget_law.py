@@ -52,6 +52,20 @@ def test_a_model_that_has_not_learnt_is_left_out_and_counted() -> None:
     assert "| 8 of 9 |" in as_table(found)
 
 
+@pytest.mark.parametrize("cutoffs", [[8, 12, 16], [8]])
+def test_few_models_or_such_that_were_given_the_same_say_nothing_of_the_speed(
+    cutoffs: list[int],
+) -> None:
+    """All cutoffs with one number of loops a position, five seeds; or one cutoff with three."""
+    found = models(1.0)
+    if len(cutoffs) > 1:
+        found = found[found["trained_loops"] == found["cutoff"]]
+        found = pd.concat([found.assign(seed=seed) for seed in range(5)])
+    found = found[found["cutoff"].isin(cutoffs)]
+    assert f"| {15 if len(cutoffs) > 1 else 3} of" in as_table(found)
+    assert "| not known | 1.00 |" in as_table(found)
+
+
 @pytest.mark.slow
 def test_it_trains_and_writes_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = Path(shutil.copy(PAGES / PAGE, tmp_path))

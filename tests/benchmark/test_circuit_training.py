@@ -13,6 +13,7 @@ from loopinterp.benchmark import (
     BenchmarkModel,
     KnownCircuit,
     benchmark_models,
+    circuit_training,
     eap_graph,
     own_edge_method,
     score_edges,
@@ -106,8 +107,10 @@ def test_a_circuit_of_variables_alone(quick: Compiled) -> None:
 
 
 @pytest.mark.slow
-def test_training_comes_to_follow_exchanges() -> None:
-    made = train_to_circuit("prefix_xor", n=4, steps=800, d_model=32)
+def test_training_comes_to_follow_exchanges(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(circuit_training, "_RATE", 5e-3)  # so short a training has no time
+    monkeypatch.setattr(circuit_training, "_WARM_UP", 30)
+    made = train_to_circuit("prefix_xor", n=3, steps=450, d_model=32)
     about = BenchmarkModel("prefix_xor", TRAINED)
     known = KnownCircuit(about, made, *about.pairs(), {})
     places = {"prefix": made.circuit.subspace("prefix")}

@@ -11,6 +11,7 @@ from loopinterp.explorer import ExplorerWidget
 from loopinterp.tasks import Addition
 from loopinterp.zoo import load_pretrained
 from tests.browser.conftest import WIDE
+from tests.browser.test_explorer_in_browser import AXE
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -110,3 +111,10 @@ def test_an_example_is_typed_and_what_is_none_is_refused(page: Page) -> None:
     answered(page, 2)
     alert = page.get_by_role("alert").inner_text()
     assert "'<img src=x>' at place 0" in alert and page.locator("img").count() == 0
+
+
+def test_it_has_no_serious_fault_of_accessibility(page: Page) -> None:
+    page.evaluate(AXE.read_text())
+    found = page.evaluate("axe.run('body').then((r) => r.violations)")
+    serious = [one["id"] for one in found if one["impact"] in ("serious", "critical")]
+    assert serious in ([], ["document-title"])  # which a notebook has

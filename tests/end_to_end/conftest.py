@@ -6,15 +6,28 @@ from typing import Any
 
 import pytest
 
-from loopinterp import benchmark
+from loopinterp import benchmark, circuits, dynamics
 
 
 @pytest.fixture
-def one_known_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tools are scored on one compiled model, as they are on many in tests/benchmark."""
+def small_studies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dearest studies in small, as their sizes are tried in the tests of their rooms.
 
-    def fewer(programs: Any, **options: Any) -> Any:
+    Tools are scored on one compiled model, programs are read off few exchanges, and one eigenvalue
+    and a short run say how stable a limit is.
+    """
+
+    def one_model(programs: Any, **options: Any) -> Any:
         return known_models(programs[:1], **options | {"disguises": options["disguises"][:1]})
 
-    known_models = benchmark.known_models
-    monkeypatch.setattr(benchmark, "known_models", fewer)
+    def few_exchanges(*args: Any, **options: Any) -> Any:
+        return decompilation_study(*args, **options | {"n_exchanges": 400})
+
+    def one_eigenvalue(*args: Any, **options: Any) -> Any:
+        return stability(*args, **options | {"k": 1, "growth_loops": 4, "lyapunov_loops": 16})
+
+    known_models, decompilation_study = benchmark.known_models, circuits.decompilation_study
+    stability = dynamics.local_stability_study
+    monkeypatch.setattr(benchmark, "known_models", one_model)
+    monkeypatch.setattr(circuits, "decompilation_study", few_exchanges)
+    monkeypatch.setattr(dynamics, "local_stability_study", one_eigenvalue)

@@ -12,7 +12,7 @@ from loopinterp.report import write_report
 from loopinterp.studies import STUDIES
 from loopinterp.training import RECIPES, TrainingConfig, apply_settings
 
-pytestmark = pytest.mark.usefixtures("one_known_model")
+pytestmark = pytest.mark.usefixtures("small_studies")
 
 SMALL = ["steps=20", "curriculum.max_n=3", "model.d_model=16", "model.n_heads=2"]
 OF_ADDITION = {"wavefront", "hold-time"}

@@ -220,7 +220,7 @@ def test_load_gives_the_model_of_a_run_with_its_task_at_hand(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("one_known_model")
+@pytest.mark.usefixtures("small_studies")
 def test_every_study_that_needs_no_hooks_is_made(tmp_path: Path) -> None:
     found = analyze_model(_model(), Addition(), tmp_path, max_n=6, progress=False)
     assert found.unsaid.keys() == {"ablation", "attention", "heads", "stabilisation"}

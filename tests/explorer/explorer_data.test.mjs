@@ -69,6 +69,15 @@ test("heads look at loops that were made, at positions with some weight", async 
   assert.deepEqual(data.looks(0, 1, 1, 0).map((one) => [one.pos, one.weight.toFixed(2)]), [[1, "0.70"], [0, "0.30"]]);
 });
 
+test("within a loop there is an answer after each layer but the last, and none before the first loop", async () => {
+  assert.equal((await opened()).inners, 0);
+  const data = await opened({ inner_answer: ["i16", [1, 2, 1, 2], [-1, -1, 0, 1]], inner_probability: ["u16", [1, 2, 1, 2], [0, 0, 65535, 32768]] });
+  assert.equal(data.inners, 1);
+  assert.equal(data.inner(0, 0, 1, 0), null);
+  assert.deepEqual(data.inner(0, 1, 0, 0), { symbol: "no", probability: 1, right: null });
+  assert.equal(data.inner(0, 1, 1, 0).right, true);
+});
+
 test("a variable agrees, differs, or is left open", async () => {
   const data = await opened();
   assert.deepEqual(data.variable(0, 0, 0, 0), { value: -1, implied: null, agrees: null });

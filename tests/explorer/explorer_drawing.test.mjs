@@ -6,6 +6,7 @@ import { look, measure, placeAt } from "../../loopinterp/explorer/assets/explore
 const data = (n, loops, word = "a") => ({
   examples: [{ loops, tokens: Array(n).fill(word) }],
   heads: [{}],
+  inner: () => ({ symbol: "i", probability: 0.5, right: true }),
   cell: () => ({ right: false, sureness: 1, moved: 1e-2, answers: [{ symbol: "x" }] }),
   variable: (name) => [{ value: 1, implied: 1, agrees: true }, { value: -1, implied: 0, agrees: false }, { value: null, implied: null, agrees: null }][name],
 });
@@ -26,9 +27,11 @@ test("a point is the cell that is drawn there", () => {
 });
 
 test("colours mean one thing: wrong answers and broken agreement are marked", () => {
-  const state = { example: 0, shown: "answer", variable: 0 };
+  const state = { example: 0, shown: "answer", variable: 0, layer: -1 };
   assert.deepEqual(look(data(1, 1), state, 1, 0), { word: "x", colour: "bad", strength: 0.53, marked: true });
   const shown = [0, 1, 2].map((variable) => look(data(1, 1), { ...state, shown: "variable", variable }, 1, 0));
   assert.deepEqual(shown.map((one) => [one.word, one.colour, one.marked]), [["1", "good", false], ["?", "bad", true], ["", "muted", false]]);
   assert.equal(look(data(1, 1), { ...state, shown: "moved" }, 1, 0).colour, "moved");
+  const within = look(data(1, 1), { ...state, layer: 0 }, 1, 0);
+  assert.deepEqual([within.word, within.colour, within.marked], ["i", "accent", false]);
 });

@@ -65,6 +65,23 @@ def test_attention_is_that_of_the_run(exploration: Exploration, model: LoopedTra
     assert (one["attention"].isel(loop=0) == 0).all()
 
 
+@torch.no_grad()
+def test_within_a_loop_it_is_read_as_if_the_loop_ended_there(
+    exploration: Exploration, model: LoopedTransformer
+) -> None:
+    one, inputs = exploration.data.isel(example=-1), inputs_of(exploration, -1)
+    assert exploration.data.sizes["inner"] == 1  # of two layers
+    last = int(one["n_loops"])
+    _, cache = model.run_with_cache(inputs, n_loops=last)
+    for loop in range(1, last + 1):
+        x = cache[f"loops.{loop - 1}.blocks.0.hook_resid_post"]
+        shares = model.readout(model.end_loop(x, model.embed(inputs)))[0].softmax(-1)
+        here = one.isel(loop=loop, inner=0)
+        assert (here["inner_answer"].values == shares.argmax(-1).numpy()).all()
+        np.testing.assert_allclose(here["inner_probability"], shares.amax(-1), atol=1e-3)
+    assert (one["inner_answer"].isel(loop=0) == -1).all()
+
+
 def test_states_lie_in_their_principal_plane(
     exploration: Exploration, model: LoopedTransformer
 ) -> None:

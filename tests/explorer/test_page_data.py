@@ -23,7 +23,7 @@ def test_arrays_come_back(exploration: Exploration) -> None:
         count = int(np.prod(packed["shape"]))
         values = np.frombuffer(raw, kind, count, packed["start"]).reshape(packed["shape"])
         own = exploration.data[name].values
-        if name in ("probability", "attention"):
+        if name in ("probability", "inner_probability", "attention"):
             np.testing.assert_allclose(values / SHARE, np.nan_to_num(own), atol=1e-5)
         else:
             np.testing.assert_array_equal(values, own)

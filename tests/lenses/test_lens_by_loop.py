@@ -16,7 +16,7 @@ from loopinterp.lenses.lens_places import places
 from loopinterp.models import LoopedTransformer, iterate
 from loopinterp.probing import carry_study, sample_chains
 from loopinterp.rasp import compile_program
-from loopinterp.tasks import Addition
+from loopinterp.tasks import Addition, Batch
 from tests.lenses.lens_toys import KINDS, Affine, Told, inputs, tokens, transformer
 
 FITTED = {
@@ -216,7 +216,25 @@ def test_a_lens_is_fitted_on_others_than_it_reads(lens: Any) -> None:
             lens_study(model, inputs_alone, lens=lens, n_loops=2)
 
 
+def test_positions_keep_the_order_they_are_asked_in() -> None:
+    whole = lens_study(transformer(), tokens(), n_loops=2)
+    turned = lens_study(transformer(), tokens(), n_loops=2, positions=[3, 2, 1, 0])
+    assert turned.data["pos"].values.tolist() == [3, 2, 1, 0]
+    np.testing.assert_array_equal(turned.data["kl"], whole.data["kl"][..., ::-1])
+
+
+def test_right_answers_are_classes_of_the_model() -> None:
+    model = Told(logits_of())
+    counts = torch.full((5,), 5)
+    targets = torch.full((5, 3), 4)
+    batch = Batch(inputs=model.inputs, targets=targets, n=counts, n_loops=counts)
+    with pytest.raises(InputError, match="among the model's 4 classes, got class 4"):
+        lens_study(model, batch)
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "no position": ({"positions": []}, "positions: expected one at least"),
+    "a position twice": ({"positions": [1, -3]}, "positions: expected one at least, each once"),
     "a name that is none": ({"lens": "tune"}, "lens: expected"),
     "a position that is not there": ({"positions": [4]}, "positions: expected"),
     "no loop": ({"n_loops": 0}, "n_loops: expected"),

@@ -88,6 +88,9 @@ function build(data, id, act) {
   parts.variable.addEventListener("change", () => act({ set: { variable: Number(parts.variable.value), shown: "variable" } }));
   parts.head = make("select", {}, option(-1, "all heads"), ...data.heads.map((head, k) => option(k, head.name)));
   parts.head.addEventListener("change", () => act({ set: { head: Number(parts.head.value) } }));
+  parts.layer = make("select", {}, option(-1, "the whole loop"), ...Array.from({ length: data.inners }, (_, k) => option(k, `layer ${k}`)));
+  parts.layer.addEventListener("change", () => act({ set: { layer: Number(parts.layer.value), shown: "answer" } }));
+  parts.layerLabel = make("label", { className: "x-select" }, "Read after ", parts.layer);
   parts.variableLabel = make("label", { className: "x-select" }, "Variable ", parts.variable);
   parts.headLabel = make("label", { className: "x-select" }, "Arcs of ", parts.head);
   parts.play = make("button", { type: "button", className: "x-play" }, "Play");
@@ -118,7 +121,7 @@ function build(data, id, act) {
   parts.all = [
     ...(data.examples.length > 1 ? [parts.examples.group] : []), parts.detail, parts.said,
     make("div", { className: "x-steps" }, parts.play, parts.slider, parts.output),
-    make("div", { className: "x-bar" }, parts.shown.group, ...(data.names.length ? [parts.variableLabel] : []), ...(data.heads.length ? [parts.headLabel] : [])),
+    make("div", { className: "x-bar" }, parts.shown.group, ...(data.inners ? [parts.layerLabel] : []), ...(data.names.length ? [parts.variableLabel] : []), ...(data.heads.length ? [parts.headLabel] : [])),
     make("div", { className: "x-grid" }, parts.labels, parts.scroll), parts.help, parts.live, parts.panels,
     ...(missing ? [make("p", { className: "x-note" }, missing)] : []),
   ];
@@ -142,9 +145,13 @@ function fillPanels(parts, data, state) {
     cells: [one.symbol, one.probability.toFixed(4)], share: one.probability,
     mark: rank ? "" : cell.right === false ? "bad" : cell.right ? "good" : "",
   })));
+  const inside = Array.from({ length: loop ? data.inners : 0 }, (_, k) => {
+    const { symbol, probability } = data.inner(example, loop, pos, k);
+    return [`after layer ${k}`, `${symbol} ${probability.toFixed(4)}`];
+  });
   fillFacts(parts.facts, [
     ["right answer", cell.target ?? "none is asked"], ["entropy (bits)", spell(cell.entropy)],
-    ["moved (relative)", loop ? spell(cell.moved) : "–"],
+    ["moved (relative)", loop ? spell(cell.moved) : "–"], ...inside,
   ]);
   parts.looks.fill(data.heads.flatMap(({ name }, k) =>
     head >= 0 && head !== k ? [] : data.looks(example, loop, pos, k).filter((one, nth) => nth < 4 || head === k).map((one) => ({
@@ -198,7 +205,7 @@ function show(element, data, options) {
 
   function draw() {
     const example = data.examples[state.example];
-    const kind = [state.example, state.shown, state.shown === "variable" ? state.variable : ""].join();
+    const kind = [state.example, state.shown, state.layer, state.shown === "variable" ? state.variable : ""].join();
     if (kind !== drawnFor) {
       const context = parts.canvas.getContext("2d");
       context.font = `100px ${theme.mono}`;
@@ -219,6 +226,7 @@ function show(element, data, options) {
     parts.shown.show(["answer", "moved", "variable"].indexOf(state.shown));
     parts.variable.value = String(state.variable);
     parts.head.value = String(state.head);
+    parts.layer.value = String(state.layer);
     parts.detail.textContent = example.detail;
     parts.said.textContent = example.said;
     parts.slider.max = String(example.loops);

@@ -72,6 +72,14 @@ export function decode(payload) {
       for (let head = 0; head < shape[3]; head++)
         heads.push({ layer, head, name: shape[2] > 1 ? `head ${layer}.${head}` : `head ${head}` });
 
+  /* What would be read if the loop ended after each of its layers but the last. */
+  const inners = payload.arrays.inner_answer?.shape[2] ?? 0;
+  function inner(example, loop, pos, layer) {
+    const index = get("inner_answer").at(example, loop, layer, pos), target = get("target").at(example, pos);
+    if (index < 0) return null;
+    return { symbol: symbol(index), probability: get("inner_probability").at(example, loop, layer, pos) / SHARE, right: target < 0 ? null : target === index };
+  }
+
   /* Where a head looks from a position: the positions with most attention first. */
   function looks(example, loop, pos, head) {
     if (!heads.length || loop === 0) return [];
@@ -108,7 +116,7 @@ export function decode(payload) {
 
   return {
     asks: payload.asks, missing: payload.missing, axes: payload.axes, names: payload.names,
-    examples, heads, cell, looks, variable, bounds,
+    examples, heads, inners, cell, inner, looks, variable, bounds,
   };
 }
 

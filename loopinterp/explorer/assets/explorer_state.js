@@ -4,7 +4,7 @@ export const SHOWN = ["answer", "moved", "variable"];
 
 const clamp = (value, most) => Math.min(Math.max(value, 0), most);
 
-/* A selection within what there is: example, loop, position, head (-1: all), what is shown. */
+/* A selection within what there is: example, loop, position, head (-1: all), layer (-1: the loop), what is shown. */
 export function fitted(state, data) {
   const example = clamp(state.example, data.examples.length - 1);
   const { loops, tokens } = data.examples[example];
@@ -15,6 +15,7 @@ export function fitted(state, data) {
     pos: clamp(state.pos, tokens.length - 1),
     head: state.head < data.heads.length ? Math.max(state.head, -1) : -1,
     variable: clamp(state.variable, Math.max(data.names.length - 1, 0)),
+    layer: state.layer < (data.inners ?? 0) ? Math.max(state.layer, -1) : -1,
     shown: state.shown === "variable" && !data.names.length ? "answer" : state.shown,
   };
 }
@@ -23,7 +24,7 @@ export function fitted(state, data) {
 export function initial(data, given = {}) {
   const [first] = data.examples;
   const asked = first.tokens.findIndex((_, pos) => data.cell(0, 0, pos).right !== null);
-  const start = { example: 0, loop: Math.min(1, first.loops), pos: Math.max(asked, 0), head: -1, shown: "answer", variable: 0, playing: false };
+  const start = { example: 0, loop: Math.min(1, first.loops), pos: Math.max(asked, 0), head: -1, layer: -1, shown: "answer", variable: 0, playing: false };
   return fitted({ ...start, ...given }, data);
 }
 

@@ -178,9 +178,10 @@ const report = (() => {
   });
   for (const figure of figures) {
     prepare(figure); // its height is then known, so links into the page land where they should
-    near.observe(figure.element);
     resized.observe(figure.element);
   }
+  // What stands at the head of the page comes before what takes Plotly's script.
+  Promise.resolve(window.explored).then(() => figures.forEach((figure) => near.observe(figure.element)));
 
   let screenTheme;
   const forPrint = (on) => {

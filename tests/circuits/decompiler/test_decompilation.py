@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from loopinterp.benchmark import TRAINED, benchmark_models
-from loopinterp.circuits.decompiler import decompile
+from loopinterp.circuits.decompiler import EXACT, decompile
 from loopinterp.circuits.decompiler.held_out import TRAJECTORY
 from loopinterp.errors import InputError
 from loopinterp.rasp import LoopProgram, compile_program, get_program
@@ -50,6 +50,7 @@ def test_the_program_of_a_compiled_model_is_read(name: str, disguise: str) -> No
     assert found.program is not None, found.reason
     assert equivalence(found.program, program).equivalent
     assert (found.evidence["agree"] == found.evidence["of"]).all()
+    assert found.claim.grade == EXACT and "claim: exact" in str(found)
     again = compile_program(found.program, max_length=task.n_positions(4))
     batch = task.sample(4, batch_size=16, generator=torch.Generator().manual_seed(3))
     right = again.model(batch.inputs, n_loops=program.n_loops(4)).argmax(-1)
@@ -99,6 +100,8 @@ def test_numbers_that_make_no_sense_are_refused() -> None:
 def test_the_program_of_a_trained_model_is_read_from_exchanges_across_loops() -> None:
     (about,) = (m for m in benchmark_models(["carry_save"]) if m.disguise == TRAINED)
     model, everything = about.compiled.model, {"lengths": (1, 2, 3, 4), "interventions": None}
-    found = decompile(model, about.task, n=6, sharp=False, across_loops=True)
-    assert found.program is not None
+    found = decompile(
+        model, about.task, n=5, sharp=False, across_loops=True, n_exchanges=3000, examples=32
+    )
+    assert found.program is not None and found.claim.grade == EXACT
     assert equivalence(found.program, about.program, **everything).equivalent
