@@ -46,8 +46,8 @@ SETTLING = Shared(
     "Settling, loop by loop",
     "loop",
     "Above: examples whose whole answer is right after so many loops. Below: how far the last loop "
-    "moved the state, relative to its size, at the position that moved most; median over examples. A "
-    "line ends where the state rests.",
+    "moved the state, relative to its size, at the position that moved most; median over examples. "
+    "A line ends where the state rests.",
     "A state can settle on a wrong answer: both belong together.",
     logarithmic=("relative residual",),
 )

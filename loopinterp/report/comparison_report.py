@@ -140,7 +140,7 @@ def finding_rows(tables: Tables, runs: Sequence[str]) -> list[Row]:
         runs: In the order of the cells.
     """
     table = tables["findings"]
-    measured = {(str(line.run), str(line.result)) for line in table.itertuples()}
+    measured = {(str(run), str(result)) for run, result in zip(table["run"], table["result"])}
     table = table[(table["value"] != "") & (table["kind"] != "verdict")]
     order = {section.key: k for k, section in enumerate(SECTIONS)}
     titles = {section.key: section.short or section.title for section in SECTIONS}
