@@ -84,7 +84,7 @@ GALLERY = (
     Thumbnail(
         "basins", "basins", "Which limit does each start lead to?", "convergence-and-answers"
     ),
-    Thumbnail("geometry", "geometry", "By which ways do states go?", "convergence-and-answers"),
+    Thumbnail("geometry", "geometry", "By which ways do states go?", "convergence-and-answers", 2),
     Thumbnail("stabilisation", "stabilisation", "Do the heads freeze?", "convergence-and-answers"),
     Thumbnail("wavefront", "wavefront", "How far has the carry come?", "tutorial"),
     Thumbnail("programs", "programs", "Which program does it run?", "which-program"),
@@ -100,6 +100,10 @@ GALLERY = (
     Thumbnail("ablation", "ablation", "Which parts are needed, and when?", "ablation-and-patching"),
     Thumbnail("attention", "attention", "Where does each head look?", "address-and-cache"),
 )
+
+
+IN_PAGES = ("convergence", "wavefront", "programs")
+"""Studies whose pictures stand in other pages too, where they are larger."""
 
 
 @torch.no_grad()
@@ -118,7 +122,8 @@ def main() -> None:
             if name in IDEAS:
                 picture = pictures.draw(IDEAS[name](), height=360)
             elif name in studies:
-                picture = pictures.draw(first_plot(args.run, studies[name]))
+                scale = 1.25 if name in IN_PAGES else 0.8
+                picture = pictures.draw(first_plot(args.run, studies[name]), scale=scale)
             else:
                 picture = {"explorer": explorer, "circuit-graph": circuit_graph}[name](pictures)
             keep(picture, args.out / f"{name}.png")
@@ -173,7 +178,7 @@ def circuit_graph(pictures: StillPictures) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         graph = draw_program(get_program("ripple_held_2"))
         page = write_circuit_page(graph, Path(folder) / "circuit.html")
-        return pictures.photograph(page, width=1060, height=850, script=f"({choose})()")
+        return pictures.photograph(page, width=1060, height=760, script=f"({choose})()")
 
 
 # Ideas, each on the smallest example that shows it
