@@ -70,8 +70,11 @@ def _metric(logits: Tensor) -> Tensor:
     return logits[..., 0].mean(-1)
 
 
-@every
-@pytest.mark.parametrize("component", ["state", "resid_pre", "z", "pattern", "k"])
+PATCHED = [(name, part) for name in KINDS for part in ("state", "resid_pre", "z")]
+PATCHED += [("ouro-grouped", "k"), ("huginn", "pattern")]
+
+
+@pytest.mark.parametrize(("name", "component"), PATCHED)
 def test_a_patching_sweep_is_what_hooks_do(name: str, component: str) -> None:
     model, base, source = adapted(name), tokens_of(name, 2, 5), tokens_of(name, 2, 5, seed=1)
     n_loops, loop = 3, 1
