@@ -76,7 +76,7 @@ def compare(kind: str, file: Path | None, *, seed: int = 0) -> dict[int, Differe
 # The published models
 
 
-def _ouro(module: Any, **sizes: int) -> nn.Module:
+def _ouro(module: Any, **sizes: Any) -> nn.Module:
     if hasattr(module, "create_causal_mask"):
         _patched_ouro(module)
     tiny = {
@@ -95,7 +95,7 @@ def _ouro_logits(model: Any, tokens: Tensor, n_loops: int, start: Tensor | None)
     return model(tokens, use_cache=False).logits
 
 
-def _huginn(module: Any, **sizes: int) -> nn.Module:
+def _huginn(module: Any, **sizes: Any) -> nn.Module:
     # A mapping is wanted now, where a list was.
     module.RavenForCausalLM._tied_weights_keys = {"lm_head.weight": "transformer.wte.weight"}
     tiny = {
@@ -113,7 +113,7 @@ def _huginn_logits(model: Any, tokens: Tensor, n_loops: int, start: Tensor | Non
     return model(tokens, input_states=start, num_steps=n_loops).logits
 
 
-def _hrm_text(module: Any, **sizes: int) -> nn.Module:
+def _hrm_text(module: Any, **sizes: Any) -> nn.Module:
     from transformers import HrmTextConfig, HrmTextForCausalLM
 
     tiny: dict[str, Any] = {
@@ -154,7 +154,7 @@ def _reasoner(name: str) -> Callable[..., nn.Module]:
         "forward_dtype": "float32",
     }
     trm = {"puzzle_emb_len": 0} if name.startswith("Tiny") else {}
-    return lambda module: getattr(module, name)({**settings, **trm})
+    return lambda module, **sizes: getattr(module, name)({**settings, **trm, **sizes})
 
 
 def _reasoner_logits(model: Any, tokens: Tensor, n_loops: int, start: Tensor | None) -> Tensor:
@@ -205,6 +205,9 @@ def _imported(name: str, folder: Path) -> Any:
             return importlib.import_module(name)
     finally:
         del sys.modules[flash.__name__]
+        top = name.partition(".")[0]  # another model's folder has the same name
+        for loaded in [other for other in sys.modules if other.partition(".")[0] == top]:
+            del sys.modules[loaded]
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:

@@ -17,12 +17,14 @@ import torch
 from torch import Tensor
 
 from loopinterp import circuits, dynamics, lenses, models, probing, training
+from loopinterp.adapters import adapt
 from loopinterp.errors import InputError
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, greedy_decode
 from loopinterp.rasp import compile_program
 from loopinterp.tasks import Addition, Batch
 from loopinterp.training import Trainer, TrainingConfig
 from loopinterp.training.seed_ensemble import advance_together, read
+from tests.adapters.kinds import KINDS
 from tests.pretend_gpu import DEVICE, OnDevice, WouldWait, no_waiting, pretend_gpu
 from tests.test_study_arguments import OF_A_TASK
 from tests.test_study_arguments import STUDIES as ASKED
@@ -98,6 +100,30 @@ def test_runs_hooks_caches_and_decoding(device: torch.device, kind: str) -> None
         options: dict[str, Any] = {"max_new_tokens": 3, "stop_token": 1, "use_cache": by_cache}
         says = greedy_decode(there, moved, n_loops=theirs, **options)
         assert torch.equal(says.cpu(), greedy_decode(here, inputs, n_loops=loops, **options))
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_published_models_run_where_their_weights_are(device: torch.device, kind: str) -> None:
+    here, there = adapt(KINDS[kind].build()), adapt(KINDS[kind].build().to(device))
+    inputs = torch.randint(64, (2, 6), generator=seeded())
+    moved = inputs.to(device)
+    ends = torch.tensor([2, 1])
+    same(there(moved, n_loops=ends.to(device)), here(inputs, n_loops=ends))
+    every = here.run_with_cache(inputs, n_loops=2)[1]
+    cached = there.run_with_cache(moved, n_loops=2)[1]
+    for name in every:
+        same(cached[name], every[name])
+    if here.config.causal:
+        says = greedy_decode(there, moved, n_loops=2, max_new_tokens=3)
+        assert torch.equal(says.cpu(), greedy_decode(here, inputs, n_loops=2, max_new_tokens=3))
+    if KINDS[kind].halts:
+        loops = [
+            models.run_until(
+                model, x, models.GateAbove(model.exit_probability, cumulated=True), max_loops=3
+            ).loop.cpu()
+            for model, x in ((here, inputs), (there, moved))
+        ]
+        assert torch.equal(*loops)
 
 
 RULES: dict[str, Any] = {

@@ -2,12 +2,13 @@
 
     python -m analyses.benchmarks.adapters
     python -m analyses.benchmarks.adapters --ouro PATH/modeling_ouro.py \\
-        --huginn PATH/raven_modeling_minimal.py
+        --huginn PATH/raven_modeling_minimal.py --hrm PATH/models/hrm/hrm_act_v1.py \\
+        --trm PATH/models/recursive_reasoning/trm.py
     python -m analyses.benchmarks.adapters --large --ouro PATH/modeling_ouro.py
 
 HRM-Text is part of ``transformers``; of the others the file is a copy of your own, and is run. All
 are random: tiny (about 1 million weights, 4 prompts of 32 tokens), and of some 100 million weights
-(one prompt of 32 tokens). Four loops each, of HRM-Text two.
+(one prompt of 32 tokens). Four loops each; two slow cycles of HRM-Text, HRM and TRM.
 """
 
 from __future__ import annotations
@@ -37,6 +38,14 @@ SIZES = {
         {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 2},
         {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 4},
     ),
+    "hrm": (
+        {"hidden_size": 128, "H_layers": 2, "L_layers": 2},
+        {"hidden_size": 1024, "H_layers": 4, "L_layers": 4, "expansion": 4},
+    ),
+    "trm": (
+        {"hidden_size": 128, "L_layers": 2},
+        {"hidden_size": 1024, "L_layers": 8, "expansion": 4},
+    ),
 }
 LARGE = {
     "hidden_size": 2048,
@@ -52,6 +61,8 @@ HEADS = {
     "ouro": lambda n: {"num_attention_heads": n, "num_key_value_heads": n},
     "huginn": lambda n: {"n_heads": n, "block_size": TOKENS},
     "hrm_text": lambda n: {"num_attention_heads": n, "head_dim": 64},
+    "hrm": lambda n: {"num_heads": n, "seq_len": TOKENS, "halt_max_steps": 1},
+    "trm": lambda n: HEADS["hrm"](n),
 }
 
 
@@ -83,6 +94,8 @@ def main() -> None:
     made = parser(__doc__, rounds=10)
     made.add_argument("--ouro", type=Path, help="your own copy of modeling_ouro.py")
     made.add_argument("--huginn", type=Path, help="your own copy of raven_modeling_minimal.py")
+    made.add_argument("--hrm", type=Path, help="your own copy of hrm_act_v1.py")
+    made.add_argument("--trm", type=Path, help="your own copy of trm.py")
     made.add_argument("--tiny", action="store_true", help="the tiny models only")
     made.add_argument("--large", action="store_true", help="memory of a 1.4B-parameter Ouro alone")
     options = made.parse_args()
@@ -90,7 +103,7 @@ def main() -> None:
     if options.large:
         large(options.ouro)
         return
-    files = {"hrm_text": None, "ouro": options.ouro, "huginn": options.huginn}
+    files = {kind: getattr(options, kind, None) for kind in SIZES}
     tables = {}
     for kind, file in files.items():
         if file is None and kind != "hrm_text":

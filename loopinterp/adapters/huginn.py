@@ -150,6 +150,10 @@ class HuginnAdapter(PublishedModel):
             h = self._layer(layer, h, context, taps.at("block", loop, k))
         return tap("hook_state_post", h)
 
+    def end_loop(self, h: Tensor, e: Tensor) -> Tensor:
+        """What a loop makes of the output of its last layer: it is the state."""
+        return h
+
     def _layer(self, layer: Any, h: Tensor, context: AttentionContext, tap: Tap = SILENT) -> Tensor:
         """``norm(h + attn(norm(h)))``, and the same for the MLP: the stream itself is normed."""
         attention, mlp = layer.attn, layer.mlp

@@ -125,11 +125,14 @@ class OuroAdapter(PublishedModel):
         h = tap("hook_state_pre", h)
         for k, layer in enumerate(inner.layers):
             h = self._layer(layer, h, context, taps.at("block", loop, k))
-        h = _norm(inner.norm, h, tap, "ln_loop")
-        h = tap("hook_state_post", h)
+        h = tap("hook_state_post", self.end_loop(h, e, tap))
         if tap.listens("hook_exit_gate"):
             tap("hook_exit_gate", self._gate(h))
         return h
+
+    def end_loop(self, h: Tensor, e: Tensor, tap: Tap = SILENT) -> Tensor:
+        """What a loop makes of the output of its last layer: ``model.norm`` of it."""
+        return _norm(self.published.model.norm, h, tap, "ln_loop")
 
     def _layer(self, layer: Any, h: Tensor, context: AttentionContext, tap: Tap = SILENT) -> Tensor:
         """``h + norm(attn(norm(h)))``, and the same for the MLP."""

@@ -118,10 +118,10 @@ class GateAbove(_Sure):
         """The largest probability over the scored positions of going on, or of having gone on."""
         if not self.cumulated:
             return view.worst(self._going_on(view))
-        if view.previous is None:
-            going = torch.ones_like(view.mask, dtype=torch.float32)
-        else:
-            going = view.previous.notes[self] * self._going_on(view)
+        going = torch.ones(view.mask.shape, device=view.mask.device)
+        if view.loop > 0:
+            before = None if view.previous is None else view.previous.notes.get(self)
+            going = self._going_on(view) * (going if before is None else before)
         view.notes[self] = going
         return view.worst(going)
 

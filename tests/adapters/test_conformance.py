@@ -430,18 +430,17 @@ def test_a_gate_is_cached_and_stops_a_run_at_its_cumulative_probability(name: st
     assert len(cache) == n_loops
     if component == "hook_exit_gate":
         assert torch.equal(cache.stack(component).squeeze(-1), stop)
-    stopped = 1 - (1 - stop).cumprod(0)
+    stopped, gate = 1 - (1 - stop).cumprod(0), model.exit_probability
     for threshold in (0.3, 0.6, 0.9):
         enough = (stopped >= threshold).all(-1)  # at every position
         expected = [
             next((t + 1 for t in range(n_loops) if enough[t, k]), n_loops)
             for k in range(len(tokens))
         ]
-        rule = GateAbove(model.exit_probability, threshold, cumulated=True)
+        rule = GateAbove(gate, threshold, cumulated=True)
         found = run_until(model, tokens, rule, max_loops=n_loops)
         assert found.loop.tolist() == expected
-    low, high = (GateAbove(model.exit_probability, x, cumulated=True) for x in (0.3, 0.6))
-    rules = [low, ResidualBelow(0.5), high]
+    rules = [GateAbove(gate, 0.3, cumulated=True), ResidualBelow(0.5), GateAbove(gate, 0.6)]
     together = run_rules(model, tokens, rules, max_loops=n_loops)
     for rule, loops in zip(rules, together):
         assert torch.equal(run_until(model, tokens, rule, max_loops=n_loops).loop, loops)
@@ -449,6 +448,6 @@ def test_a_gate_is_cached_and_stops_a_run_at_its_cumulative_probability(name: st
 
 @pytest.mark.parametrize("name", sorted(set(KINDS) - set(GATED)))
 def test_a_model_without_a_gate_says_so(name: str) -> None:
-    rule = GateAbove(adapted(name).exit_probability, cumulated=True)
+    model = adapted(name)
     with pytest.raises(InputError, match="ResidualBelow"):
-        run_until(adapted(name), tokens_of(name), rule, max_loops=2)
+        run_until(model, tokens_of(name), GateAbove(model.exit_probability), max_loops=2)

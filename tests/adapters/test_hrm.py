@@ -8,6 +8,7 @@ from torch import Tensor
 
 from loopinterp.adapters import HRMAdapter, adapt
 from loopinterp.errors import InputError
+from loopinterp.models import GateAbove, run_until
 from tests.adapters.published import hrm
 
 
@@ -82,6 +83,20 @@ def test_the_halting_head_is_read_after_every_loop() -> None:
         probability = model.exit_probability(state)
         assert probability.shape == (3, 6)
         assert torch.equal((probability > 0.5).all(-1), stops)
+
+
+def test_a_run_stops_where_the_halting_head_first_says_so() -> None:
+    published, tokens = hrm.tiny(H_cycles=1), _tokens()  # a segment is a loop
+    with torch.no_grad():
+        published.inner.q_head.bias.copy_(torch.tensor([-0.9, 0.0]))
+    ends = torch.full((3,), 9)
+    for n_loops in range(8, 0, -1):
+        told = hrm.segments(published, tokens, n_loops)
+        ends[told["q_halt_logits"] > told["q_continue_logits"]] = n_loops
+    model = _adapted(published)
+    stopped = run_until(model, tokens, GateAbove(model.exit_probability), max_loops=9)
+    assert torch.equal(stopped.loop, ends)
+    assert len(set(ends.tolist())) > 1  # at several loops
 
 
 def test_a_model_that_computes_in_half_precision_says_so() -> None:

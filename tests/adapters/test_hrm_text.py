@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -59,3 +61,24 @@ def test_the_norm_that_ends_a_stack_makes_its_part_of_the_state() -> None:
             cache[f"loops.1.blocks.{layer}.ln_cycle.hook_normalized"], cache[f"loops.1.{part}"]
         )
         assert (last / rms - cache[f"loops.1.{part}"]).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"head_dim": 24, "num_attention_heads": 4},
+        {"attention_bias": True, "mlp_bias": True},
+        {"num_hidden_layers": 1, "H_cycles": 3, "L_cycles": 1},
+        {"hidden_act": "gelu", "embedding_scale": 2.0},
+    ],
+)
+def test_any_sizes(sizes: dict[str, Any]) -> None:
+    published, tokens = hrm_text.tiny(**sizes), _tokens()
+    with torch.no_grad():
+        for name, weight in published.named_parameters():
+            if name.endswith("bias"):
+                weight.normal_()
+    model = adapt(published)
+    logits, cache = model.run_with_cache(tokens)
+    assert (logits - published(tokens, use_cache=False).logits).abs().max() <= 1e-5
+    assert cache.nbytes == model.cache_nbytes(2, 7)

@@ -45,6 +45,15 @@ STUDIES: dict[str, Callable[[Any, Any], Any]] = {
     "probes": lambda m, d: probing.probe_study(
         m, d.inputs, {"token": d.inputs}, n_loops=2, sites=("hook_state_post", "resid_mid")
     ),
+    "logit lens": lambda m, d: lenses.lens_study(m, d.inputs, lens="logit", n_loops=2, inside=True),
+    "coda lens": lambda m, d: lenses.lens_study(m, d, lens="coda"),
+    "tuned lens": lambda m, d: lenses.lens_study(
+        m, d.inputs, lens=lenses.fit_tuned_lens(m, d.inputs, n_loops=2, steps=3)
+    ),
+    "jacobian lens": lambda m, d: lenses.lens_study(
+        m, d.inputs, lens=lenses.fit_jacobian_lens(m, d.inputs, n_loops=2, draws=1)
+    ),
+    "exits": lambda m, d: lenses.exit_study(m, d, n_loops=3),
     "ablation": lambda m, d: circuits.ablation_study(m, d, kinds=("zero",), when=("all",)),
 }
 
@@ -114,6 +123,24 @@ def test_a_patching_sweep_is_what_hooks_do(name: str, component: str) -> None:
 
 
 @every
+def test_a_lens_reads_at_the_end_what_the_model_says(name: str) -> None:
+    model, tokens = adapted(name), tokens_of(name)
+    result = lenses.lens_study(model, tokens, lens="coda", n_loops=2, inside=True)
+    assert result.top.sel(loop=2, layer="state").item() == 1.0
+    assert result.top.sel(loop=0, layer="state").item() < 1.0
+
+
+GATED = [name for name in KINDS if KINDS[name].halts and name != "ouro-grouped"]
+
+
+@pytest.mark.parametrize("name", GATED)
+def test_exits_are_those_of_the_models_own_gate(name: str) -> None:
+    model = adapted(name)
+    result = lenses.exit_study(model, _batch(name), n_loops=3, gate=model.exit_probability)
+    assert "gate, cumulated" in result.data["rule"].values
+
+
+@every
 def test_layers_of_a_block_have_their_limits(name: str) -> None:
     from loopinterp.dynamics.layer_cycles import layer_limits
 
@@ -156,3 +183,16 @@ def test_attribution_by_edges_says_that_it_is_for_models_of_ours(name: str) -> N
     batch = _batch(name)
     with pytest.raises(InputError, match="LoopedTransformer"):
         circuits.edge_study(adapted(name), batch, batch)
+
+
+@pytest.mark.parametrize("name", ["ouro", "huginn"])
+def test_what_a_loop_makes_of_its_last_layer_is_what_the_run_makes_of_it(name: str) -> None:
+    model: Any = adapted(name)
+    tokens = tokens_of(name)
+    states = model(tokens, n_loops=3, return_type="states")
+    x = states.flip(-1)[1]  # no output of a layer
+    site = model.site("resid_post", loop=1, layer=-1, n_loops=3)
+    span = {"n_loops": 3, "start_at_loop": 1, "stop_at_loop": 2, "state": states[1]}
+    hooks = [(site, lambda residual, hook: x)]
+    ended = model.run_with_hooks(tokens, fwd_hooks=hooks, return_type="state", **span)
+    assert torch.allclose(model.end_loop(x, model.embed(tokens)), ended, atol=1e-6)

@@ -34,15 +34,15 @@ def test_what_differs_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_file_below_a_folder_that_it_imports_from(tmp_path: Path) -> None:
-    folder = tmp_path / "models"
-    (folder / "hrm").mkdir(parents=True)
-    (folder / "layers.py").write_text("from flash_attn_interface import flash_attn_func\n")
-    (folder / "hrm" / "act.py").write_text("from models.layers import flash_attn_func\n")
-    try:
-        module = published_code._module_of(folder / "hrm" / "act.py")
-    finally:
-        for name in ("models.hrm.act", "models.hrm", "models.layers", "models"):
-            sys.modules.pop(name, None)
+    for copy in ("one", "other"):  # two of one name do not meet
+        folder = tmp_path / copy / "models"
+        (folder / "hrm").mkdir(parents=True)
+        told = f"from flash_attn_interface import flash_attn_func\nname = {copy!r}\n"
+        (folder / "layers.py").write_text(told)
+        (folder / "hrm" / "act.py").write_text("from models.layers import flash_attn_func, name\n")
+        module = published_code.module_of(folder / "hrm" / "act.py")
+        assert module.name == copy
+    assert not {"models", "models.layers", "flash_attn_interface"} & {*sys.modules}
     q, k, v = torch.randn(3, 2, 5, 4, 8, generator=torch.Generator().manual_seed(0))
     for causal in (True, False):
         pattern = torch.einsum("bqhd,bkhd->bhqk", q, k) / 8**0.5
