@@ -55,6 +55,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--cutoffs", type=int, nargs="+", default=CUTOFFS)
     parser.add_argument("--tasks", nargs="+", default=TASKS)
+    parser.add_argument("--scales", type=float, nargs="+", default=SCALES, help="Loops over T(n).")
     parser.add_argument("--set", action="append", default=[], help="Changes of the training.")
     parser.add_argument("--samples", type=int, default=200)
     parser.add_argument("--jobs", type=int, default=1, help="Processes.")
@@ -66,7 +67,10 @@ def main() -> None:
             about=f"How many positions a loop does {task} learn?",
             recipe=task,
             set=(*CHANGES, *args.set),
-            grid={"curriculum.max_n": tuple(args.cutoffs), "objective.loop_scale": SCALES},
+            grid={
+                "curriculum.max_n": tuple(args.cutoffs),
+                "objective.loop_scale": tuple(args.scales),
+            },
             seeds=tuple(args.seeds),
             evaluation=SweepEvaluation(lengths=(max(args.cutoffs),), samples=32),
         )
@@ -150,7 +154,7 @@ def as_table(found: pd.DataFrame) -> str:
         given = learnt["cutoff"] / learnt["trained_loops"]
         differ = len(given) >= LEAST_MODELS and given.max() >= LEAST_RANGE * given.min()
         speed = learnt["n"] / learnt["least_loops"]
-        law = exponent(given, speed) if differ else (np.nan,) * 3
+        law = exponent(given, speed) if differ else (np.nan, np.nan, np.nan)
         models = ["cutoff", "trained_loops", "seed"]
         growth = _growth(of, "least_loops", models)
         settling = _growth(of, "settled", models)

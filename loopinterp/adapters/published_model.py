@@ -8,7 +8,6 @@ loop has gradients, and nothing depends on the forward, masks or caches of the p
 from __future__ import annotations
 
 import json
-from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -61,6 +60,10 @@ class PublishedConfig:
 
 class PublishedModel(HookedRun):
     """A published looped model, hooked at every loop. Base of all adapters.
+
+    An adapter says its ``needs``, its site map, and in ``_embed``, ``_loop`` and ``_readout`` what
+    its model computes, past the taps of each place; further its start, the angles of its positions
+    (``_rotation``) and its gate, where it has any.
 
     Args:
         published: The model as its own code makes it. Its weights are shared, not copied.
@@ -230,27 +233,6 @@ class PublishedModel(HookedRun):
         ahead = (key > query)[:, None] if self.config.causal else (key > key)[:, None]
         mask = torch.zeros_like(ahead, dtype=self.dtype).masked_fill(ahead, float("-inf"))
         return mask, mask
-
-    # What an adapter says
-
-    @abstractmethod
-    def _embed(
-        self,
-        inputs: Tensor,
-        context: AttentionContext,
-        positions: Tensor | None,
-        taps: Taps = NO_TAPS,
-    ) -> Tensor: ...
-
-    @abstractmethod
-    def _loop(
-        self, h: Tensor, e: Tensor, context: AttentionContext, taps: Taps = NO_TAPS, loop: int = 0
-    ) -> Tensor: ...
-
-    @abstractmethod
-    def _readout(
-        self, h: Tensor, taps: Taps = NO_TAPS, context: AttentionContext | None = None
-    ) -> Tensor: ...
 
 
 def _part(model: object, name: str) -> object | None:

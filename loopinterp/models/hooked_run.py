@@ -33,8 +33,9 @@ ReturnType = Literal["logits", "state", "states", "all_logits"]
 class HookedRun(LoopHooks):
     """A :class:`~loopinterp.models.LoopedModel` that is hooked at every loop.
 
-    What a model has to say: its ``site_map``, :meth:`initial_state`, and the four methods at the
-    end of this class, each of which passes what has a name through the taps of its place.
+    What a model has to say: its ``site_map``, :meth:`initial_state`, and the methods at the end of
+    this class, of which embedding, loop and readout pass what has a name through the taps of its
+    place.
     """
 
     # The protocol

@@ -46,7 +46,8 @@ SETTLING = Shared(
     "Settling, loop by loop",
     "loop",
     "Above: examples whose whole answer is right after so many loops. Below: how far the last loop "
-    "moved the state, relative to its size, at the position that moved most; median over examples.",
+    "moved the state, relative to its size, at the position that moved most; median over examples. "
+    "A line ends where the state rests.",
     "A state can settle on a wrong answer: both belong together.",
     logarithmic=("relative residual",),
 )
@@ -146,9 +147,10 @@ def compared_figures(curves: pd.DataFrame, runs: list[str]) -> list[Figure]:
 def _lines(shared: Shared, table: Any, shades: Mapping[str, str]) -> Any:
     panels = []
     for panel, rows in table.groupby("panel", sort=False):
+        log = panel in shared.logarithmic
+        rows = rows[rows["value"] > 0] if log else rows
         lines = [_series(run, rows[rows["run"] == run], shades) for run in shades]
         lines = [line for line in lines if len(line.x)]
-        log = panel in shared.logarithmic
         unit = None if log else (0, 1.03)
         panels.append(LinePanel(lines, str(panel), y_range=unit, y_log=log))
     return line_panels(panels, x_title=shared.x_title)

@@ -28,6 +28,7 @@ class Cell:
     value: str = ""
     good: bool | None = None
     text: str = ""
+    measured: bool = True
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,11 @@ class Row:
 
     title: str
     cells: list[Cell]
+
+    @property
+    def about(self) -> str:
+        """What the first run that says anything says, which tells what the values are."""
+        return next((cell.text for cell in self.cells if cell.text), "")
 
     @property
     def differs(self) -> bool:
@@ -134,6 +140,7 @@ def finding_rows(tables: Tables, runs: Sequence[str]) -> list[Row]:
         runs: In the order of the cells.
     """
     table = tables["findings"]
+    measured = {(str(run), str(result)) for run, result in zip(table["run"], table["result"])}
     table = table[(table["value"] != "") & (table["kind"] != "verdict")]
     order = {section.key: k for k, section in enumerate(SECTIONS)}
     titles = {section.key: section.short or section.title for section in SECTIONS}
@@ -150,7 +157,7 @@ def finding_rows(tables: Tables, runs: Sequence[str]) -> list[Row]:
     return [
         Row(
             f"{title}{f' ({number})' if number > 1 else ''}, {result.replace('-', ' ')}",
-            [cells.get(run, Cell()) for run in runs],
+            [cells.get(run, Cell(measured=(run, result) in measured)) for run in runs],
         )
         for (_, result, title, number), cells in sorted(found.items(), key=lambda item: item[0])
     ]

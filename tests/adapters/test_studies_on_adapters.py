@@ -183,3 +183,16 @@ def test_attribution_by_edges_says_that_it_is_for_models_of_ours(name: str) -> N
     batch = _batch(name)
     with pytest.raises(InputError, match="LoopedTransformer"):
         circuits.edge_study(adapted(name), batch, batch)
+
+
+@pytest.mark.parametrize("name", ["ouro", "huginn"])
+def test_what_a_loop_makes_of_its_last_layer_is_what_the_run_makes_of_it(name: str) -> None:
+    model: Any = adapted(name)
+    tokens = tokens_of(name)
+    states = model(tokens, n_loops=3, return_type="states")
+    x = states.flip(-1)[1]  # no output of a layer
+    site = model.site("resid_post", loop=1, layer=-1, n_loops=3)
+    span = {"n_loops": 3, "start_at_loop": 1, "stop_at_loop": 2, "state": states[1]}
+    hooks = [(site, lambda residual, hook: x)]
+    ended = model.run_with_hooks(tokens, fwd_hooks=hooks, return_type="state", **span)
+    assert torch.allclose(model.end_loop(x, model.embed(tokens)), ended, atol=1e-6)

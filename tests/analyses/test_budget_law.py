@@ -59,9 +59,9 @@ def test_few_models_or_such_that_were_given_the_same_say_nothing_of_the_speed(
     """All cutoffs with one number of loops a position, five seeds; or one cutoff with three."""
     found = models(1.0)
     if len(cutoffs) > 1:
-        found = found[found["trained_loops"] == found["cutoff"]]
+        found = found.query("trained_loops == cutoff")
         found = pd.concat([found.assign(seed=seed) for seed in range(5)])
-    found = found[found["cutoff"].isin(cutoffs)]
+    found = found.query("cutoff in @cutoffs")
     assert f"| {15 if len(cutoffs) > 1 else 3} of" in as_table(found)
     assert "| not known | 1.00 |" in as_table(found)
 

@@ -61,7 +61,8 @@ def test_findings_that_differ_are_told_from_those_that_do_not(
     rows = finding_rows(tables, [*records])
     for row in rows:
         assert row.differs == (len({cell.value for cell in row.cells}) > 1)
-        assert len(row.cells) == 3
+        assert len(row.cells) == 3 and row.about == next(c.text for c in row.cells if c.text)
+        assert all(c.measured for c in row.cells) == ("programs" not in row.title)
     own = {f.value for f in records["ripple"].results["convergence"].findings() if f.value}
     assert own == {row.cells[0].value for row in rows if "convergence" in row.title}
     alike = finding_rows(tables_of({"a": records["ripple"], "b": records["ripple"]}), ["a", "b"])
