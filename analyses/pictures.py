@@ -29,6 +29,7 @@ from loopinterp.plotting import PALETTE, heatmap_panels, template
 from loopinterp.rasp import draw_program, get_program
 from loopinterp.report import write_circuit_page, write_results
 from loopinterp.saved_results import load_result
+from loopinterp.tasks import Addition
 
 PICTURES = PAGES / "pictures"
 
@@ -186,8 +187,7 @@ def circuit_graph(pictures: StillPictures) -> bytes:
 
 def light_cone() -> go.Figure:
     """How far one changed state has got, loop by loop, in the zoo's addition."""
-    run = loopinterp.load_pretrained("addition")
-    model, task = run.model(), run.task()
+    model, task = loopinterp.load_pretrained("addition").model(), Addition()
     ones = sum(1 << k for k in range(1, 16))
     inputs = task.encode([(ones, 0)], n=16).inputs
     iteration = bind(model, inputs)
@@ -232,7 +232,7 @@ def hold_times() -> go.Figure:
     """A carry planted behind the front, in three compiled programs: does the bit still show it?"""
     from loopinterp.rasp import compile_program
 
-    task = loopinterp.tasks.get_task("addition")
+    task = Addition()
     ones = sum(1 << k for k in range(1, 12))
     base, source = task.encode([(ones, 0)], n=12), task.encode([(ones | 1, 1)], n=12)
     figure = go.Figure(layout={"template": template()})
