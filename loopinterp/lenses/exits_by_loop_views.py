@@ -99,7 +99,7 @@ def _spent(result: ExitResult) -> Figure:
         y_range=(0, 1.03),
     )
     return Figure(
-        title="Right answers for the loops spent",
+        title="Early exits",
         plot=plot,
         caption=(
             "Each line is a rule with all tolerances, from one at which every example stops at "
@@ -153,7 +153,7 @@ def _by_loop(result: ExitResult) -> Figure:
     ]
     names = ("exact", "agreement", "confidence", "entropy", "readout_kl", "norm", "residual")
     return Figure(
-        title="What is read, and how far the state moves",
+        title="Readings and updates",
         plot=line_panels(panels, x_title="loop"),
         caption=(
             "Means over examples with 95% intervals. Entropy and probability say how sure the "

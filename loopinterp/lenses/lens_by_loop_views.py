@@ -160,7 +160,7 @@ def _by_loop(result: LensResult) -> Figure:
         columns[name] = means
     plot = line_panels(panels, x_title="loop")
     return Figure(
-        title=f"{_opening(result)}, loop by loop",
+        title=f"{_opening(result)} by loop",
         plot=plot,
         caption=(
             "Above, the share of positions asked at which the "
@@ -201,7 +201,7 @@ def _by_position(result: LensResult) -> Figure:
         scale="mass",
     )
     return Figure(
-        title="The wanted class, by loop and position",
+        title="The wanted class by position",
         plot=plot,
         caption=(
             "Mean probability that the reading gives to the "
