@@ -35,7 +35,14 @@ if TYPE_CHECKING:
     from loopinterp.training import Run, TrainingConfig
 
 ROOT = Path(__file__).resolve().parent.parent
-BENCHMARKS = ("forward", "training_step", "seeds_together", "finished_examples", "decoding")
+BENCHMARKS = (
+    "forward",
+    "training_step",
+    "seeds_together",
+    "finished_examples",
+    "decoding",
+    "adapters",
+)
 SWEEPS = ROOT / "analyses" / "sweeps"
 SEEDS = range(5)
 LIMIT = 540

@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from loopinterp.adapters import adapt
+from loopinterp import adapters
 
 VOCAB, WIDTH, LENGTH = 64, 32, 6
 LOOPS = (1, 2, 4, 7)
@@ -63,7 +63,7 @@ def compare(kind: str, file: Path | None, *, seed: int = 0) -> dict[int, Differe
         for weight in model.parameters():  # no norm or bias at its neutral initial value
             weight.copy_(torch.randn_like(weight) / 2 / weight.shape[-1] ** 0.5)
         tokens = torch.randint(VOCAB, (2, LENGTH))
-        ours, differences = adapt(model), {}
+        ours, differences = adapters.adapt(model), {}
         for n_loops in LOOPS:
             start = ours.initial_state(ours.embed(tokens))
             logits = ours(tokens, n_loops=n_loops, state=start)
@@ -158,10 +158,11 @@ def _reasoner(name: str) -> Callable[..., nn.Module]:
 
 
 def _reasoner_logits(model: Any, tokens: Tensor, n_loops: int, start: Tensor | None) -> Tensor:
-    batch = {"inputs": tokens, "puzzle_identifiers": torch.zeros(len(tokens), dtype=torch.int32)}
-    carry, told = model.initial_carry(batch), {}
+    puzzles = torch.zeros(len(tokens), dtype=torch.int32, device=tokens.device)
+    batch = {"inputs": tokens, "puzzle_identifiers": puzzles}
     cycles = 2 if n_loops % 2 == 0 else n_loops  # segments of two cycles, or one segment of all
-    with mock.patch.object(model.inner.config, "H_cycles", cycles):
+    with tokens.device, mock.patch.object(model.inner.config, "H_cycles", cycles):
+        carry, told = model.initial_carry(batch), {}
         for _ in range(n_loops // cycles):
             carry, told = model(carry, batch)
     return told["logits"]

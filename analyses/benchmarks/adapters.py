@@ -9,6 +9,10 @@
 HRM-Text is part of ``transformers``; of the others the file is a copy of your own, and is run. All
 are random: tiny (about 1 million weights, 4 prompts of 32 tokens), and of some 100 million weights
 (one prompt of 32 tokens). Four loops each; two slow cycles of HRM-Text, HRM and TRM.
+
+Beside ours stands TransformerLens' bridge of the same model, where it has one, and with
+``--peer-python``, the Python of an environment with nnsight and lazy-loader, nnsight on HRM-Text. It
+brings its own yardstick along, as in ``forward``.
 """
 
 from __future__ import annotations
@@ -17,36 +21,24 @@ import resource
 import time
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from analyses.benchmarks.timing import compare, parser, settle, show
+from analyses.benchmarks.bridge_peer import bridge_residuals, published_bridge
+from analyses.benchmarks.forward import nnsight
+from analyses.benchmarks.published import BATCH, SIZES, TOKENS, VOCAB, random_model
+from analyses.benchmarks.timing import compare, parser, settle, show, stop
 from analyses.published_code import KINDS, module_of
 from loopinterp.adapters import adapt
 
-TOKENS, VOCAB = 32, 1000
-SIZES = {
-    "ouro": (
-        {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 2},
-        {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 8},
-    ),
-    "huginn": (
-        {"n_embd": 128, "intermediate_size": 352},
-        {"n_embd": 1024, "intermediate_size": 2816},
-    ),
-    "hrm_text": (
-        {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 2},
-        {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 4},
-    ),
-    "hrm": (
-        {"hidden_size": 128, "H_layers": 2, "L_layers": 2},
-        {"hidden_size": 1024, "H_layers": 4, "L_layers": 4, "expansion": 4},
-    ),
-    "trm": (
-        {"hidden_size": 128, "L_layers": 2},
-        {"hidden_size": 1024, "L_layers": 8, "expansion": 4},
-    ),
-}
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+BRIDGED = ("ouro", "huginn", "hrm_text")
+"""Those that TransformerLens' bridge can be made of."""
 LARGE = {
     "hidden_size": 2048,
     "intermediate_size": 5632,
@@ -57,13 +49,6 @@ LARGE = {
 }
 """The shape of Ouro-1.4B."""
 RESIDUALS = ["hook_resid_pre", "hook_resid_mid", "hook_resid_post"]
-HEADS = {
-    "ouro": lambda n: {"num_attention_heads": n, "num_key_value_heads": n},
-    "huginn": lambda n: {"n_heads": n, "block_size": TOKENS},
-    "hrm_text": lambda n: {"num_attention_heads": n, "head_dim": 64},
-    "hrm": lambda n: {"num_heads": n, "seq_len": TOKENS, "halt_max_steps": 1},
-    "trm": lambda n: HEADS["hrm"](n),
-}
 
 
 def large(file: Path | None) -> None:
@@ -90,45 +75,84 @@ def _peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
+def ways(kind: str, published: Any, tokens: Tensor) -> dict[str, Callable[[], Any]]:
+    """Name -> one run: the model's own forward, ours, and where it can, TransformerLens' bridge."""
+    model = adapt(published)
+    n_loops, start = model.n_loops, model.initial_state(model.embed(tokens)).detach()
+    state = {"state": start} if kind == "huginn" else {}
+    cached = partial(model.run_with_cache, tokens, names_filter="hook_resid_post", **state)
+    made = {
+        "its own forward": partial(KINDS[kind].native, published, tokens, n_loops, start),
+        "no hooks": partial(model, tokens, **state),
+        "residuals of all (loop, layer)": cached,
+    }
+    if kind in BRIDGED:
+        given = {"input_states": start, "num_steps": n_loops} if kind == "huginn" else {}
+        made |= bridge_ways(published, tokens, given or {"use_cache": False}, len(cached()[1]))
+    expected = made["its own forward"]()
+    for name in {"no hooks", "bridge, no hooks"} & made.keys():
+        assert (made[name]() - expected).abs().max() < 1e-3, name
+    return made
+
+
+def bridge_ways(
+    published: Any, tokens: Tensor, given: dict[str, Any], firings: int
+) -> dict[str, Callable[[], Any]]:
+    """The bridge without hooks, with its cache, and with a hook of one's own at every residual.
+
+    Its cache keeps what each layer wrote last; the hook, written here, keeps all ``firings``.
+    """
+    bridge = published_bridge(published)
+    residuals = bridge_residuals(bridge)
+
+    def by_hand() -> list[Tensor]:
+        kept: list[Tensor] = []
+        hooks: list[Any] = [(name, lambda at, hook: kept.append(at)) for name in residuals]
+        bridge.run_with_hooks(tokens, fwd_hooks=hooks, **given)
+        return kept
+
+    assert len(by_hand()) == firings
+    return {
+        "bridge, no hooks": partial(bridge, tokens, **given),
+        f"bridge, last loop cached ({len(residuals)} of {firings})": partial(
+            bridge.run_with_cache, tokens, names_filter=residuals, **given
+        ),
+        f"bridge, hook by hand ({firings} of {firings})": by_hand,
+    }
+
+
 def main() -> None:
-    made = parser(__doc__, rounds=10)
+    made = parser(__doc__, rounds=10, device=True)
     made.add_argument("--ouro", type=Path, help="your own copy of modeling_ouro.py")
     made.add_argument("--huginn", type=Path, help="your own copy of raven_modeling_minimal.py")
     made.add_argument("--hrm", type=Path, help="your own copy of hrm_act_v1.py")
     made.add_argument("--trm", type=Path, help="your own copy of trm.py")
-    made.add_argument("--tiny", action="store_true", help="the tiny models only")
+    made.add_argument("--sizes", nargs="+", default=list(BATCH), choices=list(BATCH))
+    made.add_argument("--peer-python", type=Path, help="the Python that has nnsight")
     made.add_argument("--large", action="store_true", help="memory of a 1.4B-parameter Ouro alone")
     options = made.parse_args()
+    if options.large and options.device != "cpu":
+        stop("--large: the peak of the process is the processor's; leave --device out")
     settle(options)
     if options.large:
         large(options.ouro)
         return
-    files = {kind: getattr(options, kind, None) for kind in SIZES}
+    torch.set_grad_enabled(False)
     tables = {}
-    for kind, file in files.items():
+    for kind in SIZES:
+        file = getattr(options, kind, None)
         if file is None and kind != "hrm_text":
             continue
-        module = module_of(file)
-        for sizes, batch in zip(SIZES[kind], (4,) if options.tiny else (4, 1)):
-            width = sizes.get("hidden_size", sizes.get("n_embd", 0))
-            torch.manual_seed(0)
-            settings = sizes | HEADS[kind](width // 64) | {"vocab_size": VOCAB}
-            published = KINDS[kind].build(module, **settings).eval()
-            for weight in published.parameters():
-                torch.nn.init.normal_(weight, std=weight.shape[-1] ** -0.5)
-            model = adapt(published)
-            tokens = torch.randint(VOCAB, (batch, TOKENS))
-            n_loops, start = model.n_loops, model.initial_state(model.embed(tokens)).detach()
-            state = {"state": start} if kind == "huginn" else {}
-            cached = partial(model.run_with_cache, tokens, names_filter="hook_resid_post", **state)
-            ways = {
-                "its own forward": partial(KINDS[kind].native, published, tokens, n_loops, start),
-                "no hooks": partial(model, tokens, **state),
-                "residuals of all (loop, layer)": cached,
-            }
-            with torch.no_grad():
-                assert (ways["its own forward"]() - ways["no hooks"]()).abs().max() < 1e-3
-                rows = compare(ways, rounds=options.rounds, clock=options.clock)
+        for size in options.sizes:
+            published, tokens = random_model(kind, file, size, device=options.device)
+            rows = compare(
+                ways(kind, published, tokens),
+                rounds=options.rounds,
+                clock=options.clock,
+                device=options.device,
+            )
+            if options.peer_python and kind == "hrm_text":
+                rows |= nnsight(options.peer_python, size, options)
             weights = sum(weight.numel() for weight in published.parameters()) / 1e6
             tables[f"{kind}, {weights:.1f} million weights"] = rows
     target = {"no hooks": 1.05, "residuals of all (loop, layer)": 1.10}

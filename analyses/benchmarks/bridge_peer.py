@@ -1,8 +1,9 @@
-"""TransformerLens' own untied model with the weights of a looped one in every layer."""
+"""TransformerLens' bridge: of its own untied model with looped weights, and of published models."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import copy
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from transformer_lens.config import TransformerBridgeConfig
@@ -63,6 +64,25 @@ def untied_bridge(
     return build_bridge_from_module(
         native.eval(), architecture="TransformerLensNative", tl_config=cfg, model_name="untied"
     ).eval()
+
+
+def published_bridge(published: Any) -> TransformerBridge:
+    """The bridge of a model of ``transformers``; of a copy, as it changes what it takes."""
+    taken = copy.deepcopy(published)
+    return build_bridge_from_module(
+        taken, architecture=type(taken).__name__, hf_config=taken.config, model_name="published"
+    ).eval()
+
+
+def bridge_residuals(bridge: TransformerBridge) -> list[str]:
+    """Names of the residual stream after each layer; those of a loop fire once per loop."""
+    lists = ("prelude", "blocks", "core_block", "L_blocks", "H_blocks", "coda")
+    return [
+        f"{name}.{layer}.hook_resid_post"
+        for name in lists
+        if hasattr(bridge, name)
+        for layer in range(len(getattr(bridge, name)))
+    ]
 
 
 def _layer_weights(layer: nn.Module, prefix: str) -> dict[str, Tensor]:

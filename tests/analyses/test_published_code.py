@@ -29,7 +29,7 @@ def test_what_differs_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         adapted.part = lambda state, name: state[..., :32]  # type: ignore[method-assign]
         return adapted
 
-    monkeypatch.setattr(published_code, "adapt", wrong)
+    monkeypatch.setattr(published_code.adapters, "adapt", wrong)
     assert all(each.largest > 1e-4 for each in compare("hrm_text", None).values())
 
 
