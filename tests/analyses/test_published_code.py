@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from analyses import published_code
 from analyses.published_code import KINDS, LOOPS, compare, main
@@ -50,6 +52,22 @@ def test_a_file_below_a_folder_that_it_imports_from(tmp_path: Path) -> None:
             pattern = pattern.masked_fill(torch.ones(5, 5).triu(1).bool(), -torch.inf)
         expected = torch.einsum("bhqk,bkhd->bqhd", pattern.softmax(-1), v)
         assert (module.flash_attn_func(q, k, v, causal=causal) - expected).abs().max() < 1e-5
+
+
+def test_a_reasoners_own_tensors_are_made_where_the_tokens_are() -> None:
+    class Model:
+        """It makes its carry on the default device, as the published ones do."""
+
+        inner = SimpleNamespace(config=SimpleNamespace(H_cycles=2))
+
+        def initial_carry(self, batch: dict[str, Tensor]) -> set[torch.device]:
+            return {torch.empty(1).device, batch["puzzle_identifiers"].device}
+
+        def __call__(self, carry: Any, batch: dict[str, Tensor]) -> tuple[Any, dict[str, Any]]:
+            return carry, {"logits": carry}
+
+    tokens = torch.zeros(2, 6, dtype=torch.long, device="meta")
+    assert KINDS["hrm"].native(Model(), tokens, 4, None) == {tokens.device}
 
 
 def test_the_command_prints_every_number_of_loops(
