@@ -75,6 +75,8 @@ test("the same input is chosen where there is one, else the own one stays", () =
   const choose = (own, before, after) =>
     followed(at(own), other, { ...start, example: before }, { ...start, example: after }, {}, data).example;
   assert.deepEqual([choose(0, 1, 0), choose(1, 1, 0), choose(0, 0, 1), choose(1, 0, 1)], [1, 1, 0, 1]);
+  const twice = { ...other, examples: [...other.examples, other.examples[1]] };
+  assert.equal(followed(at(2), twice, { ...start, example: 1 }, start, {}, data).example, 2);
 });
 
 /* A page without drawing: what together() takes of it. */
