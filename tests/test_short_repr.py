@@ -89,6 +89,7 @@ def _made() -> dict[str, Any]:
     given = training.GivenModelConfig(
         task="addition", model=config.model, max_n=8, origin="given " * 40
     )
+    drawn = rasp.draw(compiled.circuit)
     series = plotting.Series("line", list(range(500)), np.arange(500.0))
     verdict = circuits.Verdict(winner=None, nearest="ripple", reasons=["one of many"] * 30)
     strata = {"token": circuits.Stratum(("a", "b"), torch.zeros(48, dtype=torch.int64))}
@@ -137,6 +138,10 @@ def _made() -> dict[str, Any]:
         "Alignment": rasp.Alignment(),
         "CeilLog2": rasp.CeilLog2(),
         "Circuit": compiled.circuit,
+        "CircuitGraph": drawn,
+        "GraphNode": drawn.nodes[0],
+        "GraphEdge": drawn.edges[0],
+        "Claim": circuits.Claim("exact", 900, 0, 0.004, tuple(range(2, 40))),
         "Compiled": compiled,
         "DisguiseCheck": rasp.check_disguise(
             rasp.rotate(compiled, seed=0), compiled, batch.inputs, n_loops=9
