@@ -11,7 +11,7 @@ are random: tiny (about 1 million weights, 4 prompts of 32 tokens), and of some 
 (one prompt of 32 tokens). Four loops each; two slow cycles of HRM-Text, HRM and TRM.
 
 Beside ours stands TransformerLens' bridge of the same model, where it has one, and with
-``--peer-python``, the Python of an environment with nnsight and lazy-loader, nnsight on HRM-Text.
+``--peer-python``, the Python of an environment with nnsight and lazy-loader, nnsight on it.
 It brings its own yardstick along, as in ``forward``.
 """
 
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-BRIDGED = ("ouro", "huginn", "hrm_text")
-"""Those that TransformerLens has a bridge for."""
+PEERED = ("ouro", "huginn", "hrm_text")
+"""Those that TransformerLens has a bridge for, and nnsight is tried on."""
 LARGE = {
     "hidden_size": 2048,
     "intermediate_size": 5632,
@@ -86,7 +86,7 @@ def ways(kind: str, published: Any, tokens: Tensor) -> dict[str, Callable[[], An
         "no hooks": partial(model, tokens, **state),
         "residuals of all (loop, layer)": cached,
     }
-    if kind in BRIDGED:
+    if kind in PEERED:
         given = {"input_states": start, "num_steps": n_loops} if kind == "huginn" else {}
         made |= bridge_ways(
             published, tokens, given or {"use_cache": False}, [*cached()[1].values()]
@@ -153,8 +153,9 @@ def main() -> None:
                 clock=options.clock,
                 device=options.device,
             )
-            if options.peer_python and kind == "hrm_text":
-                rows |= nnsight(options.peer_python, size, options)
+            if options.peer_python and kind in PEERED:
+                told = ("--file", str(file)) if file else ()
+                rows |= nnsight(options.peer_python, size, options, "--kind", kind, *told)
             weights = sum(weight.numel() for weight in published.parameters()) / 1e6
             tables[f"{kind}, {weights:.1f} million weights"] = rows
     target = {"no hooks": 1.05, "residuals of all (loop, layer)": 1.10}

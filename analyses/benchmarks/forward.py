@@ -74,9 +74,9 @@ def ways(size: Size, device: str) -> dict[str, Callable[[], Any]]:
     }
 
 
-def nnsight(python: Path, size: str, options: Any) -> dict[str, dict[str, float]]:
+def nnsight(python: Path, size: str, options: Any, *more: str) -> dict[str, dict[str, float]]:
     """nnsight's rows, timed by another Python against the same yardstick."""
-    command = [str(python), "-m", "analyses.benchmarks.nnsight_peer", size]
+    command = [str(python), "-m", "analyses.benchmarks.nnsight_peer", size, *more]
     for option in ("rounds", "threads", "clock", "allocator", "device"):
         command += [f"--{option}", str(getattr(options, option))]
     done = subprocess.run(command, check=True, capture_output=True, text=True)

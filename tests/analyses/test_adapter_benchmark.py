@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ from typing import Any
 import pytest
 import torch
 
+from analyses import published_code
 from analyses.benchmarks import adapters, published
 from analyses.benchmarks.adapters import main, ways
 from analyses.benchmarks.forward import nnsight
-from analyses.benchmarks.nnsight_peer import by_pytorch
+from analyses.benchmarks.nnsight_peer import FIRINGS, by_pytorch
 from analyses.benchmarks.published import SIZES, random_model
 from loopinterp.adapters import adapt
 from tests.adapters.kinds import KINDS
@@ -35,7 +37,7 @@ def _without_gradients() -> Iterator[None]:
 @pytest.fixture
 def _no_bridge(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bridge is of the published files, not of modules of the same structure."""
-    monkeypatch.setattr(adapters, "BRIDGED", ("hrm_text",))
+    monkeypatch.setattr(adapters, "PEERED", ("hrm_text",))
 
 
 def tiny(kind: str) -> tuple[Any, torch.Tensor]:
@@ -73,11 +75,24 @@ def test_the_bridge_takes_a_copy() -> None:
     assert before == {name: type(module) for name, module in model.named_modules()}
 
 
-def test_what_nnsight_must_keep_is_what_our_cache_keeps() -> None:
-    model, tokens = tiny("hrm_text")
-    _, ours = adapt(model).run_with_cache(tokens, names_filter="hook_resid_post")
-    for given, expected in zip(by_pytorch(model, tokens), ours.values(), strict=True):
+@pytest.mark.parametrize("kind", sorted(FIRINGS))
+def test_what_nnsight_must_keep_is_what_our_cache_keeps(kind: str) -> None:
+    model, tokens = tiny(kind)
+    ours = adapt(model)
+    start = ours.initial_state(ours.embed(tokens))
+    _, cache = ours.run_with_cache(tokens, state=start, names_filter="hook_resid_post")
+    loops, order = FIRINGS[kind](model)
+    layers = [layer for stack, _ in order for layer in stack]
+    assert loops == ours.n_loops and len(layers) == len(cache)
+    kept = by_pytorch(
+        layers, lambda: published_code.KINDS[kind].native(model, tokens, loops, start)
+    )
+    for given, expected in zip(kept, cache.values(), strict=True):
         torch.testing.assert_close(given, expected, atol=1e-4, rtol=1e-4)
+    seen: Counter[Any] = Counter()
+    for stack, firing in order:
+        assert firing == seen[stack]
+        seen[stack] += 1
     assert not any(module._forward_hooks for module in model.modules())
 
 
@@ -88,9 +103,10 @@ def test_another_python_is_asked_with_the_same_options(tmp_path: Path) -> None:
     )
     python.chmod(0o755)
     options = {"rounds": 3, "threads": 2, "clock": "wall", "allocator": "keep", "device": "cuda"}
-    asked: Any = nnsight(python, "tiny", Namespace(**options))
+    asked: Any = nnsight(python, "tiny", Namespace(**options), "--kind", "ouro")
     assert asked[:3] == ["-m", "analyses.benchmarks.nnsight_peer", "tiny"]
-    assert dict(zip(asked[3::2], asked[4::2])) == {f"--{k}": str(v) for k, v in options.items()}
+    assert asked[3:5] == ["--kind", "ouro"]
+    assert dict(zip(asked[5::2], asked[6::2])) == {f"--{k}": str(v) for k, v in options.items()}
 
 
 @pytest.mark.usefixtures("_no_bridge")
@@ -100,14 +116,16 @@ def test_the_command_writes_its_table(
     monkeypatch.setattr(adapters, "settle", lambda _: None)
     row = {"milliseconds": 2.0, "ratio": 1.5, "ratio_quartile_1": 1.0, "ratio_quartile_3": 2.0}
     monkeypatch.setattr(adapters, "compare", lambda ways, **_: dict.fromkeys(ways, row))
-    monkeypatch.setattr(adapters, "nnsight", lambda python, size, _: {f"{python}, {size}": row})
+    monkeypatch.setattr(
+        adapters, "nnsight", lambda python, size, _, *more: {f"{python}, {size}, {more[1]}": row}
+    )
     told = ["--sizes", "tiny", "--ouro", str(FILES / "ouro.py"), "--peer-python", "peer"]
     monkeypatch.setattr(sys, "argv", ["adapters", *told, "--json", str(tmp_path / "rows.json")])
     main()
     written = json.loads((tmp_path / "rows.json").read_text())
     assert [title.split(",")[0] for title in written["tables"]] == ["ouro", "hrm_text"]
     ouro, hrm_text = written["tables"].values()
-    assert "peer, tiny" in hrm_text and "peer, tiny" not in ouro
+    assert "peer, tiny, hrm_text" in hrm_text
     assert {*ouro} < {*hrm_text} and "bridge, no hooks" in hrm_text
     assert capsys.readouterr().out.count("target 1.05") == 2
 
