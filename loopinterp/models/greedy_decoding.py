@@ -145,7 +145,7 @@ class _Cached(_Recomputed):
         n_pos = tokens.shape[1]
         self.seen, self.turn = 0, 0
         self.kept: list[tuple[Tensor, Tensor]] = []
-        self.rotation = model._length_context(n_pos).rotation
+        self.rotation = model._length_context(n_pos - 1).rotation  # the last one is not read
         width, where = model.site_map.d_model, {"device": model.device, "dtype": model.dtype}
         like = torch.empty(1, n_pos, width, **where)
         self.start = model.initial_state(like)[0] if model.starts_by_place else None
