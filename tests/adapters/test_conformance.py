@@ -377,6 +377,19 @@ def test_a_model_is_loaded_from_a_folder_by_its_name(tmp_path: Path) -> None:
     assert load_published(str(tmp_path), dtype="float64").dtype == torch.float64
 
 
+def test_a_cache_is_read_back_for_its_model_from_another_folder(tmp_path: Path) -> None:
+    model, tokens = adapted("hrm_text"), tokens_of("hrm_text")
+    _, cache = model.run_with_cache(tokens, n_loops=1, names_filter="resid_post")
+    folder = cache.save(tmp_path / "cache")
+    model.published.save_pretrained(tmp_path / "model")
+    again = load_published(str(tmp_path / "model"))
+    assert {*LoopedCache.load(folder, again)} == {*cache}
+    other = adapt(KINDS["hrm_text"].build())
+    other.config.published["hidden_act"] = "gelu"  # type: ignore[index]
+    with pytest.raises(CheckpointError):
+        LoopedCache.load(folder, other)
+
+
 @pytest.mark.usefixtures("no_type_checks")
 @pytest.mark.parametrize("wrong", [torch.nn.Linear(2, 2), None, "ouro", torch.nn.ModuleDict()])
 def test_what_no_adapter_knows_is_refused_by_a_list_of_what_they_know(wrong: Any) -> None:
