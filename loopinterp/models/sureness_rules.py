@@ -118,10 +118,10 @@ class GateAbove(_Sure):
         """The largest probability over the scored positions of going on, or of having gone on."""
         going = torch.ones(view.mask.shape, device=view.mask.device)
         if view.loop > 0:
-            before = view.previous.notes.get(self) if self.cumulated and view.previous else None
+            before = view.previous.notes.get(id(self)) if self.cumulated and view.previous else None
             going = self._going_on(view) * (going if before is None else before)
         if self.cumulated:
-            view.notes[self] = going
+            view.notes[id(self)] = going  # as a gate need not have a hash
         return view.worst(going)
 
     def _going_on(self, view: LoopView) -> Float[Tensor, "batch pos"]:
