@@ -24,8 +24,8 @@ MOST_NODES = 400
 """Nodes of the largest graph that is drawn."""
 
 
-@dataclass(frozen=True)
-class GraphNode:
+@dataclass(frozen=True, repr=False)
+class GraphNode(ShortRepr):
     """A node.
 
     Attributes:
@@ -49,8 +49,8 @@ class GraphNode:
     facts: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass(frozen=True)
-class GraphEdge:
+@dataclass(frozen=True, repr=False)
+class GraphEdge(ShortRepr):
     """An edge.
 
     Attributes:
