@@ -48,7 +48,8 @@ def greedy_decode(
     A causal :class:`~loopinterp.models.LoopedTransformer` keeps the keys and values of all
     positions for every layer at every loop (``2 n_heads d_head`` numbers each), so that a token
     costs one position and not all of them. In float32 that gives the tokens that running the whole
-    again would give; in half precision rounding may decide between two likely ones. Any other model, and one with hooks on, is run on the whole again for each token.
+    again would give; in half precision rounding may decide between two likely ones. Any other
+    model, and one with hooks on, is run on the whole again for each token.
 
     A ``noise`` start is drawn once, for the prompt with all new tokens. Shorter inputs get the same
     noise at the same place where ``d_model`` is a multiple of 16, as PyTorch draws it; elsewhere
