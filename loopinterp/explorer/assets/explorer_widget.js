@@ -35,19 +35,9 @@ function controls(model, chosen) {
   return { box, fill, show };
 }
 
-/* Two explorers in step: what is chosen in one is chosen in the other. */
-function together(first, second) {
-  const follow = (from, to) => from.subscribe(({ loop, pos, shown, playing }) => {
-    const own = to.state;
-    if (own.loop !== loop || own.pos !== pos || own.shown !== shown) to.select({ loop, pos, shown });
-  });
-  follow(first, second);
-  follow(second, first);
-}
-
 async function render({ model, el }) {
   const [left, right] = [make("div"), make("div")];
-  let handle = null, beside = null, turn = 0;
+  let handle = null, beside = null, turn = 0, part = () => {};
   const asked = controls(model, () => handle.state);
   const heading = (text) => make("h4", { className: "x-title" }, text);
   const other = make("div", { hidden: true }, heading("With a state put in"), right);
@@ -56,14 +46,15 @@ async function render({ model, el }) {
   async function showChanged() {
     const changed = model.get("changed"), mine = ++turn;
     asked.show();
+    part();
     beside?.destroy();
     beside = null;
     other.hidden = !changed.examples;
     if (!changed.examples || !handle) return;
-    const made = await mount(right, changed, { state: { ...handle.state, example: 0, head: -1, playing: false } });
+    const made = await mount(right, changed);
     if (mine !== turn) return;
     beside = made;
-    together(handle, beside);
+    part = together([handle, beside]);
   }
   async function showPayload() {
     handle?.destroy();
