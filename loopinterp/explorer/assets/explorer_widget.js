@@ -35,12 +35,20 @@ function controls(model, chosen) {
   return { box, fill, show };
 }
 
-/* Two explorers in step: what is chosen in one is chosen in the other. */
+/* Two explorers in step: what is chosen in one is chosen in the other, as far as it has it. */
 function together(first, second) {
-  const follow = (from, to) => from.subscribe(({ loop, pos, shown, playing }) => {
-    const own = to.state;
-    if (own.loop !== loop || own.pos !== pos || own.shown !== shown) to.select({ loop, pos, shown });
-  });
+  let led = false; // what follows does not lead
+  const follow = (from, to) => {
+    let { shown } = from.state;
+    from.subscribe((now) => {
+      const set = Object.fromEntries(["loop", "pos"].filter((name) => to.state[name] !== now[name]).map((name) => [name, now[name]]));
+      if (now.shown !== shown) set.shown = shown = now.shown;
+      if (led || !Object.keys(set).length) return;
+      led = true;
+      to.select(set);
+      led = false;
+    });
+  };
   follow(first, second);
   follow(second, first);
 }
