@@ -168,7 +168,9 @@ def _verdicts(findings: pd.DataFrame, runs: Sequence[str]) -> dict[str, Cell]:
     of = findings[findings["kind"] == "verdict"].drop_duplicates("run").set_index("run")
     found = {}
     for run in runs:
-        value, good, text = of.loc[run, ["value", "good", "text"]] if run in of.index else ("", None, "")
+        value, good, text = (
+            of.loc[run, ["value", "good", "text"]] if run in of.index else ("", None, "")
+        )
         found[run] = Cell(value, None if good is None else bool(good), text)
     return found
 
