@@ -27,7 +27,8 @@ class CircuitGraph(GraphParts):
 
     Raises:
         InputError: Two nodes of one id, an edge between what are no nodes, a kind, section or lag
-            that there is not, or too many nodes to be looked at.
+            that there is not, an effect that is no finite number, or too many nodes to be looked
+            at.
 
     Example:
         >>> from loopinterp.plotting import GraphEdge, GraphNode

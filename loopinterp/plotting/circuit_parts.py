@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -99,6 +100,8 @@ class GraphParts(ShortRepr):
                 raise _wrong("edges", "edges between nodes", f"{edge.source} to {edge.target}")
             if edge.lag not in (0, 1, 2):
                 raise _wrong("edges", "lags of 0, 1 or 2", repr(edge.lag))
+            if edge.effect is not None and not math.isfinite(edge.effect):
+                raise _wrong("edges", "effects that are finite", repr(edge.effect))
 
     @property
     def by_id(self) -> dict[str, GraphNode]:

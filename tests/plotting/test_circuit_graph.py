@@ -71,6 +71,7 @@ def test_facts_are_added_by_name_and_of_variables_by_program() -> None:
         ((CARRY, CARRY), (), "one of each id"),
         ((CARRY,), (GraphEdge("carry", "head"),), "carry to head"),
         ((CARRY, HEAD), (GraphEdge("carry", "head", lag=3),), "lags of 0, 1 or 2"),
+        ((CARRY, HEAD), (GraphEdge("carry", "head", effect=float("nan")),), "are finite"),
         ((GraphNode("a", "b", "c", "loop"),), (), "kind of node a"),
         ((GraphNode("a", "head", "c", "d"),), (), "section of node a"),
         (tuple(GraphNode(str(k), "head", "x", "loop") for k in range(401)), (), "at most 400"),
