@@ -165,7 +165,8 @@ def finding_rows(tables: Tables, runs: Sequence[str]) -> list[Row]:
 
 def _verdicts(findings: pd.DataFrame, runs: Sequence[str]) -> dict[str, Cell]:
     """The verdict of each run; an empty one where there is none."""
-    of = findings[findings["kind"] == "verdict"].drop_duplicates("run").set_index("run")
+    said: Any = findings[findings["kind"] == "verdict"]
+    of = said.drop_duplicates("run").set_index("run")
     found = {}
     for run in runs:
         value, good, text = (
