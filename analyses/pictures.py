@@ -26,8 +26,10 @@ from analyses.tables_in_pages import PAGES, rewrite
 from loopinterp.explorer import explore, typed_example
 from loopinterp.models import bind
 from loopinterp.plotting import PALETTE, heatmap_panels, template
-from loopinterp.report import write_results
+from loopinterp.rasp import draw_program, get_program
+from loopinterp.report import write_circuit_page, write_results
 from loopinterp.saved_results import load_result
+from loopinterp.tasks import Addition
 
 PICTURES = PAGES / "pictures"
 
@@ -51,8 +53,11 @@ class Thumbnail:
     figure: int = 0
 
 
-EXPLORER = Thumbnail("explorer", "explorer", "A few inputs, answered loop by loop", "explorer")
-"""A photograph, as the explorer is no figure."""
+PHOTOGRAPHED = (
+    Thumbnail("explorer", "", "A few inputs, answered loop by loop", "explorer"),
+    Thumbnail("circuit-graph", "", "What talks to what in a circuit?", "circuit-graph"),
+)
+"""What is no figure, but a page."""
 
 GALLERY = (
     Thumbnail(
@@ -62,6 +67,8 @@ GALLERY = (
         "convergence-and-answers",
     ),
     Thumbnail("extrapolation", "extrapolation", "What if the loops run on?", "when-to-stop"),
+    Thumbnail("lens", "lens", "What does each loop's state say of the answer?", "lenses"),
+    Thumbnail("exits", "exits", "How early could an example be read?", "lenses"),
     Thumbnail(
         "reachability",
         "reachability",
@@ -78,7 +85,7 @@ GALLERY = (
     Thumbnail(
         "basins", "basins", "Which limit does each start lead to?", "convergence-and-answers"
     ),
-    Thumbnail("geometry", "geometry", "By which ways do states go?", "convergence-and-answers"),
+    Thumbnail("geometry", "geometry", "By which ways do states go?", "convergence-and-answers", 2),
     Thumbnail("stabilisation", "stabilisation", "Do the heads freeze?", "convergence-and-answers"),
     Thumbnail("wavefront", "wavefront", "How far has the carry come?", "tutorial"),
     Thumbnail("programs", "programs", "Which program does it run?", "which-program"),
@@ -96,29 +103,39 @@ GALLERY = (
 )
 
 
+IN_PAGES = ("convergence", "wavefront", "programs")
+"""Studies whose pictures stand in other pages too, where they are larger."""
+
+
 @torch.no_grad()
 def main() -> None:
+    names = [*IDEAS, *(one.name for one in (*PHOTOGRAPHED, *GALLERY))]
     parser = argparse.ArgumentParser(description="The pictures of the guide.")
     parser.add_argument("--run", type=Path, default=Path("runs/addition"), help="Analysed.")
-    parser.add_argument(
-        "--only", nargs="*", help=", ".join([*IDEAS, *(t.name for t in (EXPLORER, *GALLERY))])
-    )
+    parser.add_argument("--only", nargs="*", choices=names, metavar="NAME", help=", ".join(names))
     parser.add_argument("--out", type=Path, default=PICTURES)
     args = parser.parse_args()
     torch.set_num_threads(1)
     args.out.mkdir(parents=True, exist_ok=True)
+    studies = {one.name: one for one in GALLERY}
     with StillPictures() as pictures:
-        for name, make in IDEAS.items():
-            if not args.only or name in args.only:
-                keep(pictures.draw(make(), height=360), args.out / f"{name}.png")
-        if not args.only or EXPLORER.name in args.only:
-            keep(explorer(pictures), args.out / f"{EXPLORER.name}.png")
-        for one in GALLERY:
-            if not args.only or one.name in args.only:
-                figure = load_result(args.run / "results" / f"{one.study}.safetensors").figures()
-                keep(pictures.draw(figure[one.figure].plot), args.out / f"{one.name}.png")
+        for name in args.only or names:
+            if name in IDEAS:
+                picture = pictures.draw(IDEAS[name](), height=360)
+            elif name in studies:
+                scale = 1.25 if name in IN_PAGES else 0.8
+                picture = pictures.draw(first_plot(args.run, studies[name]), scale=scale)
+            else:
+                picture = {"explorer": explorer, "circuit-graph": circuit_graph}[name](pictures)
+            keep(picture, args.out / f"{name}.png")
     if not args.only and args.out == PICTURES:
-        rewrite(PAGES / "gallery.md", {"gallery": as_cards((EXPLORER, *GALLERY))})
+        rewrite(PAGES / "gallery.md", {"gallery": as_cards((*PHOTOGRAPHED, *GALLERY))})
+
+
+def first_plot(run: Path, one: Thumbnail) -> go.Figure:
+    """The figure of a saved study: that of its number, graphs of circuits left out."""
+    figures = load_result(run / "results" / f"{one.study}.safetensors").figures()
+    return [shown.plot for shown in figures if isinstance(shown.plot, go.Figure)][one.figure]
 
 
 def keep(picture: bytes, file: Path) -> None:
@@ -152,13 +169,25 @@ def explorer(pictures: StillPictures) -> bytes:
         return pictures.photograph(page, width=1240, script=choose, element=".explorer")
 
 
+def circuit_graph(pictures: StillPictures) -> bytes:
+    """The circuit of a program, its head chosen."""
+    choose = """() => {
+      document.querySelector('header').remove();
+      document.querySelector('main').style.padding = '1rem';
+      document.querySelector('.folded.wide .node.head').dispatchEvent(new MouseEvent('click'));
+    }"""
+    with tempfile.TemporaryDirectory() as folder:
+        graph = draw_program(get_program("ripple_held_2"))
+        page = write_circuit_page(graph, Path(folder) / "circuit.html")
+        return pictures.photograph(page, width=1060, height=760, script=f"({choose})()")
+
+
 # Ideas, each on the smallest example that shows it
 
 
 def light_cone() -> go.Figure:
     """How far one changed state has got, loop by loop, in the zoo's addition."""
-    run = loopinterp.load_pretrained("addition")
-    model, task = run.model(), run.task()
+    model, task = loopinterp.load_pretrained("addition").model(), Addition()
     ones = sum(1 << k for k in range(1, 16))
     inputs = task.encode([(ones, 0)], n=16).inputs
     iteration = bind(model, inputs)
@@ -203,7 +232,7 @@ def hold_times() -> go.Figure:
     """A carry planted behind the front, in three compiled programs: does the bit still show it?"""
     from loopinterp.rasp import compile_program
 
-    task = loopinterp.tasks.get_task("addition")
+    task = Addition()
     ones = sum(1 << k for k in range(1, 12))
     base, source = task.encode([(ones, 0)], n=12), task.encode([(ones | 1, 1)], n=12)
     figure = go.Figure(layout={"template": template()})

@@ -45,14 +45,19 @@ class StillPictures:
         self._playwright.stop()
 
     def draw(
-        self, figure: go.Figure | dict[str, Any], *, width: int = 760, height: int | None = None
+        self,
+        figure: go.Figure | dict[str, Any],
+        *,
+        width: int = 760,
+        height: int | None = None,
+        scale: float = 1.25,
     ) -> bytes:
         """A figure as PNG, on white; its height is its own unless one is given."""
         import plotly.graph_objects as go
 
-        spec = go.Figure(figure).update_layout(paper_bgcolor="white", plot_bgcolor="white")
-        height = height or spec.layout.height or 440
-        told = [json.loads(str(spec.to_json())), width, height, 1.5]
+        white = go.Figure(figure).update_layout(paper_bgcolor="white", plot_bgcolor="white")
+        spec = json.loads(str(white.to_json()))
+        told = [spec, width, height or spec["layout"].get("height") or 440, scale]
         return base64.b64decode(self._page.evaluate(_DRAW, told))
 
     def photograph(

@@ -15,6 +15,7 @@ import torch
 import xarray as xr
 
 from loopinterp import (
+    adapters,
     benchmark,
     circuits,
     dynamics,
@@ -31,9 +32,11 @@ from loopinterp import (
 from loopinterp.results import Result
 from loopinterp.short_repr import MOST
 from loopinterp.tasks import get_task, list_tasks
+from tests.adapters.kinds import KINDS, adapted
 from tests.training.small_sweep import SMALL
 
 ROOMS = (
+    adapters,
     circuits,
     dynamics,
     benchmark,
@@ -53,7 +56,8 @@ def _public_classes() -> dict[str, type]:
     named = {name: getattr(room, name) for room in ROOMS for name in room.__all__}
     classes = {name: x for name, x in named.items() if inspect.isclass(x)}
     # Bases; an expression says itself as the code that makes it, however long.
-    made_by_nobody = {"Expr", "Seq", "Selector", "InWords", "LinearProbe", "Solver"}
+    made_by_nobody = {"Expr", "Seq", "Selector", "InWords", "LinearProbe", "Solver", "HookedRun"}
+    made_by_nobody |= {"PublishedModel", "NestedModel"}
     made_by_nobody |= {"DecimalOperands", "FullOutput", "TokenByToken"}
     return {
         name: cls
@@ -85,6 +89,7 @@ def _made() -> dict[str, Any]:
     given = training.GivenModelConfig(
         task="addition", model=config.model, max_n=8, origin="given " * 40
     )
+    drawn = rasp.draw(compiled.circuit)
     series = plotting.Series("line", list(range(500)), np.arange(500.0))
     verdict = circuits.Verdict(winner=None, nearest="ripple", reasons=["one of many"] * 30)
     strata = {"token": circuits.Stratum(("a", "b"), torch.zeros(48, dtype=torch.int64))}
@@ -93,6 +98,8 @@ def _made() -> dict[str, Any]:
         listed = benchmark.make_benchmark(folder, ["prefix_xor.bare"])
         known = listed["prefix_xor.bare"]
     return {
+        **{type(adapted(name)).__name__: adapted(name) for name in KINDS},
+        "PublishedConfig": adapted("ouro").config,
         "Iteration": bound,
         "LoopedCache": cache,
         "LoopedTransformer": model,
@@ -131,6 +138,10 @@ def _made() -> dict[str, Any]:
         "Alignment": rasp.Alignment(),
         "CeilLog2": rasp.CeilLog2(),
         "Circuit": compiled.circuit,
+        "CircuitGraph": drawn,
+        "GraphNode": drawn.nodes[0],
+        "GraphEdge": drawn.edges[0],
+        "Claim": circuits.Claim("exact", 900, 0, 0.004, tuple(range(2, 40))),
         "Compiled": compiled,
         "DisguiseCheck": rasp.check_disguise(
             rasp.rotate(compiled, seed=0), compiled, batch.inputs, n_loops=9

@@ -21,7 +21,7 @@ from loopinterp.models.run_inputs import check_tokens, refuse
 from loopinterp.models.run_length import LoopRule
 from loopinterp.models.site_map import SiteMap
 from loopinterp.models.taps import NO_TAPS, Taps
-from loopinterp.short_repr import MOST, as_table
+from loopinterp.short_repr import MOST, ShortRepr, as_table
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from transformer_lens.config import TransformerBridgeConfig
 
 
-@dataclass(frozen=True, kw_only=True)
-class PublishedConfig:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class PublishedConfig(ShortRepr):
     """A published model in a few words, for results, caches and messages.
 
     Attributes:

@@ -28,15 +28,15 @@ def _oracle(result: ExitResult) -> Finding:
     best, at = result.best_loop()
     share, mean = result.oracle()
     another = result.data["another"]
-    right = "right" if result.targets else "what the last loop says"
+    right = "right" if result.targets else "as the last loop does"
     text = (
-        f"Read after one number of loops for all, {percent(best)} of the examples are {right} at "
-        f"best (after {at} of {result.n_loops}). Read at the first loop that is, "
-        f"{percent(share)} are, after {mean:.1f} loops on average"
+        f"One number of loops for all reads at best {percent(best)} of the examples {right} ({at} "
+        f"of {result.n_loops} loops); reading each at its first such loop, {percent(share)} after "
+        f"{mean:.1f} on average"
     )
     if another.notnull().any():
         chance = float(another.mean())
-        text += f"; the answer of another example turns up at some loop in {percent(chance)}"
+        text += f". Another example's answer turns up at some loop in {percent(chance)}"
         if chance > 0.5:
             return Finding(f"{text}, so that this oracle says little.")
     return Finding(f"{text}.")
@@ -56,9 +56,8 @@ def _rules(result: ExitResult) -> Finding:
     exact, dealt, loops = result.gain(rule)
     text = (
         f"The rule {rule!r} is as often right with {found[rule]:.1f} loops on average, at the best "
-        f"tolerance in hindsight. Where it stops after {loops:.1f} on average, "
-        f"{percent(exact)} are right, and {percent(dealt)} if the same stops are dealt to "
-        "the examples at random."
+        f"tolerance in hindsight. Stopping after {loops:.1f}, it has {percent(exact)} right, and "
+        f"{percent(dealt)} with its stops dealt to the examples at random."
     )
     others = [name for name in costs if name not in found]
     if others:
@@ -100,7 +99,7 @@ def _spent(result: ExitResult) -> Figure:
         y_range=(0, 1.03),
     )
     return Figure(
-        title="Right answers for the loops spent",
+        title="Early exits",
         plot=plot,
         caption=(
             "Each line is a rule with all tolerances, from one at which every example stops at "
@@ -154,7 +153,7 @@ def _by_loop(result: ExitResult) -> Figure:
     ]
     names = ("exact", "agreement", "confidence", "entropy", "readout_kl", "norm", "residual")
     return Figure(
-        title="What is read, and how far the state moves",
+        title="Readings and updates",
         plot=line_panels(panels, x_title="loop"),
         caption=(
             "Means over examples with 95% intervals. Entropy and probability say how sure the "

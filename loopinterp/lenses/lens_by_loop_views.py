@@ -40,15 +40,12 @@ def _arrival(result: LensResult) -> Finding:
     asked = result.asked
     settled = result.data["settled"].where(asked)
     half = float(settled.quantile(0.5, method="lower"))
-    flips = result.data["flips"].where(asked)
-    never = float((flips == 0).sum() / asked.sum())
     thing = "right answer" if result.targets else "answer of the last loop"
     lens = NAMES[result.lens] + _also(result)
     text = (
-        f"Read through {lens}, the {thing} is on top at {percent(top[1])} of the positions asked "
-        f"after 1 loop and at {percent(top[-1])} after {result.n_loops}. What is read no longer "
-        f"changes from loop {half:.0f} on at half of them, and from loop "
-        f"{float(settled.max()):.0f} on at all; after loop 1 it never changes at {percent(never)}."
+        f"Through {lens} the {thing} is on top at {percent(top[1])} of positions after 1 loop, at "
+        f"{percent(top[-1])} after {result.n_loops}; readings stay from loop {half:.0f} on at half "
+        f"of them, from loop {float(settled.max()):.0f} on at all."
     )
     return Finding(text, value=f"loop {half:.0f}")
 
@@ -66,11 +63,10 @@ def _beyond_chance(result: LensResult) -> list[Finding]:
         entropy = result.data["entropy"].sel(layer=STATE, loop=worse[0]).where(result.asked).mean()
         text = (
             f"{lens} is not to be believed early on: after loop{'s' * (len(worse) > 1)} "
-            f"{_ranges(worse)} its reading is further from that of the last loop than one "
-            f"distribution for all positions is ({_nats(own.sel(loop=worse[0]))} against "
-            f"{_nats(unigram)} after loop {worse[0]}). What it has on top there is right at "
-            f"{percent(top)} of the positions asked, and always the same class at "
-            f"{percent(majority)}, while the mean entropy of its readings is {_nats(entropy)}."
+            f"{_ranges(worse)} it is further from the last loop than one distribution for all is "
+            f"({_nats(own.sel(loop=worse[0]))} against {_nats(unigram)} after loop {worse[0]}; "
+            f"right at {percent(top)}, one class for all at {percent(majority)}, entropy "
+            f"{_nats(entropy)})."
         )
         return [Finding(text, good=False)]
     between = own[1:-1]
@@ -164,7 +160,7 @@ def _by_loop(result: LensResult) -> Figure:
         columns[name] = means
     plot = line_panels(panels, x_title="loop")
     return Figure(
-        title=f"{_opening(result)}, loop by loop",
+        title=f"{_opening(result)} by loop",
         plot=plot,
         caption=(
             "Above, the share of positions asked at which the "
@@ -205,7 +201,7 @@ def _by_position(result: LensResult) -> Figure:
         scale="mass",
     )
     return Figure(
-        title="The wanted class, by loop and position",
+        title="The wanted class by position",
         plot=plot,
         caption=(
             "Mean probability that the reading gives to the "

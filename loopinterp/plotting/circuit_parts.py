@@ -25,8 +25,8 @@ MOST_NODES = 400
 """Nodes of the largest graph that is drawn."""
 
 
-@dataclass(frozen=True)
-class GraphNode:
+@dataclass(frozen=True, repr=False)
+class GraphNode(ShortRepr):
     """A node.
 
     Attributes:
@@ -50,8 +50,8 @@ class GraphNode:
     facts: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass(frozen=True)
-class GraphEdge:
+@dataclass(frozen=True, repr=False)
+class GraphEdge(ShortRepr):
     """An edge.
 
     Attributes:

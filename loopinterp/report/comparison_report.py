@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loopinterp.errors import InputError
+from loopinterp.explorer import Exploration
+from loopinterp.report.assets import exploration_json
 from loopinterp.report.compared_curves import compared_figures
 from loopinterp.report.html_report import need_page, plotly_script, render_page
 from loopinterp.report.report_data import Tables, embedded, tables_of
@@ -19,6 +21,7 @@ from loopinterp.storage import write_bytes
 
 if TYPE_CHECKING:
     import pandas as pd
+    from markupsafe import Markup
 
 
 @dataclass(frozen=True)
@@ -53,8 +56,9 @@ def write_comparison(runs: Sequence[str | Path], out: str | Path) -> Path:
     """Write two or more runs side by side: one file, with everything it needs inside.
 
     Seeds, ablations, a compiled model beside a trained one: the verdict of each, the settings that
-    differ, the findings that differ, and curves of all runs on one pair of axes. It is made from
-    saved results alone; :func:`read_report` reads its tables back.
+    differ, the findings that differ, curves of all runs on one pair of axes, and their explorers,
+    stepped together. It is made from saved results alone; :func:`read_report` reads its tables
+    back.
 
     Args:
         runs: Their folders, in the order in which they are shown.
@@ -94,6 +98,7 @@ def _render(records: dict[str, RunRecord]) -> str:
     tables, runs = tables_of(records), [*records]
     problems = [f"{run}: {said}" for run, record in records.items() for said in record.problems]
     figures = figure_views(compared_figures(tables["curves"], runs), problems, count(1))
+    explorers = _explorers(records, problems)
     rows = finding_rows(tables, runs)
     settings = differing_settings(tables, runs)
     lacking = settings.isna().any(axis=1) & (settings.nunique(axis=1) < 2)
@@ -109,11 +114,29 @@ def _render(records: dict[str, RunRecord]) -> str:
         differing=[row for row in rows if row.differs],
         alike=[row for row in rows if not row.differs],
         figures=figures,
+        explorers=explorers,
         said=_said(tables["findings"], runs),
         problems=problems,
         data=embedded(tables),
         plotly_script=plotly_script(),
     )
+
+
+def _explorers(records: dict[str, RunRecord], problems: list[str]) -> dict[str, Markup]:
+    """What the explorer of each run that has a saved exploration is given."""
+    found: dict[str, Markup] = {}
+    for run, record in records.items():
+        for name, result in record.results.items():
+            if run in found or not isinstance(result, Exploration):
+                continue
+            try:
+                found[run] = exploration_json(result)
+            except Exception as error:  # a damaged value, whatever it makes of the page's code
+                problems.append(
+                    f"{run}: {name} has values that cannot be shown ({type(error).__name__}). "
+                    "Run the study again."
+                )
+    return found
 
 
 def differing_settings(tables: Tables, runs: Sequence[str]) -> pd.DataFrame:

@@ -45,15 +45,6 @@ STUDIES: dict[str, Callable[[Any, Any], Any]] = {
     "probes": lambda m, d: probing.probe_study(
         m, d.inputs, {"token": d.inputs}, n_loops=2, sites=("hook_state_post", "resid_mid")
     ),
-    "logit lens": lambda m, d: lenses.lens_study(m, d.inputs, lens="logit", n_loops=2, inside=True),
-    "coda lens": lambda m, d: lenses.lens_study(m, d, lens="coda"),
-    "tuned lens": lambda m, d: lenses.lens_study(
-        m, d.inputs, lens=lenses.fit_tuned_lens(m, d.inputs, n_loops=2, steps=3)
-    ),
-    "jacobian lens": lambda m, d: lenses.lens_study(
-        m, d.inputs, lens=lenses.fit_jacobian_lens(m, d.inputs, n_loops=2, draws=1)
-    ),
-    "exits": lambda m, d: lenses.exit_study(m, d, n_loops=3),
     "ablation": lambda m, d: circuits.ablation_study(m, d, kinds=("zero",), when=("all",)),
 }
 
@@ -79,8 +70,11 @@ def _metric(logits: Tensor) -> Tensor:
     return logits[..., 0].mean(-1)
 
 
-@every
-@pytest.mark.parametrize("component", ["state", "resid_pre", "z", "pattern", "k"])
+PATCHED = [(name, part) for name in KINDS for part in ("state", "resid_pre", "z")]
+PATCHED += [("ouro-grouped", "k"), ("huginn", "pattern")]
+
+
+@pytest.mark.parametrize(("name", "component"), PATCHED)
 def test_a_patching_sweep_is_what_hooks_do(name: str, component: str) -> None:
     model, base, source = adapted(name), tokens_of(name, 2, 5), tokens_of(name, 2, 5, seed=1)
     n_loops, loop = 3, 1
@@ -120,24 +114,6 @@ def test_a_patching_sweep_is_what_hooks_do(name: str, component: str) -> None:
             effect = (measured[0] - measured[1]) / (measured[2] - measured[1])
             swept = found.data["effect"].sel(**at, layer=layer, head=head).item()
             assert swept == pytest.approx(effect, abs=1e-3)
-
-
-@every
-def test_a_lens_reads_at_the_end_what_the_model_says(name: str) -> None:
-    model, tokens = adapted(name), tokens_of(name)
-    result = lenses.lens_study(model, tokens, lens="coda", n_loops=2, inside=True)
-    assert result.top.sel(loop=2, layer="state").item() == 1.0
-    assert result.top.sel(loop=0, layer="state").item() < 1.0
-
-
-GATED = [name for name in KINDS if KINDS[name].halts and name != "ouro-grouped"]
-
-
-@pytest.mark.parametrize("name", GATED)
-def test_exits_are_those_of_the_models_own_gate(name: str) -> None:
-    model = adapted(name)
-    result = lenses.exit_study(model, _batch(name), n_loops=3, gate=model.exit_probability)
-    assert "gate, cumulated" in result.data["rule"].values
 
 
 @every

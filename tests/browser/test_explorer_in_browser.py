@@ -183,8 +183,7 @@ def test_a_cell_that_is_clicked_is_selected(explorer: Opener, width: int) -> Non
     page.context.close()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [WIDE, PHONE])
+@pytest.mark.parametrize(("width", "scheme"), [(WIDE, "light"), (PHONE, "dark")])
 def test_it_fits_and_has_no_serious_fault_of_accessibility(
     explorer: Opener, width: int, scheme: str
 ) -> None:

@@ -47,7 +47,8 @@ def test_the_demo_ends_in_a_report_with_every_study(tmp_path: Path) -> None:
     report = (out / "report.html").read_text()
     for word in ("--seed 1", "steps=80", *(name for name in ("generalisation", "wavefront"))):
         assert word in report
-    assert len(Reader(report).unfolded) <= 1800  # the rest is there when it is asked for
+    # The rest is there when it is asked for; a hundred of these are a program's code.
+    assert len(Reader(report).unfolded) <= 1900
     assert set(made["stages"]) == {"train", *named}
     assert all(name in done.stderr for name in ("train:", *(f"{name}:" for name in named)))
 

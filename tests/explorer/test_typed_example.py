@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loopinterp.errors import InputError
@@ -22,6 +22,7 @@ def test_numbers_are_added(a: int, b: int) -> None:
     assert batch.n_loops.tolist() == [Addition().n_loops(int(batch.n[0]))]
 
 
+@settings(max_examples=25)
 @pytest.mark.parametrize("name", ["addition", "token_addition", "parity", "copy", "unique_set"])
 @given(data=st.data())
 def test_what_a_task_draws_can_be_typed_in_its_words(name: str, data: st.DataObject) -> None:

@@ -174,7 +174,7 @@ def test_with_inputs_alone_right_is_what_the_last_loop_says() -> None:
     result = exit_study(transformer("loop norm"), tokens(16), n_loops=5)
     assert result.data["exact"].values[-1].all() and result.best_loop()[0] == 1
     assert (result.data["answer_loops"] == 5).all()
-    assert "what the last loop says" in result.findings()[0].text
+    assert "as the last loop does" in result.findings()[0].text
 
 
 def test_it_does_not_depend_on_how_many_examples_are_held(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -312,7 +312,7 @@ def test_where_two_lenses_are_one_the_findings_say_so() -> None:
             said[kind, lens] = found.findings()[0].text
     assert "(the model's own readout, as it has no coda)" in said["plain", "logit"]
     assert "(logit and coda lens: it has no coda)" in said["plain", "coda"]
-    assert "through the logit lens," in said["prelude and coda", "logit"]
+    assert "Through the logit lens the" in said["prelude and coda", "logit"]
     assert "(the coda lens)" in said["prelude and coda", "coda"]
 
 
@@ -328,7 +328,7 @@ def test_a_reading_that_is_further_off_than_nothing_is_said_to_be(wrongly: bool)
     result = lens_study(model, model.inputs, n_loops=4)
     told = result.findings()[1]
     assert (told.good is False) == wrongly
-    assert ("after loops 1 to 3 its reading is further" in told.text) == wrongly
+    assert ("after loops 1 to 3 it is further" in told.text) == wrongly
 
 
 def test_a_result_is_read_back_and_says_what_it_shows(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,8 @@ import torch
 from loopinterp.circuits import compare_programs
 from loopinterp.dynamics import convergence_study
 from loopinterp.errors import CheckpointError, InputError
+from loopinterp.explorer import explore
+from loopinterp.explorer.page_data import page_json
 from loopinterp.rasp import compile_program
 from loopinterp.report import read_report, read_run, write_comparison, write_report
 from loopinterp.report.comparison_report import Cell, _verdicts, differing_settings, finding_rows
@@ -112,6 +116,23 @@ def test_the_page_has_all_runs_and_gives_its_tables_back(tmp_path: Path) -> None
         pd.testing.assert_frame_equal(back[name], table, check_dtype=False)
     own = read_report(write_report(runs[0], tmp_path / "one.html"))
     assert set(own["findings"]["run"]) == {"demo"} and len(own["settings"])
+
+
+def test_explorers_are_given_what_was_kept_and_runs_without_are_told_how(tmp_path: Path) -> None:
+    runs = [synthetic.write_run(tmp_path / name, sections=()) for name in ("<b>", "c", "d")]
+    model = compile_program("ripple", max_length=4).model
+    found = explore(model, get_task("addition"), n=3, examples=2, batch_size=4)
+    found.save(runs[0] / "results", "explorer")
+    replace(found, tokens=[]).save(runs[1] / "results", "explorer")
+    text = write_comparison(runs, tmp_path / "all.html").read_text()
+    given = re.findall(r'class="exploration-json">(.*?)</script>', text, re.DOTALL)
+    assert given == [page_json(found)]
+    assert "&lt;b&gt;</h3>" in text and "<b></h3>" not in text
+    assert "c: explorer has values that cannot be shown (IndexError)" in text
+    sentence = "No examples are kept of <code>c</code>, <code>d</code>: <code>loopinterp analyze"
+    assert sentence in text
+    none = write_comparison(runs[1:], tmp_path / "none.html").read_text()
+    assert "exploration-json" not in none and sentence in none
 
 
 def test_what_cannot_be_compared_or_read_is_refused(tmp_path: Path, synthetic_run: Path) -> None:

@@ -1,7 +1,7 @@
 /* The explorer: mount(element, data, options) shows an exploration in an element.
    All text reaches the page as text; every panel shows the one selection of explorer_state.js. */
 import { decode, describe, inflate, spell } from "./explorer_data.js";
-import { initial, keyed, reduce } from "./explorer_state.js";
+import { followed, initial, keyed, reduce } from "./explorer_state.js";
 import { HEAD_COLOURS, drawLabels, drawPlane, drawRows, drawSelection, measure, placeAt } from "./explorer_drawing.js";
 
 const TICK = 130;
@@ -189,12 +189,15 @@ function show(element, data, options) {
   element.classList.add("explorer");
   element.replaceChildren(...parts.all);
 
-  function dispatch(action) {
+  /* One that follows another leaves it to that one to say where they are. */
+  function dispatch(action, follows = false) {
+    const before = state;
     state = reduce(state, action, data);
     clearTimeout(timer);
     if (state.playing) timer = setTimeout(() => dispatch("tick"), TICK);
     draw();
-    for (const heard of listeners) heard(state);
+    if (follows) parts.live.textContent = "";
+    for (const heard of listeners) heard(state, before, action);
   }
 
   function resize() {
@@ -273,6 +276,7 @@ function show(element, data, options) {
     data,
     get state() { return state; },
     select: (set) => dispatch({ set }),
+    follow: (set) => dispatch({ set }, true),
     dispatch,
     subscribe: (heard) => { listeners.add(heard); return () => listeners.delete(heard); },
     destroy() {
@@ -285,4 +289,22 @@ function show(element, data, options) {
   };
   element.explorer = handle;
   return handle;
+}
+
+/* Explorers in step, the others with the first: what is chosen in one is chosen in all. Returns what ends it. */
+export function together(handles) {
+  let led = false;
+  const lead = (leader, after, before, action) => {
+    if (led) return;
+    led = true;
+    for (const one of handles) {
+      if (one === leader) continue;
+      const set = followed(one.state, one.data, before, after, action, leader.data);
+      if (Object.keys(set).some((name) => set[name] !== one.state[name])) one.follow(set);
+    }
+    led = false;
+  };
+  const ends = handles.map((one) => one.subscribe((...heard) => lead(one, ...heard)));
+  if (handles.length) lead(handles[0], handles[0].state, null, null);
+  return () => ends.forEach((end) => end());
 }

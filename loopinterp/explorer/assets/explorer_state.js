@@ -43,6 +43,27 @@ export function reduce(state, action, data) {
   return fitted({ ...state, playing: false, ...Object.fromEntries(by), ...action.set }, data);
 }
 
+const alike = (first, second) => first.length === second.length && first.every((token, pos) => token === second[pos]);
+
+/* Of a page with selection `own`, what it chooses when another goes from a selection (null: from none) to the next by an
+   action: only what changed there. The same input where it has it, else its own; the variable of the same name. */
+export function followed(own, data, before, after, action, other) {
+  const changed = (...names) => names.some((name) => before?.[name] !== after[name]);
+  const set = action === "tick" ? { playing: own.playing } : { playing: after.playing };
+  if (changed("example")) {
+    const { tokens } = other.examples[after.example];
+    const same = (one) => alike(one.tokens, tokens);
+    const found = same(data.examples[own.example]) ? own.example : data.examples.findIndex(same);
+    if (found >= 0) set.example = found;
+  }
+  for (const name of ["loop", "pos"]) if (changed(name)) set[name] = after[name];
+  if (changed("shown", "variable", "layer")) {
+    const variable = data.names.indexOf(other.names[after.variable]);
+    Object.assign(set, { shown: after.shown, layer: after.layer }, variable < 0 ? {} : { variable });
+  }
+  return fitted({ ...own, ...set }, data);
+}
+
 const KEYS = {
   ArrowLeft: { by: { loop: -1 } },
   ArrowRight: { by: { loop: 1 } },

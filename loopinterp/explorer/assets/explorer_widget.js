@@ -35,27 +35,9 @@ function controls(model, chosen) {
   return { box, fill, show };
 }
 
-/* Two explorers in step: what is chosen in one is chosen in the other, as far as it has it. */
-function together(first, second) {
-  let led = false; // what follows does not lead
-  const follow = (from, to) => {
-    let { shown } = from.state;
-    from.subscribe((now) => {
-      const set = Object.fromEntries(["loop", "pos"].filter((name) => to.state[name] !== now[name]).map((name) => [name, now[name]]));
-      if (now.shown !== shown) set.shown = shown = now.shown;
-      if (led || !Object.keys(set).length) return;
-      led = true;
-      to.select(set);
-      led = false;
-    });
-  };
-  follow(first, second);
-  follow(second, first);
-}
-
 async function render({ model, el }) {
   const [left, right] = [make("div"), make("div")];
-  let handle = null, beside = null, turn = 0;
+  let handle = null, beside = null, turn = 0, part = () => {};
   const asked = controls(model, () => handle.state);
   const heading = (text) => make("h4", { className: "x-title" }, text);
   const other = make("div", { hidden: true }, heading("With a state put in"), right);
@@ -64,14 +46,15 @@ async function render({ model, el }) {
   async function showChanged() {
     const changed = model.get("changed"), mine = ++turn;
     asked.show();
+    part();
     beside?.destroy();
     beside = null;
     other.hidden = !changed.examples;
     if (!changed.examples || !handle) return;
-    const made = await mount(right, changed, { state: { ...handle.state, example: 0, head: -1, playing: false } });
+    const made = await mount(right, changed);
     if (mine !== turn) return;
     beside = made;
-    together(handle, beside);
+    part = together([handle, beside]);
   }
   async function showPayload() {
     handle?.destroy();
