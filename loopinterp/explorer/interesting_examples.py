@@ -55,7 +55,7 @@ def choose(
         >>> for one in choose(right, asked, {}, 3, torch.Generator().manual_seed(0)):
         ...     print(one.row, one.detail)
         1 Wrong after being right: all of its answers are right after loop 1, 1 is wrong at the end.
-        2 Right last: all of its answers are right from loop 2 on, later than in the others.
+        2 Right last: all of its answers are right from loop 2 on, later than in the other examples.
         0 Drawn at random.
     """
     kinds = [_relapsed(right, asked), _wrong(right, asked), _late(right), _chains(settled)]
@@ -107,7 +107,7 @@ def _late(right: Tensor) -> Iterator[Chosen]:
         if loop < 1:
             return
         alone = nth == 0 and int((since == loop).sum()) == 1
-        than = "later than in the others" if alone else "among the last"
+        than = "later than in the other examples" if alone else "among the last"
         detail = f"Right last: all of its answers are right from loop {loop} on, {than}."
         yield Chosen(row, "right last", detail)
 

@@ -104,6 +104,7 @@ def keep(page: Page, name: str) -> None:
 
 
 def test_the_widget_is_stepped_chosen_in_and_asked_in_jupyterlab(page: Page) -> None:
+    page.locator('.jp-Notebook-ExecutionIndicator[data-status="idle"]').wait_for()
     page.locator(".jp-Notebook .jp-CodeCell").first.click()
     page.keyboard.press("Shift+Enter")
     first = page.locator(".explorer").first
