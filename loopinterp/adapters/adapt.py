@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 
 from loopinterp.adapters.hrm import HRMAdapter
@@ -9,7 +10,7 @@ from loopinterp.adapters.hrm_text import HRMTextAdapter
 from loopinterp.adapters.huginn import HuginnAdapter
 from loopinterp.adapters.ouro import OuroAdapter
 from loopinterp.adapters.trm import TRMAdapter
-from loopinterp.errors import InputError
+from loopinterp.errors import InputError, unknown_name
 from loopinterp.models.run_inputs import check_dtype
 
 if TYPE_CHECKING:
@@ -70,15 +71,19 @@ def adapt(model: nn.Module, **options: Any) -> PublishedModel:
         options: What its adapter takes, such as ``seed=`` for a random start.
 
     Raises:
-        InputError: If no adapter knows such a model.
+        InputError: If no adapter knows such a model, or its adapter no such option.
     """
     for adapter in ADAPTERS:
         if adapter.fits(model):
+            named = signature(adapter).parameters.values()
+            known = [option.name for option in named if option.kind is Parameter.KEYWORD_ONLY]
+            for name in options.keys() - {*known}:
+                raise unknown_name(f"option of {adapter.__name__}", name, known)
             return adapter(model, **options)  # type: ignore[call-arg]
-    known = ", ".join(adapter.__name__.removesuffix("Adapter") for adapter in ADAPTERS)
+    kinds = ", ".join(adapter.__name__.removesuffix("Adapter") for adapter in ADAPTERS)
     raise InputError(
         "model",
-        expected=f"a published looped model of a kind that has an adapter: {known}",
+        expected=f"a published looped model of a kind that has an adapter: {kinds}",
         given=f"a {type(model).__name__}",
         fix="Wrap it in the four methods of LoopedModel for studies of its states, or derive an "
         "adapter from loopinterp.adapters.PublishedModel.",

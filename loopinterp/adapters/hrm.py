@@ -33,7 +33,7 @@ from loopinterp.models.positions import AttentionContext
 from loopinterp.models.taps import NO_TAPS, SILENT, Tap, Taps
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+    from jaxtyping import Float, Int, Integer
     from torch import Tensor
 
     from loopinterp.models.site_map import Sites
@@ -115,11 +115,11 @@ class HRMAdapter(NestedModel):
     # The input
 
     def with_puzzle(
-        self, tokens: Int[Tensor, "batch pos"], puzzles: Int[Tensor, " batch"]
-    ) -> Int[Tensor, "batch place"]:
+        self, tokens: Integer[Tensor, "batch pos"], puzzles: Integer[Tensor, " batch"]
+    ) -> Integer[Tensor, "batch place"]:
         """The model's inputs: the number of each puzzle at the positions it has, and its tokens."""
-        places = puzzles[:, None].expand(-1, self.n_puzzle_positions)
-        return torch.cat((places.to(tokens), tokens), dim=1)
+        places = puzzles.to(tokens.device)[:, None].expand(-1, self.n_puzzle_positions)
+        return torch.cat((places, tokens), dim=1)  # in the wider of their types
 
     def _context(
         self,
@@ -132,9 +132,15 @@ class HRMAdapter(NestedModel):
     ) -> AttentionContext:
         tokens = inputs
         if self.n_puzzle_positions and isinstance(inputs, torch.Tensor) and inputs.dim() == 2:
-            puzzle, known = inputs.split(
-                (self.n_puzzle_positions, inputs.shape[1] - self.n_puzzle_positions), dim=1
-            )
+            known_from = self.n_puzzle_positions
+            if inputs.shape[1] <= known_from:
+                raise InputError(
+                    "inputs",
+                    expected=f"the number of a puzzle at {known_from} positions, and tokens",
+                    given=f"{inputs.shape[1]} positions",
+                    fix="Pass model.with_puzzle(tokens, puzzles).",
+                )
+            puzzle, known = inputs[:, :known_from], inputs[:, known_from:]
             if look:
                 self._check_puzzle(puzzle)
             tokens = torch.cat((torch.zeros_like(puzzle), known), dim=1)
@@ -222,16 +228,18 @@ class HRMAdapter(NestedModel):
         if tap.listens("hook_halt"):
             tap("hook_halt", self.halting(h))
 
-    def halting(self, state: Float[Tensor, "batch pos d_state"]) -> Float[Tensor, "batch answer"]:
+    def halting(
+        self, state: Float[Tensor, "*loop batch pos d_state"]
+    ) -> Float[Tensor, "*loop batch answer"]:
         """The halting head's two numbers, read at the first position: to stop, and to go on."""
-        return self.published.inner.q_head(self.part(state, "z_H")[:, 0])
+        return self.published.inner.q_head(self.part(state, "z_H")[..., 0, :])
 
     def exit_probability(
-        self, state: Float[Tensor, "batch pos d_state"]
-    ) -> Float[Tensor, "batch pos"]:
+        self, state: Float[Tensor, "*loop batch pos d_state"]
+    ) -> Float[Tensor, "*loop batch pos"]:
         """``sigmoid(stop - go on)``, above a half where the published code halts."""
         stop, go_on = self.halting(state).float().unbind(-1)
-        return (stop - go_on).sigmoid()[:, None].expand(state.shape[:2])
+        return (stop - go_on).sigmoid()[..., None].expand(state.shape[:-1])
 
     def _readout(
         self, h: Tensor, taps: Taps = NO_TAPS, context: AttentionContext | None = None

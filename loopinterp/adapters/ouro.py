@@ -93,8 +93,8 @@ class OuroAdapter(PublishedModel):
         )
 
     def exit_probability(
-        self, state: Float[Tensor, "batch pos d_state"]
-    ) -> Float[Tensor, "batch pos"]:
+        self, state: Float[Tensor, "*loop batch pos d_state"]
+    ) -> Float[Tensor, "*loop batch pos"]:
         """``sigmoid(early_exit_gate(h))``: to stop at a loop, if it has not stopped before."""
         return self._gate(state).squeeze(-1)
 

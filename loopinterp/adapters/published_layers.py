@@ -75,13 +75,15 @@ def rms_norm(
         >>> rms_norm(torch.tensor([[3.0, 4.0]]), None, 0.0)
         tensor([[0.8485, 1.1314]])
     """
-    wide, power = x.float(), None
+    wide, scale_name = x.float(), f"{name}.hook_scale"
     power = wide.square().mean(-1, keepdim=True) + eps
-    if tap.listens(f"{name}.hook_scale", f"{name}.hook_normalized"):
-        normalized = wide / tap(f"{name}.hook_scale", power.sqrt().to(x.dtype)).float()
-        normalized = tap(f"{name}.hook_normalized", normalized.to(x.dtype))
-    else:
-        normalized = (wide * power.rsqrt()).to(x.dtype)
+    if tap.edits(scale_name):
+        wide = wide / tap(scale_name, power.sqrt().to(x.dtype)).float()
+    else:  # the root that is recorded may be rounded, the quotient's is not
+        wide = wide * power.rsqrt()
+        if tap.listens(scale_name):
+            tap(scale_name, power.sqrt().to(x.dtype))
+    normalized = tap(f"{name}.hook_normalized", wide.to(x.dtype))
     return normalized if weight is None else normalized * weight
 
 

@@ -172,8 +172,8 @@ class PublishedModel(HookedRun):
         return everything.tril() if self.config.causal else everything
 
     def exit_probability(
-        self, state: Float[Tensor, "batch pos d_state"]
-    ) -> Float[Tensor, "batch pos"]:
+        self, state: Float[Tensor, "*loop batch pos d_state"]
+    ) -> Float[Tensor, "*loop batch pos"]:
         """Probability to stop at a state, if the model has not stopped before.
 
         Raises:

@@ -47,13 +47,13 @@ class TRMAdapter(HRMAdapter):
         return inner.L_level, inner.L_level, int(inner.config.L_cycles)
 
     def exit_probability(
-        self, state: Float[Tensor, "batch pos d_state"]
-    ) -> Float[Tensor, "batch pos"]:
+        self, state: Float[Tensor, "*loop batch pos d_state"]
+    ) -> Float[Tensor, "*loop batch pos"]:
         """``sigmoid(stop)``, or ``sigmoid(stop - go on)`` where the model learnt to go on."""
         if not self.published.inner.config.no_ACT_continue:
             return super().exit_probability(state)
-        stop = self.halting(state)[:, 0].float()
-        return stop.sigmoid()[:, None].expand(state.shape[:2])
+        stop = self.halting(state)[..., 0].float()
+        return stop.sigmoid()[..., None].expand(state.shape[:-1])
 
     def _layer_sites(self) -> Sites:
         if not self._mixing:

@@ -62,8 +62,8 @@ def explore_change(
         ranks: Answers to keep of each readout.
 
     Raises:
-        InputError: a loop, a position or an example that there is not, or inputs that are no
-            tokens.
+        InputError: a loop, a position or an example that there is not, the mean over one example,
+            or inputs that are no tokens.
 
     Example:
         >>> from loopinterp.rasp import compile_program, get_program
@@ -89,6 +89,13 @@ def explore_change(
             expected="tokens [batch, pos], as the interchange engine reads them",
             given=f"inputs of shape {list(batch.inputs.shape)}",
             fix="Use a task of tokens.",
+        )
+    if put_in == "mean" and len(batch) < 2:
+        raise InputError(
+            "put_in",
+            expected="the mean over two examples or more",
+            given="one example, whose own state that is",
+            fix="Pass more examples, or put in zeros.",
         )
     described = {"loop": loop, "pos": pos, "put_in": put_in, "source": source}
     with study(0, model=describe_model(model), **described) as watch:

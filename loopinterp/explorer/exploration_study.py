@@ -269,7 +269,7 @@ def _variables(
 ) -> Values:
     """Values and what answers imply [example, loop, pos], of each run, by name."""
     if not programs:
-        missing["variables"] = "no program is known that reads these tokens and solves the task"
+        missing["variables"] = "no program is given that reads these tokens and solves the task"
     found: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
     for program in programs:
         for run in runs:

@@ -25,7 +25,8 @@ def _(result: Exploration) -> list[Finding]:
         text = f"{start}, when it is asked."
     elif whole[-1]:
         since = n_loops - whole[::-1].tolist().index(False) + 1 if not whole.all() else 0
-        text = f"{start}, and all of them from loop {since} on (it is asked after {loop})."
+        until = "on" if n_loops >= loop else f"to {n_loops}, the last that is shown"
+        text = f"{start}, and all of them from loop {since} {until} (it is asked after {loop})."
     elif n_loops >= loop and not whole[loop]:
         text = f"{start}, and {after[loop]} after {loop}, when it is asked: it gets this one wrong."
     else:

@@ -106,7 +106,8 @@ def _late(right: Tensor) -> Iterator[Chosen]:
         loop = int(since[row])
         if loop < 1:
             return
-        than = "later than in the other examples" if nth == 0 else "among the last"
+        alone = nth == 0 and int((since == loop).sum()) == 1
+        than = "later than in the other examples" if alone else "among the last"
         detail = f"Right last: all of its answers are right from loop {loop} on, {than}."
         yield Chosen(row, "right last", detail)
 
@@ -117,7 +118,7 @@ def _chains(settled: Mapping[str, Tensor]) -> Iterator[Chosen]:
         return
     name, loops = max(settled.items(), key=lambda one: int(one[1].max() - one[1].min()))
     for row in loops.argsort(stable=True, descending=True).tolist():
-        if (loop := int(loops[row])) < 1:
-            return
+        if (loop := int(loops[row])) <= int(loops.min()):
+            return  # as many loops as the shortest one takes are no long chain
         detail = f"A long chain: {name} has its whole answer only after loop {loop}."
         yield Chosen(row, "long chain", detail)

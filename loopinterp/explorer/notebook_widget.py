@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loopinterp.errors import InputError
+from loopinterp.errors import InputError, check_integer
 from loopinterp.explorer.changed_run import PutIn, explore_change
 from loopinterp.explorer.exploration_study import explore
 from loopinterp.explorer.page_data import page_data, read_asset, script
@@ -125,19 +125,19 @@ class ExplorerWidget(anywidget.AnyWidget):
         Raises:
             InputError: as :func:`explore_change`.
         """
-        rows = torch.tensor([example, source], device=self._batch.inputs.device)
-        if value == "mean":
-            others = [k for k in range(len(self._batch)) if k != example]
-            rows = torch.tensor([example, *others], device=rows.device)
         last = len(self._batch) - 1
-        if not 0 <= example <= last or (value == "interchange" and not 0 <= source <= last):
+        check_integer("example", example, least=0)
+        check_integer("source", source, least=0)
+        if example > last or (value == "interchange" and source > last):
             raise InputError(
                 "example and source",
                 expected=f"two of the {last + 1} that are shown, from 0 on",
                 given=f"{example} and {source}",
                 fix="An interchange takes two: draw more examples.",
             )
-        batch = self._batch[rows.clamp(0, last)]
+        others = [k for k in range(last + 1) if k != example]
+        rows = [example, *(others if value == "mean" else [min(source, last)])]
+        batch = self._batch[torch.tensor(rows, device=self._batch.inputs.device)]
         found = explore_change(
             self._model, batch, loop=loop, pos=pos, put_in=value, programs=self._programs
         )

@@ -105,7 +105,8 @@ class FittedLens(ShortRepr):
                 expected=f"one of the {len(self.places)} places (layers {', '.join(layers)}) of "
                 f"the fit, up to loop {self.n_loops}, and states of width {self.d_model}",
                 given=f"loop {loop}, layer {layer}, width {h.shape[-1]}",
-                fix="Fit the lens with that n_loops, and with inside=True for layers.",
+                fix="Fit the lens with that n_loops, and with inside=True for layers; one from "
+                "TransformerLens has no map of the initial state, nor, with layers, of others.",
             )
         k = self.places.index(at)
         matrix, offset = (x[k].to(h.device) for x in (self.matrix, self.offset))

@@ -70,6 +70,7 @@ class LensResult(Result, kind="lens"):
         has_coda: Whether the model has a coda, without which "logit" and "coda" are the same lens.
         targets: Whether the data says what is right.
         n_fit: Examples that the lens was fitted on; 0 where none are needed.
+        of_other_weights: Whether it was fitted on other weights than those that it reads.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
@@ -85,6 +86,7 @@ class LensResult(Result, kind="lens"):
     has_coda: bool
     targets: bool
     n_fit: int = 0
+    of_other_weights: bool = False
 
     @property
     def n_loops(self) -> int:
@@ -217,6 +219,7 @@ def lens_study(
             has_coda=reader.has_coda,
             targets=targets is not None,
             n_fit=fitted.n_examples if fitted else 0,
+            of_other_weights=fitted is not None and _of_other_weights(fitted, described),
         )
 
 
@@ -249,6 +252,13 @@ def _inputs(
             )
         n_loops = own[0]
     return batch.inputs, batch.targets, check_integer("n_loops", n_loops, least=1)
+
+
+def _of_other_weights(lens: FittedLens, described: dict[str, Any] | str) -> bool:
+    """Whether a lens says that it was fitted on other weights than those of a model."""
+    fitted_on = lens.made.get("model")
+    both = [x.get("weights_sha256") for x in (fitted_on, described) if isinstance(x, dict)]
+    return len({*both} - {None}) == 2
 
 
 def _to_fit_on(data: Any, fit_on: Any) -> Any:

@@ -32,7 +32,7 @@ _CONTROLS = {
 @findings_of.register
 def _(result: LensResult) -> list[Finding]:
     """When the answer is there; whether the lens is surer than right; what the controls say."""
-    return [_arrival(result), *_beyond_chance(result), *_others_map(result)]
+    return [_arrival(result), *_beyond_chance(result), *_others_map(result), *_others(result)]
 
 
 def _arrival(result: LensResult) -> Finding:
@@ -96,6 +96,14 @@ def _others_map(result: LensResult) -> list[Finding]:
         f"{_nats(other)} with that of another loop."
     )
     return [Finding(text)]
+
+
+def _others(result: LensResult) -> list[Finding]:
+    """Whether the lens is another model's."""
+    if not result.of_other_weights:
+        return []
+    text = f"{_opening(result)} was fitted on other weights than those that it reads here."
+    return [Finding(text, good=False)]
 
 
 def _also(result: LensResult) -> str:

@@ -113,7 +113,7 @@ def fit_tuned_lens(
         n_loops=n_loops,
         n_layers=len(layer_hooks(model, 0, n_loops)) if inside else 0,
         n_before=len(layers_around(model, "prelude")) if inside else 0,
-        n_examples=steps * size,
+        n_examples=_n_seen(data, steps * size),
         made={"model": describe_model(model), **options, "batch_size": size, "seed": seed},
     )
 
@@ -144,7 +144,7 @@ def _gradients(
             moved = moved + offset[own].expand(len(h), -1)[:, None, None]
             log_q = readout(moved.flatten(0, 1).to(last.dtype)).to(matrix.dtype).log_softmax(-1)
             gap = (log_p.exp() * (log_p - log_q.unflatten(0, h.shape[:2]))).sum(-1)
-            loss = (gap * asked).sum() / asked.sum()
+            loss = (gap * asked).sum() / asked.sum().clamp(min=1)
             if not loss.requires_grad:
                 raise InputError(
                     "model",
@@ -162,6 +162,12 @@ def _to_train(run: Iterable[Place]) -> list[Place]:
     """The places of a run, its end last, but for the last layer, which leaves the last state."""
     *before, end = run
     return [*(before[:-1] if before[-1].loop == end.loop else before), end]
+
+
+def _n_seen(data: Any, drawn: int) -> int:
+    """Examples that are seen, where so many are drawn: of a batch each is counted once."""
+    given = data if isinstance(data, torch.Tensor) else getattr(data, "inputs", None)
+    return drawn if given is None else min(drawn, len(given))
 
 
 def _sample(data: Any, inputs: Tensor) -> Any:

@@ -47,8 +47,9 @@ def greedy_decode(
 
     A causal :class:`~loopinterp.models.LoopedTransformer` keeps the keys and values of all
     positions for every layer at every loop (``2 n_heads d_head`` numbers each), so that a token
-    costs one position and not all of them. That gives the tokens that running the whole again
-    would give. Any other model, and one with hooks on, is run on the whole again for each token.
+    costs one position and not all of them. In float32 that gives the tokens that running the whole
+    again would give; in half precision rounding may decide between two likely ones. Any other
+    model, and one with hooks on, is run on the whole again for each token.
 
     A ``noise`` start is drawn once, for the prompt with all new tokens. Shorter inputs get the same
     noise at the same place where ``d_model`` is a multiple of 16, as PyTorch draws it; elsewhere
@@ -145,7 +146,7 @@ class _Cached(_Recomputed):
         n_pos = tokens.shape[1]
         self.seen, self.turn = 0, 0
         self.kept: list[tuple[Tensor, Tensor]] = []
-        self.rotation = model._length_context(n_pos).rotation
+        self.rotation = model._length_context(n_pos - 1).rotation  # the last one is not read
         width, where = model.site_map.d_model, {"device": model.device, "dtype": model.dtype}
         like = torch.empty(1, n_pos, width, **where)
         self.start = model.initial_state(like)[0] if model.starts_by_place else None

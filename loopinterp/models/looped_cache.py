@@ -32,6 +32,21 @@ class MissingActivationError(HookError, KeyError):
         return str(self.args[0])
 
 
+_HOW_IT_WAS_SAVED = frozenset(
+    ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version")
+)
+"""What a published configuration says of the files that it was read from, and not of the model."""
+
+
+def _what_it_is(config: dict[str, Any]) -> dict[str, Any]:
+    """A configuration, wherever its model was read from."""
+    said = config.get("published")
+    if not isinstance(said, dict):
+        return config
+    kept = {name: value for name, value in said.items() if name not in _HOW_IT_WAS_SAVED}
+    return {**config, "published": kept}
+
+
 _NO_NORM_ON_STREAM = ("none", "pre", "sandwich", "gated")
 
 _SUM = Needs(
@@ -336,7 +351,7 @@ class LoopedCache(ActivationCache):
         """
         folder = Path(folder)
         index = read_index(folder)
-        if index["config"] != model.config.to_dict():
+        if _what_it_is(index["config"]) != _what_it_is(model.config.to_dict()):
             raise CheckpointError(
                 f"cache {folder}",
                 expected="the configuration of the model given",

@@ -85,9 +85,9 @@ class GateAbove(_Sure):
     r"""Stop an example when a gate of the model's own says so (online).
 
     The first loop where the gate :math:`\lambda_t` is at least the threshold at every scored
-    position. ``cumulated``: where the probability of having stopped by then is,
-    :math:`1 - \prod_{s=1}^{t} (1 - \lambda_s)`, for gates that say how probable it is to stop at a
-    loop if one has not stopped before.
+    position; the initial state, which no loop has made, is not asked. ``cumulated``: where the
+    probability of having stopped by then is, :math:`1 - \prod_{s=1}^{t} (1 - \lambda_s)`, for gates
+    that say how probable it is to stop at a loop if one has not stopped before.
 
     Args:
         gate: From a state ``[batch, pos, d_model]`` to a probability of stopping there, for each
@@ -116,13 +116,12 @@ class GateAbove(_Sure):
 
     def score(self, view: LoopView) -> Float[Tensor, " batch"]:
         """The largest probability over the scored positions of going on, or of having gone on."""
-        if not self.cumulated:
-            return view.worst(self._going_on(view))
         going = torch.ones(view.mask.shape, device=view.mask.device)
         if view.loop > 0:
-            before = None if view.previous is None else view.previous.notes.get(self)
+            before = view.previous.notes.get(id(self)) if self.cumulated and view.previous else None
             going = self._going_on(view) * (going if before is None else before)
-        view.notes[self] = going
+        if self.cumulated:
+            view.notes[id(self)] = going  # as a gate need not have a hash
         return view.worst(going)
 
     def _going_on(self, view: LoopView) -> Float[Tensor, "batch pos"]:

@@ -55,6 +55,14 @@ class Norm(nn.Module):
         scale_name, normalized_name = f"{name}.hook_scale", f"{name}.hook_normalized"
         if tap is SILENT or not tap.listens(scale_name, normalized_name):
             return norm(x, weight, bias, self.eps)
+        if x.element_size() < 4 and not tap.edits(scale_name, normalized_name):
+            # What is recorded is rounded; what the run goes on with is not made from it.
+            wide = x.float()
+            centred = wide if bias is None else wide - wide.mean(-1, keepdim=True)
+            scale = (centred.pow(2).mean(-1, keepdim=True) + self.eps).sqrt()
+            tap(scale_name, scale.to(x.dtype))
+            tap(normalized_name, (centred / scale).to(x.dtype))
+            return norm(x, weight, bias, self.eps)
         if bias is not None and not tap.edits(scale_name):
             # One fused operation gives both, as long as nobody may change the scale.
             normalized, _, inverse = torch.native_layer_norm(x, weight.shape, None, None, self.eps)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from loopinterp.errors import check_integer, check_number
 from loopinterp.plotting.circuit_folded import folded
 from loopinterp.plotting.circuit_html import fragment_alone, show_fragment
 from loopinterp.plotting.circuit_parts import GraphParts
 from loopinterp.plotting.circuit_svg import svg_of
 from loopinterp.plotting.circuit_unfolded import unfolded
+
+NARROWEST = 240.0
+"""Pixels that a drawing needs at least."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -23,7 +27,8 @@ class CircuitGraph(GraphParts):
 
     Raises:
         InputError: Two nodes of one id, an edge between what are no nodes, a kind, section or lag
-            that there is not, or too many nodes to be looked at.
+            that there is not, an effect that is no finite number, or too many nodes to be looked
+            at.
 
     Example:
         >>> from loopinterp.plotting import GraphEdge, GraphNode
@@ -45,7 +50,12 @@ class CircuitGraph(GraphParts):
         Args:
             n_loops: Loops side by side; 0 for one block with an arrow from its end to its start.
             width: In pixels.
+
+        Raises:
+            InputError: A negative number of loops, or a width in which no words have room.
         """
+        check_integer("n_loops", n_loops, least=0)
+        check_number("width", width, least=NARROWEST)
         layout = unfolded(self, n_loops, width) if n_loops else folded(self, width)
         return svg_of(self, layout, alone=True)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loopinterp.errors import CheckpointError, InputError, check_choice
+from loopinterp.errors import CheckpointError, InputError, check_choice, check_integer
 from loopinterp.short_repr import ShortRepr
 
 if TYPE_CHECKING:
@@ -99,6 +100,8 @@ class GraphParts(ShortRepr):
                 raise _wrong("edges", "edges between nodes", f"{edge.source} to {edge.target}")
             if edge.lag not in (0, 1, 2):
                 raise _wrong("edges", "lags of 0, 1 or 2", repr(edge.lag))
+            if edge.effect is not None and not math.isfinite(edge.effect):
+                raise _wrong("edges", "effects that are finite", repr(edge.effect))
 
     @property
     def by_id(self) -> dict[str, GraphNode]:
@@ -113,7 +116,11 @@ class GraphParts(ShortRepr):
 
         Args:
             n_loops: Loops of the run.
+
+        Raises:
+            InputError: There is no loop.
         """
+        check_integer("n_loops", n_loops, least=1)
         edges = []
         for number, edge in enumerate(self.edges):
             source, target = self.by_id[edge.source], self.by_id[edge.target]
@@ -130,7 +137,10 @@ class GraphParts(ShortRepr):
                 last = max(last - edge.lag, 0)
                 edges.append((f"{last}:{source.id}", target.id, number))
             elif inside == [False, True]:
-                loops = range(1 if target.kind == "variable" else n_loops)
+                first, last = 0, n_loops
+                if target.kind == "variable":  # at the start, or by every loop
+                    first, last = edge.lag, n_loops + 1 if edge.lag else 1
+                loops = range(first, last)
                 edges += [(source.id, f"{loop}:{target.id}", number) for loop in loops]
             else:
                 edges.append((source.id, target.id, number))

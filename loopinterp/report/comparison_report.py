@@ -188,13 +188,15 @@ def finding_rows(tables: Tables, runs: Sequence[str]) -> list[Row]:
 
 def _verdicts(findings: pd.DataFrame, runs: Sequence[str]) -> dict[str, Cell]:
     """The verdict of each run; an empty one where there is none."""
-    of = findings[findings["kind"] == "verdict"].groupby("run").first()
-    return {
-        run: Cell(of.loc[run, "value"], of.loc[run, "good"], of.loc[run, "text"])
-        if run in of.index
-        else Cell()
-        for run in runs
-    }
+    said: Any = findings[findings["kind"] == "verdict"]
+    of = said.drop_duplicates("run").set_index("run")
+    found = {}
+    for run in runs:
+        value, good, text = (
+            of.loc[run, ["value", "good", "text"]] if run in of.index else ("", None, "")
+        )
+        found[run] = Cell(value, None if good is None else bool(good), text)
+    return found
 
 
 def _said(findings: pd.DataFrame, runs: Sequence[str]) -> dict[str, dict[str, list[Any]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,14 @@ def test_half_precision_gives_half_precision(name: str) -> None:
     expected = adapted(name)(tokens, n_loops=2)
     given = model(tokens, n_loops=2).float()
     assert (given - expected).abs().mean() < 0.1 * expected.abs().mean()
+
+
+@every
+def test_recording_its_norms_leaves_a_run_in_half_precision_as_it_is(name: str) -> None:
+    model, tokens = adapt(KINDS[name].build().bfloat16()), tokens_of(name)
+    norms = [x for x in model.addresses().addresses if ".ln" in x or x.startswith("ln")]
+    logits, cache = model.run_with_cache(tokens, names_filter=norms)
+    assert torch.equal(logits, model(tokens)) and len(cache) == len(norms) > 0
 
 
 # Hooks
@@ -368,11 +377,31 @@ def test_a_model_is_loaded_from_a_folder_by_its_name(tmp_path: Path) -> None:
     assert load_published(str(tmp_path), dtype="float64").dtype == torch.float64
 
 
+def test_a_cache_is_read_back_for_its_model_from_another_folder(tmp_path: Path) -> None:
+    model, tokens = adapted("hrm_text"), tokens_of("hrm_text")
+    _, cache = model.run_with_cache(tokens, n_loops=1, names_filter="resid_post")
+    folder = cache.save(tmp_path / "cache")
+    model.published.save_pretrained(tmp_path / "model")
+    again = load_published(str(tmp_path / "model"))
+    assert {*LoopedCache.load(folder, again)} == {*cache}
+    other = adapt(KINDS["hrm_text"].build())
+    other.config.published["hidden_act"] = "gelu"  # type: ignore[index]
+    with pytest.raises(CheckpointError):
+        LoopedCache.load(folder, other)
+
+
 @pytest.mark.usefixtures("no_type_checks")
 @pytest.mark.parametrize("wrong", [torch.nn.Linear(2, 2), None, "ouro", torch.nn.ModuleDict()])
 def test_what_no_adapter_knows_is_refused_by_a_list_of_what_they_know(wrong: Any) -> None:
     with pytest.raises(InputError, match="Ouro, Huginn"):
         adapt(wrong)
+
+
+@every
+def test_an_option_that_its_adapter_does_not_have_is_refused(name: str) -> None:
+    known = {"huginn": "seed", "hrm_text": "n_prefix"}.get(name, "(none)")
+    with pytest.raises(InputError, match=re.escape(f"expected one of {known}, got 'sed'")):
+        adapt(KINDS[name].build(), sed=3)
 
 
 @every
@@ -424,6 +453,7 @@ def test_a_gate_is_cached_and_stops_a_run_at_its_cumulative_probability(name: st
     n_loops = 5
     states = model(tokens, n_loops=n_loops, return_type="states")[1:]
     stop = torch.stack([model.exit_probability(h) for h in states])  # [loop, batch, pos]
+    assert close(model.exit_probability(states), stop)
     component = KINDS[name].halts
     assert component is not None
     _, cache = model.run_with_cache(tokens, n_loops=n_loops, names_filter=component)

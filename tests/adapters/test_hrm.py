@@ -53,8 +53,17 @@ def test_what_is_no_puzzle_is_refused() -> None:
             model(wrong)
     with pytest.raises(InputError, match="tokenizer"):
         model(model.with_puzzle(tokens + 60, PUZZLES))
+    with pytest.raises(InputError, match="with_puzzle"):
+        model(inputs[:, :3])
     with pytest.raises(InputError, match="at most 9 positions"):
         model(model.with_puzzle(tokens.repeat(1, 2), PUZZLES))
+
+
+def test_puzzles_beyond_the_range_of_small_tokens_stay_what_they_are() -> None:
+    model = _adapted(hrm.tiny(puzzle_emb_ndim=32, num_puzzle_identifiers=400))
+    puzzles = torch.tensor([300, 44, 299])
+    small = model.with_puzzle(_tokens().to(torch.uint8), puzzles)
+    assert torch.equal(small.long(), model.with_puzzle(_tokens(), puzzles))
 
 
 def test_a_run_that_is_told_nothing_is_all_segments_of_the_published_evaluation() -> None:

@@ -7,6 +7,7 @@ import torch
 
 from loopinterp.adapters import adapt
 from loopinterp.errors import InputError
+from loopinterp.models import greedy_decode
 from tests.adapters.published import huginn
 
 
@@ -49,3 +50,13 @@ def test_more_positions_than_angles_and_noise_at_each_step_are_refused() -> None
     noisy.config.test_time_noise = 0.1
     with pytest.raises(InputError, match="test_time_noise"):
         adapt(noisy)
+
+
+@pytest.mark.parametrize("use_cache", [False, True])
+def test_an_answer_may_fill_all_positions_that_the_model_knows(use_cache: bool) -> None:
+    model = adapt(huginn.tiny())
+    prompt = torch.arange(61)[None]
+    said = greedy_decode(model, prompt, n_loops=1, max_new_tokens=4, use_cache=use_cache)
+    assert said.shape == (1, 4)  # 61 + 3 positions are read
+    with pytest.raises(InputError, match="at most 64 positions"):
+        greedy_decode(model, prompt, n_loops=1, max_new_tokens=5, use_cache=use_cache)

@@ -139,8 +139,8 @@ def test_it_is_used_by_keyboard_alone(page: Page) -> None:
     state = "document.querySelector('.explorer').explorer.state"
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
     page.keyboard.press("End")
-    page.keyboard.press("ArrowUp")
     page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowUp")
     page.keyboard.press("PageDown")
     found = page.evaluate(state)
     assert (found["example"], found["loop"], found["pos"]) == (1, BITS, 0)

@@ -92,9 +92,9 @@ def test_a_state_is_put_in_and_both_runs_are_stepped_together(
     # Bit 4 of 1 + 126 is 1; with the carry of 1 + 127 it is 0, and that is in the run beside.
     answer = "(node) => node.querySelector('section[aria-label=Answers] td').textContent"
     assert [first.evaluate(answer), second.evaluate(answer)] == ["1", "0"]
-    first.locator(".x-scroll").press("ArrowRight")
+    first.locator(".x-scroll").press("ArrowDown")
     assert second.evaluate(state) == [6, 5]
-    second.locator(".x-scroll").press("ArrowUp")
+    second.locator(".x-scroll").press("ArrowLeft")
     assert first.evaluate(state) == [6, 4]
     page.get_by_role("button", name="Take out").click()
     answered(page, 2)

@@ -112,7 +112,7 @@ def test_the_widget_is_stepped_chosen_in_and_asked_in_jupyterlab(page: Page) -> 
     state = "(node) => [node.explorer.state.loop, node.explorer.state.pos]"
 
     first.evaluate("(node) => node.explorer.select({ example: 0, loop: 3, pos: 4 })")
-    first.locator(".x-scroll").press("ArrowRight")
+    first.locator(".x-scroll").press("ArrowDown")
     assert first.evaluate(state) == [4, 4]
     assert first.evaluate(_OVERLAPS) == []
     keep(page, "stepped")
@@ -128,7 +128,7 @@ def test_the_widget_is_stepped_chosen_in_and_asked_in_jupyterlab(page: Page) -> 
     second = page.locator(".explorer").nth(1)
     second.wait_for()
     page.get_by_text("After loop 5, position 3 is given zeros.").first.wait_for()
-    first.locator(".x-scroll").press("ArrowRight")
+    first.locator(".x-scroll").press("ArrowDown")
     assert first.evaluate(state) == second.evaluate(state) == [6, 3]
     second.scroll_into_view_if_needed()
     keep(page, "side-by-side")

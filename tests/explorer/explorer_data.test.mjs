@@ -46,6 +46,11 @@ test("numbers are found where they stand, of any type, after any other", async (
   assert.deepEqual([...unpack(bytes, arrays.target).values], [-1, 1]);
 });
 
+test("an example of which nothing is asked is told from one in which a place is not", async () => {
+  assert.equal((await opened()).examples[0].free, false);
+  assert.equal((await opened({ target: ["i16", [1, 2], [-1, -1]] })).examples[0].free, true);
+});
+
 test("a cell says what is answered, how surely, and whether that is right", async () => {
   const data = await opened();
   const first = data.cell(0, 0, 1);

@@ -35,3 +35,11 @@ test("colours mean one thing: wrong answers and broken agreement are marked", ()
   const within = look(data(1, 1), { ...state, layer: 0 }, 1, 0);
   assert.deepEqual([within.word, within.colour, within.marked], ["i", "accent", false]);
 });
+
+test("where nothing is asked of an example its answers are shown, as neither right nor wrong", () => {
+  const state = { example: 0, shown: "answer", variable: 0, layer: -1 };
+  const one = { ...data(1, 1), cell: () => ({ right: null, sureness: 1, moved: 0, answers: [{ symbol: "x" }] }) };
+  assert.equal(look(one, state, 1, 0).word, ""); // such as BOS, beside positions that are asked
+  one.examples[0].free = true;
+  assert.deepEqual(look(one, state, 1, 0), { word: "x", colour: "muted", strength: 0.53, marked: false });
+});

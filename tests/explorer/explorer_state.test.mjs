@@ -19,7 +19,7 @@ test("it opens after the first loop, where something is asked", () => {
 
 test("arrows go from loop to loop and from position to position, and stop at the ends", () => {
   let state = start;
-  for (const [key, loop, pos] of [["ArrowRight", 2, 1], ["ArrowRight", 3, 1], ["ArrowRight", 3, 1], ["ArrowDown", 3, 2], ["ArrowDown", 3, 2], ["ArrowUp", 3, 1], ["Home", 0, 1], ["ArrowLeft", 0, 1], ["End", 3, 1]]) {
+  for (const [key, loop, pos] of [["ArrowDown", 2, 1], ["ArrowDown", 3, 1], ["ArrowDown", 3, 1], ["ArrowRight", 3, 2], ["ArrowRight", 3, 2], ["ArrowLeft", 3, 1], ["Home", 0, 1], ["ArrowUp", 0, 1], ["End", 3, 1]]) {
     state = press(state, key);
     assert.deepEqual([state.loop, state.pos], [loop, pos], key);
   }
@@ -38,11 +38,11 @@ test("play goes to the last loop, stops there, and begins anew", () => {
   assert.deepEqual([state.loop, state.playing], [3, false]);
   state = reduce(state, "play", data);
   assert.deepEqual([state.loop, state.playing], [0, true]);
-  assert.equal(press(state, "ArrowRight").playing, false);
+  assert.equal(press(state, "ArrowDown").playing, false);
 });
 
 test("keys with others held, and other keys, are left to the browser", () => {
-  assert.equal(keyed({ key: "ArrowLeft", ctrlKey: true }), null);
+  assert.equal(keyed({ key: "ArrowUp", ctrlKey: true }), null);
   assert.equal(keyed({ key: "Tab" }), null);
 });
 

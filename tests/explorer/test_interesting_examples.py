@@ -49,3 +49,14 @@ def test_where_nothing_is_interesting_all_are_drawn_and_no_more_than_there_are()
     found = choose(plain, ASKED[:2], {}, 8, torch.Generator().manual_seed(0))
     assert sorted(one.row for one in found) == [0, 1]
     assert {one.reason for one in found} == {"drawn at random"}
+
+
+def test_what_is_as_late_as_another_is_not_called_later() -> None:
+    generator = torch.Generator().manual_seed(0)
+    alike = choose(right("002", "002", "022"), ASKED[:3], {}, 3, generator)
+    assert [one.detail.split(", ")[-1] for one in alike[:2]] == ["among the last."] * 2
+    one = choose(right("002", "022", "022"), ASKED[:3], {}, 3, generator)[0]
+    assert (one.row, one.detail.split(", ")[-1]) == (0, "later than in the other examples.")
+    equal = {"program": torch.tensor([2, 2, 2])}
+    found = choose(right("222", "222", "222"), ASKED[:3], equal, 3, generator)
+    assert {one.reason for one in found} == {"drawn at random"}  # no chain is longer than another

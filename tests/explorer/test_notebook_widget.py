@@ -44,6 +44,10 @@ def test_messages_type_and_put_in_and_take_out(widget: ExplorerWidget) -> None:
     assert widget.said.startswith("example: expected words of the task")
     ask(None, {**change, "example": 0, "source": 1}, None)
     assert "two of the 1 that are shown" in widget.said
+    ask(None, {**change, "value": "mean", "example": 0, "source": 0}, None)
+    assert "one example, whose own state that is" in widget.said and widget.changed == {}
+    ask(None, {**change, "value": "zero", "example": -1, "source": 0}, None)
+    assert widget.said.startswith("example: expected an integer")
 
 
 def test_examples_of_no_task_cannot_be_typed(model: LoopedTransformer) -> None:

@@ -347,3 +347,14 @@ def test_a_result_is_read_back_and_says_what_it_shows(tmp_path: Path) -> None:
         lines = {trace.name for trace in figures[0].plot.data if trace.name}
         assert "components of the state shuffled" in lines
         assert any("layer 1" in line for line in lines)
+
+
+def test_a_lens_that_was_fitted_on_other_weights_says_so() -> None:
+    model, other = transformer(), transformer()
+    with torch.no_grad():
+        next(other.parameters()).mul_(2)
+    lens = fit_jacobian_lens(model, tokens(), n_loops=2)
+    own, foreign = (lens_study(x, tokens(seed=1), lens=lens) for x in (model, other))
+    said = "The Jacobian lens was fitted on other weights than those that it reads here."
+    assert not own.of_other_weights and said not in [finding.text for finding in own.findings()]
+    assert foreign.of_other_weights and foreign.findings()[-1].text == said

@@ -120,3 +120,18 @@ def test_numbers_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     asked: dict[str, Any] = {"n_loops": 2} | wrong
     with pytest.raises(InputError, match=next(iter(wrong))):
         fit_tuned_lens(transformer(), tokens(), **asked)
+
+
+def test_a_step_whose_examples_ask_nothing_teaches_nothing() -> None:
+    targets = torch.full((4, 2), IGNORE)
+    targets[1:] = 0
+    counts = torch.full((4,), 2)
+    batch = Batch(inputs=inputs(4, 2), targets=targets, n=counts, n_loops=counts)
+    lens = fit_tuned_lens(Affine(), batch, steps=8, batch_size=1)
+    assert lens.matrix.isfinite().all() and lens.offset.isfinite().all()
+
+
+@pytest.mark.parametrize(("steps", "seen"), [(9, 12), (2, 8)])
+def test_an_example_that_is_seen_again_is_counted_once(steps: int, seen: int) -> None:
+    lens = fit_tuned_lens(Affine(), inputs(12, 2), n_loops=2, steps=steps, batch_size=4)
+    assert lens.n_examples == seen

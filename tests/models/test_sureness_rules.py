@@ -121,3 +121,20 @@ def test_a_gate_of_another_shape_is_refused() -> None:
     rule = GateAbove(torch.sigmoid)
     with pytest.raises(InputError, match=r"gate: expected a probability for each place \[1, 1\]"):
         run_until(Halving(), torch.zeros(1, 1, 2), rule, max_loops=2)
+
+
+@pytest.mark.parametrize("cumulated", [False, True])
+def test_a_gate_has_no_say_before_the_first_loop(cumulated: bool) -> None:
+    rule = GateAbove(lambda h: h[..., 0] + 2, 0.5, cumulated=cumulated)  # always open
+    assert run_until(Halving(), torch.zeros(2, 3, 2), rule, max_loops=4).loop.tolist() == [1, 1]
+
+
+def test_a_gate_need_not_have_a_hash() -> None:
+    class Gate:
+        __hash__ = None  # type: ignore[assignment]
+
+        def __call__(self, h: torch.Tensor) -> torch.Tensor:
+            return 0 * h[..., 0] + 0.4
+
+    rule = GateAbove(Gate(), 0.7, cumulated=True)  # stopped by then: .4, .64, .784
+    assert run_until(Halving(), torch.zeros(2, 3, 2), rule, max_loops=4).loop.tolist() == [3, 3]

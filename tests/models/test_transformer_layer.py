@@ -62,6 +62,24 @@ def test_norm_equals_its_formula(kind: str) -> None:
     torch.testing.assert_close(norm(x), expected, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("kind", ["layernorm", "rmsnorm"])
+def test_recording_a_norm_in_half_precision_leaves_the_run_as_it_is(kind: str) -> None:
+    model = build("plain", norm_type=kind)
+    for module in model.modules():
+        if isinstance(module, Norm):
+            nn.init.uniform_(module.weight, 0.5, 2)
+    half = build("plain", norm_type=kind).bfloat16()
+    half.load_state_dict(model.state_dict())
+    tokens = torch.randint(5, (3, 6), generator=torch.Generator().manual_seed(0))
+    norms = [name for name in half.addresses(3).addresses if ".ln" in name]
+    logits, cache = half.run_with_cache(tokens, n_loops=3, names_filter=norms)
+    assert torch.equal(logits, half(tokens, n_loops=3))
+    _, exact = model.run_with_cache(tokens, n_loops=3, names_filter=norms)
+    for name in norms:
+        assert cache[name].shape == exact[name].shape and cache[name].dtype == torch.bfloat16
+        assert (cache[name].float() - exact[name]).abs().max() < 0.1, name
+
+
 @pytest.mark.parametrize("norm_first", [True, False])
 def test_layer_equals_torch_encoder_layer(norm_first: bool) -> None:
     config = build("plain", norm="pre" if norm_first else "post", act_fn="relu").config

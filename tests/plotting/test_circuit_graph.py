@@ -30,6 +30,23 @@ def test_unfolded_by_hand() -> None:
     assert later.unfolded(3) == [("0:head", "2:head", 0), ("1:head", "end", 1)]
 
 
+def test_what_every_loop_writes_from_outside_is_written_in_every_loop() -> None:
+    tokens = GraphNode("tokens", "input", "tokens", "input")
+    start, again = GraphEdge("tokens", "carry"), GraphEdge("tokens", "carry", lag=1)
+    assert CircuitGraph("", (tokens, CARRY), (start,)).unfolded(2) == [("tokens", "0:carry", 0)]
+    written = CircuitGraph("", (tokens, CARRY), (again,))
+    assert written.unfolded(2) == [("tokens", "1:carry", 0), ("tokens", "2:carry", 0)]
+    assert 'data-target="2:carry"' in written.to_svg(n_loops=2)
+
+
+def test_a_drawing_needs_room_and_loops() -> None:
+    for wrong in ({"n_loops": -1}, {"width": 100.0}, {"width": float("nan")}):
+        with pytest.raises(InputError, match=next(iter(wrong))):
+            GRAPH.to_svg(**wrong)
+    with pytest.raises(InputError, match="n_loops"):
+        GRAPH.unfolded(0)
+
+
 def test_it_goes_to_json_and_back() -> None:
     assert CircuitGraph.from_dict(json.loads(GRAPH.to_json())) == GRAPH
     with pytest.raises(CheckpointError, match="KeyError"):
@@ -54,6 +71,7 @@ def test_facts_are_added_by_name_and_of_variables_by_program() -> None:
         ((CARRY, CARRY), (), "one of each id"),
         ((CARRY,), (GraphEdge("carry", "head"),), "carry to head"),
         ((CARRY, HEAD), (GraphEdge("carry", "head", lag=3),), "lags of 0, 1 or 2"),
+        ((CARRY, HEAD), (GraphEdge("carry", "head", effect=float("nan")),), "are finite"),
         ((GraphNode("a", "b", "c", "loop"),), (), "kind of node a"),
         ((GraphNode("a", "head", "c", "d"),), (), "section of node a"),
         (tuple(GraphNode(str(k), "head", "x", "loop") for k in range(401)), (), "at most 400"),

@@ -19,7 +19,7 @@ from loopinterp.explorer import explore
 from loopinterp.explorer.page_data import page_json
 from loopinterp.rasp import compile_program
 from loopinterp.report import read_report, read_run, write_comparison, write_report
-from loopinterp.report.comparison_report import differing_settings, finding_rows
+from loopinterp.report.comparison_report import Cell, _verdicts, differing_settings, finding_rows
 from loopinterp.report.report_data import tables_of
 from loopinterp.report.run_record import RunRecord
 from loopinterp.results import Result
@@ -71,6 +71,17 @@ def test_findings_that_differ_are_told_from_those_that_do_not(
     assert own == {row.cells[0].value for row in rows if "convergence" in row.title}
     alike = finding_rows(tables_of({"a": records["ripple"], "b": records["ripple"]}), ["a", "b"])
     assert alike and not any(row.differs for row in alike)
+
+
+def test_of_two_verdicts_of_a_run_the_first_is_shown_and_no_mixture(
+    tables: dict[str, pd.DataFrame],
+) -> None:
+    found = tables["findings"][:2].assign(
+        run="a", kind="verdict", value=["none", "ripple"], good=[None, True], text=["no", "yes"]
+    )
+    verdicts = _verdicts(found, ["a", "b"])
+    assert verdicts["a"] == Cell("none", None, "no") and verdicts["b"] == Cell()
+    assert _verdicts(found[1:], ["a"])["a"].good is True
 
 
 def test_curves_are_the_numbers_of_the_results(

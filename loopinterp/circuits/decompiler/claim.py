@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
 
 from loopinterp.circuits.decompiler.held_out import PLANTED, TRAJECTORY, UNDISTURBED
 from loopinterp.intervals import wilson_estimate
 from loopinterp.short_repr import ShortRepr
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 EXACT, NEARLY, NONE = "exact", "nearly", "none"
 
@@ -21,8 +20,8 @@ class Claim(ShortRepr):
 
     Attributes:
         grade: ``exact`` where all that was held out went as the program says, undisturbed and after
-            exchanges of states of the same and of any other loop; ``nearly`` where a program is
-            given all the same; ``none`` where there is none.
+            exchanges of states of the same and of any other loop, all three tried at each length;
+            ``nearly`` where a program is given all the same; ``none`` where there is none.
         tried: Exchanges that were held out and change an answer of the model or of the program.
         otherwise: After how many of them some answer is not as the program says.
         at_most: Upper end, at 95%, of the share of such exchanges that go otherwise, of the kind
@@ -59,9 +58,12 @@ class Claim(ShortRepr):
             return cls(NONE)
         counts: Any = evidence[evidence["what"].isin([TRAJECTORY, PLANTED])]
         alone: Any = evidence[evidence["what"] == UNDISTURBED]
-        everything = {TRAJECTORY, PLANTED} <= {*counts["what"]} and (counts["of"] > 0).all()
-        complete = everything and (counts["agree"] == counts["of"]).all()
-        complete = complete and len(alone) > 0 and (alone["agree"] == alone["of"]).all()
+        asked: Any = pd.concat([alone, counts])
+        tried = asked[asked["of"] > 0].groupby("n")["what"].agg(set)
+        everything = {UNDISTURBED, TRAJECTORY, PLANTED}
+        complete = all(everything <= tried.get(n, set()) for n in {*evidence["n"]})
+        complete = complete and (asked["agree"] == asked["of"]).all()
+        counts = counts[counts["of"] > 0]
         low = wilson_estimate(counts["agree"], counts["of"])[..., 1]
         return cls(
             grade=EXACT if complete else NEARLY,
@@ -76,7 +78,8 @@ class Claim(ShortRepr):
         if self.grade == NONE:
             return "none"
         lengths = f"n = {', '.join(map(str, self.lengths))}"
-        surely = f"at least {1 - self.at_most:.2%} do, at 95%; {lengths}"
+        least = f"at least {1 - self.at_most:.2%} do, at 95%" if self.tried else "none was tried"
+        surely = f"{least}; {lengths}"
         if self.grade == EXACT:
             return f"exact: all of {self.tried} exchanges go as it says ({surely})"
         right = self.tried - self.otherwise

@@ -135,7 +135,7 @@ def decompile(
        none (:mod:`~loopinterp.circuits.decompiler.transition_table`).
     3. The table is made as small as it can be, and written as a program
        (:mod:`~loopinterp.circuits.decompiler.automaton_program`).
-    4. Inputs and exchanges that it was not made from say how far it is right
+    4. Inputs and exchanges that are drawn anew say how far it is right
        (:mod:`~loopinterp.circuits.decompiler.held_out`), and so what is claimed of it: that it is
        exact, if none goes otherwise, or nearly right (:attr:`Decompiled.claim`).
 

@@ -1,4 +1,4 @@
-"""How far a program says what a model does, on inputs and interventions it was not made from."""
+"""How far a program says what a model does, on inputs and interventions that are drawn anew."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The circuit of a study of edges as a graph, each edge as wide as its effect."""
+"""The circuit of a study of edges as a graph, each edge as wide as its score."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from loopinterp.circuits.edges.edge_attribution import EDGE_IG
 from loopinterp.circuits.edges.edge_study_result import EdgeStudy
 from loopinterp.circuits.edges.known_edges import TiedEdge
 from loopinterp.circuits.edges.unrolled_graph import INPUT, READOUT, SLOTS
+from loopinterp.errors import InputError
 from loopinterp.plotting import CircuitGraph, GraphEdge, GraphNode
 
 _SECTIONS = {"prelude": "prelude", "block": "loop", "coda": "readout"}
@@ -19,7 +20,7 @@ _LAST = 10_000
 
 
 def edge_graph(result: EdgeStudy, edges: Iterable[TiedEdge] | None = None) -> CircuitGraph:
-    """The graph of some tied edges, with their effects as measured.
+    """The graph of some tied edges, each as wide as its score, that of ``edge_ig`` if there is one.
 
     Args:
         result: The study.
@@ -36,6 +37,13 @@ def edge_graph(result: EdgeStudy, edges: Iterable[TiedEdge] | None = None) -> Ci
     nodes: dict[str, GraphNode] = {}
     links = []
     for sender, receiver, lag in chosen:
+        if (sender, receiver, lag) not in table.index:
+            raise InputError(
+                "edges",
+                expected="tied edges of this study, (sender, receiver, lag) each",
+                given=repr((sender, receiver, lag)),
+                fix="result.to_dataframe() lists them.",
+            )
         name, _, slot = receiver.rpartition(".")
         role = _ROLES.get(slot, "") if name else ""
         reader = name if role else receiver
@@ -47,7 +55,7 @@ def edge_graph(result: EdgeStudy, edges: Iterable[TiedEdge] | None = None) -> Ci
         if not bool(minimal.isnull()):
             words = f"without the edge to {reader}, faithfulness loses {float(minimal):.3f}"
             nodes[sender] = _told(nodes[sender], "Ablation", words)
-    title = f"what pruning left, scored by {best}"
+    title = f"{'what pruning left' if edges is None else 'edges'}, scored by {best}"
     return CircuitGraph(title, tuple(nodes.values()), tuple(links))
 
 

@@ -101,7 +101,7 @@ function build(data, id, act) {
   parts.labels = make("canvas", { aria: { hidden: "true" } });
   parts.canvas = make("canvas", { aria: { hidden: "true" } });
   parts.help = make("p", { className: "x-help", id: `${id}-help` },
-    "Click a cell, or move with the arrow keys: left and right from loop to loop, up and down from position to position; " +
+    "Click a cell, or move with the arrow keys: up and down from loop to loop, left and right from position to position; " +
     "Page Up and Page Down change the example, the space bar plays.");
   parts.scroll = make("div", { className: "x-scroll", tabIndex: 0, aria: { role: "application", label: "Loops by positions", describedby: parts.help.id } }, parts.canvas);
   parts.live = make("p", { className: "x-sr", aria: { live: "polite" } });

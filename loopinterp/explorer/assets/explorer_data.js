@@ -40,7 +40,9 @@ export function decode(payload) {
     if (!arrays.has(name)) arrays.set(name, name in payload.arrays ? unpack(payload.bytes, payload.arrays[name]) : null);
     return arrays.get(name);
   };
-  const examples = payload.examples.map((one) => ({ ...one, tokens: one.tokens.map(plain), said: plain(one.said) }));
+  /* Of an example in which nothing is asked, such as a prompt, all answers are shown: none is right or wrong. */
+  const free = (example, n) => Array.from({ length: n }, (_, pos) => get("target").at(example, pos)).every((target) => target < 0);
+  const examples = payload.examples.map((one, k) => ({ ...one, tokens: one.tokens.map(plain), said: plain(one.said), free: free(k, one.tokens.length) }));
   const most = Math.log2(Math.max(payload.classes, 2));
   const symbol = (k) => (k < 0 ? "" : plain(payload.symbols[k] ?? k));
   const [, , , ranks] = payload.arrays.answer.shape;

@@ -36,15 +36,15 @@ export function look(data, state, loop, pos) {
     const strength = cell.moved > 0 ? Math.min(1, Math.max(0, (Math.log10(cell.moved) + 4) / 4)) : 0;
     return { word: "", colour: "moved", strength: 0.85 * strength, marked: false };
   }
-  const asked = cell.right !== null;
+  const asked = cell.right !== null, said = asked || data.examples[example].free;
   if (state.layer >= 0) {
     const within = data.inner(example, loop, pos, state.layer);
     const { symbol, probability, right } = within ?? { symbol: "", probability: 0, right: null };
     const tone = !asked || !within ? "muted" : right ? "accent" : "bad";
-    return { word: asked ? symbol : "", colour: tone, strength: (asked ? 0.5 : 0.08) * probability + 0.03, marked: right === false };
+    return { word: said ? symbol : "", colour: tone, strength: (said ? 0.5 : 0.08) * probability + 0.03, marked: right === false };
   }
   const colour = !asked ? "muted" : cell.right ? "accent" : "bad";
-  return { word: asked ? cell.answers[0].symbol : "", colour, strength: (asked ? 0.5 : 0.08) * cell.sureness + 0.03, marked: cell.right === false };
+  return { word: said ? cell.answers[0].symbol : "", colour, strength: (said ? 0.5 : 0.08) * cell.sureness + 0.03, marked: cell.right === false };
 }
 
 /* A word cut to a width. */
@@ -115,7 +115,7 @@ export function drawSelection(context, data, state, sizes, theme) {
     context.globalAlpha = 1;
     context.font = `bold 14px ${theme.mono}`;
     context.fillStyle = theme.text;
-    const word = state.shown === "variable" || state.layer >= 0 ? here.word : now.right === null ? "" : now.answers[0].symbol;
+    const word = state.shown === "moved" ? look(data, { ...state, shown: "answer" }, loop, k).word : here.word;
     write(context, word, x, (head.target + head.now) / 2, cell - 2);
     if (here.marked) {
       context.fillStyle = theme.bad;

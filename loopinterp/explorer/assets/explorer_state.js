@@ -65,10 +65,10 @@ export function followed(own, data, before, after, action, other) {
 }
 
 const KEYS = {
-  ArrowLeft: { by: { loop: -1 } },
-  ArrowRight: { by: { loop: 1 } },
-  ArrowUp: { by: { pos: -1 } },
-  ArrowDown: { by: { pos: 1 } },
+  ArrowUp: { by: { loop: -1 } },
+  ArrowDown: { by: { loop: 1 } },
+  ArrowLeft: { by: { pos: -1 } },
+  ArrowRight: { by: { pos: 1 } },
   Home: { set: { loop: 0 } },
   End: { set: { loop: Infinity } },
   PageUp: { by: { example: -1 } },

@@ -22,7 +22,7 @@ function controls(model, chosen) {
   const said = make("p", { className: "x-said", aria: { role: "alert" } });
   const fill = () => {
     const others = model.get("payload").examples.map((_, k) => option(`interchange ${k}`, `the state of example ${k + 1}`));
-    value.replaceChildren(...(others.length > 1 ? others : []), option("mean", "the mean of the examples"), option("zero", "zeros"));
+    value.replaceChildren(...(others.length > 1 ? [...others, option("mean", "the mean of the examples")] : []), option("zero", "zeros"));
     if (others.length > 1) value.value = "interchange 1";
   };
   const show = () => {

@@ -48,10 +48,12 @@ def test_what_was_not_tried_is_not_claimed(missing: str) -> None:
     seen: Any = evidence()
     less = seen[seen["what"] != missing]
     assert Claim.of(less, given=True).grade == NEARLY
+    at_one_length = seen[(seen["what"] != missing) | (seen["n"] == 6)]
+    assert Claim.of(at_one_length, given=True).grade == NEARLY
     none_felt = seen.assign(of=seen["of"].where(seen["what"] != missing, 0))
     none_felt["agree"] = none_felt[["agree", "of"]].min(axis=1)
-    if missing != UNDISTURBED:
-        assert Claim.of(none_felt, given=True).grade == NEARLY
+    claim = Claim.of(none_felt, given=True)
+    assert claim.grade == NEARLY and claim.at_most < 0.02
 
 
 def test_no_program_is_no_claim() -> None:
@@ -76,3 +78,9 @@ def test_a_state_of_another_loop_tells_apart_what_exchanges_at_one_loop_do_not()
     assert wrong.loc[PLANTED, "value"] < wrong.loc[UNDISTURBED, "value"] == 1
     right = held_out(model, get_program("ripple"), batch, n_loops, 300, generator)
     assert (right["agree"] == right["of"]).all() and (right["of"] > 0).all()
+
+
+def test_where_no_exchange_was_tried_no_share_is_said() -> None:
+    seen: Any = evidence()
+    alone = seen[seen["what"] == UNDISTURBED]
+    assert str(Claim.of(alone, given=True)).endswith("(none was tried; n = 5, 6)")
