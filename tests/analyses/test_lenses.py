@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -29,7 +30,7 @@ def test_what_the_page_says_of_carries(model: str) -> None:
     cells = KEPT[(KEPT["model"] == model) & (KEPT["chain_length"] > 0) & (KEPT["loop"] > 0)]
     ahead = cells["loop"] - cells["chain_length"]
 
-    def right(lens: str, at: pd.Series) -> pd.Series:
+    def right(lens: str, at: Any) -> Any:
         return cells[(cells["lens"] == lens) & at]["right"]
 
     assert right("logit", ahead < 0).between(0.4, 0.6).all()

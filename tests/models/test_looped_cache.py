@@ -100,7 +100,7 @@ def test_a_cache_keeps_its_own_number_of_loops() -> None:
     _, cache = model.run_with_cache(x, n_loops=5)
     model(x, n_loops=9)
     assert cache.n_loops == 5
-    assert cache.model.cfg.n_layers == 5
+    assert cache.model.cfg.n_layers == 5  # type: ignore[union-attr]
     assert len(cache.accumulated_resid()) == 6
     assert model.cfg.n_layers == 2
 
@@ -325,7 +325,7 @@ def test_heads_behind_a_norm_have_no_direct_writes(name: str) -> None:
         cache.stack_head_results,
         lambda: cache.get_neuron_results(0),
         cache.get_full_resid_decomposition,
-        lambda: cache.model.accumulated_bias(1),
+        lambda: cache.model.accumulated_bias(1),  # type: ignore[operator]
     )
     for call in calls:
         with pytest.raises(InputError, match="norm="):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ET
+from typing import Any
 
 import pytest
 
@@ -40,7 +41,8 @@ def test_what_every_loop_writes_from_outside_is_written_in_every_loop() -> None:
 
 
 def test_a_drawing_needs_room_and_loops() -> None:
-    for wrong in ({"n_loops": -1}, {"width": 100.0}, {"width": float("nan")}):
+    cases: list[dict[str, Any]] = [{"n_loops": -1}, {"width": 100.0}, {"width": float("nan")}]
+    for wrong in cases:
         with pytest.raises(InputError, match=next(iter(wrong))):
             GRAPH.to_svg(**wrong)
     with pytest.raises(InputError, match="n_loops"):
