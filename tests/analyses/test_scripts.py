@@ -57,6 +57,7 @@ ELSEWHERE = (
         "outside_eap_ig",
         "trained_circuits",
     ),
+    *("pictures", "run_notebooks", "still_pictures"),
     *("published_code", "published_settings", "reproductions"),
     *("budget_law", "fixed_point_grid", "grid_claims", "long_addition", "settled_but_wrong"),
     *("state_geometry", "stopping_rules", "tables_in_pages", "zoo_tables", "lenses", "exits"),

@@ -1,0 +1,49 @@
+"""The pictures of the guide: all there, those of ideas show what the page says of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from analyses import pictures
+from analyses.still_pictures import StillPictures
+from analyses.tables_in_pages import PAGES, put
+
+
+def test_every_picture_is_there_and_the_gallery_shows_them() -> None:
+    shown = (*pictures.PHOTOGRAPHED, *pictures.GALLERY)
+    for name in (*pictures.IDEAS, *(one.name for one in shown)):
+        picture = (pictures.PICTURES / f"{name}.png").read_bytes()
+        assert picture.startswith(b"\x89PNG") and len(picture) < 150_000
+    page = (PAGES / "gallery.md").read_text()
+    assert put(page, {"gallery": pictures.as_cards(shown)}) == page
+    assert all((PAGES / f"{one.page}.md").is_file() for one in shown)
+
+
+@torch.no_grad()
+def test_a_change_gets_one_position_a_loop_and_no_farther() -> None:
+    cells = np.array(pictures.light_cone().to_dict()["data"][0]["z"])  # [loop, position]
+    loops, positions = np.indices(cells.shape)
+    outside = (positions < 6) | (positions > 6 + loops)
+    assert np.abs(cells[outside]).max() < 1e-5
+    front = (positions == 6 + loops) & (positions < cells.shape[1])
+    assert cells[front].min() > 0.5
+
+
+@torch.no_grad()
+def test_planted_carries_live_as_long_as_their_programs_hold_them() -> None:
+    traces = pictures.hold_times().to_dict()["data"]
+    lives = {trace["name"]: sum(trace["y"]) for trace in traces}
+    assert lives == {"ripple": 1, "held for 3 loops": 3, "sticky": 8}
+
+
+@pytest.mark.browser
+def test_a_figure_is_drawn_as_a_still_picture(chromium: str, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text("<!doctype html><title>x</title><p>Here")
+    with StillPictures() as drawn:
+        for picture in (drawn.draw(pictures.fates(), height=200), drawn.photograph(page)):
+            assert picture.startswith(b"\x89PNG") and len(picture) > 1000
