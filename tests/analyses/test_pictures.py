@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,8 @@ def test_every_picture_is_there_and_the_gallery_shows_them() -> None:
 
 @torch.no_grad()
 def test_a_change_gets_one_position_a_loop_and_no_farther() -> None:
-    cells = np.array(pictures.light_cone().to_dict()["data"][0]["z"])  # [loop, position]
+    figure: Any = pictures.light_cone()
+    cells = np.array(figure.data[0].z)  # [loop, position]
     loops, positions = np.indices(cells.shape)
     outside = (positions < 6) | (positions > 6 + loops)
     assert np.abs(cells[outside]).max() < 1e-5
@@ -35,8 +37,8 @@ def test_a_change_gets_one_position_a_loop_and_no_farther() -> None:
 
 @torch.no_grad()
 def test_planted_carries_live_as_long_as_their_programs_hold_them() -> None:
-    traces = pictures.hold_times().to_dict()["data"]
-    lives = {trace["name"]: sum(trace["y"]) for trace in traces}
+    figure: Any = pictures.hold_times()
+    lives = {trace.name: sum(trace.y) for trace in figure.data}
     assert lives == {"ripple": 1, "held for 3 loops": 3, "sticky": 8}
 
 
