@@ -33,6 +33,7 @@ import loopinterp
 from analyses.tables_in_pages import PAGES, RESULTS, rewrite, table
 from loopinterp.benchmark import TRAINED as TO_CIRCUIT
 from loopinterp.benchmark import benchmark_models
+from loopinterp.benchmark.benchmark_entries import DISGUISES
 from loopinterp.circuits import Decompiled, decompile
 from loopinterp.circuits.decompiler import EXACT
 from loopinterp.rasp import LoopProgram, compile_program, get_program
@@ -64,6 +65,7 @@ TO_IT = "trained to it"
 LONGER, LONG = "known, longer", 12
 """Kind of models that are judged at a greater length than they are read at, and that length."""
 
+LONG_DISGUISES = ("bare", "rotated, permuted", "distracted, rotated")
 LONG_PROGRAMS = (
     "carry_save",
     "latched_chain",
@@ -131,7 +133,7 @@ def cells() -> list[tuple[str, str, str]]:
             (TO_IT if of.disguise == TO_CIRCUIT else "known", of.program_name, of.disguise)
             for of in benchmark_models()
         ),
-        *((LONGER, name, "bare") for name in LONG_PROGRAMS),
+        *((LONGER, name, disguise) for name in LONG_PROGRAMS for disguise in LONG_DISGUISES),
         *(("near miss", p.name, "bare") for p in near_misses(NEAR_MISSES_OF)),
         *(("trained", name, "bare") for name in ZOO),
     ]
@@ -159,7 +161,7 @@ def measured(kind: str, name: str, disguise: str) -> tuple[dict[str, Any], pd.Da
     elif kind == LONGER:
         program = get_program(name)
         task = get_task(program.task, **program.task_settings)
-        made = compile_program(program, max_length=task.n_positions(LONG))
+        made = DISGUISES[disguise](compile_program(program, max_length=task.n_positions(LONG)))
         found = decompile(made.model, task, n=N, lengths=(N, LONG))
         outcome = compared(found, program)
     else:
