@@ -41,9 +41,10 @@ def tables_of(records: Mapping[str, RunRecord]) -> Tables:
             settings += [(run, part, name, value) for name, value in values.items()]
         findings += _findings(run, record)
         curves += curve_rows(run, record)
+    # As objects: pandas' own strings refuse lone surrogates, which a damaged file may hold.
     return {
-        "settings": pd.DataFrame(settings, columns=list(_SETTINGS)),
-        "findings": pd.DataFrame(findings, columns=list(_FINDINGS)),
+        "settings": pd.DataFrame(settings, columns=list(_SETTINGS), dtype=object),
+        "findings": pd.DataFrame(findings, columns=list(_FINDINGS), dtype=object),
         "curves": pd.DataFrame(curves, columns=list(COLUMNS)),
     }
 
