@@ -75,6 +75,15 @@ def chromium() -> str:
     return path
 
 
+@pytest.fixture(scope="session")
+def node() -> str:
+    """The path of node, which runs the tests of scripts; skips where there is none."""
+    path = shutil.which("node") or shutil.which("nodejs")
+    if path is None:
+        pytest.skip("no node on this machine (Debian: apt-get install nodejs)")
+    return path
+
+
 @pytest.fixture
 def no_type_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests that pass what the annotations forbid, to see the library's own error for it."""

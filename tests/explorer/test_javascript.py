@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
-
-import pytest
 
 from loopinterp.explorer.page_data import script
 
 HERE = Path(__file__).parent
-
-
-@pytest.fixture(scope="module")
-def node() -> str:
-    path = shutil.which("node") or shutil.which("nodejs")
-    if path is None:
-        pytest.skip("no node on this machine (Debian: apt-get install nodejs)")
-    return path
 
 
 def test_javascript_tests_pass(node: str) -> None:

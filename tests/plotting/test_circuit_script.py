@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 
-import pytest
 
-
-def test_the_script_passes_its_own_tests() -> None:
-    node = shutil.which("node")
-    if node is None:
-        pytest.skip("no node on this machine (Debian: apt-get install nodejs)")
+def test_the_script_passes_its_own_tests(node: str) -> None:
     tests = Path(__file__).with_name("circuit_script.test.js")
     done = subprocess.run([node, "--test", str(tests)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout
