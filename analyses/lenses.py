@@ -1,11 +1,12 @@
 """What lenses read of the zoo's additions: when each carry is read, and how far off each lens is.
 
-    python -m analyses.lenses                        # some four minutes on one core
+    python -m analyses.lenses                        # some eight minutes on one core
     python -m analyses.lenses --name addition        # one model anew, the others as they were
 
 Carries of every chain length come in pairs of additions that differ in all of them, so that who
-has not seen the deciding bit is right in half. What was found is kept in
-analyses/results/lenses.csv; the tables go into docs/lenses.md.
+has not seen the deciding bit is right in half. Bits that a carry passes on from (one of the two
+digits is 1) and bits at which it ends (both are 0, or both 1) are counted apart. What was found is
+kept in analyses/results/lenses.csv; the tables go into docs/lenses.md.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import torch
 
@@ -24,7 +26,7 @@ from loopinterp.tasks import Addition
 from loopinterp.zoo import load_pretrained
 
 FILE, PAGE, ARRIVALS, DISTANCES = "lenses.csv", "lenses.md", "carries-by-lens", "distance-by-lens"
-NAMES = ("addition", "addition-seed-1", "addition-no-hold")
+NAMES = ("addition", *(f"addition-seed-{k}" for k in (1, 2, 3, 4)), "addition-no-hold")
 BITS, LONGEST, PAIRS = 16, 10, 64
 SHOWN = (1, 2, 4, 8, 12)
 """Loops whose distance from the last is on the page."""
@@ -92,12 +94,15 @@ def _rows(
     data = result.data.sel(layer="state")
     right = data["answer"].values == task.targets(sample.inputs).numpy()
     row, pos = sample.row.numpy(), sample.pos.numpy()
+    passes = task.propagate(sample.inputs).numpy()[row, pos]
     kl, rows = data["reading_kl"].mean("batch"), []
     for loop in data["loop"].values.tolist():
         at = said | {"loop": loop}
         for chain in range(LONGEST):
-            share = right[loop, row[chain], pos[chain]].mean()
-            rows.append(at | {"chain_length": chain + 1, "right": share})
+            cell, on = right[loop, row[chain], pos[chain]], passes[chain]
+            kinds = {"right": cell, "right_passing": cell[on], "right_ending": cell[~on]}
+            shares = {kind: bits.mean() if bits.size else np.nan for kind, bits in kinds.items()}
+            rows.append(at | {"chain_length": chain + 1, **shares})
         distances = {f"kl_{r}": float(kl.sel(loop=loop, reading=r)) for r in kl["reading"].values}
         unigram = float(result.data["unigram_kl"].mean())
         rows.append(at | {"chain_length": 0, **distances, "kl_unigram": unigram})
@@ -110,17 +115,19 @@ def tables(known: pd.DataFrame) -> dict[str, str]:
 
 
 def arrivals(known: pd.DataFrame) -> str:
-    """Share of carries that are read before, at, and after the loop of their chain length."""
+    """Share of bits that are read before, at, and after the loop of their carry's chain length."""
     rows = []
     for (model, lens), cells in known.query("chain_length > 0").groupby(["model", "lens"]):
+        cells = cells[cells["loop"] >= 1]
         ahead = cells["loop"] - cells["chain_length"]
-        made = cells["loop"] >= 1
-        at = [
-            cells[made & kind]["right"] for kind in (ahead < 0, ahead == 0, ahead == 1, ahead > 1)
-        ]
+        at = [cells[ahead < 0]["right"]]
+        kinds = ("right", "right_passing", "right_ending")
+        at += [cells[ahead == 0][kind].dropna() for kind in kinds]
+        at += [cells[ahead == 1]["right"], cells[ahead > 1]["right"]]
         span = [f"{x.min():.2f} to {x.max():.2f}" if len(x) else "" for x in at]
         rows.append([model, lens, *span])
-    return table(["model", "read by", "before", "at that loop", "one later", "after that"], rows)
+    heads = ["before", "at that loop", "… passed on", "… ending there", "one later", "after that"]
+    return table(["model", "read by", *heads], rows)
 
 
 def distances(known: pd.DataFrame) -> str:
