@@ -122,7 +122,7 @@ def arrivals(known: pd.DataFrame) -> str:
         ahead = cells["loop"] - cells["chain_length"]
         at = [cells[ahead < 0]["right"]]
         kinds = ("right", "right_passing", "right_ending")
-        at += [cells[ahead == 0][kind].dropna() for kind in kinds]
+        at += [pd.Series(cells[ahead == 0][kind]).dropna() for kind in kinds]
         at += [cells[ahead == 1]["right"], cells[ahead > 1]["right"]]
         span = [f"{x.min():.2f} to {x.max():.2f}" if len(x) else "" for x in at]
         rows.append([model, lens, *span])

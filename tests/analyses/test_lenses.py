@@ -37,7 +37,7 @@ def test_what_the_page_says_of_carries(model: str) -> None:
     whole = model != "addition-seed-4"
 
     def right(lens: str, at: Any, kind: str = "right") -> Any:
-        return cells[(cells["lens"] == lens) & at][kind].dropna()
+        return pd.Series(cells[(cells["lens"] == lens) & at][kind]).dropna()
 
     assert right("logit", ahead < 0).between(0.4, 0.6).all()
     assert (right("logit", ahead == 0, "right_passing") == 1).all()
