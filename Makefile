@@ -32,7 +32,7 @@ demo: env  ## train, analyse and report on one model (a few minutes)
 	$(BIN)/loopinterp demo --out runs/demo
 
 test: env  ## run every test but those that need a GPU
-	$(BIN)/python -m pytest -m "not gpu" -n $(JOBS) --dist loadfile
+	$(BIN)/python -m pytest -m "not gpu" -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 gpu: env  ## whatever needs a GPU, in slices that can be stopped and gone on with
 	$(BIN)/python -m analyses.gpu

@@ -21,6 +21,19 @@ os.environ["LOOPINTERP_PROGRESS"] = "0"  # however slow the machine, tests print
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
+SLOWEST = ("end_to_end", "analyses", "browser", "benchmark", "circuits", "rasp")
+"""Rooms of the slowest files: they go first, so that processes that share files end together."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+
+    def rank(item: pytest.Item) -> int:
+        room = item.path.relative_to(here).parts[0] if item.path.is_relative_to(here) else ""
+        return SLOWEST.index(room) if room in SLOWEST else len(SLOWEST)
+
+    items.sort(key=rank)
+
 
 def _no_silent_skip(report: Any) -> None:
     """In CI a skipped test is a failed one: whatever it needs, CI must install."""

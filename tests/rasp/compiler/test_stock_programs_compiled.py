@@ -61,7 +61,7 @@ def lengths(name: str) -> list[int]:
     """
     if get_program(name).task in ("addition", "prefix_sum"):
         return [1, 2, 3, 4, 5, 8]
-    longest = 5 if name in MOST else 8
+    longest = 5 if name in MOST else 6 if name == "multiplication" else 8
     return list(range(1, longest + 1))
 
 
