@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
+    from loopinterp.models.way_back import WayBack
+
 
 class OuroAdapter(PublishedModel):
     """Ouro (``OuroForCausalLM``) with our addresses; ``model.norm`` is the loop norm.
@@ -155,6 +157,21 @@ class OuroAdapter(PublishedModel):
         self, h: Tensor, taps: Taps = NO_TAPS, context: AttentionContext | None = None
     ) -> Tensor:
         return self.published.lm_head(h)
+
+    def _readout_back(self, way: WayBack) -> None:
+        way.through_unembedding(self.published.lm_head.weight, self.published.lm_head.bias)
+
+    def _loop_back(self, way: WayBack, loop: int) -> None:
+        inner = self.published.model
+        way.stand(loop=loop)
+        way.through_norm("ln_loop", inner.norm.weight)
+        for k in reversed(range(len(inner.layers))):
+            way.stand(loop=loop, layer=k)
+            way.write("mlp", way.read("hook_mlp_out"))  # what its norm leaves
+            with way.aside():
+                way.through_norm("ln1_post", inner.layers[k].input_layernorm_2.weight)
+                projection = inner.layers[k].self_attn.o_proj
+                way.write_heads(projection.weight, projection.bias)
 
 
 def _norm(norm: Any, x: Tensor, tap: Tap, name: str) -> Tensor:

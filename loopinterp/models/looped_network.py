@@ -277,7 +277,9 @@ class LoopedNetwork(LoopHooks):
         """A logit's direction from the logits to the state that they are read from."""
         way.through_unembedding(self.unembedding.weight, self.unembedding.bias)
         if self.ln_final is not None:
-            way.through_norm("ln_final", self.ln_final.weight, self.ln_final.bias, name="final norm")
+            way.through_norm(
+                "ln_final", self.ln_final.weight, self.ln_final.bias, name="final norm"
+            )
         for k in reversed(range(len(self.coda))):
             way.stand(layer=k)
             self.coda[k].back(way)  # type: ignore[operator]
