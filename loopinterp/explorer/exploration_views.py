@@ -26,7 +26,7 @@ def _(result: Exploration) -> list[Finding]:
     n_loops, loop = int(first["n_loops"]), int(first["asked_after"])
     asked = (first["target"] >= 0).values
     if not asked.any():
-        return [*said, Finding(f"{reader} says what is read after each loop.")]
+        return [*said, Finding(f"{reader} reads the state after each loop.")]
     right = (first["answer"].isel(rank=0) == first["target"]).values[: n_loops + 1, asked]
     n_asked, whole, after = int(asked.sum()), right.all(1), right.sum(1)
     start = f"{reader} has {after[1]} of the {n_asked} symbols right after 1 loop"
