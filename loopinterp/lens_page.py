@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from loopinterp import adapters, explorer, lenses, report, zoo
 from loopinterp.errors import InputError
 from loopinterp.lenses.chosen_lens import FITTED, LensName
+from loopinterp.models.run_inputs import refuse
 from loopinterp.progress import showing
 from loopinterp.storage import read_json_object
 from loopinterp.studied_model import open_run
@@ -73,6 +74,12 @@ def write_lens_page(
             given=repr(chosen),
             fix="Fit one to texts of yours, loopinterp.lenses.fit_tuned_lens(model, tokens).save("
             "FILE), and pass --lens FILE.",
+        )
+    if kind != "published":
+        refuse(
+            {"trust_remote_code": trust_remote_code or None},
+            "none for a model of ours, beside which lies no code",
+            "Leave it out.",
         )
     page = report.need_page(
         (Path(model) if kind == "run" else Path()) / "lens.html" if out is None else out

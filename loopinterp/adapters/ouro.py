@@ -43,7 +43,8 @@ class OuroAdapter(PublishedModel):
         published: The model.
 
     Raises:
-        InputError: If some of its layers attend within a sliding window.
+        InputError: If some of its layers attend within a sliding window, or the angles of its
+            positions were lost in loading.
     """
 
     needs = (
@@ -64,6 +65,16 @@ class OuroAdapter(PublishedModel):
                 expected="layers that attend to all positions before them",
                 given="layer_types with sliding_attention",
                 fix="Load it with use_sliding_window=False, as published.",
+            )
+        angles = inner.rotary_emb.inv_freq
+        if not bool((angles > 0).all() and (angles.diff() < 0).all()):
+            # transformers 5 makes a model without numbers, and fills in what is saved alone.
+            raise InputError(
+                "model",
+                expected="positions turned by less from each pair of features to the next",
+                given=f"rotary_emb.inv_freq = {angles.tolist()[:4]} …, as code that was written "
+                "for transformers 4 leaves it under version 5",
+                fix="Set model.model.rotary_emb.inv_freq after loading, and call adapt(model).",
             )
         attention, mlp = inner.layers[0].self_attn, inner.layers[0].mlp
         self._d_head = int(attention.head_dim)
