@@ -34,6 +34,20 @@ if TYPE_CHECKING:
 _NOWHERE = {"loop": -1, "layer": -1, "head": -1}
 
 
+_READ = ("hook_scale", "hook_z", "gate", "hook_mlp_out", "hook_mix_out", "hook_injection")
+_READ += ("hook_state_pre", "hook_state_post")
+
+
+def for_logit_attribution(name: str) -> bool:
+    """Whether ``cache.logit_attribution`` reads an activation: a filter of names for its runs.
+
+    Example:
+        >>> [for_logit_attribution(f"blocks.0.{x}") for x in ("attn.hook_z", "attn.hook_pattern")]
+        [True, False]
+    """
+    return name.endswith(_READ)
+
+
 class WayBack:
     """A logit's direction, on its way back through the run, and the parts met so far.
 

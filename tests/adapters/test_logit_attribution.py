@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from loopinterp.adapters import OuroAdapter, PublishedModel, adapt
 from loopinterp.errors import HookError, InputError
-from loopinterp.models import LoopedCache
+from loopinterp.models import LoopedCache, for_logit_attribution
 from tests.adapters.kinds import KINDS, tokens_of
 from tests.adapters.published import hrm, huginn, ouro, trm
 
@@ -207,6 +207,17 @@ def test_parts_stand_where_the_sites_do(name: str) -> None:
     later = cache.logit_attribution(1, from_loop=1)
     same = found[found.loop == 1]
     assert abs(later[later.loop == 1].values - same.values).max() < 1e-6
+
+
+@pytest.mark.parametrize("name", [*KINDS, "trm-mixing"])
+def test_a_cache_of_what_is_read_is_enough(name: str) -> None:
+    model, tokens = adapt(BUILD[name]()), tokens_of(name.replace("-mixing", ""))
+    _, whole = model.run_with_cache(tokens, n_loops=2)
+    _, cache = model.run_with_cache(tokens, n_loops=2, names_filter=for_logit_attribution)
+    assert cache.nbytes < 0.6 * whole.nbytes
+    found, expected = (x.logit_attribution(1, from_loop=0) for x in (cache, whole))
+    # Attention is fused where nobody looks at patterns, and rounds otherwise.
+    assert (found.component == expected.component).all() and abs(found - expected).max() < 1e-5
 
 
 @pytest.mark.parametrize("name", KINDS)
