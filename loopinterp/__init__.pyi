@@ -3,7 +3,6 @@ from . import benchmark as benchmark
 from . import circuits as circuits
 from . import dynamics as dynamics
 from . import explorer as explorer
-from . import lens_page as lens_page
 from . import lenses as lenses
 from . import models as models
 from . import plotting as plotting

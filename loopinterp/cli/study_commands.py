@@ -116,8 +116,10 @@ def lens(
     position that is chosen, and the way of its state. A tuned or Jacobian lens is fitted first, to
     samples of the run's task. Published looped models (Ouro, Huginn, HRM-Text) read any text.
     """
+    from loopinterp.lens_page import write_lens_page
+
     use_threads(threads)
-    path, result = loopinterp.lens_page.write_lens_page(
+    path, result = write_lens_page(
         model,
         prompt,
         lens=lens,
