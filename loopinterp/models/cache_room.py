@@ -57,14 +57,15 @@ def need_room(
     size = sum(_numbers(address, batch, n_pos, n_kept) for address in wanted) * copies
     free = free_bytes(device) if size > ALWAYS_FITS else None
     if free is not None and size > free:
+        smaller = " or dtype=torch.float16" if dtype.itemsize > 2 else ""
+        elsewhere = "" if device.type == "cpu" else " or device='cpu'"
         raise InputError(
             "cache",
             expected=f"at most the {spell_bytes(free)} that are free on {device}",
             given=f"{spell_bytes(size)}: {len(wanted)} activations of {batch} x {n_pos} positions "
             f"in {str(dtype).removeprefix('torch.')}",
-            fix="Keep less by names_filter=, loops= or pos_slice=; keep it smaller by "
-            "dtype=torch.float16, or elsewhere by device='cpu'; or cache some loops at a time and "
-            "write each to shards: cache.save(folder).",
+            fix=f"Pass names_filter=, loops=, pos_slice={smaller}{elsewhere}; or cache some loops "
+            "at a time, and write each to shards: cache.save(folder).",
         )
 
 

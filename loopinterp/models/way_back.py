@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
-from einops import einsum, rearrange
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int, UInt8
@@ -126,8 +125,7 @@ class WayBack:
             z = z * self.read(gate)
         if bias is not None:
             self.write("attention bias", bias)
-        W_O = rearrange(self._wide(weight), "m (head d_head) -> head d_head m", head=z.shape[-2])
-        wanted = einsum(self.direction, W_O, "... m, head d_head m -> ... head d_head")
+        wanted = (self.direction @ self._wide(weight)).unflatten(-1, z.shape[-2:])
         heads = (z * wanted).sum(-1)  # [batch, pos, head]
         for head in reversed(range(z.shape[-2])):
             self.add(f"head {head}", heads[..., head], "head", head=head)
