@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -88,7 +90,7 @@ def write_lens_page(
     with showing(progress):
         if kind == "published":
             name = Path(model).resolve().name if Path(model).is_dir() else str(model)
-            result = _published(str(model), prompt, device, trust_remote_code, options)
+            result = _published(str(model), prompt, device, trust_remote_code, progress, options)
         else:
             folder = zoo.load_pretrained(str(model)).folder if kind == "zoo" else model
             studied = open_run(folder, seed=seed, device=device)
@@ -105,16 +107,37 @@ def write_lens_page(
 
 
 def _published(
-    name: str, prompt: str, device: str, trust_remote_code: bool, options: dict[str, Any]
+    name: str,
+    prompt: str,
+    device: str,
+    trust_remote_code: bool,
+    progress: bool,
+    options: dict[str, Any],
 ) -> Exploration:
     from loopinterp.training.device import resolve_device
 
     where = resolve_device(device)  # refused before anything is fetched
-    tokenizer = adapters.load_tokenizer(name, trust_remote_code=trust_remote_code)
-    model = adapters.load_published(name, trust_remote_code=trust_remote_code, device=where)
+    with _bars_of_transformers(progress):
+        tokenizer = adapters.load_tokenizer(name, trust_remote_code=trust_remote_code)
+        model = adapters.load_published(name, trust_remote_code=trust_remote_code, device=where)
     tokens = adapters.tokenize(tokenizer, prompt, n_ctx=model.config.n_ctx)
     words = adapters.TokenWords(tokenizer, max(model.config.d_vocab, model.config.d_vocab_out))
     return explorer.explore(model, tokens, words=words, symbols=words, **options)
+
+
+@contextmanager
+def _bars_of_transformers(shown: bool) -> Iterator[None]:
+    """Its own bars while it loads, unless none are wanted; afterwards as before."""
+    from transformers.utils import logging
+
+    before = logging.is_progress_bar_enabled()
+    if not shown:
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if before:
+            logging.enable_progress_bar()
 
 
 def _kind_of(model: str | Path) -> str:

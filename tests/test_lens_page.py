@@ -180,6 +180,7 @@ def test_on_the_command_line(
     asked = ("lens", checkpoint, "--prompt", "the cat", "--out", page)
     answer = command(*asked, "--lens", "logit", "--loops", "2", "--json").json
     assert answer["tokens"] == ["the", "cat"] and answer["lens"] == "logit"
+    assert "Loading" not in command(*asked, "--no-progress").err
     assert "The model reads the state" in command(*asked).out
     for lens in ("tuned", "jacobian"):
         refused = command(*asked, "--lens", lens)
