@@ -53,6 +53,7 @@ class Exploration(Result, kind="exploration"):
         n_examples: Examples among which these were chosen.
         lens: What answers are read through: "coda", the model's own readout, "logit", "tuned" or
             "jacobian".
+        of_other_weights: Whether the lens was fitted on other weights than those that it reads.
     """
 
     VARIABLES: ClassVar = {
@@ -81,3 +82,4 @@ class Exploration(Result, kind="exploration"):
     missing: dict[str, str]
     n_examples: int
     lens: str = "coda"
+    of_other_weights: bool = False

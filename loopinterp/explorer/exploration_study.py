@@ -21,7 +21,13 @@ from loopinterp.explorer.explored_run import (
 )
 from loopinterp.explorer.interesting_examples import Chosen, choose
 from loopinterp.explorer.program_values import program_values
-from loopinterp.lenses.chosen_lens import check_lens, fitted_lens, loops_of_lens
+from loopinterp.lenses.chosen_lens import (
+    check_lens,
+    fitted_lens,
+    loops_of_lens,
+    of_other_weights,
+)
+from loopinterp.lenses.fitted_lens import FittedLens
 from loopinterp.lenses.lens_places import layer_hooks, places
 from loopinterp.lenses.lens_readings import PlaceReader
 from loopinterp.models.looped_model import bind, need_model
@@ -37,7 +43,6 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
-    from loopinterp.lenses import FittedLens
     from loopinterp.lenses.chosen_lens import LensName
     from loopinterp.models import LoopedModel
     from loopinterp.rasp.program import LoopProgram
@@ -117,8 +122,9 @@ def explore(
     batches = _batches(model, data, n_loops, n=n, batch_size=batch_size, seed=seed)
     chosen_programs = [get_program(p) if isinstance(p, str) else p for p in programs]
     drawn = sum(map(len, batches))
+    described = describe_model(model)
     options = {"lens": name, "examples": examples, "drawn": drawn}
-    with study(seed, model=describe_model(model), **options) as watch:
+    with study(seed, model=described, **options) as watch:
         generator = torch.Generator().manual_seed(seed)
         runs: list[ExploredRun] = []
         readers: list[PlaceReader] = []
@@ -144,6 +150,7 @@ def explore(
             patterns=_attention(model, runs, missing),
             inner=_inner(model, runs, readers, missing),
             lens=name,
+            of_other_weights=isinstance(lens, FittedLens) and of_other_weights(lens, described),
             symbols=symbols,
             asks=asks,
             by_hand=explain(runs[0].batch[:1].to("cpu")) if explain else "",

@@ -21,7 +21,8 @@ def _(result: Exploration) -> list[Finding]:
     """What is asked, how the first example is done by hand, and when the model has it."""
     task = " ".join(text for text in (result.asks, result.by_hand) if text)
     said = [Finding(task)] if task else []
-    reader = READERS[result.lens]
+    elsewhere = ", fitted to other weights than these," if result.of_other_weights else ""
+    reader = READERS[result.lens] + elsewhere
     first = result.data.isel(example=0)
     n_loops, loop = int(first["n_loops"]), int(first["asked_after"])
     asked = (first["target"] >= 0).values

@@ -97,3 +97,10 @@ def _to_fit_on(data: Any, fit_on: Any) -> Any:
             fix="Pass fit_on=other_inputs, or a lens that is fitted already.",
         )
     return task
+
+
+def of_other_weights(lens: FittedLens, described: dict[str, Any] | str) -> bool:
+    """Whether a lens says that it was fitted on other weights than those of a model."""
+    fitted_on = lens.made.get("model")
+    both = [x.get("weights_sha256") for x in (fitted_on, described) if isinstance(x, dict)]
+    return len({*both} - {None}) == 2

@@ -10,7 +10,7 @@ import torch
 
 from loopinterp.dynamics.state_trajectories import gather
 from loopinterp.errors import InputError, check_integer
-from loopinterp.lenses.chosen_lens import check_lens, fitted_lens, loops_of_lens
+from loopinterp.lenses.chosen_lens import check_lens, fitted_lens, loops_of_lens, of_other_weights
 from loopinterp.lenses.lens_readings import LensReader, baselines
 from loopinterp.models.looped_model import need_hooks, need_model
 from loopinterp.models.model_description import describe_model
@@ -212,7 +212,7 @@ def lens_study(
             has_coda=reader.has_coda,
             targets=targets is not None,
             n_fit=fitted.n_examples if fitted else 0,
-            of_other_weights=fitted is not None and _of_other_weights(fitted, described),
+            of_other_weights=fitted is not None and of_other_weights(fitted, described),
         )
 
 
@@ -237,10 +237,3 @@ def _inputs(
             )
         n_loops = own[0]
     return batch.inputs, batch.targets, check_integer("n_loops", n_loops, least=1)
-
-
-def _of_other_weights(lens: FittedLens, described: dict[str, Any] | str) -> bool:
-    """Whether a lens says that it was fitted on other weights than those of a model."""
-    fitted_on = lens.made.get("model")
-    both = [x.get("weights_sha256") for x in (fitted_on, described) if isinstance(x, dict)]
-    return len({*both} - {None}) == 2

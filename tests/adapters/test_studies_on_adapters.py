@@ -121,11 +121,15 @@ def test_a_state_of_one_prompt_in_the_run_of_another(name: str) -> None:
     model, tokens, n_loops = adapted(name), tokens_of(name, batch=4, n_pos=5), 3
     each = torch.full((4,), n_loops)
     batch = Batch(tokens, model(tokens, n_loops=n_loops).argmax(-1), each, each)
-    where = {"base": torch.tensor([0, 1]), "source": torch.tensor([2, 3])}
     places, loops = torch.tensor([[1], [4]]), torch.tensor([1, 2])
-    run = circuits.InterchangeRun(
-        model, circuits.InterchangePairs.of(batch, positions=places, loop=loops, **where)
+    pairs = circuits.InterchangePairs.of(
+        batch,
+        base=torch.tensor([0, 1]),
+        source=torch.tensor([2, 3]),
+        positions=places,
+        loop=loops,
     )
+    run = circuits.InterchangeRun(model, pairs)
     changed = run.interchange()
     states = model(tokens, n_loops=n_loops, return_type="states")
     for k, (base, source) in enumerate(((0, 2), (1, 3))):

@@ -82,6 +82,9 @@ def test_a_fitted_lens_says_after_how_many_loops_and_whether_within_them(
     assert found.missing["readings within the loop"].startswith("the lens was fitted")
     with pytest.raises(InputError, match="3 loops of the lens"):
         explore(with_coda, batch, lens=lens, n_loops=4)
+    elsewhere = explore(LoopedTransformer(with_coda.config, seed=2), batch, lens=lens, examples=1)
+    assert elsewhere.of_other_weights and not found.of_other_weights
+    assert "fitted to other weights" in elsewhere.findings()[-1].text
     shared = fit_tuned_lens(with_coda, Addition(), n_loops=3, steps=5, n=4, shared=True)
     same(
         explore(with_coda, batch, lens=shared, examples=2),
