@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from hypothesis import settings
 
 from tests import runtime_types
+from tests.warm_python import WarmPython
 
 runtime_types.install()
 torch.set_num_threads(1)
@@ -33,6 +35,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return SLOWEST.index(room) if room in SLOWEST else len(SLOWEST)
 
     items.sort(key=rank)
+
+
+def pytest_collection_finish() -> None:
+    """What is there once all tests are collected stays, so it is not looked through for garbage."""
+    gc.freeze()
 
 
 def _no_silent_skip(report: Any) -> None:
@@ -77,6 +84,14 @@ def barely_trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "addition"
     train(apply_settings(RECIPES["addition"], small), folder, progress=False)
     return folder
+
+
+@pytest.fixture(scope="session")
+def warm_python() -> Iterator[WarmPython]:
+    """Runs scripts in processes of their own, without the time that imports take."""
+    python = WarmPython()
+    yield python
+    python.close()
 
 
 @pytest.fixture(scope="session")
