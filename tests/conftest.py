@@ -6,6 +6,7 @@ import gc
 import os
 import shutil
 from collections.abc import Generator, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,12 @@ SLOWEST = ("end_to_end", "analyses", "browser", "benchmark", "circuits", "rasp")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
 
-    def rank(item: pytest.Item) -> int:
-        room = item.path.relative_to(here).parts[0] if item.path.is_relative_to(here) else ""
+    @cache
+    def rank(path: Path) -> int:
+        room = path.relative_to(here).parts[0] if path.is_relative_to(here) else ""
         return SLOWEST.index(room) if room in SLOWEST else len(SLOWEST)
 
-    items.sort(key=rank)
+    items.sort(key=lambda item: rank(item.path))
 
 
 def pytest_collection_finish() -> None:

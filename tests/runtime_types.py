@@ -99,7 +99,7 @@ class _Loader(SourceFileLoader):
         path = self.get_filename(fullname)
         tree = ast.parse(self.get_data(path), path)
         if not self.is_package(fullname):  # packages only re-export lazily
-            tree = ast.fix_missing_locations(_Transformer().visit(tree))
+            tree = _Transformer().visit(tree)
         return compile(tree, path, "exec", dont_inherit=True)
 
     def exec_module(self, module: ModuleType) -> None:
@@ -145,6 +145,9 @@ def _real_import(node: ast.stmt) -> list[ast.stmt]:
     if real:
         statements.append(ast.ImportFrom(module=module, names=real, level=node.level))
     if opaque:
-        any_names = [ast.alias("Any", alias.asname or alias.name) for alias in opaque]
+        any_names = [
+            ast.copy_location(ast.alias("Any", alias.asname or alias.name), alias)
+            for alias in opaque
+        ]
         statements.append(ast.ImportFrom(module="typing", names=any_names, level=0))
     return [ast.copy_location(statement, node) for statement in statements]
