@@ -24,8 +24,9 @@ os.environ["LOOPINTERP_PROGRESS"] = "0"  # however slow the machine, tests print
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
-SLOWEST = ("end_to_end", "analyses", "browser", "benchmark", "circuits", "rasp")
-"""Rooms of the slowest files: they go first, so that processes that share files end together."""
+SLOWEST = ("end_to_end", "analyses", "test_documentation.py", "browser", "benchmark", "circuits")
+SLOWEST += ("rasp", "test_devices.py")
+"""The slowest files and rooms: they go first, so that processes that share files end together."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
