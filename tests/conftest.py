@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import torch
 from hypothesis import settings
 
 from tests import runtime_types
+from tests.warm_python import WarmPython
 
 runtime_types.install()
 torch.set_num_threads(1)
@@ -21,18 +24,25 @@ os.environ["LOOPINTERP_PROGRESS"] = "0"  # however slow the machine, tests print
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
-SLOWEST = ("end_to_end", "analyses", "browser", "benchmark", "circuits", "rasp")
-"""Rooms of the slowest files: they go first, so that processes that share files end together."""
+SLOWEST = ("end_to_end", "analyses", "test_documentation.py", "browser", "benchmark", "circuits")
+SLOWEST += ("rasp", "test_devices.py")
+"""The slowest files and rooms: they go first, so that processes that share files end together."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
 
-    def rank(item: pytest.Item) -> int:
-        room = item.path.relative_to(here).parts[0] if item.path.is_relative_to(here) else ""
+    @cache
+    def rank(path: Path) -> int:
+        room = path.relative_to(here).parts[0] if path.is_relative_to(here) else ""
         return SLOWEST.index(room) if room in SLOWEST else len(SLOWEST)
 
-    items.sort(key=rank)
+    items.sort(key=lambda item: rank(item.path))
+
+
+def pytest_collection_finish() -> None:
+    """What is there once all tests are collected stays, so it is not looked through for garbage."""
+    gc.freeze()
 
 
 def _no_silent_skip(report: Any) -> None:
@@ -77,6 +87,14 @@ def barely_trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "addition"
     train(apply_settings(RECIPES["addition"], small), folder, progress=False)
     return folder
+
+
+@pytest.fixture(scope="session")
+def warm_python() -> Iterator[WarmPython]:
+    """Runs scripts in processes of their own, without the time that imports take."""
+    python = WarmPython()
+    yield python
+    python.close()
 
 
 @pytest.fixture(scope="session")

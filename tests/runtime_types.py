@@ -8,7 +8,9 @@ exist, and a checker lets what it cannot name pass. This hook first makes those 
 from __future__ import annotations
 
 import ast
+import builtins
 import functools
+import re
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
@@ -41,13 +43,19 @@ def install() -> None:
 
 
 def make_checker() -> Any:
-    """jaxtyping's decorator with beartype behind it; an int is accepted where a float is."""
-    from beartype import BeartypeConf, beartype
-    from jaxtyping import jaxtyped
+    """beartype, in jaxtyping's decorator where shapes may be; an int is accepted where a float is.
 
-    check = jaxtyped(typechecker=beartype(conf=BeartypeConf(is_pep484_tower=True)))
+    jaxtyping's decorator keeps what each axis is for the time of a call. That takes many times
+    longer than the check of a function that names no arrays.
+    """
+    from beartype import BeartypeConf, beartype
+    from jaxtyping import config, jaxtyped
+
+    plain = beartype(conf=BeartypeConf(is_pep484_tower=True))
+    with_shapes = jaxtyped(typechecker=plain)
 
     def checker(function: Callable[..., Any]) -> Callable[..., Any]:
+        check = with_shapes if _may_name_arrays(function) else plain
         checked, calls, test = check(function), 0, _test
 
         @functools.wraps(function)
@@ -56,11 +64,22 @@ def make_checker() -> Any:
             if test != _test:
                 calls, test = 0, _test
             calls += 1
-            return (checked if calls <= CALLS else function)(*args, **kwargs)
+            if calls > CALLS or config.jaxtyping_disable:
+                return function(*args, **kwargs)
+            return checked(*args, **kwargs)
 
         return first_calls_checked
 
     return checker
+
+
+def _may_name_arrays(function: Callable[..., Any]) -> bool:
+    """Whether an annotation names a type of jaxtyping, or what is not known to be none."""
+    written = " ".join(map(str, function.__annotations__.values()))
+    names = set(re.findall(r"[^\W\d]\w*", re.sub(r"\"[^\"]*\"|'[^']*'", "", written)))
+    known = vars(builtins) | function.__globals__
+    found = [known.get(name, "jaxtyping") for name in names - {"None"}]
+    return any("jaxtyping" in f"{getattr(x, '__module__', '')} {x!r}" for x in found)
 
 
 class _Finder(MetaPathFinder):
@@ -80,7 +99,7 @@ class _Loader(SourceFileLoader):
         path = self.get_filename(fullname)
         tree = ast.parse(self.get_data(path), path)
         if not self.is_package(fullname):  # packages only re-export lazily
-            tree = ast.fix_missing_locations(_Transformer().visit(tree))
+            tree = _Transformer().visit(tree)
         return compile(tree, path, "exec", dont_inherit=True)
 
     def exec_module(self, module: ModuleType) -> None:
@@ -126,6 +145,9 @@ def _real_import(node: ast.stmt) -> list[ast.stmt]:
     if real:
         statements.append(ast.ImportFrom(module=module, names=real, level=node.level))
     if opaque:
-        any_names = [ast.alias("Any", alias.asname or alias.name) for alias in opaque]
+        any_names = [
+            ast.copy_location(ast.alias("Any", alias.asname or alias.name), alias)
+            for alias in opaque
+        ]
         statements.append(ast.ImportFrom(module="typing", names=any_names, level=0))
     return [ast.copy_location(statement, node) for statement in statements]

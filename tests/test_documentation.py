@@ -6,35 +6,37 @@ import ast
 import os
 import re
 import shutil
-import subprocess
-import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+
+from tests.warm_python import WarmPython
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
+BEFORE = """\
+import warnings
+warnings.filterwarnings("error", category=DeprecationWarning, module="__main__")
+import torch
+torch.set_num_threads(1)
+del warnings, torch
+"""
 WITH_CODE = [page for page in PAGES if BLOCK.search(page.read_text())]
 
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.name)
-def test_the_python_of_a_page_runs(page: Path, tmp_path: Path, barely_trained: Path) -> None:
+def test_the_python_of_a_page_runs(
+    page: Path, tmp_path: Path, barely_trained: Path, warm_python: WarmPython
+) -> None:
     shutil.copytree(barely_trained, tmp_path / "runs" / "demo")
     blocks = BLOCK.findall(page.read_text())
-    script = "import torch\ntorch.set_num_threads(1)\n" + "\n".join(blocks)
-    command = [sys.executable, "-W", "error::DeprecationWarning:__main__", "-c", script]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        timeout=300,
-    )
+    script = BEFORE + "\n".join(blocks)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = warm_python.run("-c", script, cwd=tmp_path, env=environment, timeout=300)
     assert done.returncode == 0, done.stderr
 
 

@@ -37,6 +37,17 @@ class Thing:
 
 def anything(model: LoopedModel) -> int:
     return 1
+
+
+def plain(words: list[str], n: int = 0) -> str:
+    return n or words[0]
+
+
+Rows = list[Float[Tensor, "row column"]]
+
+
+def alias(rows: Rows) -> "Rows":
+    return rows
 """
 
 
@@ -68,6 +79,21 @@ def test_wrong_rank_dtype_or_result_shape_fails(checked: ModuleType, wrong: torc
         checked.transpose(wrong)
 
 
+def test_what_names_no_arrays_is_checked_without_shapes(checked: ModuleType) -> None:
+    with pytest.raises(Exception, match="Type-check error"):
+        checked.alias([torch.ones(2, 2, 2)])
+    assert checked.plain(["a"]) == "a"
+    for wrong in (([1],), ("a",), ([], 2)):  # the last by what it returns
+        with pytest.raises(Exception, match="violates type hint"):
+            checked.plain(*wrong)
+
+
+@pytest.mark.usefixtures("no_type_checks")
+def test_checks_can_be_switched_off(checked: ModuleType) -> None:
+    assert checked.plain([3]) == 3
+    assert checked.transpose(torch.ones(7)).shape == (7,)
+
+
 def test_each_test_checks_the_first_calls_anew(checked: ModuleType) -> None:
     wrong = torch.ones(7, 3)
     for _ in range(runtime_types.CALLS):
@@ -82,5 +108,5 @@ def test_the_library_is_loaded_through_the_checks() -> None:
     import loopinterp.results
 
     assert isinstance(loopinterp.results.__loader__, runtime_types._Loader)
-    with pytest.raises(Exception, match="Type-check error"):
+    with pytest.raises(Exception, match=r"config_hash\(\) parameter .* violates type hint"):
         loopinterp.results.config_hash(3)  # pyright: ignore[reportArgumentType]

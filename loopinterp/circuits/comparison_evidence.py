@@ -15,7 +15,7 @@ import torch
 from loopinterp.circuits.interchange_engine import InterchangeRun
 from loopinterp.circuits.interchange_pairs import Stratum
 from loopinterp.circuits.pair_strata import strata_of
-from loopinterp.circuits.program_counterfactuals import Prediction, ProgramRuns
+from loopinterp.circuits.program_counterfactuals import Prediction, ProgramRuns, each_apart
 from loopinterp.circuits.subspaces import random_change
 from loopinterp.progress import track
 from loopinterp.rasp.language import UNKNOWN
@@ -218,7 +218,7 @@ def _measured(
         "random_agree": ("program pair delay", kept(*(c.agree(random) for c in claims))),
         "apart": (
             "program rival pair delay",
-            torch.stack([kept(*(own.apart(c) for c in claims)) for own in claims]),
+            (each_apart(claims) & within)[:, :, keep],
         ),
         "undisturbed": ("program input", alone.mean(1)),
         "worst_loop": ("batch program", alone.mean(2).amin(1)[None]),

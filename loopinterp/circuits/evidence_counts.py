@@ -81,73 +81,88 @@ def _count(evidence: Evidence, classes: pd.DataFrame, n_delays: int) -> xr.Datas
     same = evidence.data.isel(pair=kind == SAME_VALUE)
     other = evidence.data.isel(pair=kind == OTHER_VALUE)
     masks = _masks(other.reached, classes)
-    last = other.within.sum("delay") - 1
+    # Counted in plain arrays: there are hundreds of counts, each of few numbers.
+    by_program = ("program", "pair", "delay")
+    changes, agree, random_agree = (
+        other[name].transpose(*by_program).values for name in ("changes", "agree", "random_agree")
+    )
+    apart = other.apart.transpose("program", "rival", "pair", "delay").values
+    moves, within = (other[name].transpose("pair", "delay").values for name in ("moves", "within"))
+    base, of_stratum = other.base.values, masks.transpose("stratum", "program", "pair").values
+    pairs, last = np.arange(len(base)), within.sum(-1) - 1
 
-    def ended(x: xr.DataArray) -> xr.DataArray:
-        return with_end(x, last, n_delays)
+    def ended(x: np.ndarray) -> np.ndarray:
+        """As :func:`with_end`, of an array [… pair, delay]."""
+        whole = np.zeros((*x.shape[:-1], n_delays + 1), dtype=bool)
+        whole[..., : x.shape[-1]], whole[..., -1] = x, x[..., pairs, last]
+        return whole
 
-    def by_stratum(x: xr.DataArray) -> xr.DataArray:
-        return xr.dot(masks.astype(int), x.astype(int), dim="pair")
+    def by_stratum(x: np.ndarray) -> np.ndarray:
+        """Pairs of each program and stratum of which something holds [program, pair, …]."""
+        rows = x.reshape(*x.shape[:2], -1).astype(float)
+        found = of_stratum.swapaxes(0, 1).astype(float) @ rows
+        return found.astype(int).reshape(*found.shape[:2], *x.shape[2:])
 
-    happens = other.changes | other.moves
-    ever, holds = happens.any("delay"), (other.agree | ~other.within).all("delay")
-    # Runs that have ended say nothing of later delays.
-    so_far = (happens.cumsum("delay") > 0) & other.within
-    kept = (other.within & ~other.agree).cumsum("delay") == 0
-    said = other.changes.any("delay")
-    random_holds = (other.random_agree | ~other.within).all("delay")
-
-    def inputs_by_stratum(x: xr.DataArray) -> xr.DataArray:
+    def inputs_by_stratum(x: np.ndarray) -> np.ndarray:
         of_each = []
-        for stratum in masks.stratum.values:
-            mask = masks.sel(stratum=stratum)
-            some = mask.any("program").values
-            of_each.append(_inputs(x.isel(pair=some) & mask.isel(pair=some), other.base[some]))
-        return xr.concat(of_each, masks.stratum).transpose("program", "stratum", ...)
+        for mask in of_stratum:
+            some = mask.any(0)
+            held = mask[:, some].reshape(*mask[:, some].shape, *(1 for _ in x.shape[2:]))
+            of_each.append(_inputs(x[:, some] & held, base[some], 1))
+        return np.stack(of_each, 1)
 
+    happens = changes | moves
+    ever, holds = happens.any(-1), (agree | ~within).all(-1)
+    # Runs that have ended say nothing of later delays.
+    so_far = (happens.cumsum(-1) > 0) & within
+    kept = (within & ~agree).cumsum(-1) == 0
+    said = changes.any(-1)
+    random_holds = (random_agree | ~within).all(-1)
+    at_end, so_far_at_end, apart_at_end = ended(happens), ended(so_far), ended(apart)
+    arrays = {
+        "active_inputs": ("program stratum delay", inputs_by_stratum(at_end)),
+        "run_inputs": ("program stratum", inputs_by_stratum(ever)),
+        "prefix_inputs": ("program delay", _inputs(so_far_at_end, base, 1)),
+        "apart_inputs": ("program rival delay", _inputs(apart_at_end, base, 2)),
+        "random_inputs": ("program", _inputs(said, base, 1)),
+        "same_inputs": ("", np.unique(same.base).size),
+        "right": ("program stratum delay", by_stratum(ended(happens & agree))),
+        "active": ("program stratum delay", by_stratum(at_end)),
+        "nothing_right": ("program stratum delay", by_stratum(ended(happens & ~changes))),
+        "run_right": ("program stratum", by_stratum(ever & holds)),
+        "run_active": ("program stratum", by_stratum(ever)),
+        "prefix_right": ("program delay", ended(so_far & kept).sum(1)),
+        "prefix_active": ("program delay", so_far_at_end.sum(1)),
+        "duel_right": ("program rival delay", ended(apart & agree[:, None]).sum(2)),
+        "apart": ("program rival delay", apart_at_end.sum(2)),
+        "random_right": ("program", (said & random_holds).sum(1)),
+        "exchange_right": ("program", (said & holds).sum(1)),
+        "random_active": ("program", said.sum(1)),
+    }
     return xr.Dataset(
         {
-            "active_inputs": inputs_by_stratum(ended(happens)),
-            "run_inputs": inputs_by_stratum(ever),
-            "prefix_inputs": _inputs(ended(so_far), other.base),
-            "apart_inputs": _inputs(ended(other.apart), other.base),
-            "random_inputs": _inputs(said, other.base),
-            "same_inputs": np.unique(same.base).size,
-            "right": by_stratum(ended(happens & other.agree)),
-            "active": by_stratum(ended(happens)),
-            "nothing_right": by_stratum(ended(happens & ~other.changes)),
-            "run_right": by_stratum(ever & holds),
-            "run_active": by_stratum(ever),
-            "prefix_right": ended(so_far & kept).sum("pair"),
-            "prefix_active": ended(so_far).sum("pair"),
+            **{name: (axes.split(), array) for name, (axes, array) in arrays.items()},
             "pairs": masks.sum("pair"),
-            "duel_right": ended(other.apart & other.agree).sum("pair"),
-            "apart": ended(other.apart).sum("pair"),
             "undisturbed": other.undisturbed.sum("input"),
             "slipped": (other.undisturbed < 1).sum("input"),
             "worst_loop": other.worst_loop.min("batch"),
             "decided": other.decided.mean("input"),
             "n_runs": other.sizes["input"],
             "alike": other.alike.all("batch"),
-            "random_right": (said & random_holds).sum("pair"),
-            "exchange_right": (said & holds).sum("pair"),
-            "random_active": said.sum("pair"),
             "unchanged": (~same.moves.any("delay")).sum(),
             "n_same": same.sizes["pair"],
             "solved": other.solved.min(),
-        }
+        },
+        coords={name: other[name] for name in ("program", "rival")}
+        | {"delay": delay_names(n_delays)},
     )
 
 
-def _inputs(x: xr.DataArray, base: xr.DataArray) -> xr.DataArray:
-    """The number of inputs that have a pair of which something holds."""
-    order = base.values.argsort()
-    _, starts = np.unique(base.values[order], return_index=True)
-
-    def count(values: np.ndarray, axis: int) -> np.ndarray:
-        return np.logical_or.reduceat(values.take(order, axis), starts, axis).sum(axis)
-
-    return x.reduce(count, "pair")
+def _inputs(x: np.ndarray, base: np.ndarray, axis: int) -> np.ndarray:
+    """The number of inputs that have a pair, along an axis, of which something holds."""
+    order = base.argsort()
+    _, starts = np.unique(base[order], return_index=True)
+    return np.logical_or.reduceat(x.take(order, axis), starts, axis).sum(axis)
 
 
 def with_end(x: xr.DataArray, last: xr.DataArray, n_delays: int) -> xr.DataArray:
@@ -174,12 +189,16 @@ def _masks(reached: xr.DataArray, classes: pd.DataFrame) -> xr.DataArray:
     """Which pairs are of each class [program, stratum, pair]; all of them are of the first."""
     import xarray as xr
 
-    every = xr.ones_like(reached)
+    reached = reached.transpose("program", "pair")
+    ends = reached.values
     masks = {
-        ALL: every,
-        f"{MANIFOLD}: {REACHED}": reached,
-        f"{MANIFOLD}: {UNREACHED}": ~reached,
-        **{str(k): every & xr.DataArray(x.to_numpy(), dims="pair") for k, x in classes.items()},
+        ALL: np.ones_like(ends),
+        f"{MANIFOLD}: {REACHED}": ends,
+        f"{MANIFOLD}: {UNREACHED}": ~ends,
+        **{str(k): np.broadcast_to(x.to_numpy(), ends.shape) for k, x in classes.items()},
     }
-    table = xr.concat(list(masks.values()), "stratum").assign_coords(stratum=list(masks))
-    return table.transpose("program", "stratum", "pair")
+    return xr.DataArray(
+        np.stack(list(masks.values()), 1),
+        coords={"program": reached["program"], "stratum": list(masks)},
+        dims=("program", "stratum", "pair"),
+    )

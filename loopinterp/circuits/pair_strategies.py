@@ -17,7 +17,7 @@ from loopinterp.circuits.interchange_pairs import (
     evenly_by_class,
     join,
 )
-from loopinterp.circuits.program_counterfactuals import Prediction
+from loopinterp.circuits.program_counterfactuals import Prediction, each_apart
 from loopinterp.errors import InputError, check_integer
 
 if TYPE_CHECKING:
@@ -187,8 +187,7 @@ def _apart(
 ) -> Bool[Tensor, "pair rival rival"]:
     """Whether two programs say different things of the whole answer, at some delay."""
     said = [Prediction(p, pairs).claims(_unchanged(pairs)) for p in programs]
-    rows = [torch.stack([a.apart(b).any(-1) for b in said], -1) for a in said]
-    return torch.stack(rows, 1)
+    return each_apart(said).any(-1).movedim(2, 0)
 
 
 def _unchanged(pairs: InterchangePairs) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -173,3 +174,12 @@ class Claims(ShortRepr):
         """Whether two programs say different things of the whole answer."""
         both = (self.expected != SILENT) & (other.expected != SILENT)
         return (both & (self.expected != other.expected)).any(-1)
+
+
+def each_apart(claims: Sequence[Claims]) -> Bool[Tensor, "program rival pair delay"]:
+    """Whether every two of several programs say different things of the whole answer."""
+    shape = (len(claims), len(claims), *claims[0].changes.shape)
+    found = claims[0].changes.new_zeros(shape)
+    for (a, own), (b, other) in combinations(enumerate(claims), 2):
+        found[a, b] = found[b, a] = own.apart(other)
+    return found

@@ -8,10 +8,9 @@ does, so a selector that is the same for all examples is never copied over the b
 from __future__ import annotations
 
 import reprlib
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
@@ -81,6 +80,20 @@ def check_values(what: str, values: object, tokens: Tensor, dtype: torch.dtype) 
         )
 
 
+_Plan: TypeAlias = list[tuple[Expr, tuple[Expr, ...]]]
+"""Nodes in the order in which they are computed, each with those whose last use it is."""
+
+
+def _planned(order: Sequence[Expr], wanted: Collection[Expr]) -> _Plan:
+    found: _Plan = []
+    later = set(wanted)
+    for node in reversed(order):
+        used_up = tuple(dict.fromkeys(child for child in node.children if child not in later))
+        later.update(used_up)
+        found.append((node, used_up))
+    return found[::-1]
+
+
 class Interpreter:
     """Evaluates lists of nodes on one batch of tokens, where they are; keeps what never changes."""
 
@@ -88,7 +101,7 @@ class Interpreter:
         self.tokens = tokens
         self.indices = torch.arange(tokens.shape[1], device=tokens.device)[None]
         self._kept: dict[Expr, Tensor | Selection] = {}
-        self._changing: dict[tuple[Expr, ...], list[Expr]] = {}
+        self._changing: dict[tuple[Expr, ...], _Plan] = {}
 
     def value(self, expr: Expr, variables: Mapping[str, Tensor]) -> Tensor:
         """The value of one expression, of every example."""
@@ -99,28 +112,25 @@ class Interpreter:
         """The values of some nodes, with a batch axis of 1 where all examples have the same."""
         roots = tuple(wanted)
         if roots not in self._changing:
-            self._changing[roots] = [node for node in postorder(roots) if node.variables]
-        changing = self._changing[roots]
-        needed = [*wanted, *(child for node in changing for child in node.children)]
-        fixed = {node for node in needed if not node.variables and node not in self._kept}
-        if fixed:
-            self._kept.update(self._execute(postorder(fixed, self._kept), {}, fixed))
-        values = self._execute(changing, variables, wanted)
+            changing = [node for node in postorder(roots) if node.variables]
+            needed = [*roots, *(child for node in changing for child in node.children)]
+            fixed = {node for node in needed if not node.variables and node not in self._kept}
+            if fixed:
+                plan = _planned(postorder(fixed, self._kept), fixed)
+                self._kept.update(self._execute(plan, {}, fixed))
+            self._changing[roots] = _planned(changing, roots)
+        values = self._execute(self._changing[roots], variables, wanted)
         return {x: v.all() if isinstance(v, Selection) else v for x, v in values.items()}
 
     def _execute(
-        self, order: Sequence[Expr], variables: Mapping[str, Tensor], wanted: Collection[Expr]
+        self, plan: _Plan, variables: Mapping[str, Tensor], wanted: Collection[Expr]
     ) -> dict[Expr, Tensor | Selection]:
         """Compute the nodes in order, each forgotten after its last use if it is not wanted."""
-        uses_left = Counter(child for node in order for child in node.children)
-        uses_left.update(wanted)
         values = dict(self._kept)
-        for node in order:
+        for node, used_up in plan:
             values[node] = self._compute(node, values, variables)
-            uses_left.subtract(node.children)
-            for child in set(node.children):
-                if not uses_left[child]:
-                    del values[child]
+            for child in used_up:
+                del values[child]
         return {node: values[node] for node in wanted}
 
     def _compute(

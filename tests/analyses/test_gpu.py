@@ -6,7 +6,6 @@ import ast
 import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -41,24 +40,15 @@ from loopinterp.training import Run, Trainer, fitting
 from loopinterp.training import trainer as trainer_module
 from loopinterp.training.seed_ensemble import advance_together
 from tests.pretend_gpu import DEVICE, pretend_gpu
+from tests.warm_python import WarmPython
 
 WRITES = "import pathlib; pathlib.Path(r'{result}').write_text('done')"
 
 
-def commanded(*arguments: str, out: Path) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"OUT": str(out), "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.run(
-        [sys.executable, "-m", "analyses.gpu", *arguments],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-
-
-def test_without_a_gpu_one_sentence_says_so(tmp_path: Path) -> None:
-    done = commanded("--slice", "benchmark-forward", out=tmp_path / "out")
+def test_without_a_gpu_one_sentence_says_so(tmp_path: Path, warm_python: WarmPython) -> None:
+    environment = os.environ | {"OUT": str(tmp_path / "out"), "CUDA_VISIBLE_DEVICES": ""}
+    command = ["-m", "analyses.gpu", "--slice", "benchmark-forward"]
+    done = warm_python.run(*command, cwd=ROOT, env=environment, timeout=120)
     assert done.returncode == 2
     assert done.stderr == "make gpu: this machine has no GPU that PyTorch can use\n"
     assert not (tmp_path / "out").exists()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import torch
 
 from analyses import pictures
 from analyses.tables_in_pages import PAGES, put
+from tests.warm_python import WarmPython
 
 
 def test_every_picture_is_there_and_the_gallery_shows_them() -> None:
@@ -44,10 +43,12 @@ def test_planted_carries_live_as_long_as_their_programs_hold_them() -> None:
 
 
 @pytest.mark.browser
-def test_figures_and_pages_are_drawn_as_still_pictures(chromium: str, tmp_path: Path) -> None:
+def test_figures_and_pages_are_drawn_as_still_pictures(
+    chromium: str, tmp_path: Path, warm_python: WarmPython
+) -> None:
     # In a process of its own: Playwright takes one browser driver a process.
     names = ("fates", "circuit-graph")
-    command = [sys.executable, "-m", "analyses.pictures", "--only", *names, "--out", str(tmp_path)]
-    subprocess.run(command, check=True, cwd=PAGES.parent, capture_output=True)
+    command = ["-m", "analyses.pictures", "--only", *names, "--out", str(tmp_path)]
+    warm_python.run(*command, cwd=PAGES.parent).check_returncode()
     for name in names:
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
-import nbformat
 import pytest
 
-from analyses import run_notebooks
+from loopinterp.workflow import compile_run
+from tests.warm_python import WarmPython
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SMALL = {
@@ -69,23 +68,44 @@ NOTEBOOKS = ROOT / "analyses" / "notebooks"
 SCRIPTS = sorted(path.stem for path in (ROOT / "analyses").glob("*.py"))
 
 
+Run = Callable[[str, list[str], Path], list[str]]
+
+
+@pytest.fixture(scope="module")
+def script(warm_python: WarmPython) -> Run:
+    """Runs a script in a folder; the lines that it prints."""
+
+    def run(name: str, arguments: list[str], folder: Path) -> list[str]:
+        path = str(ROOT / "analyses" / f"{name}.py")
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        done = warm_python.run(path, *arguments, cwd=folder, env=environment)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    return run
+
+
 def test_no_script_is_left_out() -> None:
     assert sorted([*SMALL, *OWN_MODELS, *TABLES, *ELSEWHERE]) == SCRIPTS
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(SMALL))
-def test_a_script_draws_its_figure(name: str, barely_trained: Path, tmp_path: Path) -> None:
+def test_a_script_draws_its_figure(
+    name: str, barely_trained: Path, tmp_path: Path, script: Run
+) -> None:
     out = tmp_path / "figure.html"
-    said = _run(name, ["--run", str(barely_trained), "--out", str(out), *SMALL[name]], tmp_path)
+    said = script(name, ["--run", str(barely_trained), "--out", str(out), *SMALL[name]], tmp_path)
     assert "Plotly.newPlot" in out.read_text()
     assert len(said) > 1, "it says in words what it found"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(OWN_MODELS))
-def test_a_script_with_models_of_its_own_writes_a_page(name: str, tmp_path: Path) -> None:
-    said = _run(name, ["--out", str(tmp_path / "out"), *OWN_MODELS[name]], tmp_path)
+def test_a_script_with_models_of_its_own_writes_a_page(
+    name: str, tmp_path: Path, script: Run
+) -> None:
+    said = script(name, ["--out", str(tmp_path / "out"), *OWN_MODELS[name]], tmp_path)
     assert "Plotly" in (tmp_path / "out" / f"{name}.html").read_text()
     assert list((tmp_path / "out" / "results").glob("*.safetensors"))
     assert len(said) > 1, "it says in words what it found"
@@ -93,8 +113,8 @@ def test_a_script_with_models_of_its_own_writes_a_page(name: str, tmp_path: Path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(TABLES))
-def test_a_script_of_many_models_prints_its_table(name: str, tmp_path: Path) -> None:
-    said = _run(name, ["--out", str(tmp_path / "out"), *TABLES[name]], tmp_path)
+def test_a_script_of_many_models_prints_its_table(name: str, tmp_path: Path, script: Run) -> None:
+    said = script(name, ["--out", str(tmp_path / "out"), *TABLES[name]], tmp_path)
     said_first = {"near_misses": "wrong names", "seeds": "followed for", "notebook_models": "bits"}
     said_first["published_loss"] = "looped"
     assert said_first[name] in said[0]
@@ -102,44 +122,30 @@ def test_a_script_of_many_models_prints_its_table(name: str, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_an_entry_of_the_zoo_is_made_and_replaced(tmp_path: Path) -> None:
+def test_an_entry_of_the_zoo_is_made_and_replaced(tmp_path: Path, script: Run) -> None:
     zoo = tmp_path / "zoo"
     (zoo / "parity").mkdir(parents=True)
     (zoo / "parity" / "old").touch()
     small = ["--samples", "2", "--set", "steps=5", "--set", "curriculum.max_n=2"]
-    said = _run("make_zoo", ["--name", "parity", "--zoo", str(zoo), *small], tmp_path)
+    said = script("make_zoo", ["--name", "parity", "--zoo", str(zoo), *small], tmp_path)
     assert said[-1].startswith("parity: exact match") and " at 16; " in said[-1]
     made = {path.name for path in (zoo / "parity").iterdir()}
     assert made == {"card.json", "config.json", "metrics.jsonl", "model"}
 
 
 @pytest.mark.slow
-def test_the_alignment_of_a_known_model_has_one_direction(tmp_path: Path) -> None:
-    compiling = [sys.executable, "-m", "loopinterp", "compile", "ripple", "--max-length", "9"]
-    subprocess.run([*compiling, "--out", str(tmp_path / "ripple")], check=True, cwd=ROOT)
+def test_the_alignment_of_a_known_model_has_one_direction(tmp_path: Path, script: Run) -> None:
+    compile_run("ripple", tmp_path / "ripple", max_length=9)
     small = ["--n", "8", "--rank", "1", "--pairs", "64", "--samples", "64", "--steps", "20"]
-    said = _run("alignment", ["--run", str(tmp_path / "ripple"), *small], tmp_path)
+    said = script("alignment", ["--run", str(tmp_path / "ripple"), *small], tmp_path)
     (learned,) = (line for line in said if line.strip().startswith("learned, 1"))
     # 64 pairs, but of 32 inputs.
     assert learned.split()[2:] == ["1.000", "(0.893-1.000)", "0.000"]
     assert (tmp_path / "alignment.html").is_file()
 
 
-def _run(name: str, arguments: list[str], folder: Path) -> list[str]:
-    """Run a script; the lines that it prints."""
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "analyses" / f"{name}.py"), *arguments],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
-
-
 def test_the_guide_shows_the_task_and_the_programs_of_the_script() -> None:
-    script = (ROOT / "analyses" / "own_program.py").read_text()
+    code = (ROOT / "analyses" / "own_program.py").read_text()
     page = (ROOT / "docs" / "write-a-program.md").read_text()
     for first, end in (
         ("DIGITS = 5\n", "digit = tok_map"),
@@ -148,7 +154,7 @@ def test_the_guide_shows_the_task_and_the_programs_of_the_script() -> None:
         ("def check(", "def ground_truth("),
         ("def recipe(", "def conflicts("),
     ):
-        shared = script[script.index(first) : script.index(end)].rstrip()
+        shared = code[code.index(first) : code.index(end)].rstrip()
         assert shared in page, f"{first} of the script is not what the page shows"
 
 
@@ -157,6 +163,10 @@ def test_the_guide_shows_the_task_and_the_programs_of_the_script() -> None:
 def test_a_notebook_runs(
     name: str, barely_trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import nbformat  # which takes a second
+
+    from analyses import run_notebooks
+
     monkeypatch.setenv("RUN", str(barely_trained))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))

@@ -14,9 +14,10 @@ import pytest
 from loopinterp.saved_results import load_result, result_files
 from loopinterp.studies import STUDIES
 from tests.report.test_html_report import Reader
+from tests.warm_python import WarmPython
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-COMMAND = [sys.executable, "-m", "loopinterp"]
+COMMAND = ["-m", "loopinterp"]
 SMALL = ["steps=80", "checkpoint_every=10", "curriculum.max_n=3", "model.d_model=32"]
 SETTINGS = [part for setting in SMALL for part in ("--set", setting)]
 
@@ -26,10 +27,12 @@ def environment() -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_the_demo_ends_in_a_report_with_every_study(tmp_path: Path) -> None:
+def test_the_demo_ends_in_a_report_with_every_study(
+    tmp_path: Path, warm_python: WarmPython
+) -> None:
     out = tmp_path / "demo"
     command = [*COMMAND, "demo", "--out", str(out), "--seed", "1", *SETTINGS, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment())
+    done = warm_python.run(*command, env=environment())
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
 
@@ -54,16 +57,19 @@ def test_the_demo_ends_in_a_report_with_every_study(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_training_killed_on_the_way_goes_on_with_the_same_command(tmp_path: Path) -> None:
+def test_a_training_killed_on_the_way_goes_on_with_the_same_command(
+    tmp_path: Path, warm_python: WarmPython
+) -> None:
     def train(out: Path) -> list[str]:
         return [*COMMAND, "train", "--task", "addition", *SETTINGS, "--out", str(out)]
 
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    subprocess.run(train(whole), check=True, capture_output=True, env=environment())
-    with subprocess.Popen(train(killed), stderr=subprocess.DEVNULL, env=environment()) as process:
+    warm_python.run(*train(whole), env=environment()).check_returncode()
+    command = [sys.executable, *train(killed)]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment()) as process:
         while not (killed / "state" / "checkpoint.safetensors").exists():
             assert process.poll() is None, "it ended before its first checkpoint"
         process.send_signal(signal.SIGKILL)
-    subprocess.run(train(killed), check=True, capture_output=True, env=environment())
+    warm_python.run(*train(killed), env=environment()).check_returncode()
     for name in ("metrics.jsonl", "model/model.safetensors", "config.json"):
         assert (killed / name).read_bytes() == (whole / name).read_bytes()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,14 +12,15 @@ import pytest
 from loopinterp import cli
 from tests.fuzz import harness
 from tests.fuzz.harness import Answer, Bench
+from tests.warm_python import WarmPython
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_nothing_is_found_in_the_first_cases() -> None:
-    command = [sys.executable, "-m", "tests.fuzz", "--cases", "60", "--seed", "0"]
+def test_nothing_is_found_in_the_first_cases(warm_python: WarmPython) -> None:
+    command = ["-m", "tests.fuzz", "--cases", "60", "--seed", "0"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    done = warm_python.run(*command, cwd=ROOT, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "60 cases in " in done.stdout and " 0 findings" in done.stdout
 

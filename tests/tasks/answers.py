@@ -79,6 +79,7 @@ ANSWERS: dict[str, Callable[[str], str]] = {
 LETTERS = [chr(ord("A") + i) for i in range(60)]
 
 
+@cache
 def spelled(task: FullOutput) -> list[str]:
     """One character for each prompt symbol, then '=', EOS and BOS."""
     symbols = LETTERS[: len(task.symbols)] if task.name == "unique_set" else list(task.symbols)

@@ -62,16 +62,18 @@ class CountedTable(ShortRepr):
         shape = (n_tokens + 1, n_values, n_tokens, n_values)
         known = torch.cat([of.undisturbed.answers.unique() for of in runs]).unique()
         counts = torch.zeros(*shape, n_values, dtype=torch.long)
-        said = torch.zeros(n_tokens, n_values, len(known), dtype=torch.long)
+        n_answers = max(int(of.answers.max()) for each in runs for of in each.both) + 1
+        said = torch.zeros(n_tokens, n_values, n_answers, dtype=torch.long)
         starts = torch.zeros(n_tokens, n_values, dtype=torch.long)
         pairs = [(o, v) for each, own in zip(runs, values) for o, v in zip(each.both, own)]
         for of, own in pairs:
-            kind = flat_index(beside(of.tokens, own), shape)
-            both = (kind[:-1] * n_values + own[1:])[of.within[1:]]
-            counts += both.flatten().bincount(minlength=counts.numel()).view_as(counts)
-            answer = torch.searchsorted(known, of.answers).clamp(max=len(known) - 1)
-            cell = (of.tokens.expand_as(own) * n_values + own) * len(known) + answer
-            said += cell[of.within].flatten().bincount(minlength=said.numel()).view_as(said)
+            kind = kinds_of(of.tokens, own, shape)
+            counts += _counted(kind[:-1] * n_values + own[1:], of.within[1:], counts)
+            cell = (of.tokens * n_values + own) * n_answers + of.answers
+            said += _counted(cell, of.within, said)
+        # An answer that no undisturbed run gives counts as the next that one gives.
+        next_known = torch.searchsorted(known, torch.arange(n_answers)).clamp(max=len(known) - 1)
+        known_said = said.new_zeros(n_tokens, n_values, len(known)).index_add(2, next_known, said)
         seen, most = counts.sum(-1) > 0, counts.amax(-1)
         stay = torch.arange(n_values).expand(shape)
         for each, (alone, _) in zip(runs, values):
@@ -81,7 +83,7 @@ class CountedTable(ShortRepr):
             step=counts.argmax(-1).where(seen, stay),
             seen=seen,
             start=starts.argmax(-1),
-            answers=known[said.argmax(-1)],
+            answers=known[known_said.argmax(-1)],
             consistency=float(most.sum() / counts.sum()),
         )
 
@@ -89,9 +91,9 @@ class CountedTable(ShortRepr):
         self, tokens: Int[Tensor, "run pos"], values: Int[Tensor, "run pos"], n_loops: int
     ) -> Int[Tensor, "time run pos"]:
         """Values after 0, 1, … loops, as the table says."""
-        found = [values]
+        found, shape, step = [values], tuple(self.step.shape), self.step.flatten()
         for _ in range(n_loops):
-            found.append(self.step[beside(tokens, found[-1])])
+            found.append(step[kinds_of(tokens, found[-1], shape)])
         return torch.stack(found)
 
     def automaton(self, sizes: Mapping[int, int], runs: Sequence[ExchangeRuns]) -> CellAutomaton:
@@ -138,11 +140,12 @@ class Said(ShortRepr):
         changed = values[pairs.loop, pairs.base]
         changed[each, position] = values[pairs.source_loop, pairs.source, position]
         gone_on = table.follow(after.tokens, changed, len(after.states) - 1)
-        answers = table.answers[alone.tokens, values]
-        before, then = runs.at_base(answers), table.answers[after.tokens, gone_on]
+        n_values, of_cells = table.answers.shape[1], table.answers.flatten()
+        answers = of_cells[alone.tokens * n_values + values]
+        before, then = runs.at_base(answers), of_cells[after.tokens * n_values + gone_on]
         natural, counted = runs.natural, runs.counted
-        claimed = torch.where(then != before, then, natural)
-        moved = (then != before) | (after.answers != natural)
+        changes = then != before
+        claimed, moved = torch.where(changes, then, natural), changes | runs.felt
         return cls(
             values=(values, gone_on),
             undisturbed=((answers == alone.answers) | ~runs.asked).all(-1),
@@ -168,9 +171,25 @@ def beside(
     return left.expand_as(values), pad(values[..., :-1], (1, 0)), tokens.expand_as(values), values
 
 
-def flat_index(index: tuple[Tensor, ...], shape: tuple[int, ...]) -> Tensor:
-    """The place of each index in a flattened table; -1 is the last of an axis."""
-    flat = torch.zeros_like(index[0])
-    for at, size in zip(index, shape):
-        flat = flat * size + at % size
-    return flat
+def kinds_of(
+    tokens: Int[Tensor, "run pos"], values: Int[Tensor, "*time run pos"], shape: tuple[int, ...]
+) -> Int[Tensor, "*time run pos"]:
+    """The place of what :func:`beside` says in a flattened table of such a shape.
+
+    Its first axis, the left token, ends with the row of none.
+    """
+    n_left, n_values, n_tokens, _ = shape
+    pad = torch.nn.functional.pad
+    left = pad(tokens[:, :-1], (1, 0), value=n_left - 1)
+    of_tokens = (left * (n_values * n_tokens) + tokens) * n_values
+    return pad(values[..., :-1] * (n_tokens * n_values), (1, 0)) + of_tokens + values
+
+
+def _counted(
+    places: Int[Tensor, "time run pos"], within: Bool[Tensor, "time run"], table: Tensor
+) -> Tensor:
+    """How often each place of a table occurs before a run is over."""
+    beyond = table.numel()
+    if not within.all():
+        places = places.masked_fill(~within[..., None], beyond)
+    return places.flatten().bincount(minlength=beyond + 1)[:beyond].view_as(table)

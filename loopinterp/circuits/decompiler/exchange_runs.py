@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -159,7 +160,7 @@ class ExchangeRuns(ShortRepr):
         """
         pairs = exchanges(runs.batch, runs.n_loops, number, generator, across_loops=across_loops)
         made = cls.after(runs, pairs)
-        felt = ((made.exchanged.answers != made.natural) & made.counted).any(-1).any(0)
+        felt = (made.felt & made.counted).any(-1).any(0)
         unfelt = (~felt).nonzero().squeeze(1)[: max(int(felt.sum()), 1)]
         return made[torch.cat([felt.nonzero().squeeze(1), unfelt])]
 
@@ -196,18 +197,24 @@ class ExchangeRuns(ShortRepr):
         """The undisturbed runs and the exchanged ones."""
         return self.undisturbed, self.exchanged
 
-    @property
+    @cached_property
     def natural(self) -> Int[Tensor, "time pair pos"]:
         """Answers of each base at the same loops, undisturbed; past the end those of the end."""
         return self.at_base(self.undisturbed.answers)
 
-    @property
+    @cached_property
     def counted(self) -> Bool[Tensor, "time pair pos"]:
         """Where an answer is asked for, before a run is over."""
         return self.exchanged.within[..., None] & self.asked[self.pairs.base]
+
+    @cached_property
+    def felt(self) -> Bool[Tensor, "time pair pos"]:
+        """Where an exchange changes what the model answers."""
+        return self.exchanged.answers != self.natural
 
     def at_base(self, of_runs: Int[Tensor, "loops input pos"]) -> Int[Tensor, "time pair pos"]:
         """What undisturbed runs have at the loops at which the exchanged ones are."""
         times = torch.arange(len(self.exchanged.within))[:, None]
         loops = (self.pairs.loop + times).clamp(max=len(of_runs) - 1)
-        return of_runs[loops, self.pairs.base]
+        rows = loops * of_runs.shape[1] + self.pairs.base
+        return of_runs.flatten(0, 1).index_select(0, rows.flatten()).unflatten(0, rows.shape)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import torch
 
-from loopinterp.circuits.decompiler.counted_table import CountedTable, Said, beside, flat_index
+from loopinterp.circuits.decompiler.counted_table import CountedTable, Said, beside, kinds_of
 
 if TYPE_CHECKING:
     from jaxtyping import Int
@@ -57,7 +57,7 @@ def exits_of(
         off = true != told
         on = ~off[:-1] & ~torch.nn.functional.pad(off[:-1, :, :-1], (1, 0))
         leaving = on & off[1:] & counted[1:, :, None]
-        kind = flat_index(beside(of.tokens, true), shape)[:-1][leaving]
+        kind = kinds_of(of.tokens, true, shape)[:-1][leaving]
         exits += kind.bincount(minlength=len(exits))
     return exits.view(shape)
 
@@ -109,9 +109,8 @@ def unexplained_steps(
         ]
         exits += exits_of(table, each, values, Said.of(table, each))
         for of, own in zip(each.both, values):
-            index = beside(of.tokens, own)
-            kind = flat_index(index, shape)[:-1]
-            tokens, told = of.tokens.expand_as(own)[1:], table.step[index][:-1]
+            kind = kinds_of(of.tokens, own, shape)[:-1]
+            tokens, told = of.tokens.expand_as(own)[1:], table.step[beside(of.tokens, own)][:-1]
             other = shown[tokens, told] != shown[tokens, own[1:]]
             within = of.within[1:]
             steps += kind[within].flatten().bincount(minlength=len(steps))

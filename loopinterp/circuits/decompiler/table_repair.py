@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from loopinterp.circuits.decompiler.counted_table import CountedTable, Said, beside, flat_index
+from loopinterp.circuits.decompiler.counted_table import CountedTable, Said, kinds_of
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int
@@ -105,7 +105,7 @@ def _used(
         within = [each.within for each in of.both]
         masks = within if chosen is None else [a & b for a, b in zip(chosen, within)]
         for each, values, mask in zip(of.both, Said.of(table, of).values, masks):
-            kinds = flat_index(beside(each.tokens, values), shape)[:-1]
+            kinds = kinds_of(each.tokens, values, shape)[:-1]
             counts += kinds[mask[1:]].flatten().bincount(minlength=len(counts))
     return counts.view(shape)
 

@@ -55,7 +55,7 @@ def answer(task: Task, tokens: list[int], n: int) -> list[int]:
     """The right outputs at the positions that are asked for, in Python integers."""
     if isinstance(task, FullOutput):
         spelling = spelled(task)
-        prompt = "".join(spelling[t] for t in tokens[1 : tokens.index(task.equals)])
+        prompt = "".join(spelling[t] for t in tokens[1 : tokens.index(spelling.index("="))])
         classes = [spelling.index(c) for c in ANSWERS[task.name](prompt)]
         end = [task.n_answer_symbols] * (len(tokens) - len(prompt) - 1 - len(classes))
         return classes + end

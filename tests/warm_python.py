@@ -1,0 +1,134 @@
+"""Processes of Python that begin with the heavy packages imported: most of a short script's time.
+
+One process imports what others have written, nothing of this package, and is forked for each
+script. That is a process of its own then, as if Python had been started with its arguments, folder
+and environment: it imports the package, writes to its own streams and ends with its own status.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+PACKAGES = (
+    "torch",
+    "torch._dynamo",
+    "transformer_lens",
+    "numpy",
+    "pandas",
+    "xarray",
+    "plotly.graph_objects",
+    "plotly.io",
+    "scipy.stats",
+    "sklearn.linear_model",
+    "pydantic",
+    "jinja2",
+    "joblib",
+    "safetensors.torch",
+    "tqdm",
+    "typer",
+)
+
+
+class WarmPython:
+    """Runs scripts one after another; to be closed."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def run(
+        self,
+        *arguments: str,
+        cwd: Path | str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout: int = 600,
+    ) -> subprocess.CompletedProcess[str]:
+        """What ``subprocess.run([python, *arguments])`` returns, its output captured.
+
+        Args:
+            arguments: ``-c code``, ``-m module …`` or ``script.py …``.
+            cwd: Its folder.
+            env: Its environment; that of the tests by default.
+            timeout: Seconds after which it is ended, with status -14.
+        """
+        assert self.process.stdin is not None and self.process.stdout is not None
+        with tempfile.TemporaryDirectory() as folder:
+            streams = [Path(folder) / name for name in ("stdout", "stderr")]
+            request = {
+                "arguments": arguments,
+                "cwd": str(cwd or Path.cwd()),
+                "env": dict(os.environ if env is None else env),
+                "streams": [*map(str, streams)],
+                "timeout": timeout,
+            }
+            print(json.dumps(request), file=self.process.stdin, flush=True)
+            status = int(self.process.stdout.readline())
+            said = [stream.read_text() for stream in streams]
+        return subprocess.CompletedProcess(["python", *arguments], status, *said)
+
+    def close(self) -> None:
+        """End the process that is forked."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.close()
+        self.process.wait()
+        self.process.stdout.close()
+
+
+def _serve() -> dict[str, Any]:
+    """Fork for each request that comes in; in the new process, the request."""
+    del sys.path[0]  # where this file is
+    for package in PACKAGES:
+        importlib.import_module(package)
+    gc.freeze()  # what is shared is not looked through, and so not copied, in each process
+    while line := sys.stdin.readline():
+        request = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            return request
+        _, status = os.waitpid(child, 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)
+    os._exit(0)
+
+
+def _become(request: dict[str, Any]) -> None:
+    """Make this process one that was started as the request says, and run its script."""
+    signal.alarm(request["timeout"])
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+    for number, path in enumerate(request["streams"], start=1):
+        with open(path, "w") as stream:
+            os.dup2(stream.fileno(), number)
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    first, *rest = request["arguments"]
+    own = {"-c": "", "-m": request["cwd"]}.get(first, str(Path(first).parent))
+    sys.path[:0] = [own, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    if first == "-c":
+        code, *words = rest
+        sys.argv = ["-c", *words]
+        main = sys.modules["__main__"] = ModuleType("__main__")
+        exec(compile(code, "<string>", "exec"), vars(main))
+    elif first == "-m":
+        sys.argv = rest
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = [first, *rest]
+        runpy.run_path(first, run_name="__main__")
+
+
+if __name__ == "__main__":
+    _become(_serve())
