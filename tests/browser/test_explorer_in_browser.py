@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -181,6 +183,54 @@ def test_a_cell_that_is_clicked_is_selected(explorer: Opener, width: int) -> Non
     found = page.evaluate("document.querySelector('.explorer').explorer.state")
     assert (found["pos"], found["loop"]) == (5, BITS + 1)
     page.context.close()
+
+
+def test_a_pointer_shows_a_cell_without_choosing_it(page: Page) -> None:
+    shown = "() => document.querySelector('section[aria-label=State] .x-plane').ariaLabel"
+    state = "document.querySelector('.explorer').explorer.state"
+    page.evaluate("document.querySelector('.explorer').explorer.select({ loop: 2, pos: 3 })")
+    canvas = page.locator(".x-scroll canvas")
+    canvas.scroll_into_view_if_needed()
+    box = canvas.bounding_box()
+    assert box
+    chosen, live = page.evaluate(shown), page.locator(".x-sr").inner_text()
+    before = page.evaluate(state)
+    there = box["x"] + 7.5 * box["width"] / (BITS + 1), box["y"] + box["height"] - 3
+    page.mouse.move(*there)
+    page.wait_for_function(f"(old) => ({shown})() !== old", arg=chosen)
+    assert page.evaluate(shown).startswith(f"State of position 7 after loop {BITS + 1} ")
+    assert page.evaluate(state) == before and page.locator(".x-sr").inner_text() == live
+    page.mouse.move(box["x"] - 200, 5)
+    page.wait_for_function(f"(old) => ({shown})() === old", arg=chosen)
+    # Playing goes on under a pointer that lies on a cell, and the pointer shows nothing then.
+    page.mouse.move(*there)
+    page.wait_for_function(f"(old) => ({shown})() !== old", arg=chosen)
+    page.locator(".x-scroll").press(" ")
+    page.wait_for_function(f"() => {state}.loop > 3")
+    page.mouse.move(there[0] + 2, there[1] - 1)
+    page.wait_for_function(f"() => {state}.loop > 5")
+    assert "position 3" in page.evaluate(shown) and page.evaluate(state)["playing"]
+
+
+def test_what_is_shown_is_saved_as_images_and_as_data(page: Page) -> None:
+    page.evaluate("document.querySelector('.explorer').explorer.select({ loop: 9, pos: 3 })")
+    texts = {}
+    for name in ("Image (SVG)", "State's way (SVG)", "Data (CSV)", "Attention (CSV)"):
+        with page.expect_download() as waiting:
+            page.locator(".explorer").get_by_role("button", name=name, exact=True).click()
+        texts[waiting.value.suggested_filename] = waiting.value.path().read_text()
+    assert [*texts] == [
+        "example-1-loops.svg",
+        "example-1-position-3-state.svg",
+        "example-1.csv",
+        "example-1-attention.csv",
+    ]
+    image, way, table, attention = texts.values()
+    assert image.count("<rect") > BITS * BITS and "NaN" not in image + way
+    cells = pd.read_csv(io.StringIO(table))
+    assert len(cells) == (BITS + 1) * (BITS + 2) and "ripple.carry" in cells
+    weights = pd.read_csv(io.StringIO(attention)).groupby(["loop", "head", "position"])["weight"]
+    np.testing.assert_allclose(weights.sum(), 1, atol=1e-3)
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(WIDE, "light"), (PHONE, "dark")])

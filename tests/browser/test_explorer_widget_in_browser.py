@@ -45,7 +45,7 @@ def widget() -> ExplorerWidget:
     run = load_pretrained("addition")
     model = run.model().eval()
     batch = Addition().encode([(1, 126), (1, 127), (5, 9), (64, 64)], n=8)
-    return ExplorerWidget(model, batch, programs=["ripple"], examples=4)
+    return ExplorerWidget(model, batch, programs=["ripple", "latched_chain"], examples=4)
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def answered(page: Page, n: int) -> None:
     page.wait_for_function(f"() => window.answered === {n}")
 
 
-def test_a_state_is_put_in_and_both_runs_are_stepped_together(
+def test_a_state_is_put_in_and_three_runs_are_stepped_together(
     page: Page, widget: ExplorerWidget
 ) -> None:
     first = page.locator(".explorer").first
@@ -96,9 +96,33 @@ def test_a_state_is_put_in_and_both_runs_are_stepped_together(
     assert second.evaluate(state) == [6, 5]
     second.locator(".x-scroll").press("ArrowLeft")
     assert first.evaluate(state) == [6, 4]
+    # The third is what the program, given the same, would answer: here as the model does.
+    third = page.locator(".explorer").nth(2)
+    assert third.evaluate(state) == [6, 4]
+    third.evaluate("(node) => node.explorer.select({ loop: 5, pos: 5 })")
+    assert first.evaluate(state) == second.evaluate(state) == [5, 5]
+    assert third.evaluate(answer) == "0"
+    assert "The run of ripple" in third.locator(".x-detail").inner_text()
+    # What it has not is not shown, nor made up.
+    assert third.locator(".x-plane").count() == 0 and "entropy" not in third.inner_text()
+    third.get_by_label("Variable").select_option(label="ripple's claim")
+    claims = third.locator("section[aria-label=Programs] tr", has_text="claim").inner_text()
+    assert claims.split() == ["ripple's", "claim", "0", "0"]
+    page.get_by_role("combobox", name="Program").select_option("latched_chain")
+    third.get_by_text("The run of latched_chain").wait_for()
+    assert third.evaluate(state) == [5, 5]
     page.get_by_role("button", name="Take out").click()
     answered(page, 2)
     assert page.locator(".explorer:visible").count() == 1
+    assert not page.get_by_role("combobox", name="Program").is_visible()
+
+
+def test_of_zeros_a_program_makes_no_claim_and_that_is_said(page: Page) -> None:
+    page.get_by_label("At the chosen place").select_option("zero")
+    page.get_by_role("button", name="Put in here").click()
+    answered(page, 1)
+    assert page.locator(".explorer:visible").count() == 2
+    assert page.get_by_text("ripple makes no claim").is_visible()
 
 
 def test_an_example_is_typed_and_what_is_none_is_refused(page: Page) -> None:
