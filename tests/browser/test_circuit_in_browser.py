@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -121,6 +122,31 @@ def test_a_name_in_the_code_chooses_its_node(page: Page) -> None:
     )
 
 
+def test_names_in_the_code_are_buttons_of_the_keyboard(page: Page) -> None:
+    names = page.locator(".circuit-code [data-name]")
+    focused = "document.activeElement"
+    page.locator(".circuit-code").focus()
+    page.keyboard.press("Tab")
+    assert page.evaluate(f"{focused}.dataset.name") == names.first.get_attribute("data-name")
+    for _ in range(names.count()):
+        if page.evaluate(f"{focused}.dataset.name") == "age":
+            break
+        page.keyboard.press("ArrowRight")
+    assert page.evaluate(f"[{focused}.role, {focused}.ariaLabel]") == ["button", "age, variable"]
+    page.keyboard.press(" ")
+    chosen = page.locator(".folded.wide .node[aria-pressed=true]")
+    assert chosen.get_attribute("data-node") == "age"
+    assert page.get_by_role("button", name="age, variable", pressed=True).count() > 0
+    page.keyboard.press("Enter")
+    assert chosen.count() == 0
+    page.keyboard.press("Enter")
+    page.keyboard.press("Escape")
+    assert chosen.count() == 0
+    # One stop for the tab key: the next is out of the program.
+    page.keyboard.press("Tab")
+    assert page.evaluate(f"{focused}.closest('.circuit-code')") is None
+
+
 def test_unfolded_a_node_of_one_loop_is_chosen_alone(page: Page) -> None:
     page.get_by_role("button", name="8 loops").click()
     page.locator(".unfolded.wide .node[data-key='3:carry']").click()
@@ -137,6 +163,11 @@ def test_the_drawing_is_saved_as_a_file(page: Page) -> None:
     assert waiting.value.suggested_filename == "ripple_held_2-folded.svg"
     image = waiting.value.path().read_text()
     assert image.startswith("<svg") and ".circuit-svg" in image and "shift_1" in image
+    with page.expect_download() as waiting:
+        page.get_by_role("button", name="Data (JSON)").click()
+    assert waiting.value.suggested_filename == "ripple_held_2.json"
+    graph = draw_program(get_program("ripple_held_2"))
+    assert json.loads(waiting.value.path().read_text()) == json.loads(graph.to_json())
 
 
 def test_hostile_names_stay_text(browser: Browser, tmp_path: Path) -> None:
