@@ -234,7 +234,7 @@ function show(element, data, options) {
   };
   const title = () => {
     const { reason, detail, said } = data.examples[state.example];
-    return [`Example ${state.example + 1}: ${reason}.`, detail, said].filter(Boolean).join(" ");
+    return [`Example ${state.example + 1}.`, detail || `${reason}.`, said && `${said}.`].filter(Boolean).join(" ");
   };
 
   function saveFile(what) {
