@@ -13,7 +13,7 @@ from loopinterp.plotting import CircuitGraph, GraphEdge, GraphNode
 from loopinterp.rasp import draw_program, get_program, list_programs
 from loopinterp.report import write_circuit_page
 from loopinterp.report.assets import graph_assets, graph_html
-from tests.browser.conftest import PHONE, WIDE, Opener
+from tests.browser.conftest import PHONE, WIDE, Opener, faults_of_accessibility
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -34,7 +34,8 @@ _FAULTS = """() => [...document.querySelectorAll('.circuit')].flatMap((root) => 
   const rest = root.querySelectorAll('.circuit-bar *, .circuit-side > *');
   for (const part of [...nodes, ...words, ...rest]) {
     const box = size(part);
-    if (box.left < card.left - 1 || box.right > card.right + 1) found.push(`${name(part)} is out`);
+    const out = box.left < card.left - 1 || box.right > card.right + 1;
+    if (box.width && out) found.push(`${name(part)} is out`);
   }
   words.forEach((word, k) => {
     const a = size(word);
@@ -147,6 +148,24 @@ def test_names_in_the_code_are_buttons_of_the_keyboard(page: Page) -> None:
     assert page.evaluate(f"{focused}.closest('.circuit-code')") is None
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_its_page_has_no_fault_of_accessibility_and_can_be_printed(
+    browser: Browser, tmp_path: Path, scheme: str
+) -> None:
+    path = write_circuit_page(draw_program(get_program("ripple_held_2")), tmp_path / "c.html")
+    opened = Opener(browser, path)(PHONE, scheme=scheme)
+    page = opened.page
+    page.locator(".folded.narrow .node").first.click()
+    assert faults_of_accessibility(page) == []
+    page.set_viewport_size({"width": 680, "height": 1009})
+    page.emulate_media(media="print")
+    assert page.locator("button:visible").count() == 0
+    assert page.evaluate(_FAULTS) == []
+    code = page.locator(".circuit-code")
+    assert code.evaluate("(node) => node.scrollHeight <= node.clientHeight + 1")
+    page.context.close()
+
+
 def test_unfolded_a_node_of_one_loop_is_chosen_alone(page: Page) -> None:
     page.get_by_role("button", name="8 loops").click()
     page.locator(".unfolded.wide .node[data-key='3:carry']").click()
@@ -188,6 +207,7 @@ def test_the_circuit_of_the_report_takes_the_colours_of_the_page(opener: Opener)
         page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
         page.locator(".with-circuit .node").first.wait_for(state="attached")
         assert page.evaluate(_FAULTS) == []
+        page.locator(".with-circuit .wide .node").first.click()
         shades.add(
             page.evaluate("getComputedStyle(document.querySelector('.circuit-svg .box')).fill")
         )

@@ -76,7 +76,7 @@ function table(caption, columns) {
   return { element, fill };
 }
 
-const panel = (title, ...children) => make("section", { className: "x-panel", aria: { label: title } }, make("h4", {}, title), ...children);
+const panel = (title, ...children) => make("div", { className: "x-panel", aria: { role: "group", label: title } }, make("h3", {}, title), ...children);
 
 /* Everything that is seen, made once; drawing fills it. */
 function build(data, id, act) {
@@ -114,7 +114,7 @@ function build(data, id, act) {
   parts.planeText = make("p", { className: "x-note" });
   parts.programs = table("What it is in the program, and would be by the answer", ["variable", "program", "answer"]);
   parts.place = panel("Answers", parts.answers.element, parts.facts);
-  const scrolled = (title, made) => make("div", { className: "x-tall", tabIndex: 0, aria: { role: "region", label: title } }, made.element);
+  const scrolled = (title, made) => make("div", { className: "x-tall", tabIndex: 0, aria: { role: "group", label: `${title}, all rows` } }, made.element);
   parts.panels = make("div", { className: "x-panels" }, parts.place,
     ...(data.has("plane") ? [panel("State", parts.plane, parts.planeText)] : []),
     ...(data.heads.length ? [panel("Attention", scrolled("Attention", parts.looks))] : []),

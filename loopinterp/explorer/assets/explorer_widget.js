@@ -39,7 +39,7 @@ async function render({ model, el }) {
   const left = make("div"), right = make("div"), predicted = make("div");
   let handle = null, beside = [], turn = 0, part = () => {};
   const asked = controls(model, () => handle.state);
-  const heading = (text) => make("h4", { className: "x-title" }, text);
+  const heading = (text) => make("h3", { className: "x-title" }, text);
   const other = make("div", { hidden: true }, heading("With a state put in"), right);
   const program = make("select"), choice = field("Program", program);
   const third = make("div", { hidden: true }, heading("What a program says of it"), choice, predicted);

@@ -150,7 +150,7 @@ var circuitGraph = (() => {
       row("Reads", ...reads);
       row("Is read by", ...readBy);
       if (!node) row("Parts", ...graph.nodes.filter((one) => one.section === id).map((one) => one.label));
-      facts.replaceChildren(make("h4", node ? node.label : id), list);
+      facts.replaceChildren(Object.assign(make("p", node ? node.label : id), { className: "circuit-name" }), list);
     }
 
     for (const svg of drawings) {
