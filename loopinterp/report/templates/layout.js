@@ -89,7 +89,8 @@ const figureLayout = (() => {
     // Columns: as many as leave every panel a readable width, more of it where it has many cells.
     p.gapX = p.grid ? 22 : 0;
     const cells = Math.max(...spec.data.map((trace) => (trace.type === "heatmap" && trace.x ? trace.x.length : 0)));
-    const least = meta.square ? (narrow ? 96 : 150) : Math.min(220, Math.max(96, 9 * cells));
+    const words = spec.data.some((trace) => (trace.mode || "").includes("text")); // which need room
+    const least = meta.square ? (narrow && !words ? 96 : 150) : Math.min(220, Math.max(96, 9 * cells));
     p.columns = Math.min(meta.columns, meta.panels);
     const share = () => (p.inside - p.gapX * (p.columns - 1)) / p.columns;
     while (p.columns > 1 && share() < least) p.columns = p.columns > 2 ? Math.ceil(p.columns / 2) : 1;
