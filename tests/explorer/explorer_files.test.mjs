@@ -1,7 +1,7 @@
 /* Drawings as SVG and numbers as CSV: run by node --test. */
 import assert from "node:assert/strict";
 import test from "node:test";
-import { attentionTable, cellTable, csv, gridImage, planeImage, svgContext } from "../../loopinterp/explorer/assets/explorer_files.js";
+import { attentionTable, captionOf, cellTable, csv, gridImage, planeImage, svgContext } from "../../loopinterp/explorer/assets/explorer_files.js";
 import { opened } from "./explorer_data.test.mjs";
 
 const width = (_, text) => 6 * text.length;
@@ -27,13 +27,22 @@ test("what is drawn is written down, in the order in which it is drawn", () => {
 
 test("the drawing of an example has all of its cells, words and arcs, and the whole width", async () => {
   const data = await opened();
-  const image = gridImage(data, state, theme, width, 600, "a & b");
-  assert.match(image, /^<svg xmlns="[^"]*" viewBox="0 0 (\d+) (\d+)" width="\1" height="\2" role="img"><title>a &amp; b<\/title>/);
+  data.examples[0].detail = "a & b";
+  const image = gridImage(data, state, theme, width);
+  assert.match(image, /^<svg xmlns="[^"]*" viewBox="0 0 (\d+) (\d+)" width="\1" height="\2" role="img"><title>Example 1\. a &amp; b s\.<\/title>/);
   assert.equal(image.split(`fill="${theme.accent}"`).length - 1 >= 1, true); // the right answer
   for (const word of ["a", "b", "yes", "loop 1", "input", "right"]) assert.ok(image.includes(`>${word}<`), word);
   assert.ok(image.includes("a4.1 4.1 "), "the circle of a head that looks at its own place");
   assert.doesNotMatch(image, /NaN|undefined|null/);
-  assert.doesNotMatch(planeImage(data, state, theme, width, "way"), /NaN|undefined|null/);
+  assert.doesNotMatch(planeImage(data, state, theme, width), /NaN|undefined|null/);
+});
+
+test("the caption says which example it is, what the colours mean, and what is framed", async () => {
+  const data = await opened();
+  assert.equal(captionOf(data, state), "Example 1. d s. Across: positions; down: loops. Cells: blue where right, red where wrong. " +
+    "Framed: loop 1, position 1, b: answers yes with probability 0.900, right.");
+  data.examples[0].detail = data.examples[0].said = "";
+  assert.match(captionOf(data, { ...state, shown: "variable" }), /^Example 1\. r\. .* Cells: p\.v, green where/);
 });
 
 test("the table has a row for each loop and position, and every number of it", async () => {

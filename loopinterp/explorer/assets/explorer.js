@@ -2,11 +2,10 @@
    All text reaches the page as text; every panel shows the one selection of explorer_state.js. */
 import { decode, describe, inflate, spell } from "./explorer_data.js";
 import { followed, initial, keyed, previewed, reduce } from "./explorer_state.js";
-import { attentionTable, cellTable, csv, gridImage, planeImage } from "./explorer_files.js";
+import { captionOf, fileOf, gridImage } from "./explorer_files.js";
 import { HEAD_COLOURS, drawLabels, drawPlane, drawRows, drawSelection, measure, placeAt } from "./explorer_drawing.js";
 
 const TICK = 130;
-const PAPER = 720;
 let mounted = 0;
 
 const make = (tag, properties = {}, ...children) => {
@@ -203,7 +202,7 @@ function show(element, data, options) {
   let sizes, theme, rows, drawnFor = "", planeBounds = [], timer = null;
   const listeners = new Set();
 
-  const parts = build(data, id, (action) => (action.save ? saveFile(action.save) : dispatch(action)));
+  const parts = build(data, id, (action) => (action.save ? save(...fileOf(action.save, data, state, theme, textWidth)) : dispatch(action)));
   element.classList.add("explorer");
   element.replaceChildren(...parts.all);
 
@@ -232,28 +231,14 @@ function show(element, data, options) {
     ruler.font = font;
     return ruler.measureText(text).width;
   };
-  const title = () => {
-    const { reason, detail, said } = data.examples[state.example];
-    return [`Example ${state.example + 1}.`, detail || `${reason}.`, said && `${said}.`].filter(Boolean).join(" ");
-  };
-
-  function saveFile(what) {
-    const name = `example-${state.example + 1}`, svg = "image/svg+xml", table = "text/csv;charset=utf-8";
-    if (what === "grid") save(gridImage(data, state, theme, textWidth, PAPER, title()), svg, `${name}-loops.svg`);
-    if (what === "plane") save(planeImage(data, state, theme, textWidth, parts.planeText.textContent), svg, `${name}-position-${state.pos}-state.svg`);
-    if (what === "cells") save(csv(cellTable(data, state.example)), table, `${name}.csv`);
-    if (what === "attention") save(csv(attentionTable(data, state.example)), table, `${name}-attention.csv`);
-  }
 
   /* On paper: the chosen example as a drawing of lines, in light colours whatever the screen has. */
   function print() {
     const { colorScheme } = element.style;
     element.style.colorScheme = "light";
-    const image = new DOMParser().parseFromString(gridImage(data, state, themeOf(element), textWidth, PAPER, title()), "image/svg+xml");
+    const image = new DOMParser().parseFromString(gridImage(data, state, themeOf(element), textWidth), "image/svg+xml");
     element.style.colorScheme = colorScheme;
-    const colours = state.shown === "answer" ? "blue where right, red where wrong" : state.shown === "moved" ? "the stronger, the further the state moved" : `${data.names[state.variable]}, green where it is what the answer implies`;
-    const caption = `${title()} Across: positions; down: loops. Cells: ${colours}. Framed: ${describe(data, state)}.`;
-    parts.print.replaceChildren(document.importNode(image.documentElement, true), make("p", { className: "x-note" }, caption));
+    parts.print.replaceChildren(document.importNode(image.documentElement, true), make("p", { className: "x-note" }, captionOf(data, state)));
   }
 
   function draw() {

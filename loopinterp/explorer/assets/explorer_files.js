@@ -1,4 +1,5 @@
 /* What is shown as files: drawings as SVG, numbers as CSV. */
+import { describe } from "./explorer_data.js";
 import { drawLabels, drawPlane, drawRows, drawSelection, measure } from "./explorer_drawing.js";
 
 const escaped = (text) => String(text).replace(/[&<>"]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[c]);
@@ -40,22 +41,37 @@ const file = (title, width, height, back, inside) =>
   `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 ${width} ${height}" width="${width}" height="${height}" role="img">` +
   `<title>${escaped(title)}</title><rect width="${width}" height="${height}" fill="${back}"/>${inside}</svg>`;
 
-/* The grid of the chosen example, with its labels, for a width in pixels. */
-export function gridImage(data, state, theme, textWidth, width, title) {
-  const sizes = measure(data, state.example, width, (word) => textWidth(`100px ${theme.mono}`, word) / 100);
+const PAPER = 720;
+const COLOURS = { answer: "blue where right, red where wrong", moved: "the stronger, the further the state moved" };
+
+/* Which example it is. */
+export function titleOf(data, { example }) {
+  const { reason, detail, said } = data.examples[example];
+  return [`Example ${example + 1}.`, detail || `${reason}.`, said && `${said}.`].filter(Boolean).join(" ");
+}
+
+/* What the grid shows, and where it is framed, in words. */
+export function captionOf(data, state) {
+  const cells = COLOURS[state.shown] ?? `${data.names[state.variable]}, green where it is what the answer implies, red where not`;
+  return `${titleOf(data, state)} Across: positions; down: loops. Cells: ${cells}. Framed: ${describe(data, state)}.`;
+}
+
+/* The grid of the chosen example, with its labels, as wide as a sheet of paper. */
+export function gridImage(data, state, theme, textWidth) {
+  const sizes = measure(data, state.example, PAPER, (word) => textWidth(`100px ${theme.mono}`, word) / 100);
   const labels = svgContext(textWidth), grid = svgContext(textWidth);
   drawLabels(labels, data, state, sizes, theme);
   drawRows(grid, data, state, sizes, theme);
   drawSelection(grid, data, state, sizes, theme);
   const whole = Math.ceil(sizes.labels + sizes.width + 2);
-  return file(title, whole, Math.ceil(sizes.height + 2), theme.surface, `${labels.parts.join("")}<g transform="translate(${sizes.labels} 0)">${grid.parts.join("")}</g>`);
+  return file(titleOf(data, state), whole, Math.ceil(sizes.height + 2), theme.surface, `${labels.parts.join("")}<g transform="translate(${sizes.labels} 0)">${grid.parts.join("")}</g>`);
 }
 
 /* The state's way through the plane. */
-export function planeImage(data, state, theme, textWidth, title) {
+export function planeImage(data, state, theme, textWidth) {
   const size = { width: 480, height: 360 }, plane = svgContext(textWidth);
   drawPlane(plane, data, state, data.bounds(state.example), size, theme);
-  return file(title, size.width, size.height, theme.surface, plane.parts.join(""));
+  return file(`${titleOf(data, state)} ${describe(data, state)}.`, size.width, size.height, theme.surface, plane.parts.join(""));
 }
 
 const short = (value) => (value === null || Number.isNaN(value) ? "" : Number(value.toPrecision(6)));
@@ -96,4 +112,13 @@ export function csv(rows) {
     return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
   };
   return rows.map((row) => `${row.map(cell).join(",")}\n`).join("");
+}
+
+/* What a control asks for as a file: its text, its type, and its name. */
+export function fileOf(what, data, state, theme, textWidth) {
+  const name = `example-${state.example + 1}`, svg = "image/svg+xml", table = "text/csv;charset=utf-8";
+  if (what === "grid") return [gridImage(data, state, theme, textWidth), svg, `${name}-loops.svg`];
+  if (what === "plane") return [planeImage(data, state, theme, textWidth), svg, `${name}-position-${state.pos}-state.svg`];
+  if (what === "attention") return [csv(attentionTable(data, state.example)), table, `${name}-attention.csv`];
+  return [csv(cellTable(data, state.example)), table, `${name}.csv`];
 }
