@@ -15,8 +15,8 @@ NOT_SAID = -32768
 class Exploration(Result, kind="exploration"):
     """What :func:`explore` returns.
 
-    It is of a model, or of a program (:func:`~loopinterp.explorer.changed_run.explore_change`),
-    which has answers and variables alone; an answer of -1 is then one that it leaves open.
+    It is of a model, or of a program, which has answers and variables alone; an answer of -1 is
+    then one that it leaves open.
 
     Examples may be of several lengths: beyond ``n_pos`` positions and ``n_loops`` loops of an
     example, answers and targets are -1, numbers NaN and attention 0. Loop 0 is the initial state;
