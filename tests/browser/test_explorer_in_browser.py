@@ -51,6 +51,14 @@ _FRAMES = """async () => {
 }"""
 
 
+# A finger that goes over the grid, and two frames in which something could be drawn.
+_FINGER = """async ([clientX, clientY]) => {
+  const at = { pointerType: 'touch', bubbles: true, clientX, clientY };
+  document.querySelector('.x-scroll canvas').dispatchEvent(new PointerEvent('pointermove', at));
+  for (let frame = 0; frame < 2; frame++) await new Promise(requestAnimationFrame);
+}"""
+
+
 @pytest.fixture(scope="module")
 def model() -> LoopedTransformer:
     return load_pretrained("addition").model().eval()
@@ -201,8 +209,16 @@ def test_a_pointer_shows_a_cell_without_choosing_it(page: Page) -> None:
     assert page.evaluate(state) == before and page.locator(".x-sr").inner_text() == live
     page.mouse.move(box["x"] - 200, 5)
     page.wait_for_function(f"(old) => ({shown})() === old", arg=chosen)
-    # Playing goes on under a pointer that lies on a cell, and the pointer shows nothing then.
+    # A finger that passes over it looks at nothing; a key after a look goes on from what is chosen.
+    page.evaluate(_FINGER, [there[0] + 40, there[1]])
+    assert page.evaluate(shown) == chosen
     page.mouse.move(*there)
+    page.wait_for_function(f"(old) => ({shown})() !== old", arg=chosen)
+    page.locator(".x-scroll").press("ArrowDown")
+    assert page.evaluate(shown).startswith("State of position 3 after loop 3 ")
+    page.locator(".x-scroll").press("ArrowUp")
+    # Playing goes on under a pointer that lies on a cell, and the pointer shows nothing then.
+    page.mouse.move(there[0], there[1] - 30)
     page.wait_for_function(f"(old) => ({shown})() !== old", arg=chosen)
     page.locator(".x-scroll").press(" ")
     page.wait_for_function(f"() => {state}.loop > 3")
