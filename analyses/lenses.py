@@ -26,7 +26,8 @@ from loopinterp.tasks import Addition
 from loopinterp.zoo import load_pretrained
 
 FILE, PAGE, ARRIVALS, DISTANCES = "lenses.csv", "lenses.md", "carries-by-lens", "distance-by-lens"
-NAMES = ("addition", *(f"addition-seed-{k}" for k in (1, 2, 3, 4)), "addition-no-hold")
+SEEDS = tuple(f"addition-seed-{k}" for k in (1, 2, 3, 4))
+NAMES = ("addition", *SEEDS, "addition-no-hold", "addition-no-spare-loops")
 BITS, LONGEST, PAIRS = 16, 10, 64
 SHOWN = (1, 2, 4, 8, 12)
 """Loops whose distance from the last is on the page."""

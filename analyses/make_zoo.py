@@ -40,6 +40,11 @@ MODELS: dict[str, tuple[str, list[str], str]] = {
         NO_HOLD,
         "No hold loops, no noise: with this seed as good without.",
     ),
+    "addition-no-spare-loops": (
+        "addition",
+        ["objective.extra_loops=-2"],
+        "Asked after as many loops as a carry takes: the logit lens reads each bit as it comes.",
+    ),
     "addition-no-loop-norm": (
         "addition",
         ["model.loop_norm=false"],

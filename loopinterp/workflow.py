@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from loopinterp import explorer, models, rasp, report, tasks, training
+from loopinterp import models, rasp, report, tasks, training
 from loopinterp.errors import ConfigError, InputError, check_choice, check_integer
 from loopinterp.results import SUFFIX
 from loopinterp.stages import Stages, record_how_it_was_made, record_training
@@ -537,42 +537,6 @@ def _unsaid(study: Study, reason: str) -> InputError:
         given=f"one of which it cannot, because {reason}",
         fix="Leave the study out.",
     )
-
-
-def lens_run(
-    folder: str | Path,
-    prompt: str,
-    *,
-    out: str | Path | None = None,
-    n_loops: int | None = None,
-    device: str = "auto",
-) -> tuple[Path, explorer.Exploration]:
-    """The explorer of one prompt as a page of its own, one file that works offline.
-
-    Args:
-        folder: The run.
-        prompt: What its model reads; see :func:`~loopinterp.explorer.typed_example`.
-        out: The file to write; ``RUN/lens.html`` by default.
-        n_loops: Loops to show; those after which the model is asked by default.
-        device: ``auto``, ``cpu`` or ``cuda``.
-
-    Returns:
-        The page, and what it shows.
-
-    Raises:
-        InputError: as ``typed_example``, or a file that is there and no such page.
-    """
-    model = open_run(folder, device=device)
-    out = report.need_page(Path(folder) / "lens.html" if out is None else out)
-    result = explorer.explore(
-        model.model,
-        explorer.typed_example(model.task, prompt),
-        programs=model.programs(),
-        n_loops=n_loops,
-        asks=model.task.describe(),
-    )
-    title = f"{model.name}: {prompt.strip()}"
-    return report.write_results({"explorer": result}, out, title=title), result
 
 
 def demo(

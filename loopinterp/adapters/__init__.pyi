@@ -7,4 +7,7 @@ from .nested_loops import NestedModel as NestedModel
 from .ouro import OuroAdapter as OuroAdapter
 from .published_model import PublishedConfig as PublishedConfig
 from .published_model import PublishedModel as PublishedModel
+from .tokenized_prompt import TokenWords as TokenWords
+from .tokenized_prompt import load_tokenizer as load_tokenizer
+from .tokenized_prompt import tokenize as tokenize
 from .trm import TRMAdapter as TRMAdapter

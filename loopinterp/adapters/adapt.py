@@ -9,6 +9,7 @@ from loopinterp.adapters.hrm import HRMAdapter
 from loopinterp.adapters.hrm_text import HRMTextAdapter
 from loopinterp.adapters.huginn import HuginnAdapter
 from loopinterp.adapters.ouro import OuroAdapter
+from loopinterp.adapters.tokenized_prompt import unreadable
 from loopinterp.adapters.trm import TRMAdapter
 from loopinterp.errors import InputError, unknown_name
 from loopinterp.models.run_inputs import check_dtype
@@ -50,13 +51,19 @@ def load_published(
         options: As :func:`adapt` takes them.
 
     Raises:
-        InputError: If no adapter knows such a model.
+        InputError: If it cannot be loaded, or no adapter knows such a model.
     """
     from transformers import AutoModelForCausalLM
 
     kind = check_dtype(dtype) or "auto"
     how: dict[str, Any] = {"trust_remote_code": trust_remote_code, "dtype": kind}
-    model: Any = AutoModelForCausalLM.from_pretrained(name, **how)
+    model: Any
+    try:
+        model = AutoModelForCausalLM.from_pretrained(name, **how)
+    except MemoryError:
+        raise
+    except Exception as error:  # whatever a damaged or missing file makes of transformers' code
+        raise unreadable("model", name, error) from error
     return adapt(model.to(device).eval(), **options)
 
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from loopinterp.models.site_map import Sites
+    from loopinterp.models.way_back import WayBack
 
 _HALF = 0.707106781  # as the published code spells the root of a half
 
@@ -84,7 +85,12 @@ class HRMAdapter(NestedModel):
                 d_mlp=mlp.mlp.down_proj.weight.shape[1],
                 embedding={"hook_embed": "residual", **added},
                 closing={"hook_halt": "halt"},
-                more_axes={"halt": (2,), "pos_neuron": (width, neurons)},
+                more_axes={
+                    "halt": (2,),
+                    "pos_neuron": (width, neurons),
+                    "feature_scale": (width, 1),
+                    "turned": (width, "pos"),
+                },
             ),
             n_loops=int(config.H_cycles) * int(config.halt_max_steps),
             d_vocab=inner.embed_tokens.embedding_weight.shape[0],
@@ -222,6 +228,17 @@ class HRMAdapter(NestedModel):
         x = tap("hook_attn_out", layer.self_attn.o_proj(join_heads(z)))
         return rms_norm(h + x, None, layer.norm_eps, tap, "ln1_post")
 
+    def _layer_back(self, layer: Any, way: WayBack) -> None:
+        way.through_norm("ln2_post")
+        way.write("mlp", way.read("hook_mlp_out"))
+        self._mix_back(layer, way)
+
+    def _mix_back(self, layer: Any, way: WayBack) -> None:
+        """A logit's direction from after what positions tell one another to before it."""
+        way.through_norm("ln1_post")
+        projection = layer.self_attn.o_proj
+        way.write_heads(projection.weight, projection.bias)
+
     # The heads
 
     def _at_end(self, h: Tensor, tap: Tap) -> None:
@@ -244,4 +261,8 @@ class HRMAdapter(NestedModel):
     def _readout(
         self, h: Tensor, taps: Taps = NO_TAPS, context: AttentionContext | None = None
     ) -> Tensor:
-        return self.published.inner.lm_head(self.part(h, "z_H"))
+        return self._head(self.part(h, "z_H"))
+
+    @property
+    def _head(self) -> Any:
+        return self.published.inner.lm_head

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float
     from torch import Tensor
 
+    from loopinterp.models.way_back import WayBack
+
 
 class HRMTextAdapter(NestedModel):
     """HRM-Text (``HrmTextForCausalLM``) with our addresses; a loop is one of its ``H_cycles``.
@@ -159,7 +161,19 @@ class HRMTextAdapter(NestedModel):
     def _after_stack(self, stack: Any, h: Tensor, tap: Tap) -> Tensor:
         return rms_norm(h, None, stack.final_norm.eps, tap, "ln_cycle")
 
+    def _after_stack_back(self, way: WayBack) -> None:
+        way.through_norm("ln_cycle")
+
+    def _layer_back(self, layer: Any, way: WayBack) -> None:
+        way.write("mlp", way.read("hook_mlp_out"))
+        projection = layer.self_attn.o_proj
+        way.write_heads(projection.weight, projection.bias, gate="attn.hook_gate")
+
+    @property
+    def _head(self) -> Any:
+        return self.published.lm_head
+
     def _readout(
         self, h: Tensor, taps: Taps = NO_TAPS, context: AttentionContext | None = None
     ) -> Tensor:
-        return self.published.lm_head(self.part(h, "z_H"))
+        return self._head(self.part(h, "z_H"))

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
+    from loopinterp.models.way_back import WayBack
+
 
 class HuginnAdapter(PublishedModel):
     """Huginn (``RavenForCausalLM``) with our addresses; norms after a sublayer are of the sum.
@@ -185,6 +187,37 @@ class HuginnAdapter(PublishedModel):
         for k, layer in enumerate(parts["coda"]):
             h = self._layer(layer, h, context, taps.at("coda", None, k))
         return self.published.lm_head(_norm(parts["ln_f"], h, top, "ln_final"))
+
+    def _readout_back(self, way: WayBack) -> None:
+        parts, head = self.published.transformer, self.published.lm_head
+        way.through_unembedding(head.weight, head.bias)
+        way.through_norm("ln_final", parts["ln_f"].weight)
+        for k in reversed(range(len(parts["coda"]))):
+            way.stand(layer=k)
+            self._layer_back(parts["coda"][k], way)
+        way.stand()
+        way.through_norm("ln_coda", parts["ln_f"].weight)
+
+    def _loop_back(self, way: WayBack, loop: int) -> None:
+        parts = self.published.transformer
+        for k in reversed(range(len(parts["core_block"]))):
+            way.stand(loop=loop, layer=k)
+            self._layer_back(parts["core_block"][k], way)
+        way.stand(loop=loop)
+        adapter = parts["adapter"]
+        of_state, of_input = adapter.weight.chunk(2, dim=1)
+        if adapter.bias is not None:
+            way.write("adapter bias", adapter.bias)
+        with way.aside():
+            way.through_linear(of_input)
+            way.write("injection", way.read("hook_injection"))
+        way.through_linear(of_state)
+
+    def _layer_back(self, layer: Any, way: WayBack) -> None:
+        way.through_norm("ln2_post", layer.norm_4.weight)
+        way.write("mlp", way.read("hook_mlp_out"))
+        way.through_norm("ln1_post", layer.norm_2.weight)
+        way.write_heads(layer.attn.proj.weight, layer.attn.proj.bias)
 
 
 def _turn(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:

@@ -14,7 +14,7 @@ has a hook of its own where the loop ends, ``hook_z_H`` and ``hook_z_L``.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,8 @@ from loopinterp.models.taps import NO_TAPS, SILENT, Tap, Taps
 if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
+
+    from loopinterp.models.way_back import WayBack
 
 
 def nested_sites(
@@ -141,6 +143,50 @@ class NestedModel(PublishedModel):
         for layer, tap in zip(stack.layers, taps):
             h = self._layer(layer, h, context, tap)
         return self._after_stack(stack, h, tap)
+
+    # The way back of a logit's direction, which is of both parts side by side
+
+    @property
+    @abstractmethod
+    def _head(self) -> Any:
+        """What logits are read with from z_H."""
+
+    @abstractmethod
+    def _layer_back(self, layer: Any, way: WayBack) -> None:
+        """From after a layer to before it."""
+
+    def _after_stack_back(self, way: WayBack) -> None:
+        """From the end of a stack to after its last layer."""
+
+    def _readout_back(self, way: WayBack) -> None:
+        way.through_unembedding(self._head.weight, self._head.bias)
+        way.direction = torch.cat((way.direction, torch.zeros_like(way.direction)), dim=-1)
+
+    def _loop_back(self, way: WayBack, loop: int) -> None:
+        fast, slow, n_fast = self._stacks
+        numbers = reversed(range(self.site_map.n_layers))
+        z_H, z_L = (self.part(way.direction, name) for name in ("z_H", "z_L"))
+        z_H = self._stack_back(slow, z_H, way, loop, numbers)
+        z_L, injected = z_L + z_H, torch.zeros_like(z_L)
+        for _ in range(n_fast):
+            z_L = self._stack_back(fast, z_L, way, loop, numbers)
+            z_H, injected = z_H + z_L, injected + z_L
+        way.stand(loop=loop)
+        if "hook_injection" in self.site_map.opening:
+            way.direction = injected
+            way.write("injection", way.read("hook_injection"))
+        way.direction = torch.cat((z_H, z_L), dim=-1)
+
+    def _stack_back(
+        self, stack: Any, direction: Tensor, way: WayBack, loop: int, numbers: Iterator[int]
+    ) -> Tensor:
+        way.direction = direction
+        for nth, layer in enumerate(reversed(stack.layers)):
+            way.stand(loop=loop, layer=next(numbers))
+            if nth == 0:
+                self._after_stack_back(way)
+            self._layer_back(layer, way)
+        return way.direction
 
     def _at_end(self, h: Tensor, tap: Tap) -> None:
         """What a loop says besides its state."""

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
+    from loopinterp.models.way_back import WayBack
+
 
 class OuroAdapter(PublishedModel):
     """Ouro (``OuroForCausalLM``) with our addresses; ``model.norm`` is the loop norm.
@@ -41,7 +43,8 @@ class OuroAdapter(PublishedModel):
         published: The model.
 
     Raises:
-        InputError: If some of its layers attend within a sliding window.
+        InputError: If some of its layers attend within a sliding window, or the angles of its
+            positions were lost in loading.
     """
 
     needs = (
@@ -62,6 +65,16 @@ class OuroAdapter(PublishedModel):
                 expected="layers that attend to all positions before them",
                 given="layer_types with sliding_attention",
                 fix="Load it with use_sliding_window=False, as published.",
+            )
+        angles = inner.rotary_emb.inv_freq
+        if not bool((angles > 0).all() and (angles.diff() < 0).all()):
+            # transformers 5 makes a model without numbers, and fills in what is saved alone.
+            raise InputError(
+                "model",
+                expected="positions turned by less from each pair of features to the next",
+                given=f"rotary_emb.inv_freq = {angles.tolist()[:4]} …, as code that was written "
+                "for transformers 4 leaves it under version 5",
+                fix="Set model.model.rotary_emb.inv_freq after loading, and call adapt(model).",
             )
         attention, mlp = inner.layers[0].self_attn, inner.layers[0].mlp
         self._d_head = int(attention.head_dim)
@@ -155,6 +168,21 @@ class OuroAdapter(PublishedModel):
         self, h: Tensor, taps: Taps = NO_TAPS, context: AttentionContext | None = None
     ) -> Tensor:
         return self.published.lm_head(h)
+
+    def _readout_back(self, way: WayBack) -> None:
+        way.through_unembedding(self.published.lm_head.weight, self.published.lm_head.bias)
+
+    def _loop_back(self, way: WayBack, loop: int) -> None:
+        inner = self.published.model
+        way.stand(loop=loop)
+        way.through_norm("ln_loop", inner.norm.weight)
+        for k in reversed(range(len(inner.layers))):
+            way.stand(loop=loop, layer=k)
+            way.write("mlp", way.read("hook_mlp_out"))  # what its norm leaves
+            with way.aside():
+                way.through_norm("ln1_post", inner.layers[k].input_layernorm_2.weight)
+                projection = inner.layers[k].self_attn.o_proj
+                way.write_heads(projection.weight, projection.bias)
 
 
 def _norm(norm: Any, x: Tensor, tap: Tap, name: str) -> Tensor:

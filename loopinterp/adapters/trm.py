@@ -22,12 +22,15 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
+    from loopinterp.models.way_back import WayBack
+
 
 class TRMAdapter(HRMAdapter):
     """TRM (``TinyRecursiveReasoningModel_ACTV1``) with our addresses; a loop is one slow cycle.
 
     With ``mlp_t`` an MLP over the positions stands where attention is, and shows
-    ``hook_mix_out`` and its neurons, ``mlp_t.hook_post`` ``[batch, feature, neuron]``.
+    ``hook_mix_out`` and its neurons, ``mlp_t.hook_post`` ``[batch, feature, neuron]``. The norm
+    after it is over positions too: ``ln1_post.hook_scale`` is ``[batch, feature, 1]``.
     """
 
     needs = (
@@ -65,8 +68,14 @@ class TRMAdapter(HRMAdapter):
             for name, kind in sites.items()
             if not name.startswith(("attn.", "ln1_post.")) and name not in attention
         }
-        first = {"hook_resid_pre": "residual", "mlp_t.hook_post": "pos_neuron"}
-        return {**first, "hook_mix_out": "residual", **kept}
+        first = {
+            "hook_resid_pre": "residual",
+            "mlp_t.hook_post": "pos_neuron",
+            "hook_mix_out": "residual",
+            "ln1_post.hook_scale": "feature_scale",
+            "ln1_post.hook_normalized": "turned",
+        }
+        return {**first, **kept}
 
     def _mix(self, layer: Any, h: Tensor, context: AttentionContext, tap: Tap) -> Tensor:
         if not self._mixing:
@@ -75,4 +84,11 @@ class TRMAdapter(HRMAdapter):
         pre, linear = layer.mlp_t.gate_up_proj(x).chunk(2, dim=-1)
         neurons = tap("mlp_t.hook_post", F.silu(pre) * linear)
         x = tap("hook_mix_out", layer.mlp_t.down_proj(neurons).mT)
-        return rms_norm((h + x).mT, None, layer.norm_eps).mT
+        return rms_norm((h + x).mT, None, layer.norm_eps, tap, "ln1_post").mT
+
+    def _mix_back(self, layer: Any, way: WayBack) -> None:
+        if not self._mixing:
+            super()._mix_back(layer, way)
+            return
+        way.through_scale(1 / way.read("ln1_post.hook_scale").mT)
+        way.write("mixing", way.read("hook_mix_out"))

@@ -20,6 +20,7 @@ from loopinterp.cli.options import (
     StudySeed,
     Threads,
     examples,
+    read_path,
     use_threads,
 )
 from loopinterp.cli.output import next_step, print_document, spell_findings
@@ -70,28 +71,68 @@ def analyze(
 
 
 @commands.command(
-    epilog=examples('lens runs/add --prompt "13 + 9"', 'lens runs/add --prompt "1+1 0+1 1+0"')
+    epilog=examples(
+        'lens runs/add --prompt "13 + 9"',
+        'lens addition --prompt "1+1 0+1 1+0" --lens tuned',
+        'lens models/hrm-text --prompt "The cat sat on" --lens logit',
+    )
 )
 def lens(
-    run: Run,
+    model: Annotated[
+        Path,
+        typer.Argument(
+            metavar="MODEL",
+            parser=read_path,
+            help="A run; a model of the zoo; or a published model: its folder, or owner/name.",
+        ),
+    ],
     prompt: Annotated[str, typer.Option(help="What the model reads, in its task's words.")],
-    out: Annotated[Path | None, typer.Option(**FILE, help="Default: RUN/lens.html.")] = None,
-    loops: Annotated[
-        int | None, typer.Option(min=1, help="Loops to show.", show_default="those of the task")
+    lens: Annotated[
+        str,
+        typer.Option(
+            metavar="LENS",
+            help="What is read: coda (the model's own readout), logit, tuned, jacobian, or the "
+            "FILE of a fitted lens.",
+        ),
+    ] = "coda",
+    out: Annotated[
+        Path | None, typer.Option(**FILE, help="Default: RUN/lens.html, or else lens.html.")
     ] = None,
+    loops: Annotated[
+        int | None, typer.Option(min=1, help="Loops to show.", show_default="the model's own")
+    ] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run code beside a published model.")
+    ] = False,
+    seed: StudySeed = 0,
     device: Device = "auto",
     threads: Threads = 1,
+    progress: Progress = True,
     as_json: Json = False,
 ) -> None:
-    """Write a page on one prompt: what the model would answer at each loop and position.
+    """Write a page on one prompt: what a lens reads at each loop and position.
 
-    One HTML file that works offline: tokens by loops with the readout of each, attention of the
-    position that is chosen, and the way of its state.
+    One HTML file that works offline: tokens by loops with the reading of each, attention of the
+    position that is chosen, and the way of its state. A tuned or Jacobian lens is fitted first, to
+    samples of the run's task. Published looped models (Ouro, Huginn, HRM-Text) read any text.
     """
+    from loopinterp.lens_page import write_lens_page
+
     use_threads(threads)
-    path, result = loopinterp.workflow.lens_run(run, prompt, out=out, n_loops=loops, device=device)
+    path, result = write_lens_page(
+        model,
+        prompt,
+        lens=lens,
+        out=out,
+        n_loops=loops,
+        trust_remote_code=trust_remote_code,
+        seed=seed,
+        device=device,
+        progress=progress,
+    )
     findings, told = spell_findings([result])
-    document = {"run": str(run), "page": str(path), "tokens": result.tokens[0]}
+    document = {"model": str(model), "page": str(path), "lens": result.lens}
+    document |= {"tokens": result.tokens[0]}
     print_document(document | {"findings": findings}, f"{told}\n{path}", as_json)
 
 

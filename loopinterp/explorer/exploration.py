@@ -28,9 +28,9 @@ class Exploration(Result, kind="exploration"):
         n_loops: Loops that are shown of it.
         asked_after: The loop after which it is asked.
         target: The right class; -1 where nothing is asked.
-        answer: The classes that the readout finds likeliest, likeliest first.
+        answer: The classes that the reading finds likeliest, likeliest first.
         probability: Theirs.
-        entropy: Entropy of the readout in bits.
+        entropy: Entropy of the reading in bits.
         moved: Relative residual of the loop that leads there, ``|h_t - h_{t-1}| / |h_t|``.
         plane: The state in the plane that is shown.
         inner_answer: Where the block has several layers, the likeliest class if the loop ended
@@ -54,6 +54,9 @@ class Exploration(Result, kind="exploration"):
         axes: What the two axes of the plane are, where there is one.
         missing: What the model cannot give, and why, as a clause.
         n_examples: Examples among which these were chosen.
+        lens: What answers are read through: "coda", the model's own readout, "logit", "tuned" or
+            "jacobian".
+        of_other_weights: Whether the lens was fitted on other weights than those that it reads.
     """
 
     VARIABLES: ClassVar = {
@@ -82,3 +85,5 @@ class Exploration(Result, kind="exploration"):
     axes: list[str]
     missing: dict[str, str]
     n_examples: int
+    lens: str = "coda"
+    of_other_weights: bool = False

@@ -21,7 +21,15 @@ from loopinterp.explorer.explored_run import (
 )
 from loopinterp.explorer.interesting_examples import Chosen, choose
 from loopinterp.explorer.program_values import program_values
+from loopinterp.lenses.chosen_lens import (
+    check_lens,
+    fitted_lens,
+    loops_of_lens,
+    of_other_weights,
+)
+from loopinterp.lenses.fitted_lens import FittedLens
 from loopinterp.lenses.lens_places import layer_hooks, places
+from loopinterp.lenses.lens_readings import PlaceReader
 from loopinterp.models.looped_model import bind, need_model
 from loopinterp.models.model_description import describe_model, device_of
 from loopinterp.rasp.program_registry import get_program
@@ -35,6 +43,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
+    from loopinterp.lenses.chosen_lens import LensName
     from loopinterp.models import LoopedModel
     from loopinterp.rasp.program import LoopProgram
     from loopinterp.tasks import Task
@@ -56,6 +65,8 @@ def explore(
     asks: str = "",
     explain: Callable[[Batch], str] | None = None,
     plane: Float[Tensor, "axis d_model"] | None = None,
+    lens: LensName | FittedLens = "coda",
+    fit_on: Batch | Task | Tensor | None = None,
     ranks: int = 3,
     n: int | Sequence[int] | None = None,
     batch_size: int | None = None,
@@ -82,13 +93,17 @@ def explore(
         explain: From a batch of one example to how it is done by hand; said of the first.
         plane: Two directions of the state to look along, such as those of a subspace; by default
             the first two principal components of all states that are shown.
+        lens: What answers are read through, as :func:`~loopinterp.lenses.lens_study` reads them:
+            the model's own readout by default.
+        fit_on: What to fit a lens on; by default the task of the examples, with another seed.
         ranks: Answers to keep of each readout.
         n: Problem length, or several, where a task is given.
         batch_size: Examples of each, where a task is given.
         seed: Seed of what is drawn.
 
     Raises:
-        InputError: If a batch has examples of several lengths, or an option is out of range.
+        InputError: If a batch has examples of several lengths, an option is out of range, or the
+            lens does not fit the model.
 
     Example:
         >>> from loopinterp.rasp import compile_program
@@ -103,12 +118,16 @@ def explore(
     need_model(model)
     check_integer("examples", examples, least=1)
     check_integer("ranks", ranks, least=1)
+    name, n_loops = check_lens(lens), loops_of_lens(lens, n_loops)
     batches = _batches(model, data, n_loops, n=n, batch_size=batch_size, seed=seed)
     chosen_programs = [get_program(p) if isinstance(p, str) else p for p in programs]
     drawn = sum(map(len, batches))
-    with study(seed, model=describe_model(model), examples=examples, drawn=drawn) as watch:
+    described = describe_model(model)
+    options = {"lens": name, "examples": examples, "drawn": drawn}
+    with study(seed, model=described, **options) as watch:
         generator = torch.Generator().manual_seed(seed)
         runs: list[ExploredRun] = []
+        readers: list[PlaceReader] = []
         for k, batch in enumerate(batches):
             share = (examples * (k + 1)) // len(batches) - (examples * k) // len(batches)
             if share := min(share, len(batch)):
@@ -116,10 +135,12 @@ def explore(
                 by_task = not isinstance(data, torch.Tensor)
                 rows = _choose(model, batch, last, share, chosen_programs, generator, by_task)
                 some = chosen_from(batch, rows)
-                bound = bind(model, some.inputs)
-                runs.append(
-                    ExploredRun(some, rows, bound, bound.run(last), ranks=ranks, words=words)
-                )
+                how = {"n_loops": last, "inside": _has_inner(model), "seed": seed}
+                maps = fitted_lens(lens, model, batch, fit_on=fit_on, **how)
+                reader = PlaceReader(model, some.inputs, name, maps)
+                states = reader.iteration.run(last)
+                runs.append(ExploredRun(some, rows, reader, states, ranks=ranks, words=words))
+                readers.append(reader)
         missing: dict[str, str] = {}
         return assemble(
             watch,
@@ -127,7 +148,9 @@ def explore(
             ShownPlane.of(runs, plane),
             variables=_variables(_nearest_first(chosen_programs, runs), runs, missing),
             patterns=_attention(model, runs, missing),
-            inner=_inner(model, runs),
+            inner=_inner(model, runs, readers, missing),
+            lens=name,
+            of_other_weights=isinstance(lens, FittedLens) and of_other_weights(lens, described),
             symbols=symbols,
             asks=asks,
             by_hand=explain(runs[0].batch[:1].to("cpu")) if explain else "",
@@ -181,17 +204,26 @@ def _choose(
     return choose(right.cpu(), asked.cpu(), settled, most, generator)
 
 
-def _inner(model: Any, runs: list[ExploredRun]) -> Inner | None:
+def _has_inner(model: Any) -> bool:
+    """Whether there is something to read within a loop: a layer before its last."""
+    return hasattr(model, "run_with_cache") and len(layer_hooks(model, 0, 1)) > 1
+
+
+def _inner(
+    model: Any, runs: list[ExploredRun], readers: Sequence[PlaceReader], missing: dict[str, str]
+) -> Inner | None:
     """What would be read if each loop ended after a layer before its last; None without any."""
-    if not hasattr(model, "run_with_cache") or len(layer_hooks(model, 0, 1)) < 2:
+    if not _has_inner(model):
+        return None
+    if not all(reader.reads_layers for reader in readers):
+        missing["readings within the loop"] = "the lens was fitted to what whole loops leave"
         return None
     found = []
-    for run in runs:
-        readout = bind(model, run.batch.inputs).readout
+    for run, reader in zip(runs, readers):
         best: dict[int, list[Tensor]] = {}
         for place in places(model, run.batch.inputs, run.n_loops, inside=True):
             if place.layer is not None:
-                shares = readout(place.ended).double().softmax(-1)
+                shares = reader.at(place).double().softmax(-1)
                 best.setdefault(place.layer, []).append(torch.stack(shares.max(-1), -1))
         *layers, _ = best.values()  # the last one leaves the state itself
         every = torch.stack(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -19,8 +19,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from loopinterp.explorer.interesting_examples import Chosen
-    from loopinterp.models.looped_model import Iteration
     from loopinterp.results import Stopwatch
+
+
+@runtime_checkable
+class Reads(Protocol):
+    """What states are read with: a model bound to inputs, or a lens on it."""
+
+    def read(self, h: Tensor, loop: int) -> Tensor:
+        """Logits of the state after some loop."""
+        ...
 
 
 class ExploredRun:
@@ -29,7 +37,7 @@ class ExploredRun:
     Args:
         batch: These examples alone.
         rows: Those chosen.
-        iteration: The model, bound to their inputs.
+        reader: What its states are read with.
         states: Its states after 0, 1, … loops.
         ranks: Answers to keep of each readout.
         words: A word for each token; those of the task if None.
@@ -39,7 +47,7 @@ class ExploredRun:
         self,
         batch: Batch,
         rows: list[Chosen],
-        iteration: Iteration,
+        reader: Reads,
         states: Iterable[tuple[int, Float[Tensor, "example pos d_model"]]],
         *,
         ranks: int,
@@ -51,7 +59,7 @@ class ExploredRun:
         kept, answer, probability, entropy = [], [], [], []
         self.n_classes = 0
         for loop, h in states:
-            shares = iteration.read(h, loop).double().softmax(-1)
+            shares = reader.read(h, loop).double().softmax(-1)
             self.n_classes = shares.shape[-1]
             best = shares.topk(min(ranks, shares.shape[-1]), dim=-1)
             kept.append(h.double())

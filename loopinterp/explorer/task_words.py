@@ -58,5 +58,5 @@ def words_at(inputs: Tensor, words: Sequence[str] | None) -> list[str]:
     """
     if inputs.ndim > 1:
         return [" ".join(f"{value:g}" for value in row) for row in inputs.tolist()]
-    known = list(words or ())
-    return [known[t] if 0 <= t < len(known) else str(t) for t in inputs.tolist()]
+    n = 0 if words is None else len(words)
+    return [str(words[t]) if words and 0 <= t < n else str(t) for t in inputs.tolist()]

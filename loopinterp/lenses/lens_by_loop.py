@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from loopinterp.dynamics.state_trajectories import gather
-from loopinterp.errors import GREATEST_SEED, InputError, check_choice, check_integer
-from loopinterp.lenses.fitted_lens import FittedLens
-from loopinterp.lenses.jacobian_lens import fit_jacobian_lens
+from loopinterp.errors import InputError, check_integer
+from loopinterp.lenses.chosen_lens import check_lens, fitted_lens, loops_of_lens, of_other_weights
 from loopinterp.lenses.lens_readings import LensReader, baselines
-from loopinterp.lenses.tuned_lens import fit_tuned_lens
 from loopinterp.models.looped_model import need_hooks, need_model
 from loopinterp.models.model_description import describe_model
 from loopinterp.results import Result, study
@@ -24,10 +22,10 @@ if TYPE_CHECKING:
     import xarray as xr
     from torch import Tensor
 
+    from loopinterp.lenses.chosen_lens import LensName
+    from loopinterp.lenses.fitted_lens import FittedLens
     from loopinterp.models import LoopedModel
     from loopinterp.tasks.task import Task
-
-LensName = Literal["logit", "coda", "tuned", "jacobian"]
 
 _CELL = "loop layer batch pos"
 
@@ -164,8 +162,7 @@ def lens_study(
         [0.8, 0.9, 1.0, 1.0, 1.0, 1.0, 1.0]
     """
     need_model(model)
-    if not isinstance(lens, FittedLens):
-        check_choice("lens", lens, get_args(LensName))
+    name = check_lens(lens)
     drawn = {"n": n, "batch_size": batch_size, "seed": seed}
     inputs, targets, n_loops = _inputs(model, data, n_loops, lens, drawn)
     if inside:
@@ -184,13 +181,9 @@ def lens_study(
         )
     described = describe_model(model)
     options = {"n_loops": n_loops, "inside": inside, "n_examples": len(inputs)}
-    name = lens.kind if isinstance(lens, FittedLens) else lens
     with study(seed, study="lens", model=described, lens=name, **options) as watch:
-        if isinstance(lens, str) and lens in ("tuned", "jacobian"):
-            other = (seed + 1_000_003) % GREATEST_SEED
-            fit_at = {"n_loops": n_loops, "inside": inside, "seed": other}
-            lens = _fit(lens, model, data, fit_on, n, **fit_at)
-        fitted = lens if isinstance(lens, FittedLens) else None
+        how = {"n_loops": n_loops, "inside": inside, "seed": seed}
+        fitted = fitted_lens(lens, model, data, fit_on=fit_on, n=n, **how)
         reader = LensReader(model, name, fitted, n_loops, inside, chosen, seed)
         run = reader.parts(inputs, targets)
         wanted = torch.cat([part["wanted"] for part in run])
@@ -219,7 +212,7 @@ def lens_study(
             has_coda=reader.has_coda,
             targets=targets is not None,
             n_fit=fitted.n_examples if fitted else 0,
-            of_other_weights=fitted is not None and _of_other_weights(fitted, described),
+            of_other_weights=fitted is not None and of_other_weights(fitted, described),
         )
 
 
@@ -227,15 +220,7 @@ def _inputs(
     model: Any, data: Any, n_loops: int | None, lens: LensName | FittedLens, drawn: dict[str, Any]
 ) -> tuple[Tensor, Tensor | None, int]:
     """Inputs, what is right if that is known, and loops."""
-    if isinstance(lens, FittedLens):
-        if n_loops not in (None, lens.n_loops):
-            raise InputError(
-                "n_loops",
-                expected=f"the {lens.n_loops} loops of the lens, whose maps lead to that end",
-                given=str(n_loops),
-                fix=f"Leave n_loops out, or fit a lens with n_loops={n_loops}.",
-            )
-        n_loops = lens.n_loops
+    n_loops = loops_of_lens(lens, n_loops)
     if isinstance(data, torch.Tensor):
         inputs, n_loops = inputs_and_loops(model, data, n_loops)
         check_integer("n_loops", n_loops, least=1)
@@ -252,36 +237,3 @@ def _inputs(
             )
         n_loops = own[0]
     return batch.inputs, batch.targets, check_integer("n_loops", n_loops, least=1)
-
-
-def _of_other_weights(lens: FittedLens, described: dict[str, Any] | str) -> bool:
-    """Whether a lens says that it was fitted on other weights than those of a model."""
-    fitted_on = lens.made.get("model")
-    both = [x.get("weights_sha256") for x in (fitted_on, described) if isinstance(x, dict)]
-    return len({*both} - {None}) == 2
-
-
-def _to_fit_on(data: Any, fit_on: Any) -> Any:
-    """Examples to fit on that are not those to be read."""
-    if fit_on is not None:
-        return fit_on
-    task = data.task if isinstance(data, Batch) else data
-    if task is None or isinstance(task, torch.Tensor):
-        raise InputError(
-            "fit_on",
-            expected="examples to fit the lens on, other than those it reads",
-            given="None, and data of no task that more could be drawn from",
-            fix="Pass fit_on=other_inputs, or a lens that is fitted already.",
-        )
-    return task
-
-
-def _fit(
-    name: str, model: Any, data: Any, fit_on: Any, n: int | None, **options: Any
-) -> FittedLens:
-    fit: Callable[..., FittedLens] = fit_tuned_lens if name == "tuned" else fit_jacobian_lens
-    on = _to_fit_on(data, fit_on)
-    if not isinstance(on, (torch.Tensor, Batch)):
-        length = int(data.n[0]) if isinstance(data, Batch) and n is None else n
-        options |= {"n": length, "batch_size": 32}
-    return fit(model, on, **options)

@@ -36,6 +36,47 @@ _SHUFFLES = 4
 """One may by chance read what another does not."""
 
 
+class PlaceReader:
+    """What a lens reads at the places of a run over one input: logits ``[batch, pos, class]``.
+
+    Args:
+        model: The model.
+        inputs: What it runs on.
+        name: "logit", "coda", "tuned" or "jacobian".
+        fitted: The lens, where it is one of the last two.
+    """
+
+    def __init__(
+        self, model: Any, inputs: Tensor, name: str, fitted: FittedLens | None = None
+    ) -> None:
+        self.iteration, self._name, self._fitted = bind(model, inputs), name, fitted
+        self.own = self.iteration.readout
+        self.plain = readout_without_coda(model, inputs) or self.own
+
+    @property
+    def reads_layers(self) -> bool:
+        """Whether it reads within loops too: a fitted lens has to have maps for that."""
+        lens = self._fitted
+        return lens is None or lens.shared or lens.n_layers > 0
+
+    def read(self, h: Tensor, loop: int) -> Tensor:
+        """The reading of the state after some loop.
+
+        Raises:
+            InputError: If the logits of a finite state are not finite.
+        """
+        if self._name == "coda":
+            return self.iteration.read(h, loop)
+        return self.at(Place(loop, None, h, h))
+
+    def at(self, place: Place) -> Tensor:
+        """The reading of a place."""
+        if self._fitted is None:
+            return (self.plain if self._name == "logit" else self.own)(place.ended)
+        h = place.ended if self._fitted.kind == "tuned" else place.residual
+        return self.own(self._fitted.transport(h, place.loop, place.layer))
+
+
 class LensReader:
     """Reads the places of a run through a lens and its controls.
 
@@ -86,9 +127,8 @@ class LensReader:
 
     def _part(self, inputs: Tensor, targets: Tensor | None) -> dict[str, Tensor]:
         run = list(places(self.model, inputs, self.n_loops, inside=self.inside))
-        iteration = bind(self.model, inputs)
-        readouts = iteration.readout, readout_without_coda(self.model, inputs) or iteration.readout
-        log_p = self._chosen(_log(iteration.read(run[-1].residual, self.n_loops)))
+        lens = PlaceReader(self.model, inputs, self.name, self.fitted)
+        log_p = self._chosen(_log(lens.iteration.read(run[-1].residual, self.n_loops)))
         if targets is None:
             wanted = log_p.argmax(-1)
         else:
@@ -108,11 +148,13 @@ class LensReader:
         found: dict[str, list[Tensor]] = defaultdict(list)
         readings: dict[str, list[Tensor]] = defaultdict(list)
         for place in run:
-            log_q = self._read(place, *readouts)
+            log_q = self._chosen(_log(lens.at(place)))
             for name, values in measures(log_p, log_q, wanted).items():
                 found[name].append(values)
-            own, plain = (self._chosen(_log(read(place.ended))) for read in readouts)
-            shuffled = [self._read(_shuffled(place, order), *readouts) for order in orders]
+            others = (lens.own(place.ended), lens.plain(place.ended))
+            own, plain = (self._chosen(_log(logits)) for logits in others)
+            turned = (_shuffled(place, order) for order in orders)
+            shuffled = [self._chosen(_log(lens.at(one))) for one in turned]
             read = {"lens": [log_q], "plain": [plain], "coda": [own], "shuffled": shuffled}
             for reading in self.readings:
                 gaps = [(divergence(log_p, one) * share).sum(1) for one in read[reading]]
@@ -129,7 +171,7 @@ class LensReader:
             1 + stable_from(answers[1:]) if self.n_loops > 1 else torch.ones_like(wanted)
         )
         if self.transferred:
-            arrays["transfer_kl"] = self._transfer(run, iteration.readout, log_p, share)
+            arrays["transfer_kl"] = self._transfer(run, lens.own, log_p, share)
         p = log_p.exp() * share[..., None]
         arrays["_mean"], arrays["_negentropy"] = p.sum(1), (p * log_p).nan_to_num().sum((1, 2))
         return arrays
@@ -138,16 +180,6 @@ class LensReader:
         generator = torch.Generator().manual_seed(self.seed)
         orders = (torch.randperm(like.shape[-1], generator=generator) for _ in range(_SHUFFLES))
         return [order.to(like.device) for order in orders]
-
-    def _read(
-        self, place: Place, own: Callable[[Tensor], Tensor], plain: Callable[[Tensor], Tensor]
-    ) -> Tensor:
-        """The lens at a place: log-probabilities [batch, pos, class]."""
-        if self.fitted is not None:
-            h = place.ended if self.fitted.kind == "tuned" else place.residual
-            moved = self.fitted.transport(h, place.loop, place.layer)
-            return self._chosen(_log(own(moved)))
-        return self._chosen(_log((plain if self.name == "logit" else own)(place.ended)))
 
     def _transfer(
         self,

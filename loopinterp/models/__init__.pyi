@@ -30,5 +30,6 @@ from .stopping_rules import StoppingRule as StoppingRule
 from .sureness_rules import ConfidenceAbove as ConfidenceAbove
 from .sureness_rules import EntropyBelow as EntropyBelow
 from .sureness_rules import GateAbove as GateAbove
+from .way_back import for_logit_attribution as for_logit_attribution
 from .weight_conversion import convert_model as convert_model
 from .weight_conversion import first_difference as first_difference

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 
 from loopinterp.errors import HookError, check_choice, check_integer
+from loopinterp.models.cache_room import need_room
 from loopinterp.models.looped_cache import LoopedCache
 from loopinterp.models.looped_model import Iteration
 from loopinterp.models.run_inputs import check_dtype, check_state, loop_span, refuse
@@ -183,8 +184,9 @@ class HookedRun(LoopHooks):
 
         Raises:
             HookError: If the filter keeps nothing, or a name does not exist.
-            InputError: If the batch axis of more than one example is to go, or ``loss_fn`` is
-                given without ``incl_bwd``.
+            InputError: If the batch axis of more than one example is to go, ``loss_fn`` is given
+                without ``incl_bwd``, or the cache would not fit where it is to be kept; that is
+                said before anything is run.
         """
         if not incl_bwd:
             refuse(
@@ -206,6 +208,16 @@ class HookedRun(LoopHooks):
             )
         kept_as = check_dtype(dtype)
         recorder = Recorder(pos_slice=pos_slice, device=device, dtype=kept_as, gradients=incl_bwd)
+        if isinstance(inputs, torch.Tensor) and inputs.dim() > 1:  # else refused where it is read
+            need_room(
+                wanted,
+                len(inputs),
+                inputs.shape[1],
+                recorder.kept_positions(inputs.shape[1]),
+                dtype=kept_as or self.dtype,
+                device=torch.device(inputs.device if device is None else device),
+                gradients=incl_bwd,
+            )
         points = self._hooked(total, told=self._told(n_loops))
         taps = Taps(points, wanted, recorder)
         out = self._run(inputs, n_loops, span, state, position_offset, return_type, taps)

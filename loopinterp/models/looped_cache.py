@@ -16,7 +16,8 @@ from loopinterp.models.run_inputs import check_dtype
 from loopinterp.models.run_readout import RunReadout
 from loopinterp.models.sites import AddressBook, Index, resolve_index
 from loopinterp.models.strict_hooks import LoopHooks
-from loopinterp.models.transformer_lens_names import DIRECT_WRITES, Needs, TransformerLensNames
+from loopinterp.models.transformer_lens_names import DIRECT_WRITES, Needs
+from loopinterp.models.way_back import WalksBack
 from loopinterp.short_repr import as_table
 
 if TYPE_CHECKING:
@@ -275,12 +276,13 @@ class LoopedCache(ActivationCache):
             True
         """
         model = self.model
-        if not isinstance(model, TransformerLensNames):
+        if not isinstance(model, WalksBack):
             raise InputError(
                 "logit_attribution",
-                expected="a model of ours, whose norms and writers it takes apart",
-                given=f"the cache of {type(model).__name__}",
-                fix="Patch or ablate the parts instead.",
+                expected="a model that says how a logit's direction comes back through it",
+                given=f"the cache of {type(model).__name__}, which does not",
+                fix="Write _loop_back and _readout_back beside its _loop and _readout, or patch "
+                "and ablate the parts instead.",
             )
         if self.readout is None:
             raise InputError(

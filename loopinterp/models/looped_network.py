@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from loopinterp.models.site_map import SiteMap
+    from loopinterp.models.way_back import WayBack
 
 
 class LoopedNetwork(LoopHooks):
@@ -241,6 +242,24 @@ class LoopedNetwork(LoopHooks):
             h = self.ln_loop(h, tap, "ln_loop")
         return h
 
+    def _loop_back(self, way: WayBack, loop: int) -> None:
+        """A logit's direction from after a loop to before it."""
+        injection = self.config.injection
+        way.stand(loop=loop)
+        if self.ln_loop is not None:
+            way.through_norm("ln_loop", self.ln_loop.weight, self.ln_loop.bias, name="loop norm")
+        if injection == "gated_output":
+            way.write("injection", way.read("hook_injection"))
+        for k in reversed(range(len(self.block))):
+            way.stand(loop=loop, layer=k)
+            self.block[k].back(way)  # type: ignore[operator]
+        way.stand(loop=loop)
+        # Injected into sublayers, the input reaches the stream through what they write alone.
+        if injection in ("input", "concat"):
+            way.write("injection", way.read("hook_injection"))
+        if self.recall is not None:
+            way.through_linear(self.recall.state.weight)
+
     # The readout
 
     def _readout(
@@ -253,3 +272,14 @@ class LoopedNetwork(LoopHooks):
         if self.ln_final is not None:
             h = self.ln_final(h, taps.at("top"), "ln_final")
         return self.unembedding(h)
+
+    def _readout_back(self, way: WayBack) -> None:
+        """A logit's direction from the logits to the state that they are read from."""
+        way.through_unembedding(self.unembedding.weight, self.unembedding.bias)
+        if self.ln_final is not None:
+            way.through_norm(
+                "ln_final", self.ln_final.weight, self.ln_final.bias, name="final norm"
+            )
+        for k in reversed(range(len(self.coda))):
+            way.stand(layer=k)
+            self.coda[k].back(way)  # type: ignore[operator]

@@ -162,6 +162,15 @@ class Recorder:
             self._live[address] = x
         self.kept[address.name] = self._keep(address, x)
 
+    def kept_positions(self, n_pos: int) -> int:
+        """How many of so many positions are kept."""
+        if self._slice is None:
+            return n_pos
+        try:
+            return self._slice.apply(torch.arange(n_pos)).numel()
+        except IndexError:  # none, which is refused where the first is kept
+            return 0
+
     def readout(self, *, by_example: bool) -> RunReadout:
         """How the run ended that was recorded."""
         assert self.last is not None

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from loopinterp.models.model_config import LoopedTransformerConfig
+    from loopinterp.models.way_back import WayBack
 
 ACTIVATIONS: dict[str, Callable[..., torch.Tensor]] = {
     "relu": F.relu,
@@ -185,6 +186,24 @@ class Layer(nn.Module):
         if ln2 is not None and self.norms_sum:
             h = ln2(h, tap, "ln2")
         return tap("hook_resid_post", h)
+
+    def back(self, way: WayBack) -> None:
+        """A logit's direction from after the layer to before it: each sublayer is a branch."""
+        if self.norms_sum:
+            self._norm_back(way, "ln2")
+        way.write("mlp", way.read("hook_mlp_out"))
+        if self.norms_sum:
+            self._norm_back(way, "ln1")
+        with way.aside():
+            if self.ln1_post is not None:
+                self._norm_back(way, "ln1_post")
+            if self.attn_gate is not None:
+                way.through_scale(way.read("hook_attn_gate"))
+            way.write_heads(self.attn.out.weight, self.attn.out.bias)
+
+    def _norm_back(self, way: WayBack, name: str) -> None:
+        norm = getattr(self, name)
+        way.through_norm(name, norm.weight, norm.bias)
 
     def _forks(self, h: Tensor, e: Tensor | None, tap: Tap) -> list[Tensor | None]:
         """What queries, keys and values read, head by head, where somebody changes just that.

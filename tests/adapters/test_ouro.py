@@ -27,3 +27,10 @@ def test_layers_with_a_sliding_window_are_refused() -> None:
     published.config.layer_types = ["full_attention", "sliding_attention"]
     with pytest.raises(InputError, match="sliding"):
         adapt(published)
+
+
+def test_angles_that_were_lost_in_loading_are_refused() -> None:
+    published = ouro.tiny()
+    published.model.rotary_emb.inv_freq.zero_()
+    with pytest.raises(InputError, match=r"rotary_emb\.inv_freq = \[0\.0, 0\.0, 0\.0, 0\.0\] …"):
+        adapt(published)

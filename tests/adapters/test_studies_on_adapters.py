@@ -117,6 +117,55 @@ def test_a_patching_sweep_is_what_hooks_do(name: str, component: str) -> None:
 
 
 @every
+def test_a_state_of_one_prompt_in_the_run_of_another(name: str) -> None:
+    model, tokens, n_loops = adapted(name), tokens_of(name, batch=4, n_pos=5), 3
+    each = torch.full((4,), n_loops)
+    batch = Batch(tokens, model(tokens, n_loops=n_loops).argmax(-1), each, each)
+    places, loops = torch.tensor([[1], [4]]), torch.tensor([1, 2])
+    pairs = circuits.InterchangePairs.of(
+        batch,
+        base=torch.tensor([0, 1]),
+        source=torch.tensor([2, 3]),
+        positions=places,
+        loop=loops,
+    )
+    run = circuits.InterchangeRun(model, pairs)
+    changed = run.interchange()
+    states = model(tokens, n_loops=n_loops, return_type="states")
+    for k, (base, source) in enumerate(((0, 2), (1, 3))):
+        loop, place = int(loops[k]), int(places[k])
+        state = states[loop, base : base + 1].clone()
+        state[:, place] = states[loop, source, place]
+        by_hand = model(
+            tokens[base : base + 1],
+            n_loops=n_loops,
+            start_at_loop=loop,
+            state=state,
+            return_type="all_logits",
+        )
+        answers = by_hand.argmax(-1)[:, 0]  # [delay, pos]
+        assert torch.equal(changed[k, : n_loops - loop + 1], answers)
+        assert torch.equal(run.base[k, n_loops - loop], batch.targets[base])
+
+
+@every
+def test_without_what_one_loop_writes_it_is_the_run_in_which_hooks_write_nothing(name: str) -> None:
+    model, batch = adapted(name), _batch(name)
+    parts = [part for part in ("attn_out", "mlp_out") if f"hook_{part}" in model.addresses().kinds]
+    found = circuits.ablation_study(
+        model, batch, components=parts, kinds=("zero",), when=("one",), together=True
+    )
+    agrees = found.data["agreement"].sel(part="all of them", pos="all", estimate="value").squeeze()
+    clean = model(batch.inputs).argmax(-1)
+    for loop in range(model.n_loops):
+        sites = [model.site(part, loop=loop, layer=slice(None)) for part in parts]
+        hooks = [(sites, lambda x, hook: torch.zeros_like(x))]
+        answers = model.run_with_hooks(batch.inputs, fwd_hooks=hooks).argmax(-1)
+        share = (answers == clean).all(1).double().mean().item()
+        assert agrees.sel(when=f"loop {loop}").item() == pytest.approx(share)
+
+
+@every
 def test_layers_of_a_block_have_their_limits(name: str) -> None:
     from loopinterp.dynamics.layer_cycles import layer_limits
 

@@ -149,7 +149,9 @@ def test_without_programs_or_targets_the_rest_is_there(model: LoopedTransformer)
     found = explore(model, tokens, n_loops=2, examples=2, words=["a", "b", "c", "d", "e"])
     assert found.tokens == [["e", "d", "b"], ["e", "a", "c"]] and found.n_examples == 3
     assert (found.data["target"] == -1).all() and "variable" not in found.data
-    assert found.findings() == [] and found.said == ["", ""]
+    (finding,) = found.findings()
+    assert finding.text == "The model reads the state after each loop."
+    assert found.said == ["", ""]
 
 
 def test_only_the_largest_weights_are_kept_where_there_are_many(

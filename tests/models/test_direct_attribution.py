@@ -12,7 +12,12 @@ import torch
 from torch import Tensor
 
 from loopinterp.errors import HookError, InputError
-from loopinterp.models import LoopedCache, LoopedTransformer, LoopedTransformerConfig
+from loopinterp.models import (
+    LoopedCache,
+    LoopedTransformer,
+    LoopedTransformerConfig,
+    for_logit_attribution,
+)
 from loopinterp.models.model_config import Injection, Norm, NormType
 from loopinterp.rasp import compile_program, rotate
 from tests.models.variants import VARIANTS, build, some_inputs
@@ -277,6 +282,17 @@ def test_the_loop_and_part_that_write_an_answer_of_a_known_program() -> None:
     writes = parts.groupby("loop").sum().sel(loop=range(6)).values != 0
     value = compiled.circuit.decode("prefix", states)  # [loop, batch, pos]
     assert (torch.from_numpy(writes) == (value[1:] != value[:-1])).all()
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_cache_of_what_is_read_is_enough(name: str) -> None:
+    model = jittered(build(name))
+    caches = (
+        model.run_with_cache(inputs(model), n_loops=3, names_filter=chosen)[1]
+        for chosen in (for_logit_attribution, None)
+    )
+    found, expected = (cache.logit_attribution(1, from_loop=0) for cache in caches)
+    assert (found.component == expected.component).all() and abs(found - expected).max() < 1e-9
 
 
 def test_rounding_where_a_difference_is_zero_is_no_fault() -> None:

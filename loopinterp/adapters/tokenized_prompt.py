@@ -1,0 +1,102 @@
+"""A prompt as a published model reads it: in the tokens of its own tokenizer, with their words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, overload
+
+import torch
+
+from loopinterp.errors import InputError
+
+if TYPE_CHECKING:
+    from jaxtyping import Int
+    from torch import Tensor
+
+
+class TokenWords(Sequence[str]):
+    """What each token of a tokenizer says, looked up when it is asked for.
+
+    Spaces before words are left out; a token of nothing but spaces and line ends shows them as a
+    program would write them, and one that is no whole text (a part of a letter) its piece.
+
+    Args:
+        tokenizer: A tokenizer of ``transformers``.
+        n_tokens: Their number; a model may have room for more, which say their number.
+    """
+
+    def __init__(self, tokenizer: Any, n_tokens: int) -> None:
+        self._tokenizer, self._n_tokens = tokenizer, n_tokens
+
+    def __len__(self) -> int:
+        return self._n_tokens
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self[k] for k in range(len(self))[index]]
+        token = range(len(self))[index]
+        piece = self._tokenizer.convert_ids_to_tokens(token)
+        if piece is None:
+            return str(token)
+        text = self._tokenizer.decode([token])
+        if "\ufffd" in text or not text:
+            return str(piece)
+        return text.strip() or repr(text)[1:-1].replace(" ", "␣")
+
+
+def tokenize(tokenizer: Any, prompt: str, *, n_ctx: int | None = None) -> Int[Tensor, "1 pos"]:
+    """The tokens of a prompt, those included that its tokenizer puts around every text.
+
+    Args:
+        tokenizer: A tokenizer of ``transformers``.
+        prompt: The text.
+        n_ctx: Positions at most.
+
+    Raises:
+        InputError: If it has no token, or too many.
+    """
+    tokens = list(tokenizer(prompt)["input_ids"])
+    if not tokens or (n_ctx is not None and len(tokens) > n_ctx):
+        most = "" if n_ctx is None else f", at most {n_ctx}"
+        raise InputError(
+            "prompt",
+            expected=f"a text of one token or more{most}",
+            given=f"{prompt[:40]!r}, of {len(tokens)} tokens",
+            fix="Write some words." if not tokens else "Shorten it.",
+        )
+    return torch.tensor([tokens])
+
+
+def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> Any:
+    """The tokenizer beside a published model, by its name or from its folder.
+
+    Args:
+        name: A model on the Hugging Face hub, or a folder.
+        trust_remote_code: Run the tokenizer's own code, where ``transformers`` has none for it.
+
+    Raises:
+        InputError: If there is none.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+    except Exception as error:  # whatever a damaged or missing file makes of transformers' code
+        raise unreadable("tokenizer", name, error) from error
+
+
+def unreadable(what: str, name: str, error: Exception) -> InputError:
+    """What to say where transformers could not read something."""
+    said = " ".join(str(error).split())
+    if "trust_remote_code" in said:
+        expected = "code that transformers has, or your leave to run the code beside the weights"
+        given, fix = "code of its own", "Read it, and add trust_remote_code (--trust-remote-code)."
+    else:
+        expected = f"a {what} that transformers can read"
+        given = f"{type(error).__name__}: {said[:200]}"
+        fix = "Check the name or folder, and whether it is complete."
+    return InputError(f"{what} of {name}", expected=expected, given=given, fix=fix)
