@@ -38,16 +38,20 @@ const report = (() => {
   const widthOf = (figure) => (printing ? PAPER.width : Math.floor(figure.plot.clientWidth || shownWidth()));
   const layoutOf = (figure) => figureLayout.adapt(figure.spec, widthOf(figure), printing ? PAPER.height : Infinity);
 
-  function loadPlotly() {
-    if (window.Plotly) return;
-    const script = make("script", { textContent: document.getElementById("plotly-source").textContent });
-    document.head.append(script);
+  /* Plotly, the part of it for flat figures or all of it: each is run when a figure first needs it. */
+  const libraries = {};
+  function libraryOf({ element: { dataset: { library } } }) {
+    if (!libraries[library]) {
+      document.head.append(make("script", { textContent: document.getElementById(library).textContent }));
+      libraries[library] = window.Plotly;
+    }
+    return libraries[library];
   }
 
   function draw(figure) {
-    loadPlotly();
+    const library = libraryOf(figure);
     figure.width = widthOf(figure);
-    const method = figure.drawn ? Plotly.react : Plotly.newPlot;
+    const method = figure.drawn ? library.react : library.newPlot;
     const layout = layoutOf(figure);
     figure.drawn = true;
     figure.plot.style.zoom = "";
@@ -171,7 +175,7 @@ const report = (() => {
       layout.legend = { orientation: "h", x: 0, y: 0.99, yanchor: "top", yref: "container" };
       if (layout.coloraxis) layout.coloraxis.showscale = true;
       const image = { data: figure.spec.data, layout, config };
-      return Plotly.downloadImage(image, { format: "svg", width: layout.width, height: layout.height, filename: figure.element.id });
+      return libraryOf(figure).downloadImage(image, { format: "svg", width: layout.width, height: layout.height, filename: figure.element.id });
     });
   }
 
