@@ -7,10 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pandas as pd
 import pytest
 
-from loopinterp.report import write_comparison
+from loopinterp.plotting import LinePanel, Series, line_panels
+from loopinterp.plotting.space import space_figure
+from loopinterp.report import write_comparison, write_results
+from loopinterp.results import Figure, figures_of, findings_of
 from tests.browser.conftest import PHONE, WIDE, Opener, faults_of_accessibility
 from tests.report import synthetic
 
@@ -260,7 +264,7 @@ def test_everything_is_drawn_for_print(fresh: Fresh) -> None:
         f"document.querySelectorAll('figure.card[data-drawn]').length === {N_FIGURES}"
     )
     page.wait_for_function(
-        "[...document.querySelectorAll('.plot')].every((plot) => plot.style.zoom > 0)"
+        "() => [...document.querySelectorAll('.plot')].every((plot) => plot.style.zoom > 0)"
     )
     sizes = page.evaluate(_SIZES)
     assert max(width for width, _ in sizes) <= 641  # what fits on a sheet of paper
@@ -282,7 +286,7 @@ def test_on_paper_nothing_is_cut_off_folded_or_to_be_pressed(fresh: Fresh, schem
     page.evaluate("document.documentElement.dataset.theme = 'dark'")
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     page.wait_for_function(
-        "[...document.querySelectorAll('.plot')].every((plot) => plot.style.zoom > 0)"
+        "() => [...document.querySelectorAll('.plot')].every((plot) => plot.style.zoom > 0)"
     )
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     for name in ("button:not(.legend button)", "input", "select", ".contents", ".links"):
@@ -290,6 +294,34 @@ def test_on_paper_nothing_is_cut_off_folded_or_to_be_pressed(fresh: Fresh, schem
     wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
     assert page.evaluate(wide) <= 0
     assert page.evaluate(_SCROLLED) == []
+
+
+def test_a_figure_in_space_brings_its_own_library_beside_the_flat_ones(
+    browser: Browser, tmp_path: Path
+) -> None:
+    class Spatial(synthetic.Synthetic, kind="spatial"):
+        pass
+
+    way = Series("way", [0, 1], [0, 1])
+    flat = line_panels([LinePanel([way], "y")], x_title="x")
+    space = space_figure([way], {"way": np.array([0, 1])}, titles=["1", "2", "3"])
+    plots = {"Flat": flat, "In space": space, "Flat again": flat}
+    findings_of.register(Spatial, lambda _: [])
+    figures = [Figure(title=title, plot=plot, caption="") for title, plot in plots.items()]
+    figures_of.register(Spatial, lambda _: figures)
+    found = Spatial.of(synthetic.Took(1.0), section="other")
+    opened = Opener(browser, write_results({"a": found}, tmp_path / "page.html", title="x"))()
+    page = opened.page
+    page.evaluate("report.drawAll()")
+    page.wait_for_function(
+        "() => document.querySelectorAll('figure.card[data-drawn]').length === 3"
+    )
+    assert page.locator("figure.card canvas").count() > 0
+    assert page.locator("figure.card .scatterlayer path.js-line").count() == 2
+    page.get_by_role("button", name="Dark colours").click()  # each is drawn again, by its own
+    page.wait_for_timeout(300)
+    assert page.locator("figure.card .scatterlayer path.js-line").count() == 2
+    page.context.close()
 
 
 def test_how_long_the_report_takes_to_open_is_reported(
