@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from loopinterp.circuits.interchange_pairs import InterchangePairs
     from loopinterp.rasp.program import LoopProgram
+    from loopinterp.rasp.trace import Trace
 
 _AT_A_TIME = 2**16
 """Positions of all pairs that go on together."""
@@ -106,12 +107,14 @@ class Prediction(ShortRepr):
         at_a_time = max(_AT_A_TIME // n_pos, 1)
         for start in range(0, len(pairs), at_a_time):
             rows = slice(start, start + at_a_time)
-            # A step knows no loop number, so pairs of different loops go on together.
-            after = self.runs.program.run(
-                pairs.inputs[pairs.base[rows]], n_loops=self.steps, variables=self.state(rows)
-            )
-            found[rows] = after.outputs.transpose(0, 1)
+            found[rows] = self.after(rows).outputs.transpose(0, 1)
         return found
+
+    def after(self, rows: slice) -> Trace:
+        """The program's runs from the exchange on, in some pairs: entry k is k loops after."""
+        inputs = self.pairs.inputs[self.pairs.base[rows]]
+        # A step knows no loop number, so pairs of different loops go on together.
+        return self.runs.program.run(inputs, n_loops=self.steps, variables=self.state(rows))
 
     def state(self, rows: slice) -> dict[str, Int[Tensor, "pair pos"]]:
         """The program's variables right after the exchange, in some of the pairs."""

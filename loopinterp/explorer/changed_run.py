@@ -1,16 +1,16 @@
-"""A run in which one state was changed, to be seen beside the run without it."""
+"""A run in which one state was changed, and what programs say of it, beside the run without it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import torch
 
-from loopinterp.circuits import InterchangePairs, InterchangeRun, Prediction
+from loopinterp.circuits import InterchangePairs, InterchangeRun
 from loopinterp.errors import InputError, check_choice, check_integer
-from loopinterp.explorer.exploration import NOT_SAID
 from loopinterp.explorer.explored_run import ExploredRun, ShownPlane, assemble
 from loopinterp.explorer.interesting_examples import Chosen
+from loopinterp.explorer.predicted_run import explore_prediction
 from loopinterp.models.looped_model import bind
 from loopinterp.models.model_description import describe_model
 from loopinterp.results import study
@@ -18,13 +18,18 @@ from loopinterp.results import study
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
-
     from loopinterp.explorer.exploration import Exploration
     from loopinterp.rasp.program import LoopProgram
     from loopinterp.tasks.task import Batch
 
 PutIn = Literal["interchange", "mean", "zero"]
+
+
+class ChangedRun(NamedTuple):
+    """The run of a model with a state put in, and by name each program's with the same exchange."""
+
+    run: Exploration
+    predicted: dict[str, Exploration]
 
 
 @torch.no_grad()
@@ -41,11 +46,10 @@ def explore_change(
     words: Sequence[str] | None = None,
     symbols: Sequence[str] | None = None,
     ranks: int = 3,
-) -> Exploration:
+) -> ChangedRun:
     """The first example of a batch, with its state at a loop and position changed.
 
-    Up to that loop it is the run without; from there on the interchange engine goes on. Beside the
-    answers stands what each program says of the same interchange.
+    Up to that loop it is the run without; from there on the interchange engine goes on.
 
     Args:
         model: Any looped model.
@@ -55,7 +59,8 @@ def explore_change(
         put_in: The state of the example ``source`` there at that loop, the mean over all examples
             of the batch there, or zeros.
         source: Row of the batch.
-        programs: Programs that read the same tokens; they say something of an interchange alone.
+        programs: Programs that read the same tokens. Each is run with the same exchange made in its
+            own variables; of a mean or of zeros it says nothing.
         plane: The plane that states are shown in; that of the changed run by default.
         words: A word for each token; those of the task by default.
         symbols: A word for each class of the answer, likewise.
@@ -70,12 +75,12 @@ def explore_change(
         >>> from loopinterp.tasks import Addition
         >>> model = compile_program("ripple", max_length=5).model
         >>> batch = Addition().encode([(1, 6), (1, 7)], n=4)    # a carry into bit 1, or none
-        >>> found = explore_change(
+        >>> run, predicted = explore_change(
         ...     model, batch, loop=3, pos=2, programs=[get_program("ripple")])
-        >>> found.data["answer"][0, 3, :, 0].values.tolist()    # 1 + 6 = 7, its bit 1 exchanged
+        >>> run.data["answer"][0, 3, :, 0].values.tolist()    # 1 + 6 = 7, its bit 1 exchanged
         [0, 1, 0, 1, 0]
-        >>> bool((found.data["variable"] == found.data["implied"])[0, 0, 3:, 1:].all())
-        True
+        >>> predicted["ripple"].data["answer"][0, 3, 1:, 0].values.tolist()
+        [1, 0, 1, 0]
     """
     check_choice("put_in", put_in, get_args(PutIn))
     n_loops = int(batch.n_loops.max())
@@ -113,12 +118,11 @@ def explore_change(
         changed = ExploredRun(
             one, [first], bind(model, one.inputs), enumerate(states), ranks=ranks, words=words
         )
-        predicted = [] if put_in != "interchange" else programs
-        return assemble(
+        found = assemble(
             watch,
             [changed],
             plane or ShownPlane.of([changed], None),
-            variables={f"{p.name} predicts": [_predicted(p, pairs, changed)] for p in predicted},
+            variables={},
             patterns=None,
             inner=None,
             symbols=symbols,
@@ -127,6 +131,9 @@ def explore_change(
             missing={"attention": "it is shown of the run without the change alone"},
             n_examples=len(batch),
         )
+    said_of = programs if put_in == "interchange" else ()
+    predicted = {p.name: explore_prediction(p, run, changed, found.symbols) for p in said_of}
+    return ChangedRun(found, predicted)
 
 
 def _pairs(batch: Batch, loop: int, pos: int, source: int, n_loops: int) -> InterchangePairs:
@@ -140,19 +147,6 @@ def _pairs(batch: Batch, loop: int, pos: int, source: int, n_loops: int) -> Inte
         loop=when[None],
         n_loops=n_loops,
     )
-
-
-def _predicted(
-    program: LoopProgram, pairs: InterchangePairs, run: ExploredRun
-) -> tuple[np.ndarray, np.ndarray]:
-    """What a program answers, with the exchange from its loop on; and what the model does."""
-    loop = int(pairs.loop[0])
-    cpu = pairs.to("cpu")
-    before = program.trace(cpu.inputs[:1], n_loops=run.n_loops).outputs[:loop, 0]
-    said = torch.cat([before, Prediction(program, cpu).exchanged[0].long()])
-    asked = torch.from_numpy(run.asked[:, None])
-    answered = torch.from_numpy(run.answer[..., 0])
-    return said[None].numpy(), answered.where(asked, NOT_SAID).numpy()
 
 
 def _reason(put_in: str) -> str:

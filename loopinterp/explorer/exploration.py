@@ -15,6 +15,9 @@ NOT_SAID = -32768
 class Exploration(Result, kind="exploration"):
     """What :func:`explore` returns.
 
+    It is of a model, or of a program, which has answers and variables alone; an answer of -1 is
+    then one that it leaves open.
+
     Examples may be of several lengths: beyond ``n_pos`` positions and ``n_loops`` loops of an
     example, answers and targets are -1, numbers NaN and attention 0. Loop 0 is the initial state;
     attention at loop t is that by which the state after t loops was made, and 0 at loop 0.
@@ -48,7 +51,7 @@ class Exploration(Result, kind="exploration"):
         tokens: What stands at each position of each example.
         n_classes: Classes of the readout.
         symbols: A word for each class that is shown, by its number.
-        axes: What the two axes of the plane are.
+        axes: What the two axes of the plane are, where there is one.
         missing: What the model cannot give, and why, as a clause.
         n_examples: Examples among which these were chosen.
         lens: What answers are read through: "coda", the model's own readout, "logit", "tuned" or
@@ -67,7 +70,8 @@ class Exploration(Result, kind="exploration"):
         **dict.fromkeys(("variable", "implied"), "name example loop pos"),
     }
     OPTIONAL: ClassVar = frozenset(
-        {"inner_answer", "inner_probability", "key", "attention", "variable", "implied"}
+        {"probability", "entropy", "moved", "plane", "inner_answer", "inner_probability"}
+        | {"key", "attention", "variable", "implied"}
     )
 
     asks: str

@@ -37,8 +37,8 @@ class ExplorerWidget(anywidget.AnyWidget):
     """The explorer of the report, with the model behind it.
 
     Beside what the report has, an example can be typed, and a state put in at the chosen loop and
-    position: that of another example, the mean over those shown, or zeros. The run with it stands
-    beside the run without, with what each program predicts of the same interchange.
+    position: that of another example, the mean over those shown, or zeros. Beside the run without
+    it stand the run with it, and what a program, one of those given, says of the same exchange.
 
     Args:
         model: Any looped model.
@@ -113,7 +113,7 @@ class ExplorerWidget(anywidget.AnyWidget):
         example: int = 0,
         source: int = 1,
     ) -> None:
-        """Show the run of an example with a state put in beside the run without.
+        """Show the run of an example with a state put in, and what programs say of it.
 
         Args:
             loop: After so many loops.
@@ -138,12 +138,17 @@ class ExplorerWidget(anywidget.AnyWidget):
         others = [k for k in range(last + 1) if k != example]
         rows = [example, *(others if value == "mean" else [min(source, last)])]
         batch = self._batch[torch.tensor(rows, device=self._batch.inputs.device)]
-        found = explore_change(
+        found, predicted = explore_change(
             self._model, batch, loop=loop, pos=pos, put_in=value, programs=self._programs
         )
         detail = found.details[0].replace("example 2", f"example {source + 1}")
         data = page_data(found)
         data["examples"][0]["detail"] = detail
+        # A program of which nothing is there has nothing to say.
+        said = {p.name: predicted.get(p.name) for p in self._programs}
+        data["predicted"] = {
+            name: None if one is None else page_data(one) for name, one in said.items()
+        }
         self.changed = data
 
     def _show(self, batch: Batch) -> None:

@@ -18,7 +18,13 @@ if TYPE_CHECKING:
 SHARE = 65535
 """A share of 1 as the page has it: shares are 16-bit integers."""
 
-_MODULES = ("explorer_data.js", "explorer_state.js", "explorer_drawing.js", "explorer.js")
+_MODULES = (
+    "explorer_data.js",
+    "explorer_state.js",
+    "explorer_drawing.js",
+    "explorer_files.js",
+    "explorer.js",
+)
 """The component's modules, each after those that it imports."""
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from loopinterp.rasp.program import LoopProgram
+    from loopinterp.rasp.trace import Trace
 
 _MOST_VALUES = 16
 """A variable of more values than this is shown without what answers imply."""
@@ -27,6 +28,7 @@ def program_values(
     inputs: Int[Tensor, "batch pos"],
     answers: Int[Tensor, "loop batch pos"],
     asked: Bool[Tensor, "batch pos"],
+    run: Trace | None = None,
 ) -> Iterator[tuple[str, Int[Tensor, "loop batch pos"], Int[Tensor, "loop batch pos"]]]:
     """Each variable of a program and its answer: name, value, and what the model's answer implies.
 
@@ -34,6 +36,13 @@ def program_values(
     which the program, all its other variables left as they are, would answer as the model does; the
     answer is its own implication. Where the program's answer at a position depends on variables
     elsewhere, none is.
+
+    Args:
+        program: The program.
+        inputs: Its inputs.
+        answers: The model's, after 0, 1, … loops.
+        asked: Where one is asked for.
+        run: The program's run, where it is another than the undisturbed one.
 
     Example:
         >>> from loopinterp.rasp import get_program
@@ -44,7 +53,7 @@ def program_values(
         ('ripple.carry', [[0, 0, 0], [0, 0, 1]], [0, 1])
     """
     n_loops = len(answers) - 1
-    trace = program.trace(inputs, n_loops=n_loops)
+    trace = run or program.trace(inputs, n_loops=n_loops)
     # Every loop of every example as an example of its own: one run for each value.
     tokens = inputs.repeat(n_loops + 1, 1)
     held = {name: values.flatten(0, 1) for name, values in trace.variables.items()}

@@ -47,7 +47,8 @@ def fragment(graph: GraphParts) -> str:
     shown = {node.kind for node in graph.nodes}
     key = "".join(f'<li class="{kind}">{_KEY[kind]}</li>' for kind in KINDS if kind in shown)
     code = (
-        f'<pre class="circuit-code" tabindex="0" aria-label="The program, as code"><code>'
+        '<pre class="circuit-code" tabindex="0" role="group" aria-label="The program, as code: '
+        'its names choose nodes, the arrow keys go from one to the next"><code>'
         f"{escape(graph.code)}</code></pre>"
         if graph.code
         else ""
@@ -58,7 +59,9 @@ def fragment(graph: GraphParts) -> str:
         '<div class="circuit" data-view="folded"><div class="circuit-bar">'
         f'<div class="circuit-views" role="group" aria-label="Loops">{views}</div>'
         f'<ul class="circuit-key" aria-label="Colours">{key}</ul>'
-        '<button type="button" class="circuit-image">Image (SVG)</button></div>'
+        '<span class="circuit-files">'
+        '<button type="button" class="circuit-image">Image (SVG)</button>'
+        '<button type="button" class="circuit-data">Data (JSON)</button></span></div>'
         f'<div class="circuit-body"><div class="circuit-drawing">{svgs}</div>'
         '<div class="circuit-side">'
         f'<div class="circuit-facts" aria-live="polite"><p>{_ASK}</p></div>'

@@ -15,10 +15,15 @@ from loopinterp.explorer.page_data import page_json, read_asset, script
 from loopinterp.plotting.circuit_html import assets, fragment
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import pandas as pd
 
     from loopinterp.explorer import Exploration
     from loopinterp.plotting.circuit_graph import CircuitGraph
+
+FLAT = frozenset({"bar", "box", "contour", "heatmap", "histogram", "scatter", "violin"})
+"""Kinds of traces that the part of Plotly in ``vendor/`` draws."""
 
 _COMPRESS_ABOVE = 400_000
 _LARGEST = 2_000_000
@@ -38,6 +43,26 @@ def figure_json(figure: Any) -> Markup:
     """A Plotly figure as JSON that cannot end its own script tag."""
     text = str(figure.to_json())
     return Markup(text.replace("<", "\\u003c"))  # escaped above, or our own file
+
+
+def plotly_scripts(flat: Iterable[bool]) -> dict[str, Markup]:
+    """The scripts that draw figures, by their names in the page: of flat ones, and of others.
+
+    Example:
+        >>> list(plotly_scripts([True, False, True])), plotly_scripts([])
+        (['plotly-flat', 'plotly-whole'], {})
+    """
+    from plotly.offline import get_plotlyjs
+
+    needed, found = set(flat), {}
+    if True in needed:
+        file = (
+            files("loopinterp.report") / "vendor" / "plotly-cartesian" / "plotly-cartesian.min.js"
+        )
+        found["plotly-flat"] = Markup(file.read_text(encoding="utf-8"))  # their own file, unchanged
+    if False in needed:
+        found["plotly-whole"] = Markup(get_plotlyjs())  # as Python's plotly ships it
+    return found
 
 
 def graph_html(graph: CircuitGraph) -> Markup:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from loopinterp.errors import InputError
 from loopinterp.explorer import Exploration
-from loopinterp.report.assets import exploration_json
+from loopinterp.report.assets import exploration_json, plotly_scripts
 from loopinterp.report.compared_curves import compared_figures
-from loopinterp.report.html_report import need_page, plotly_script, render_page
+from loopinterp.report.html_report import need_page, render_page
 from loopinterp.report.report_data import Tables, embedded, tables_of
 from loopinterp.report.run_record import RunRecord, read_run
 from loopinterp.report.section_contents import figure_views
@@ -118,7 +118,7 @@ def _render(records: dict[str, RunRecord]) -> str:
         said=_said(tables["findings"], runs),
         problems=problems,
         data=embedded(tables),
-        plotly_script=plotly_script(),
+        plotly_scripts=plotly_scripts(view.flat for view in figures),
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from markupsafe import Markup
 
 from loopinterp.errors import InputError
-from loopinterp.report.assets import asset, explorer_asset, graph_assets
+from loopinterp.report.assets import asset, explorer_asset, graph_assets, plotly_scripts
 from loopinterp.report.how_it_was_made import made_figures, seconds, setting_groups
 from loopinterp.report.report_data import embedded, tables_of
 from loopinterp.report.run_record import RunRecord, read_run
@@ -129,13 +129,6 @@ def render_page(template: str, **context: Any) -> str:
     return environment.get_template(template).render(**context)
 
 
-def plotly_script() -> Markup:
-    """The script that draws figures: plotly's own file, as it ships it."""
-    from plotly.offline import get_plotlyjs
-
-    return Markup(get_plotlyjs())
-
-
 def tidy(text: str) -> str:
     """Keep a number and its unit on one line.
 
@@ -162,8 +155,9 @@ def _context(record: RunRecord) -> dict[str, Any]:
     made, undrawn = made_figures(record)
     made_views = figure_views(made, undrawn, itertools.count(1))
     shown = {view.section.key for view in sections}
-    drawn = (made_views and record.is_run) or any(v.figures or v.folds for v in sections)
-    graphs = [view for section in sections for view in section.all_figures if view.html]
+    views = [view for section in sections for view in section.all_figures]
+    graphs = [view for view in views if view.html]
+    drawn = [view for view in views if not view.html] + (made_views if record.is_run else [])
     return {
         "record": record,
         "problems": [*record.problems, *problems, *undrawn],
@@ -188,7 +182,7 @@ def _context(record: RunRecord) -> dict[str, Any]:
         "settings": setting_groups(record.config),
         "versions": _versions(record),
         "data": embedded(tables_of({record.name: record})),
-        "plotly_script": plotly_script() if drawn else "",
+        "plotly_scripts": plotly_scripts(view.flat for view in drawn),
     }
 
 

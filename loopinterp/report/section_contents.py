@@ -12,6 +12,7 @@ from markupsafe import Markup
 from loopinterp.explorer import Exploration
 from loopinterp.plotting.circuit_graph import CircuitGraph
 from loopinterp.report.assets import (
+    FLAT,
     Download,
     exploration_json,
     figure_json,
@@ -44,6 +45,7 @@ class FigureView:
     json: Markup
     download: Download | None
     html: Markup = EMPTY
+    flat: bool = True
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,9 @@ def figure_views(
                 html = graph_html(figure.plot.with_facts(evidence or {}))
                 views.append(FigureView(anchor, figure, EMPTY, download, html))
             else:
-                views.append(FigureView(anchor, figure, figure_json(figure.plot), download))
+                flat = {trace.type for trace in figure.plot.data} <= FLAT
+                json = figure_json(figure.plot)
+                views.append(FigureView(anchor, figure, json, download, flat=flat))
         except Exception as error:  # whatever a damaged value makes of Plotly's and pandas' code
             problems.append(
                 f"The figure {figure.title!r} has values that cannot be shown "

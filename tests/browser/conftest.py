@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 WIDE, PHONE = 1440, 390
+_AXE = Path(__file__).parent / "vendor" / "axe-core" / "axe.min.js"
 _QUIET = [
     "--no-sandbox",
     "--disable-gpu",
@@ -35,6 +36,14 @@ class OpenPage:
     def hear(self, kind: str, text: str) -> None:
         if kind in ("error", "warning"):
             self.complaints.append(text)
+
+
+def faults_of_accessibility(page: Page) -> list[tuple[str, list[str]]]:
+    """What axe finds, light or grave, on a whole page with its folds open: rule, and where."""
+    page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+    page.evaluate(_AXE.read_text())
+    found: list[dict[str, Any]] = page.evaluate("axe.run().then((all) => all.violations)")
+    return [(one["id"], [str(node["target"]) for node in one["nodes"]]) for one in found]
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from loopinterp.plotting import CircuitGraph, GraphEdge, GraphNode
 from loopinterp.rasp import draw_program, get_program, list_programs
 from loopinterp.report import write_circuit_page
 from loopinterp.report.assets import graph_assets, graph_html
-from tests.browser.conftest import PHONE, WIDE, Opener
+from tests.browser.conftest import PHONE, WIDE, Opener, faults_of_accessibility
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -33,7 +34,8 @@ _FAULTS = """() => [...document.querySelectorAll('.circuit')].flatMap((root) => 
   const rest = root.querySelectorAll('.circuit-bar *, .circuit-side > *');
   for (const part of [...nodes, ...words, ...rest]) {
     const box = size(part);
-    if (box.left < card.left - 1 || box.right > card.right + 1) found.push(`${name(part)} is out`);
+    const out = box.left < card.left - 1 || box.right > card.right + 1;
+    if (box.width && out) found.push(`${name(part)} is out`);
   }
   words.forEach((word, k) => {
     const a = size(word);
@@ -121,6 +123,49 @@ def test_a_name_in_the_code_chooses_its_node(page: Page) -> None:
     )
 
 
+def test_names_in_the_code_are_buttons_of_the_keyboard(page: Page) -> None:
+    names = page.locator(".circuit-code [data-name]")
+    focused = "document.activeElement"
+    page.locator(".circuit-code").focus()
+    page.keyboard.press("Tab")
+    assert page.evaluate(f"{focused}.dataset.name") == names.first.get_attribute("data-name")
+    for _ in range(names.count()):
+        if page.evaluate(f"{focused}.dataset.name") == "age":
+            break
+        page.keyboard.press("ArrowRight")
+    assert page.evaluate(f"[{focused}.role, {focused}.ariaLabel]") == ["button", "age, variable"]
+    page.keyboard.press(" ")
+    chosen = page.locator(".folded.wide .node[aria-pressed=true]")
+    assert chosen.get_attribute("data-node") == "age"
+    assert page.get_by_role("button", name="age, variable", pressed=True).count() > 0
+    page.keyboard.press("Enter")
+    assert chosen.count() == 0
+    page.keyboard.press("Enter")
+    page.keyboard.press("Escape")
+    assert chosen.count() == 0
+    # One stop for the tab key: the next is out of the program.
+    page.keyboard.press("Tab")
+    assert page.evaluate(f"{focused}.closest('.circuit-code')") is None
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_its_page_has_no_fault_of_accessibility_and_can_be_printed(
+    browser: Browser, tmp_path: Path, scheme: str
+) -> None:
+    path = write_circuit_page(draw_program(get_program("ripple_held_2")), tmp_path / "c.html")
+    opened = Opener(browser, path)(PHONE, scheme=scheme)
+    page = opened.page
+    page.locator(".folded.narrow .node").first.click()
+    assert faults_of_accessibility(page) == []
+    page.set_viewport_size({"width": 680, "height": 1009})
+    page.emulate_media(media="print")
+    assert page.locator("button:visible").count() == 0
+    assert page.evaluate(_FAULTS) == []
+    code = page.locator(".circuit-code")
+    assert code.evaluate("(node) => node.scrollHeight <= node.clientHeight + 1")
+    page.context.close()
+
+
 def test_unfolded_a_node_of_one_loop_is_chosen_alone(page: Page) -> None:
     page.get_by_role("button", name="8 loops").click()
     page.locator(".unfolded.wide .node[data-key='3:carry']").click()
@@ -137,6 +182,11 @@ def test_the_drawing_is_saved_as_a_file(page: Page) -> None:
     assert waiting.value.suggested_filename == "ripple_held_2-folded.svg"
     image = waiting.value.path().read_text()
     assert image.startswith("<svg") and ".circuit-svg" in image and "shift_1" in image
+    with page.expect_download() as waiting:
+        page.get_by_role("button", name="Data (JSON)").click()
+    assert waiting.value.suggested_filename == "ripple_held_2.json"
+    graph = draw_program(get_program("ripple_held_2"))
+    assert json.loads(waiting.value.path().read_text()) == json.loads(graph.to_json())
 
 
 def test_hostile_names_stay_text(browser: Browser, tmp_path: Path) -> None:
@@ -157,6 +207,7 @@ def test_the_circuit_of_the_report_takes_the_colours_of_the_page(opener: Opener)
         page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
         page.locator(".with-circuit .node").first.wait_for(state="attached")
         assert page.evaluate(_FAULTS) == []
+        page.locator(".with-circuit .wide .node").first.click()
         shades.add(
             page.evaluate("getComputedStyle(document.querySelector('.circuit-svg .box')).fill")
         )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -16,7 +18,7 @@ from loopinterp.explorer import Exploration, explore
 from loopinterp.models import LoopedTransformer
 from loopinterp.report import write_results
 from loopinterp.zoo import load_pretrained
-from tests.browser.conftest import PHONE, WIDE, Opener, OpenPage
+from tests.browser.conftest import PHONE, WIDE, Opener, OpenPage, faults_of_accessibility
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -24,14 +26,13 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.browser
 
 BITS = 48
-AXE = Path(__file__).parent / "vendor" / "axe-core" / "axe.min.js"
 HOSTILE = ["</script><script>boom()</script>", "<img src=x onerror=boom()>", "\u202eabc\u0000"]
 
 # What is written on the page after each selection.
 _READ = """(selections) => selections.map((set) => {
   const root = document.querySelector('.explorer');
   root.explorer.select(set);
-  const rows = (name) => [...root.querySelectorAll(`section[aria-label="${name}"] tbody tr`)]
+  const rows = (name) => [...root.querySelectorAll(`.x-panel[aria-label="${name}"] tbody tr`)]
     .map((row) => [...row.cells].map((cell) => cell.textContent));
   return { answers: rows('Answers'), looks: rows('Attention'), programs: rows('Programs'),
            facts: [...root.querySelectorAll('.x-facts dd')].map((one) => one.textContent),
@@ -47,6 +48,14 @@ _FRAMES = """async () => {
     explorer.dispatch({ by: { loop: step < 49 ? 1 : -1 } });
   }
   return [1000 * (times.length - 1) / (times.at(-1) - times[0]), explorer.state.loop];
+}"""
+
+
+# A finger that goes over the grid, and two frames in which something could be drawn.
+_FINGER = """async ([clientX, clientY]) => {
+  const at = { pointerType: 'touch', bubbles: true, clientX, clientY };
+  document.querySelector('.x-scroll canvas').dispatchEvent(new PointerEvent('pointermove', at));
+  for (let frame = 0; frame < 2; frame++) await new Promise(requestAnimationFrame);
 }"""
 
 
@@ -183,21 +192,94 @@ def test_a_cell_that_is_clicked_is_selected(explorer: Opener, width: int) -> Non
     page.context.close()
 
 
+def test_a_pointer_shows_a_cell_without_choosing_it(page: Page) -> None:
+    shown = "() => document.querySelector('.x-panel[aria-label=State] .x-plane').ariaLabel"
+    state = "document.querySelector('.explorer').explorer.state"
+    page.evaluate("document.querySelector('.explorer').explorer.select({ loop: 2, pos: 3 })")
+    canvas = page.locator(".x-scroll canvas")
+    canvas.scroll_into_view_if_needed()
+    box = canvas.bounding_box()
+    assert box
+    chosen, live = page.evaluate(shown), page.locator(".x-sr").inner_text()
+    before = page.evaluate(state)
+    there = box["x"] + 7.5 * box["width"] / (BITS + 1), box["y"] + box["height"] - 3
+    page.mouse.move(*there)
+    page.wait_for_function(f"(old) => ({shown})() !== old", arg=chosen)
+    assert page.evaluate(shown).startswith(f"State of position 7 after loop {BITS + 1} ")
+    assert page.evaluate(state) == before and page.locator(".x-sr").inner_text() == live
+    page.mouse.move(box["x"] - 200, 5)
+    page.wait_for_function(f"(old) => ({shown})() === old", arg=chosen)
+    # A finger that passes over it looks at nothing; a key after a look goes on from what is chosen.
+    page.evaluate(_FINGER, [there[0] + 40, there[1]])
+    assert page.evaluate(shown) == chosen
+    page.mouse.move(*there)
+    page.wait_for_function(f"(old) => ({shown})() !== old", arg=chosen)
+    page.locator(".x-scroll").press("ArrowDown")
+    assert page.evaluate(shown).startswith("State of position 3 after loop 3 ")
+    page.locator(".x-scroll").press("ArrowUp")
+    # Playing goes on under a pointer that lies on a cell, and the pointer shows nothing then.
+    page.mouse.move(there[0], there[1] - 30)
+    page.wait_for_function(f"(old) => ({shown})() !== old", arg=chosen)
+    page.locator(".x-scroll").press(" ")
+    page.wait_for_function(f"() => {state}.loop > 3")
+    page.mouse.move(there[0] + 2, there[1] - 1)
+    page.wait_for_function(f"() => {state}.loop > 5")
+    assert "position 3" in page.evaluate(shown) and page.evaluate(state)["playing"]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_on_paper_the_chosen_example_is_a_grid_of_lines_with_its_caption(
+    explorer: Opener, scheme: str
+) -> None:
+    opened = explorer(scheme=scheme)
+    page = ready(opened)
+    page.evaluate("document.querySelector('.explorer').explorer.select({ example: 2, loop: 7 })")
+    page.set_viewport_size({"width": 680, "height": 1009})
+    page.emulate_media(media="print")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    shown = page.locator(".explorer > :visible")
+    assert shown.count() == 1
+    box = shown.locator("svg").bounding_box()
+    assert box and box["width"] <= 680 and box["height"] <= 1009
+    assert shown.locator("svg rect").count() > (BITS + 1) * (BITS + 2)
+    # Light whatever the screen has: the paper's own white, and words that are dark.
+    assert shown.locator("svg > rect").first.get_attribute("fill") == "rgb(255, 255, 255)"
+    assert shown.locator("p").inner_text().startswith("Example 3. ")
+    assert "Framed: loop 7, position" in shown.locator("p").inner_text()
+    assert opened.complaints == []
+    page.context.close()
+
+
+def test_what_is_shown_is_saved_as_images_and_as_data(page: Page) -> None:
+    page.evaluate("document.querySelector('.explorer').explorer.select({ loop: 9, pos: 3 })")
+    texts = {}
+    for name in ("Image (SVG)", "State's way (SVG)", "Data (CSV)", "Attention (CSV)"):
+        with page.expect_download() as waiting:
+            page.locator(".explorer").get_by_role("button", name=name, exact=True).click()
+        texts[waiting.value.suggested_filename] = waiting.value.path().read_text()
+    assert [*texts] == [
+        "example-1-loops.svg",
+        "example-1-position-3-state.svg",
+        "example-1.csv",
+        "example-1-attention.csv",
+    ]
+    image, way, table, attention = texts.values()
+    assert image.count("<rect") > BITS * BITS and "NaN" not in image + way
+    cells = pd.read_csv(io.StringIO(table))
+    assert len(cells) == (BITS + 1) * (BITS + 2) and "ripple.carry" in cells
+    weights = pd.read_csv(io.StringIO(attention))
+    sums = weights.pivot_table("weight", ["loop", "head", "position"], aggfunc="sum")
+    np.testing.assert_allclose(sums.to_numpy(), 1, atol=1e-3)
+
+
 @pytest.mark.parametrize(("width", "scheme"), [(WIDE, "light"), (PHONE, "dark")])
-def test_it_fits_and_has_no_serious_fault_of_accessibility(
+def test_it_fits_and_has_no_fault_of_accessibility(
     explorer: Opener, width: int, scheme: str
 ) -> None:
     opened = explorer(width, scheme=scheme)
     page = ready(opened)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    page.evaluate(AXE.read_text())
-    found: list[dict[str, Any]] = page.evaluate("axe.run('.explorer').then((r) => r.violations)")
-    serious = [
-        (one["id"], [node["target"] for node in one["nodes"]])
-        for one in found
-        if one["impact"] in ("serious", "critical")
-    ]
-    assert serious == []
+    assert faults_of_accessibility(page) == []
     assert opened.complaints == []
     page.context.close()
 

@@ -7,11 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pandas as pd
 import pytest
 
-from loopinterp.report import write_comparison
-from tests.browser.conftest import PHONE, WIDE, Opener
+from loopinterp.plotting import LinePanel, Series, line_panels
+from loopinterp.plotting.space import space_figure
+from loopinterp.report import write_comparison, write_results
+from loopinterp.results import Figure, figures_of, findings_of
+from tests.browser.conftest import PHONE, WIDE, Opener, faults_of_accessibility
 from tests.report import synthetic
 
 if TYPE_CHECKING:
@@ -94,6 +98,16 @@ _CONTRASTS = """() => {
 }"""
 
 
+_SIZES = """() => [...document.querySelectorAll('svg.main-svg')]
+  .map((svg) => svg.getBoundingClientRect()).map(({ width, height }) => [width, height])"""
+
+# What has more in it than it shows.
+_SCROLLED = """() => [...document.querySelectorAll('main *')].filter((node) =>
+  ['auto', 'scroll', 'hidden'].includes(getComputedStyle(node).overflowY) && node.clientHeight > 1
+  && (node.scrollHeight > node.clientHeight + 1 || node.scrollWidth > node.clientWidth + 1))
+  .map((node) => node.className || node.tagName)"""
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [WIDE, PHONE])
 def test_every_figure_is_drawn_without_complaint_or_request(
@@ -123,6 +137,13 @@ def test_words_in_figures_can_be_read(opener: Opener, width: int) -> None:
     page = opener.drawn(width).page
     assert page.evaluate(_OVERLAPS) == []
     assert page.evaluate(_SMALLEST) >= 10
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(WIDE, "dark"), (PHONE, "light")])
+def test_the_whole_report_has_no_fault_of_accessibility(
+    opener: Opener, width: int, scheme: str
+) -> None:
+    assert faults_of_accessibility(opener.drawn(width, scheme).page) == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -242,15 +263,65 @@ def test_everything_is_drawn_for_print(fresh: Fresh) -> None:
     page.wait_for_function(
         f"document.querySelectorAll('figure.card[data-drawn]').length === {N_FIGURES}"
     )
-    widths = page.evaluate(
-        "[...document.querySelectorAll('svg.main-svg')].map((svg) => svg.clientWidth)"
+    page.wait_for_function(
+        "() => [...document.querySelectorAll('.plot')].every((plot) => plot.style.zoom > 0)"
     )
-    assert max(widths) <= 660  # what fits on a sheet of paper
+    sizes = page.evaluate(_SIZES)
+    assert max(width for width, _ in sizes) <= 641  # what fits on a sheet of paper
+    assert max(height for _, height in sizes) <= 700
+    assert page.locator("details:not([open])").count() == 0
     tick = "getComputedStyle(document.querySelector('.plot .xtick text')).fill"
     dark_on_white = page.evaluate(tick)
     page.evaluate("dispatchEvent(new Event('afterprint'))")
     page.wait_for_function(f"(fill) => {tick} !== fill", arg=dark_on_white)
     assert page.locator("html").get_attribute("data-theme") is None
+    assert page.locator("details[open]").count() == 0  # as they were
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_on_paper_nothing_is_cut_off_folded_or_to_be_pressed(fresh: Fresh, scheme: str) -> None:
+    page = fresh(scheme=scheme)
+    page.set_viewport_size({"width": 680, "height": 1009})  # an A4 sheet within its margins
+    page.emulate_media(media="print")
+    page.evaluate("document.documentElement.dataset.theme = 'dark'")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    page.wait_for_function(
+        "() => [...document.querySelectorAll('.plot')].every((plot) => plot.style.zoom > 0)"
+    )
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    for name in ("button:not(.legend button)", "input", "select", ".contents", ".links"):
+        assert page.locator(f"{name}:visible").count() == 0, name
+    wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    assert page.evaluate(wide) <= 0
+    assert page.evaluate(_SCROLLED) == []
+
+
+def test_a_figure_in_space_brings_its_own_library_beside_the_flat_ones(
+    browser: Browser, tmp_path: Path
+) -> None:
+    class Spatial(synthetic.Synthetic, kind="spatial"):
+        pass
+
+    way = Series("way", [0, 1], [0, 1])
+    flat = line_panels([LinePanel([way], "y")], x_title="x")
+    space = space_figure([way], {"way": np.array([0, 1])}, titles=["1", "2", "3"])
+    plots = {"Flat": flat, "In space": space, "Flat again": flat}
+    findings_of.register(Spatial, lambda _: [])
+    figures = [Figure(title=title, plot=plot, caption="") for title, plot in plots.items()]
+    figures_of.register(Spatial, lambda _: figures)
+    found = Spatial.of(synthetic.Took(1.0), section="other")
+    opened = Opener(browser, write_results({"a": found}, tmp_path / "page.html", title="x"))()
+    page = opened.page
+    page.evaluate("report.drawAll()")
+    page.wait_for_function(
+        "() => document.querySelectorAll('figure.card[data-drawn]').length === 3"
+    )
+    assert page.locator("figure.card canvas").count() > 0
+    assert page.locator("figure.card .scatterlayer path.js-line").count() == 2
+    page.get_by_role("button", name="Dark colours").click()  # each is drawn again, by its own
+    page.wait_for_timeout(300)
+    assert page.locator("figure.card .scatterlayer path.js-line").count() == 2
+    page.context.close()
 
 
 def test_how_long_the_report_takes_to_open_is_reported(
@@ -277,5 +348,6 @@ def test_runs_side_by_side_fit_the_page_and_are_drawn(
     assert page.evaluate(overflow) <= 0
     assert page.evaluate(_CUT_OFF) == [] and page.evaluate(_OVERLAPS) == []
     assert page.locator(".runs .verdict").count() == 3
+    assert faults_of_accessibility(page) == []
     assert opened.complaints == [] and len(opened.requests) == 1
     page.context.close()

@@ -144,3 +144,17 @@ def test_the_widget_is_stepped_chosen_in_and_asked_in_jupyterlab(page: Page) -> 
     assert first.evaluate(state) == second.evaluate(state) == [6, 3]
     second.scroll_into_view_if_needed()
     keep(page, "side-by-side")
+    assert page.get_by_text("ripple makes no claim").is_visible()
+
+    page.get_by_label("Example", exact=True).scroll_into_view_if_needed()
+    run_until_shown(page, first)
+    first.evaluate("(node) => node.explorer.select({ example: 0, loop: 3, pos: 4 })")
+    page.get_by_role("button", name="Put in here").click()
+    third = page.locator(".explorer").nth(2)
+    third.wait_for()
+    third.get_by_text("The run of ripple with the same exchange").wait_for()
+    assert third.evaluate(state) == [3, 4]
+    third.locator(".x-scroll").press("ArrowDown")
+    assert first.evaluate(state) == second.evaluate(state) == third.evaluate(state) == [4, 4]
+    page.locator(".x-beside").scroll_into_view_if_needed()
+    keep(page, "with-the-prediction")

@@ -83,6 +83,17 @@ test("within a loop there is an answer after each layer but the last, and none b
   assert.equal(data.inner(0, 1, 1, 0).right, true);
 });
 
+test("a program's run has answers without probabilities, and may leave one open", async () => {
+  const data = await opened({ answer: ["i16", [1, 2, 2, 1], [0, 1, 0, -1]], probability: null, entropy: null, moved: null, plane: null });
+  assert.deepEqual(data.shown, ["answer", "variable"]);
+  const { answers: [best], right, open, moved, plane, sureness } = data.cell(0, 0, 1);
+  assert.deepEqual([best.symbol, best.probability, right, open, moved, plane, sureness], ["yes", null, true, false, null, null, 1]);
+  const left = data.cell(0, 1, 1);
+  assert.deepEqual([left.open, left.right, left.target], [true, null, "yes"]);
+  assert.equal(describe(data, { example: 0, loop: 0, pos: 1 }), "loop 0, position 1, b: answers yes, right");
+  assert.equal(describe(data, { example: 0, loop: 1, pos: 1 }), "loop 1, position 1, b: leaves the answer open, yes is right");
+});
+
 test("a variable agrees, differs, or is left open", async () => {
   const data = await opened();
   assert.deepEqual(data.variable(0, 0, 0, 0), { value: -1, implied: null, agrees: null });

@@ -7,7 +7,7 @@ const data = (n, loops, word = "a") => ({
   examples: [{ loops, tokens: Array(n).fill(word) }],
   heads: [{}],
   inner: () => ({ symbol: "i", probability: 0.5, right: true }),
-  cell: () => ({ right: false, sureness: 1, moved: 1e-2, answers: [{ symbol: "x" }] }),
+  cell: () => ({ target: "y", right: false, sureness: 1, moved: 1e-2, answers: [{ symbol: "x" }] }),
   variable: (name) => [{ value: 1, implied: 1, agrees: true }, { value: -1, implied: 0, agrees: false }, { value: null, implied: null, agrees: null }][name],
 });
 const widths = (word) => 0.6 * word.length;
@@ -38,8 +38,14 @@ test("colours mean one thing: wrong answers and broken agreement are marked", ()
 
 test("where nothing is asked of an example its answers are shown, as neither right nor wrong", () => {
   const state = { example: 0, shown: "answer", variable: 0, layer: -1 };
-  const one = { ...data(1, 1), cell: () => ({ right: null, sureness: 1, moved: 0, answers: [{ symbol: "x" }] }) };
+  const one = { ...data(1, 1), cell: () => ({ target: null, right: null, sureness: 1, moved: 0, answers: [{ symbol: "x" }] }) };
   assert.equal(look(one, state, 1, 0).word, ""); // such as BOS, beside positions that are asked
   one.examples[0].free = true;
   assert.deepEqual(look(one, state, 1, 0), { word: "x", colour: "muted", strength: 0.53, marked: false });
+});
+
+test("an answer that a program leaves open is a question, neither right nor wrong", () => {
+  const state = { example: 0, shown: "answer", variable: 0, layer: -1 };
+  const one = { ...data(1, 1), cell: () => ({ target: "y", right: null, open: true, sureness: 1, answers: [{ symbol: "" }] }) };
+  assert.deepEqual(look(one, state, 1, 0), { word: "?", colour: "muted", strength: 0.08, marked: false });
 });

@@ -2,12 +2,13 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 import { together } from "../../loopinterp/explorer/assets/explorer.js";
-import { fitted, followed, initial, keyed, reduce } from "../../loopinterp/explorer/assets/explorer_state.js";
+import { fitted, followed, initial, keyed, previewed, reduce } from "../../loopinterp/explorer/assets/explorer_state.js";
 
 const data = {
   examples: [{ loops: 3, tokens: ["a", "b", "c"] }, { loops: 1, tokens: ["d"] }],
   heads: [{}, {}],
   names: ["p.v"],
+  shown: ["answer", "moved", "variable"],
   cell: (example, loop, pos) => ({ right: pos < 1 ? null : true }),
 };
 const start = initial(data);
@@ -48,8 +49,16 @@ test("keys with others held, and other keys, are left to the browser", () => {
 
 test("what is not there cannot be chosen", () => {
   assert.equal(fitted({ ...start, head: 7 }, data).head, -1);
-  const without = { ...data, names: [] };
-  assert.equal(fitted({ ...start, shown: "variable" }, without).shown, "answer");
+  const without = { ...data, names: [], shown: ["answer"] };
+  assert.deepEqual(["variable", "moved"].map((shown) => fitted({ ...start, shown }, without).shown), ["answer", "answer"]);
+});
+
+test("a pointer shows another place and chooses none, and nothing while it plays", () => {
+  const at = (loop, pos, state = start) => previewed(state, { loop, pos }, data);
+  assert.deepEqual(at(3, 2), { ...start, loop: 3, pos: 2 });
+  assert.deepEqual(at(null, 0), { ...start, pos: 0 }); // above the rows: at the chosen loop
+  for (const [loop, pos] of [[4, 0], [1, 3], [1, -1], [start.loop, start.pos], [null, start.pos]]) assert.equal(at(loop, pos), null);
+  assert.equal(at(3, 2, { ...start, playing: true }), null);
 });
 
 /* Another page: it has one input in common with the first, more loops, one more variable, and the common one elsewhere. */
@@ -57,6 +66,7 @@ const other = {
   examples: [{ loops: 2, tokens: ["e", "f"] }, { loops: 5, tokens: ["a", "b", "c"] }],
   heads: [{}],
   names: ["q.w", "p.v"],
+  shown: ["answer", "variable"],
   cell: data.cell,
 };
 

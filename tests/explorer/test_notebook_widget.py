@@ -34,7 +34,11 @@ def test_messages_type_and_put_in_and_take_out(widget: ExplorerWidget) -> None:
     assert widget.changed["examples"][0]["tokens"] == widget.payload["examples"][1]["tokens"]
     detail = widget.changed["examples"][0]["detail"]
     assert detail == "After loop 2, position 3 is given the state of example 3."
-    assert widget.changed["names"] == ["ripple predicts"]
+    said = widget.changed["predicted"]["ripple"]
+    assert said["names"] == ["ripple.carry", "ripple's answer", "ripple's claim"]
+    assert said["examples"][0]["tokens"] == widget.payload["examples"][1]["tokens"]
+    ask(None, {**change, "value": "zero", "example": 1, "source": 0}, None)
+    assert widget.changed["predicted"] == {"ripple": None}
     ask(None, {"kind": "back"}, None)
     assert widget.changed == {}
     ask(None, {"kind": "type", "text": "5 + 6"}, None)

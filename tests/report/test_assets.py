@@ -7,8 +7,9 @@ import io
 import pandas as pd
 import plotly.graph_objects as go
 import pytest
+from plotly.offline import get_plotlyjs_version
 
-from loopinterp.report.assets import figure_json, table_download
+from loopinterp.report.assets import FLAT, figure_json, plotly_scripts, table_download
 
 
 def content(href: str) -> bytes:
@@ -52,3 +53,14 @@ def test_no_cell_is_a_formula_for_a_spreadsheet() -> None:
 def test_a_figure_cannot_end_its_own_script_tag() -> None:
     figure = go.Figure(go.Scatter(x=[1], y=[1], name="</script><script>alert(1)</script>"))
     assert "</script" not in figure_json(figure)
+
+
+def test_flat_figures_have_the_smaller_script_of_the_same_plotly() -> None:
+    flat, whole = plotly_scripts([True, False]).values()
+    version = get_plotlyjs_version().partition(".")[0]
+    assert f"v{version}." in flat[:200] and f"v{version}." in whole[:200]
+    assert len(flat) < len(whole) / 3 and "</script" not in flat
+    assert [*plotly_scripts([True])] == ["plotly-flat"]
+    for kind in FLAT:  # each is there under its own name
+        assert f'name:"{kind}"' in flat, kind
+    assert 'name:"scatter3d"' in whole and 'name:"scatter3d"' not in flat

@@ -1,7 +1,8 @@
 /* The explorer: mount(element, data, options) shows an exploration in an element.
    All text reaches the page as text; every panel shows the one selection of explorer_state.js. */
 import { decode, describe, inflate, spell } from "./explorer_data.js";
-import { followed, initial, keyed, reduce } from "./explorer_state.js";
+import { followed, initial, keyed, previewed, reduce } from "./explorer_state.js";
+import { captionOf, fileOf, gridImage } from "./explorer_files.js";
 import { HEAD_COLOURS, drawLabels, drawPlane, drawRows, drawSelection, measure, placeAt } from "./explorer_drawing.js";
 
 const TICK = 130;
@@ -21,7 +22,7 @@ const option = (value, text) => make("option", { value: String(value) }, text);
 function themeOf(element) {
   const probe = element.appendChild(make("span"));
   const theme = { mono: getComputedStyle(element).getPropertyValue("--x-mono"), font: getComputedStyle(element).fontFamily };
-  for (const name of ["text", "muted", "accent", "good", "bad", "moved", "focus"]) {
+  for (const name of ["text", "muted", "surface", "accent", "good", "bad", "moved", "focus"]) {
     probe.style.color = `var(--x-${name})`;
     theme[name] = getComputedStyle(probe).color;
   }
@@ -74,7 +75,7 @@ function table(caption, columns) {
   return { element, fill };
 }
 
-const panel = (title, ...children) => make("section", { className: "x-panel", aria: { label: title } }, make("h4", {}, title), ...children);
+const panel = (title, ...children) => make("div", { className: "x-panel", aria: { role: "group", label: title } }, make("h3", {}, title), ...children);
 
 /* Everything that is seen, made once; drawing fills it. */
 function build(data, id, act) {
@@ -82,8 +83,8 @@ function build(data, id, act) {
   parts.examples = chips("Example", `${id}-example`, data.examples.map((one, k) => `${k + 1} · ${one.reason}`), (example) => act({ set: { example } }));
   parts.detail = make("p", { className: "x-detail" });
   parts.said = make("p", { className: "x-said" });
-  const kinds = ["answers, stronger where surer", "how far the state moved", ...(data.names.length ? ["program against model"] : [])];
-  parts.shown = chips("Cells show", `${id}-shown`, kinds, (k) => act({ set: { shown: ["answer", "moved", "variable"][k] } }));
+  const kinds = { answer: data.has("entropy") ? "answers, stronger where surer" : "answers", moved: "how far the state moved", variable: "program against model" };
+  parts.shown = chips("Cells show", `${id}-shown`, data.shown.map((kind) => kinds[kind]), (k) => act({ set: { shown: data.shown[k] } }));
   parts.variable = make("select", {}, ...data.names.map((name, k) => option(k, name)));
   parts.variable.addEventListener("change", () => act({ set: { variable: Number(parts.variable.value), shown: "variable" } }));
   parts.head = make("select", {}, option(-1, "all heads"), ...data.heads.map((head, k) => option(k, head.name)));
@@ -101,7 +102,7 @@ function build(data, id, act) {
   parts.labels = make("canvas", { aria: { hidden: "true" } });
   parts.canvas = make("canvas", { aria: { hidden: "true" } });
   parts.help = make("p", { className: "x-help", id: `${id}-help` },
-    "Click a cell, or move with the arrow keys: up and down from loop to loop, left and right from position to position; " +
+    "Point at a cell to look, click it to choose it, or move with the arrow keys: up and down from loop to loop, left and right from position to position; " +
     "Page Up and Page Down change the example, the space bar plays.");
   parts.scroll = make("div", { className: "x-scroll", tabIndex: 0, aria: { role: "application", label: "Loops by positions", describedby: parts.help.id } }, parts.canvas);
   parts.live = make("p", { className: "x-sr", aria: { live: "polite" } });
@@ -112,18 +113,25 @@ function build(data, id, act) {
   parts.planeText = make("p", { className: "x-note" });
   parts.programs = table("What it is in the program, and would be by the answer", ["variable", "program", "answer"]);
   parts.place = panel("Answers", parts.answers.element, parts.facts);
-  const scrolled = (title, made) => make("div", { className: "x-tall", tabIndex: 0, aria: { role: "region", label: title } }, made.element);
+  const scrolled = (title, made) => make("div", { className: "x-tall", tabIndex: 0, aria: { role: "group", label: `${title}, all rows` } }, made.element);
   parts.panels = make("div", { className: "x-panels" }, parts.place,
-    panel("State", parts.plane, parts.planeText),
+    ...(data.has("plane") ? [panel("State", parts.plane, parts.planeText)] : []),
     ...(data.heads.length ? [panel("Attention", scrolled("Attention", parts.looks))] : []),
     ...(data.names.length ? [panel("Programs", scrolled("Programs", parts.programs))] : []));
+  const files = { grid: "Image (SVG)", ...(data.has("plane") ? { plane: "State's way (SVG)" } : {}), cells: "Data (CSV)", ...(data.heads.length ? { attention: "Attention (CSV)" } : {}) };
+  const links = Object.entries(files).map(([what, text]) => {
+    const button = make("button", { type: "button" }, text);
+    button.addEventListener("click", () => act({ save: what }));
+    return button;
+  });
+  parts.print = make("div", { className: "x-print" });
   const missing = Object.entries(data.missing).map(([what, why]) => `Not shown: ${what}, as ${why}.`).join(" ");
   parts.all = [
     ...(data.examples.length > 1 ? [parts.examples.group] : []), parts.detail, parts.said,
     make("div", { className: "x-steps" }, parts.play, parts.slider, parts.output),
     make("div", { className: "x-bar" }, parts.shown.group, ...(data.inners ? [parts.layerLabel] : []), ...(data.names.length ? [parts.variableLabel] : []), ...(data.heads.length ? [parts.headLabel] : [])),
-    make("div", { className: "x-grid" }, parts.labels, parts.scroll), parts.help, parts.live, parts.panels,
-    ...(missing ? [make("p", { className: "x-note" }, missing)] : []),
+    make("div", { className: "x-grid" }, parts.labels, parts.scroll), parts.print, parts.help, parts.live, parts.panels,
+    ...(missing ? [make("p", { className: "x-note" }, missing)] : []), make("p", { className: "x-links" }, ...links),
   ];
   return parts;
 }
@@ -142,7 +150,7 @@ function fillPanels(parts, data, state) {
   const { tokens } = data.examples[example];
   const cell = data.cell(example, loop, pos);
   parts.answers.fill(cell.answers.map((one, rank) => ({
-    cells: [one.symbol, one.probability.toFixed(4)], share: one.probability,
+    cells: cell.open ? ["?", "left open"] : [one.symbol, one.probability?.toFixed(4) ?? ""], share: one.probability,
     mark: rank ? "" : cell.right === false ? "bad" : cell.right ? "good" : "",
   })));
   const inside = Array.from({ length: loop ? data.inners : 0 }, (_, k) => {
@@ -150,8 +158,8 @@ function fillPanels(parts, data, state) {
     return [`after layer ${k}`, `${symbol} ${probability.toFixed(4)}`];
   });
   fillFacts(parts.facts, [
-    ["right answer", cell.target ?? "none is asked"], ["entropy (bits)", spell(cell.entropy)],
-    ["moved (relative)", loop ? spell(cell.moved) : "–"], ...inside,
+    ["right answer", cell.target ?? "none is asked"], ...(data.has("entropy") ? [["entropy (bits)", spell(cell.entropy)]] : []),
+    ...(data.has("moved") ? [["moved (relative)", loop ? spell(cell.moved) : "–"]] : []), ...inside,
   ]);
   parts.looks.fill(data.heads.flatMap(({ name }, k) =>
     head >= 0 && head !== k ? [] : data.looks(example, loop, pos, k).filter((one, nth) => nth < 4 || head === k).map((one) => ({
@@ -163,9 +171,17 @@ function fillPanels(parts, data, state) {
     const word = (x) => (x === null ? "–" : x === -1 ? "unknown" : String(x));
     return { cells: [name, word(value), word(implied)], mark: `${agrees === null ? "" : agrees ? "good" : "bad"}${k === state.variable && state.shown === "variable" ? " on" : ""}` };
   }));
+  if (!cell.plane) return;
   const [x, y] = cell.plane;
   parts.planeText.textContent = `${data.axes[0]}: ${spell(x)}; ${data.axes[1]}: ${spell(y)}. The line is this position's way, loop by loop; the dots are all positions after this loop.`;
   parts.plane.setAttribute("aria-label", `State of position ${pos} after loop ${loop} at ${spell(x)}, ${spell(y)}`);
+}
+
+/* Offers a text as a file. */
+function save(text, type, name) {
+  const link = make("a", { href: URL.createObjectURL(new Blob([text], { type })), download: name });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }
 
 /* Keeps the selected position in view, sideways only. */
@@ -182,10 +198,11 @@ export async function mount(element, payload, options = {}) {
 function show(element, data, options) {
   const id = `explorer-${++mounted}`;
   let state = initial(data, options.state);
+  let preview = null, pointer = null, frame = 0; // what a pointer looks at, without choosing it
   let sizes, theme, rows, drawnFor = "", planeBounds = [], timer = null;
   const listeners = new Set();
 
-  const parts = build(data, id, dispatch);
+  const parts = build(data, id, (action) => (action.save ? save(...fileOf(action.save, data, state, theme, textWidth)) : dispatch(action)));
   element.classList.add("explorer");
   element.replaceChildren(...parts.all);
 
@@ -193,9 +210,11 @@ function show(element, data, options) {
   function dispatch(action, follows = false) {
     const before = state;
     state = reduce(state, action, data);
+    preview = null;
     clearTimeout(timer);
     if (state.playing) timer = setTimeout(() => dispatch("tick"), TICK);
     draw();
+    reveal(parts.scroll, state.pos * sizes.cell, sizes.cell);
     if (follows) parts.live.textContent = "";
     for (const heard of listeners) heard(state, before, action);
   }
@@ -204,9 +223,26 @@ function show(element, data, options) {
     theme = themeOf(element);
     drawnFor = "";
     draw();
+    reveal(parts.scroll, state.pos * sizes.cell, sizes.cell);
+  }
+
+  const ruler = document.createElement("canvas").getContext("2d");
+  const textWidth = (font, text) => {
+    ruler.font = font;
+    return ruler.measureText(text).width;
+  };
+
+  /* On paper: the chosen example as a drawing of lines, in light colours whatever the screen has. */
+  function print() {
+    const { colorScheme } = element.style;
+    element.style.colorScheme = "light";
+    const image = new DOMParser().parseFromString(gridImage(data, state, themeOf(element), textWidth), "image/svg+xml");
+    element.style.colorScheme = colorScheme;
+    parts.print.replaceChildren(document.importNode(image.documentElement, true), make("p", { className: "x-note" }, captionOf(data, state)));
   }
 
   function draw() {
+    const seen = preview ?? state;
     const example = data.examples[state.example];
     const kind = [state.example, state.shown, state.layer, state.shown === "variable" ? state.variable : ""].join();
     if (kind !== drawnFor) {
@@ -215,18 +251,21 @@ function show(element, data, options) {
       sizes = measure(data, state.example, element.clientWidth || 600, (word) => context.measureText(word).width / 100);
       rows ??= document.createElement("canvas");
       drawRows(sized(rows, sizes.width, sizes.height), data, state, sizes, theme);
-      planeBounds = data.bounds(state.example);
+      planeBounds = data.has("plane") ? data.bounds(state.example) : [];
       drawnFor = kind;
     }
     const context = sized(parts.canvas, sizes.width, sizes.height);
     context.drawImage(rows, 0, 0, sizes.width, sizes.height);
-    drawSelection(context, data, state, sizes, theme);
-    drawLabels(sized(parts.labels, sizes.labels, sizes.height), data, state, sizes, theme);
-    reveal(parts.scroll, state.pos * sizes.cell, sizes.cell);
-    const plane = { width: Math.max(parts.planeText.clientWidth, 160), height: 150 };
-    drawPlane(sized(parts.plane, plane.width, plane.height), data, state, planeBounds, plane, theme);
+    drawSelection(context, data, state, sizes, theme, seen);
+    drawLabels(sized(parts.labels, sizes.labels, sizes.height), data, seen, sizes, theme);
+    if (data.has("plane")) {
+      const plane = { width: Math.max(parts.planeText.clientWidth, 160), height: 150 };
+      drawPlane(sized(parts.plane, plane.width, plane.height), data, seen, planeBounds, plane, theme);
+    }
+    fillPanels(parts, data, seen);
+    if (preview) return;
     parts.examples.show(state.example);
-    parts.shown.show(["answer", "moved", "variable"].indexOf(state.shown));
+    parts.shown.show(data.shown.indexOf(state.shown));
     parts.variable.value = String(state.variable);
     parts.head.value = String(state.head);
     parts.layer.value = String(state.layer);
@@ -238,7 +277,6 @@ function show(element, data, options) {
     parts.output.textContent = `loop ${state.loop} of ${example.loops}${asked}`;
     parts.slider.setAttribute("aria-valuetext", parts.output.textContent);
     parts.play.textContent = state.playing ? "Pause" : "Play";
-    fillPanels(parts, data, state);
     if (!state.playing) parts.live.textContent = describe(data, state);
   }
 
@@ -248,15 +286,32 @@ function show(element, data, options) {
     event.preventDefault();
     dispatch(action);
   });
-  const point = (event) => {
+  const under = (event) => {
     const box = parts.canvas.getBoundingClientRect();
-    const { pos, loop } = placeAt(sizes, event.clientX - box.left, event.clientY - box.top);
+    return placeAt(sizes, event.clientX - box.left, event.clientY - box.top);
+  };
+  const point = (event) => {
+    const { pos, loop } = under(event);
     dispatch({ set: { pos, ...(loop === null ? {} : { loop }) } });
+  };
+  /* Looks where the pointer is, once a frame; a finger has no place until it taps, which chooses. */
+  const hover = (place) => {
+    pointer = place;
+    frame ||= requestAnimationFrame(() => {
+      frame = 0;
+      const next = pointer && previewed(state, pointer, data);
+      if (next?.loop === preview?.loop && next?.pos === preview?.pos) return;
+      preview = next;
+      draw();
+    });
   };
   parts.canvas.addEventListener("click", point);
   parts.canvas.addEventListener("pointermove", (event) => {
-    if (event.buttons === 1 && event.pointerType === "mouse") point(event);
+    if (event.pointerType === "touch") return;
+    if (event.buttons === 1) point(event);
+    else hover(under(event));
   });
+  parts.canvas.addEventListener("pointerleave", () => hover(null));
 
   let width = 0;
   const resized = new ResizeObserver(() => {
@@ -268,6 +323,7 @@ function show(element, data, options) {
   themed.observe(document.documentElement, { attributes: true, attributeFilter: ["data-theme", "class"] });
   const scheme = matchMedia("(prefers-color-scheme: dark)");
   scheme.addEventListener("change", resize);
+  addEventListener("beforeprint", print);
   width = element.clientWidth;
   resize();
   resized.observe(element);
@@ -281,6 +337,8 @@ function show(element, data, options) {
     subscribe: (heard) => { listeners.add(heard); return () => listeners.delete(heard); },
     destroy() {
       clearTimeout(timer);
+      cancelAnimationFrame(frame);
+      removeEventListener("beforeprint", print);
       resized.disconnect();
       themed.disconnect();
       scheme.removeEventListener("change", resize);

@@ -47,23 +47,27 @@ export function decode(payload) {
   const symbol = (k) => (k < 0 ? "" : plain(payload.symbols[k] ?? k));
   const [, , , ranks] = payload.arrays.answer.shape;
 
-  /* What the readout says of a position. `right` is null where nothing is asked. */
+  /* What the readout says of a position. `right` is null where nothing is asked, `open` true where a program leaves the
+     answer open; what there is none of in a program, such as a probability, is null. */
   function cell(example, loop, pos) {
     const answers = [];
     for (let rank = 0; rank < ranks; rank++) {
       const index = get("answer").at(example, loop, pos, rank);
-      answers.push({ index, symbol: symbol(index), probability: get("probability").at(example, loop, pos, rank) / SHARE });
+      const share = get("probability")?.at(example, loop, pos, rank);
+      answers.push({ index, symbol: symbol(index), probability: share === undefined ? null : share / SHARE });
     }
     const target = get("target").at(example, pos);
-    const entropy = get("entropy").at(example, loop, pos);
+    const entropy = get("entropy")?.at(example, loop, pos) ?? null;
+    const open = answers[0].index < 0;
     return {
       answers,
+      open,
       target: target < 0 ? null : symbol(target),
-      right: target < 0 ? null : target === answers[0].index,
+      right: target < 0 || open ? null : target === answers[0].index,
       entropy,
-      sureness: Math.min(1, Math.max(0, 1 - entropy / most)),
-      moved: get("moved").at(example, loop, pos),
-      plane: [0, 1].map((axis) => get("plane").at(example, loop, pos, axis)),
+      sureness: Math.min(1, Math.max(0, 1 - (entropy ?? 0) / most)),
+      moved: get("moved")?.at(example, loop, pos) ?? null,
+      plane: get("plane") && [0, 1].map((axis) => get("plane").at(example, loop, pos, axis)),
     };
   }
 
@@ -116,8 +120,12 @@ export function decode(payload) {
     return ends;
   }
 
+  /* What cells can show. */
+  const shown = ["answer", ...("moved" in payload.arrays ? ["moved"] : []), ...(payload.names.length ? ["variable"] : [])];
+  const has = (name) => name in payload.arrays;
+
   return {
-    asks: payload.asks, missing: payload.missing, axes: payload.axes, names: payload.names,
+    asks: payload.asks, missing: payload.missing, axes: payload.axes, names: payload.names, shown, has,
     examples, heads, inners, cell, inner, looks, variable, bounds,
   };
 }
@@ -131,9 +139,9 @@ export function spell(value) {
 
 /* A place in words, for those who do not see it. */
 export function describe(data, { example, loop, pos }) {
-  const { answers, right, target } = data.cell(example, loop, pos);
-  const verdict = right === null ? "nothing is asked here" : right ? "right" : `wrong, ${target} is right`;
-  const [best] = answers;
-  return `loop ${loop}, position ${pos}, ${data.examples[example].tokens[pos]}: ` +
-    `answers ${best.symbol} with probability ${best.probability.toFixed(3)}, ${verdict}`;
+  const { answers, open, right, target } = data.cell(example, loop, pos);
+  const verdict = target === null ? "nothing is asked here" : open ? `${target} is right` : right ? "right" : `wrong, ${target} is right`;
+  const [{ symbol, probability }] = answers;
+  const said = open ? "leaves the answer open" : `answers ${symbol}${probability === null ? "" : ` with probability ${probability.toFixed(3)}`}`;
+  return `loop ${loop}, position ${pos}, ${data.examples[example].tokens[pos]}: ${said}, ${verdict}`;
 }

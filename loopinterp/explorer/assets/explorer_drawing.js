@@ -36,13 +36,14 @@ export function look(data, state, loop, pos) {
     const strength = cell.moved > 0 ? Math.min(1, Math.max(0, (Math.log10(cell.moved) + 4) / 4)) : 0;
     return { word: "", colour: "moved", strength: 0.85 * strength, marked: false };
   }
-  const asked = cell.right !== null, said = asked || data.examples[example].free;
+  const asked = cell.target !== null, said = asked || data.examples[example].free;
   if (state.layer >= 0) {
     const within = data.inner(example, loop, pos, state.layer);
     const { symbol, probability, right } = within ?? { symbol: "", probability: 0, right: null };
     const tone = !asked || !within ? "muted" : right ? "accent" : "bad";
     return { word: said ? symbol : "", colour: tone, strength: (said ? 0.5 : 0.08) * probability + 0.03, marked: right === false };
   }
+  if (cell.open) return { word: said ? "?" : "", colour: "muted", strength: 0.08, marked: false };
   const colour = !asked ? "muted" : cell.right ? "accent" : "bad";
   return { word: said ? cell.answers[0].symbol : "", colour, strength: (said ? 0.5 : 0.08) * cell.sureness + 0.03, marked: cell.right === false };
 }
@@ -91,18 +92,18 @@ export function drawRows(context, data, state, sizes, theme) {
     }
 }
 
-/* What stands above the rows, and the selection: drawn at each step. */
-export function drawSelection(context, data, state, sizes, theme) {
-  const { example, loop, pos } = state;
+/* What stands above the rows, of the place that is `seen`, and the selection: drawn at each step. */
+export function drawSelection(context, data, state, sizes, theme, seen = state) {
+  const { example, loop, pos } = seen;
   const { tokens } = data.examples[example];
   const { cell, row, top, head } = sizes;
-  drawArcs(context, data, state, sizes, theme);
+  drawArcs(context, data, seen, sizes, theme);
   context.textAlign = "center";
   context.textBaseline = "middle";
   context.globalAlpha = 1;
   for (let k = 0; k < tokens.length; k++) {
     const x = (k + 0.5) * cell;
-    const now = data.cell(example, loop, k), here = look(data, state, loop, k);
+    const now = data.cell(example, loop, k), here = look(data, seen, loop, k);
     context.font = `${k === pos ? "bold " : ""}${sizes.font}px ${theme.mono}`;
     context.fillStyle = k === pos ? theme.text : theme.muted;
     write(context, tokens[k], x, head.tokens - 9, cell - 1);
@@ -124,12 +125,12 @@ export function drawSelection(context, data, state, sizes, theme) {
   }
   context.strokeStyle = theme.text;
   context.lineWidth = 1.5;
-  context.strokeRect(0.75, top + loop * row - 0.5, sizes.width - 1.5, row);
-  context.lineWidth = 2.5;
+  context.strokeRect(0.75, top + state.loop * row - 0.5, sizes.width - 1.5, row);
   context.strokeStyle = theme.focus;
-  context.strokeRect(pos * cell - 0.5, top + loop * row - 1.5, cell, row + 2);
-  context.lineWidth = 1.5;
   context.strokeRect(pos * cell + 0.5, head.target + 1.5, cell - 2, head.now - head.target - 3);
+  if (seen !== state) context.strokeRect(pos * cell - 0.5, top + loop * row - 1.5, cell, row + 2);
+  context.lineWidth = 2.5;
+  context.strokeRect(state.pos * cell - 0.5, top + state.loop * row - 1.5, cell, row + 2);
 }
 
 function drawArcs(context, data, state, sizes, theme) {

@@ -1,7 +1,5 @@
 /* The one selection that all panels share, and what keys do to it. No drawing. */
 
-export const SHOWN = ["answer", "moved", "variable"];
-
 const clamp = (value, most) => Math.min(Math.max(value, 0), most);
 
 /* A selection within what there is: example, loop, position, head (-1: all), layer (-1: the loop), what is shown. */
@@ -16,8 +14,17 @@ export function fitted(state, data) {
     head: state.head < data.heads.length ? Math.max(state.head, -1) : -1,
     variable: clamp(state.variable, Math.max(data.names.length - 1, 0)),
     layer: state.layer < (data.inners ?? 0) ? Math.max(state.layer, -1) : -1,
-    shown: state.shown === "variable" && !data.names.length ? "answer" : state.shown,
+    shown: data.shown.includes(state.shown) ? state.shown : "answer",
   };
+}
+
+/* The selection as it would be where a pointer is (a loop of null: above the rows); null while it plays, where there is
+   no cell, and where it is already. */
+export function previewed(state, { loop, pos }, data) {
+  const { loops, tokens } = data.examples[state.example];
+  if (state.playing || pos < 0 || pos >= tokens.length || loop > loops) return null;
+  const there = { ...state, pos, loop: loop ?? state.loop };
+  return there.pos === state.pos && there.loop === state.loop ? null : there;
 }
 
 /* The selection that a page opens with: the first example after its first loop, where it is asked. */

@@ -36,25 +36,39 @@ function controls(model, chosen) {
 }
 
 async function render({ model, el }) {
-  const [left, right] = [make("div"), make("div")];
-  let handle = null, beside = null, turn = 0, part = () => {};
+  const left = make("div"), right = make("div"), predicted = make("div");
+  let handle = null, beside = [], turn = 0, part = () => {};
   const asked = controls(model, () => handle.state);
-  const heading = (text) => make("h4", { className: "x-title" }, text);
+  const heading = (text) => make("h3", { className: "x-title" }, text);
   const other = make("div", { hidden: true }, heading("With a state put in"), right);
-  el.append(asked.box, make("div", { className: "x-beside" }, make("div", {}, heading("As it is"), left), other));
+  const program = make("select"), choice = field("Program", program);
+  const third = make("div", { hidden: true }, heading("What a program says of it"), choice, predicted);
+  program.addEventListener("change", showChanged);
+  el.append(asked.box, make("div", { className: "x-beside" }, make("div", {}, heading("As it is"), left), other, third));
+
+  /* Each in an element of its own, so that one that comes too late is shown nowhere. */
+  const stand = (where, payload) => mount(where.appendChild(make("div")), payload);
 
   async function showChanged() {
     const changed = model.get("changed"), mine = ++turn;
+    const names = Object.keys(changed.predicted ?? {}), wanted = program.value;
     asked.show();
     part();
-    beside?.destroy();
-    beside = null;
+    part = () => {};
+    for (const one of beside.splice(0)) one.destroy();
+    right.replaceChildren();
+    predicted.replaceChildren();
     other.hidden = !changed.examples;
+    third.hidden = !names.length;
+    program.replaceChildren(...names.map((name) => option(name, name)));
+    if (names.includes(wanted)) program.value = wanted;
     if (!changed.examples || !handle) return;
-    const made = await mount(right, changed);
-    if (mine !== turn) return;
+    const said = changed.predicted[program.value];
+    if (names.length && !said) predicted.append(make("p", { className: "x-note" }, `${program.value} makes no claim: a program says what follows from the state of another example alone.`));
+    const made = await Promise.all([stand(right, changed), ...(said ? [stand(predicted, said)] : [])]);
+    if (mine !== turn) return made.forEach((one) => one.destroy());
     beside = made;
-    part = together([handle, beside]);
+    part = together([handle, ...made]);
   }
   async function showPayload() {
     handle?.destroy();
@@ -67,8 +81,7 @@ async function render({ model, el }) {
   model.on("change:said", asked.show);
   await showPayload();
   return () => {
-    handle?.destroy();
-    beside?.destroy();
+    for (const one of [handle, ...beside]) one?.destroy();
   };
 }
 

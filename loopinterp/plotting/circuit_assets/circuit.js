@@ -73,18 +73,39 @@ var circuitGraph = (() => {
     const names = new Set(graph.nodes.flatMap((node) => node.names));
 
     if (code) {
-      const parts = pieces(code.textContent, names).map(([text, name]) => {
-        if (!name) return text;
-        const part = make("span", text);
-        part.dataset.name = name;
-        part.addEventListener("click", () => {
-          const rank = (one) => (one.names[0] === name ? 1 + (one.kind === "variable") : 0);
-          const named = graph.nodes.filter((one) => one.names.includes(name));
-          choose(named.reduce((best, one) => (rank(one) > rank(best) ? one : best)).id);
+      code.replaceChildren(...pieces(code.textContent, names).map(([text, name]) => (name ? nameInCode(text, name) : text)));
+      roving([...code.children], (k, key) => k + ({ ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 })[key]);
+    }
+
+    /* A name in the program is a button that chooses the node it is about: the one called by it first of all. */
+    function nameInCode(text, name) {
+      const rank = (one) => (one.names[0] === name ? 1 + (one.kind === "variable") : 0);
+      const named = graph.nodes.filter((one) => one.names.includes(name));
+      const { id, kind } = named.reduce((best, one) => (rank(one) > rank(best) ? one : best));
+      const part = make("span", text);
+      Object.assign(part.dataset, { name, chooses: id });
+      for (const [attribute, value] of Object.entries({ role: "button", "aria-pressed": "false", "aria-label": `${name}, ${kind}` })) part.setAttribute(attribute, value);
+      part.addEventListener("click", () => choose(part.getAttribute("aria-pressed") === "true" ? null : id));
+      return part;
+    }
+
+    /* Buttons that are one stop for the tab key, with arrows from one to the next: `to` says which. */
+    function roving(buttons, to) {
+      buttons.forEach((button, k) => {
+        button.setAttribute("tabindex", k ? "-1" : "0");
+        button.addEventListener("keydown", (event) => {
+          if (event.key === "Enter" || event.key === " ") button.dispatchEvent(new MouseEvent("click", { bubbles: true }));
+          else if (event.key === "Escape") choose(null);
+          else if (event.key.startsWith("Arrow")) {
+            const other = buttons[to(k, event.key)] ?? button;
+            button.setAttribute("tabindex", "-1");
+            other.setAttribute("tabindex", "0");
+            other.focus();
+          } else return;
+          event.preventDefault();
+          event.stopPropagation();
         });
-        return part;
       });
-      code.replaceChildren(...parts);
     }
 
     function choose(id, key = "") {
@@ -111,7 +132,10 @@ var circuitGraph = (() => {
         for (const part of svg.querySelectorAll(".rail")) part.classList.toggle("near", part.dataset.node === id);
       }
       const words = new Set(node ? node.names : []);
-      for (const part of root.querySelectorAll(".circuit-code [data-name]")) part.classList.toggle("near", words.has(part.dataset.name));
+      for (const part of root.querySelectorAll(".circuit-code [data-name]")) {
+        part.classList.toggle("near", words.has(part.dataset.name));
+        part.setAttribute("aria-pressed", String(part.dataset.chooses === id));
+      }
       root.dataset.chosen = id || "";
       tell(id, node);
     }
@@ -126,7 +150,7 @@ var circuitGraph = (() => {
       row("Reads", ...reads);
       row("Is read by", ...readBy);
       if (!node) row("Parts", ...graph.nodes.filter((one) => one.section === id).map((one) => one.label));
-      facts.replaceChildren(make("h4", node ? node.label : id), list);
+      facts.replaceChildren(Object.assign(make("p", node ? node.label : id), { className: "circuit-name" }), list);
     }
 
     for (const svg of drawings) {
@@ -137,36 +161,27 @@ var circuitGraph = (() => {
         return { x: x + width / 2, y: y + height / 2 };
       };
       const places = nodes.map(centre);
-      if (nodes.length) nodes[0].setAttribute("tabindex", "0"); // one stop for the tab key, arrows within
-      nodes.forEach((node, k) => {
-        const pick = () => {
+      for (const node of nodes)
+        node.addEventListener("click", () => {
           const again = node.getAttribute("aria-pressed") === "true";
           choose(again ? null : node.dataset.node, node.dataset.loop === undefined ? "" : node.dataset.key);
-        };
-        node.addEventListener("click", pick);
-        node.addEventListener("keydown", (event) => {
-          if (event.key === "Enter" || event.key === " ") pick();
-          else if (event.key === "Escape") choose(null);
-          else if (event.key.startsWith("Arrow")) {
-            const to = nodes[next(places, k, event.key)];
-            node.setAttribute("tabindex", "-1");
-            to.setAttribute("tabindex", "0");
-            to.focus();
-          } else return;
-          event.preventDefault();
         });
-      });
+      roving(nodes, (k, key) => next(places, k, key));
       for (const label of svg.querySelectorAll(".row-label")) label.addEventListener("click", () => choose(label.dataset.node));
     }
 
-    root.querySelector(".circuit-image").addEventListener("click", () => {
-      const shown = drawings.find((svg) => svg.getBoundingClientRect().width > 0);
+    function save(text, type, ending) {
       const link = make("a");
-      link.href = URL.createObjectURL(new Blob([image(shown)], { type: "image/svg+xml" }));
-      link.download = `${graph.title.replace(/[^\w]+/g, "-")}-${root.dataset.view}.svg`;
+      link.href = URL.createObjectURL(new Blob([text], { type }));
+      link.download = `${graph.title.replace(/[^\w]+/g, "-")}${ending}`;
       link.click();
       setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+    }
+    root.querySelector(".circuit-image").addEventListener("click", () => {
+      const shown = drawings.find((svg) => svg.getBoundingClientRect().width > 0);
+      save(image(shown), "image/svg+xml", `-${root.dataset.view}.svg`);
     });
+    root.querySelector(".circuit-data").addEventListener("click", () => save(JSON.stringify(graph, null, 1), "application/json", ".json"));
 
     for (const button of root.querySelectorAll(".circuit-views button")) {
       button.addEventListener("click", () => {

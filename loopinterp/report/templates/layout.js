@@ -65,7 +65,7 @@ const figureLayout = (() => {
     || (Array.isArray(trace.x) && trace.x.every(Number.isInteger)));
 
   /* Sizes in pixels: of text, margins, panels, and how many panels stand side by side. */
-  function plan(spec, layout, meta, width) {
+  function plan(spec, layout, meta, width, most) {
     const narrow = width < 560, size = narrow ? 12 : 14;
     const panels = [...Array(meta.panels).keys()].map((k) => ({
       x: layout[axisName("x", k)],
@@ -89,7 +89,8 @@ const figureLayout = (() => {
     // Columns: as many as leave every panel a readable width, more of it where it has many cells.
     p.gapX = p.grid ? 22 : 0;
     const cells = Math.max(...spec.data.map((trace) => (trace.type === "heatmap" && trace.x ? trace.x.length : 0)));
-    const least = meta.square ? (narrow ? 96 : 150) : Math.min(220, Math.max(96, 9 * cells));
+    const words = spec.data.some((trace) => (trace.mode || "").includes("text")); // which need room
+    const least = meta.square ? (narrow && !words ? 96 : 150) : Math.min(220, Math.max(96, 9 * cells));
     p.columns = Math.min(meta.columns, meta.panels);
     const share = () => (p.inside - p.gapX * (p.columns - 1)) / p.columns;
     while (p.columns > 1 && share() < least) p.columns = p.columns > 2 ? Math.ceil(p.columns / 2) : 1;
@@ -97,6 +98,7 @@ const figureLayout = (() => {
     p.w = meta.square ? Math.min(share(), 460) : share();
     p.h = meta.square ? p.w : meta.panel_height;
     if (narrow && !meta.square && panels.every((panel) => !panel.yNames)) p.h = Math.min(p.h, 250);
+    if (!meta.square) p.h = Math.min(p.h, Math.max(most / p.rows, 110));
     for (const { yLabels } of panels)
       if (yLabels && !meta.square && (yLabels.length <= 20 || spec.data.some((trace) => trace.type === "bar")))
         p.h = Math.max(p.h, yLabels.length * (Math.max(...yLabels.map(lineCount)) * p.line + 4));
@@ -216,8 +218,9 @@ const figureLayout = (() => {
     return Object.assign(layout, { height, margin: { l: 0, r: 0, t: 0, b: 0 } });
   }
 
-  /* The layout of a figure for a width in pixels. */
-  function adapt(spec, width) {
+  /* The layout of a figure for a width in pixels, and at most so many of height for all of its panels as far as they
+     can be read then. */
+  function adapt(spec, width, most = Infinity) {
     const layout = structuredClone(spec.layout);
     theme(layout, spec.data);
     Object.assign(layout, { width, autosize: false, showlegend: false, sliders: [] });
@@ -225,7 +228,7 @@ const figureLayout = (() => {
     const meta = layout.meta && layout.meta.loopinterp;
     if (!meta) return layout;
     if (meta.parts) return flow(layout, meta.parts, width);
-    const p = plan(spec, layout, meta, width);
+    const p = plan(spec, layout, meta, width, most);
     layout.font.size = p.size;
     planNames(p);
     place(layout, p);

@@ -4,7 +4,9 @@ const report = (() => {
   const figures = [...document.querySelectorAll("figure.card:not(.with-circuit)")].map((element) => ({ element, drawn: false }));
   const config = { displayModeBar: false, scrollZoom: false, doubleClick: false, showTips: false, responsive: false };
   const calm = matchMedia("(prefers-reduced-motion: reduce)");
-  let printing = false;
+  /* On paper figures are drawn wider than it is and scaled down, tall ones further: none is larger than a sheet. */
+  const PAPER = { width: 800, shown: 640, height: 680 };
+  let printing = false, unfolded = [];
 
   const make = (tag, properties = {}, ...children) => {
     const node = Object.assign(document.createElement(tag), properties);
@@ -33,28 +35,40 @@ const report = (() => {
 
   /* Figures in a closed fold have no width of their own yet: all figures are equally wide. */
   const shownWidth = () => Math.max(0, ...figures.map((figure) => (figure.plot ? figure.plot.clientWidth : 0)));
-  const widthOf = (figure) => (printing ? 660 : Math.floor(figure.plot.clientWidth || shownWidth()));
-  const layoutOf = (figure) => figureLayout.adapt(figure.spec, widthOf(figure));
+  const widthOf = (figure) => (printing ? PAPER.width : Math.floor(figure.plot.clientWidth || shownWidth()));
+  const layoutOf = (figure) => figureLayout.adapt(figure.spec, widthOf(figure), printing ? PAPER.height : Infinity);
 
-  function loadPlotly() {
-    if (window.Plotly) return;
-    const script = make("script", { textContent: document.getElementById("plotly-source").textContent });
-    document.head.append(script);
+  /* Plotly, the part of it for flat figures or all of it: each is run when a figure first needs it. */
+  const libraries = {};
+  function libraryOf({ element: { dataset: { library } } }) {
+    if (!libraries[library]) {
+      document.head.append(make("script", { textContent: document.getElementById(library).textContent }));
+      libraries[library] = window.Plotly;
+    }
+    return libraries[library];
   }
 
   function draw(figure) {
-    loadPlotly();
+    const library = libraryOf(figure);
     figure.width = widthOf(figure);
-    const method = figure.drawn ? Plotly.react : Plotly.newPlot;
+    const method = figure.drawn ? library.react : library.newPlot;
+    const layout = layoutOf(figure);
     figure.drawn = true;
-    return method(figure.plot, figure.spec.data, layoutOf(figure), config).then(() => {
+    figure.plot.style.zoom = "";
+    return method(figure.plot, figure.spec.data, layout, config).then(() => {
+      if (printing) figure.plot.style.zoom = Math.min(PAPER.shown / PAPER.width, PAPER.height / layout.height);
       figure.plot.style.minHeight = "";
       figure.element.dataset.drawn = "true";
     });
   }
   const redraw = () => figures.filter((figure) => figure.drawn).forEach(draw);
+  const unfold = () => {
+    const closed = [...document.querySelectorAll("details:not([open])")];
+    for (const fold of closed) fold.open = true;
+    return closed;
+  };
   const drawAll = () => {
-    for (const fold of document.querySelectorAll("details.more")) fold.open = true;
+    unfold();
     return Promise.all(figures.map(draw));
   };
 
@@ -161,7 +175,7 @@ const report = (() => {
       layout.legend = { orientation: "h", x: 0, y: 0.99, yanchor: "top", yref: "container" };
       if (layout.coloraxis) layout.coloraxis.showscale = true;
       const image = { data: figure.spec.data, layout, config };
-      return Plotly.downloadImage(image, { format: "svg", width: layout.width, height: layout.height, filename: figure.element.id });
+      return libraryOf(figure).downloadImage(image, { format: "svg", width: layout.width, height: layout.height, filename: figure.element.id });
     });
   }
 
@@ -191,8 +205,13 @@ const report = (() => {
     else if (screenTheme) dataset.theme = screenTheme;
     else delete dataset.theme;
     printing = on;
-    if (on) drawAll();
-    else redraw();
+    if (on) {
+      unfolded = [...unfolded, ...unfold()];
+      figures.forEach(draw);
+    } else {
+      for (const fold of unfolded.splice(0)) fold.open = false;
+      redraw();
+    }
   };
   addEventListener("beforeprint", () => forPrint(true));
   addEventListener("afterprint", () => forPrint(false));
