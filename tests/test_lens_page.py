@@ -245,3 +245,10 @@ def test_a_lens_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(CheckpointError):
         write_lens_page("parity", "1", lens=tmp_path / "notes.txt", out=tmp_path / "a.html")
+
+
+@pytest.mark.parametrize("prompt", ["the \udcff", "\ud83d cat"])
+def test_a_prompt_that_utf_8_cannot_write_is_refused(checkpoint: Path, prompt: str) -> None:
+    # Python gives a byte of a command line that is no UTF-8 as a lone surrogate.
+    with pytest.raises(InputError, match="prompt: expected text that UTF-8 can write"):
+        tokenize(load_tokenizer(str(checkpoint)), prompt)

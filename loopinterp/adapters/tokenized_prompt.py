@@ -57,8 +57,15 @@ def tokenize(tokenizer: Any, prompt: str, *, n_ctx: int | None = None) -> Int[Te
         n_ctx: Positions at most.
 
     Raises:
-        InputError: If it has no token, or too many.
+        InputError: If it has no token, or too many, or is no text that UTF-8 can write.
     """
+    if any("\ud800" <= letter <= "\udfff" for letter in prompt):
+        raise InputError(
+            "prompt",
+            expected="text that UTF-8 can write",
+            given=f"{prompt[:40]!r}, with half of a pair of surrogates or a byte of another code",
+            fix="Write it in UTF-8.",
+        )
     tokens = list(tokenizer(prompt)["input_ids"])
     if not tokens or (n_ctx is not None and len(tokens) > n_ctx):
         most = "" if n_ctx is None else f", at most {n_ctx}"
