@@ -6,7 +6,6 @@ Its cells are what a lens reads after each loop; see :func:`~loopinterp.explorer
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from loopinterp import adapters, explorer, lenses, report, zoo
 from loopinterp.errors import InputError
 from loopinterp.lenses.chosen_lens import FITTED, LensName
+from loopinterp.models.pretrained import HUB
 from loopinterp.models.run_inputs import refuse
 from loopinterp.progress import showing
 from loopinterp.storage import read_json_object
@@ -23,9 +23,6 @@ from loopinterp.studied_model import open_run
 if TYPE_CHECKING:
     from loopinterp.explorer import Exploration
     from loopinterp.lenses import FittedLens
-
-_PUBLISHED = re.compile(r"[\w.-]+/[\w.-]+")
-"""A name on the Hugging Face hub: that of an owner, and of a model."""
 
 
 def write_lens_page(
@@ -45,7 +42,7 @@ def write_lens_page(
     Args:
         model: The folder of a run; the name of a model of the zoo; the folder of a published
             model's checkpoint, as ``save_pretrained`` writes it; or its name on the Hugging Face
-            hub (``owner/name``), whose weights are then fetched.
+            hub (``hf:owner/name``), whose weights are then fetched.
         prompt: What the model reads: in the words of its task (see
             :func:`~loopinterp.explorer.typed_example`), or any text to a published model.
         lens: ``coda``, the model's own readout; ``logit``; ``tuned`` or ``jacobian``, fitted first
@@ -150,13 +147,12 @@ def _kind_of(model: str | Path) -> str:
         return "published" if published else "run"
     if text in zoo.list_pretrained().index:
         return "zoo"
-    # What looks like a missing folder is not asked for on the hub.
-    if _PUBLISHED.fullmatch(text) and not path.parent.exists():
+    if text.startswith(HUB):
         return "published"
     raise InputError(
         "model",
-        expected="the folder of a run or of a published model, owner/name on the Hugging Face hub, "
-        f"or a model of the zoo: {', '.join(zoo.list_pretrained().index)}",
+        expected="the folder of a run or of a published model, hf:owner/name on the Hugging Face "
+        f"hub, or a model of the zoo: {', '.join(zoo.list_pretrained().index)}",
         given=repr(text),
         fix="Check the path or the name.",
     )

@@ -186,7 +186,7 @@ def test_on_the_command_line(
         refused = command(*asked, "--lens", lens)
         assert_refused(refused, "lens: expected logit, coda, or the file", "fit_tuned_lens")
     assert_refused(command(*asked, "--lens", "logits"), "got 'logits'")
-    assert_refused(command("lens", "no/such", "--prompt", "a", "--device", "tpu"), "device")
+    assert_refused(command("lens", "hf:no/such", "--prompt", "a", "--device", "tpu"), "device")
     (tmp_path / "runs").mkdir()
     for name in ("runs/ad", "additon", "a/b/c", "./x"):
         assert_refused(
@@ -252,3 +252,26 @@ def test_a_prompt_that_utf_8_cannot_write_is_refused(checkpoint: Path, prompt: s
     # Python gives a byte of a command line that is no UTF-8 as a lone surrogate.
     with pytest.raises(InputError, match="prompt: expected text that UTF-8 can write"):
         tokenize(load_tokenizer(str(checkpoint)), prompt)
+
+
+@pytest.mark.parametrize("name", ["runs/add", "./no/such", "owner/name", "/no/such/folder"])
+def test_no_hub_is_asked_for_a_path_that_is_mistyped(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def ask(source: str, **_: Any) -> None:
+        asked.append(source)
+        raise OSError("no such model")
+
+    for kind in ("AutoTokenizer", "AutoModelForCausalLM"):
+        monkeypatch.setattr(f"transformers.{kind}.from_pretrained", ask)
+    readers = (load_published, load_tokenizer, lambda name: write_lens_page(name, "1 + 1"))
+    for read in readers:
+        with pytest.raises(InputError, match="hf:owner/name"):
+            read(name)
+    assert not asked
+    for read in readers:
+        with pytest.raises(InputError, match="no such model"):
+            read("hf:owner/name")
+    assert asked == ["owner/name"] * 3

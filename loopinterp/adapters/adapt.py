@@ -9,7 +9,7 @@ from loopinterp.adapters.hrm import HRMAdapter
 from loopinterp.adapters.hrm_text import HRMTextAdapter
 from loopinterp.adapters.huginn import HuginnAdapter
 from loopinterp.adapters.ouro import OuroAdapter
-from loopinterp.adapters.tokenized_prompt import unreadable
+from loopinterp.adapters.tokenized_prompt import published_source, unreadable
 from loopinterp.adapters.trm import TRMAdapter
 from loopinterp.errors import InputError, unknown_name
 from loopinterp.models.run_inputs import check_dtype
@@ -44,7 +44,7 @@ def load_published(
     is run only where you say so.
 
     Args:
-        name: A model on the Hugging Face hub, or a folder.
+        name: A folder, or ``hf:owner/name`` on the Hugging Face hub.
         trust_remote_code: Run the model's own code, where ``transformers`` has none for it.
         device: Where to put it.
         dtype: Type of the weights; as they are saved if None.
@@ -55,11 +55,11 @@ def load_published(
     """
     from transformers import AutoModelForCausalLM
 
-    kind = check_dtype(dtype) or "auto"
+    source, kind = published_source(name), check_dtype(dtype) or "auto"
     how: dict[str, Any] = {"trust_remote_code": trust_remote_code, "dtype": kind}
     model: Any
     try:
-        model = AutoModelForCausalLM.from_pretrained(name, **how)
+        model = AutoModelForCausalLM.from_pretrained(source, **how)
     except MemoryError:
         raise
     except Exception as error:  # whatever a damaged or missing file makes of transformers' code

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
 from loopinterp.errors import InputError
+from loopinterp.models.pretrained import HUB
 
 if TYPE_CHECKING:
     from jaxtyping import Int
@@ -82,7 +84,7 @@ def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> Any:
     """The tokenizer beside a published model, by its name or from its folder.
 
     Args:
-        name: A model on the Hugging Face hub, or a folder.
+        name: A folder, or ``hf:owner/name`` on the Hugging Face hub.
         trust_remote_code: Run the tokenizer's own code, where ``transformers`` has none for it.
 
     Raises:
@@ -90,10 +92,29 @@ def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> Any:
     """
     from transformers import AutoTokenizer
 
+    source = published_source(name)
     try:
-        return AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+        return AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
     except Exception as error:  # whatever a damaged or missing file makes of transformers' code
         raise unreadable("tokenizer", name, error) from error
+
+
+def published_source(name: str) -> str:
+    """What transformers is to load: a folder that is there, or what stands behind ``hf:``.
+
+    Raises:
+        InputError: If it is neither. A path with a typing mistake in it never asks a hub.
+    """
+    if name.startswith(HUB):
+        return name.removeprefix(HUB)
+    if not os.path.isdir(name):
+        raise InputError(
+            "model",
+            expected=f"the folder of a published model, or {HUB}owner/name on the Hugging Face hub",
+            given=repr(name),
+            fix=f"Check the path; to ask the hub, write {HUB} before the name.",
+        )
+    return name
 
 
 def unreadable(what: str, name: str, error: Exception) -> InputError:

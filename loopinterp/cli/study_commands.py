@@ -83,7 +83,7 @@ def lens(
         typer.Argument(
             metavar="MODEL",
             parser=read_path,
-            help="A run; a model of the zoo; or a published model: its folder, or owner/name.",
+            help="A run; a model of the zoo; or a published model: its folder, or hf:owner/name.",
         ),
     ],
     prompt: Annotated[str, typer.Option(help="What the model reads, in its task's words.")],
