@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import torch
@@ -47,11 +48,10 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="Processes.")
     args = parser.parse_args()
     cells = [(spare, seed) for spare in args.spare for seed in args.seeds]
-    found = pd.concat(
-        Parallel(n_jobs=args.jobs)(
-            delayed(trained)(spare, seed, args.out, args.set, args.pairs) for spare, seed in cells
-        )
+    measured: Any = Parallel(n_jobs=args.jobs)(
+        delayed(trained)(spare, seed, args.out, args.set, args.pairs) for spare, seed in cells
     )
+    found = pd.concat(measured)
     args.results.mkdir(parents=True, exist_ok=True)
     found.to_csv(args.results / FILE, index=False, float_format="%.4f")
     rewrite(args.page, {NAME: as_table(pd.read_csv(args.results / FILE))})
