@@ -51,7 +51,8 @@ def make_checker() -> Any:
     from beartype import BeartypeConf, beartype
     from jaxtyping import config, jaxtyped
 
-    plain = beartype(conf=BeartypeConf(is_pep484_tower=True))
+    # What a wrong argument raises is a TypeError, as jaxtyping's own and as Python's are.
+    plain = beartype(conf=BeartypeConf(is_pep484_tower=True, violation_type=TypeError))
     with_shapes = jaxtyped(typechecker=plain)
 
     def checker(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -99,6 +99,7 @@ def _made() -> dict[str, Any]:
         known = listed["prefix_xor.bare"]
     return {
         **{type(adapted(name)).__name__: adapted(name) for name in KINDS},
+        "TokenWords": adapters.TokenWords(object(), 50_000),
         "PublishedConfig": adapted("ouro").config,
         "Iteration": bound,
         "LoopedCache": cache,

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
 from loopinterp.errors import InputError
 from loopinterp.models.pretrained import HUB
+from loopinterp.short_repr import ShortRepr
 
 if TYPE_CHECKING:
     from jaxtyping import Int
     from torch import Tensor
 
 
-class TokenWords(Sequence[str]):
+class TokenWords(ShortRepr, Sequence[str]):
     """What each token of a tokenizer says, looked up when it is asked for.
 
     Spaces before words are left out; a token of nothing but spaces and line ends shows them as a
@@ -29,6 +30,9 @@ class TokenWords(Sequence[str]):
 
     def __init__(self, tokenizer: Any, n_tokens: int) -> None:
         self._tokenizer, self._n_tokens = tokenizer, n_tokens
+
+    def _shown(self) -> Iterable[tuple[str, Any]]:
+        return [("tokenizer", type(self._tokenizer)), ("n_tokens", self._n_tokens)]
 
     def __len__(self) -> int:
         return self._n_tokens
