@@ -1,8 +1,9 @@
 """Programs that are nearly another one, and whether they are another one at all.
 
-``near_misses`` mutates a loop program: ``of_a_variable``, ``of_storage`` and ``of_schedule`` hold
-the mutations, ``conditions`` when they act. ``equivalence`` looks for an interchange intervention
-that tells two programs apart.
+``near_misses`` mutates a loop program: ``of_a_variable``, ``of_storage``, ``of_schedule`` and
+``of_history`` hold the mutations, ``conditions`` when they act. ``equivalence`` looks for an
+interchange intervention that tells two programs apart: ``paired_runs`` makes those of one state,
+``repeated_states`` follows every two of them.
 """
 
 import lazy_loader

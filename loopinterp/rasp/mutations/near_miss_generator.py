@@ -12,7 +12,7 @@ import torch
 
 from loopinterp.errors import InputError, check_integer
 from loopinterp.rasp.compiler.compiled import compile_program
-from loopinterp.rasp.mutations import of_a_variable, of_schedule, of_storage
+from loopinterp.rasp.mutations import of_a_variable, of_history, of_schedule, of_storage
 from loopinterp.rasp.mutations.conditions import at_tokens, lateness, once_settled
 from loopinterp.rasp.mutations.program_equivalence import SCREENED, inputs_of, told_apart
 from loopinterp.rasp.mutations.rewriting import ALWAYS, Condition, reads_of_other_positions
@@ -181,6 +181,8 @@ def _conditional(
         yield "forgetting", partial(of_a_variable.forgetting, program, name)
         if name in read_by_others:
             yield "old value read", partial(of_a_variable.reading_old, program, name)
+            yield "out of phase", partial(of_history.held_out_of_phase, program, name)
+            yield "second change", partial(of_history.forgotten_the_second_time, program, name)
         if of_a_variable.kept_or_computed(program, name) is not None:
             for loops in (1, 2):
                 shorter = partial(of_a_variable.kept_shorter, program, name, loops=loops)

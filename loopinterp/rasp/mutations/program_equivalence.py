@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from loopinterp.errors import InputError, check_integer, check_seed
-from loopinterp.rasp.language import UNKNOWN
+from loopinterp.rasp.mutations.paired_runs import (
+    AT_A_TIME,
+    PairedRuns,
+    decided_difference,
+)
+from loopinterp.rasp.mutations.repeated_states import RepeatedStates, repeated_states
 from loopinterp.rasp.program_alignment import Alignment, alignments, delayed
 from loopinterp.rasp.program_registry import get_program
 from loopinterp.tasks.task import IGNORE, Batch
@@ -24,8 +30,14 @@ if TYPE_CHECKING:
     from loopinterp.rasp.program import LoopProgram
     from loopinterp.tasks.task import Task
 
-LENGTHS = (2, 4, 6)
+LENGTHS = (1, 2, 3, 4, 5, 6)
 """Lengths of the inputs."""
+
+EXHAUSTIVE_TO = 5
+"""Up to this length every interchange is made, where every input can be listed."""
+
+DRAWN_LENGTHS = (2, 4, 6)
+"""Lengths of the inputs where all interchanges are drawn."""
 
 EXAMPLES = 64
 """Inputs of each length and distribution."""
@@ -36,8 +48,12 @@ INTERVENTIONS = 4096
 SCREENED = 512
 """The same, for a first look at every way of laying one program over the other."""
 
-_MOST_INPUTS = 2**14
-_AT_A_TIME = 2**15
+MOST_INPUTS = 2**14
+"""The most inputs that :func:`every_input` lists."""
+
+MOST_STATES = 2**16
+"""The most states (input, position, loop) of one length of which all interchanges are made, where
+the length alone does not ask for it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,19 +64,28 @@ class Equivalence:
         program: Name of the program that is laid over the other.
         other: Name of the other.
         laid: How it lies best.
-        exhaustive: Whether every intervention was made that there is at these lengths.
-        natural_share: Share of (input, loop) at which undisturbed answers differ.
+        lengths: Lengths of the inputs.
+        every_single: Those at which every single interchange was made.
+        every_repeated: Those at which every two interchanges of one run were made; none where
+            single ones tell the programs apart.
+        natural_share: Share of (input, loop) at which the answers of clean runs differ.
         interventions: One entry an intervention: length, base and source (rows of the inputs of
-            that length), position, loop and the source's, whether it ``changes`` an answer of
-            either program, and whether the two answers ``differ``, at some loop after it.
+            that length), position, loop and the source's; the same of a second interchange in the
+            same run, its loop -1 where there is none; whether it ``changes`` an answer of either
+            program, and whether the two answers ``differ``, at some loop after it.
+        repeated: States that two interchanges lead to, where all are followed: how many, how many
+            of them ``changes`` and how many ``differ``.
     """
 
     program: str
     other: str
     laid: Alignment
-    exhaustive: bool
+    lengths: tuple[int, ...]
+    every_single: tuple[int, ...]
+    every_repeated: tuple[int, ...]
     natural_share: float
     interventions: dict[str, np.ndarray] = field(repr=False)
+    repeated: RepeatedStates = field(repr=False)
 
     @property
     def equivalent(self) -> bool:
@@ -68,13 +93,21 @@ class Equivalence:
 
         Of N interventions none differs: at 95%, less than 3 / N of all do, unless these are all.
         """
-        return self.natural_share == 0 and not self.interventions["differ"].any()
+        return self.natural_share == 0 and self.share == 0
+
+    @property
+    def exhaustive(self) -> bool:
+        """Whether all was made that could tell them apart at these lengths, or something does."""
+        return not self.equivalent or self.every_single == self.every_repeated == self.lengths
 
     @property
     def share(self) -> float:
-        """Share of interventions that differ among those that change anything."""
+        """Share of interventions that differ among those that change anything.
+
+        Where only a repeated interchange tells them apart, the share of states after one.
+        """
         differ, changes = self.interventions["differ"], self.interventions["changes"]
-        return float(differ.sum() / max((differ | changes).sum(), 1))
+        return float(differ.sum() / max((differ | changes).sum(), 1)) or self.repeated.share
 
 
 def equivalence(
@@ -83,38 +116,48 @@ def equivalence(
     *,
     lengths: tuple[int, ...] = LENGTHS,
     interventions: int | None = INTERVENTIONS,
+    exhaustive_to: int = EXHAUSTIVE_TO,
     seed: int = 0,
 ) -> Equivalence:
     """Look for an interchange intervention that tells two programs apart.
 
-    At some position and loop of a base input, all variables of that position are taken from the
-    run of a source input, drawn among those with the same token there; both programs go on,
-    each with its own variables, until the other's T(n). They are equivalent if their answers,
-    where asked for and decided by both, are equal at every loop from then on, and without any
-    intervention (at T(n), both must be decided). The program may lie over the other a loop earlier
-    or later, a position to the left, or with its answers a loop late: the best of these counts.
+    The one definition of equality that the comparison of programs, the decompiler and the
+    benchmark use. At some position and loop of a base input, all variables of that position are
+    taken from the run of a source input with the same token there, after the same loop or another
+    one, once or twice in one run; both programs go on, each with its own variables, until the
+    other's T(n). They are equivalent if their answers, where asked for and decided by both, are
+    equal at every loop from then on, and in clean runs (at T(n), both must be decided). The
+    program may lie over the other a loop earlier or later, a position to the left, or with its
+    answers a loop late: the best of these counts.
+
+    At lengths up to ``exhaustive_to`` every interchange is made: at every position and loop of
+    every input, every state that the same token has there in any input after any loop; and from
+    every state that this leads to, every such interchange again. At longer inputs, and where the
+    inputs of a length cannot all be listed or have more than 65,536 states, ``interventions`` are
+    drawn: half with a source of another loop, a tenth with a second interchange. The result says
+    at which lengths all were made; of too many states after two interchanges some are drawn.
 
     Args:
         program: The program, or its name.
         other: Another of the same task, in the place of a model.
         lengths: Lengths of the inputs.
-        interventions: How many are made at inputs of each length, at most. None for each there is:
-            at every position and loop of every input, every state that the same token has there
-            in any input after any loop. For tasks of few inputs: a second at 1,000 of them.
+        interventions: How many are made at inputs of each longer length, at most. None for each
+            there is, at every length.
+        exhaustive_to: The longest length at which all are made.
         seed: Seed of inputs and interventions.
 
     Raises:
-        InputError: programs of different tasks, no length, no interventions, or so long inputs that
-            there are too many of them for each.
+        InputError: programs of different tasks, no length, no interventions, or no number of them
+            where there are too many inputs for each.
 
     Source: interchange interventions, Geiger et al., arXiv 2106.02997.
 
     Example:
         >>> from loopinterp.rasp.mutations import near_misses_by_kind
         >>> [negated] = near_misses_by_kind("ripple")["negated"]
-        >>> equivalence("ripple", negated).equivalent
+        >>> equivalence("ripple", negated, lengths=(2, 4)).equivalent
         True
-        >>> found = equivalence("ripple", "ripple_held_2")
+        >>> found = equivalence("ripple", "ripple_held_2", lengths=(4,))
         >>> found.equivalent, found.natural_share, found.share > 0.1
         (False, 0.0, True)
     """
@@ -131,8 +174,9 @@ def equivalence(
             fix="Compare programs that read the same inputs and answer the same question.",
         )
 
-    def laid_over(laid: Alignment, most: int | None) -> Equivalence:
-        return told_apart(first, second, laid, lengths=lengths, interventions=most, seed=seed)
+    def laid_over(laid: Alignment, **few: Any) -> Equivalence:
+        given = {"interventions": interventions, "exhaustive_to": exhaustive_to, **few}
+        return told_apart(first, second, laid, lengths=lengths, seed=seed, **given)
 
     def apart(found: Equivalence) -> float:
         return found.share + found.natural_share
@@ -141,9 +185,9 @@ def equivalence(
     longest = max(map(second.n_loops, lengths))
     fitting = [laid for laid in alignments() if longest + laid.shift >= 0]
     few = min(interventions or SCREENED, SCREENED)
-    screened = [laid_over(laid, few) for laid in fitting]
+    screened = [laid_over(laid, interventions=few, exhaustive_to=0) for laid in fitting]
     candidates = [found for found in screened if found.equivalent] or [min(screened, key=apart)]
-    return min((laid_over(found.laid, interventions) for found in candidates), key=apart)
+    return min((laid_over(found.laid) for found in candidates), key=apart)
 
 
 def told_apart(
@@ -151,167 +195,87 @@ def told_apart(
     other: LoopProgram,
     laid: Alignment,
     *,
-    lengths: tuple[int, ...] = LENGTHS,
+    lengths: tuple[int, ...] = DRAWN_LENGTHS,
     interventions: int | None = INTERVENTIONS,
+    exhaustive_to: int = 0,
     seed: int = 0,
 ) -> Equivalence:
     """:func:`equivalence` with the program laid over the other in one given way."""
     task = get_task(program.task, **program.task_settings)
-    late = delayed(program, laid.lag)
+    late, generator = delayed(program, laid.lag), torch.Generator().manual_seed(check_seed(seed))
     natural: list[Tensor] = []
     columns: dict[str, list[Tensor]] = {}
-    generator = torch.Generator().manual_seed(check_seed(seed))
+    # Of lengths at which the program has not begun when the other is done, nothing is asked.
+    all_runs: dict[int, PairedRuns | None] = {}
     for n in lengths:
-        if interventions is None:
-            batch = every_input(task, n, seed=seed)
-        else:
-            batch = inputs_of(task, (n,), EXAMPLES, seed=seed)
-        n_loops = other.n_loops(n)
-        first = max(-laid.shift, 0)
-        if first > n_loops:
-            continue  # the program has not begun when the other is done
-        runs = _Run(late, batch.inputs, n_loops + 1), _Run(other, batch.inputs, n_loops + 1)
-        answers = runs[1].outputs[first : n_loops + 1]
-        expected = runs[0].outputs[first + laid.shift :][: len(answers)]
-        differ = _differ(expected, answers)
-        differ[-1:] = expected[-1:] != answers[-1:]  # at T(n), undecided is no answer
-        natural.append((differ & (batch.targets != IGNORE)).any(-1).flatten())
-        positions = range(max(laid.offset, 1), batch.inputs.shape[1])
-        loops = range(first, n_loops + 1)
-        if interventions is None:
-            made = _every(runs, laid, batch, positions, loops)
-        else:
-            made = _drawn(batch, positions, loops, interventions, generator)
-        for some in made.split(_AT_A_TIME):
-            for name, column in _intervened(runs, laid, batch, some, n_loops).items():
+        n_loops, required = other.n_loops(n), interventions is None
+        batch = _all_inputs(
+            task, n, n_loops, required=required, exhaustive_to=exhaustive_to, seed=seed
+        )
+        if max(-laid.shift, 0) > n_loops:
+            all_runs[n] = None
+            continue
+        drawn = batch or inputs_of(task, (n,), EXAMPLES, seed=seed)
+        runs = PairedRuns(late, other, laid, drawn, n_loops)
+        natural.append(_clean_difference(runs, drawn))
+        made = runs.every_single() if batch else runs.drawn(interventions or 0, generator)
+        for some in made.split(AT_A_TIME):
+            for name, column in runs.intervened(some).items():
                 columns.setdefault(name, []).append(column)
         columns.setdefault("length", []).append(torch.full_like(made.base, n))
-    return Equivalence(
+        if batch:
+            all_runs[n] = runs
+    result = Equivalence(
         program=program.name,
         other=other.name,
         laid=laid,
-        exhaustive=interventions is None,
+        lengths=lengths,
+        every_single=tuple(all_runs),
+        every_repeated=(),
         natural_share=float(torch.cat(natural).double().mean()),
         interventions={name: torch.cat(parts).numpy() for name, parts in columns.items()},
+        repeated=RepeatedStates(),
     )
+    return _followed_twice(result, all_runs, generator) if result.equivalent else result
 
 
-@dataclass(frozen=True, eq=False)
-class _Interventions:
-    """Whose run is changed, whose values it is given, where, and after how many loops of each."""
-
-    base: Int[Tensor, " row"]
-    source: Int[Tensor, " row"]
-    position: Int[Tensor, " row"]
-    loop: Int[Tensor, " row"]
-    source_loop: Int[Tensor, " row"]
-
-    def split(self, at_a_time: int) -> Iterator[_Interventions]:
-        """Parts that fit memory."""
-        parts = zip(*(column.split(at_a_time) for column in vars(self).values()))
-        return (_Interventions(*part) for part in parts)
-
-
-def _every(
-    runs: tuple[_Run, _Run], laid: Alignment, batch: Batch, positions: range, loops: range
-) -> _Interventions:
-    """All that change a state: of runs that come to one state of both programs, one is given."""
-    made = []
-    for position in positions:
-        program, other = (run.trace.variables.values() for run in runs)
-        shifted = slice(loops.start + laid.shift, loops.stop + laid.shift)
-        state = torch.stack([
-            batch.inputs[:, position].expand(len(loops), -1),
-            *(x[shifted, :, position - laid.offset] for x in program),
-            *(x[loops.start : loops.stop, :, position] for x in other),
-        ])  # fmt: skip
-        kinds, kind = state.flatten(1).unique(dim=1, return_inverse=True)
-        one = torch.empty(kinds.shape[1], dtype=torch.long)
-        one[kind] = torch.arange(len(kind))
-        at = torch.arange(len(kinds[0]))
-        base, source = ((kinds[0] == kinds[0, kind, None]) & (kind[:, None] != at)).nonzero().T
-        (loop, base), (source_loop, source) = (
-            torch.unravel_index(x, (len(loops), len(batch))) for x in (base, one[source])
+def _followed_twice(
+    result: Equivalence, all_runs: Mapping[int, PairedRuns | None], generator: torch.Generator
+) -> Equivalence:
+    """What no single interchange has told apart, after every two of them."""
+    repeated, complete = RepeatedStates(), []
+    for n, runs in all_runs.items():
+        states, all_followed = (
+            (RepeatedStates(), True) if runs is None else repeated_states(runs, generator)
         )
-        position = torch.full_like(base, position)
-        made.append((base, source, position, loop + loops.start, source_loop + loops.start))
-    return _Interventions(*map(torch.cat, zip(*made)))
+        repeated += states
+        complete += [n] if all_followed else []
+        if states.differ:
+            break
+    return dataclasses.replace(result, every_repeated=tuple(complete), repeated=repeated)
 
 
-def _drawn(
-    batch: Batch, positions: range, loops: range, most: int, generator: torch.Generator
-) -> _Interventions:
-    """Inputs, positions and loops, all different, each with another input of the same token."""
-    source = torch.stack([_other_of_token(column, generator) for column in batch.inputs.T], dim=1)
-    sizes = (len(batch), len(positions), len(loops))
-    chosen = torch.randperm(math.prod(sizes), generator=generator)[:most]
-    base, place, time = torch.unravel_index(chosen, sizes)
-    position, loop = place + positions.start, time + loops.start
-    return _Interventions(base, source[base, position], position, loop, loop)
+def _all_inputs(
+    task: Task, n: int, n_loops: int, *, required: bool, exhaustive_to: int, seed: int
+) -> Batch | None:
+    """All inputs of a length where every interchange is to be made; None where some are drawn."""
+    if required:
+        return every_input(task, n, seed=seed)
+    states = n_inputs(task, n, seed=seed) * task.n_positions(n) * (n_loops + 1)
+    if n > exhaustive_to or states > MOST_STATES:
+        return None
+    try:
+        return every_input(task, n, seed=seed)
+    except InputError:  # not every combination of symbols is an input of the task
+        return None
 
 
-def _other_of_token(
-    tokens: Int[Tensor, " input"], generator: torch.Generator
-) -> Int[Tensor, " input"]:
-    """For each input another one with the same token: the next of a circle in random order."""
-    shuffled = torch.randperm(len(tokens), generator=generator)
-    by_token = shuffled[tokens[shuffled].argsort(stable=True)]
-    other = torch.empty_like(by_token)
-    for same in by_token.split(tokens.unique(return_counts=True)[1].tolist()):
-        other[same] = same.roll(1)
-    return other
-
-
-class _Run:
-    """A program's natural run on all inputs, and runs that go on from a changed state."""
-
-    def __init__(self, program: LoopProgram, inputs: Tensor, n_loops: int) -> None:
-        self.program, self.inputs = program, inputs
-        self.trace = program.trace(inputs, n_loops)
-        self.outputs = self.trace.outputs
-
-    def intervened(
-        self, drawn: _Interventions, laid: Alignment, n_loops: int
-    ) -> tuple[Int[Tensor, "delay row pos"], Int[Tensor, "delay row pos"]]:
-        """What is answered with the source's variables at the position; and without."""
-        loop, position = drawn.loop + laid.shift, drawn.position - laid.offset
-        rows = torch.arange(len(loop))
-        state = {name: x[loop, drawn.base] for name, x in self.trace.variables.items()}
-        for name, x in self.trace.variables.items():
-            state[name][rows, position] = x[drawn.source_loop + laid.shift, drawn.source, position]
-        # A step knows no loop number, so interventions at different loops go on together.
-        run = self.program.run(self.inputs[drawn.base], n_loops=n_loops, variables=state)
-        delays = torch.arange(n_loops + 1)[:, None]
-        reads = (loop + delays).clamp(max=len(self.outputs) - 1)
-        return run.outputs, self.outputs[reads, drawn.base]
-
-
-def _intervened(
-    runs: tuple[_Run, _Run], laid: Alignment, batch: Batch, drawn: _Interventions, n_loops: int
-) -> dict[str, Tensor]:
-    if not len(drawn.base):
-        none = torch.zeros(0, dtype=torch.bool)
-        return {**vars(drawn), "changes": none, "differ": none}
-    program, other = runs
-    expected, undisturbed = program.intervened(drawn, laid, n_loops)
-    answers, left_alone = other.intervened(drawn, Alignment(), n_loops)
-    within = drawn.loop + torch.arange(n_loops + 1)[:, None] <= n_loops
-    counts = (batch.targets != IGNORE)[drawn.base] & within[..., None]
-
-    def anywhere(x: Tensor) -> Tensor:
-        return (x & counts).any(-1).any(0)
-
-    changes = _differ(expected, undisturbed) | _differ(answers, left_alone)
-    return {
-        **vars(drawn),
-        "changes": anywhere(changes),
-        "differ": anywhere(_differ(expected, answers)),
-    }
-
-
-def _differ(x: Tensor, y: Tensor) -> Bool[Tensor, ...]:
-    """Where two answers differ; one that is undecided says nothing."""
-    return (x != y) & (x != UNKNOWN) & (y != UNKNOWN)
+def _clean_difference(runs: PairedRuns, batch: Batch) -> Bool[Tensor, " loop_input"]:
+    """Whether the whole answers of clean runs differ, at each loop of each input."""
+    expected, answers = runs.clean_answers()
+    differ = decided_difference(expected, answers)
+    differ[-1:] = expected[-1:] != answers[-1:]  # at T(n), undecided is no answer
+    return (differ & (batch.targets != IGNORE)).any(-1).flatten()
 
 
 def inputs_of(task: Task, lengths: tuple[int, ...], examples: int, *, seed: int) -> Batch:
@@ -324,19 +288,28 @@ def inputs_of(task: Task, lengths: tuple[int, ...], examples: int, *, seed: int)
     return Batch(*joined, task=task)
 
 
+def _symbols(task: Task, n: int, seed: int) -> list[Int[Tensor, " symbol"]]:
+    """The symbols that stand at each position of inputs of a length."""
+    return [column.unique() for column in inputs_of(task, (n,), 8 * EXAMPLES, seed=seed).inputs.T]
+
+
+def n_inputs(task: Task, n: int, *, seed: int = 0) -> int:
+    """How many inputs :func:`every_input` lists."""
+    return math.prod(map(len, _symbols(task, n, seed)))
+
+
 def every_input(task: Task, n: int, *, seed: int = 0) -> Batch:
     """All inputs of a length, and more where not every symbol may follow every other.
 
     Raises:
         InputError: There are more than 16,384.
     """
-    drawn = inputs_of(task, (n,), 8 * EXAMPLES, seed=seed).inputs
-    symbols = [column.unique() for column in drawn.T]
+    symbols = _symbols(task, n, seed)
     number = math.prod(map(len, symbols))
-    if number > _MOST_INPUTS:
+    if number > MOST_INPUTS:
         raise InputError(
             "lengths",
-            expected=f"lengths of which {task.name} has at most {_MOST_INPUTS:,} inputs",
+            expected=f"lengths of which {task.name} has at most {MOST_INPUTS:,} inputs",
             given=f"{n}, of which it has {number:,}",
             fix="Pass shorter ones, or a number of interventions.",
         )

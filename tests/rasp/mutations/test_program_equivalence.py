@@ -23,7 +23,9 @@ from loopinterp.rasp import (
 )
 from loopinterp.rasp.language import eq
 from loopinterp.rasp.mutations import equivalence
+from loopinterp.rasp.mutations.of_history import forgotten_the_second_time, held_out_of_phase
 from loopinterp.rasp.mutations.of_storage import negated
+from loopinterp.rasp.mutations.paired_runs import PairedRuns
 from loopinterp.rasp.mutations.program_equivalence import (
     EXAMPLES,
     INTERVENTIONS,
@@ -32,6 +34,7 @@ from loopinterp.rasp.mutations.program_equivalence import (
     inputs_of,
     told_apart,
 )
+from loopinterp.rasp.mutations.repeated_states import repeated_states
 from loopinterp.rasp.mutations.rewriting import after_a_step, at_the_start, changed
 from loopinterp.rasp.program_alignment import Alignment, alignments, delayed
 from loopinterp.rasp.programs.addition_tokens import INPUTS, generate, propagate
@@ -60,19 +63,25 @@ def test_what_tells_a_held_ripple_from_the_plain_one_is_what_plain_python_says(n
     assert found.natural_share == 0
     inputs = inputs_of(Addition(), (n,), EXAMPLES, seed=0).inputs.tolist()
     natural = [simulated("ripple", x, n_loops=n_loops) for x in inputs]
-    columns = ("base", "source", "position", "loop", "changes", "differ")
+    of_first = ("source", "position", "loop", "source_loop")
+    columns = ("base", *of_first, *(f"second_{name}" for name in of_first), "changes", "differ")
     rows = list(zip(*(found.interventions[column].tolist() for column in columns)))
     assert len(rows) == min(INTERVENTIONS, len(inputs) * n * (n_loops + 1))
-    for base, source, position, loop, changes, differ in rows:
-        x = inputs[base]
-        assert x[position] == inputs[source][position]
-        value = natural[source][loop][position]
-        plain, held = (
-            taken(rule, x, natural[base][loop], value, position, loop) for rule in ("ripple", name)
-        )
+    for base, *first_and_second, changes, differ in rows:
+        x, given = inputs[base], []
+        for source, position, loop, source_loop in (first_and_second[:4], first_and_second[4:]):
+            if loop >= 0:
+                assert x[position] == inputs[source][position]
+                given.append((loop, position, natural[source][source_loop][position]))
+        first_loop = given[0][0]
+        plain, held = (taken(rule, x, natural[base], given) for rule in ("ripple", name))
         assert differ == (plain != held)
-        assert changes == (plain != natural[base][loop:] or held != natural[base][loop:])
+        undisturbed = natural[base][first_loop:]
+        assert changes == (plain != undisturbed or held != undisturbed)
     assert 0 < sum(row[-1] for row in rows) < sum(row[-2] for row in rows)
+    across = found.interventions["loop"] != found.interventions["source_loop"]
+    assert 0.4 < across.mean() < 0.6
+    assert 0.03 < (found.interventions["second_loop"] >= 0).mean() < 0.1
 
 
 def test_every_intervention_is_each_other_state_that_a_token_comes_to_at_a_position():
@@ -114,9 +123,82 @@ def test_a_program_that_errs_on_one_input_is_told_apart_by_all_interventions():
     exception = [eq(shift_right(tokens, k), token) for k, token in enumerate((1, 2, 1, 1, 2))]
     step = RIPPLE.step["carry"] & ~reduce(and_, exception)
     other = changed(RIPPLE, "excepted", step={"carry": step})
-    assert equivalence(RIPPLE, other, lengths=(5,), interventions=128).equivalent
+    assert equivalence(RIPPLE, other, lengths=(5,), interventions=128, exhaustive_to=0).equivalent
     found = equivalence(RIPPLE, other, lengths=(5,), interventions=None)
     assert not found.equivalent and found.share < 0.01
+
+
+@pytest.mark.parametrize("name", ["ripple_held_2", "ripple_held_until_kill"])
+def test_states_after_two_interchanges_are_those_of_every_two_one_by_one(name):
+    n, held = 2, get_program(name)
+    each = RIPPLE, held
+    n_loops = 2
+    batch = every_input(Addition(), n)
+    runs = PairedRuns(RIPPLE, held, Alignment(), batch, n_loops)
+    found, complete = repeated_states(runs, torch.Generator())
+    clean = [p.trace(batch.inputs, n_loops).variables for p in each]
+
+    def state(row, loop):
+        return tuple(tuple(x[loop, row].tolist()) for of in clean for x in of.values())
+
+    def step(row, values):
+        after, k = [], 0
+        for p in each:
+            own = {v: torch.tensor([values[k + j]]) for j, v in enumerate(p.variables)}
+            k += len(own)
+            run = p.run(batch.inputs[row : row + 1], n_loops=1, variables=own)
+            after += [tuple(x[1, 0].tolist()) for x in run.variables.values()]
+        return tuple(after)
+
+    rows, loops = range(len(batch)), range(n_loops + 1)
+    pool = {
+        (p, int(batch.inputs[row, p]), tuple(x[p] for x in state(row, loop)))
+        for row, loop, p in product(rows, loops, range(1, n + 1))
+    }
+
+    def interchanged(row, values):
+        for p, token, given in pool:
+            if token == batch.inputs[row, p] and given != tuple(x[p] for x in values):
+                yield tuple((*x[:p], g, *x[p + 1 :]) for x, g in zip(values, given))
+
+    wanted = set()
+    for row in rows:
+        once, twice = set(), set()
+        for loop in loops:
+            once, twice = ({step(row, x) for x in some} for some in (once, twice))
+            once |= set(interchanged(row, state(row, loop)))
+            twice |= {y for x in once for y in interchanged(row, x)}
+            wanted |= {(row, loop, x) for x in twice}
+    assert complete and found.number == len(wanted)
+    assert found.differ == sum(
+        any(x[0][p] != x[1][p] for p in range(1, n + 1)) for _, _, x in wanted
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "variable"),
+    [("ripple", "carry"), ("prefix_xor", "prefix"), ("parity", "parity"), ("copy", "symbol")],
+)
+def test_what_only_another_loop_or_a_second_change_brings_out_is_told_apart(name, variable):
+    program = get_program(name)
+
+    def repeated(made):
+        return made["second_loop"] >= 0
+
+    def across_loops(made):
+        second = repeated(made) & (made["second_loop"] != made["second_source_loop"])
+        return (made["loop"] != made["source_loop"]) | second
+
+    for mutation, only_by in (
+        (held_out_of_phase, across_loops),
+        (forgotten_the_second_time, repeated),
+    ):
+        found = told_apart(program, mutation(program, variable), Alignment(), lengths=(6, 8))
+        made = found.interventions
+        assert found.natural_share == 0 and made["differ"].any()
+        assert only_by(made)[made["differ"]].all()
+        short = equivalence(program, mutation(program, variable), lengths=(4,))
+        assert short.every_single == (4,) and not short.equivalent
 
 
 def test_more_inputs_than_can_be_tried_are_refused():
@@ -124,18 +206,20 @@ def test_more_inputs_than_can_be_tried_are_refused():
         equivalence("ripple", "ripple", lengths=(8,), interventions=None)
 
 
-def taken(name, tokens, carries, value, position, loop, n_loops=3):
-    """The carries from a loop on, with one value of another run, in plain Python."""
-    carry = list(carries)
-    carry[position] = value
-    since = [0] * len(tokens)
-    history = [list(carry)]
-    for _ in range(n_loops - loop):
-        out = [int(t == 3 or (t in (1, 2) and c)) for t, c in zip(tokens, carry)]
-        for i in range(1, len(tokens)):
-            since[i] = 0 if out[i - 1] else since[i] + 1
-            hold = HOLDS[name](tokens[i], tokens[i - 1])
-            carry[i] = int(out[i - 1] or (carry[i] and since[i] < hold))
+def taken(name, tokens, carries, given, n_loops=3):
+    """The carries from the first loop on at which values of other runs are put in."""
+    first = given[0][0]
+    carry, since, history = list(carries[first]), [0] * len(tokens), []
+    for loop in range(first, n_loops + 1):
+        if loop > first:
+            out = [int(t == 3 or (t in (1, 2) and c)) for t, c in zip(tokens, carry)]
+            for i in range(1, len(tokens)):
+                since[i] = 0 if out[i - 1] else since[i] + 1
+                hold = HOLDS[name](tokens[i], tokens[i - 1])
+                carry[i] = int(out[i - 1] or (carry[i] and since[i] < hold))
+        for when, position, value in given:
+            if when == loop:
+                carry[position], since[position] = value, 0
         history.append(list(carry))
     return history
 
