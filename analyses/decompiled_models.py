@@ -13,7 +13,7 @@ Trained: models of the zoo, and what their tables leave unexplained, cell by cel
 model goes to
 ``analyses/results/decompiled_models.csv``, cells to ``decompiled_models_unexplained.csv``, and the
 tables into the documentation; what is there already is not done again, but for those given with
---only.
+--only, or with --again, as after a change of the decompiler.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from loopinterp.benchmark import benchmark_models
 from loopinterp.benchmark.benchmark_entries import DISGUISES
 from loopinterp.circuits import Decompiled, decompile
 from loopinterp.circuits.decompiler import EXACT
+from loopinterp.circuits.decompiler.held_out import PLANTED
 from loopinterp.rasp import LoopProgram, compile_program, get_program
 from loopinterp.rasp.mutations import equivalence, near_misses
 from loopinterp.tasks import get_task
@@ -85,7 +86,7 @@ LONG_PROGRAMS = (
 
 KEY = ["kind", "model", "disguise"]
 WHAT = ("undisturbed", "1 loop later", "2 loops later", "at the end", "whole trajectory", "surely")
-TRAINED = (*WHAT, "farther")
+TRAINED = (*WHAT, PLANTED, "farther")
 
 
 def main() -> None:
@@ -93,6 +94,7 @@ def main() -> None:
     parser.add_argument("--only", action="append", default=[], help="Programs or models.")
     kinds = ["known", TO_IT, LONGER, "near miss", "trained"]
     parser.add_argument("--kinds", nargs="+", choices=kinds)
+    parser.add_argument("--again", action="store_true", help="Remake rows that are there.")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--page", type=Path, default=PAGES / PAGE)
     parser.add_argument("--jobs", type=int, default=1, help="Processes.")
@@ -104,7 +106,7 @@ def main() -> None:
         cell
         for cell in cells()
         if (not args.kinds or cell[0] in args.kinds)
-        and (cell[1] in args.only if args.only else cell not in done)
+        and (cell[1] in args.only if args.only else args.again or cell not in done)
     ]
     found: Any = Parallel(n_jobs=args.jobs, return_as="generator_unordered")(
         delayed(measured)(*cell) for cell in wanted
@@ -174,6 +176,7 @@ def measured(kind: str, name: str, disguise: str) -> tuple[dict[str, Any], pd.Da
         "outcome": outcome,
         "claim": found.claim.grade,
         "at_most": found.claim.at_most,
+        "checked_to": found.claim.checked_to,
         "reason": found.reason,
         "tolerance": found.tolerance,
         "cells": float("nan") if found.automaton is None else len(found.automaton.cells),

@@ -251,37 +251,52 @@ class _Writer:
     def parts(self) -> _Parts:
         """The program's expressions."""
         names = self.naming.variables
-        starts = [self._written(f"{v}_at_first", *self._start(k)) for k, v in enumerate(names)]
+        starts = [self._start(f"{v}_at_first", k) for k, v in enumerate(names)]
         sends = self.messages.sends
         cells = [cell for cell in sends if cell != EDGE]
         sent = self._written("sends", cells, [sends[cell] for cell in cells])
         arrives = shift_right(sent, 1, default=sends.get(EDGE, 0))
         own, come = zip(*self.messages.becomes)
+        n_messages = self.messages.n
         after = [self.naming.of[c[0], v] for c, v in zip(own, self.messages.becomes.values())]
         steps = [
-            self._written(f"{v}_next", own, [names[k] for names in after], (arrives, come))
+            self._written(f"{v}_next", own, [of[k] for of in after], (arrives, come, n_messages))
             for k, v in enumerate(names)
         ]
         answers = self.automaton.answers
         finish = self._written("answers", [*answers], [*answers.values()])
         return _Parts(dict(zip(names, starts)), dict(zip(names, steps)), finish)
 
-    def _start(self, k: int) -> tuple[list[Cell], list[int]]:
-        """One variable at first, by token (:func:`decompile` refuses starts that differ more)."""
-        by_token = {token: value for (_, token), value in self.automaton.start.items()}
-        wanted = [self.naming.of[token, value][k] for token, value in by_token.items()]
-        return [(token, -1) for token in by_token], wanted
+    def _start(self, name: str, k: int) -> Seq:
+        """One variable at first: by token, and by the token to the left where that matters."""
+        wanted = {
+            (left, own): self.naming.of[own, value][k]
+            for (left, own), value in self.automaton.start.items()
+        }
+        by_token = {own: value for (_, own), value in wanted.items()}
+        if all(by_token[own] == value for (_, own), value in wanted.items()):
+            return self._written(name, [(own, -1) for own in by_token], [*by_token.values()])
+        before = torch.tensor([left for left, _ in wanted])
+        of_left = [
+            Atom(shift_right(word, 1, default=0), _applied(word, before).where(before >= 0, 0))
+            for word in (self.words or {}).values()
+        ]
+        key = shift_right(tokens + 1, 1, default=0), (before + 1).tolist(), int(before.max()) + 2
+        cells = [(own, -1) for _, own in wanted]
+        return self._written(name, cells, [*wanted.values()], key, of_left)
 
     def _written(
         self,
         name: str,
         cells: Sequence[Cell],
         wanted: Sequence[int],
-        arrives: tuple[Seq, Sequence[int]] | None = None,
+        beside: tuple[Seq, Sequence[int], int] | None = None,
+        atoms: Sequence[Atom] = (),
     ) -> Seq:
-        """An expression with a value wanted in each case: a cell, and a message if one arrives.
+        """An expression with a value wanted in each case: a cell, and what stands to its left.
 
-        Cells with value -1 stand for all of a token.
+        Cells with value -1 stand for all of a token. To the left is a sequence, its value in each
+        case and the number of its values; ``atoms`` are others to build with.
         """
         target = torch.tensor(wanted)
         of_token = torch.tensor([token for token, _ in cells])
@@ -289,12 +304,12 @@ class _Writer:
         if cells[0][1] >= 0:
             coordinates = torch.tensor([self.naming.of[cell] for cell in cells])
             keys += zip(map(var, self.naming.variables), coordinates.unbind(1), self.sizes)
-        if arrives is not None:
-            keys.append((arrives[0], torch.tensor(arrives[1]), self.messages.n))
+        if beside is not None:
+            keys.append((beside[0], torch.tensor(beside[1]), beside[2]))
         if self.words is not None:
             known = [Atom(word, _applied(word, of_token)) for word in self.words.values()]
-            atoms = [Atom(x, values) for x, values, _ in keys[1:]]
-            found = shortest_expression(target, [*atoms, *known])
+            of_keys = [Atom(x, values) for x, values, _ in keys[1:]]
+            found = shortest_expression(target, [*of_keys, *atoms, *known])
             if found is not None:
                 return found
         key, number = keys[0][0], of_token

@@ -1,58 +1,66 @@
-"""What is claimed of a program that was read off a model, by its evidence and no more."""
+"""What a decompilation claims, as codes with their values: how far a program holds, or why none is.
+
+:mod:`~loopinterp.circuits.decompiler.decompilation_study_views` puts them into words.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 
-from loopinterp.circuits.decompiler.held_out import PLANTED, TRAJECTORY, UNDISTURBED
-from loopinterp.intervals import wilson_estimate
+from loopinterp.circuits.decompiler.held_out import PLANTED, TRAJECTORY, UNDISTURBED, estimates
 from loopinterp.short_repr import ShortRepr
 
+Grade = Literal["exact", "nearly", "none"]
 EXACT, NEARLY, NONE = "exact", "nearly", "none"
 
 
 @dataclass(frozen=True)
 class Claim(ShortRepr):
-    """How much is said of a program.
+    """How far a program holds, and on which inputs that was checked.
 
     Attributes:
-        grade: ``exact`` where all that was held out went as the program says, undisturbed and after
-            exchanges of states of the same and of any other loop, all three tried at each length;
-            ``nearly`` where a program is given all the same; ``none`` where there is none.
-        tried: Exchanges that were held out and change an answer of the model or of the program.
+        grade: ``exact`` where every held-out run went as the program says, clean and after
+            interchanges of states of the same and of any other loop, all three tried at each
+            length. That speaks of inputs up to :attr:`checked_to` and of no longer ones. ``nearly``
+            where a program is given all the same; ``none`` where there is none.
+        tried: Held-out interchanges that change an answer of the model or of the program.
         otherwise: After how many of them some answer is not as the program says.
-        at_most: Upper end, at 95%, of the share of such exchanges that go otherwise, of the kind
-            and length of which this is most; NaN where none was tried.
-        lengths: Of the inputs.
+        at_most: Upper end, at 95% over inputs, of the share of such interchanges that go otherwise,
+            of the kind and length of which this is most; 1 where none was tried.
+        lengths: Of the inputs that it was checked on.
+        read_at: Of those that it was read off.
     """
 
-    grade: str
+    grade: Grade
     tried: int = 0
     otherwise: int = 0
-    at_most: float = float("nan")
+    at_most: float = 1.0
     lengths: tuple[int, ...] = ()
+    read_at: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, evidence: pd.DataFrame, *, given: bool) -> Claim:
+    def of(cls, evidence: pd.DataFrame, *, given: bool, read_at: tuple[int, ...] = ()) -> Claim:
         """The strongest claim that all of the evidence supports.
 
         Args:
             evidence: Of a program, with the columns of
                 :attr:`~loopinterp.circuits.decompiler.decompilation.Decompiled.evidence`.
             given: Whether a program is given at all.
+            read_at: Lengths that it was read off.
 
         Example:
             >>> import pandas as pd
-            >>> rows = [(5, "undisturbed", 90, 90), (5, "whole trajectory", 400, 400)]
-            >>> seen = pd.DataFrame(rows, columns=["n", "what", "agree", "of"])
+            >>> rows = [(5, "undisturbed", 90, 90, 30), (5, "whole trajectory", 400, 400, 80)]
+            >>> seen = pd.DataFrame(rows, columns=["n", "what", "agree", "of", "inputs"])
             >>> Claim.of(seen, given=True).grade  # states of other loops were not tried
             'nearly'
             >>> more = pd.concat([seen, seen[1:].assign(what="whole trajectory, planted")])
-            >>> print(Claim.of(more, given=True))
-            exact: all of 800 exchanges go as it says (at least 99.05% do, at 95%; n = 5)
+            >>> claim = Claim.of(more, given=True)
+            >>> claim.grade, claim.checked_to, claim.tried, round(claim.at_most, 3)
+            ('exact', 5, 800, 0.046)
         """
         if not given or not len(evidence):
             return cls(NONE)
@@ -64,23 +72,66 @@ class Claim(ShortRepr):
         complete = all(everything <= tried.get(n, set()) for n in {*evidence["n"]})
         complete = complete and (asked["agree"] == asked["of"]).all()
         counts = counts[counts["of"] > 0]
-        low = wilson_estimate(counts["agree"], counts["of"])[..., 1]
+        low = estimates(counts)[:, 1]
         return cls(
             grade=EXACT if complete else NEARLY,
             tried=int(counts["of"].sum()),
             otherwise=int((counts["of"] - counts["agree"]).sum()),
-            at_most=float(1 - low.min()) if len(low) else float("nan"),
+            at_most=float(1 - low.min()) if len(low) else 1.0,
             lengths=tuple(sorted({*map(int, evidence["n"])})),
+            read_at=tuple(read_at),
         )
+
+    @property
+    def checked_to(self) -> int:
+        """The greatest length that was checked; 0 where none was."""
+        return max(self.lengths, default=0)
 
     def __str__(self) -> str:
         """In a sentence."""
-        if self.grade == NONE:
-            return "none"
-        lengths = f"n = {', '.join(map(str, self.lengths))}"
-        least = f"at least {1 - self.at_most:.2%} do, at 95%" if self.tried else "none was tried"
-        surely = f"{least}; {lengths}"
-        if self.grade == EXACT:
-            return f"exact: all of {self.tried} exchanges go as it says ({surely})"
-        right = self.tried - self.otherwise
-        return f"nearly: {right} of {self.tried} exchanges go as it says ({surely})"
+        from loopinterp.circuits.decompiler.decompilation_study_views import claim_in_words
+
+        return claim_in_words(self)
+
+
+RefusalCode = Literal[
+    "many-tokens",
+    "many-values",
+    "many-cells",
+    "reads-farther",
+    "starts-differ",
+    "inconsistent",
+    "below-line",
+    "nothing-to-check",
+]
+
+
+@dataclass(frozen=True)
+class Refusal(ShortRepr):
+    """Why no program is given.
+
+    Attributes:
+        code: ``many-tokens`` (the model reads ``value`` of them, more than are tried),
+            ``many-values`` (more than ``value`` of one token), ``many-cells`` (``value`` pairs of
+            them), ``reads-farther`` (share of places whose step reads more than the left
+            neighbour), ``starts-differ`` (tokens whose positions start with different values beside
+            the same left neighbour), ``inconsistent`` (share of experiments that differ from most
+            of their kind), ``below-line`` (low end of ``kind`` at length ``n``),
+            ``nothing-to-check`` (no interchange changes an answer).
+        value: The number that decided.
+        line: What it is held against, if anything.
+        kind: Of ``below-line``, which kind of evidence.
+        n: Of ``below-line``, the length.
+    """
+
+    code: RefusalCode
+    value: float = 0.0
+    line: float = 0.0
+    kind: str = ""
+    n: int = 0
+
+    def __str__(self) -> str:
+        """As a clause."""
+        from loopinterp.circuits.decompiler.decompilation_study_views import refusal_in_words
+
+        return refusal_in_words(self)

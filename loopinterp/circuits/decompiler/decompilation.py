@@ -11,16 +11,21 @@ import torch
 
 from loopinterp.circuits.decompiler.automaton_program import program_of
 from loopinterp.circuits.decompiler.behaviour import Behaviour, Runs
-from loopinterp.circuits.decompiler.claim import Claim
+from loopinterp.circuits.decompiler.claim import Claim, Refusal
 from loopinterp.circuits.decompiler.counterexample_rounds import against_counterexamples
 from loopinterp.circuits.decompiler.exchange_runs import ExchangeRuns
 from loopinterp.circuits.decompiler.held_out import PLANTED, TRAJECTORY, UNDISTURBED, held_out
 from loopinterp.circuits.decompiler.region_refinement import refine
 from loopinterp.circuits.decompiler.state_values import TokenValues, spread_out
 from loopinterp.circuits.decompiler.table_exits import unexplained_steps
-from loopinterp.circuits.decompiler.transition_table import TransitionTable, tabulate
+from loopinterp.circuits.decompiler.transition_table import (
+    TransitionTable,
+    side_by_side,
+    start_values,
+    tabulate,
+)
 from loopinterp.errors import InputError, check_integer, check_seed
-from loopinterp.models import bind
+from loopinterp.models import bind, device_of
 from loopinterp.models.looped_model import need_model
 from loopinterp.models.run_length import rule_of
 from loopinterp.rasp.counts import Linear
@@ -38,7 +43,8 @@ if TYPE_CHECKING:
 
 TOLERANCES = (0.0, 0.05, 0.2)
 ENOUGH = 0.9
-"""A program is given if so many of the whole trajectories are as it says, at 95%."""
+"""A program is given if no low end of what it says falls below this: of clean answers and of whole
+trajectories, at each length, 95% intervals over inputs."""
 
 MOST_TOKENS = 12
 """With more, pairs of cells are too many to be tried."""
@@ -48,6 +54,9 @@ _SPREAD, _ELSEWHERE = 64, 256
 
 _HELD_OUT, _HELD_OUT_REGIONS = 1000, 3000
 """Exchanges of each length that the evidence is of, and of regions, which are never all right."""
+
+_INPUTS = 4
+"""Inputs of the evidence for each that the program is read off: intervals count them."""
 
 _ANSWERS_ELSEWHERE = 0.02
 """Share of these places whose next answer may change, where values are regions."""
@@ -59,31 +68,40 @@ class Decompiled(ShortRepr):
 
     Attributes:
         program: The program, if the model is one of the kind that can be read.
-        reason: Why there is none; "" if there is one.
+        refusal: Why there is none; None if there is one.
         closest: The program that comes closest, the same as ``program`` where that is given; None
             where not even a table could be made.
         automaton: The same as a table, without values that behave alike.
         tolerance: Share of contexts in which states of one value may behave differently.
         consistency: Share of the experiments that gave what most of their kind did.
         evidence: Of ``closest``, on held-out inputs and exchanges: columns ``n``, ``what``,
-            ``agree``, ``of``, ``value``, ``low``, ``high``.
+            ``agree``, ``of``, ``inputs`` (on how many of them these were), ``value``, ``low``,
+            ``high`` (95%, over inputs).
         unexplained: Of regions, cell by cell, the steps at which runs leave ``automaton``
             (:func:`~loopinterp.circuits.decompiler.table_exits.unexplained_steps`).
+        read_at: Lengths that it was read off.
     """
 
     program: LoopProgram | None
-    reason: str
+    refusal: Refusal | None = None
     closest: LoopProgram | None = None
     automaton: CellAutomaton | None = field(default=None, repr=False)
     tolerance: float = 0.0
     consistency: float = 0.0
     evidence: pd.DataFrame = field(default_factory=pd.DataFrame, repr=False)
     unexplained: pd.DataFrame = field(default_factory=pd.DataFrame, repr=False)
+    read_at: tuple[int, ...] = ()
+
+    @property
+    def reason(self) -> str:
+        """The refusal as a clause; "" if there is none."""
+        return "" if self.refusal is None else str(self.refusal)
 
     @property
     def claim(self) -> Claim:
         """What is claimed of ``program``: all that the evidence supports, and no more."""
-        return Claim.of(self.evidence, given=self.program is not None)
+        given = self.program is not None
+        return Claim.of(self.evidence, given=given, read_at=self.read_at)
 
     def _shown(self) -> list[tuple[str, object]]:
         name = "None" if self.program is None else self.program.name
@@ -99,7 +117,8 @@ class Decompiled(ShortRepr):
         shown += [f"claim: {self.claim}"] if self.program else []
         shown += ["evidence"] if shown else []
         rows = [
-            f"  n = {row['n']}, {row['what']}: {row['agree']} of {row['of']}"
+            f"  n = {row['n']}, {row['what']}: {row['agree']} of {row['of']} "
+            f"(on {row['inputs']} inputs)"
             for row in self.evidence.to_dict("records")
         ]
         return "\n".join([*head, *shown, *rows])
@@ -150,14 +169,16 @@ def decompile(
 
     A model of which any of this does not hold is not decompiled: where it has more than
     :data:`MOST_TOKENS` tokens, where a step reads more than the left neighbour, where there are
-    more values, where the same experiment gives different values, or where the program says less
-    than 90% of whole trajectories, at 95%.
+    more values, where positions of one token start with different values beside the same
+    neighbour, where the same experiment gives different values, or where the low end of clean
+    answers or of whole trajectories is below :data:`ENOUGH` at some length.
 
     Args:
         model: Any looped model.
         task: Its task.
         n: Length of the inputs that are looked at; of regions, one or more.
-        lengths: Of those that the evidence is of; each n and n - 1 if omitted.
+        lengths: Of those that the evidence is of. If omitted each n and n - 1, and a longer one:
+            3n / 2, or the longest below it that the model takes, if it takes any beyond n.
         farther: Others that there is evidence of, which does not decide whether there is a program.
         tolerances: Tried one after the other, until one gives a program.
         contexts: In which a state's behaviour is seen.
@@ -209,10 +230,12 @@ def decompile(
     reader = _Reader(model, task, looked_at, examples, contexts, check_seed(seed))
     n_tokens = len(reader.runs.tokens)
     if n_tokens > MOST_TOKENS:
-        reason = f"{n_tokens} tokens, more than {MOST_TOKENS}"
-        return Decompiled(None, reason, tolerance=min(tolerances))
-    near = sorted({m for each in looked_at for m in (max(each - 1, 2), each)})
-    reader.judged_at = near if lengths is None else _checked_lengths("lengths", lengths)
+        refusal = Refusal("many-tokens", n_tokens, MOST_TOKENS)
+        return Decompiled(None, refusal, tolerance=min(tolerances))
+    if lengths is None:
+        reader.judged_at = judged_lengths(model, task, looked_at)
+    else:
+        reader.judged_at = _checked_lengths("lengths", lengths)
     reader.across_loops = across_loops
     reader.farther = _checked_lengths("farther", farther) if farther else []
     if not sharp:
@@ -271,21 +294,32 @@ class _Reader:
         for token in self.runs.tokens:
             contexts = Behaviour.of(self.runs, token, self.contexts, self.generator)
             values[token] = TokenValues(contexts, tolerance)
-            values[token].sort(spread_out(self.runs.states_of(token), _SPREAD))
+        places = side_by_side(self.runs)
+        starts = start_values(
+            self.runs, places, values, tries=tries, most=most_values, generator=self.generator
+        )
+        # Refused before later states are sorted and steps are tried, which may take minutes.
+        several = {own for (_, own), of in starts.items() if len(of) > 1}
+        if several:
+            return self._none(tolerance, Refusal("starts-differ", len(several)))
+        for token, of in values.items():
+            of.sort(spread_out(self.runs.states_of(token), _SPREAD))
         many = {token: len(of) for token, of in values.items() if len(of) > most_values}
         if many:
-            return self._none(tolerance, f"more than {most_values} values of token {min(many)}")
+            return self._none(tolerance, Refusal("many-values", max(many.values()), most_values))
         elsewhere = self._depends_elsewhere(lambda t, h: values[t].sort(h, most=most_values))
         if elsewhere > tolerance / 2:
-            return self._none(tolerance, _farther(elsewhere), final=True)
-        table = tabulate(self.runs, values, tries=tries, most=most_values, generator=self.generator)
+            return self._none(tolerance, Refusal("reads-farther", elsewhere), final=True)
+        table = tabulate(
+            self.runs, values, places, starts, tries=tries, most=most_values,
+            generator=self.generator,
+        )  # fmt: skip
         if not table.closed:
-            tokens = ", ".join(f"{len(of)} of {token}" for token, of in values.items())
-            return self._none(tolerance, f"too many values to try them side by side: {tokens}")
+            return self._none(tolerance, Refusal("many-cells", sum(map(len, values.values()))))
         return self._judged(tolerance, table, values, most_values)
 
-    def _none(self, tolerance: float, reason: str, *, final: bool = False) -> _Attempt:
-        return _Attempt(Decompiled(None, reason, tolerance=tolerance), -1.0, final)
+    def _none(self, tolerance: float, refusal: Refusal, *, final: bool = False) -> _Attempt:
+        return _Attempt(Decompiled(None, refusal, tolerance=tolerance), -1.0, final)
 
     def read_regions(self, n_exchanges: int, most_values: int) -> Decompiled:
         """Read with regions of states as values."""
@@ -294,7 +328,8 @@ class _Reader:
         places = {token: Behaviour.of(self.runs, token, 1, one) for token in self.runs.tokens}
         elsewhere = self._depends_elsewhere(lambda token, h: places[token].read(h))
         # What comes closest is worth seeing all the same.
-        reason = _farther(elsewhere) if elsewhere > _ANSWERS_ELSEWHERE else ""
+        far = elsewhere > _ANSWERS_ELSEWHERE
+        refusal = Refusal("reads-farther", elsewhere) if far else None
         runs = self._exchange_runs(n_exchanges, self.seed)
         held_back = self._exchange_runs(n_exchanges // 2, self.seed + 2)
         found = refine(runs, held_back, most_values=most_values)
@@ -312,7 +347,7 @@ class _Reader:
         names = automaton.merged_names()
         unexplained = unexplained_steps(found.table, found.regions, held_back, names)
         judged = self._held_out(
-            automaton.renamed(names), found.table.consistency, reason=reason, readable=False
+            automaton.renamed(names), found.table.consistency, refusal=refusal, readable=False
         )
         return replace(judged.result, unexplained=unexplained)
 
@@ -349,17 +384,13 @@ class _Reader:
         most_values: int,
     ) -> _Attempt:
         """The program of a table, and whether it says enough of what the model does."""
-        starts = {token: {v for (_, own), of in table.starts.items() if own == token for v in of}
-                  for token in values}  # fmt: skip
-        reason = ""
-        if max(map(len, starts.values())) > 1:
-            reason = "positions of one token start with different values"
-        elif tolerance == 0 and table.consistency < 1:
-            reason = f"the same experiment gives different values ({1 - table.consistency:.1%})"
+        refusal = None
+        if tolerance == 0 and table.consistency < 1:
+            refusal = Refusal("inconsistent", 1 - table.consistency)
         elif any(len(of) >= most_values for of in values.values()):
-            reason = f"{most_values} values of a token or more"
+            refusal = Refusal("many-values", max(map(len, values.values())), most_values - 1)
         automaton = table.automaton({token: len(of) for token, of in values.items()}).merged()
-        return self._held_out(automaton, table.consistency, tolerance=tolerance, reason=reason)
+        return self._held_out(automaton, table.consistency, tolerance=tolerance, refusal=refusal)
 
     def _held_out(
         self,
@@ -367,7 +398,7 @@ class _Reader:
         consistency: float,
         *,
         tolerance: float = 0.0,
-        reason: str = "",
+        refusal: Refusal | None = None,
         readable: bool = True,
     ) -> _Attempt:
         """The program of an automaton, and whether it says enough of what the model does."""
@@ -382,37 +413,64 @@ class _Reader:
         evidence = self._evidence(program, number)
         counted: Any = evidence[evidence["n"].isin(self.judged_at)]
         decisive = [TRAJECTORY, PLANTED] if self.across_loops else [TRAJECTORY]
-        worst = counted.loc[counted["what"].isin(decisive), "low"].min()
-        undisturbed = counted.loc[counted["what"] == UNDISTURBED, "value"].min()
-        if not reason and worst != worst:
-            reason = "no exchange changes an answer"
-        elif not reason and worst < ENOUGH:
-            reason = f"of whole trajectories it says {worst:.0%} to be sure, less than {ENOUGH:.0%}"
-        found = Decompiled(
-            program=None if reason else program,
-            reason=reason,
+        undisturbed = counted[counted["what"] == UNDISTURBED]
+        trajectories = counted[counted["what"].isin(decisive)]
+        worst = trajectories["low"].min()
+        refusal = refusal or _below_line(pd.concat([trajectories, undisturbed]))
+        read = Decompiled(
+            program=None if refusal else program,
+            refusal=refusal,
             closest=program,
             automaton=automaton,
             tolerance=tolerance,
             consistency=consistency,
             evidence=evidence,
+            read_at=tuple(self.lengths),
         )
-        score = float(worst if worst == worst else 0) + 1e-3 * float(undisturbed)
-        return _Attempt(found, score, final=not reason)
+        score = float(worst if worst == worst else 0) + 1e-3 * float(undisturbed["value"].min())
+        return _Attempt(read, score, final=refusal is None)
 
     def _evidence(self, program: LoopProgram, number: int) -> pd.DataFrame:
         parts = []
         generator = torch.Generator().manual_seed(self.seed + 1)
         for n in dict.fromkeys([*self.judged_at, *self.farther]):
-            batch = inputs_of(self.task, (n,), 2 * self.examples, seed=self.seed + 1)
+            batch = inputs_of(self.task, (n,), _INPUTS * self.examples, seed=self.seed + 1)
             n_loops = n_loops_of(self.model, batch.inputs.shape[1], self.task.n_loops(n))
             found = held_out(self.model, program, batch, n_loops, number, generator)
             parts.append(found.assign(n=n))
         return pd.concat(parts, ignore_index=True)
 
 
-def _farther(share: float) -> str:
-    return f"a step reads more than the left neighbour (in {share:.1%} of places)"
+def _below_line(evidence: pd.DataFrame) -> Refusal | None:
+    """The low end that is furthest below the line, if one is."""
+    low: Any = evidence["low"].dropna()
+    if not (evidence.loc[low.index, "what"] != UNDISTURBED).any():
+        return Refusal("nothing-to-check")
+    if low.min() >= ENOUGH:
+        return None
+    row = evidence.loc[low.idxmin()]
+    return Refusal("below-line", float(row["low"]), ENOUGH, kind=row["what"], n=int(row["n"]))
+
+
+def judged_lengths(model: LoopedModel | Any, task: Task, read_at: Sequence[int]) -> list[int]:
+    """Lengths that a program is checked at: those it is read at, each less one, and a longer one.
+
+    The longer one is 3n / 2 for the greatest n, or the greatest below it that the model takes.
+    """
+    longest = max(read_at)
+    near = {m for n in read_at for m in (max(n - 1, 2), n)}
+    beyond = (n for n in range(longest * 3 // 2, longest, -1) if _takes(model, task, n))
+    return sorted({*near, next(beyond, longest)})
+
+
+def _takes(model: LoopedModel | Any, task: Task, n: int) -> bool:
+    """Whether a model embeds inputs of a length."""
+    inputs = task.sample(n, batch_size=1, generator=torch.Generator().manual_seed(0)).inputs
+    try:
+        bind(model, inputs.to(device_of(model)))
+    except (InputError, IndexError):  # a table of positions that ends before, ours or another's
+        return False
+    return True
 
 
 def n_loops_of(model: Any, n_positions: int, otherwise: int) -> int:

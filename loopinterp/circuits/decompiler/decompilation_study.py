@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -10,8 +11,13 @@ import numpy as np
 import torch
 
 from loopinterp.circuits.decompiler.automaton_program import Messages
-from loopinterp.circuits.decompiler.claim import NONE
-from loopinterp.circuits.decompiler.decompilation import Decompiled, decompile, n_loops_of
+from loopinterp.circuits.decompiler.claim import NONE, Claim, Refusal
+from loopinterp.circuits.decompiler.decompilation import (
+    Decompiled,
+    decompile,
+    judged_lengths,
+    n_loops_of,
+)
 from loopinterp.circuits.decompiler.response_times import response_times
 from loopinterp.errors import InputError, check_integer
 from loopinterp.models.looped_model import need_model
@@ -47,10 +53,10 @@ class Decompilation(Result, kind="decompilation"):
 
     Attributes:
         given: Whether a program was given, or only what comes closest.
-        reason: Why not, as a clause; "" if it was.
-        grade: What is claimed of it: ``exact``, ``nearly`` or ``none``
-            (:class:`~loopinterp.circuits.decompiler.claim.Claim`).
-        claim: The same in a sentence, with the evidence.
+        refused: Why not, as the fields of a
+            :class:`~loopinterp.circuits.decompiler.claim.Refusal`; empty if it was.
+        claimed: What is claimed of it, as the fields of a
+            :class:`~loopinterp.circuits.decompiler.claim.Claim`.
         code: The program, or what comes closest, as code; "" where no table could be made.
         sharp: Whether values are states that behave alike, or regions of states.
         read_at: Lengths of the inputs that it was read off.
@@ -73,9 +79,8 @@ class Decompilation(Result, kind="decompilation"):
     }
 
     given: bool
-    reason: str
-    grade: str = NONE
-    claim: str = ""
+    refused: dict[str, Any] = field(default_factory=dict)
+    claimed: dict[str, Any] = field(default_factory=dict)
     code: str
     sharp: bool
     read_at: list[int]
@@ -83,6 +88,17 @@ class Decompilation(Result, kind="decompilation"):
     responses: list[list[Any]]
     unexplained: list[list[Any]]
     graph: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def claim(self) -> Claim:
+        """What is claimed of the program."""
+        lists = {name: tuple(self.claimed.get(name, ())) for name in ("lengths", "read_at")}
+        return Claim(**{"grade": NONE, **self.claimed, **lists})
+
+    @property
+    def reason(self) -> str:
+        """Why none is given, as a clause; "" if one is."""
+        return str(Refusal(**self.refused)) if self.refused else ""
 
     def worst(self, what: str = "whole trajectory") -> xr.DataArray:
         """The length at which the program says least, as an estimate."""
@@ -108,7 +124,7 @@ def decompilation_study(
         model: Any looped model.
         task: Its task.
         n: Length of the inputs that are looked at, one or, for regions, more.
-        lengths: Of those that the evidence is of; n - 1, n and 3n / 2 if omitted.
+        lengths: Of those that the evidence is of; by default as :func:`decompile` has them.
         n_exchanges: From which regions are learnt.
         seed: Of all that is drawn.
 
@@ -122,7 +138,7 @@ def decompilation_study(
     need_loops(model)
     looked_at = sorted({*([n] if isinstance(n, int) else n)})
     longest = max(check_integer("n", k, least=2) for k in looked_at)
-    judged_at = lengths or [*looked_at, max(longest - 1, 2), longest * 3 // 2]
+    judged_at = lengths or judged_lengths(model, task, looked_at)
     about = {"study": "decompilation", "n": looked_at, "n_exchanges": n_exchanges}
     with study(seed, **about, model=describe_model(model)) as watch:
         options: dict[str, Any] = {
@@ -140,9 +156,8 @@ def decompilation_study(
             watch,
             **_tables(found, task),
             given=found.program is not None,
-            reason=found.reason,
-            grade=found.claim.grade,
-            claim=str(found.claim),
+            refused=dataclasses.asdict(found.refusal) if found.refusal else {},
+            claimed=dataclasses.asdict(found.claim),
             code="" if found.closest is None else str(found.closest),
             sharp=sharp,
             read_at=[longest] if sharp else looked_at,

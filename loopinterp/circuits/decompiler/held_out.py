@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 import torch
 
@@ -61,8 +62,10 @@ def agreement(
 ) -> pd.DataFrame:
     """Shares of whole answers that are as the program says, with 95% intervals.
 
-    Undisturbed: of (input, loop), all loops. After exchanges that change an answer of the model or
-    of the program: one and two loops later, at the end, and at every loop (whole trajectories).
+    Clean runs: of (input, loop), all loops. After interchanges that change an answer of the model
+    or of the program: one and two loops later, at the end, and at every loop (whole trajectories).
+    Trials on one input are alike, so that intervals are those of so many independent trials as
+    there are inputs (``inputs``), each drawn by itself.
 
     Args:
         model: The model.
@@ -70,7 +73,7 @@ def agreement(
         pairs: The exchanges (:func:`~loopinterp.circuits.decompiler.exchange_runs.exchanges`).
 
     Returns:
-        Columns ``what``, ``agree``, ``of``, ``value``, ``low``, ``high``.
+        Columns ``what``, ``agree``, ``of``, ``inputs``, ``value``, ``low``, ``high``.
     """
     run, said = InterchangeRun(model, pairs), Prediction(program, pairs)
     asked = pairs.asked
@@ -78,7 +81,7 @@ def agreement(
     same = (said.runs.trace.outputs == run.natural.cpu()) | undecided | ~asked
     # At the end an answer must be given, and be the model's.
     same[-1] &= ~(undecided[-1] & asked)
-    rows = [(UNDISTURBED, same.all(-1).flatten())]
+    rows = [(UNDISTURBED, same.all(-1).flatten(), torch.arange(same.shape[1]).repeat(len(same)))]
 
     natural, after, within = run.base.cpu(), run.interchange().cpu(), run.within.cpu()
     claims = said.claims(natural)
@@ -87,11 +90,17 @@ def agreement(
     agree = claims.agree(after) | ~within
     for delay in range(1, min(_DELAYS + 1, within.shape[1])):
         what = f"{delay} loop{'s' * (delay > 1)} later"
-        rows.append((what, agree[matters & within[:, delay], delay]))
-    last = agree[torch.arange(len(pairs)), pairs.horizon]
-    rows += [(END, last[matters]), (TRAJECTORY, agree[matters].all(-1))]
-    found = pd.DataFrame(
-        [(what, int(hits.sum()), len(hits)) for what, hits in rows], columns=["what", "agree", "of"]
+        there = matters & within[:, delay]
+        rows.append((what, agree[there, delay], pairs.base[there]))
+    last, base = agree[torch.arange(len(pairs)), pairs.horizon], pairs.base[matters]
+    rows += [(END, last[matters], base), (TRAJECTORY, agree[matters].all(-1), base)]
+    counts = pd.DataFrame(
+        [(what, int(hits.sum()), len(hits), len(of.unique())) for what, hits, of in rows],
+        columns=["what", "agree", "of", "inputs"],
     )
-    found[["value", "low", "high"]] = wilson_estimate(found["agree"], found["of"])
-    return found
+    return counts.assign(**dict(zip(("value", "low", "high"), estimates(counts).T)))
+
+
+def estimates(counts: pd.DataFrame) -> np.ndarray:
+    """Shares with 95% intervals over inputs, [row, (value, low, high)]."""
+    return wilson_estimate(counts["agree"], counts["of"], independent=counts["inputs"])

@@ -66,9 +66,34 @@ def _most(counts: Mapping) -> dict:
     return {key: of.most_common(1)[0][0] for key, of in counts.items()}
 
 
+Starts = dict[tuple[int, int], Counter[int]]
+"""(token to the left, own token) -> value before the first loop -> in how many places."""
+
+
+def start_values(
+    runs: Runs,
+    places: Mapping[tuple[int, int], list[Place]],
+    values: Mapping[int, TokenValues],
+    *,
+    tries: int,
+    most: int,
+    generator: torch.Generator,
+) -> Starts:
+    """What positions start with, by their token and the one to their left, in some places each."""
+    starts = {}
+    for (before, own), known in places.items():
+        chosen = [known[k] for k in torch.randint(len(known), (tries,), generator=generator)]
+        rows, columns = torch.tensor(chosen).unbind(1)
+        found = values[own].sort(runs.states[0, rows, columns], most=most)
+        starts[before, own] = Counter(found.tolist())
+    return starts
+
+
 def tabulate(
     runs: Runs,
     values: Mapping[int, TokenValues],
+    places: Mapping[tuple[int, int], list[Place]],
+    starts: Starts,
     *,
     tries: int,
     most: int,
@@ -77,19 +102,14 @@ def tabulate(
     """Try every pair of cells that can stand side by side, and those that come of it.
 
     Args:
-        runs: Undisturbed runs, whose inputs say which tokens stand side by side.
+        runs: Undisturbed runs.
         values: Token -> its values; new ones are added.
+        places: Where each two tokens stand side by side (:func:`side_by_side`).
+        starts: What positions start with (:func:`start_values`).
         tries: Experiments for each pair, in other places, loops, and with other states.
         most: Values of a token, at most; beyond that a new state is the nearest value.
         generator: Of places and loops.
     """
-    places = _side_by_side(runs)
-    starts = {}
-    for (before, own), known in places.items():
-        chosen = [known[k] for k in torch.randint(len(known), (tries,), generator=generator)]
-        rows, columns = torch.tensor(chosen).unbind(1)
-        found = values[own].sort(runs.states[0, rows, columns], most=most)
-        starts[before, own] = Counter(found.tolist())
     steps: dict[tuple[Cell, Cell], Counter[int]] = {}
     while True:
         wanted = [
@@ -123,7 +143,7 @@ def _cells(token: int, values: Mapping[int, TokenValues]) -> list[Cell]:
     return [(token, v) for v in range(len(values[token]))]
 
 
-def _side_by_side(runs: Runs) -> dict[tuple[int, int], list[Place]]:
+def side_by_side(runs: Runs) -> dict[tuple[int, int], list[Place]]:
     """Where each two tokens stand side by side; the first position has :data:`EDGE` before it."""
     found = defaultdict(list)
     for row, tokens in enumerate(runs.batch.inputs.tolist()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 from pathlib import Path
 
@@ -10,12 +11,15 @@ import torch
 
 from loopinterp.benchmark import TRAINED, benchmark_models
 from loopinterp.circuits.decompiler import EXACT, decompile
+from loopinterp.circuits.decompiler.decompilation import judged_lengths
 from loopinterp.circuits.decompiler.held_out import TRAJECTORY
 from loopinterp.errors import InputError
 from loopinterp.rasp import LoopProgram, compile_program, get_program
 from loopinterp.rasp.compiler import Compiled
 from loopinterp.rasp.disguises import add_noise, distract, rotate
+from loopinterp.rasp.language import full, indices, shift_right, tok_map, tokens, var, where
 from loopinterp.rasp.mutations import equivalence
+from loopinterp.rasp.programs.addition_tokens import generate, propagate
 from loopinterp.tasks import Addition, Task, get_task
 from loopinterp.training import Run
 
@@ -50,7 +54,8 @@ def test_the_program_of_a_compiled_model_is_read(name: str, disguise: str) -> No
     assert found.program is not None, found.reason
     assert equivalence(found.program, program).equivalent
     assert (found.evidence["agree"] == found.evidence["of"]).all()
-    assert found.claim.grade == EXACT and "claim: exact" in str(found)
+    assert found.claim.grade == EXACT and found.claim.checked_to == 6
+    assert "exact up to length 6" in str(found)
     again = compile_program(found.program, max_length=task.n_positions(4))
     batch = task.sample(4, batch_size=16, generator=torch.Generator().manual_seed(3))
     right = again.model(batch.inputs, n_loops=program.n_loops(4)).argmax(-1)
@@ -71,14 +76,16 @@ def test_programs_that_differ_under_interventions_alone_are_told_apart() -> None
 def test_what_reads_farther_than_its_neighbour_is_not_decompiled() -> None:
     _, task, made = compiled("lookahead")
     found = decompile(made.model, task, **SMALL)
-    assert found.program is None and "more than the left neighbour" in found.reason
+    assert found.program is None and found.refusal is not None
+    assert found.refusal.code == "reads-farther" and found.refusal.value > 0
     assert str(found).startswith("not decompiled: ")
 
 
 def test_what_has_too_many_values_is_not_decompiled() -> None:
     _, task, made = compiled("copy")
     found = decompile(made.model, task, most_values=3, **SMALL)
-    assert found.program is None and "more than 3 values" in found.reason
+    assert found.program is None and found.refusal is not None
+    assert (found.refusal.code, found.refusal.line) == ("many-values", 3)
 
 
 def test_a_model_that_is_no_automaton_is_given_no_program(barely_trained: Path) -> None:
@@ -105,3 +112,71 @@ def test_the_program_of_a_trained_model_is_read_from_exchanges_across_loops() ->
     )
     assert found.program is not None and found.claim.grade == EXACT
     assert equivalence(found.program, about.program, **everything).equivalent
+
+
+def ripple_to(last: int) -> LoopProgram:
+    """A ripple whose carries are dropped at every other loop from a position on."""
+    carry = var("carry")
+    support = shift_right(generate | (propagate & carry))
+    step = where(indices <= last, support, support & ~carry)
+    return dataclasses.replace(get_program("ripple"), name="ripple_to", step={"carry": step})
+
+
+def test_a_program_that_differs_beyond_the_lengths_read_is_not_called_exact_there() -> None:
+    program, task = ripple_to(7), get_task("addition")
+    model = compile_program(program, max_length=task.n_positions(9)).model
+    found = decompile(model, task, **SMALL, lengths=(4, 5))
+    assert found.claim.grade == EXACT and found.claim.checked_to == 5, "and it says how far"
+    longer = decompile(model, task, **{**SMALL, "n": 6})
+    assert longer.program is None and longer.refusal is not None
+    assert longer.refusal.code == "below-line" and longer.refusal.n == 9
+
+
+def test_a_longer_length_is_checked_where_the_model_takes_one() -> None:
+    task = get_task("addition")
+    for most, expected in ((13, [5, 6, 9]), (9, [5, 6, 8]), (7, [5, 6])):
+        model = compile_program("ripple", max_length=most).model
+        assert judged_lengths(model, task, [6]) == expected
+
+
+def faded(*, from_the_left: bool) -> LoopProgram:
+    """A carry whose level counts down, 2 loops at bits (1, 0) and 3 at (0, 1)."""
+    level, life = var("level"), tok_map(tokens, {1: 2, 2: 3}, default=1, name="life")
+    support = shift_right(generate | (propagate & (level > 0)))
+    return dataclasses.replace(
+        get_program("ripple"),
+        name="fade_23",
+        prepare={"level": where(shift_right(generate), life, 0) if from_the_left else full(0)},
+        step={"level": where(support, life, where(level > 0, level - 1, 0))},
+        finish=propagate ^ (level > 0),
+    )
+
+
+@pytest.mark.parametrize("from_the_left", [False, True])
+def test_values_that_fade_are_read_also_where_the_left_neighbour_starts_them(
+    from_the_left: bool,
+) -> None:
+    program, task = faded(from_the_left=from_the_left), get_task("addition")
+    model = compile_program(program, max_length=task.n_positions(6)).model
+    found = decompile(model, task, **SMALL)
+    assert found.program is not None and found.claim.grade == EXACT, found.reason
+    assert equivalence(found.program, program).equivalent
+
+
+def test_starts_that_differ_are_refused_before_any_step_is_tried(monkeypatch) -> None:
+    def never(*args: object, **options: object) -> None:
+        raise AssertionError("a step was tried")
+
+    monkeypatch.setattr("loopinterp.circuits.decompiler.decompilation.tabulate", never)
+    count = var("count")
+    program = dataclasses.replace(
+        get_program("ripple"),
+        name="counted",
+        prepare={"count": indices},
+        step={"count": where(count > 0, count - 1, 0)},
+        finish=count > 3,
+    )
+    task = get_task("addition")
+    model = compile_program(program, max_length=task.n_positions(6)).model
+    found = decompile(model, task, **SMALL)
+    assert found.refusal is not None and found.refusal.code == "starts-differ"

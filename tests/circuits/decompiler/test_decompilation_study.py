@@ -36,8 +36,9 @@ def test_a_known_program_is_given_with_its_evidence() -> None:
     assert "shift_right" in found.code
     assert found.data["n"].values.tolist() == [4, 5, 7]
     assert float(found.worst().sel(estimate="value")) == 1
-    assert found.grade == "exact" and found.claim.startswith("exact: all of")
-    assert "states of other loops included" in found.findings()[0].text
+    assert found.claim.grade == "exact" and found.claim.checked_to == 7
+    assert found.claim.read_at == (5,)
+    assert "length 7" in found.findings()[0].text
     assert (found.data["judged"] > 0).all()
 
 
@@ -59,7 +60,7 @@ def test_a_model_that_runs_no_program_is_not_given_one() -> None:
     found = of_nothing()
     assert not found.given
     assert found.reason
-    assert found.grade == "none"
+    assert found.claim.grade == "none" and found.refused["code"]
     said = found.findings()[0]
     assert said.good is False and "not decompiled" in said.value
     assert found.reason in said.text
@@ -72,7 +73,7 @@ def test_it_is_read_back_as_it_was_saved(name: str, tmp_path: Path) -> None:
     (path,) = tmp_path.glob("*.safetensors")
     again = load_result(path)
     assert isinstance(again, Decompilation)
-    for name in ("code", "reason", "grade", "claim", "responses"):
+    for name in ("code", "reason", "claim", "responses"):
         assert getattr(again, name) == getattr(found, name)
     for array in found.data:
         assert np.array_equal(again.data[array], found.data[array], equal_nan=True)
