@@ -1,3 +1,4 @@
+from .ablation_scores import judged_by_ablation as judged_by_ablation
 from .benchmark_entries import DISGUISES as DISGUISES
 from .benchmark_entries import TRAINED_MODELS as TRAINED_MODELS
 from .benchmark_entries import BenchmarkModel as BenchmarkModel

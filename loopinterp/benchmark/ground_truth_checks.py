@@ -148,6 +148,21 @@ CHECKS = (
         1e-3,
         highest=True,
     ),
+    *(
+        Check(
+            f"ablated: {kind}",
+            "ablation",
+            "Share of the heads and MLPs of the block that are judged needed or idle as the "
+            f"circuit says, where a part is {words}.",
+            "the share that calling every part needed would judge right",
+            1.0,
+        )
+        for kind, words in (
+            ("zero", "set to zero"),
+            ("mean", "set to its mean over the examples"),
+            ("resample", "taken from another example"),
+        )
+    ),
     Check(
         "settling loop",
         "dynamics",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from loopinterp.benchmark.ablation_scores import score_ablation
 from loopinterp.benchmark.dynamics_scores import score_dynamics
 from loopinterp.benchmark.ground_truth_checks import BY_KEY, CHECKS, Score
 from loopinterp.benchmark.head_scores import score_heads
@@ -31,6 +32,7 @@ SCORERS: dict[str, Callable[..., dict[str, Score]]] = {
     "interchange interventions": score_interchange,
     "heads against selectors": score_heads,
     "patching sweeps": score_patching,
+    "ablation": score_ablation,
     "dynamics": score_dynamics,
     "carry study": score_wavefront,
     "comparison of programs": score_verdict,

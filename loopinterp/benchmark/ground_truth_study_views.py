@@ -102,7 +102,8 @@ def _controls(result: GroundTruth) -> Figure:
             "Interchange: nothing, the wrong variable or loop, a random change of equal norm. "
             "Probes: the injected input, or the variable's directions left in place. Heads: even "
             "attention. Patches: the prediction for the loop before, and the heads of the "
-            "circuit. Dynamics: the most common loop. Verdicts: the next program."
+            "circuit. Ablation: calling every part needed. Dynamics: the most common loop. "
+            "Verdicts: the next program."
         ),
         data=_questions(asked),
     )

@@ -1,11 +1,11 @@
-"""What an ablation study says and shows: which parts are needed, against noise of equal norm."""
+"""What an ablation study says and shows: which parts are needed, and for what."""
 
 from __future__ import annotations
 
 import plotly.graph_objects as go
 import xarray as xr
 
-from loopinterp.circuits.ablation_result import CONTROL, MEASURES, AblationStudy
+from loopinterp.circuits.ablation_result import CONTROL, LINE, MEASURES, AblationStudy, Role
 from loopinterp.plotting import Series, bars_with_intervals, heatmap_panels
 from loopinterp.results import Figure, Finding, figures_of, findings_of, percent
 
@@ -15,44 +15,49 @@ _NAMED = 4
 _NOISE = "noise of equal norm"
 _CONTROL_TEXT = (
     "Noise of equal norm: the activation is moved as far as the ablation moves it, in a random "
-    "direction. What that does, any disturbance of the size does; a part is called needed only "
-    "where each kind of ablation leaves fewer examples right, beyond both intervals."
+    "direction. It says whether the model bears a change of that size there. Where it does not, "
+    "zero ablation and mean ablation say nothing of what the part carries; another example's "
+    "activation is one that the part has in some run, so that what it changes is due to what it "
+    "says of the input."
 )
+_ROLES: dict[Role, tuple[str, str]] = {
+    "information": ("needed", "answers change where another example's activation is put in"),
+    "needed": ("needed", "answers change where it is set to zero"),
+    "constant": ("needed as a constant", "only what is the same in all examples counts"),
+    "unclear": ("unclear", f"too few answers change to be sure of {percent(LINE)}"),
+    "idle": ("without effect", "no answer changes, whichever way it is ablated"),
+}
 
 
 @findings_of.register
 def _(result: AblationStudy) -> list[Finding]:
-    """The parts that are needed whichever way they are ablated, and those that do nothing."""
-    when = _widest(result)
-    surely = result.weakest().sel(when=when)
-    most = surely.max("pos").sortby(surely.max("pos"), ascending=False)
-    needed = [str(x) for x in most["part"].values[most.values > 0]]
-    kept = result.data["agreement"].sel(when=when, estimate="value", drop=True)
-    idle = [str(x) for x in kept["part"].values[(kept == 1).all(["ablation", "pos"]).values]]
-    n, at_one = result.data.sizes["part"], result.data.sizes["pos"] > 1
+    """The parts that are needed and for what, and those that do nothing."""
+    roles = result.roles()
+    by_role = {role: [part for part, of in roles.items() if of == role] for role in _ROLES}
+    some = [role for role in _ROLES if by_role[role]]
+    when, n = result.widest, len(roles)
     where = f"at {when}" if when.startswith("all") else f"in {when}"
-    text = (
-        f"Of {n} parts ablated {where}{' at some one position' if at_one else ''}, "
-        f"{_spell(needed)} shown to be needed: that takes fewer right examples than with noise of "
-        f"the same norm in the part, whether it is {_kinds(result)}. "
-        f"Of the parts, {_spell(idle)} without effect on the answer of any of "
-        f"{result.n_examples} examples. "
-        f"Undisturbed, {percent(result.reference().sel(estimate='value'))} are right."
+    somewhere = " at some one position" if result.data.sizes["pos"] > 1 else ""
+    said = "; ".join(
+        f"{_ROLES[role][0]}: {_spell(by_role[role])}, as {_ROLES[role][1]}" for role in some
     )
-    return [Finding(text, value=f"{len(needed)} of {n}")]
+    kept = percent(result.reference().sel(estimate="value"))
+    text = (
+        f"{n} parts ablated {where}{somewhere}, each {_kinds(result)}. {_capital(said)}. "
+        f"A part is needed if this surely changes the answers of {percent(LINE)} of the inputs "
+        f"({result.n_examples} examples; {kept} right in the clean run)."
+    )
+    needed = len(by_role["information"]) + len(by_role["needed"])
+    return [Finding(text, value=f"{needed} of {n}")]
 
 
-def _widest(result: AblationStudy) -> str:
-    """The choice of most loops."""
-    lengths = [last - first for first, last in result.spans]
-    return str(result.data["when"].values[lengths.index(max(lengths))])
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _spell(parts: list[str]) -> str:
-    if not parts:
-        return "none is"
     more = f" and {len(parts) - _NAMED} more" if len(parts) > _NAMED else ""
-    return f"{len(parts)} ({', '.join(parts[:_NAMED])}{more}) {'are' if len(parts) > 1 else 'is'}"
+    return f"{len(parts)} ({', '.join(parts[:_NAMED])}{more})"
 
 
 def _kinds(result: AblationStudy) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,11 @@ from loopinterp.circuits import AblationStudy, ablation_study
 from loopinterp.circuits.ablated_parts import chosen_spans
 from loopinterp.circuits.subspaces import random_change
 from loopinterp.errors import InputError
+from loopinterp.intervals import wilson_estimate
 from loopinterp.models import LoopedTransformer
 from loopinterp.rasp import compile_program, distract
 from loopinterp.saved_results import load_result
-from loopinterp.tasks import IGNORE, Addition, Batch, as_batch
+from loopinterp.tasks import IGNORE, Addition, Batch, as_batch, get_task
 from tests.circuits.test_activation_patching import LOOPS, untied, without_injection
 from tests.models.variants import build, some_inputs
 
@@ -158,7 +160,7 @@ def test_among_examples_that_are_alike_mean_and_resample_change_nothing():
     assert (found.data["agreement"].sel(estimate="value") == 1).all()
     same = found.reference("margin").sel(estimate="value").item()
     np.testing.assert_allclose(found.data["margin"].sel(estimate="value"), same, atol=1e-5)
-    assert found.weakest("margin").max() <= 1e-5  # nothing is needed where nothing is changed
+    assert set(found.roles().values()) == {"idle"}  # nothing is needed where nothing is changed
 
 
 def test_examples_that_end_sooner_are_read_there():
@@ -197,6 +199,47 @@ def test_of_a_compiled_circuit_used_heads_are_needed_and_distractors_are_not():
             assert (own["agreement"] == 1).all() and (own["control_agreement"] == 1).all()
             undisturbed = found.reference("margin").sel(estimate="value").item()
             np.testing.assert_allclose(own["margin"], undisturbed, rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["sticky_ripple", "ripple", "carry_save", "parity"])
+def test_the_head_that_all_depends_on_is_needed_also_where_noise_does_the_same(name: str) -> None:
+    compiled = compile_program(name, max_length=8)
+    task = get_task(compiled.program.task)
+    found = ablation_study(compiled.model, task, n=5, batch_size=64, when=("all",))
+    (used,) = (f"head {h.layer}.{h.head}" for h in compiled.circuit.heads if h.section == "block")
+    judged = found.judged().set_index(["part", "ablation"])
+    for kind in ("zero", "mean", "resample"):
+        assert judged.loc[(used, kind), "need"] == "needed"
+    assert found.roles()[used] == "information"
+    # Noise of the norm of zero ablation destroys the answers too, and denies nothing.
+    assert judged.loc[(used, "zero"), "noise"] > 0.5
+    others = [part for part in found.roles() if part.startswith("head") and part != used]
+    assert {found.roles()[part] for part in others} <= {"idle"}
+
+
+def test_a_part_that_says_nothing_of_the_input_is_a_constant() -> None:
+    # The first MLP of lookahead counts loops: the same in all inputs, and needed.
+    compiled = compile_program("lookahead", max_length=7)
+    found = ablation_study(compiled.model, Addition(), n=6, batch_size=64, when=("all",))
+    assert found.roles()["MLP 0"] == "constant"
+    needs = found.judged().set_index(["part", "ablation"])["need"]
+    assert needs["MLP 0", "zero"] == "needed"
+    assert needs["MLP 0", "mean"] == needs["MLP 0", "resample"] == "idle"
+
+
+def test_few_changed_answers_are_unclear_and_none_are_idle() -> None:
+    model = without_injection()
+    found = ablation_study(model, asked(tokens()), kinds=("resample",), when=("all",))
+    kept = found.data["agreement"].copy()
+    parts = found.data["part"].values.tolist()
+    for part, n_changed, need in zip(parts, (0, 1, 5), ("idle", "unclear", "needed")):
+        n = 64
+        estimate = wilson_estimate(n - n_changed, n)
+        kept.loc[{"part": part}] = estimate
+        changed = dataclasses.replace(found, data=found.data.assign(agreement=kept))
+        row = changed.judged().set_index("part").loc[part]
+        assert row["need"] == need
+        assert row["low"] == pytest.approx(wilson_estimate(n_changed, n)[1])
 
 
 def test_noise_is_as_long_as_the_change_and_inside_the_part(generator):
