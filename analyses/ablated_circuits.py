@@ -39,8 +39,6 @@ def main() -> None:
             continue
         generator = torch.Generator().manual_seed(0)
         batch = about.task.sample(about.n, batch_size=EXAMPLES, generator=generator)
-        if not int(batch.n_loops.max()):
-            continue  # a program without loops: nothing of the block is run
         rows = judged_by_ablation(about.compiled, batch)
         rows = rows.assign(model=about.name, program=about.program_name, disguise=about.disguise)
         known = pd.concat([known[known["model"] != about.name], rows], ignore_index=True)
@@ -52,7 +50,8 @@ def main() -> None:
 def tables(known: pd.DataFrame) -> dict[str, str]:
     """Counts by disguise and kind of ablation, and every part that is judged otherwise."""
     rows = []
-    for (disguise, kind), of in known.groupby(["disguise", "ablation"], sort=False):
+    each: Any = known.groupby(["disguise", "ablation"], sort=False)
+    for (disguise, kind), of in each:
         needed = of["need"] == "needed"
         used = of["used"]
         rows.append([
@@ -61,11 +60,11 @@ def tables(known: pd.DataFrame) -> dict[str, str]:
             int(((of["need"] == "unclear") & ~used).sum()),
         ])  # fmt: skip
     head = ["disguise", "ablation", "models", "parts", "used", "judged right"]
-    wrong = known[~known["right"]]
+    wrong: Any = known[~known["right"]].groupby(["program", "part", "used"], sort=False)
     missed = [
         [program, part, "used" if used else "not used", ", ".join(sorted(of["need"].unique())),
          ", ".join(dict.fromkeys(of["ablation"])), ", ".join(dict.fromkeys(of["disguise"]))]
-        for (program, part, used), of in wrong.groupby(["program", "part", "used"], sort=False)
+        for (program, part, used), of in wrong
     ]  # fmt: skip
     return {
         "ablated-circuits": table(

@@ -27,8 +27,8 @@ ATTENTION = "attention"
 
 def score_ablation(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
     """Of each kind of ablation, the share of parts that are judged as the circuit says."""
-    if known.n_loops == 0:
-        return {}
+    if known.n_loops == 0 or not used_parts(known.compiled, informed=False):
+        return {}  # no loop, or a program whose answer needs no part of the block
     judged = judged_by_ablation(known.compiled, known.batch[slice(0, EXAMPLES)], seed=seed)
     scores = {}
     for kind, table in judged.groupby("ablation", sort=False):

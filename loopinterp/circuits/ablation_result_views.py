@@ -34,7 +34,7 @@ def _(result: AblationStudy) -> list[Finding]:
     """The parts that are needed and for what, and those that do nothing."""
     roles = result.roles()
     by_role = {role: [part for part, of in roles.items() if of == role] for role in _ROLES}
-    some = [role for role in _ROLES if by_role[role]]
+    some: list[Role] = [role for role in _ROLES if by_role[role]]
     when, n = result.widest, len(roles)
     where = f"at {when}" if when.startswith("all") else f"in {when}"
     somewhere = " at some one position" if result.data.sizes["pos"] > 1 else ""

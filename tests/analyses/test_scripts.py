@@ -45,6 +45,7 @@ TABLES["notebook_models"] = ["--steps", "2", "--samples", "2", "--to", "8", *TIN
 
 ELSEWHERE = (
     *(
+        "ablated_circuits",
         "alignment",
         "circuit_benchmark",
         "decompiled_models",

@@ -73,9 +73,9 @@ def test_the_decompiler_is_told_nothing_and_reads_it_off() -> None:
 def test_a_program_that_is_only_nearly_right_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
     known = known_circuit("ripple.bare")
     held = get_program("ripple_held_2")
-    rows = [(5, what, 399, 400) for what in ("undisturbed", TRAJECTORY, PLANTED)]
-    evidence = pd.DataFrame(rows, columns=["n", "what", "agree", "of"])
+    rows = [(5, what, 399, 400, 90) for what in ("undisturbed", TRAJECTORY, PLANTED)]
+    evidence = pd.DataFrame(rows, columns=["n", "what", "agree", "of", "inputs"])
     for agree, outcome in ((399, "no program"), (400, "false name")):
-        found = Decompiled(held, "", closest=held, evidence=evidence.assign(agree=agree))
+        found = Decompiled(held, closest=held, evidence=evidence.assign(agree=agree))
         monkeypatch.setattr(f"{SCORES}.decompile", lambda *_, found=found, **__: found)
         assert score_program(by_decompiling, known)["outcome"].tolist() == [outcome]
