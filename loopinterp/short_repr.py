@@ -68,6 +68,16 @@ def brief(value: Any) -> str:
     return _cut(reprlib.repr(value) if plain else " ".join(repr(value).split()))
 
 
+def printable(text: str) -> str:
+    r"""Text that a page or table can hold: bytes of a path that are no characters are escaped.
+
+    Example:
+        >>> printable("r\udcff"), printable("é")
+        ('r\\udcff', 'é')
+    """
+    return text.encode(errors="backslashreplace").decode()
+
+
 def as_table(title: str, values: Iterable[tuple[str, Any]]) -> str:
     """What a notebook shows: the line, and a row for each field."""
     rows = "".join(

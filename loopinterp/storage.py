@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import re
 import secrets
@@ -324,6 +325,32 @@ def read_bytes(path: str | Path) -> bytes:
     raise CheckpointError(
         f"file {path}", expected="a plain file", given=given, fix="Check the path."
     )
+
+
+def spell_json(document: Any, **layout: Any) -> str:
+    """JSON that every parser reads: a number that is none, or not finite, is ``null``.
+
+    Args:
+        document: Names with values, lists and numbers; NumPy's too. What JSON has no form of is
+            written as text.
+        layout: Options of :func:`json.dumps`.
+
+    Example:
+        >>> spell_json({"a": [float("nan"), np.float32(2)], "b": -float("inf")})
+        '{"a": [null, 2.0], "b": null}'
+    """
+    return json.dumps(_finite(document), allow_nan=False, default=str, **layout)
+
+
+def _finite(value: Any) -> Any:
+    """A value with ``None`` in place of every number that JSON has no spelling of."""
+    if isinstance(value, (np.ndarray, np.generic)) or dataclasses.is_dataclass(value):
+        value = json_default(value)
+    if isinstance(value, Mapping):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def json_default(value: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loopinterp.errors import InputError
+from loopinterp.errors import InputError, check_integer
 from loopinterp.models.looped_model import bind, need_model
 from loopinterp.models.model_description import device_of, need_causal, said_of
 from loopinterp.models.run_inputs import need_examples
@@ -72,12 +72,16 @@ def fit_to_model(model: Any, batch: Batch, *, needs_loops: bool = False) -> Batc
 
     Raises:
         InputError: If the model reads or answers in other tokens than the batch is in, is of
-            another task, or makes one loop where ``needs_loops``.
+            another task, or makes one loop, or is asked before the first, where ``needs_loops``.
     """
     if needs_loops:
         need_loops(model)
+        loops = int(batch.n_loops.max())
+        check_integer("n_loops of a batch", loops, least=1, fix="Ask after a loop or more.")
     if batch.task is not None:
         need_model_of(batch.task, model, batch.inputs)
+    else:
+        _need_classes(model, batch)
     rule = rule_of(model)
     return batch if rule is None else replace(batch, n_loops=rule.of(batch.n_loops))
 
@@ -137,6 +141,20 @@ def need_model_of(task: Task, model: Any, inputs: Tensor | None = None) -> None:
             expected=f"one of task {asked!r}",
             given=f"one of {known!r}, as its attribute task says",
             fix="Ask it its own task, or set model.task = None if the tokens mean the same.",
+        )
+
+
+def _need_classes(model: Any, batch: Batch) -> None:
+    """Raise if a target is none of the classes among which a model answers."""
+    most = int(batch.targets.max())
+    known = said_of(model, "d_vocab_out")
+    classes = _classes(model, batch.inputs) if known is None and most >= 0 else known
+    if classes is not None and most >= classes > 1:  # one number is no class
+        raise InputError(
+            "targets of the batch",
+            expected=f"classes in 0..{classes - 1}, among which the model answers",
+            given=f"one of {most}",
+            fix="Ask the model a task of its own.",
         )
 
 

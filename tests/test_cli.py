@@ -8,18 +8,22 @@ import itertools
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import loopinterp
 from loopinterp import cli, report, storage, workflow
+from loopinterp.cli.output import print_document
 from loopinterp.errors import InputError
 from loopinterp.results import Result, study
 from loopinterp.studied_model import StudiedModel
@@ -28,6 +32,7 @@ from loopinterp.tasks import Addition
 from loopinterp.tasks.task import Batch
 from loopinterp.training import RECIPES, Run, TrainingConfig, get_recipe
 from loopinterp.workflow import UNFINISHED_GRID
+from tests.warm_python import WarmPython
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMANDS = ("demo", "train", "compile", "evaluate", "grid", "analyze", "report", "tasks")
@@ -356,6 +361,145 @@ def test_the_recorded_command_trains_the_same_run_again(command: Command, run: P
     command("train", "--config", run / "config.json", "--out", again, "--no-progress")
     for name in ("config.json", "metrics.jsonl", "model/model.safetensors"):
         assert contents(again)[name] == contents(run)[name]
+
+
+def _strict(text: str) -> Any:
+    """A document as other parsers than Python's read it: without NaN and Infinity."""
+
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+TINY = ["--set", "model.d_model=8", "--set", "model.n_heads=1"]
+TINY += ["--set", "batch_size=4", "--set", "steps=2"]
+AS_JSON: dict[str, list[str]] = {
+    "analyze": ["RUN", "--study", "attention", "--no-progress"],
+    "benchmark": ["NEW", "--only", "parity", "--no-progress"],
+    "compile": ["parity", "--max-length", "3", "--out", "NEW"],
+    "demo": ["--out", "RUN"],
+    "evaluate": ["RUN", "--length", "2", "--samples", "2", "--stop", "residual", "--loops", "0,1"],
+    "grid": ["RUN", "--to", "1", "--samples", "2", "--loops", "0,1", "--no-progress"],
+    "lens": ["RUN", "--prompt", "1+1", "--loops", "2", "--out", "NEW", "--no-progress"],
+    "recipes": ["addition"],
+    "report": ["RUN", "--out", "NEW"],
+    "sweep": ["SWEEP", "--out", "NEW", "--only", "steps=2", "--no-progress"],
+    "tasks": [],
+    "train": ["--task", "addition", *TINY, "--out", "NEW", "--no-progress"],
+    "zoo": [],
+}
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_what_is_printed_as_json_is_read_by_any_parser(
+    command: Command, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    smoke = json.loads((ROOT / "analyses" / "sweeps" / "smoke.json").read_text())
+    (tmp_path / "sweep.json").write_text(json.dumps(smoke | {"grid": {"steps": [2]}}))
+    if name == "demo":
+        monkeypatch.setattr(workflow, "demo", lambda out, **_: out / "report.html")
+    if name == "grid":
+        command("train", "--task", "abacus_addition", "--without-recipe", *TINY, "--out", run / "g")
+    places = {"RUN": run / "g" if name == "grid" else run, "NEW": tmp_path / "new"}
+    places["SWEEP"] = tmp_path / "sweep.json"
+    answer = command(name, *(places.get(word, word) for word in AS_JSON[name]), "--json")
+    assert answer.status == 0, answer.err
+    assert _strict(answer.out)
+
+
+def test_a_number_that_is_none_is_null_wherever_it_stands(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    odd = [float("nan"), np.float32("inf"), np.array([1, -np.inf]), {"x": (np.nan,)}, Path("a")]
+    print_document({"odd": odd}, "", as_json=True)
+    assert _strict(capsys.readouterr().out) == {"odd": [None, None, [1, None], {"x": [None]}, "a"]}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "--task", "addition", "--out", "--json"],
+        ["evaluate", "RUN", "--stop", "--no-progress"],
+        ["lens", "RUN", "--prompt", "--lens", "tuned"],
+        ["benchmark", "NEW", "--only", "-h"],
+    ],
+)
+def test_an_option_is_no_value_of_another_one(
+    command: Command, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    answer = command(*({"RUN": run}.get(word, word) for word in words))
+    assert_refused(answer, words[-3] if words[-1] == "tuned" else words[-2])
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_value_that_looks_like_an_option_can_be_written(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert command("compile", "parity", "--max-length", "3", "--out=--json").status == 0
+    assert (tmp_path / "--json" / "config.json").is_file()
+
+
+def _environment(**more: str) -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(Path(loopinterp.__file__).parent.parent)} | more
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "iso-8859-1", "utf-8"])
+def test_what_a_terminal_cannot_write_does_not_change_the_status(
+    warm_python: WarmPython, run: Path, encoding: str
+) -> None:
+    odd = run.parent / os.fsdecode(b"r\xff \xe2\x80\x94")  # no UTF-8, and a dash that Latin-1 lacks
+    shutil.copytree(run, odd)
+    for words in (["evaluate", odd, "--length", "2", "--samples", "4"], ["report", odd], ["tasks"]):
+        arguments = ["-m", "loopinterp", *map(str, words)]
+        done = warm_python.run(*arguments, env=_environment(PYTHONIOENCODING=encoding))
+        assert done.returncode == 0, done.stderr
+    done = warm_python.run("-m", "loopinterp", "report", str(odd / "absent"), env=_environment())
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.1, 0.5, 1.5, 4.0])
+def test_an_interrupt_is_one_line_and_status_130(tmp_path: Path, seconds: float) -> None:
+    # The moment at which the package has been found, whatever Python's own start takes.
+    script = (
+        "import sys, loopinterp.cli\n"
+        "print('started', flush=True)\n"
+        "loopinterp.cli.main(sys.argv[1:])"
+    )
+    words = ["train", "--task", "addition", "--out", str(tmp_path / "run"), "--no-progress"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=_environment(),
+    )
+    assert process.stdout is not None and process.stdout.readline() == "started\n"
+    time.sleep(0.02 + seconds)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert len(err.splitlines()) == 1 and "Traceback" not in err
+
+
+def test_an_interrupt_that_a_library_turns_into_its_own_error_is_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(arguments: Any) -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise ImportError("numpy was interrupted") from None
+
+    monkeypatch.setattr("loopinterp.cli.application.run", run)
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(SystemExit) as stop:
+        cli.main([])
+    assert stop.value.code == 130 and len(capsys.readouterr().err.splitlines()) == 1
+    assert signal.getsignal(signal.SIGINT) is handler
 
 
 def test_python_m_is_the_same_command(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import dataclasses
 import importlib
+import inspect
 import json
 import math
 from collections.abc import Mapping
@@ -330,6 +332,19 @@ def test_a_truncated_or_missing_file_is_named(tmp_path: Path) -> None:
         load_result(path)
     with pytest.raises(CheckpointError, match="No such file"):
         load_result(tmp_path / "absent.safetensors")
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_no_field_of_a_result_hides_what_every_result_can_do(kind: str) -> None:
+    module = importlib.import_module(KINDS[kind])
+    cls = next(c for c in vars(module).values() if getattr(c, "kind", None) == kind)
+    shared = {name for name in dir(Result) if not name.startswith("_")}
+    shared -= {"VARIABLES", "OPTIONAL", "kind"}  # which each kind declares for itself
+    own = {f.name for f in dataclasses.fields(cls)} - {f.name for f in dataclasses.fields(Result)}
+    assert not own & shared
+    for name in shared & vars(cls).keys():  # an override does what it is called
+        hidden = inspect.signature(getattr(Result, name)).parameters
+        assert list(inspect.signature(getattr(cls, name)).parameters)[: len(hidden)] == list(hidden)
 
 
 @pytest.mark.parametrize("kind", sorted(CORE))

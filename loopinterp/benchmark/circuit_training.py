@@ -16,6 +16,7 @@ import torch.nn.functional as F
 
 from loopinterp.errors import InputError, check_integer
 from loopinterp.models import Iteration, LoopedTransformer, LoopedTransformerConfig, bind
+from loopinterp.models.recorded_gradients import recording_gradients
 from loopinterp.progress import track
 from loopinterp.rasp.compiler.circuit import Circuit, Directions, FeatureNode
 from loopinterp.rasp.compiler.compiled import Compiled
@@ -100,7 +101,8 @@ def train_to_circuit(
     )
     for _ in track(range(steps), "step"):
         optimiser.zero_grad()
-        _loss(model, program, task, places, n, generator).backward()
+        with recording_gradients():
+            _loss(model, program, task, places, n, generator).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
         rate.step()

@@ -11,7 +11,7 @@ from loopinterp.rasp.program import LoopProgram
 from loopinterp.rasp.program_registry import get_program
 from loopinterp.study_examples import fit_to_model
 from loopinterp.tasks.sampling import check_tokens
-from loopinterp.tasks.study_data import as_batch, as_batches
+from loopinterp.tasks.study_data import as_batch, as_batches, need_asked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -76,17 +76,28 @@ def check_batch(
     programs: Iterable[LoopProgram],
     *,
     needs_loops: bool = True,
+    asked: bool = True,
     **drawn: Any,
 ) -> Batch:
     """A batch of at least two examples of one length, in tokens that all programs know.
 
     It ends where the model is asked; see :func:`~loopinterp.study_examples.fit_to_model`.
 
+    Args:
+        model: The model that is asked.
+        data: A batch, or a task.
+        programs: What it is held against.
+        needs_loops: Whether the model is followed from loop to loop, as far as T(n).
+        asked: Whether answers are judged, so that each example must have a target.
+        drawn: What :func:`~loopinterp.tasks.as_batch` takes besides.
+
     Raises:
         InputError: it is none.
     """
     need_model(model)
     batch = as_batch(data, **drawn)
+    if asked:
+        need_asked(batch)
     if len(batch) < 2 or len(batch.n_loops.unique()) > 1:
         raise InputError(
             "data",

@@ -21,6 +21,7 @@ from loopinterp.circuits.ablation_result import MEASURES, AblationStudy
 from loopinterp.circuits.ablation_values import MeanOver, reference_values
 from loopinterp.circuits.activation_patching_result import BLOCK
 from loopinterp.circuits.subspaces import random_change
+from loopinterp.errors import check_integer
 from loopinterp.intervals import mean_estimate, wilson_estimate
 from loopinterp.models.looped_model import need_hooks
 from loopinterp.models.model_description import describe_model
@@ -28,6 +29,7 @@ from loopinterp.models.taps import Taps
 from loopinterp.progress import track
 from loopinterp.results import study
 from loopinterp.study_examples import examples_for
+from loopinterp.tasks.study_data import need_asked
 from loopinterp.tasks.task import IGNORE
 
 if TYPE_CHECKING:
@@ -107,6 +109,8 @@ def ablation_study(
     """
     need_hooks(model)
     batch = examples_for(model, data, n=n, batch_size=batch_size, seed=seed)
+    need_asked(batch)
+    check_integer("data, n_loops", int(batch.n_loops.max()), least=1, fix="Ask after a loop.")
     check_kinds(kinds, len(batch))
     parts = chosen_parts(model, components, neurons, together=together)
     spans = chosen_spans(when, loops, int(batch.n_loops.max()))

@@ -198,7 +198,7 @@ def head_study(
     """
     chosen = check_programs(programs)
     need_hooks(model)
-    batch = check_batch(model, data, chosen, n=n, batch_size=batch_size, seed=seed)
+    batch = check_batch(model, data, chosen, asked=False, n=n, batch_size=batch_size, seed=seed)
     batch = batch.to(device_of(model))
     n_loops = int(batch.n_loops.max())
     selectors: dict[str, Tensor] = {}

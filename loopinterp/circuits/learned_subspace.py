@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 from loopinterp.circuits.subspaces import principal_subspace
 from loopinterp.errors import check_seed
 from loopinterp.models.looped_model import bind
+from loopinterp.models.recorded_gradients import recording_gradients
 from loopinterp.progress import track
 
 if TYPE_CHECKING:
@@ -62,21 +63,22 @@ def learn_subspace(
     start = principal_subspace(run.difference.flatten(0, 1), min(rank, len(run.pairs)))
     weight = start.mT.clone().requires_grad_()
     optimiser = torch.optim.Adam([weight], lr=_RATE)
-    for _ in track(range(steps if len(rows) else 0), f"learn {rank} directions"):
-        batch = rows[torch.randint(len(rows), (_BATCH,), generator=generator).to(rows.device)]
-        basis = torch.linalg.qr(weight).Q
-        change = run.difference[batch]
-        inside = (change @ basis) @ basis.mT
-        if target is None:
-            states = torch.cat([run.own[batch] + inside, run.own[batch] + change - inside])
-            wanted = torch.cat([run.donor[batch], run.own[batch]])
-            loss = crop.distance(batch.repeat(2), states, wanted)
-        else:
-            loss = crop.loss(batch, run.own[batch] + inside, answers, moved)
-            loss = loss + crop.loss(batch, run.own[batch] + change - inside, run.base, moved)
-        # The model's own weights get no gradients.
-        (weight.grad,) = torch.autograd.grad(loss, [weight])
-        optimiser.step()
+    with recording_gradients():
+        for _ in track(range(steps if len(rows) else 0), f"learn {rank} directions"):
+            batch = rows[torch.randint(len(rows), (_BATCH,), generator=generator).to(rows.device)]
+            basis = torch.linalg.qr(weight).Q
+            change = run.difference[batch]
+            inside = (change @ basis) @ basis.mT
+            if target is None:
+                states = torch.cat([run.own[batch] + inside, run.own[batch] + change - inside])
+                wanted = torch.cat([run.donor[batch], run.own[batch]])
+                loss = crop.distance(batch.repeat(2), states, wanted)
+            else:
+                loss = crop.loss(batch, run.own[batch] + inside, answers, moved)
+                loss = loss + crop.loss(batch, run.own[batch] + change - inside, run.base, moved)
+            # The model's own weights get no gradients.
+            (weight.grad,) = torch.autograd.grad(loss, [weight])
+            optimiser.step()
     return torch.linalg.qr(weight.detach()).Q.mT.contiguous()
 
 

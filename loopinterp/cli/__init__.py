@@ -3,6 +3,18 @@
 Everything behind a command is imported when it is run, so that ``--help`` answers at once.
 """
 
-from loopinterp.cli.application import app, main
+from __future__ import annotations
 
-__all__ = ["app", "main"]
+from collections.abc import Sequence
+
+from loopinterp.cli.interrupt import ending_in_one_line
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; bad input is one message on stderr and exit status 2."""
+    with ending_in_one_line():
+        from loopinterp.cli.application import run
+
+        run(arguments)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Sequence
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperCommand
 
 import loopinterp
 from loopinterp.cli import (
@@ -27,8 +29,39 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+class _Command(TyperCommand):
+    """A command that takes no option's name for another option's value (``--out --json``)."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        options = [param for param in self.get_params(ctx) if param.param_type_name == "option"]
+        names = {name for option in options for name in (*option.opts, *option.secondary_opts)}
+        flags = {
+            name
+            for option in options
+            if getattr(option, "is_flag", False)
+            for name in (*option.opts, *option.secondary_opts)
+        }
+        words = iter(args)
+        for word in words:
+            if word == "--":
+                break
+            value = next(words, None) if word in names - flags - {"--help", "-h"} else None
+            if value in names:
+                raise InputError(
+                    word,
+                    expected="a value",
+                    given=f"the option {value}",
+                    fix=f"Write the value after it; one of that name is written {word}={value}.",
+                )
+        return super().parse_args(ctx, args)
+
+
 for _part in (training_commands, evaluation_commands, study_commands, catalogue_commands):
-    app.registered_commands += _part.commands.registered_commands
+    for _info in _part.commands.registered_commands:
+        _info.cls = _Command
+        app.registered_commands.append(_info)
 
 
 @app.callback(invoke_without_command=True)
@@ -40,8 +73,11 @@ def _root(
         raise typer.Exit
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; bad input is one message on stderr and exit status 2."""
+def run(arguments: Sequence[str] | None = None) -> None:
+    """Run a command; bad input is one message on stderr and exit status 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what the terminal has no sign for is escaped
+            stream.reconfigure(errors="backslashreplace")
     try:
         app(args=None if arguments is None else list(arguments), prog_name="loopinterp")
     except InputError as error:

@@ -205,13 +205,11 @@ def sweep(
         cluster_options=cluster_set or (),
         progress=progress,
     )
-    table = result.table()
-    cells = table.astype(object).where(table.notna(), None).to_dict("records")  # NaN is no JSON
     document = {
         "out": str(out),
         "failed": result.failed,
         "missing": result.missing,
-        "cells": cells,
+        "cells": result.table().to_dict("records"),
         "findings": spell_findings([result])[0],
     }
     document |= {"table": str(out / "sweep.csv"), "page": str(out / "sweep.html")}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shlex
 import sys
 from collections.abc import Iterable, Mapping
@@ -19,7 +18,9 @@ if TYPE_CHECKING:
 
 
 def print_document(document: Any, text: str, as_json: bool) -> None:
-    typer.echo(json.dumps(document, indent=1, default=str) if as_json else text)
+    from loopinterp.storage import spell_json
+
+    typer.echo(spell_json(document, indent=1) if as_json else text)
 
 
 def next_step(command: str, run: Path) -> str:

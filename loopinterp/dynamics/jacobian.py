@@ -20,6 +20,7 @@ from loopinterp.dynamics.state_checks import check_finite_state, check_shape
 from loopinterp.dynamics.state_trajectories import chunks
 from loopinterp.errors import InputError, check_integer
 from loopinterp.models.looped_model import Iteration
+from loopinterp.models.recorded_gradients import recording_gradients
 from loopinterp.short_repr import ShortRepr
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def vjp(
     check_shape(u, h, "cotangent", fix="Pass one for each example, shaped like the state.")
     mask = position_mask(h, positions)
     u = _kept(u, mask)
-    with torch.enable_grad(), _differentiable_kernels():
+    with recording_gradients(), _differentiable_kernels():
         h = h.detach().clone().requires_grad_()
         after = step(h)
         try:
@@ -114,7 +115,7 @@ def push_forward(
 def _by_two_gradients(
     step: Callable[[Tensor], Tensor], h: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor]:
-    with torch.enable_grad():
+    with recording_gradients():
         h = h.detach().clone().requires_grad_()
         after = step(h)
         u = torch.zeros_like(after, requires_grad=True)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from loopinterp.errors import InputError, check_choice
+from loopinterp.tasks.study_data import need_asked
 from loopinterp.tasks.task import IGNORE
 
 if TYPE_CHECKING:
@@ -74,13 +75,6 @@ def asked_positions(batch: Batch, positions: str = "asked") -> Bool[Tensor, "bat
         InputError: If an example has no position with a target, or ``positions`` is another word.
     """
     check_choice("positions", positions, ("asked", "all"))
+    need_asked(batch)
     asked = batch.targets != IGNORE
-    if len(batch) == 0 or not asked.any(dim=1).all():
-        missing = (~asked.any(dim=1)).nonzero().flatten().tolist()
-        raise InputError(
-            "batch",
-            expected="examples that each have a position with a target",
-            given="no examples" if len(batch) == 0 else f"none in examples {missing[:8]}",
-            fix="Sample the batch from a task.",
-        )
     return asked if positions == "asked" else torch.ones_like(asked)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,9 +9,11 @@ import torch
 from torch.nn.functional import pad
 
 from loopinterp.errors import InputError
+from loopinterp.explorer.shown_example import numbers_example, shown_example
 from loopinterp.explorer.task_words import token_words
 from loopinterp.tasks import Addition, Batch, FullOutput
 from loopinterp.tasks.addition import BOS
+from loopinterp.tasks.examples_in_words import until
 from loopinterp.tasks.task import IGNORE
 
 if TYPE_CHECKING:
@@ -23,15 +24,14 @@ if TYPE_CHECKING:
 
     from loopinterp.tasks import Task
 
-_SUM = re.compile(r"\s*(\d{1,300})\s*\+\s*(\d{1,300})\s*=?\s*")
-
 
 def typed_example(task: Task, text: str) -> Batch:
     """The batch of one example that a text says, with the right answer where the task knows it.
 
     Tokens are written in the task's words, with spaces between them or without; a task with
-    full-output prediction needs neither BOS nor ``=`` nor the padding after it. Of
-    :class:`~loopinterp.tasks.Addition` on pairs of bits, ``13 + 9`` means these numbers.
+    full-output prediction needs neither BOS nor ``=`` nor the padding after it. What ``decode``
+    shows is read as it is meant (``25 * 14 = 350``, the grid of a sudoku or maze, a board), and so
+    is a FEN. Where digits beyond 1 are no tokens, ``13 + 9`` and ``13*9`` mean these numbers.
 
     Args:
         task: The task.
@@ -56,13 +56,20 @@ def typed_example(task: Task, text: str) -> Batch:
             given=f"{task.name}, which reads {task.d_features} numbers a position",
             fix="Pass its inputs to explore() as a tensor.",
         )
-    numbers = _SUM.fullmatch(text) if isinstance(task, Addition) else None
-    if numbers and isinstance(task, Addition) and text.strip() not in (words or ()):
-        a, b = map(int, numbers.groups())
-        return task.encode([(a, b)], n=max(a.bit_length(), b.bit_length(), 1) + 1)
-    tokens = read_words(text, words or [str(k) for k in range(task.d_vocab or 0)])
+    shown = shown_example(task, text)
+    if shown is not None:
+        return shown
+    numbers = numbers_example(task, text)
+    if isinstance(task, Addition) and numbers is not None and text.strip() not in (words or ()):
+        return numbers
+    try:
+        tokens = read_words(text, words or [str(k) for k in range(task.d_vocab or 0)])
+    except InputError:
+        if numbers is None:
+            raise
+        return numbers
     if isinstance(task, FullOutput):
-        return _full_output(task, tokens)
+        return full_output(task, tokens)
     if isinstance(task, Addition) and tokens[0] != BOS:
         tokens = [BOS, *tokens]
     return _batch(task, torch.tensor([tokens]), _length(task, len(tokens)))
@@ -97,10 +104,10 @@ def read_words(text: str, words: Sequence[str]) -> list[int]:
     return found
 
 
-def _full_output(task: FullOutput, tokens: list[int]) -> Batch:
-    """With what such a task puts around a prompt."""
+def full_output(task: FullOutput, tokens: Sequence[int]) -> Batch:
+    """With what such a task puts around a prompt; what is after an ``=`` is left out."""
     eos, bos = task.equals + 1, task.equals + 2
-    prompt = [t for t in tokens if t < task.equals]
+    prompt = [t for t in until(tokens, task.equals) if t < task.equals]
     n = next(k for k in range(1, len(prompt) + 2) if task.prompt_length(k) >= len(prompt))
     inputs = torch.tensor([[bos, *prompt, task.equals]])
     room = task.n_positions(n) - inputs.shape[1]

@@ -23,6 +23,7 @@ from loopinterp.models.sureness_rules import ConfidenceAbove, EntropyBelow, Gate
 from loopinterp.progress import track
 from loopinterp.results import Result, study
 from loopinterp.study_examples import examples_for, inputs_and_loops, need_loops
+from loopinterp.tasks.study_data import need_asked
 from loopinterp.tasks.task import IGNORE
 
 if TYPE_CHECKING:
@@ -234,13 +235,7 @@ def _examples(
     batch = examples_for(model, data, n=n, batch_size=size, seed=seed)
     n_loops = int(batch.n_loops.max()) if n_loops is None else n_loops
     check_integer("n_loops", n_loops, least=1)
-    if not bool((batch.targets != IGNORE).any(1).all()):
-        raise InputError(
-            "data",
-            expected="something asked of each example",
-            given="targets that are all IGNORE in some",
-            fix="Leave those examples out, or pass inputs alone.",
-        )
+    need_asked(batch)
     return batch.inputs, batch.targets, n_loops, batch.n_loops
 
 

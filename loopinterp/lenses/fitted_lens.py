@@ -143,7 +143,8 @@ class FittedLens(ShortRepr):
                 f"file {path}",
                 expected="a lens that FittedLens.save wrote",
                 given=f"another file ({error})",
-                fix="Fit the lens again, or read a result with loopinterp.load_result.",
+                fix="Fit the lens again, or read a result with "
+                "loopinterp.saved_results.load_result.",
             ) from error
 
     def to_transformer_lens(self) -> Any:

@@ -14,6 +14,7 @@ import torch
 
 from loopinterp.models.iteration import iterate
 from loopinterp.models.looped_model import bind, need_hooks
+from loopinterp.models.recorded_gradients import recording_gradients
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -135,7 +136,7 @@ def live_places(
         on from, so that the former can be differentiated by it.
     """
     kept: dict[tuple[int, Layer], Tensor] = {}
-    with torch.enable_grad():
+    with recording_gradients():
         iteration = bind(model, inputs)
         start = iteration.h0.detach().clone().requires_grad_()
         if not inside:

@@ -16,6 +16,7 @@ from loopinterp.lenses.fitted_lens import EVERYWHERE, FittedLens
 from loopinterp.lenses.lens_places import Place, layer_hooks, layers_around, places
 from loopinterp.models.looped_model import bind, need_model
 from loopinterp.models.model_description import describe_model, device_of
+from loopinterp.models.recorded_gradients import recording_gradients
 from loopinterp.progress import track
 from loopinterp.study_examples import fit_to_model, inputs_and_loops
 from loopinterp.tasks.study_data import as_batch
@@ -139,7 +140,7 @@ def _gradients(
         part = slice(start, start + each)
         h = torch.stack(read[part]).to(matrix.dtype)  # [place, batch, pos, d_model]
         own = slice(None) if len(matrix) == 1 else part
-        with torch.enable_grad():
+        with recording_gradients():
             moved = torch.einsum("sbpi,soi->sbpo", h, matrix[own].expand(len(h), -1, -1))
             moved = moved + offset[own].expand(len(h), -1)[:, None, None]
             log_q = readout(moved.flatten(0, 1).to(last.dtype)).to(matrix.dtype).log_softmax(-1)

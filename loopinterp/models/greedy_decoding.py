@@ -18,7 +18,7 @@ from loopinterp.models.looped_model import bind, need_model
 from loopinterp.models.looped_transformer import LoopedTransformer
 from loopinterp.models.model_description import device_of, need_causal
 from loopinterp.models.positions import AttentionContext, check_length
-from loopinterp.models.run_inputs import check_each, check_ends, check_tokens, refuse
+from loopinterp.models.run_inputs import check_each, check_ends, check_logits, check_tokens, refuse
 from loopinterp.models.run_length import check_loops
 
 if TYPE_CHECKING:
@@ -72,7 +72,8 @@ def greedy_decode(
 
     Raises:
         InputError: If the model is not causal or reads no tokens, its answers are no tokens that
-            it reads, prompts or lengths do not fit, or there is no room for the new tokens.
+            it reads, prompts or lengths do not fit, there is no room for the new tokens, or an
+            answer is NaN.
 
     Example:
         >>> from loopinterp.models import LoopedTransformerConfig
@@ -95,7 +96,9 @@ def greedy_decode(
     rows, last, n_new = torch.arange(len(tokens), device=tokens.device), lengths - 1, 0
     going = torch.ones_like(rows, dtype=torch.bool)
     while n_new < max_new_tokens and bool(going.any()):
-        token = run.logits(last, longest + n_new).argmax(-1)
+        logits = run.logits(last, longest + n_new)
+        check_logits(logits, f"of new token {n_new}")
+        token = logits.argmax(-1)
         # One that has ended says the same at the same place again and again.
         token = token if stop_token is None else torch.where(going, token, stop_token)
         last = last + going

@@ -12,6 +12,7 @@ from loopinterp.models.grid_positions import grid_width
 from loopinterp.models.positions import check_length
 
 if TYPE_CHECKING:
+    from jaxtyping import Float
     from torch import Tensor
 
     from loopinterp.models.model_config import LoopedTransformerConfig
@@ -207,3 +208,23 @@ def loop_span(start: int, stop: int | None, n_loops: int, state: Tensor | None) 
             fix="Pass state=, from model(inputs, stop_at_loop=..., return_type='state').",
         )
     return range(start, stop)
+
+
+def check_logits(logits: Float[Tensor, batch * rest], after: str) -> None:
+    """Raise if a model's answer is NaN: an argmax would take it for the likeliest.
+
+    Args:
+        logits: What is answered.
+        after: Where, in words.
+
+    Raises:
+        InputError: NaN in some example; they are named.
+    """
+    bad = logits.isnan().flatten(1).any(1)
+    if bool(bad.any()):
+        raise InputError(
+            f"logits {after}",
+            expected="numbers",
+            given=f"NaN in examples {bad.nonzero().flatten().tolist()[:8]} of {len(logits)}",
+            fix="Run fewer loops, or check the model's weights and inputs.",
+        )

@@ -10,7 +10,7 @@ import torch
 
 from loopinterp.errors import InputError, check_integer
 from loopinterp.models.looped_model import bind
-from loopinterp.models.run_inputs import check_ends
+from loopinterp.models.run_inputs import check_ends, check_logits
 from loopinterp.models.stopping_rules import LoopView
 from loopinterp.short_repr import ShortRepr
 
@@ -67,7 +67,8 @@ def run_until(
         n_loops: T(n) of each example, for :class:`Oracle`.
 
     Raises:
-        InputError: If there is no limit to the loops, or a shape or dtype is wrong.
+        InputError: If there is no limit to the loops, a shape or dtype is wrong, or what an
+            example answers where it stops is NaN.
 
     Example:
         >>> from types import SimpleNamespace
@@ -88,8 +89,11 @@ def run_until(
     past = getattr(rule, "past", 1)
     view = LoopView(0, iteration.h0, mask, n_loops, iteration.readout, None, past)
     if rule.tolerance is None:
-        return _choose_best(iteration, view, rule, horizon)
-    return _stop_at_first(iteration, view, rule, horizon, tolerance=rule.tolerance)
+        stopped = _choose_best(iteration, view, rule, horizon)
+    else:
+        stopped = _stop_at_first(iteration, view, rule, horizon, tolerance=rule.tolerance)
+    check_logits(stopped.logits, "at the loop of the answer")
+    return stopped
 
 
 def run_rules(

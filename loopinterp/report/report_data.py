@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +12,7 @@ from markupsafe import Markup
 from loopinterp.errors import CheckpointError
 from loopinterp.report.compared_curves import COLUMNS, curve_rows
 from loopinterp.report.how_it_was_made import setting_groups
-from loopinterp.storage import parse_json_object, read_bytes
+from loopinterp.storage import parse_json_object, read_bytes, spell_json
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -67,11 +66,11 @@ def embedded(tables: Tables) -> Markup:
     kept = {
         name: {
             "columns": table.columns.tolist(),
-            "rows": table.astype(object).where(table.notna(), None).values.tolist(),
+            "rows": table.astype(object).values.tolist(),
         }
         for name, table in tables.items()
     }
-    return Markup(json.dumps(kept, default=str).replace("<", "\\u003c"))  # escaped here
+    return Markup(spell_json(kept).replace("<", "\\u003c"))  # escaped here
 
 
 def read_report(page: str | Path) -> Tables:

@@ -11,7 +11,7 @@ from typing import Any
 from loopinterp.errors import CheckpointError
 from loopinterp.results import Result, config_hash
 from loopinterp.saved_results import Owner, load_result, read_run_config, result_files
-from loopinterp.short_repr import ShortRepr
+from loopinterp.short_repr import ShortRepr, printable
 from loopinterp.storage import parse_json_object, read_bytes, read_json_object
 
 
@@ -90,7 +90,7 @@ def read_run(folder: str | Path) -> RunRecord:
     results = _read_results(folder / "results", owner, problems)
     made = _read_made(folder / "made.json", problems)
     return RunRecord(
-        name=folder.resolve().name,
+        name=printable(folder.resolve().name),
         config=config,
         metrics=metrics,
         # What an earlier version said all the same is no longer said.

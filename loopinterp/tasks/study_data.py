@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import torch
 
 from loopinterp.errors import InputError, check_integer
+from loopinterp.tasks.batch_checks import check_values
 from loopinterp.tasks.sampling import describe_tensor
 from loopinterp.tasks.task import IGNORE, Batch
 
@@ -66,6 +67,14 @@ def as_batch(
                 given=repr(value),
                 fix=f"Leave {name} out, or pass the task instead of the batch.",
             )
+    check_values(data)
+    if data.inputs.numel() == 0:
+        raise InputError(
+            "data",
+            expected="a batch of at least one example and position",
+            given=f"inputs of shape {list(data.inputs.shape)}",
+            fix="Draw it with task.sample(n, batch_size=..., generator=...).",
+        )
     return data
 
 
@@ -116,6 +125,22 @@ def as_prompts(tokens: Int[Tensor, "batch pos"], *, n_loops: int) -> Batch:
     targets[:, -1] = IGNORE
     each = torch.ones(len(tokens), dtype=torch.int64, device=tokens.device)
     return Batch(tokens, targets, each * tokens.shape[1], each * n_loops)
+
+
+def need_asked(batch: Batch) -> None:
+    """Raise unless something is asked of each example: an answer to nothing would count as right.
+
+    Raises:
+        InputError: no examples, or one whose targets are all ``IGNORE``.
+    """
+    missing = (batch.targets == IGNORE).all(dim=1).nonzero().flatten().tolist()
+    if len(batch) == 0 or missing:
+        raise InputError(
+            "batch",
+            expected="examples that each have a position with a target",
+            given="no examples" if len(batch) == 0 else f"none in examples {missing[:8]}",
+            fix="Leave those examples out, or sample the batch from a task.",
+        )
 
 
 def need_task(task: object) -> None:

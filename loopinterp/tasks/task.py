@@ -27,6 +27,10 @@ class Batch(ShortRepr):
         n: Problem length of each example (bits, not positions).
         n_loops: T(n) of each example: the loop after which the answer is asked for.
         task: What was asked, where that is known: a model of other tokens is refused by it.
+
+    Raises:
+        InputError: parts of other shapes or types, on several devices, or out of their ranges.
+            Values on a GPU are looked at by the studies, so that no training step waits for them.
     """
 
     inputs: Int[Tensor, "batch pos"] | Float[Tensor, "batch pos d_features"]
@@ -34,6 +38,13 @@ class Batch(ShortRepr):
     n: Int[Tensor, " batch"]
     n_loops: Int[Tensor, " batch"]
     task: Task | None = None
+
+    def __post_init__(self) -> None:
+        from loopinterp.tasks.batch_checks import check_shapes, check_values
+
+        check_shapes(self)
+        if self.inputs.device.type == "cpu":
+            check_values(self)
 
     def __len__(self) -> int:
         return self.inputs.shape[0]

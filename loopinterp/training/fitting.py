@@ -13,6 +13,7 @@ from typing import TextIO
 
 from loopinterp.errors import CheckpointError, ConfigError, InputError
 from loopinterp.file_locks import only_writer
+from loopinterp.models.recorded_gradients import recording_gradients
 from loopinterp.progress import bar
 from loopinterp.results import config_hash
 from loopinterp.settings import Settings, flatten
@@ -68,7 +69,10 @@ def train(
             processes than examples in a batch.
         CheckpointError: If the folder's checkpoint is damaged or of another run.
     """
-    with joined(config) as processes, _claimed(config, Path(out), resume, processes) as part:
+    with ExitStack() as stack:
+        stack.enter_context(recording_gradients())  # or refused before anything is written
+        processes = stack.enter_context(joined(config))
+        part = stack.enter_context(_claimed(config, Path(out), resume, processes))
         _fit([part], progress and processes.first)
     return part.run
 
@@ -113,6 +117,7 @@ def train_seeds(
         )
     configs = [config.replace(seed=seed) for seed in seeds]  # all are checked before one begins
     with ExitStack() as stack:
+        stack.enter_context(recording_gradients())
         parts = [
             stack.enter_context(_claimed(one, Path(out) / f"seed-{one.seed}", resume))
             for one in configs

@@ -41,7 +41,7 @@ class SweepResult(Result, kind="sweep"):
         task: Name of the base's task.
         n_samples: Examples behind each seed's share.
         seeds: Those that were asked for.
-        show: The figures: each measure, and the axis that it is drawn along.
+        figure_axes: The figures: each measure, and the axis that it is drawn along.
         failed: What went wrong, by setting and seed.
         missing: Settings and seeds that were not asked for yet (``only``).
     """
@@ -62,7 +62,7 @@ class SweepResult(Result, kind="sweep"):
     task: str
     n_samples: int
     seeds: list[int]
-    show: dict[str, str]
+    figure_axes: dict[str, str]
     failed: dict[str, str]
     missing: list[str]
 
@@ -180,7 +180,7 @@ def gather(
             task=sweep.base.task,
             n_samples=sweep.evaluation.samples,
             seeds=list(sweep.seeds),
-            show={**sweep.show},
+            figure_axes={**sweep.show},
             failed=dict(failed),
             missing=[
                 name

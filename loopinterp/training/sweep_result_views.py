@@ -78,7 +78,7 @@ def _(result: SweepResult) -> list[Figure]:
     with a line for each length.
     """
     figures = []
-    for measure, along in result.show.items():
+    for measure, along in result.figure_axes.items():
         cells = _cells(result, measure, along)
         if len(_ran(result)) <= MOST_LINES:
             figures.append(_lines_by_setting(result, cells, measure, along))

@@ -12,6 +12,7 @@ import torch
 from loopinterp.errors import InputError
 from loopinterp.models import LoopedTransformer
 from loopinterp.models.pretrained import check_tensors
+from loopinterp.models.recorded_gradients import recording_gradients
 from loopinterp.short_repr import ShortRepr
 from loopinterp.tasks.task import IGNORE
 from loopinterp.training.curriculum import Curriculum
@@ -120,10 +121,11 @@ class Trainer(ShortRepr):
         The device minds by itself that what is not finite changes no weight, and no step after it
         does; :meth:`read` says so, and has to be called before what is saved is saved.
         """
-        drawn = self.begin()
-        supervised = self._supervise(drawn)
-        supervised.loss.backward()
-        self.finish(drawn, supervised)
+        with recording_gradients():
+            drawn = self.begin()
+            supervised = self._supervise(drawn)
+            supervised.loss.backward()
+            self.finish(drawn, supervised)
 
     def begin(self) -> Drawn:
         """The part of a step before the forward pass: a batch is drawn, gradients are cleared."""

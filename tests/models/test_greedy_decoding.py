@@ -118,6 +118,16 @@ def test_examples_stop_by_themselves(
     assert found.tolist() == filled(answers, stop).tolist()
 
 
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_an_answer_that_is_no_number_is_no_token(use_cache: bool) -> None:
+    model = build("plain")
+    with torch.no_grad():
+        model.unembedding.weight[1] = torch.nan
+    with pytest.raises(InputError) as refused:
+        greedy_decode(model, [[1, 2], [3]], n_loops=2, max_new_tokens=2, use_cache=use_cache)
+    assert refused.value.what.startswith("logits")
+
+
 @pytest.mark.parametrize("name", ["sandwich rotary", "surround", "post rms"])
 def test_each_example_has_its_own_loops(name: str) -> None:
     model, loops = decoder(name), [4, 1, 6, 2]

@@ -124,13 +124,23 @@ def test_maximum_confidence_can_be_confidently_wrong_early() -> None:
 
 
 @pytest.mark.parametrize("rule", [MaxConfidence(), ReadoutKL(0.1), ResidualBelow(0.1)])
-def test_what_is_not_a_number_never_fires(rule) -> None:
+def test_what_is_not_a_number_never_fires_and_is_no_answer(rule) -> None:
     logits = torch.full((4, 2, 1, 2), math.nan)
     model = Scripted(logits)
     model.step = lambda h, e: h * torch.tensor([math.nan, 1.0]) + torch.tensor([math.nan, 0])
     model.readout = lambda h: torch.full((h.shape[0], 1, 2), math.nan)
-    stopped = run_until(model, torch.zeros(2, 1), rule, max_loops=3)
-    assert stopped.loop.tolist() == [3, 3] and not stopped.fired.any()
+    assert run_rules(model, torch.zeros(2, 1), [rule], max_loops=3).tolist() == [[3, 3]]
+    with pytest.raises(InputError) as refused:
+        run_until(model, torch.zeros(2, 1), rule, max_loops=3)
+    assert "[0, 1] of 2" in refused.value.given
+
+
+def test_nan_on_the_way_to_an_answer_is_none_of_it() -> None:
+    logits = torch.zeros(4, 1, 1, 2)
+    logits[1] = math.nan
+    logits[3, 0, 0, 1] = 5.0
+    stopped = run_until(Scripted(logits), torch.zeros(1, 1), MaxConfidence(), max_loops=3)
+    assert stopped.loop.tolist() == [3] and stopped.logits.tolist() == [[[0.0, 5.0]]]
 
 
 def test_the_readout_is_left_alone_until_a_rule_or_the_answer_needs_it() -> None:

@@ -38,7 +38,7 @@ def made_up(show: dict[str, str], *, settings: list[str] = NAMES) -> SweepResult
             task="addition",
             n_samples=16,
             seeds=[0, 1],
-            show=show,
+            figure_axes=show,
             failed={"broken, seed 0": "it is bad", "broken, seed 1": "it is bad"},
             missing=["no noise, seed 1"],
         )

@@ -32,6 +32,7 @@ from loopinterp.circuits.activation_patching_inputs import Comparison
 from loopinterp.circuits.edges.edge_run import Donor, EdgeRuns
 from loopinterp.errors import InputError
 from loopinterp.models.looped_model import bind
+from loopinterp.models.recorded_gradients import recording_gradients
 from loopinterp.progress import track
 
 if TYPE_CHECKING:
@@ -178,7 +179,7 @@ class EdgeEffects:
         shape = (*self.graph.edges.shape, len(self._at_base))
         weights = torch.full(shape, at, dtype=self.base.dtype, device=self.base.device)
         weights.requires_grad_()
-        with torch.enable_grad():
+        with recording_gradients():
             logits, _ = self._runs(weights, donor, embedding=embedding)
             # Examples do not meet: the gradient of the sum is that of each.
             total = self.compared.by_example(logits).sum()
@@ -218,7 +219,7 @@ def _logits(model: Any, inputs: Tensor, n_loops: int) -> Tensor:
 
 
 def _check_metric(compared: Comparison, logits: Tensor) -> None:
-    with torch.enable_grad():
+    with recording_gradients():
         tried = compared.by_example(logits.detach().requires_grad_())
     if tried.shape != logits.shape[:1] or not tried.requires_grad:
         raise InputError(

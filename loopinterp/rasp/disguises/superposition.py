@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from loopinterp.errors import InputError, check_integer
+from loopinterp.models.recorded_gradients import recording_gradients
 from loopinterp.rasp.compiler.agreement import compare_with_program
 from loopinterp.rasp.compiler.assemble import LOGIT, SHARPNESS
 from loopinterp.rasp.compiler.circuit import ROUNDING, Superposition, orthonormal
@@ -262,7 +263,7 @@ class _Stream:
         free = normal(width - len(kept), len(rest), g=g).requires_grad_()
         loss = self._collinearity if exact else self._interference
         search = torch.optim.Adam([free], lr=RATE)
-        with torch.enable_grad():
+        with recording_gradients():
             for _ in range(steps):
                 search.zero_grad()
                 loss(frame(free)).backward()

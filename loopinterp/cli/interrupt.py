@@ -1,0 +1,67 @@
+"""An interrupt (Ctrl-C) of the command line: one line, and exit status 130.
+
+Imports as little as it can, so that it is in place before anything that takes long is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from contextlib import contextmanager
+
+TYPE_CHECKING = False  # typing itself would take longer than this module
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+STATUS = 128 + signal.SIGINT
+"""What a shell reports of a process that an interrupt ended."""
+
+
+@contextmanager
+def ending_in_one_line() -> Iterator[None]:
+    """Inside, an interrupt ends the program, whatever libraries make of it on its way.
+
+    Compiled modules that are interrupted while they are imported raise errors of their own, and
+    what is interrupted in a destructor raises nothing at all: so the signal itself is remembered.
+    A program that has a handler of its own, or ignores interrupts (``nohup``), keeps that; so does
+    one that calls from another thread than its main one.
+    """
+    interrupted = False
+
+    def remember(number: int, frame: Any) -> None:
+        nonlocal interrupted
+        interrupted = True
+        raise KeyboardInterrupt
+
+    def end_if_interrupted(unraisable: sys.UnraisableHookArgs) -> None:
+        if interrupted:  # in a destructor or a callback: the program would go on
+            _say()
+            os._exit(STATUS)
+        hook(unraisable)
+
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        if before is signal.default_int_handler:
+            signal.signal(signal.SIGINT, remember)
+    except ValueError:  # not the main thread, which alone is interrupted
+        pass
+    hook, sys.unraisablehook = sys.unraisablehook, end_if_interrupted
+    try:
+        yield
+    except BaseException:
+        if not interrupted:
+            raise
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # another one comes too late
+        _say()
+        raise SystemExit(STATUS) from None
+    finally:
+        sys.unraisablehook = hook
+        if signal.getsignal(signal.SIGINT) in (remember, signal.SIG_IGN) and before is not None:
+            signal.signal(signal.SIGINT, before)
+
+
+def _say() -> None:
+    sys.stderr.write("Interrupted.\n")
+    sys.stderr.flush()
