@@ -127,7 +127,7 @@ def _nothing_moves(model: StudiedModel) -> str:
 def _no_derivative(model: StudiedModel) -> str:
     import torch
 
-    iteration = models.bind(model.model, model.sample(model.length(1), 1).inputs)
+    iteration = models.bind(model.model, model.sample(model.length(1), 1).inputs).at(0)
     try:
         dynamics.vjp(iteration.step, iteration.h0, torch.ones_like(iteration.h0))
     except InputError:

@@ -10,6 +10,7 @@ import torch
 from loopinterp.errors import InputError, check_integer
 from loopinterp.models.looped_model import bind, need_model
 from loopinterp.models.model_description import device_of, need_causal, said_of
+from loopinterp.models.repeatability import need_repeatable
 from loopinterp.models.run_inputs import need_examples
 from loopinterp.models.run_length import own_depth, rule_of
 from loopinterp.tasks.sampling import describe_tensor
@@ -64,6 +65,8 @@ def inputs_and_loops(
             given=f"{describe_tensor(data)}, n_loops={n_loops}",
             fix="Pass n_loops=16, for instance." if n_loops is None else "Pass inputs[None].",
         )
+    need_model(model)
+    need_repeatable(model, data.to(device_of(model)))
     return data, n_loops
 
 
@@ -72,7 +75,8 @@ def fit_to_model(model: Any, batch: Batch, *, needs_loops: bool = False) -> Batc
 
     Raises:
         InputError: If the model reads or answers in other tokens than the batch is in, is of
-            another task, or makes one loop, or is asked before the first, where ``needs_loops``.
+            another task, makes one loop or is asked before the first where ``needs_loops``, or
+            does not repeat itself.
     """
     if needs_loops:
         need_loops(model)
@@ -82,6 +86,7 @@ def fit_to_model(model: Any, batch: Batch, *, needs_loops: bool = False) -> Batc
         need_model_of(batch.task, model, batch.inputs)
     else:
         _need_classes(model, batch)
+    need_repeatable(model, batch.inputs.to(device_of(model)))
     rule = rule_of(model)
     return batch if rule is None else replace(batch, n_loops=rule.of(batch.n_loops))
 

@@ -172,7 +172,9 @@ class CausalCone:
         """One loop of the positions that are held."""
         listening = () if taps is None else (taps,)
         if self.reach is not None:
-            return self.model.step(h, e, None, *listening) if listening else self.model.step(h, e)
+            if listening:
+                return self.model.step(h, e, None, *listening)
+            return self.model.step(h, e, **self.iteration.index(loop))
         context = self.iteration.context
         context = None if context is None else context.select(row)
         start = h.shape[1] - self.states.shape[2]  # how many positions are not held, as -n
@@ -183,7 +185,7 @@ class CausalCone:
                 [x[:, :-start].index_select(0, row) for x in both] for both in self._keys[loop]
             )
             context = replace(context, remember=_recalling(layers))
-        return self.iteration.advance(h, e, context, *listening)
+        return self.iteration.advance(h, e, context, *listening, **self.iteration.index(loop))
 
     def finish(
         self,

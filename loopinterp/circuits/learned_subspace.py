@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -145,12 +146,21 @@ class _Crop:
         base = pairs.base[rows, None]
         at = (pairs.positions[rows] - self._start[rows, None])[..., None].expand_as(state)
         h = self._states[rows].scatter(1, at, state)
-        whole = self._iteration.select(pairs.base[rows]) if self.run.reach is None else None
-        e, model = self._iteration.e[base, place], self.run.model
-        readout = model.readout if whole is None else whole.readout
+        own, model = self._iteration, self.run.model
+        if self.run.reach is None:
+            own = own.select(pairs.base[rows])
+        else:  # positions by themselves, of which the model is asked without a context
+            own = replace(
+                own,
+                e=own.e[base, place],
+                h0=h,
+                advance=lambda h, e, _, **index: model.step(h, e, **index),
+                readout=model.readout,
+                context=None,
+            )
         # Left of the first exchanged position the crop's own edge is seen, not the run's.
         counts = pairs.asked[base, place] & (place >= pairs.positions[rows].amin(1, keepdim=True))
         for delay in range(self.delays):
             if delay:
-                h = model.step(h, e) if whole is None else whole.step(h)
-            yield readout(h), counts & self.run.within[rows, delay, None]
+                h = own.step_each(h, pairs.loop[rows] + delay - 1)
+            yield own.readout(h), counts & self.run.within[rows, delay, None]

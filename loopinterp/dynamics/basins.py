@@ -16,12 +16,13 @@ from loopinterp.dynamics.distinct_limits import (
     limits_apart,
 )
 from loopinterp.dynamics.limits import Limits, find_limits
+from loopinterp.dynamics.rounding import coarse_dtype
 from loopinterp.dynamics.state_checks import asked_positions, check_finite_state
 from loopinterp.dynamics.state_planes import StatePlane, corner_states
 from loopinterp.dynamics.state_trajectories import chunks
 from loopinterp.errors import InputError, check_integer, check_number, check_seed
 from loopinterp.intervals import share_of, wilson_of
-from loopinterp.models.looped_model import bind
+from loopinterp.models.looped_model import bind, need_one_map
 from loopinterp.models.model_description import describe_model
 from loopinterp.progress import track
 from loopinterp.results import Result, study
@@ -202,6 +203,7 @@ def basin_map(
         >>> found.shares().sel(limit=0, estimate="value").item()
         1.0
     """
+    need_one_map(model)
     batch = examples_for(model, data, needs_loops=True, n=n, batch_size=batch_size, seed=seed)
     counted = asked_positions(batch, positions)
     _check(len(batch), example, points)
@@ -212,6 +214,7 @@ def basin_map(
         check_number("extent", extent, above=0)
     generator = torch.Generator().manual_seed(check_seed(seed))
     options = {"n_loops": n_loops, "tol": tol, "points": points, "positions": positions}
+    options |= coarse_dtype(model, batch)
     with study(seed, model=describe_model(model), example=example, **options) as watch:
         rows = (example + torch.arange(min(len(batch), MOST_OTHERS + 1))) % len(batch)
         batch, counted = batch[rows], counted[rows]

@@ -8,6 +8,7 @@ import numpy as np
 
 from loopinterp.dynamics.basins import BasinMapResult
 from loopinterp.dynamics.distinct_limits import NO_LIMIT
+from loopinterp.dynamics.rounding import with_rounding
 from loopinterp.intervals import ESTIMATE
 from loopinterp.plotting import LinePanel, Series, category_maps, heatmap_panels, line_panels
 from loopinterp.results import Figure, Finding, figures_of, findings_of, percent, tidy
@@ -25,6 +26,7 @@ OF_NEXT, OTHER_OF_NEXT = "the next input's own limit", "another limit of the nex
 
 
 @findings_of.register
+@with_rounding
 def _(result: BasinMapResult) -> list[Finding]:
     """How much of the plane comes back to the own limit, and what the rest is led to."""
     limits, n_starts = result.limits(), result.data["reached"].size

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from loopinterp.dynamics.eigenvalues import spectral_radius
-from loopinterp.dynamics.limits import find_limits
+from loopinterp.dynamics.limits import Limits, find_limits
 from loopinterp.dynamics.measures import (
     SETTLED,
     contraction_rates,
@@ -29,12 +29,14 @@ from loopinterp.dynamics.readouts import (
     stable_from,
 )
 from loopinterp.dynamics.regimes import LEAST_LOOPS, Regime, classify_regimes
+from loopinterp.dynamics.rounding import coarse_dtype
 from loopinterp.dynamics.solvers.fixed_point_solver import Solver, Status
 from loopinterp.dynamics.solvers.solver_registry import get_solver
 from loopinterp.dynamics.state_checks import asked_positions
 from loopinterp.dynamics.state_trajectories import chunks, gather, run_loops, state_bytes
 from loopinterp.errors import check_integer, check_number
 from loopinterp.intervals import share_of
+from loopinterp.models.foreign_model import takes_loop
 from loopinterp.models.looped_model import bind
 from loopinterp.models.model_description import describe_model
 from loopinterp.progress import track
@@ -105,6 +107,8 @@ class ConvergenceResult(Result, kind="convergence"):
     Attributes:
         threshold: Residual that counts as settled.
         answered_after: The loops after which the answer is asked for, in words.
+        one_map: Whether all loops apply one map. Where the step takes the loop's index they do not,
+            and no limit is sought: a map's fixed point is moved on by the next loop's.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
@@ -117,6 +121,7 @@ class ConvergenceResult(Result, kind="convergence"):
 
     threshold: float
     answered_after: str = "T(n)"
+    one_map: bool = True
 
     @property
     def n_loops(self) -> int:
@@ -153,6 +158,14 @@ class ConvergenceResult(Result, kind="convergence"):
         """
         at, regime = self.data["settled_at"], self.data["regime"]
         return at.astype(float).where((at >= 0) & (regime == Regime.FIXED_POINT), np.inf)
+
+    def below_threshold(self) -> xr.DataArray:
+        """First loop from which the residual of a counted token stays under ``threshold``.
+
+        Whatever the class of its trajectory; NaN where there is none, and where nothing is counted.
+        """
+        at = self.data["settled_at"].astype(float)
+        return at.where((at >= 0) & self.data["counted"])
 
     def settled_share(self) -> float:
         """Share of the counted tokens that settle within the run."""
@@ -235,15 +248,19 @@ def convergence_study(
         "positions": positions,
         "n_examples": len(batch),
     }
+    settings |= coarse_dtype(model, batch)
     with study(seed, model=describe_model(model), **settings) as watch, torch.no_grad():
         parts = []
         parts_of = list(chunks(len(batch), (n_loops + 1) * state_bytes(model, batch)))
         for rows in track(parts_of, "convergence"):
             iteration = bind(model, batch.inputs[rows])
             states = run_loops(iteration, n_loops)
-            ended = find_limits(
-                iteration, states[-1], max_loops=limit_steps, tol=limit_tol, solver=solver
-            )
+            if iteration.takes_loop:  # no one map goes on from the end of the run
+                ended = Limits.unsought(states[-1])
+            else:
+                ended = find_limits(
+                    iteration, states[-1], max_loops=limit_steps, tol=limit_tol, solver=solver
+                )
             # Of a run that left the finite numbers and came back, no limit is claimed.
             through = states.isfinite().flatten(2).all(dim=2).all(dim=0)
             limit = ended.state
@@ -262,6 +279,7 @@ def convergence_study(
             answer_loops=batch.n_loops,
             threshold=threshold,
             answered_after=answered_after(model),
+            one_map=not takes_loop(model),
         )
 
 

@@ -13,6 +13,7 @@ import xarray as xr
 
 from loopinterp.dynamics.convergence import RITZ_TOLERANCE, ConvergenceResult
 from loopinterp.dynamics.regimes import Regime
+from loopinterp.dynamics.rounding import rounding_floor, with_rounding
 from loopinterp.dynamics.solvers.fixed_point_solver import Status
 from loopinterp.intervals import ESTIMATE, band_of
 from loopinterp.plotting import (
@@ -31,13 +32,14 @@ _RIGHT = {"colour": "red", "markers": False}
 
 
 @findings_of.register
+@with_rounding
 def _(result: ConvergenceResult) -> list[Finding]:
     """Whether the tokens settle and are right there, what they become, and about the limits."""
     return [_settling(result), *_regimes(result), _limits(result)]
 
 
 def _settling(result: ConvergenceResult) -> Finding:
-    settled = result.settled_share()
+    settled, below = result.settled_share(), result.below_threshold()
     times = _gaps(result.settling_times()).where(result.data["counted"])
     residual, exact = result.mean_residual()[-1], result.exact_match()[-1]
     when = f", half of them by loop {int(times.median())}" if settled else ""
@@ -46,12 +48,21 @@ def _settling(result: ConvergenceResult) -> Finding:
         if np.isfinite(residual)
         else "the states leave the finite numbers"
     )
-    text = (
-        f"{percent(settled)} of the tokens settle within {result.n_loops} loops{when} (come to "
-        f"rest, so that from there on each loop moves them by less than {result.threshold:g} of "
-        f"their size); {moved}, and "
-        f"{percent(exact.sel({ESTIMATE: 'value'}))} of the answers are right there."
-    )
+    right = f"{percent(exact.sel({ESTIMATE: 'value'}))} of the answers are right there"
+    share = float(below.notnull().sum() / result.data["counted"].sum())
+    if share == settled:
+        text = (
+            f"{percent(settled)} of the tokens settle within {result.n_loops} loops{when} (of "
+            "class fixed point, and from there on each loop moves them by less than "
+            f"{result.threshold:g} of their size); {moved}, and {right}."
+        )
+    else:  # the two numbers that settling rests on disagree: say both
+        text = (
+            f"From loop {int(below.median())} on (median), each loop moves {percent(share)} of the "
+            f"tokens by less than {result.threshold:g} of their size. To settle, a trajectory must "
+            f"be of class fixed point too: {percent(settled)} settle. {moved[0].upper()}"
+            f"{moved[1:]}, and {right}."
+        )
     somewhere = bool((result.data["limit_status"] == Status.CONVERGED).any())
     return Finding(text, value=f"{percent(settled)} settle", good=somewhere and settled >= 0.99)
 
@@ -71,6 +82,12 @@ def _regimes(result: ConvergenceResult) -> list[Finding]:
 
 def _limits(result: ConvergenceResult) -> Finding:
     """How many limits were found, and what a small disturbance does there."""
+    if not result.one_map:
+        text = (
+            "The step takes the loop's index, so each loop is another map. A limit is that of one "
+            "map, and none was sought."
+        )
+        return Finding(text, value="a map for each loop")
     found = result.data["limit_status"] == Status.CONVERGED
     n_found, n_examples = int(found.sum()), found.size
     n_cycles = int((result.data["limit_status"] == Status.CYCLE).sum())
@@ -85,6 +102,9 @@ def _limits(result: ConvergenceResult) -> Finding:
             f"No limit was found for any of the {n_examples} examples, so it cannot be said "
             "whether the loop has one, or whether it would be stable."
         )
+        if (floor := rounding_floor(result)) is not None:
+            text += f" Rounding of {floor[0]} states may be what keeps the search from ending."
+            return Finding(text, value=f"not resolved in {floor[0]}")
         return Finding(text, value="no limit found", good=False)
     text = f"A limit was found for {n_found} of {n_examples} examples"
     if n_cycles:

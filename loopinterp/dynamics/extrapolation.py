@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from loopinterp.dynamics.readouts import correctness, exact_match, likeliest
+from loopinterp.dynamics.rounding import coarse_dtype
 from loopinterp.dynamics.state_checks import asked_positions
 from loopinterp.dynamics.state_trajectories import chunks, gather, state_bytes
 from loopinterp.dynamics.streamed_measures import stream_measures
@@ -119,7 +120,8 @@ def extrapolation_study(
     check_integer("n_loops", n_loops, least=max(1, longest))
     if trained_loops is not None:
         check_integer("trained_loops", trained_loops, least=1)
-    with study(seed, model=describe_model(model), n_loops=n_loops, n_examples=len(batch)) as watch:
+    about = {"n_loops": n_loops, "n_examples": len(batch), **coarse_dtype(model, batch)}
+    with study(seed, model=describe_model(model), **about) as watch:
         parts = (
             _follow(model, batch[rows], asked[rows], n_loops)
             for rows in chunks(len(batch), 4 * state_bytes(model, batch))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from loopinterp.dynamics.extrapolation import ExtrapolationResult
+from loopinterp.dynamics.rounding import with_rounding
 from loopinterp.intervals import share_of
 from loopinterp.plotting import LinePanel, Reference, Series, line_panels
 from loopinterp.results import Figure, Finding, figures_of, findings_of, percent, tidy
@@ -16,6 +17,7 @@ LONG_RUN = 60
 
 
 @findings_of.register
+@with_rounding
 def _(result: ExtrapolationResult) -> list[Finding]:
     """Whether the answer survives many more loops."""
     first = float(result.at_answer().mean())

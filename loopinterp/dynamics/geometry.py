@@ -12,9 +12,10 @@ import torch
 
 from loopinterp.dynamics.geometry_measures import principal_axes
 from loopinterp.dynamics.layer_cycles import layer_limits, why_no_layers
-from loopinterp.dynamics.limits import centre, find_limits
+from loopinterp.dynamics.limits import Limits, centre, find_limits
 from loopinterp.dynamics.readouts import correctness, exact_match, likeliest
 from loopinterp.dynamics.regimes import LEAST_LOOPS, classify_regimes
+from loopinterp.dynamics.rounding import coarse_dtype
 from loopinterp.dynamics.settling_classes import SettlingClass, classify_settling
 from loopinterp.dynamics.solvers.fixed_point_solver import Status
 from loopinterp.dynamics.state_checks import asked_positions
@@ -204,13 +205,17 @@ def geometry_study(
     no_layers = why_no_layers(model)
     settings = {"n_loops": n_loops, "limit_tol": limit_tol, "limit_steps": limit_steps}
     settings |= {"positions": positions, "n_examples": len(batch)}
+    settings |= coarse_dtype(model, batch)
     with study(seed, model=describe_model(model), **settings) as watch, torch.no_grad():
         sets, shown, parts = StateSets(), [], []
         rows_of = list(chunks(len(batch), (n_loops + 1) * state_bytes(model, batch)))
         for rows in track(rows_of, "geometry"):
             iteration, mine = bind(model, batch.inputs[rows]), counted[rows]
             states = run_loops(iteration, n_loops)
-            ended = find_limits(iteration, states[-1], max_loops=limit_steps, tol=limit_tol)
+            if iteration.takes_loop:  # no one map goes on from the end of the run
+                ended = Limits.unsought(states[-1])
+            else:
+                ended = find_limits(iteration, states[-1], max_loops=limit_steps, tol=limit_tol)
             # Of a run that left the finite numbers and came back, no limit is claimed.
             through = states.isfinite().flatten(2).all(dim=2).all(dim=0)
             found = ended.found & through

@@ -7,6 +7,7 @@ import xarray as xr
 
 from loopinterp.dynamics.geometry import EMBEDDING, LIMITS, GeometryResult
 from loopinterp.dynamics.measures import SETTLED
+from loopinterp.dynamics.rounding import with_rounding
 from loopinterp.dynamics.trajectory_figures import CLASSES, plane_figure, space_figure_of
 from loopinterp.intervals import ESTIMATE, band_of
 from loopinterp.plotting import (
@@ -25,6 +26,7 @@ ONE_POINT = 1e-3
 
 
 @findings_of.register
+@with_rounding
 def _(result: GeometryResult) -> list[Finding]:
     """How trajectories end, in how many directions the states lie, and about the layers."""
     return [_classes(result), _dimension(result), _layers(result)]

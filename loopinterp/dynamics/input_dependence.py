@@ -15,6 +15,7 @@ from loopinterp.dynamics.jacobian import jvp
 from loopinterp.dynamics.limits import Limits, centre, find_limits
 from loopinterp.dynamics.measures import share_of_size
 from loopinterp.dynamics.readouts import likeliest
+from loopinterp.dynamics.rounding import coarse_dtype
 from loopinterp.dynamics.solvers.anderson import Anderson
 from loopinterp.dynamics.solvers.fixed_point_solver import Status
 from loopinterp.dynamics.starts import other_starts
@@ -22,7 +23,7 @@ from loopinterp.dynamics.state_checks import asked_positions
 from loopinterp.dynamics.state_trajectories import chunks
 from loopinterp.errors import InputError, check_integer, check_number, check_seed
 from loopinterp.intervals import bootstrap_ratio
-from loopinterp.models.looped_model import bind
+from loopinterp.models.looped_model import bind, need_one_map
 from loopinterp.models.model_description import describe_model
 from loopinterp.progress import track
 from loopinterp.results import Result, study
@@ -143,6 +144,7 @@ def input_dependence_study(
 
     Source: input dependence, arXiv 2604.15259.
     """
+    need_one_map(model)
     batch = examples_for(model, data, needs_loops=True, n=n, batch_size=batch_size, seed=seed)
     counted = asked_positions(batch, positions)
     if len(batch) < 3:
@@ -164,6 +166,7 @@ def input_dependence_study(
     generator = torch.Generator().manual_seed(check_seed(seed))
     options = {"n_loops": n_loops, "tol": tol, "positions": positions, "n_examples": len(batch)}
     seek = partial(find_limits, max_loops=n_loops, tol=tol)
+    options |= coarse_dtype(model, batch)
     with study(seed, model=describe_model(model), **options) as watch:
         iteration = bind(model, batch.inputs)
         with torch.no_grad():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from loopinterp.dynamics.input_dependence import InputDependenceResult
+from loopinterp.dynamics.rounding import with_rounding
 from loopinterp.intervals import ESTIMATE
 from loopinterp.plotting import LinePanel, Series, heatmap_panels, line_panels
 from loopinterp.results import Figure, Finding, figures_of, findings_of, percent, tidy
@@ -16,6 +17,7 @@ VISIBLE = 0.01
 
 
 @findings_of.register
+@with_rounding
 def _(result: InputDependenceResult) -> list[Finding]:
     """What share of the spread is the input's, and how far a token is felt."""
     n_found = int((result.data["period"] > 0).sum())

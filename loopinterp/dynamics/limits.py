@@ -47,6 +47,12 @@ class Limits(ShortRepr):
         status = torch.full(state.shape[:1], int(Status.RUNNING), device=state.device)
         return cls(torch.zeros_like(state), status, torch.zeros_like(status), status * 0)
 
+    @classmethod
+    def unsought(cls, state: Float[Tensor, "batch pos d_model"]) -> Limits:
+        """The ends of runs from which no limit is sought, as no one map goes on from there."""
+        status = torch.full(state.shape[:1], int(Status.OUT_OF_BUDGET), device=state.device)
+        return cls(state, status, torch.zeros_like(status), torch.zeros_like(status))
+
     def select(self, rows: Int[Tensor, " row"] | slice) -> Limits:
         """Those of some examples."""
         return Limits(*(getattr(self, f.name)[rows] for f in fields(self)))

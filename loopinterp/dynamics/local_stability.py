@@ -17,12 +17,13 @@ from loopinterp.dynamics.lyapunov import lyapunov_exponents
 from loopinterp.dynamics.nonnormal_growth import transient_growth
 from loopinterp.dynamics.readouts import correctness, exact_match, likeliest
 from loopinterp.dynamics.regimes import LEAST_LOOPS, classify_regimes
+from loopinterp.dynamics.rounding import coarse_dtype
 from loopinterp.dynamics.singular_values import fixed_point_condition, largest_singular_values
 from loopinterp.dynamics.starts import noise_like
 from loopinterp.dynamics.state_checks import asked_positions, of_each
 from loopinterp.dynamics.state_trajectories import chunks, gather, run_loops, state_bytes
 from loopinterp.errors import check_integer, check_number
-from loopinterp.models.looped_model import bind
+from loopinterp.models.looped_model import bind, need_one_map
 from loopinterp.models.model_description import describe_model
 from loopinterp.progress import track
 from loopinterp.results import Result, study
@@ -152,6 +153,7 @@ def local_stability_study(
             not finite, or the loop cannot be differentiated.
     """
     drawn = {"n": n, "batch_size": batch_size, "seed": seed}
+    need_one_map(model)
     batch = examples_for(model, data, needs_loops=n_loops is None, **drawn)
     asked_positions(batch)
     if n_loops is None:
@@ -168,6 +170,7 @@ def local_stability_study(
     settings = {"n_loops": n_loops, "limit_tol": limit_tol, "lyapunov_loops": lyapunov_loops}
     settings |= {**options, "n_examples": len(batch)}
     generator = torch.Generator().manual_seed(seed)
+    settings |= coarse_dtype(model, batch)
     with study(seed, model=describe_model(model), **settings) as watch, torch.no_grad():
         parts = []
         held = max(n_loops + 1, STATES_HELD)

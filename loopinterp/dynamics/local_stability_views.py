@@ -9,6 +9,7 @@ import numpy as np
 from loopinterp.dynamics.convergence import RITZ_TOLERANCE
 from loopinterp.dynamics.local_stability import WHERE, LocalStabilityResult
 from loopinterp.dynamics.regimes import Regime
+from loopinterp.dynamics.rounding import with_rounding
 from loopinterp.intervals import ESTIMATE
 from loopinterp.plotting import PALETTE
 from loopinterp.plotting.axes import axes, panel_figure, suffix
@@ -24,6 +25,7 @@ _PANELS = {"limit": "at the limit or cycle", "start": "at the start", "random": 
 
 
 @findings_of.register
+@with_rounding
 def _(result: LocalStabilityResult) -> list[Finding]:
     """What the spectra say where there is a limit or a cycle; and the exponents of the runs."""
     n, found = result.found.size, int(result.found.sum())

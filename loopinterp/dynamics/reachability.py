@@ -10,11 +10,12 @@ import torch
 
 from loopinterp.dynamics.distinct_limits import DistinctLimits, answered_right, limits_apart
 from loopinterp.dynamics.limits import Limits, find_limits
+from loopinterp.dynamics.rounding import coarse_dtype
 from loopinterp.dynamics.starts import OWN, noise_like, other_starts
 from loopinterp.dynamics.state_checks import asked_positions
 from loopinterp.errors import InputError, check_integer, check_number, check_seed
 from loopinterp.intervals import share_of
-from loopinterp.models.looped_model import bind
+from loopinterp.models.looped_model import bind, need_one_map
 from loopinterp.models.model_description import describe_model
 from loopinterp.progress import track
 from loopinterp.results import Result, study
@@ -144,6 +145,7 @@ def reachability_study(
         >>> found.reached().sel(start="zeros", estimate="value").item()
         1.0
     """
+    need_one_map(model)
     batch = examples_for(model, data, needs_loops=True, n=n, batch_size=batch_size, seed=seed)
     counted = asked_positions(batch, positions)
     _check(len(batch), n_others, kicks)
@@ -154,6 +156,7 @@ def reachability_study(
         check_number(name, size, above=0)
     generator = torch.Generator().manual_seed(check_seed(seed))
     options = {"n_loops": n_loops, "tol": tol, "same": same, "positions": positions}
+    options |= coarse_dtype(model, batch)
     with study(seed, model=describe_model(model), **options, n_examples=len(batch)) as watch:
         search = _Search(bind(model, batch.inputs), batch.targets, counted, n_loops, tol)
         own = search.run(search.iteration.h0)

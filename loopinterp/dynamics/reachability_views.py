@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from loopinterp.dynamics.reachability import ReachabilityResult
+from loopinterp.dynamics.rounding import with_rounding
 from loopinterp.dynamics.starts import OWN
 from loopinterp.intervals import ESTIMATE, band_of, share_of
 from loopinterp.plotting import LinePanel, Series, bars_with_intervals, line_panels
@@ -17,6 +18,7 @@ SECTION = "limits"
 
 
 @findings_of.register
+@with_rounding
 def _(result: ReachabilityResult) -> list[Finding]:
     """Whether an input has one limit, and whether it is come back to."""
     found = result.found()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import torch
 from pydantic import Field, PositiveFloat
 
+from loopinterp.dynamics.measures import AT_ROUNDING
 from loopinterp.dynamics.state_checks import check_states
 from loopinterp.errors import check_integer
 from loopinterp.settings import Settings, settings
@@ -85,8 +86,9 @@ def classify_regimes(
     In this order, on the last ``window`` loops:
 
     1. **divergence**: not finite, or updates and states both grow geometrically;
-    2. **fixed point**: at rest, or updates shrink geometrically with little path to go, or
-       shrink while turning (a spiral);
+    2. **fixed point**: at rest (in half precision as far as rounding shows: the last updates are
+       rounding errors and lead nowhere), or updates shrink geometrically with little path to go,
+       or shrink while turning (a spiral);
     3. **orbit of period p**: the centred trajectory returns to itself after ``p`` loops
        (autocorrelation 1 at lag ``p`` and lower before), or turns evenly in the plane of its
        first two principal components without ever returning;
@@ -129,6 +131,12 @@ def classify_regimes(
     near = (growth < 1) & (fit > 0.5) & (to_go <= criteria.to_go * size[-1])
     # Over the window the updates of a spiral must fall by a fifth, and do so evenly.
     spiral = (grown < 0.8) & (fit > 0.9) & (straightness < criteria.straight)
+    # At rest as far as rounding shows: no larger updates for a while, and they lead nowhere.
+    rounding = AT_ROUNDING * torch.finfo(states.dtype).eps
+    last = slice(-max(1, len(update) // 3), None)
+    at_rest |= (update[last] <= rounding * size[1:][last]).all(dim=0) & (
+        straightness < criteria.straight
+    )
     fixed = at_rest | near | spiral
 
     regime = torch.full(finite.shape, int(Regime.FIXED_POINT), device=late.device)

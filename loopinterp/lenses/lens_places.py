@@ -140,7 +140,7 @@ def live_places(
         iteration = bind(model, inputs)
         start = iteration.h0.detach().clone().requires_grad_()
         if not inside:
-            for loop, h in iteration.run(n_loops, state=start):
+            for loop, h in iteration.run(n_loops, state=start, start_at_loop=0):
                 kept[loop, None] = h
             return kept.pop((n_loops, None)), kept
         hooked = _hooked(model)

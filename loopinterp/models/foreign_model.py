@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +15,26 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
+
+
+def takes_loop(model: Any) -> bool:
+    """Whether a model's step differs from loop to loop: whether it declares ``loop``.
+
+    A model round another says so itself, by an attribute ``takes_loop``.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> steps = lambda h, e: h, lambda h, e, loop: h + loop
+        >>> [takes_loop(SimpleNamespace(step=step)) for step in steps]
+        [False, True]
+    """
+    declared = getattr(model, "takes_loop", None)
+    if declared is not None:
+        return bool(declared)
+    try:
+        return "loop" in inspect.signature(model.step).parameters
+    except (AttributeError, TypeError, ValueError):  # no step, or one that shows no signature
+        return False
 
 
 class ForeignModel:
@@ -27,7 +49,7 @@ class ForeignModel:
     """
 
     def __init__(self, model: Any) -> None:
-        self._model = model
+        self._model, self.takes_loop = model, takes_loop(model)
 
     def embed(self, inputs: Tensor) -> Tensor:
         """The injected input."""
@@ -39,17 +61,31 @@ class ForeignModel:
         """The state before the first loop."""
         return self._checked("initial_state", self._call("initial_state", e=e), e.shape[:-1])
 
-    def step(self, h: Tensor, e: Tensor) -> Tensor:
-        """One loop."""
-        return self._checked("step", self._call("step", h=h, e=e), h.shape[:-1], width=h.shape[-1])
+    def step(self, h: Tensor, e: Tensor, loop: int | None = None) -> Tensor:
+        """One loop, of that index."""
+        index = {}
+        if self.takes_loop:
+            if loop is None:
+                raise InputError(
+                    "loop",
+                    expected=f"the index of the loop, as {self._spelled('step')} takes it",
+                    given="none",
+                    fix="Pass it to step; or take the map of one loop, "
+                    "bind(model, inputs).at(loop).step.",
+                )
+            index = {"loop": loop}
+        stepped = self._call("step", index, h=h, e=e)
+        return self._checked("step", stepped, h.shape[:-1], width=h.shape[-1])
 
     def readout(self, h: Tensor) -> Tensor:
         """Logits."""
         return self._checked("readout", self._call("readout", h=h), h.shape[:-1], least=2)
 
-    def _call(self, name: str, **given: Tensor) -> Any:
+    def _call(self, name: str, index: dict[str, int] | None = None, /, **given: Tensor) -> Any:
         """What a method returns; raise if it has written into what it was given."""
         method = getattr(self._model, name)
+        if index:
+            method = partial(method, **index)
         if any(x.is_inference() for x in given.values()):  # these count no versions
             return method(*(x.clone() for x in given.values()))
         before = [x._version for x in given.values()]

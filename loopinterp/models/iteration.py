@@ -27,6 +27,7 @@ def iterate(
     n_loops: int,
     *,
     state: Float[Tensor, "batch pos d_model"] | None = None,
+    start_at_loop: int | None = None,
 ) -> Iterator[tuple[int, Float[Tensor, "batch pos d_model"]]]:
     """The states of a run, one at a time: ``(0, h_0)``, ``(1, h_1)``, … ``(n_loops, h_T)``.
 
@@ -38,6 +39,8 @@ def iterate(
         inputs: Its inputs, on its device.
         n_loops: Loops to run.
         state: State to go on from, instead of the initial one; loops are counted from it.
+        start_at_loop: Index of the first loop that is made; of use where the model's step takes
+            the index, and needed there beside a state.
 
     Raises:
         InputError: If the model is none, the number of loops is no integer from 0 on, or a state
@@ -51,7 +54,7 @@ def iterate(
         >>> [(loop, h.item()) for loop, h in iterate(double, torch.ones(1, 1, 1), 2)]
         [(0, 1.0), (1, 2.0), (2, 3.0)]
     """
-    return bind(model, inputs).run(n_loops, state=state)
+    return bind(model, inputs).run(n_loops, state=state, start_at_loop=start_at_loop)
 
 
 @torch.no_grad()

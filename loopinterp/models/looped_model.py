@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+import torch
+
 from loopinterp.errors import MOST_LOOPS, InputError, check_integer
-from loopinterp.models.foreign_model import ForeignModel
+from loopinterp.models.foreign_model import ForeignModel, takes_loop
 from loopinterp.models.run_inputs import need_examples
 from loopinterp.short_repr import ShortRepr
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Float, Int
     from torch import Tensor
 
 
@@ -27,6 +30,11 @@ class LoopedModel(Protocol):
         h_0     = model.initial_state(e)
         h_{t+1} = model.step(h_t, e)          one loop: the weight-tied block
         y_t     = model.readout(h_t)          logits, at any loop
+
+    Beside what it is given, no method depends on anything: not on earlier calls, and not on chance.
+    A step that differs from loop to loop (a timing signal, weights of each loop) declares a
+    parameter ``loop``, ``step(h, e, loop)``. It is then called with ``loop=t`` by everything that
+    steps, t being the index, from 0 on, of the loop that is made.
     """
 
     def embed(self, inputs: Tensor) -> Float[Tensor, "batch pos d_model"]:
@@ -65,6 +73,7 @@ class Iteration(ShortRepr):
         readout: Logits read from a state.
         context: What a loop knows of the input beyond ``e``; its ``select`` gives that of some
             examples. None if there is nothing.
+        takes_loop: Whether ``advance`` takes the index of the loop too, as ``loop=``.
     """
 
     e: Float[Tensor, "batch pos d_model"]
@@ -72,10 +81,46 @@ class Iteration(ShortRepr):
     advance: Callable[..., Tensor]
     readout: Callable[[Tensor], Tensor]
     context: Any = None
+    takes_loop: bool = False
 
-    def step(self, h: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
-        """One loop."""
-        return self.advance(h, self.e, self.context)
+    def step(
+        self, h: Float[Tensor, "batch pos d_model"], loop: int | None = None
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """One loop.
+
+        Args:
+            h: The state before it.
+            loop: Its index, from 0 on. Needed where the model's step takes it.
+
+        Raises:
+            InputError: If the model's step takes the index, and none is given.
+        """
+        return self.advance(h, self.e, self.context, **self.index(loop))
+
+    def step_each(
+        self, h: Float[Tensor, "batch pos d_model"], loop: Int[Tensor, " batch"]
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """One loop of examples that are not all at the same one."""
+        if not self.takes_loop:
+            return self.step(h)
+        rows = [(loop == t).nonzero().flatten() for t in loop.unique()]
+        parts = [self.select(some).step(h[some], int(loop[some[0]])) for some in rows]
+        return torch.cat(parts)[torch.cat(rows).argsort()]
+
+    def index(self, loop: int | None) -> dict[str, int]:
+        """What ``advance`` is told of the loop's index: nothing, where it does not take it."""
+        return {"loop": loop} if self.takes_loop and loop is not None else {}
+
+    def at(self, loop: int) -> Iteration:
+        """The iteration of the map that the model applies at one loop, whatever its index later.
+
+        Fixed points, spectra and exponents are those of one map, so of a step that takes the loop's
+        index they are asked of ``bind(model, inputs).at(loop)``.
+        """
+        check_integer("loop", loop, least=0)
+        if not self.takes_loop:
+            return self
+        return replace(self, advance=partial(self.advance, loop=loop), takes_loop=False)
 
     def select(self, rows: Tensor | slice) -> Iteration:
         """The iteration of some examples of the batch."""
@@ -87,6 +132,7 @@ class Iteration(ShortRepr):
         n_loops: int,
         *,
         state: Float[Tensor, "batch pos d_model"] | None = None,
+        start_at_loop: int | None = None,
         may_diverge: bool = False,
     ) -> Iterator[tuple[int, Float[Tensor, "batch pos d_model"]]]:
         """The states after 0, 1, … ``n_loops`` loops; see :func:`~loopinterp.models.iterate`.
@@ -94,11 +140,21 @@ class Iteration(ShortRepr):
         With ``may_diverge``, states may leave the finite numbers after the first loop.
         """
         check_integer("n_loops", n_loops, least=0, far=MOST_LOOPS)
-        return self._states(n_loops, self.h0 if state is None else state, may_diverge)
+        if start_at_loop is None and state is not None and self.takes_loop:
+            raise InputError(
+                "start_at_loop",
+                expected="the index of the first loop to make, as the model's step depends on it",
+                given="a state alone",
+                fix="Pass start_at_loop=t with the state after t loops.",
+            )
+        first = check_integer("start_at_loop", start_at_loop or 0, least=0)
+        return self._states(n_loops, self.h0 if state is None else state, first, may_diverge)
 
-    def _states(self, n_loops: int, h: Tensor, may_diverge: bool) -> Iterator[tuple[int, Tensor]]:
+    def _states(
+        self, n_loops: int, h: Tensor, first: int, may_diverge: bool
+    ) -> Iterator[tuple[int, Tensor]]:
         for loop in range(n_loops + 1):
-            h = self.step(h) if loop else h
+            h = self.step(h, first + loop - 1) if loop else h
             if loop < 2 or not may_diverge:
                 _check_finite(h, "state", loop)
             yield loop, h
@@ -155,7 +211,26 @@ def bind(model: LoopedModel | Any, inputs: Tensor) -> Iteration:
     held = ForeignModel(model)
     e = held.embed(inputs)
     h0 = held.initial_state(e)
-    return Iteration(e, h0, advance=lambda h, e, _: held.step(h, e), readout=held.readout)
+    return Iteration(
+        e,
+        h0,
+        advance=lambda h, e, _, loop=None: held.step(h, e, loop),
+        readout=held.readout,
+        takes_loop=held.takes_loop,
+    )
+
+
+def need_one_map(model: LoopedModel | Any) -> None:
+    """Raise on a step that takes the loop's index, where a study is of one map for all loops."""
+    if takes_loop(model):
+        raise InputError(
+            "model",
+            expected="one map for all loops, as fixed points, basins, spectra and transition "
+            "tables are those of a map",
+            given=f"{type(model).__name__}, whose step depends on the loop's index",
+            fix="Wrap it in a model whose step calls model.step(h, e, loop=t) with one t, to "
+            "study that loop's map; patching, lenses and comparisons take the model as it is.",
+        )
 
 
 def need_model(model: object) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from loopinterp.errors import InputError
+from loopinterp.models.foreign_model import ForeignModel, takes_loop
 from loopinterp.models.looped_model import bind, need_model
 from loopinterp.models.model_description import device_of, said_of
 from loopinterp.models.run_inputs import TOKEN_TYPES, check_tokens
@@ -129,11 +130,19 @@ class WithVocabulary(nn.Module):
         """The model's."""
         return self.model.initial_state(e)
 
+    @property
+    def takes_loop(self) -> bool:
+        """Whether the model's step takes the index of the loop."""
+        return takes_loop(self.model)
+
     def step(
-        self, h: Float[Tensor, "batch pos d_model"], e: Float[Tensor, "batch pos d_model"]
+        self,
+        h: Float[Tensor, "batch pos d_model"],
+        e: Float[Tensor, "batch pos d_model"],
+        loop: int | None = None,
     ) -> Float[Tensor, "batch pos d_model"]:
         """The model's."""
-        return self.model.step(h, e)
+        return ForeignModel(self.model).step(h, e, loop)
 
     def readout(
         self, h: Float[Tensor, "batch pos d_model"]

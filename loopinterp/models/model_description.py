@@ -125,8 +125,8 @@ def check_modules(model: Any) -> None:
         first.
     """
     for name, module in getattr(model, "named_modules", {}.items)():
-        rate = module.p if isinstance(module, _DropoutNd) else getattr(module, "dropout", 0)
-        draws = isinstance(rate, (int, float)) and rate > 0
+        rate = module.p if isinstance(module, _DropoutNd) else _dropout_rate(module)
+        draws = rate > 0
         if module.training and (draws or isinstance(module, _BatchNorm)):
             raise InputError(
                 f"module {name or 'model'}",
@@ -137,6 +137,12 @@ def check_modules(model: Any) -> None:
             )
         if need_no_hooks := getattr(module, "need_no_hooks", None):
             need_no_hooks()
+
+
+def _dropout_rate(module: nn.Module) -> float:
+    """The largest rate that a module holds for dropout by a function; 0 if it holds none."""
+    rates = (value for name, value in vars(module).items() if "dropout" in name)
+    return max((x for x in rates if isinstance(x, (int, float))), default=0)
 
 
 def reach(model: Any) -> int | None:

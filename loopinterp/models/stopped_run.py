@@ -149,7 +149,7 @@ def score_loops(
     view = LoopView(0, iteration.h0, mask, n_loops, iteration.readout, None, past)
     scores: list[list[Tensor]] = [[] for _ in rules]
     for loop in range(max(ends) + 1):
-        view = view.next(iteration.step(view.state)) if loop else view
+        view = view.next(iteration.step(view.state, view.loop)) if loop else view
         for found, rule, end in zip(scores, rules, ends):
             if loop <= end:
                 found.append(rule.score(view).float())
@@ -189,7 +189,7 @@ def _stop_at_first(
             parts.append((rows[leaving], view.select(leaving)))
             rows, view = rows[~leaving], view.select(~leaving)
             iteration = iteration.select(~leaving)
-        view = view.next(iteration.step(view.state))
+        view = view.next(iteration.step(view.state, view.loop))
     order = torch.cat([part_rows for part_rows, _ in parts]).argsort()
     logits = torch.cat([part.logits for _, part in parts])[order]
     state = torch.cat([part.state for _, part in parts])[order]
@@ -204,7 +204,7 @@ def _choose_best(iteration: Iteration, view: LoopView, rule: StoppingRule, horiz
     logits, state = view.logits, view.state
     scores: list[Tensor] = []
     for loop in range(horizon + 1):
-        view = view.next(iteration.step(view.state)) if loop else view
+        view = view.next(iteration.step(view.state, view.loop)) if loop else view
         scores.append(rule.score(view).to(best.dtype))
         better = scores[-1] < best
         best = torch.where(better, scores[-1], best)

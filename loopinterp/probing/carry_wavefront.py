@@ -14,6 +14,7 @@ from loopinterp.errors import check_integer, check_number, check_seed
 from loopinterp.models.iteration import check_increasing, states_at
 from loopinterp.models.looped_model import need_model
 from loopinterp.models.model_description import describe_model, device_of, reach
+from loopinterp.models.repeatability import need_repeatable
 from loopinterp.models.run_length import own_depth
 from loopinterp.probing.carry_chains import VARIABLES, ChainSample, sample_chains
 from loopinterp.probing.linear_probes import LinearProbe, RidgeProbe
@@ -26,7 +27,7 @@ from loopinterp.probing.probe_controls import (
 )
 from loopinterp.results import Result, study
 from loopinterp.study_examples import need_loops, need_model_of
-from loopinterp.tasks.study_data import need_task
+from loopinterp.tasks.study_data import as_batch, need_task
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -201,6 +202,7 @@ def carry_study(
     need_task(task)
     need_model_of(task, model)
     check_integer("n", n, least=3)
+    need_repeatable(model, as_batch(task, n=3, batch_size=1, device=device_of(model)).inputs)
     max_chain = n // 2 if max_chain is None else check_integer("max_chain", max_chain, least=1)
     if loops is None:
         need_loops(model)

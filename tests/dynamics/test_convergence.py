@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from loopinterp.dynamics import ConvergenceResult, Regime, Status, convergence_study
+from loopinterp import load_pretrained
+from loopinterp.dynamics import (
+    ConvergenceResult,
+    Regime,
+    Status,
+    classify_regimes,
+    convergence_study,
+)
 from loopinterp.errors import InputError
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
 from loopinterp.saved_results import load_result
@@ -110,7 +117,8 @@ def test_what_never_comes_to_rest_is_not_settled() -> None:
         assert result.settled_share() == 0
         settling = result.findings()[0]
         assert (settling.value, settling.good) == ("0% settle", False)
-        assert "half of them" not in settling.text
+        assert result.below_threshold().count() == 4
+        assert "100%" in settling.text and not settling.text.startswith("0%")
 
 
 def test_divergence_is_a_result_and_not_an_error() -> None:
@@ -265,3 +273,25 @@ def test_the_study_on_the_gpu_is_that_on_the_cpu() -> None:
         np.testing.assert_allclose(
             there.data[name], here.data[name], atol=1e-2, rtol=1e-2, err_msg=name
         )
+
+
+@pytest.mark.parametrize(("dtype", "floor"), [(torch.bfloat16, 2**-6), (torch.float16, 2**-9)])
+def test_half_precision_says_where_rounding_decides(dtype: torch.dtype, floor: float) -> None:
+    """A model at rest in float32 is at rest in half precision: its last updates are rounding."""
+    run = load_pretrained("parity")
+    batch = run.task().sample(6, batch_size=6, generator=torch.Generator().manual_seed(0))
+    whole, half = (
+        convergence_study(run.model().to(kind), batch, n_loops=40, n_spectral=0)
+        for kind in (torch.float32, dtype)
+    )
+    assert whole.settled_share() == 1 and half.settled_share() == 1
+    assert half.regime_counts()["fixed point"] == half.data["counted"].sum()
+    values = [finding.value for finding in half.findings()]
+    name = str(dtype).removeprefix("torch.")
+    assert values[0] == "100% settle" and f"{name}: resolved to {floor:.2g}" in values
+    assert not any("resolved to" in finding.value for finding in whole.findings())
+
+
+def test_a_drift_in_half_precision_is_no_rest() -> None:
+    states = (torch.arange(25.0)[:, None, None, None] / 64 + 1).expand(-1, 1, 1, 2)
+    assert (classify_regimes(states.bfloat16()).regime == Regime.DRIFT).all()

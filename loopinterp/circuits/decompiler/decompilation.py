@@ -26,11 +26,13 @@ from loopinterp.circuits.decompiler.transition_table import (
 )
 from loopinterp.errors import InputError, check_integer, check_seed
 from loopinterp.models import bind, device_of
-from loopinterp.models.looped_model import need_model
+from loopinterp.models.looped_model import need_model, need_one_map
+from loopinterp.models.repeatability import need_repeatable
 from loopinterp.models.run_length import rule_of
 from loopinterp.rasp.counts import Linear
 from loopinterp.rasp.mutations.program_equivalence import inputs_of
 from loopinterp.short_repr import ShortRepr
+from loopinterp.tasks.study_data import as_batch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -209,6 +211,7 @@ def decompile(
         shift_right(var('value'), 1, default=0) ^ tok_map(tokens, {1: 1}, default=0, name='bit_of')
     """
     need_model(model)
+    need_one_map(model)
     looked_at = _checked_lengths("n", n)
     if sharp and len(looked_at) > 1:
         given = ", ".join(map(str, looked_at))
@@ -222,6 +225,8 @@ def decompile(
         ("n_exchanges", n_exchanges, 100),
     ):
         check_integer(name, value, least=least)
+    one = as_batch(task, n=looked_at[0], batch_size=1, device=device_of(model))
+    need_repeatable(model, one.inputs)
     if not tolerances or any(not 0 <= t < 1 for t in tolerances):
         given = repr(tuple(tolerances))
         fix = "Pass (0,) for models without noise."

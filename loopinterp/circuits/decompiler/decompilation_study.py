@@ -20,7 +20,7 @@ from loopinterp.circuits.decompiler.decompilation import (
 )
 from loopinterp.circuits.decompiler.response_times import response_times
 from loopinterp.errors import InputError, check_integer
-from loopinterp.models.looped_model import need_model
+from loopinterp.models.looped_model import need_model, need_one_map
 from loopinterp.models.model_description import describe_model
 from loopinterp.rasp.drawing import draw_program
 from loopinterp.results import Result, study
@@ -133,6 +133,7 @@ def decompilation_study(
             a task whose T(n) is not linear.
     """
     need_model(model)
+    need_one_map(model)
     need_task(task)
     need_model_of(task, model)
     need_loops(model)
