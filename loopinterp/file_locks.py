@@ -54,7 +54,7 @@ def only_writer(path: str | Path, what: str, *, fix: str) -> Iterator[None]:
     path = Path(path)
     with writing_to(path.parent, "folder"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         if not _held(handle, what):
             raise InputError(

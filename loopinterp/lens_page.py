@@ -86,7 +86,8 @@ def write_lens_page(
     options: dict[str, Any] = {"lens": chosen, "n_loops": n_loops, "seed": seed}
     with showing(progress):
         if kind == "published":
-            name = Path(model).resolve().name if Path(model).is_dir() else str(model)
+            hub = str(model).startswith(HUB)
+            name = str(model) if hub else Path(model).resolve().name
             result = _published(str(model), prompt, device, trust_remote_code, progress, options)
         else:
             folder = zoo.load_pretrained(str(model)).folder if kind == "zoo" else model
@@ -140,6 +141,8 @@ def _bars_of_transformers(shown: bool) -> Iterator[None]:
 def _kind_of(model: str | Path) -> str:
     """What is named: "run", "zoo" or "published"."""
     text, path = str(model), Path(model)
+    if text.startswith(HUB):  # also where there is a folder of that name
+        return "published"
     if os.path.isdir(path):
         config = path / "config.json"
         # Of a published model it says what it is of; of a run, its task.
@@ -147,8 +150,6 @@ def _kind_of(model: str | Path) -> str:
         return "published" if published else "run"
     if text in zoo.list_pretrained().index:
         return "zoo"
-    if text.startswith(HUB):
-        return "published"
     raise InputError(
         "model",
         expected="the folder of a run or of a published model, hf:owner/name on the Hugging Face "

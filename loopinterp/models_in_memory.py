@@ -14,6 +14,7 @@ from loopinterp.saved_results import Owner
 from loopinterp.storage import json_default, read_json_object, write_json
 from loopinterp.studied_model import StudiedModel
 from loopinterp.study_examples import need_model_of
+from loopinterp.tasks.data_files import digest_file, task_files
 from loopinterp.tasks.study_data import need_task
 from loopinterp.training.run import CONFIG, IN_MEMORY
 from loopinterp.workflow import Analysis, analyze, check_names, evaluate
@@ -96,10 +97,13 @@ def keep_in_memory(
     need_model(model)
     need_task(task)
     need_model_of(task, model)
-    folder = Path(folder)
+    folder, files = Path(folder), task_files(task)
+    paths = {name: str(path) for name, path in files.items()}
+    digests = {name: digest_file(path) for name, path in files.items()}
     described = {
         "task": task.name,
-        "task_settings": dict(task.config()),
+        "task_settings": dict(task.config()) | paths,
+        **({"data_sha256": digests} if digests else {}),
         "model": describe_model(model),
         IN_MEMORY: type(model).__name__,
         "max_n": check_integer("max_n", max_n, least=1),

@@ -6,13 +6,14 @@ import importlib
 import os
 import reprlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loopinterp.errors import CheckpointError
 from loopinterp.results import SUFFIX, Result, config_hash, kind_of, known_kinds
-from loopinterp.storage import digest_tensors, read_json_object, read_tensors
+from loopinterp.run_seal import Mismatch, Seal
+from loopinterp.storage import digest_tensors, read_json_object, read_tensors_and_metadata
 
 if TYPE_CHECKING:
     from loopinterp.results import Provenance
@@ -105,10 +106,13 @@ class Owner:
     Attributes:
         config: :func:`~loopinterp.results.config_hash` of its ``config.json``.
         weights: SHA-256 of its model's weights; "" where it has none.
+        seal: What its model's weights say of the run that they are of; None where they say
+            nothing, as those that an earlier version wrote.
     """
 
     config: str
     weights: str = ""
+    seal: Seal | None = field(default=None, compare=False)
 
     @classmethod
     def of_run(cls, folder: str | Path) -> Owner:
@@ -119,24 +123,47 @@ class Owner:
         """
         config = config_hash(read_run_config(folder))
         weights = Path(folder) / "model" / "model.safetensors"
-        there = weights.exists()
-        return cls(config=config, weights=digest_tensors(read_tensors(weights)) if there else "")
+        if not weights.exists():
+            return cls(config=config)
+        tensors, texts = read_tensors_and_metadata(weights)
+        return cls(config=config, weights=digest_tensors(tensors), seal=Seal.of_texts(texts))
 
-    def disowns(self, provenance: Provenance) -> str:
-        """Why a result is not this run's, as a clause; "" if it is.
+    @property
+    def mismatch(self) -> Mismatch | None:
+        """Why the weights are not, or may not be, those of the configuration; None if they are."""
+        if not self.weights:
+            return None
+        if self.seal is None:
+            return Mismatch.UNSEALED
+        return Mismatch.OTHER_RUN if self.seal.run != self.config else None
+
+    def disowns(self, provenance: Provenance) -> Mismatch | None:
+        """Why a result is not this run's; None if it is.
 
         Example:
             >>> from loopinterp.results import Provenance
             >>> owner = Owner(config="f00d", weights="cafe")
             >>> owner.disowns(Provenance(seed=0, config={"model": {"weights_sha256": "cafe"}}))
-            ''
             >>> owner.disowns(Provenance(seed=0, config={"model": {"weights_sha256": "beef"}}))
-            'is of other weights than the run has now'
+            <Mismatch.OTHER_WEIGHTS: 'other weights'>
         """
         if provenance.run not in ("", self.config):
-            return "is of a run of another configuration"
+            return Mismatch.OTHER_RUN
         if not (provenance.run or provenance.weights):
-            return "does not say which model it is of"
+            return Mismatch.UNKNOWN_MODEL
         if provenance.weights and self.weights and self.weights not in provenance.weights:
-            return "is of other weights than the run has now"
-        return ""
+            return Mismatch.OTHER_WEIGHTS
+        return None
+
+    def disowns_note(self, note: Mapping[str, Any]) -> Mismatch | None:
+        """Why a note of ``made.json`` with ``run`` and ``weights`` is not this run's.
+
+        Returns:
+            None if it is.
+        """
+        run, weights = note.get("run"), note.get("weights")
+        if run is None or weights is None:
+            return Mismatch.UNSEALED
+        if run != self.config:
+            return Mismatch.OTHER_RUN
+        return Mismatch.OTHER_WEIGHTS if weights != self.weights else None

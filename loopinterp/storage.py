@@ -53,7 +53,6 @@ def write_bytes(path: str | Path, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-            os.chmod(temporary, 0o644)
             os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -69,7 +68,8 @@ def _open_temporary(path: Path) -> tuple[int, Path]:
     """A new file beside another, locked as long as it is written."""
     while True:
         temporary = path.parent / _temporary_name(path.name, secrets.token_hex(8))
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        # Who may read it is the umask's to say, as for any file that a program makes.
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
             # Swept up between the two calls, it would be gone: then another one.
             if lock(handle) and temporary.exists():

@@ -69,6 +69,7 @@ class StudiedModel(ShortRepr):
             CheckpointError: If it is missing or damaged, or of other weights than the model's.
         """
         from loopinterp.results import SUFFIX
+        from loopinterp.run_seal_views import spell_mismatch
         from loopinterp.saved_results import load_result
 
         path = self.results / f"{name}{SUFFIX}"
@@ -76,7 +77,7 @@ class StudiedModel(ShortRepr):
             raise CheckpointError(
                 f"result {name!r}",
                 expected="one of the model as it is now",
-                given=f"one that {why}",
+                given=f"one that {spell_mismatch(why)}",
                 fix=f"Run the study {name!r} again.",
             )
         return path

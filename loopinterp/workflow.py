@@ -216,13 +216,14 @@ def compile_run(
     for disguise in disguises:
         compiled = getattr(rasp, disguise)(compiled, seed=seed)
     compiled.circuit.save(folder / MODEL)
+    # The configuration, which makes the folder a run, comes last: a kill before leaves it free.
+    origin = ", ".join([f"compiled from the program {program}", *compiled.circuit.disguises])
+    run = training.Run.from_model(compiled.model, task, folder, max_n=max_length, origin=origin)
     options = [f"--max-length {max_length}", *(f"--disguise {name}" for name in disguises)]
     options += [f"--seed {seed}"] if disguises else []
     command = f"loopinterp compile {program} {' '.join(options)} --out NEW"
     record_how_it_was_made(folder, command=command)
-    # The configuration, which makes the folder a run, comes last: a kill before leaves it free.
-    origin = ", ".join([f"compiled from the program {program}", *compiled.circuit.disguises])
-    return training.Run.from_model(compiled.model, task, folder, max_n=max_length, origin=origin)
+    return run
 
 
 def evaluate_run(
@@ -485,7 +486,7 @@ def check_names(studies: Sequence[str] | None) -> None:
 
 def analyze(model: StudiedModel, studies: Sequence[str] | None, progress: bool) -> Analysis:
     """:func:`analyze_run`, of a model that is open already."""
-    stages = Stages(model.folder, show=progress)
+    stages = Stages(model.folder, show=progress, owner=model.owner)
     chosen = [s for s in STUDIES if (s.name in studies if studies else s.concerns(model))]
     unsaid = {study.name: "" for study in _check_studies(chosen, model)} if studies else {}
     others = [s for s in STUDIES if not studies and not s.concerns(model)]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -275,3 +277,33 @@ def test_no_hub_is_asked_for_a_path_that_is_mistyped(
         with pytest.raises(InputError, match="no such model"):
             read("hf:owner/name")
     assert asked == ["owner/name"] * 3
+
+
+def test_a_folder_of_a_models_name_on_the_hub_is_not_read(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(checkpoint, tmp_path / "owner" / "name")
+    asked: list[str] = []
+
+    def ask(repository: str, **_: Any) -> str:
+        asked.append(repository)
+        raise OSError("no such model")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", ask)
+    for read in (load_published, load_tokenizer, lambda name: write_lens_page(name, "1 + 1")):
+        with pytest.raises(InputError, match="no such model"):
+            read("hf:owner/name")
+    assert asked == ["owner/name"] * 3
+    assert load_published("owner/name").config.d_vocab  # written as a path
+
+
+def test_pickled_weights_of_a_published_model_are_not_loaded(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(checkpoint, tmp_path / "pickled"))
+    for path in folder.glob("*.safetensors"):
+        torch.save(load_file(path), folder / "pytorch_model.bin")
+        path.unlink()
+    with pytest.raises(InputError):
+        load_published(str(folder))

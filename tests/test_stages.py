@@ -57,4 +57,6 @@ def test_stages_that_were_done_before_one_that_failed_are_kept(tmp_path: Path) -
     with pytest.raises(ZeroDivisionError), job.stage("attention", "where do they look?"):
         _ = 1 / 0
     made = read_json(tmp_path / MADE)
-    assert set(made["stages"]) == {"heads"} and made["unsaid"] == {"programs": "there is none"}
+    assert set(made["stages"]) == {"heads"} and made["unsaid"] == {
+        "programs": {"reason": "there is none"}
+    }

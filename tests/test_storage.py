@@ -294,3 +294,15 @@ def test_json_that_is_no_object_is_refused_where_an_object_is_wanted(
         storage.read_json_object(path)
     path.write_text('{"a": 1}')
     assert storage.read_json_object(path) == {"a": 1}
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o027, 0o077, 0o002])
+def test_files_have_the_permissions_of_the_umask(tmp_path: Path, mask: int) -> None:
+    before = os.umask(mask)
+    try:
+        storage.write_json(tmp_path / "new.json", {})
+        (tmp_path / "opened").write_text("")
+    finally:
+        os.umask(before)
+    modes = [(tmp_path / name).stat().st_mode & 0o777 for name in ("new.json", "opened")]
+    assert modes[0] == modes[1] == 0o666 & ~mask

@@ -10,8 +10,11 @@ import torch
 
 from loopinterp.errors import CheckpointError
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, LoopRule, describe_model
+from loopinterp.models.pretrained import write_model
 from loopinterp.report import read_run
-from loopinterp.saved_results import load_result
+from loopinterp.run_seal import Seal
+from loopinterp.saved_results import Owner, load_result
+from loopinterp.storage import write_json
 from loopinterp.studied_model import StudiedModel, open_run
 from loopinterp.studies import STUDIES
 from loopinterp.study_examples import examples_for
@@ -28,8 +31,16 @@ def small(seed: int) -> LoopedTransformer:
 @pytest.fixture
 def model(tmp_path: Path) -> StudiedModel:
     task = get_task("addition")
-    Run.from_model(small(0), task, tmp_path / "run", max_n=2, origin="made up")
+    run = Run.from_model(small(0), task, tmp_path / "run", max_n=2, origin="made up")
+    # As of a run whose weights go on changing.
+    write_json(run.folder / "config.json", run.config.replace(weights_sha256=None).to_dict())
+    put_weights(run.folder, small(0))
     return open_run(tmp_path / "run")
+
+
+def put_weights(run: Path, model: LoopedTransformer) -> None:
+    """Later weights of the same run."""
+    write_model(model, run / "model", Seal(Owner.of_run(run).config).texts())
 
 
 def measured(model: StudiedModel) -> Path:
@@ -50,7 +61,7 @@ def test_a_result_says_whose_it_is_and_is_taken_back(model: StudiedModel) -> Non
 
 def test_after_other_weights_a_result_is_neither_taken_back_nor_shown(model: StudiedModel) -> None:
     measured(model)
-    small(1).save_pretrained(model.folder / "model")
+    put_weights(model.folder, small(1))
     with pytest.raises(CheckpointError, match=r"of other weights .* Run the study 'generalis"):
         open_run(model.folder).own_file("generalisation")
     record = read_run(model.folder)
@@ -73,7 +84,7 @@ def test_a_study_does_not_start_from_a_result_of_other_weights(
     model: StudiedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured(model).rename(model.results / "programs.safetensors")
-    small(1).save_pretrained(model.folder / "model")
+    put_weights(model.folder, small(1))
     (subspaces,) = [study for study in STUDIES if study.name == "subspaces"]
     monkeypatch.setattr(type(subspaces), "unsaid", lambda *_: "")
     monkeypatch.setattr(type(subspaces), "run", lambda *_: pytest.fail("started"), raising=False)

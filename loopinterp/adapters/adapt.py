@@ -41,7 +41,7 @@ def load_published(
     """Load a published model by its name, or from a folder, and adapt it.
 
     Weights are fetched of the name that is given, as ``transformers`` does it, and code beside them
-    is run only where you say so.
+    is run only where you say so. Weights have to be safetensors: no pickle is loaded.
 
     Args:
         name: A folder, or ``hf:owner/name`` on the Hugging Face hub.
@@ -57,6 +57,7 @@ def load_published(
 
     source, kind = published_source(name), check_dtype(dtype) or "auto"
     how: dict[str, Any] = {"trust_remote_code": trust_remote_code, "dtype": kind}
+    how["use_safetensors"] = True  # a pickle can run any code when it is loaded
     model: Any
     try:
         model = AutoModelForCausalLM.from_pretrained(source, **how)

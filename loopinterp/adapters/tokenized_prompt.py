@@ -54,6 +54,9 @@ class TokenWords(ShortRepr, Sequence[str]):
         return text.strip() or repr(text)[1:-1].replace(" ", "␣")
 
 
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+
+
 def tokenize(tokenizer: Any, prompt: str, *, n_ctx: int | None = None) -> Int[Tensor, "1 pos"]:
     """The tokens of a prompt, those included that its tokenizer puts around every text.
 
@@ -106,11 +109,16 @@ def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> Any:
 def published_source(name: str) -> str:
     """What transformers is to load: a folder that is there, or what stands behind ``hf:``.
 
+    Transformers takes ``owner/name`` for a folder where there is one of that name. What is asked of
+    the hub is then fetched first, so that no file of that folder is read, and no code of it run.
+
     Raises:
-        InputError: If it is neither. A path with a typing mistake in it never asks a hub.
+        InputError: If it is neither, or cannot be fetched. A path with a typing mistake in it never
+            asks a hub.
     """
     if name.startswith(HUB):
-        return name.removeprefix(HUB)
+        repository = name.removeprefix(HUB)
+        return _fetched(name, repository) if os.path.exists(repository) else repository
     if not os.path.isdir(name):
         raise InputError(
             "model",
@@ -119,6 +127,16 @@ def published_source(name: str) -> str:
             fix=f"Check the path; to ask the hub, write {HUB} before the name.",
         )
     return name
+
+
+def _fetched(name: str, repository: str) -> str:
+    """The folder that a model of the hub is fetched to; its pickles are left there."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return snapshot_download(repository, ignore_patterns=list(_PICKLES))
+    except Exception as error:  # the hub raises many kinds; all mean that it cannot be had
+        raise unreadable("model", name, error) from error
 
 
 def unreadable(what: str, name: str, error: Exception) -> InputError:

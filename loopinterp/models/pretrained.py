@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,7 +25,7 @@ from loopinterp.storage import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from torch import Tensor
     from typing_extensions import Self
@@ -54,10 +56,7 @@ class PretrainedMixin(ModelHubMixin):
         return self.push_to_hub(**push_options) if push_to_hub else None
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        config = self.config.to_dict()
-        about = {"config": config_hash(config)}
-        write_tensors(save_directory / WEIGHTS_FILE, own_weights(self), about)  # type: ignore[arg-type]
-        write_json(save_directory / CONFIG_FILE, config)
+        write_model(self, save_directory)
 
     @classmethod
     def from_pretrained(  # type: ignore[override]
@@ -120,6 +119,20 @@ class PretrainedMixin(ModelHubMixin):
         own = self.state_dict()  # type: ignore[attr-defined]
         check_tensors(weights, own, f"weights {path}", fix="Save the model again.")
         self.load_state_dict(weights)  # type: ignore[attr-defined]
+
+
+def write_model(model: Any, folder: Path, texts: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Write configuration and weights, with what else is to be known of the weights.
+
+    Args:
+        model: A model with a :class:`LoopedTransformerConfig`.
+        folder: The folder.
+        texts: Kept in the file of the weights, by name.
+    """
+    config = model.config.to_dict()
+    about = {"config": config_hash(config), **texts}
+    write_tensors(folder / WEIGHTS_FILE, own_weights(model), about)
+    write_json(folder / CONFIG_FILE, config)
 
 
 _SOON_MADE = 2**26

@@ -10,9 +10,13 @@ from typing import Any
 
 from loopinterp.errors import CheckpointError
 from loopinterp.results import Result, config_hash
+from loopinterp.run_seal import Mismatch, check_lines
+from loopinterp.run_seal_views import spell_mismatch
 from loopinterp.saved_results import Owner, load_result, read_run_config, result_files
 from loopinterp.short_repr import ShortRepr, printable
 from loopinterp.storage import parse_json_object, read_bytes, read_json_object
+
+_CHECK_WEIGHTS = "Nothing shows that the model is the one that the configuration describes."
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -25,7 +29,8 @@ class RunRecord(ShortRepr):
         metrics: The lines of ``metrics.jsonl``.
         results: Saved results by file name, in alphabetical order.
         made: ``made.json``: ``command``, ``stages`` (seconds by name), ``unsaid`` (reasons by
-            name), ``versions``, ``machine``; all optional.
+            name, those that were written of these weights), ``versions``, ``machine``; all
+            optional.
         problems: What could not be read, one sentence each; the report says so.
         weights: SHA-256 of the model's weights; "" where there is none to be read.
     """
@@ -86,9 +91,11 @@ def read_run(folder: str | Path) -> RunRecord:
     problems: list[str] = []
     config = read_run_config(folder)
     owner = _read_owner(folder, config, problems)
-    metrics = _read_metrics(folder / "metrics.jsonl", problems)
+    if owner.mismatch:
+        problems.append(f"The weights' file {spell_mismatch(owner.mismatch)}. {_CHECK_WEIGHTS}")
+    metrics = _read_metrics(folder / "metrics.jsonl", owner, problems)
     results = _read_results(folder / "results", owner, problems)
-    made = _read_made(folder / "made.json", problems)
+    made = _read_made(folder / "made.json", owner, problems)
     return RunRecord(
         name=printable(folder.resolve().name),
         config=config,
@@ -122,49 +129,93 @@ def _read_results(folder: Path, owner: Owner, problems: list[str]) -> dict[str, 
             problems.append(f"{path.name} cannot be read and is not shown. {error.fix}")
             continue
         if why := owner.disowns(result.provenance):
-            problems.append(f"{path.name} {why} and is not shown. Run the study again.")
+            clause = spell_mismatch(why)
+            problems.append(f"{path.name} {clause} and is not shown. Run the study again.")
         else:
             results[path.stem] = result
     return results
 
 
-def _read_metrics(path: Path, problems: list[str]) -> list[dict[str, Any]]:
+def _read_metrics(path: Path, owner: Owner, problems: list[str]) -> list[dict[str, Any]]:
+    seal = owner.seal if owner.mismatch is None else None
     if not path.is_file():
+        if seal is not None and seal.n_lines:
+            problems.append(f"metrics.jsonl {spell_mismatch(Mismatch.LINES_MISSING)}.")
         return []
     try:
-        lines = read_bytes(path).splitlines()
+        lines = read_bytes(path).decode(errors="replace").splitlines()
     except CheckpointError as error:
         problems.append(f"metrics.jsonl cannot be read ({error.given}) and is left out.")
         return []
-    rows = []
+    rows, whole = [], True
     for number, line in enumerate(lines, start=1):
         row = parse_json_object(line)
         if row is not None and _maps_names_to(_is_number, row):
             rows.append(row)
         else:
+            whole = False
             problems.append(f"Line {number} of metrics.jsonl is damaged and left out.")
+    if whole and (mismatch := check_lines(lines, seal)):
+        problems.append(f"metrics.jsonl {spell_mismatch(mismatch)} and is left out.")
+        return []
     return rows
 
 
-def _read_made(path: Path, problems: list[str]) -> dict[str, Any]:
-    """How the run was made, as far as it is of the right types."""
+def _read_made(path: Path, owner: Owner, problems: list[str]) -> dict[str, Any]:
+    """How the run was made, as far as it is of the right types and of this run."""
     if not path.is_file():
         return {}
     try:
-        found = read_json_object(path)
+        notes = read_json_object(path)
     except CheckpointError:
         problems.append("made.json is no JSON object and is left out.")
         return {}
-    made = {name: value for name, value in found.items() if _is_as_made(name, value)}
-    left_out = sorted(found.keys() - made.keys())
+    if notes.get("run", owner.config) != owner.config:
+        problems.append(f"made.json {spell_mismatch(Mismatch.OTHER_RUN)} and is left out.")
+        return {}
+    if "run" not in notes and owner.mismatch is not Mismatch.UNSEALED:  # said once of the run
+        problems.append(f"made.json {spell_mismatch(Mismatch.UNSEALED)}.")
+    notes.pop("run", None)
+    made = {name: value for name, value in notes.items() if _is_as_made(name, value)}
+    left_out = sorted(notes.keys() - made.keys())
     problems.extend(f"Entry {name!r} of made.json is damaged and left out." for name in left_out)
+    if "unsaid" in made:
+        made["unsaid"] = _own_reasons(made["unsaid"], owner, problems)
     return made
 
 
+def _own_reasons(reasons: Mapping[str, Any], owner: Owner, problems: list[str]) -> dict[str, str]:
+    """Why studies were skipped, as far as it was written of the weights that the run has now."""
+    own: dict[str, str] = {}
+    dropped: dict[Mismatch, list[str]] = {}
+    for name, note in reasons.items():
+        note = note if isinstance(note, dict) else {}
+        if mismatch := owner.disowns_note(note):
+            dropped.setdefault(mismatch, []).append(name)
+        else:
+            own[name] = note["reason"]
+    problems.extend(
+        f"What made.json says of skipped studies ({', '.join(names)}) {spell_mismatch(mismatch)} "
+        "and is not shown. Run `loopinterp analyze` again."
+        for mismatch, names in dropped.items()
+    )
+    return own
+
+
 def _is_as_made(name: str, value: Any) -> bool:
-    if name in ("stages", "versions", "unsaid"):
+    if name == "unsaid":
+        return isinstance(value, dict) and all(
+            _is_text(study) and (_is_text(note) or _is_reason(note))
+            for study, note in value.items()
+        )
+    if name in ("stages", "versions"):
         return _maps_names_to(_is_number if name == "stages" else _is_text, value)
     return _is_text(value)
+
+
+def _is_reason(note: Any) -> bool:
+    """Whether it is a reason with the run and the weights that it was written of."""
+    return _maps_names_to(_is_text, note) and "reason" in note
 
 
 def _maps_names_to(kind: Callable[[Any], bool], value: Any) -> bool:

@@ -71,6 +71,7 @@ class ChessPuzzles(Sampler):
     distributions = ("uniform",)
     d_vocab = len(SYMBOLS)
     d_vocab_out = 3
+    data_files = ("csv",)
 
     csv: str | None = None
     most: PositiveInt = 100_000

@@ -14,8 +14,10 @@ from typing import TextIO
 from loopinterp.errors import CheckpointError, ConfigError, InputError
 from loopinterp.file_locks import only_writer
 from loopinterp.models.recorded_gradients import recording_gradients
+from loopinterp.models.pretrained import write_model
 from loopinterp.progress import bar
 from loopinterp.results import config_hash
+from loopinterp.run_seal import LinesDigest, Seal
 from loopinterp.settings import Settings, flatten
 from loopinterp.storage import (
     read_json,
@@ -37,6 +39,7 @@ from loopinterp.training.run import (
     Run,
     complete_lines,
     need_free_folder,
+    need_own_lines,
     need_training_state,
     parse_metrics,
     reading_counters,
@@ -133,20 +136,36 @@ class _Part:
     run: Run
     trainer: Trainer
     seconds: float
-    lines: TextIO | None  # None where another process writes
+    metrics: MetricsFile | None  # None where another process writes
 
     def record(self, metrics: Sequence[dict[str, float | int]]) -> None:
         """Write what is due of some steps; metrics reach the disk before the checkpoint does."""
         config, step = self.trainer.config, self.trainer.steps_done
-        if self.lines is None:
+        if self.metrics is None:
             return
         for one in metrics:
             if one["step"] % config.log_every == 0:
-                self.lines.write(json.dumps(one) + "\n")
+                self.metrics.write(json.dumps(one))
         if step % config.checkpoint_every == 0 or step == config.steps:
-            self.lines.flush()
-            os.fsync(self.lines.fileno())
-            _save(self.run, self.trainer, self.seconds)
+            _save(self.run, self.trainer, self.seconds, self.metrics.seal(_hash_of(self.run)))
+
+
+@dataclass
+class MetricsFile:
+    """The open ``metrics.jsonl`` of a run, and the digest of its lines."""
+
+    file: TextIO
+    digest: LinesDigest
+
+    def write(self, line: str) -> None:
+        self.file.write(f"{line}\n")
+        self.digest.add(line)
+
+    def seal(self, run: str) -> Seal:
+        """The seal of the lines so far, which are on the disk then."""
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        return self.digest.seal(run)
 
 
 @contextmanager
@@ -154,7 +173,7 @@ def _claimed(
     config: TrainingConfig, folder: Path, resume: bool, processes: Processes = ALONE
 ) -> Iterator[_Part]:
     """A run that nobody else trains, as far as it has come; its model is saved at the end."""
-    config = config.replace(device=str(resolve_device(config.device)))
+    config = config.replace(device=str(resolve_device(config.device))).with_data()
     run = Run(folder, config)
     if not processes.first:
         processes.wait()  # until the first has looked at the folder, and written what is missing
@@ -178,12 +197,14 @@ def _claimed(
         seconds = _restore(run, trainer)  # refuses a checkpoint of another configuration
         # Known from the start, so that the weights that follow can be read from their first moment.
         write_json(folder / MODEL / "config.json", config.model.to_dict())
-        _truncate_metrics(folder / METRICS, trainer.steps_done, config.log_every)
+        digest = _truncate_metrics(run, trainer.steps_done, config.log_every)
         processes.wait()
-        with open(folder / METRICS, "a", encoding="utf-8") as lines:
-            yield _Part(run, trainer, seconds, lines)
+        with open(folder / METRICS, "a", encoding="utf-8") as file:
+            metrics = MetricsFile(file, digest)
+            yield _Part(run, trainer, seconds, metrics)
+            seal = metrics.seal(_hash_of(run))
         # A kill between the last checkpoint and its model would leave the older model.
-        trainer.averaged_model().save_pretrained(folder / MODEL)
+        write_model(trainer.averaged_model(), folder / MODEL, seal.texts())
         processes.wait()
     return None
 
@@ -236,7 +257,10 @@ def _check_claim(folder: Path, config: TrainingConfig, resume: bool) -> None:
     if not resume:
         need_free_folder(folder)
     if (folder / CONFIG).exists():
-        check_same(Run.load(folder).config, config, folder)
+        saved = Run.load(folder).config
+        saved.need_same_data()  # which says more than that another digest is asked for
+        check_same(saved if saved.data_sha256 else saved.with_data(), config, folder)
+        _need_own_model(folder)
         if (folder / WEIGHTS).exists() and not (folder / CHECKPOINT).exists():
             raise InputError(  # a copy from the zoo, whose model would be trained anew, and lost
                 f"output folder {folder}",
@@ -255,6 +279,20 @@ def _check_claim(folder: Path, config: TrainingConfig, resume: bool) -> None:
             )
 
 
+def _need_own_model(folder: Path) -> None:
+    """Raise if the weights in a folder are another run's, which training would write over."""
+    if not (folder / WEIGHTS).exists():
+        return
+    seal = Seal.of_file(folder / WEIGHTS)
+    if seal is not None and seal.run != config_hash(read_json(folder / CONFIG)):
+        raise CheckpointError(
+            f"model {folder / MODEL}",
+            expected="the model of the run that its config.json describes",
+            given="that of another configuration",
+            fix="Restore the run's own files, or train into a new folder.",
+        )
+
+
 def check_same(saved: Settings, asked: TrainingConfig, folder: Path) -> None:
     """Resuming with another configuration would give numbers that no configuration gives."""
     old, new = flatten(saved.to_dict()), flatten(asked.to_dict())
@@ -268,16 +306,17 @@ def check_same(saved: Settings, asked: TrainingConfig, folder: Path) -> None:
             )
 
 
-def _save(run: Run, trainer: Trainer, seconds: float) -> None:
+def _save(run: Run, trainer: Trainer, seconds: float, seal: Seal) -> None:
     """The checkpoint first: the model beside it can be made from it, but not the reverse."""
     tensors, metadata = trainer.state()
     metadata |= {
         "format": "loopinterp training state 1",
-        "config": _hash_of(run),
+        "config": seal.run,
         "seconds": repr(seconds),
+        **seal.texts(),
     }
     write_tensors(run.folder / CHECKPOINT, tensors, metadata)
-    trainer.averaged_model().save_pretrained(run.folder / MODEL)
+    write_model(trainer.averaged_model(), run.folder / MODEL, seal.texts())
 
 
 def _hash_of(run: Run) -> str:
@@ -291,21 +330,15 @@ def _restore(run: Run, trainer: Trainer) -> float:
     if not path.exists():
         return 0.0
     tensors, metadata = read_tensors_and_metadata(path)
-    need_training_state(path, metadata)
-    if metadata["config"] != _hash_of(run):
-        raise CheckpointError(
-            f"checkpoint {path}",
-            expected="the state of the run configured beside it",
-            given="that of another configuration",
-            fix="The files do not belong together: restore them, or train in another folder.",
-        )
+    need_training_state(path, metadata, read_json(run.folder / CONFIG))
     trainer.load(tensors, metadata, path)
     with reading_counters(path):
         return float(metadata["seconds"])
 
 
-def _truncate_metrics(path: Path, steps_done: int, log_every: int) -> None:
-    """Drop the lines of steps that a kill undid; they are made again."""
+def _truncate_metrics(run: Run, steps_done: int, log_every: int) -> LinesDigest:
+    """Drop the lines of steps that a kill undid, which are made again; the digest of the others."""
+    path, checkpoint = run.folder / METRICS, run.folder / CHECKPOINT
     wanted = steps_done // log_every
     lines = complete_lines(path)[:wanted]
     if len(lines) < wanted:
@@ -316,4 +349,6 @@ def _truncate_metrics(path: Path, steps_done: int, log_every: int) -> None:
             fix="Restore it from a copy, or train into a new folder.",
         )
     parse_metrics(path, lines)
+    need_own_lines(path, lines, Seal.of_file(checkpoint) if checkpoint.exists() else None)
     write_bytes(path, "".join(f"{line}\n" for line in lines).encode())
+    return LinesDigest(lines)

@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import PositiveFloat, PositiveInt
 
-from loopinterp.errors import ConfigError, check_choice
+from loopinterp.errors import ConfigError, InputError, check_choice
 from loopinterp.models.model_config import LoopedTransformerConfig
 from loopinterp.models.model_description import need_causal
 from loopinterp.settings import OnlyWith, Settings, settings
+from loopinterp.tasks.data_files import digest_file, task_files
 from loopinterp.tasks.token_by_token import TokenByToken
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from loopinterp.tasks.task import Task
 
 
@@ -26,6 +29,8 @@ class ModelAndTask(Settings):
         model: Architecture.
         task_settings: The task's own settings.
         distribution: Input distribution that examples are drawn from; the task's first if None.
+        data_sha256: SHA-256 of each file that the task draws from, by the setting that names it;
+            a run keeps that of the file it began with.
 
     Raises:
         ConfigError: If a value is unknown or out of range, or the model does not fit the task.
@@ -35,6 +40,7 @@ class ModelAndTask(Settings):
     model: LoopedTransformerConfig
     task_settings: dict[str, Any] = field(default_factory=dict)
     distribution: str | None = None
+    data_sha256: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,6 +67,44 @@ class ModelAndTask(Settings):
 
         return get_task(self.task, **self.task_settings)
 
+    def with_data(self) -> Self:
+        """The same with the absolute paths of the task's files, and the SHA-256 of their content.
+
+        Raises:
+            InputError: If a file is missing.
+        """
+        files = task_files(self.make_task())
+        paths = {name: str(path) for name, path in files.items()}
+        return self.replace(
+            task_settings=self.task_settings | paths,
+            data_sha256={name: digest_file(path) for name, path in files.items()},
+        )
+
+    @property
+    def has_same_data(self) -> bool:
+        """Whether the task's files are there, with the content that the run began with."""
+        files = task_files(self.make_task())
+        return all(
+            name in files and files[name].is_file() and digest_file(files[name]) == digest
+            for name, digest in self.data_sha256.items()
+        )
+
+    def need_same_data(self) -> None:
+        """Raise unless the task's files are there, with the content that the run began with.
+
+        Raises:
+            InputError: If one is missing or was replaced.
+        """
+        files = task_files(self.make_task())
+        for name, digest in self.data_sha256.items():
+            if name not in files or digest_file(files[name]) != digest:
+                raise InputError(
+                    f"task_settings.{name}",
+                    expected=f"the file that the run began with, of SHA-256 {digest[:12]}…",
+                    given=f"another content of {files.get(name)}",
+                    fix="Put that file back where it was, or make another run of the new one.",
+                )
+
 
 @settings
 class GivenModelConfig(ModelAndTask):
@@ -72,6 +116,7 @@ class GivenModelConfig(ModelAndTask):
         depth: Loops that it makes whatever the length, as an ordinary transformer; T(n) if None.
         loop_scale: Without a depth: it answers after ``ceil(loop_scale T(n)) + extra_loops``.
         extra_loops: Loops more than that, or fewer where negative.
+        weights_sha256: Digest of its weights; None in runs of earlier versions.
     """
 
     max_n: PositiveInt
@@ -79,3 +124,4 @@ class GivenModelConfig(ModelAndTask):
     depth: PositiveInt | None = None
     loop_scale: Annotated[PositiveFloat, OnlyWith("depth", None)] = 1.0
     extra_loops: Annotated[int, OnlyWith("depth", None)] = 0
+    weights_sha256: str | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -10,9 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loopinterp.errors import CheckpointError, InputError
-from loopinterp.saved_results import CONFIG, read_run_config
+from loopinterp.results import config_hash
+from loopinterp.run_seal import Mismatch, Seal, check_lines
+from loopinterp.run_seal_views import spell_mismatch
+from loopinterp.saved_results import CONFIG, Owner, read_run_config
 from loopinterp.short_repr import ShortRepr
-from loopinterp.storage import parse_json_object, read_bytes, read_metadata, write_json
+from loopinterp.storage import (
+    digest_tensors,
+    parse_json_object,
+    read_bytes,
+    read_metadata,
+    write_json,
+)
 from loopinterp.training.config import TrainingConfig
 from loopinterp.training.model_and_task import GivenModelConfig
 
@@ -32,6 +42,10 @@ IN_MEMORY = "in_memory"
 """The entry of ``config.json`` with the class of a model whose weights are not in the folder."""
 
 
+class UnsealedRunWarning(UserWarning):
+    """A run was written by an earlier version: nothing says that its files belong together."""
+
+
 @dataclass(frozen=True, repr=False)
 class Run(ShortRepr):
     """A run on disk.
@@ -46,7 +60,8 @@ class Run(ShortRepr):
 
     A model that was not trained here (:meth:`from_model`) has the first two only. Every file is
     replaced in one step, and the checkpoint is one file, so a kill at any moment leaves a whole
-    run that :func:`train` goes on with. Nothing is pickled.
+    run that :func:`train` goes on with. Each says which run it is of, so that a file of another
+    run among them is found (:mod:`loopinterp.run_seal`). Nothing is pickled.
     """
 
     folder: Path
@@ -106,6 +121,8 @@ class Run(ShortRepr):
             InputError: If the folder holds a run, the model does not fit the task, or a run would
                 not be the model: as of a subclass, or under a rule of loops that is not T(n).
         """
+        from loopinterp.models.model_description import own_weights
+        from loopinterp.models.pretrained import write_model
         from loopinterp.models.run_length import LoopRule, own_depth
         from loopinterp.tasks.study_data import need_task
 
@@ -124,8 +141,10 @@ class Run(ShortRepr):
             depth=own_depth(model),
             loop_scale=rule.scale,
             extra_loops=rule.extra,
-        )
-        model.save_pretrained(folder / MODEL)
+            weights_sha256=digest_tensors(own_weights(model)),
+        ).with_data()
+        seal = Seal(config_hash(config.to_dict()))
+        write_model(model, folder / MODEL, seal.texts())
         write_json(folder / CONFIG, config.to_dict())
         return cls(folder, config)
 
@@ -152,9 +171,10 @@ class Run(ShortRepr):
         those of another number.
 
         Raises:
-            CheckpointError: If there is no checkpoint yet, or it is damaged.
+            CheckpointError: If there is no checkpoint yet, or it is damaged or of another run.
         """
         from loopinterp.models import LoopedTransformer
+        from loopinterp.models.model_description import own_weights
 
         if not (self.folder / WEIGHTS).exists():
             raise CheckpointError(
@@ -171,6 +191,12 @@ class Run(ShortRepr):
                 given="another one",
                 fix="The files do not belong together: restore them, or train anew.",
             )
+        owner = Owner(
+            config=config_hash(read_run_config(self.folder)),
+            weights=digest_tensors(own_weights(model)),
+            seal=Seal.of_file(self.folder / WEIGHTS),
+        )
+        need_own_weights(owner, self.config, self.folder)
         model.loop_rule = self._loop_rule()
         return model
 
@@ -191,19 +217,28 @@ class Run(ShortRepr):
         return replace(rule, shown=int(rule.of(torch.tensor(of_length.of(self.cutoff)))))
 
     def task(self) -> Task:
-        """The task that the model is trained on, or asked."""
+        """The task that the model is trained on, or asked.
+
+        Raises:
+            InputError: If a file that it draws from is missing, or was replaced since.
+        """
+        self.config.need_same_data()
         return self.config.make_task()
 
     def metrics(self) -> pd.DataFrame:
         """Metrics by step: loss, exact match, greatest length, learning rate, gradient norm.
 
         Raises:
-            CheckpointError: If a line is damaged; it names the line.
+            CheckpointError: If a line is damaged; it names the line. Or if the lines are not those
+                that were there when the weights were saved.
         """
         import pandas as pd
 
-        path = self.folder / METRICS
-        return pd.DataFrame(parse_metrics(path, complete_lines(path)))
+        path, weights = self.folder / METRICS, self.folder / WEIGHTS
+        lines = complete_lines(path)
+        rows = parse_metrics(path, lines)
+        need_own_lines(path, lines, Seal.of_file(weights) if weights.exists() else None)
+        return pd.DataFrame(rows)
 
     @property
     def steps_done(self) -> int:
@@ -217,16 +252,19 @@ class Run(ShortRepr):
 
     @property
     def finished(self) -> bool:
-        """Whether all of ``config.steps`` were made; a model that is not trained needs none."""
+        """Whether all of ``config.steps`` were made, on the files that are there now.
+
+        A model that is not trained needs no step.
+        """
         steps = self.config.steps if isinstance(self.config, TrainingConfig) else 0
-        return self.steps_done >= steps
+        return self.steps_done >= steps and self.config.has_same_data
 
     def _counters(self) -> tuple[int, float]:
         path = self.folder / CHECKPOINT
         if not path.exists():
             return 0, 0.0
         metadata = read_metadata(path)
-        need_training_state(path, metadata)
+        need_training_state(path, metadata, read_run_config(self.folder))
         with reading_counters(path):
             return int(json.loads(metadata["scalars"])["steps_done"]), float(metadata["seconds"])
 
@@ -305,14 +343,51 @@ def reading_counters(path: Path) -> Iterator[None]:
         ) from error
 
 
-def need_training_state(path: Path, metadata: Mapping[str, str]) -> None:
-    """Raise if the texts of a file are not those of a checkpoint."""
+def need_own_weights(owner: Owner, config: TrainingConfig | GivenModelConfig, folder: Path) -> None:
+    """Raise if the weights of a run are another's; warn if nothing says whose they are."""
+    digest = config.weights_sha256 if isinstance(config, GivenModelConfig) else None
+    if digest not in (None, owner.weights) or owner.mismatch is Mismatch.OTHER_RUN:
+        raise CheckpointError(
+            f"model {folder / MODEL}",
+            expected="the weights of the run that its config.json describes",
+            given="those of another run",
+            fix="The files do not belong together: restore them, or train anew.",
+        )
+    if owner.mismatch is Mismatch.UNSEALED:
+        warnings.warn(
+            f"{folder / WEIGHTS} {spell_mismatch(owner.mismatch)}: these may be the weights of "
+            "another run. To seal the run, call the training into its folder once more.",
+            UnsealedRunWarning,
+            stacklevel=3,
+        )
+
+
+def need_own_lines(path: Path, lines: list[str], seal: Seal | None) -> None:
+    """Raise if lines are not those of the ``metrics.jsonl`` that was sealed."""
+    if mismatch := check_lines(lines, seal):
+        raise CheckpointError(
+            f"file {path}",
+            expected="the lines that training wrote",
+            given=f"a file that {spell_mismatch(mismatch)}",
+            fix="Restore it from a copy, or train into a new folder.",
+        )
+
+
+def need_training_state(path: Path, metadata: Mapping[str, str], config: Mapping[str, Any]) -> None:
+    """Raise if the texts of a file are not those of a checkpoint of a run."""
     if not {"scalars", "config", "seconds"} <= metadata.keys():
         raise CheckpointError(
             f"checkpoint {path}",
             expected="the state of a training run",
             given="a safetensors file of another kind",
             fix="Restore the run's own file, or train in another folder.",
+        )
+    if metadata["config"] != config_hash(config):
+        raise CheckpointError(
+            f"checkpoint {path}",
+            expected="the state of the run configured beside it",
+            given="that of another configuration",
+            fix="The files do not belong together: restore them, or train in another folder.",
         )
 
 

@@ -66,7 +66,9 @@ def load_pretrained(name: str, folder: str | Path | None = None) -> Run:
         write_bytes(target, read_bytes(file))
     minutes = get_card(name).minutes
     seconds = {} if minutes is None else {"train": minutes * 60}
-    record_how_it_was_made(folder, command=f"loopinterp zoo {name} --out NEW", seconds=seconds)
+    command = f"loopinterp zoo {name} --out NEW"
+    owner = Owner.of_run(entry)
+    record_how_it_was_made(folder, command=command, seconds=seconds, owner=owner)
     # What makes the folder a run comes last: a kill before leaves it free.
     write_bytes(folder / CONFIG, read_bytes(entry / CONFIG))
     return Run.load(folder)

@@ -29,6 +29,7 @@ from loopinterp.results import (
     Provenance,
     Result,
     Stopwatch,
+    config_hash,
     figures_of,
     findings_of,
 )
@@ -361,6 +362,7 @@ def write_run(folder: Path, *, sections: tuple[str, ...] = DEMO) -> Path:
         "stages": {"train": 81.2, "evaluate": 21.5, "convergence": 14.0, "carry study": 33.1},
         "versions": {"python": "3.11.2", "torch": "2.13.0", "transformer_lens": "4.3.0"},
         "machine": "2 CPU cores",
+        "run": config_hash(config),
     }
     (folder / "made.json").write_text(json.dumps(made))
     for section in sections:

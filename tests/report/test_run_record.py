@@ -11,6 +11,7 @@ import torch
 from loopinterp.errors import CheckpointError, InputError
 from loopinterp.report import read_run, render_report, write_report
 from loopinterp.results import Provenance, config_hash
+from loopinterp.run_seal import Seal
 from loopinterp.stages import record_how_it_was_made
 from loopinterp.storage import (
     digest_tensors,
@@ -25,6 +26,10 @@ from tests.report import synthetic
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     return synthetic.write_run(tmp_path / "run")
+
+
+def _hash(run: Path) -> str:
+    return config_hash(read_json(run / "config.json"))
 
 
 def test_a_run_is_read_whole(run: Path) -> None:
@@ -57,8 +62,8 @@ def test_a_result_of_other_weights_or_of_another_run_is_left_out_with_the_reason
     run: Path,
 ) -> None:
     weights = {"w": torch.ones(2)}
-    write_tensors(run / "model" / "model.safetensors", weights)
-    here = config_hash(read_json(run / "config.json"))
+    here = _hash(run)
+    write_tensors(run / "model" / "model.safetensors", weights, Seal(here).texts())
     old, new = ({"model": {"weights_sha256": d}} for d in ("0ld", digest_tensors(weights)))
     cases = {
         "older": (Provenance(seed=0, config=old), "is of other weights than the run has now"),
@@ -119,7 +124,8 @@ def test_one_bad_value_does_not_cost_the_report(run: Path, value: str) -> None:
     lines = (run / "metrics.jsonl").read_text().splitlines()
     bad_line = f'{{"step": 3, "loss": {value}}}'
     (run / "metrics.jsonl").write_text("\n".join([lines[0], bad_line, *lines[1:]]))
-    (run / "made.json").write_text(f'{{"command": "demo", "stages": {{"train": {value}}}}}')
+    made = f'{{"run": "{_hash(run)}", "command": "demo", "stages": {{"train": {value}}}}}'
+    (run / "made.json").write_text(made)
     record = read_run(run)
     assert len(record.metrics) == len(lines) and len(record.results) == 5
     assert record.problems[0] == "Line 2 of metrics.jsonl is damaged and left out."
@@ -140,7 +146,7 @@ def test_metrics_that_cannot_be_read_are_a_problem(run: Path) -> None:
     "made", ['{"command": "a\\ud800"}', '{"unsaid": {"\\ud800": "b"}}', '{"versions": {"a": [1]}}']
 )
 def test_texts_that_are_none_are_left_out(run: Path, made: str) -> None:
-    (run / "made.json").write_text(made)
+    (run / "made.json").write_text(made.replace("{", f'{{"run": "{_hash(run)}", ', 1))
     record = read_run(run)
     assert record.made == {} and len(record.problems) == 1
     assert write_report(run).read_text().endswith("</html>")
@@ -213,7 +219,8 @@ def test_a_line_of_metrics_of_another_kind_is_a_problem(run: Path, line: bytes) 
 def test_what_is_of_another_type_in_made_json_is_left_out(
     run: Path, made: object, problem: str
 ) -> None:
-    (run / "made.json").write_text(json.dumps(made))
+    sealed = made | {"run": _hash(run)} if isinstance(made, dict) else made
+    (run / "made.json").write_text(json.dumps(sealed))
     record = read_run(run)
     render_report(record)
     assert record.made == {}

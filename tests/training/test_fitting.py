@@ -34,6 +34,7 @@ from loopinterp.training.run import LoopsByLength
 from tests.tasks.answers import ONE_EACH
 
 CHECKPOINT = "state/checkpoint.safetensors"
+WEIGHTS = "model/model.safetensors"
 
 
 class Stopped(Exception):
@@ -192,9 +193,11 @@ def test_a_run_from_before_a_setting_existed_is_gone_on_with(
     for name in ("extra_loops", "loop_scale", "least_loops"):
         del values["objective"][name]
     (tmp_path / "run/config.json").write_text(json.dumps(values))
-    path = tmp_path / "run" / CHECKPOINT
-    tensors, metadata = read_tensors_and_metadata(path)
-    write_tensors(path, tensors, metadata | {"config": config_hash(values)})
+    for name in (CHECKPOINT, WEIGHTS):
+        tensors, metadata = read_tensors_and_metadata(tmp_path / "run" / name)
+        texts = metadata | {"loopinterp.run": config_hash(values)}
+        texts |= {"config": config_hash(values)} if name == CHECKPOINT else {}
+        write_tensors(tmp_path / "run" / name, tensors, texts)
     run = train(tiny, tmp_path / "run", progress=False)
     assert run.metrics().equals(Run.load(whole).metrics())
 
