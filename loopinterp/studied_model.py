@@ -6,10 +6,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loopinterp.errors import CheckpointError, check_seed
+from loopinterp.errors import CheckpointError, InputError, check_integer, check_seed
 from loopinterp.short_repr import ShortRepr
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from loopinterp.models import LoopedTransformer
     from loopinterp.results import Result
     from loopinterp.saved_results import Owner
@@ -21,6 +23,12 @@ RESULTS = "results"
 
 MOST_LOOPS = 100
 """Studies that follow every loop take no longer inputs than need so many."""
+
+MOST_WORK = 2**24
+"""Lengths that ``evaluate`` chooses by itself take no more loops times pairs of positions.
+
+That is addition without a window at some 250 bits, or a maze of 16 x 16 cells.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -36,6 +44,7 @@ class StudiedModel(ShortRepr):
         trained: Whether it was trained in that folder.
         distribution: Input distribution of the examples; the task's first if None.
         seed: Seed of the examples.
+        asked_length: The problem length that studies draw, where one was asked for.
     """
 
     model: Any
@@ -46,6 +55,7 @@ class StudiedModel(ShortRepr):
     trained: bool = False
     distribution: str | None = None
     seed: int = 0
+    asked_length: int | None = None
 
     @property
     def name(self) -> str:
@@ -83,17 +93,72 @@ class StudiedModel(ShortRepr):
         return path
 
     def with_room(self, n: int) -> int:
-        """The greatest problem length up to n that its position table has room for."""
-        from loopinterp.models.model_description import said_of
+        """The greatest length up to n that its task can draw and its position table has room for.
 
-        room = said_of(self.model, "n_ctx")
-        fits = (k for k in range(n, 1, -1) if room is None or self.task.n_positions(k) <= room)
-        return next(fits, 1)
+        Where there is none, the shortest that its task can draw.
+        """
+        return self._greatest(n, lambda k: True)
 
     def length(self, n: int) -> int:
-        """The greatest problem length up to n that it has room for, and that stays quick."""
-        fits = (k for k in range(n, 1, -1) if self.n_loops(k) <= MOST_LOOPS)
-        return self.with_room(next(fits, 1))
+        """The greatest problem length up to n that it has room for, and that stays quick.
+
+        Where one length was asked for (:attr:`asked_length`), that one.
+        """
+        if self.asked_length is not None:
+            return self.asked_length
+        return self._greatest(n, lambda k: self.n_loops(k) <= MOST_LOOPS)
+
+    def affordable(self, n: int) -> int:
+        """The greatest length up to n that it has room for, within :data:`MOST_WORK`.
+
+        The work of an example is its loops times the pairs of positions that attention compares:
+        without a window, the positions squared.
+        """
+        return self._greatest(n, lambda k: self._work(k) <= MOST_WORK)
+
+    def _work(self, n: int) -> int:
+        from loopinterp.models import reach
+
+        positions, seen = self.task.n_positions(n), reach(self.model)
+        width = positions if seen is None else min(seen + 1, positions)
+        return max(self.n_loops(n), 1) * positions * width
+
+    def _greatest(self, n: int, fits: Callable[[int], bool]) -> int:
+        """The greatest length up to n with room that fits, or else the shortest of the task."""
+        from loopinterp.models.model_description import said_of
+        from loopinterp.tasks.sampling import longest_length
+
+        room = said_of(self.model, "n_ctx")
+        k = longest_length(self.task, n)
+        while not fits(k) or (room is not None and self.task.n_positions(k) > room):
+            shorter = longest_length(self.task, k - 1) if k > 1 else k
+            if shorter >= k:
+                break
+            k = shorter
+        return k
+
+    def at_length(self, n: int) -> StudiedModel:
+        """The same model, of which all studies that draw examples ask this one length.
+
+        Raises:
+            InputError: If its task has no such length, or it has no room for it.
+        """
+        from loopinterp.models.model_description import said_of
+        from loopinterp.tasks.sampling import MOST_TOKENS, check_size, longest_length
+
+        check_integer("length", n, least=1, far=MOST_TOKENS)
+        check_size(self.task, n, 1, "length")
+        longest, room = longest_length(self.task, n), said_of(self.model, "n_ctx")
+        positions = self.task.n_positions(n)
+        if longest != n or (room is not None and positions > room):
+            has = f"length {longest}" if longest != n else f"{room} positions"
+            raise InputError(
+                "length",
+                expected=f"one that the task and the model have, which go to {has} here",
+                given=f"{n}, which takes {positions} positions",
+                fix="Choose another length.",
+            )
+        return replace(self, asked_length=n)
 
     def n_loops(self, n: int) -> int:
         """Loops after which it answers problems of length n: T(n), or what its rule makes of it."""

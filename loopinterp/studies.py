@@ -148,7 +148,7 @@ def _no_room_for_carries(model: StudiedModel) -> str:
     room = _carry_bits(model)
     if room >= FEWEST_BITS:
         return ""
-    return f"carries need {FEWEST_BITS} bits to be followed, and the model has room for {room}"
+    return f"carries need {FEWEST_BITS} bits to be followed, and its examples have {room}"
 
 
 def _no_planted_carry(model: StudiedModel) -> str:
@@ -258,7 +258,7 @@ def _wavefront(model: StudiedModel) -> Result:
 def _programs(model: StudiedModel) -> Result:
     # Twice the training cutoff, and twice that; where there is no room, half of it and all.
     short, long = (model.length(k * max(model.cutoff, SHORT)) for k in (2, 4))
-    lengths = [short, long] if short < long else [max(short // 2, 2), short]
+    lengths = [short, long] if short < long else [model.with_room(max(short // 2, 2)), short]
     return circuits.compare_programs(
         model.model,
         model.programs(),
@@ -310,7 +310,7 @@ def _decompilation(model: StudiedModel) -> Result:
         model.model,
         model.task,
         n=n,
-        lengths=[max(n - 1, 2), n, model.length(n * 3 // 2)],
+        lengths=sorted({model.with_room(max(n - 1, 2)), n, model.length(n * 3 // 2)}),
         seed=model.seed,
     )
 

@@ -243,7 +243,8 @@ def evaluate_run(
     Args:
         folder: The run.
         lengths: Problem lengths; 1, 2, 4, 8 and 12 times the training cutoff if None, as far as
-            the model has room for them.
+            the task has them, the model has room for them, and an example takes no more than
+            :data:`~loopinterp.studied_model.MOST_WORK`.
         distributions: Input distributions; the plain one and the hardest if None.
         loops: Numbers of loops to read the answer after, whatever the length.
         stop: Stopping rules to compare with reading the answer at T(n): each one of
@@ -390,18 +391,27 @@ def sweep_file(
 
 def _lengths(model: StudiedModel) -> list[int]:
     """Lengths far beyond training; where there is no room for those, parts of what there is."""
-    beyond = sorted({model.with_room(model.cutoff * k) for k in (1, 2, 4, 8, 12)})
-    return beyond if len(beyond) > 1 else sorted({max(beyond[0] // k, 1) for k in (1, 2, 4)})
+    beyond = sorted({model.affordable(model.cutoff * k) for k in (1, 2, 4, 8, 12)})
+    if len(beyond) > 1:
+        return beyond
+    return sorted({model.affordable(max(beyond[0] // k, 1)) for k in (1, 2, 4)})
 
 
 def calibrate_stopping(model: StudiedModel) -> models.LengthLine:
     """The line of loops against length, learned on the upper half of the training lengths."""
-    last = model.with_room(model.cutoff)
+    lengths = _calibration_lengths(model)
+    return training.calibrate_stopping(model.model, model.task, lengths, seed=model.seed)
+
+
+def _calibration_lengths(model: StudiedModel) -> list[int]:
+    last = model.affordable(model.cutoff)
     steps = min(_CALIBRATION_LENGTHS, last - last // 2 + 1) - 1
-    lengths = {
-        max(last // 2 + k * (last - last // 2) // max(steps, 1), 1) for k in range(steps + 1)
-    }
-    return training.calibrate_stopping(model.model, model.task, sorted(lengths), seed=model.seed)
+    return sorted(
+        {
+            model.affordable(max(last // 2 + k * (last - last // 2) // max(steps, 1), 1))
+            for k in range(steps + 1)
+        }
+    )
 
 
 def stopping_rules(wanted: Sequence[str]) -> dict[str, models.StoppingRule]:
@@ -456,6 +466,7 @@ def analyze_run(
     folder: str | Path,
     *,
     studies: Sequence[str] | None = None,
+    length: int | None = None,
     seed: int = 0,
     device: str = "auto",
     progress: bool = True,
@@ -466,6 +477,8 @@ def analyze_run(
         folder: The run.
         studies: Names of studies, in any order; all that ask something of the task if None, those
             that can say nothing of this model left out with the reason.
+        length: Problem length of the examples; each study's own if None, which the training
+            cutoff, the task and the model's room decide.
         seed: Seed of the examples.
         device: ``auto``, ``cpu`` or ``cuda``.
         progress: Whether to say what is being done.
@@ -475,7 +488,8 @@ def analyze_run(
             needs another one's result.
     """
     check_names(studies)
-    return analyze(open_run(folder, seed=seed, device=device), studies, progress)
+    model = open_run(folder, seed=seed, device=device)
+    return analyze(model if length is None else model.at_length(length), studies, progress)
 
 
 def check_names(studies: Sequence[str] | None) -> None:

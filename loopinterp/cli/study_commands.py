@@ -37,6 +37,10 @@ def analyze(
     study: Annotated[
         list[str] | None, typer.Option(help="One study; may be repeated. Default: all.")
     ] = None,
+    length: Annotated[
+        int | None,
+        typer.Option(min=1, help="Problem length of the examples.", show_default="each study's"),
+    ] = None,
     seed: StudySeed = 0,
     device: Device = "auto",
     threads: Threads = 1,
@@ -50,7 +54,7 @@ def analyze(
     """
     use_threads(threads)
     found = loopinterp.workflow.analyze_run(
-        run, studies=study, seed=seed, device=device, progress=progress
+        run, studies=study, length=length, seed=seed, device=device, progress=progress
     )
     document = {
         name: {

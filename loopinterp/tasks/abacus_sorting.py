@@ -95,6 +95,10 @@ class AbacusSorting(TokenByToken):
     def n_loops(self, n: int) -> int:
         return _check_count(n)
 
+    def longest(self, n: int) -> int:
+        """As many numbers as there are letters, or n if that is fewer."""
+        return min(check_length(n), len(LETTERS))
+
     def n_positions(self, n: int) -> int:
         """Of each number its letter, ``:``, digits and a sign after them; letters and commas."""
         return _check_count(n) * (self.n_digits + 3) + 2 * n - 1

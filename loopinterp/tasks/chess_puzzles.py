@@ -85,6 +85,12 @@ class ChessPuzzles(Sampler):
         check_length(n)
         return 64
 
+    def longest(self, n: int) -> int:
+        """The greatest rating up to n that the file has puzzles of, or else its least."""
+        check_length(n)
+        known = self._file().n.unique().tolist() if self.csv else [n]
+        return max((rating for rating in known if rating <= n), default=min(known))
+
     def describe(self) -> str:
         return "The best move in chess puzzles, rated 100 n, of a CSV file of your own (csv=...)."
 

@@ -42,6 +42,10 @@ class Sampler(Settings, InWords, ABC):
         """The task's settings; ``get_task(task.name, **task.config())`` is the task again."""
         return self.to_dict()
 
+    def longest(self, n: int) -> int:
+        """The greatest length up to n that can be drawn; the shortest of all if none is."""
+        return check_length(n)
+
     @abstractmethod
     def describe(self) -> str:
         """One line for people; see :meth:`Task.describe`."""
@@ -71,6 +75,20 @@ def check_length(n: int) -> int:
 
 MOST_TOKENS, MOST_STEPS = 2**27, 10**11
 """Positions drawn at once (1 GiB), and times loops; more is taken for a slip."""
+
+
+def longest_length(task: Task, n: int) -> int:
+    """The greatest length up to n that a task can draw; the shortest of all if none is.
+
+    A task of a user's own that has no method ``longest`` can draw all lengths.
+
+    Example:
+        >>> from loopinterp.tasks import get_task
+        >>> longest_length(get_task("sudoku", box=2), 32), longest_length(get_task("copy"), 32)
+        (12, 32)
+    """
+    longest = getattr(task, "longest", None)
+    return n if longest is None else longest(n)
 
 
 def check_size(task: Task, n: int, n_examples: int, what: str) -> None:

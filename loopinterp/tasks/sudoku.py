@@ -88,6 +88,10 @@ class Sudoku(Sampler):
         check_length(n)
         return MOST_BLANKS[self.box]
 
+    def longest(self, n: int) -> int:
+        """The most blanks that are drawn, or n if that is fewer."""
+        return min(check_length(n), MOST_BLANKS[self.box])
+
     def n_positions(self, n: int) -> int:
         """All cells, whatever n is."""
         check_length(n)

@@ -13,8 +13,8 @@ from typing import TextIO
 
 from loopinterp.errors import CheckpointError, ConfigError, InputError
 from loopinterp.file_locks import only_writer
-from loopinterp.models.recorded_gradients import recording_gradients
 from loopinterp.models.pretrained import write_model
+from loopinterp.models.recorded_gradients import recording_gradients
 from loopinterp.progress import bar
 from loopinterp.results import config_hash
 from loopinterp.run_seal import LinesDigest, Seal
