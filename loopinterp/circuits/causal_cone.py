@@ -55,17 +55,21 @@ class Front(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """What is changed in a row when it begins.
+    """What is changed in a row when it begins, and later.
 
-    Both are told which rows begin, which positions of them are held, and their states.
+    The first two are told which rows begin, which positions of them are held, and their states.
 
     Attributes:
         state: Gives the states that they go on from.
         within: Gives the taps of the loop that they begin with; their rows are its last ones.
+        later: Gives the states of all rows that have begun, where some are changed again: told the
+            loops done, the positions that are held, and their states. It may change positions
+            between the first and the last of a row.
     """
 
     state: Callable[[slice, Tensor, Tensor], Tensor] | None = None
     within: Callable[[slice, Tensor], Taps] | None = None
+    later: Callable[[int, Tensor, Tensor], Tensor] | None = None
 
 
 def growth_of(model: Any) -> int | None:
@@ -152,6 +156,8 @@ class CausalCone:
                     fresh = change.state(new, places[new, :width], fresh)
                 h = torch.cat([h, fresh]) if begun else fresh
             part = slice(len(h)), slice(width)
+            if change.later is not None:
+                h = change.later(t, places[part], h)
             yield Front(t, places[part], reached[part], h)
 
     def read(

@@ -5,7 +5,7 @@ Nothing is averaged here; :mod:`loopinterp.circuits.evidence_counts` counts it b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -234,21 +234,28 @@ def _measured(
 
 
 def _reached(prediction: Prediction) -> Bool[Tensor, " pair"]:
-    """Whether the program's state after the exchange is one that a run of the base passes through.
+    """Whether the program's state after each interchange is one that the clean base run reaches.
 
     Tokens are part of the state, so no run but the base's own can reach it; it may do so at
     another loop.
     """
     pairs, variables = prediction.pairs, prediction.runs.trace.variables
     reached = torch.zeros_like(pairs.base, dtype=torch.bool)
+
+    def on_distribution(rows: Any, state: Mapping[str, Tensor]) -> Bool[Tensor, " some"]:
+        own = [
+            (variables[name][:, pairs.base[rows]] == values).all(-1)
+            for name, values in state.items()
+        ]
+        return torch.stack(own).all(0).any(0)
+
     for start in range(0, len(pairs), 64):
         rows = slice(start, start + 64)
-        same = [
-            (variables[name][:, pairs.base[rows]] == values).all(-1)
-            for name, values in prediction.state(rows).items()
-        ]
-        if same:
-            reached[rows] = torch.stack(same).all(0).any(0)
+        reached[rows] = on_distribution(rows, prediction.state(rows))
+    if pairs.second is not None:
+        for rows in (pairs.second.made & reached).nonzero().squeeze(1).split(64):
+            if len(rows):
+                reached[rows] = on_distribution(rows, prediction.second_state(rows))
     return reached
 
 

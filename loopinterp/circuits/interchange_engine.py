@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loopinterp.circuits.causal_cone import CausalCone, Change, Front, growth_of
+from loopinterp.circuits.interchange_pairs import Sites
 from loopinterp.circuits.subspaces import check_orthonormal, project
 from loopinterp.errors import InputError
 from loopinterp.models import bind, device_of
@@ -90,7 +91,8 @@ class InterchangeRun(ShortRepr):
         InputError: an input, a position or a loop of the pairs that there is not.
 
     Attributes:
-        own: State of the base at the positions of the exchange, at its loop.
+        own: Clean state of the base at the positions of the exchange, at its loop. Where some pairs
+            have a second interchange, the last site is that one's.
         donor: State of the source there.
         natural: Answers of all inputs after 0 .. T loops, undisturbed.
         reach: Positions that one loop can carry something to the right; None where all are run.
@@ -106,14 +108,15 @@ class InterchangeRun(ShortRepr):
         self.model, self.pairs = model, pairs.to(device_of(model))
         self.reach = growth_of(model)
         self._cached: _Runs | None = None
-        pairs, natural = self.pairs, []
+        pairs, natural, sites = self.pairs, [], self.pairs.sites
+        bases = pairs.base[:, None].expand_as(sites.loop)
         for first, runs in self._runs():
             states = runs.states
             if not natural:
-                shape = (*pairs.positions.shape, states.shape[-1])
+                shape = (*sites.loop.shape, states.shape[-1])
                 self.own, self.donor = (states.new_empty(shape) for _ in range(2))
-            _fill(self.own, first, states, pairs.base, pairs.loop, pairs.positions)
-            _fill(self.donor, first, states, pairs.source, pairs.source_loop, pairs.positions)
+            _fill(self.own, first, states, bases, sites.loop, sites.position)
+            _fill(self.donor, first, states, sites.source, sites.source_loop, sites.position)
             read = [answer(runs.iteration.read(state, t)) for t, state in enumerate(states)]
             natural.append(torch.stack(read))
         self.natural = torch.cat(natural, dim=1)
@@ -176,8 +179,7 @@ class InterchangeRun(ShortRepr):
             here = ((base >= 0) & (base < runs.states.shape[1])).nonzero().squeeze(1)
             if not len(here):
                 continue
-            in_order = here[self.pairs.loop[here].argsort(stable=True)]
-            for rows in track(in_order.split(_AT_A_TIME), "exchange"):
+            for rows in track(self._in_order(here), "exchange"):
                 for put_in, found in zip(kinds, read):
                     self._go_on(runs, rows, base[rows], put_in[rows], found)
         return read.reshape(*state.shape[:-3], *self.base.shape)
@@ -196,8 +198,7 @@ class InterchangeRun(ShortRepr):
             base = self.pairs.base - first
             here = ((base >= 0) & (base < runs.states.shape[1])).nonzero().squeeze(1)
             kept[here] = runs.states[self._loops_read[here], base[here, None]]
-            in_order = here[self.pairs.loop[here].argsort(stable=True)]
-            for rows in in_order.split(_AT_A_TIME):
+            for rows in self._in_order(here):
                 for front, pair, column in self._fronts(runs, rows, base[rows], state[rows]):
                     place = front.place[pair, column]
                     delay = front.loop - self.pairs.loop[rows][pair]
@@ -210,7 +211,8 @@ class InterchangeRun(ShortRepr):
         pairs = self.pairs
         found = self.own.new_empty(*places.shape, self.own.shape[-1])
         for first, runs in self._runs():
-            _fill(found, first, runs.states, pairs.base, pairs.loop, places)
+            row, loop = (x[:, None].expand_as(places) for x in (pairs.base, pairs.loop))
+            _fill(found, first, runs.states, row, loop, places)
         return found
 
     @property
@@ -235,6 +237,15 @@ class InterchangeRun(ShortRepr):
                 self._cached = run
             yield run
 
+    def _in_order(self, pairs: Int[Tensor, " pair"]) -> list[Tensor]:
+        """Pairs by loop, some at a time; those with a second interchange apart: they are wider."""
+        in_order = pairs[self.pairs.loop[pairs].argsort(stable=True)]
+        if self.pairs.second is None:
+            return list(in_order.split(_AT_A_TIME))
+        made = self.pairs.second.made[in_order]
+        both = in_order[~made].split(_AT_A_TIME), in_order[made].split(_AT_A_TIME)
+        return [rows for parts in both for rows in parts if len(rows)]
+
     def _go_on(
         self, runs: CausalCone, rows: Tensor, base: Tensor, state: Tensor, read: Tensor
     ) -> None:
@@ -251,16 +262,26 @@ class InterchangeRun(ShortRepr):
 
         Each front comes with the rows and columns of it that were reached.
         """
-        pairs = self.pairs
-        loop, positions = pairs.loop[rows], pairs.positions[rows]
+        loop, positions = self.pairs.loop[rows], self.pairs.positions[rows]
+        n_sites, sites = positions.shape[1], Sites(*(x[rows] for x in self.pairs.sites))
         each = torch.arange(len(rows), device=rows.device)[:, None]
 
         def put_in(new: slice, place: Tensor, fresh: Tensor) -> Tensor:
-            fresh[each[: len(fresh)], positions[new] - place[:, :1]] = state[new]
+            fresh[each[: len(fresh)], positions[new] - place[:, :1]] = state[new, :n_sites]
             return fresh
 
-        first, last = positions.aminmax(dim=1)
-        for front in runs.go_on(base, loop, first, last, Change(state=put_in)):
+        def put_in_later(loops_done: int, place: Tensor, h: Tensor) -> Tensor:
+            now = sites.made[: len(h), -1] & (sites.loop[: len(h), -1] == loops_done)
+            row = now.nonzero().squeeze(1)
+            if len(row):
+                h = h.clone()
+                h[row, sites.position[row, -1] - place[row, 0]] = state[row, -1]
+            return h
+
+        has_later = sites.position.shape[1] > n_sites
+        change = Change(state=put_in, later=put_in_later if has_later else None)
+        first, last = sites.position.aminmax(dim=1)
+        for front in runs.go_on(base, loop, first, last, change):
             pair, column = front.reached.nonzero(as_tuple=True)
             yield front, pair, column
 
@@ -269,25 +290,35 @@ def _fill(
     found: Float[Tensor, "pair site d_model"],
     first: int,
     states: Float[Tensor, "loops input pos d_model"],
-    row: Int[Tensor, " pair"],
-    loop: Int[Tensor, " pair"],
+    row: Int[Tensor, "pair site"],
+    loop: Int[Tensor, "pair site"],
     positions: Int[Tensor, "pair site"],
 ) -> None:
     """Put in the states of those pairs whose input is one whose states these are."""
     row = row - first
     here = (row >= 0) & (row < states.shape[1])
-    found[here] = states[loop[here, None], row[here, None], positions[here]]
+    found[here] = states[loop[here], row[here], positions[here]]
 
 
 def _check_ranges(pairs: InterchangePairs) -> None:
     n_inputs, n_pos = pairs.inputs.shape
     most = {"base": n_inputs - 1, "source": n_inputs - 1, "positions": n_pos - 1}
-    for name, last in {**most, "loop": pairs.n_loops, "source_loop": pairs.n_loops}.items():
-        values = getattr(pairs, name)
-        if not bool(((values >= 0) & (values <= last)).all()):
+    most |= {"loop": pairs.n_loops, "source_loop": pairs.n_loops}
+    ranges = [(name, getattr(pairs, name), 0, last) for name, last in most.items()]
+    if pairs.second is not None and bool((made := pairs.second.made).any()):
+        second, least = pairs.second, int(pairs.loop[made].min())
+        ranges += [
+            ("second.source", second.source[made], 0, n_inputs - 1),
+            ("second.position", second.position[made], 0, n_pos - 1),
+            ("second.loop", second.loop[made], least, pairs.n_loops),
+            ("second.source_loop", second.source_loop[made], 0, pairs.n_loops),
+            ("second.loop, after the first", (second.loop - pairs.loop)[made], 0, pairs.n_loops),
+        ]
+    for name, values, least, last in ranges:
+        if not bool(((values >= least) & (values <= last)).all()):
             raise InputError(
                 f"pairs.{name}",
-                expected=f"integers from 0 to {last}",
+                expected=f"integers from {least} to {last}",
                 given=f"{int(values.min())} to {int(values.max())}",
                 fix="Mend the strategy that chose them.",
             )

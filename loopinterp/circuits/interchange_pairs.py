@@ -1,15 +1,16 @@
 """Which states an interchange intervention exchanges, and in which strata its outcome is counted.
 
 After ``loop`` loops of the base's run, the state at some positions is taken from the source's run
-(after ``source_loop`` loops of it) and the base goes on from there.
+(after ``source_loop`` loops of it) and the base goes on from there. Some runs get a second
+interchange, at one position, at that loop or later.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
@@ -49,6 +50,56 @@ class Stratum(ShortRepr):
         return Stratum(self.labels, self.codes[rows])
 
 
+NO_LOOP = -1
+"""The loop of a second interchange of a pair that has none."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SecondInterchange(ShortRepr):
+    """A second interchange in the run of the base, of some of the pairs.
+
+    Attributes:
+        source: Which input its state is taken from.
+        position: Where it is put in.
+        loop: After so many loops, no fewer than at the first interchange; :data:`NO_LOOP` of a pair
+            that has no second one.
+        source_loop: It is the source's state after so many.
+    """
+
+    source: Int[Tensor, " pair"]
+    position: Int[Tensor, " pair"]
+    loop: Int[Tensor, " pair"]
+    source_loop: Int[Tensor, " pair"]
+
+    @classmethod
+    def none(cls, count: int) -> Self:
+        """That of pairs that have none."""
+        source, position, source_loop = torch.zeros(3, count, dtype=torch.long)
+        return cls(source, position, torch.full_like(source, NO_LOOP), source_loop)
+
+    @property
+    def made(self) -> Bool[Tensor, " pair"]:
+        """Which pairs have one."""
+        return self.loop != NO_LOOP
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """With each column changed."""
+        return type(self)(*(change(column) for column in vars(self).values()))
+
+
+class Sites(NamedTuple):
+    """Every state that is put in: those of the first interchange, then that of the second.
+
+    Of a pair without a second one ``made`` is false there, and the rest means nothing.
+    """
+
+    position: Int[Tensor, "pair site"]
+    loop: Int[Tensor, "pair site"]
+    source: Int[Tensor, "pair site"]
+    source_loop: Int[Tensor, "pair site"]
+    made: Bool[Tensor, "pair site"]
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class InterchangePairs(ShortRepr):
     """Pairs of runs (base, source), the positions and loops at which states are exchanged.
@@ -63,6 +114,7 @@ class InterchangePairs(ShortRepr):
         loop: The exchange is made after so many loops.
         source_loop: The donor is the source's state after so many.
         strata: Ways of sorting the pairs, by name.
+        second: A second interchange of some of them.
     """
 
     inputs: Int[Tensor, "input pos"]
@@ -74,6 +126,7 @@ class InterchangePairs(ShortRepr):
     loop: Int[Tensor, " pair"]
     source_loop: Int[Tensor, " pair"]
     strata: Mapping[str, Stratum] = field(default_factory=dict)
+    second: SecondInterchange | None = None
 
     @classmethod
     def of(
@@ -84,10 +137,11 @@ class InterchangePairs(ShortRepr):
         source: Int[Tensor, " pair"],
         positions: Int[Tensor, "pair site"],
         loop: Int[Tensor, " pair"],
+        source_loop: Int[Tensor, " pair"] | None = None,
         n_loops: int | None = None,
         strata: Mapping[str, Stratum] | None = None,
     ) -> Self:
-        """Exchanges among the inputs of a batch of one length, each with the donor's same loop."""
+        """Exchanges among the inputs of a batch of one length, by default at the source's loop."""
         return cls(
             inputs=batch.inputs,
             asked=batch.targets != IGNORE,
@@ -96,7 +150,7 @@ class InterchangePairs(ShortRepr):
             source=source,
             positions=positions,
             loop=loop,
-            source_loop=loop,
+            source_loop=loop if source_loop is None else source_loop,
             strata=strata or {},
         )
 
@@ -107,13 +161,36 @@ class InterchangePairs(ShortRepr):
         """Some of the pairs, by index or mask."""
         chosen = {name: getattr(self, name)[rows] for name in PER_PAIR}
         strata = {name: stratum[rows] for name, stratum in self.strata.items()}
-        return dataclasses.replace(self, **chosen, strata=strata)
+        second = self.second and self.second.map(lambda column: column[rows])
+        return dataclasses.replace(self, **chosen, strata=strata, second=second)
 
     def to(self, device: torch.device | str) -> Self:
         """The same pairs on another device."""
         moved = {name: getattr(self, name).to(device) for name in ("inputs", "asked", *PER_PAIR)}
         strata = {k: Stratum(one.labels, one.codes.to(device)) for k, one in self.strata.items()}
-        return dataclasses.replace(self, **moved, strata=strata)
+        second = self.second and self.second.map(lambda column: column.to(device))
+        return dataclasses.replace(self, **moved, strata=strata, second=second)
+
+    @property
+    def sites(self) -> Sites:
+        """Every state that is put in, with its loop and source."""
+        n_sites = self.positions.shape[1]
+        loop, source, source_loop = (
+            x[:, None].expand(-1, n_sites) for x in (self.loop, self.source, self.source_loop)
+        )
+        made = torch.ones_like(self.positions, dtype=torch.bool)
+        first = Sites(self.positions, loop, source, source_loop, made)
+        if self.second is None:
+            return first
+        made = self.second.made
+        later = (
+            self.second.position.where(made, self.positions[:, 0]),
+            self.second.loop.where(made, self.loop),
+            self.second.source.where(made, self.base),
+            self.second.source_loop.where(made, self.loop),
+            made,
+        )
+        return Sites(*(torch.cat([x, y[:, None]], dim=1) for x, y in zip(first, later)))
 
     @property
     def horizon(self) -> Int[Tensor, " pair"]:
@@ -142,7 +219,10 @@ def join(
     parts: Sequence[InterchangePairs], stratum: str, labels: tuple[str, ...]
 ) -> InterchangePairs:
     """Pairs of the same inputs, put together; ``stratum`` says which part each is of."""
-    merged = {name: torch.cat([getattr(p, name) for p in parts]) for name in PER_PAIR}
+    merged: dict[str, Any] = {n: torch.cat([getattr(p, n) for p in parts]) for n in PER_PAIR}
+    if any(p.second for p in parts):
+        seconds = [vars(p.second or SecondInterchange.none(len(p))).values() for p in parts]
+        merged["second"] = SecondInterchange(*map(torch.cat, zip(*seconds)))
     sizes = torch.tensor([len(p) for p in parts])
     codes = torch.arange(len(parts)).repeat_interleave(sizes)
     return dataclasses.replace(parts[0], **merged, strata={stratum: Stratum(labels, codes)})

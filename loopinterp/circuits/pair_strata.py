@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
 TOKEN, LEFT, WHEN, WHERE = "token", "left token", "loop", "position"
 BOTH = "token and left token"
+SOURCE_LOOP = "loop of the source"
+SOURCE_LOOPS = ("the same", "an earlier one", "a later one")
+SECOND = "second interchange"
+SECONDS = ("none", "at the same position", "at another position")
 THIRDS = ("first third", "second third", "last third")
 CHAINS = ("0", "1", "2 or 3", "4 to 7", "8 or more")
 _FIRST = torch.tensor([1, 2, 4, 8])
@@ -23,8 +27,9 @@ _FIRST = torch.tensor([1, 2, 4, 8])
 def strata_of(pairs: InterchangePairs, program: LoopProgram) -> dict[str, Stratum]:
     """Strata of pairs of a program's inputs: those that every task has, and the task's own.
 
-    Every task has the token, the left token, both, when and where; additions also the chains.
-    Pairs of several positions count by the first.
+    Every task has the token, the left token, both, when and where, whether the source is of the
+    same loop, and whether there is a second interchange; additions also the chains. Pairs of
+    several positions count by the first.
     """
     tokens, position = program.inputs, pairs.positions[:, 0]
     own, left = pairs.tokens
@@ -37,8 +42,22 @@ def strata_of(pairs: InterchangePairs, program: LoopProgram) -> dict[str, Stratu
         BOTH: Stratum(tuple(names), torch.searchsorted(kinds, both)),
         WHEN: Stratum(THIRDS, 3 * (pairs.loop - 1) // max(pairs.n_loops - 1, 1)),
         WHERE: Stratum(THIRDS, 3 * (position - 1) // max(pairs.inputs.shape[1] - 1, 1)),
+        **_history(pairs),
         **(_chains(pairs) if program.task == "addition" else {}),
     }
+
+
+def _history(pairs: InterchangePairs) -> dict[str, Stratum]:
+    """The loop of the source, and the second interchange, where they are not all alike."""
+    strata = {}
+    later = pairs.source_loop - pairs.loop
+    if bool(later.any()):
+        codes = torch.where(later < 0, 1, torch.where(later > 0, 2, 0))
+        strata[SOURCE_LOOP] = Stratum(SOURCE_LOOPS, codes)
+    if pairs.second is not None and bool(pairs.second.made.any()):
+        elsewhere = pairs.second.position != pairs.positions[:, 0]
+        strata[SECOND] = Stratum(SECONDS, torch.where(pairs.second.made, 1 + elsewhere.long(), 0))
+    return strata
 
 
 def _chains(pairs: InterchangePairs) -> dict[str, Stratum]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,12 +13,13 @@ from loopinterp.circuits.interchange_pairs import (
     OTHER_VALUE,
     SAME_VALUE,
     InterchangePairs,
+    SecondInterchange,
     draw_pairs,
     evenly_by_class,
     join,
 )
 from loopinterp.circuits.program_counterfactuals import Prediction, each_apart
-from loopinterp.errors import InputError, check_integer
+from loopinterp.errors import InputError, check_integer, check_number
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 _TRIED = 6
 """So many times as many exchanges are looked at as are wanted."""
+
+_SECOND_TRIES = 8
+"""So many states are looked at for each second interchange."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,22 +45,31 @@ class SpreadPairs:
     there are, at some delay. Some more pairs are donors with the SAME value of every variable in
     another context: they must change nothing.
 
+    The source's state is one after the same number of loops, or for some of the pairs after
+    another; and some of the runs get a second interchange later, at the same position or another.
+
     Attributes:
         pairs: How many.
         same_value: How many of the same value.
         loops: After at most so many different numbers of loops: 1 .. T(n) - 1 is parted evenly
             into so many spans, and one is drawn from each.
         sites: Positions whose states are exchanged at once.
+        other_loops: Share of the sources that are states of another loop.
+        repeated: Share of the runs of other values that get a second interchange.
     """
 
     pairs: int = 768
     same_value: int = 96
     loops: int = 10
     sites: int = 1
+    other_loops: float = 0.5
+    repeated: float = 0.1
 
     def __post_init__(self) -> None:
         for name, least in (("pairs", 2), ("same_value", 0), ("loops", 1), ("sites", 1)):
             check_integer(name, getattr(self, name), least=least)
+        for name in ("other_loops", "repeated"):
+            check_number(name, getattr(self, name), least=0, most=1)
 
     def __call__(
         self,
@@ -81,7 +94,8 @@ class SpreadPairs:
             base, source = draw_pairs(len(batch), most, generator)
             same = batch.inputs[base] == batch.inputs[source]
             same[:, 0] = False  # a program's variables may lie one position to the left
-            differs = _differ(traces, base, source, loop)
+            source_loop = self._source_loops(torch.full_like(base, loop), last, generator)
+            differs = _differ(traces, (loop, base), (source_loop, source))
             for found, where, more in (
                 (differing, same & differs, same),
                 (alike, same & ~differs, same & ~differs),
@@ -91,7 +105,8 @@ class SpreadPairs:
                 pair, position = pair[chosen], position[chosen]
                 others = self._other_sites(more[pair], position, generator)
                 loop_of = torch.full_like(pair, loop)
-                found.append(torch.stack([base[pair], source[pair], loop_of, position, *others]))
+                columns = base[pair], source[pair], loop_of, source_loop[pair], position, *others
+                found.append(torch.stack(columns))
         other = _pairs(torch.cat(differing, 1), batch)
         if not len(other):
             raise InputError(
@@ -101,10 +116,57 @@ class SpreadPairs:
                 given=f"{len(batch)} inputs that do not",
                 fix="Draw more or longer inputs.",
             )
+        other = self._repeat(other, traces, generator)
         other = other[self._choose(other, programs, generator)]
         alike_pairs = _pairs(torch.cat(alike, 1), batch)
         some = evenly_by_class(_token_classes(alike_pairs), self.same_value, generator)
         return join([other, alike_pairs[some]], KIND, (OTHER_VALUE, SAME_VALUE))
+
+    def _source_loops(
+        self, loop: Int[Tensor, "*shape"], last: int, generator: torch.Generator
+    ) -> Int[Tensor, "*shape"]:
+        """The loop of each source: the same, or for some of them any other from 1 to the last."""
+        if last < 2 or not self.other_loops:
+            return loop
+        moved = torch.randint(1, last, loop.shape, generator=generator)
+        other = (loop - 1 + moved) % last + 1
+        across = torch.rand(loop.shape, generator=generator) < self.other_loops
+        return torch.where(across, other, loop)
+
+    def _repeat(
+        self, found: InterchangePairs, traces: Sequence[Any], generator: torch.Generator
+    ) -> InterchangePairs:
+        """Some of the pairs with a second interchange, of a state that differs from the base's."""
+        last, (n_inputs, n_pos) = found.n_loops, found.inputs.shape
+        second = SecondInterchange.none(len(found))
+        chosen = torch.rand(len(found), generator=generator) < self.repeated
+        rows = chosen.nonzero().squeeze(1)
+        if not len(rows) or last < 2:
+            return found
+
+        def draw(low: Any, high: Any) -> Tensor:
+            share = torch.rand(_SECOND_TRIES, len(rows), generator=generator)
+            return (low + share * (high - low)).long()
+
+        # Half at the same position and a later loop; half at any other, perhaps at the same loop.
+        first, base, loop = (x[rows] for x in (found.positions[:, 0], found.base, found.loop))
+        moved = draw(1, max(n_pos - 1, 2))
+        elsewhere = (first - 1 + moved) % max(n_pos - 1, 1) + 1
+        position = torch.where(draw(0, 2)[:1] == 0, first, elsewhere)
+        source, again = draw(0, n_inputs), draw(loop + (position == first), last)
+        again = again.clamp(max=last)
+        source_loop = self._source_loops(again, last, generator)
+        fits = (found.inputs[source, position] == found.inputs[base, position]) & (again >= loop)
+        fits &= (position != first) | (again > loop)
+        fits &= _differ(
+            traces, (again, base.expand_as(again), position), (source_loop, source, position)
+        )
+        best, each = fits.int().argmax(0), torch.arange(len(rows))
+        columns = (x[best, each] for x in (source, position, again, source_loop))
+        columns = [column[fits.any(0)] for column in columns]
+        for own, column in zip(vars(second).values(), columns):
+            own[rows[fits.any(0)]] = column
+        return replace(found, second=second)
 
     def _other_sites(
         self, free: Bool[Tensor, "pair pos"], first: Tensor, generator: torch.Generator
@@ -124,6 +186,7 @@ class SpreadPairs:
     ) -> Int[Tensor, " chosen"]:
         """Half evenly over tokens, half evenly over what tells two programs apart."""
         classes = _token_classes(found) * found.n_loops + found.loop
+        classes = 2 * classes + (found.source_loop != found.loop)
         looked = evenly_by_class(classes, min(len(found), 2 * self.pairs), generator)
         spread = looked[: self.pairs - self.pairs // 2 * (len(programs) > 1)]
         if len(programs) == 1 or len(looked) <= self.pairs:
@@ -136,10 +199,15 @@ class SpreadPairs:
 
 
 def _pairs(found: Int[Tensor, "row pair"], batch: Batch) -> InterchangePairs:
-    """Pairs out of rows: base, source, loop, and the positions."""
-    base, source, loop, *positions = found
+    """Pairs out of rows: base, source, their loops, and the positions."""
+    base, source, loop, source_loop, *positions = found
     return InterchangePairs.of(
-        batch, base=base, source=source, positions=torch.stack(positions, 1), loop=loop
+        batch,
+        base=base,
+        source=source,
+        positions=torch.stack(positions, 1),
+        loop=loop,
+        source_loop=source_loop,
     )
 
 
@@ -167,13 +235,13 @@ def drawn_loops(n_loops: int, most: int, generator: torch.Generator) -> list[int
 
 
 def _differ(
-    traces: Sequence[Any], base: Tensor, source: Tensor, loop: int
-) -> Bool[Tensor, "pair pos"]:
-    """Where some variable of some program has two values."""
+    traces: Sequence[Any], base: tuple[Any, ...], source: tuple[Any, ...]
+) -> Bool[Tensor, ...]:
+    """Where some variable of some program has two values; each is (loop, input) or so."""
     differs = torch.zeros(1, dtype=torch.bool)
     for trace in traces:
         for values in trace.values():
-            differs = differs | (values[loop, base] != values[loop, source])
+            differs = differs | (values[base] != values[source])
     return differs
 
 

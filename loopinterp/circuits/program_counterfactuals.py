@@ -13,6 +13,7 @@ import torch
 from loopinterp.errors import InputError
 from loopinterp.rasp.language import UNKNOWN
 from loopinterp.rasp.program_alignment import Alignment, delayed
+from loopinterp.rasp.trace import Intervention
 from loopinterp.short_repr import ShortRepr
 
 if TYPE_CHECKING:
@@ -81,7 +82,8 @@ class Prediction(ShortRepr):
             program, pairs.inputs, n_loops=pairs.n_loops + max(shift, 0), lag=self.alignment.lag
         )
         self._names = tuple(self.runs.program.variables if names is None else names)
-        first = min(int(pairs.loop.min()), int(pairs.source_loop.min())) if len(pairs) else 0
+        loops = pairs.sites.loop, pairs.sites.source_loop
+        first = min(int(x.min()) for x in loops) if len(pairs) else 0
         if first + shift < 0:
             raise InputError(
                 "shift",
@@ -110,13 +112,44 @@ class Prediction(ShortRepr):
             found[rows] = self.after(rows).outputs.transpose(0, 1)
         return found
 
-    def after(self, rows: slice) -> Trace:
+    def after(self, rows: Any) -> Trace:
         """The program's runs from the exchange on, in some pairs: entry k is k loops after."""
         inputs = self.pairs.inputs[self.pairs.base[rows]]
         # A step knows no loop number, so pairs of different loops go on together.
-        return self.runs.program.run(inputs, n_loops=self.steps, variables=self.state(rows))
+        return self.runs.program.run(
+            inputs,
+            n_loops=self.steps,
+            variables=self.state(rows),
+            interventions=self._second(rows),
+        )
 
-    def state(self, rows: slice) -> dict[str, Int[Tensor, "pair pos"]]:
+    def second_state(self, rows: Any) -> dict[str, Int[Tensor, "pair pos"]]:
+        """The variables right after the second interchange, of pairs that have one."""
+        pairs = self.pairs[rows]
+        assert pairs.second is not None
+        delay, each = pairs.second.loop - pairs.loop, torch.arange(len(pairs))
+        return {name: x[delay, each] for name, x in self.after(rows).variables.items()}
+
+    def _second(self, rows: Any) -> list[Intervention]:
+        """The second interchanges of some of the pairs, those of each delay together."""
+        pairs, shift = self.pairs[rows], self.alignment.shift
+        second, found = pairs.second, []
+        if second is None:
+            return found
+        delay = second.loop - pairs.loop
+        position = (second.position - self.alignment.offset).clamp(min=0)[:, None]
+        n_pos = pairs.inputs.shape[1]
+        here = position == torch.arange(n_pos, device=position.device)
+        for after in delay[second.made & (delay <= self.steps)].unique().tolist():
+            mask = (second.made & (delay == after))[:, None] & here
+            for name in self._names:
+                taken = self.runs.trace.variables[name][
+                    second.source_loop[:, None] + shift, second.source[:, None], position
+                ]
+                found.append(Intervention(name, after, taken.expand(-1, n_pos).contiguous(), mask))
+        return found
+
+    def state(self, rows: Any) -> dict[str, Int[Tensor, "pair pos"]]:
         """The program's variables right after the exchange, in some of the pairs."""
         pairs, shift = self.pairs[rows], self.alignment.shift
         at = (pairs.positions - self.alignment.offset).clamp(min=0)

@@ -63,6 +63,10 @@ def by_hand(
     loop, iteration = int(pairs.loop[k]), bind(model, base[None])
     h = states(model, base, loop)[-1].clone()
     donor = states(model, source, int(pairs.source_loop[k]))[-1]
+    second, later = pairs.second, -1
+    if second is not None and second.made[k]:
+        later, place = int(second.loop[k]), int(second.position[k])
+        of_second = states(model, pairs.inputs[second.source[k]], int(second.source_loop[k]))[-1]
     added = {}
     for position in pairs.positions[k].tolist():
         change = donor[0, position] - h[0, position]
@@ -71,9 +75,11 @@ def by_hand(
         added[position] = change
     for position, change in added.items():
         h[0, position] += change
-    read = [answer(iteration.readout(h))[0]]
-    for _ in range(pairs.n_loops - loop):
-        h = iteration.step(h)
+    read = []
+    for after in range(loop, pairs.n_loops + 1):
+        h = iteration.step(h) if after > loop else h
+        if after == later:
+            h[0, place] = of_second[0, place]
         read.append(answer(iteration.readout(h))[0])
     return torch.stack(read)
 
@@ -94,7 +100,9 @@ def check(model: LoopedTransformer, pairs: InterchangePairs, rows: torch.Tensor 
             h, readout = after[k, : horizon + 1], bind(model, pairs.inputs[pairs.base[k]][None])
             read = torch.cat([answer(readout.readout(one[None])) for one in h])
             assert torch.equal(read, found[k, : horizon + 1])
-            if horizon:  # each is a step from the one before, at every position
+            if horizon and (
+                pairs.second is None or not pairs.second.made[k]
+            ):  # each is a step from the one before, at every position
                 stepped = readout.step(h[-2][None])[0]
                 torch.testing.assert_close(h[-1], stepped, atol=1e-5, rtol=1e-4)
         undisturbed = natural[int(pairs.loop[k]) :, pairs.base[k]]
@@ -145,13 +153,13 @@ WHOLE = {
 }
 
 
-@pytest.mark.parametrize("sites", [1, 3])
+@pytest.mark.parametrize(("sites", "twice"), [(1, False), (3, False), (1, True), (2, True)])
 @pytest.mark.parametrize("name", [*WINDOWED, *WHOLE])
-def test_an_exchange_is_one_run_by_hand(name, sites):
+def test_an_exchange_is_one_run_by_hand(name, sites, twice):
     model = random_model(**(WINDOWED | WHOLE)[name])
     if name in WINDOWED:
         assert reach(model) is not None
-    check(model, random_pairs(tokens(), n_loops=N_LOOPS, count=40, sites=sites))
+    check(model, random_pairs(tokens(), n_loops=N_LOOPS, count=40, sites=sites, twice=twice))
 
 
 @pytest.mark.parametrize("name", [*WINDOWED, *WHOLE])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from loopinterp.circuits import ProgramComparison, compare_programs
+from loopinterp.circuits import ProgramComparison, SpreadPairs, compare_programs
 from loopinterp.rasp import (
     UNKNOWN,
     LoopProgram,
@@ -26,8 +26,9 @@ from loopinterp.rasp import (
     var,
     where,
 )
+from loopinterp.rasp.mutations.of_history import forgotten_the_second_time, held_out_of_phase
 from loopinterp.rasp.mutations.rewriting import changed
-from loopinterp.tasks import Addition
+from loopinterp.tasks import Addition, get_task
 
 RIPPLE = get_program("ripple")
 CARRY, NEW = var("carry"), RIPPLE.step["carry"]
@@ -41,6 +42,32 @@ def compared(
     data = [Addition().sample(n, batch_size=64, generator=generator) for n in lengths]
     model = compile_program(program, max_length=max(lengths) + 1).model
     return compare_programs(model, list(listed), data)
+
+
+@pytest.mark.parametrize("mutation", [held_out_of_phase, forgotten_the_second_time])
+@pytest.mark.parametrize(
+    ("name", "variable"),
+    [("ripple", "carry"), ("prefix_xor", "prefix"), ("parity", "parity"), ("copy", "symbol")],
+)
+def test_what_shows_after_states_of_another_loop_or_a_second_interchange_only(
+    name, variable, mutation
+):
+    program = get_program(name)
+    task = get_task(program.task, **program.task_settings)
+    generator = torch.Generator().manual_seed(0)
+    data = [task.sample(n, batch_size=512, generator=generator) for n in (6, 9)]
+    near_miss = mutation(program, variable)
+    model = compile_program(near_miss, max_length=data[1].inputs.shape[1]).model
+    found = compare_programs(model, [program, near_miss], data)
+    assert found.verdict.winner == near_miss.name
+    assert compare_programs(model, [program], data).verdict.winner is None
+    # Single interchanges between runs at the same loop do not show it.
+    blind = compare_programs(
+        model, [program], data, pairs=SpreadPairs(pairs=3072, other_loops=0, repeated=0)
+    )
+    assert blind.verdict.winner == name
+    run_right = blind.data["whole_run"].sel(program=name, stratum="all", estimate="value")
+    assert float(run_right.item()) == 1
 
 
 def token_left(places: int, token: int):

@@ -7,7 +7,16 @@ import pytest
 import torch
 
 from loopinterp.circuits.interchange_pairs import KIND, OTHER_VALUE, SAME_VALUE, InterchangePairs
-from loopinterp.circuits.pair_strata import BOTH, LEFT, TOKEN, WHEN, WHERE, strata_of
+from loopinterp.circuits.pair_strata import (
+    BOTH,
+    LEFT,
+    SECOND,
+    SOURCE_LOOP,
+    TOKEN,
+    WHEN,
+    WHERE,
+    strata_of,
+)
 from loopinterp.circuits.pair_strategies import SpreadPairs, spread_loops
 from loopinterp.circuits.program_counterfactuals import Prediction
 from loopinterp.errors import InputError
@@ -32,9 +41,9 @@ def drawn(
 def differ(programs: list[LoopProgram], pairs: InterchangePairs, k: int) -> bool:
     """Whether a variable differs at the first position of a pair, by the programs' own traces."""
     rows = [pairs.inputs[int(r[k])][None] for r in (pairs.base, pairs.source)]
-    loop, at = int(pairs.loop[k]), (0, int(pairs.positions[k, 0]))
+    loops, at = (int(pairs.loop[k]), int(pairs.source_loop[k])), (0, int(pairs.positions[k, 0]))
     for program in programs:
-        both = [program.run(row, n_loops=loop).variables for row in rows]
+        both = [program.run(row, n_loops=n).variables for row, n in zip(rows, loops)]
         if any(both[0][v][-1][at] != both[1][v][-1][at] for v in program.variables):
             return True
     return False
@@ -47,7 +56,10 @@ def test_pairs_share_the_token_and_differ_in_a_variable_unless_they_are_of_the_s
     assert kind.labels == (OTHER_VALUE, SAME_VALUE)
     other = kind.codes == 0
     assert int(other.sum()) == STRATEGY.pairs
-    assert torch.equal(pairs.source_loop, pairs.loop)
+    last = int(batch.n_loops[0])
+    assert 1 <= int(pairs.source_loop.min()) <= int(pairs.source_loop.max()) <= last
+    across = (pairs.source_loop != pairs.loop)[other]
+    assert 0.35 < float(across.double().mean()) < 0.65
     assert 1 <= int(pairs.loop.min()) <= int(pairs.loop.max()) < int(batch.n_loops[0])
     assert len(pairs.loop.unique()) <= STRATEGY.loops
     for k in range(0, len(pairs), 3):
@@ -56,6 +68,38 @@ def test_pairs_share_the_token_and_differ_in_a_variable_unless_they_are_of_the_s
         assert base[position] == source[position]
         assert pairs.base[k] != pairs.source[k]
         assert differ(programs, pairs, k) == bool(other[k])
+
+
+@pytest.mark.parametrize("names", [RIVALS, ["parity"], ["copy"]])
+def test_a_tenth_of_the_runs_get_a_second_interchange_where_the_source_has_other_values(names):
+    programs, batch, pairs = drawn(names, dataclasses.replace(STRATEGY, pairs=600))
+    second, same_value = pairs.second, pairs.strata[KIND].codes == 1
+    assert second is not None
+    made = second.made
+    assert not made[same_value].any()
+    assert 0.05 < float(made[~same_value].double().mean()) < 0.15
+    assert bool((second.loop >= pairs.loop)[made].all())
+    assert int(second.loop[made].max()) <= int(batch.n_loops[0])
+    again = made & (second.position == pairs.positions[:, 0])
+    assert again.any() and (made & ~again).any()
+    assert bool((second.loop > pairs.loop)[again].all())
+    as_first = dataclasses.replace(
+        pairs,
+        source=second.source,
+        positions=second.position[:, None],
+        loop=second.loop,
+        source_loop=second.source_loop,
+    )
+    for k in made.nonzero().squeeze(1).tolist():
+        at = as_first.positions[k, 0]
+        assert pairs.inputs[pairs.base[k], at] == pairs.inputs[second.source[k], at]
+        assert differ(programs, as_first, k)
+
+
+def test_without_other_loops_or_a_second_interchange_there_are_none():
+    _, _, pairs = drawn(RIVALS, dataclasses.replace(STRATEGY, other_loops=0.0, repeated=0.0))
+    assert torch.equal(pairs.source_loop, pairs.loop)
+    assert pairs.second is None or not pairs.second.made.any()
 
 
 def test_every_two_rivals_are_told_apart_by_many_pairs():
@@ -96,7 +140,17 @@ def test_inputs_that_differ_in_nothing_are_refused():
         STRATEGY(None, [program], alike, torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("change", [{"pairs": 1}, {"same_value": -1}, {"loops": 0}, {"sites": 0}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"pairs": 1},
+        {"same_value": -1},
+        {"loops": 0},
+        {"sites": 0},
+        {"other_loops": 1.5},
+        {"repeated": -0.1},
+    ],
+)
 def test_impossible_numbers_are_refused(change):
     with pytest.raises(InputError, match=next(iter(change))):
         SpreadPairs(**change)
@@ -128,4 +182,10 @@ def test_strata_say_token_left_token_when_and_where():
         assert (label(TOKEN, k), label(LEFT, k)) == (own, left)
         assert label(BOTH, k) == f"{own} after {left}"
         assert label(WHEN, k) == thirds[3 * (loop - 1) // (pairs.n_loops - 1)]
+        earlier = int(pairs.source_loop[k]) - loop
+        loops = "the same" if not earlier else "a later one" if earlier > 0 else "an earlier one"
+        assert label(SOURCE_LOOP, k) == loops
+        again = int(pairs.second.position[k]) == at
+        where = "at the same position" if again else "at another position"
+        assert label(SECOND, k) == (where if pairs.second.made[k] else "none")
         assert label(WHERE, k) == thirds[3 * (at - 1) // N]
