@@ -91,7 +91,7 @@ def _made() -> dict[str, Any]:
     )
     drawn = rasp.draw(compiled.circuit)
     series = plotting.Series("line", list(range(500)), np.arange(500.0))
-    verdict = circuits.Verdict(winner=None, nearest="ripple", reasons=["one of many"] * 30)
+    verdict = circuits.Verdict(winner=None, nearest="ripple", undisturbed=["one of many"] * 30)
     strata = {"token": circuits.Stratum(("a", "b"), torch.zeros(48, dtype=torch.int64))}
     run = training.Run(Path("runs/a"), config)
     with TemporaryDirectory() as folder:
@@ -135,6 +135,7 @@ def _made() -> dict[str, Any]:
         "Stratum": strata["token"],
         "UnrolledGraph": circuits.UnrolledGraph(model.config, 9),
         "Verdict": verdict,
+        "Reason": circuits.Reason("delay", {"first": 0}),
         "Agreement": agreement,
         "Alignment": rasp.Alignment(),
         "CeilLog2": rasp.CeilLog2(),

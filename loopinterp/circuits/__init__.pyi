@@ -42,5 +42,7 @@ from .variable_decodability import Decodability as Decodability
 from .variable_decodability import decodability as decodability
 from .variable_interchange import VariableInterchange as VariableInterchange
 from .variable_interchange import interchange_study as interchange_study
+from .verdict import Reason as Reason
 from .verdict import Verdict as Verdict
 from .verdict import decide as decide
+from .verdict_words import reason_in_words as reason_in_words

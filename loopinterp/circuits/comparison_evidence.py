@@ -6,8 +6,8 @@ Nothing is averaged here; :mod:`loopinterp.circuits.evidence_counts` counts it b
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -44,6 +44,17 @@ _CLEARLY = 0.02
 
 LENGTH = "length"
 
+Untried = Literal[
+    "initial_state",
+    "other_token",
+    "several_positions",
+    "other_loop",
+    "repeated",
+    "third_interchange",
+    "part_of_state",
+]
+"""A kind of interchange that a comparison has not tried."""
+
 
 @dataclass(frozen=True, repr=False)
 class Evidence(ShortRepr):
@@ -72,11 +83,13 @@ class Evidence(ShortRepr):
         data: These arrays.
         strata: The label of each pair in each way of sorting them, a row for each pair.
         alignments: How each program lies over the model.
+        untried: Codes of the kinds of interchange that no pair tries.
     """
 
     data: xr.Dataset
     strata: pd.DataFrame
     alignments: list[Alignment]
+    untried: list[Untried] = field(default_factory=list)
 
 
 def gather_evidence(
@@ -96,10 +109,11 @@ def gather_evidence(
         strategy: Chooses pairs.
         seed: Seed of pairs and random changes.
     """
-    data, strata, laid = [], [], []
+    data, strata, laid, every = [], [], [], []
     for number, batch in enumerate(track(batches, "compare")):
         generator = torch.Generator().manual_seed(seed + number)
         pairs = strategy(model, programs, batch, generator)
+        every.append(pairs)
         run = InterchangeRun(model, pairs)
         changes = torch.stack([run.difference, random_change(run.difference, generator)])
         exchanged, random = run.after(run.own + changes)
@@ -115,7 +129,26 @@ def gather_evidence(
         length = Stratum(tuple(f"n = {n}" for n in lengths.tolist()), of_input[pairs.base])
         sorted_by = {**pairs.strata, **strata_of(pairs, programs[0]), LENGTH: length}
         strata.append(_labels(sorted_by, scored))
-    return Evidence(_joined(data), _joined_labels(strata), laid)
+    return Evidence(_joined(data), _joined_labels(strata), laid, untried(every))
+
+
+def untried(batches: Sequence[InterchangePairs]) -> list[Untried]:
+    """Codes of the kinds of interchange that no pair tries; some, no strategy can."""
+    tried: set[Untried] = set()
+    for pairs in batches:
+        at = pairs.sites
+        token = pairs.inputs[pairs.base[:, None], at.position]
+        given = pairs.inputs[at.source, at.position]
+        at_once = at.made & (at.loop == at.loop[:, :1]) & (at.position != at.position[:, :1])
+        there: dict[Untried, Tensor] = {
+            "initial_state": at.made & ((at.loop == 0) | (at.source_loop == 0)),
+            "other_token": at.made & (token != given),
+            "several_positions": at_once,
+            "other_loop": at.made & (at.loop != at.source_loop),
+            "repeated": at.made & (at.loop > at.loop[:, :1]),
+        }
+        tried.update(kind for kind, pair in there.items() if bool(pair.any()))
+    return [kind for kind in get_args(Untried) if kind not in tried]
 
 
 class _RunsByLag:

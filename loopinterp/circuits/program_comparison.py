@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -12,11 +14,14 @@ from loopinterp.circuits.comparison_evidence import Evidence, gather_evidence
 from loopinterp.circuits.comparison_inputs import check_batches, check_programs, named_models
 from loopinterp.circuits.evidence_counts import END, count_evidence
 from loopinterp.circuits.pair_strategies import SpreadPairs
-from loopinterp.circuits.verdict import THRESHOLD, Verdict, decide
+from loopinterp.circuits.verdict import THRESHOLD, Reason, Verdict, decide
+from loopinterp.circuits.verdict_words import statement
 from loopinterp.errors import check_number
 from loopinterp.intervals import wilson_estimate
 from loopinterp.models import describe_model
+from loopinterp.rasp.mutations import equivalence
 from loopinterp.results import Result, study
+from loopinterp.tasks import list_tasks
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -97,19 +102,21 @@ class ProgramComparison(Result, kind="program-comparison"):
             return each[0]
         first, winners = each[0], {v.winner for v in each}
         winner = first.winner if len(winners) == 1 else None
-        why_none = "the models do not all run the same program, as far as can be said"
-        if winners == {None}:
-            why_none = "no program is named of any of the models"
+        why_none = Reason("no_model_identified" if winners == {None} else "models_differ")
         return Verdict(
             winner=winner,
             nearest=first.nearest,
             undisturbed=[p for p in first.undisturbed if all(p in v.undisturbed for v in each)],
             followed_for=min(v.followed_for if v.nearest == first.nearest else -1 for v in each),
             longest=min(v.longest for v in each),
+            indistinguishable=sorted({p for v in each for p in v.indistinguishable}),
             tied=sorted({program for v in each for program in v.tied}),
+            equivalent=sorted({program for v in each for program in v.equivalent}),
             refuted=all(v.refuted for v in each),
             reasons=[] if winner else [why_none],
             untested=list(dict.fromkeys(stratum for v in each for stratum in v.untested)),
+            untried=list(dict.fromkeys(kind for v in each for kind in v.untried)),
+            off_distribution=max(v.off_distribution for v in each),
             statement=" ".join(f"{k}: {v.statement}" for k, v in self.verdicts.items()),
         )
 
@@ -199,10 +206,10 @@ def compare_programs(
 
         first = pairs or SpreadPairs()
         found = {label: gather(label, first, None if pairs else FIRST_LOOK) for label in labelled}
-        counts, verdicts = _decided(found, threshold)
+        counts, verdicts = _decided(found, rivals, threshold)
         if pairs is None and (named := [label for label in found if verdicts[label].named]):
             found |= {label: gather(label, TO_NAME) for label in named}
-            counts, verdicts = _decided(found, threshold)
+            counts, verdicts = _decided(found, rivals, threshold)
         return ProgramComparison.of(
             watch,
             coords={axis: counts[axis].values for axis in _AXES},
@@ -229,16 +236,24 @@ _AXES = ("model", "program", "rival", "stratum", "delay")
 
 
 def _decided(
-    found: Mapping[str, Evidence], threshold: float
+    found: Mapping[str, Evidence], rivals: Sequence[LoopProgram], threshold: float
 ) -> tuple[xr.Dataset, dict[str, Verdict]]:
     """The counts of all models, and the verdict on each."""
     counts = count_evidence(list(found.values())).assign_coords(model=list(found))
-    verdicts = {
-        label: decide(
-            counts.sel(model=label), threshold=threshold, laid=_in_words(evidence.alignments)
-        )
-        for label, evidence in found.items()
-    }
+    by_name = {program.name: program for program in rivals}
+
+    @cache
+    def equivalent(first: str, second: str) -> bool:
+        pair = by_name[first], by_name[second]
+        return pair[0].task in list_tasks() and equivalence(*pair).equivalent
+
+    verdicts = {}
+    for label, evidence in found.items():
+        own = counts.sel(model=label)
+        verdict = decide(own, threshold=threshold, untried=evidence.untried, equivalent=equivalent)
+        laid = _in_words(evidence.alignments)[list(by_name).index(verdict.nearest)]
+        in_words = statement(verdict, own.drop_sel(delay=END), laid)
+        verdicts[label] = dataclasses.replace(verdict, statement=in_words)
     return counts, verdicts
 
 

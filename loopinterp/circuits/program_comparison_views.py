@@ -9,7 +9,8 @@ import numpy as np
 from loopinterp.circuits.evidence_counts import ALL, END, MANIFOLD, REACHED, UNREACHED
 from loopinterp.circuits.pair_strata import BOTH, TOKEN
 from loopinterp.circuits.program_comparison import ProgramComparison
-from loopinterp.circuits.verdict import LEAST_INPUTS, THRESHOLD, in_loops, plain
+from loopinterp.circuits.verdict import LEAST_INPUTS, THRESHOLD
+from loopinterp.circuits.verdict_words import UNTRIED, in_loops, plain
 from loopinterp.plotting import (
     Reference,
     Series,
@@ -32,7 +33,7 @@ _AFTER = "loops after the exchange"
 @findings_of.register
 def _findings(result: ProgramComparison) -> list[Finding]:
     verdict, several = result.verdict, len(result.verdicts) > 1
-    value = "cannot be said"
+    value = "none identified"
     if verdict.refuted:
         alone = result.data.sizes["program"] == 1
         value = f"not {plain(verdict.nearest)}" if alone else "none of these"
@@ -46,6 +47,9 @@ def _findings(result: ProgramComparison) -> list[Finding]:
         of = f" ({name})" if several else ""
         said = (say(result.data.sel(model=name), own.nearest) for say in _SAID)
         found += [Finding(text + of) for text in said if text]
+    if verdict.untried:
+        kinds = "; ".join(UNTRIED[kind] for kind in verdict.untried)
+        found.append(Finding(f"Interchanges that were not tried: {kinds}."))
     return found
 
 
@@ -147,7 +151,8 @@ def _by_delay(result: ProgramComparison, data: xr.Dataset, order: list[str]) -> 
             references=[Reference(result.threshold, "needed at every delay")],
         ),
         caption=(
-            "The state of one position is taken from another input's run, and the run goes on. A "
+            "The state of one position is taken from another input's run, half of the time from "
+            "another loop, and the run goes on; a tenth of the runs get a second interchange. A "
             "line says how often the model's whole answer, so many loops later, is the program's, "
             "over pairs on which the program or the model changes an answer (for the first "
             f"program, {int(pairs[0])} pairs at once and {int(pairs[-1])} pairs "
@@ -230,12 +235,13 @@ def _by_stratum(result: ProgramComparison, data: xr.Dataset, program: str) -> Fi
             references=[Reference(result.threshold, "needed in each")],
         ),
         caption=(
-            "Pairs on which something happens, sorted by token, place, loop, chain length and "
-            "input length. A program is named only if it holds in all of them."
+            "Effective interchanges, sorted by token, position, loop, loop of the source, second "
+            "interchange, chain length and input length. A program is identified only if it holds "
+            "in all of them."
         ),
         control=(
-            "“States that a run reaches”: the program's state after the exchange is one that an "
-            "undisturbed run passes through; where none does, only exchanges ever test it."
+            "“States that a run reaches”: the program's state after the interchange is one that "
+            "its clean run passes through; where none does, only interchanges ever test it."
         ),
         data=tidy(data.sel(program=[program])[["whole_run", "whole_run_active"]]),
     )

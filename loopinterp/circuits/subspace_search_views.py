@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from loopinterp.circuits.subspace_search import BY_TOKEN, READ, WHOLE, SubspaceSearch
-from loopinterp.circuits.verdict import THRESHOLD, plain
+from loopinterp.circuits.verdict import THRESHOLD
+from loopinterp.circuits.verdict_words import plain
 from loopinterp.plotting import LinePanel, Reference, Series, line_panels
 from loopinterp.results import Figure, Finding, figures_of, findings_of, percent
 

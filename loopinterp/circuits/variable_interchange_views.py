@@ -12,7 +12,8 @@ from loopinterp.circuits.variable_interchange import (
     VARIABLE,
     VariableInterchange,
 )
-from loopinterp.circuits.verdict import THRESHOLD, in_loops, plain
+from loopinterp.circuits.verdict import THRESHOLD
+from loopinterp.circuits.verdict_words import in_loops, plain
 from loopinterp.plotting import heatmap_panels
 from loopinterp.rasp.program_alignment import spell_loops
 from loopinterp.results import Figure, Finding, figures_of, findings_of, percent

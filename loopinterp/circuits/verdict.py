@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from loopinterp.circuits.evidence_counts import ALL, END
+from loopinterp.circuits.comparison_evidence import Untried
+from loopinterp.circuits.evidence_counts import ALL, END, MANIFOLD, UNREACHED
 from loopinterp.intervals import wilson_estimate
-from loopinterp.rasp.program_alignment import Alignment, spell_loops
-from loopinterp.results import percent
 from loopinterp.short_repr import ShortRepr
 
 if TYPE_CHECKING:
@@ -26,22 +25,84 @@ LEAST_INPUTS = 36
 are not tested; delays with fewer are taken together with the next ones."""
 
 
+ReasonCode = Literal[
+    "no_effect",
+    "delay",
+    "stratum",
+    "clean_runs",
+    "exceptions",
+    "silent",
+    "no_pair_separates",
+    "not_separated",
+    "random_change",
+    "same_value",
+    "accuracy",
+    "models_differ",
+    "no_model_identified",
+]
+"""Why no program is identified; :func:`~loopinterp.circuits.verdict_words.reason_in_words` says it
+in words."""
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why no program is identified, with the numbers it rests on.
+
+    ============================ ===============================================================
+    ``no_effect``                no interchange changes an answer
+    ``delay``                    accuracy too low at ``failed`` of ``delays`` delays; ``value`` and
+                                 ``low`` (end of its interval) at the first, ``first`` to ``last``
+    ``stratum``                  whole-run accuracy too low in ``stratum``, the worst: ``value``,
+                                 ``low``, of ``pairs``
+    ``clean_runs``               accuracy too low without intervention: ``value``, ``low``; at the
+                                 ``worst`` loop of one length
+    ``exceptions``               ``exceptions`` of ``runs`` after an interchange, more than the
+                                 share of clean runs (``value``) explains; none there if it is left
+                                 out
+    ``silent``                   it decides only ``decided`` of ``effective`` interchanges
+    ``no_pair_separates``        no pair separates it from ``program``
+    ``not_separated``            the model follows neither it nor ``program`` more often
+    ``random_change``            a random change does as well (``value``)
+    ``same_value``               a same-value source changes an answer in ``changed`` of ``pairs``
+    ``accuracy``                 the model solves a share ``value`` of the inputs
+    ``models_differ``            of several models: not all run one program
+    ``no_model_identified``      of several models: none has an identified program
+    ============================ ===============================================================
+    """
+
+    code: ReasonCode
+    values: dict[str, int | float | str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, code: ReasonCode, **values: Any) -> Reason:
+        """With numbers as Python has them."""
+        plain = {k: x if isinstance(x, (str, int)) else float(x) for k, x in values.items()}
+        return cls(code, plain)
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Verdict(ShortRepr):
     """What can be said of which program a model runs.
 
     Attributes:
-        winner: The program that is named; None if none is.
-        nearest: The program that is followed most often over whole runs after an exchange.
-        undisturbed: The programs whose answers the model gives at every loop when left alone.
-        followed_for: The nearest program is followed at every delay from 0 to so many loops
-            after an exchange; -1 if not even at once.
+        winner: The identified program; None if none is.
+        nearest: The closest program: with the highest whole-run accuracy after an interchange.
+        undisturbed: The programs whose answers the model gives at every loop of clean runs.
+        followed_for: The closest program is followed at every delay from 0 to so many loops
+            after an interchange; -1 if not even at once.
         longest: The longest delay that was looked at.
-        tied: Programs that no pair tells from the nearest.
-        refuted: No program is named, and what was seen rules the nearest out: it is neither
+        indistinguishable: Where none is identified, other programs that cannot be told from the
+            closest: whose whole-run intervals overlap with its own, or that no pair separates.
+        tied: Those of them that no pair separates.
+        equivalent: Those of these that no interchange separates
+            (:func:`loopinterp.rasp.mutations.equivalence`).
+        refuted: No program is identified, and what was seen rules the closest out: it is neither
             tied nor a matter of more data.
-        reasons: Why none is named; empty if one is.
+        reasons: Why none is identified; empty if one is.
         untested: Strata with too few inputs to say anything.
+        untried: Codes of the kinds of interchange that were not tried.
+        off_distribution: Share of the effective interchanges that lead to a state of the closest
+            program that no clean run reaches; NaN if nothing happened.
         statement: All of it in words.
     """
 
@@ -50,10 +111,14 @@ class Verdict(ShortRepr):
     undisturbed: list[str] = field(default_factory=list)
     followed_for: int = -1
     longest: int = 0
+    indistinguishable: list[str] = field(default_factory=list)
     tied: list[str] = field(default_factory=list)
+    equivalent: list[str] = field(default_factory=list)
     refuted: bool = False
-    reasons: list[str] = field(default_factory=list)
+    reasons: list[Reason] = field(default_factory=list)
     untested: list[str] = field(default_factory=list)
+    untried: list[Untried] = field(default_factory=list)
+    off_distribution: float = math.nan
     statement: str = ""
 
     @property
@@ -63,7 +128,11 @@ class Verdict(ShortRepr):
 
 
 def decide(
-    counts: xr.Dataset, *, threshold: float = THRESHOLD, laid: Sequence[str] = ()
+    counts: xr.Dataset,
+    *,
+    threshold: float = THRESHOLD,
+    untried: Sequence[Untried] = (),
+    equivalent: Callable[[str, str], bool] | None = None,
 ) -> Verdict:
     """Name the program that holds wherever it was asked, or say what holds.
 
@@ -88,7 +157,8 @@ def decide(
         counts: Those of one model, of :func:`~loopinterp.circuits.evidence_counts.count_evidence`;
             of a shorter list of programs, ``counts.sel(program=names, rival=names)``.
         threshold: Least lower end.
-        laid: How each program lies over the model, in words that the statement then has.
+        untried: Codes of the kinds of interchange that were not tried.
+        equivalent: Whether no interchange separates two programs; asked of those that no pair does.
     """
     counts = counts.drop_sel(delay=END)  # no delay of its own
     programs: list[str] = counts.program.values.tolist()
@@ -101,7 +171,7 @@ def decide(
     reasons = [
         *_by_delay(all_pairs, threshold),
         *_by_stratum(own, threshold),
-        *_left_alone(own, threshold),
+        *_clean_runs(own, threshold),
         *_exceptions(own),
         *_silence(own),
         *_against_rivals(counts, nearest, tied),
@@ -111,31 +181,21 @@ def decide(
     # A program that leaves answers open is contradicted less: it counts if none says more.
     most = counts.decided.values[holds].max(initial=0.0)
     at_best = _whole_run(all_pairs)[2]
-    verdict = Verdict(
+    return Verdict(
         winner=None if reasons else nearest,
         nearest=nearest,
         undisturbed=counts.program.values[holds & (counts.decided.values > most - 0.05)].tolist(),
         followed_for=_followed_for(own, threshold),
         longest=counts.sizes["delay"] - 1,
+        indistinguishable=_indistinguishable(counts, nearest, tied) if reasons else [],
         tied=tied,
+        equivalent=[q for q in tied if equivalent is not None and equivalent(nearest, q)],
         refuted=bool(reasons and not tied and at_best < threshold),
         reasons=reasons,
         untested=tested.stratum.values[tested < LEAST_INPUTS].tolist(),
+        untried=list(untried),
+        off_distribution=_off_distribution(own),
     )
-    statement = _statement(verdict, counts)
-    if laid and (how := laid[programs.index(nearest)]) != str(Alignment()):
-        statement += f" It lies over the model so: {how}."
-    return dataclasses.replace(verdict, statement=statement)
-
-
-def plain(program: str) -> str:
-    """A program's name in words.
-
-    Example:
-        >>> plain("latched_chain")
-        'latched chain'
-    """
-    return program.replace("_", " ")
 
 
 def delay_groups(inputs: np.ndarray, least: int = LEAST_INPUTS) -> list[tuple[int, int]]:
@@ -159,21 +219,11 @@ def delay_groups(inputs: np.ndarray, least: int = LEAST_INPUTS) -> list[tuple[in
     return groups
 
 
-def in_loops(delay: int) -> str:
-    """A delay in words.
-
-    Example:
-        >>> in_loops(0), in_loops(1), in_loops(3)
-        ('at once', '1 loop later', '3 loops later')
-    """
-    return "at once" if delay == 0 else f"{spell_loops(delay)} later"
-
-
-def _by_delay(own: xr.Dataset, threshold: float) -> list[str]:
-    """Delays at which it fails, the first of them in words [delay]."""
+def _by_delay(own: xr.Dataset, threshold: float) -> list[Reason]:
+    """Delays at which it fails: the first of them [delay]."""
     right, active, inputs = own.right.values, own.active.values, own.active_inputs.values
     if not active.any():
-        return ["no exchange changes an answer of the model or of the program"]
+        return [Reason("no_effect")]
     failed = []
     for first, last in delay_groups(inputs):
         part = slice(first, last + 1)
@@ -190,15 +240,21 @@ def _by_delay(own: xr.Dataset, threshold: float) -> list[str]:
     if not failed:
         return []
     value, low, first, last = min(failed, key=lambda found: found[2])
-    when = in_loops(first) if first == last else f"{first} to {last} loops later"
     delays = sum(last - first + 1 for _, _, first, last in failed)
     return [
-        f"{when} it is right in {percent(value)} of pairs (95% interval from {percent(low)}), and "
-        f"fails at {delays} of {len(active)} delays"
+        Reason.of(
+            "delay",
+            value=value,
+            low=low,
+            first=first,
+            last=last,
+            failed=delays,
+            delays=len(active),
+        )
     ]
 
 
-def _by_stratum(own: xr.Dataset, threshold: float) -> list[str]:
+def _by_stratum(own: xr.Dataset, threshold: float) -> list[Reason]:
     failed = [
         (float(high), float(value), float(low), name, int(own.run_active.sel(stratum=name)))
         for name, n, (value, low, high) in zip(
@@ -210,11 +266,7 @@ def _by_stratum(own: xr.Dataset, threshold: float) -> list[str]:
         return []
     # The worst is the one that is surely low, not the one with the fewest pairs.
     _, value, low, name, n = min(failed)
-    where = "over all pairs" if name == ALL else f"worst in the stratum “{name}”"
-    return [
-        f"{where} it is right over the whole run in {percent(value)} of {n} pairs (95% "
-        f"interval from {percent(low)})"
-    ]
+    return [Reason.of("stratum", stratum=name, value=value, low=low, pairs=n)]
 
 
 def _whole_run(own: xr.Dataset) -> np.ndarray:
@@ -222,49 +274,35 @@ def _whole_run(own: xr.Dataset) -> np.ndarray:
     return wilson_estimate(own.run_right, own.run_active, independent=own.run_inputs)
 
 
-def _left_alone(own: xr.Dataset, threshold: float) -> list[str]:
+def _clean_runs(own: xr.Dataset, threshold: float) -> list[Reason]:
     value, low, _ = wilson_estimate(own.undisturbed, own.n_runs)
     if low >= threshold and own.worst_loop >= threshold:
         return []
-    text = (
-        f"left alone, the model's whole answer is its own at {percent(value)} of loops (95% "
-        f"interval from {percent(low)})"
-    )
-    if own.worst_loop < threshold <= value:
-        text += f", but at the worst loop of one length in {percent(float(own.worst_loop))} of runs"
-    return [text]
+    worst = {"worst": own.worst_loop} if own.worst_loop < threshold <= value else {}
+    return [Reason.of("clean_runs", value=value, low=low, **worst)]
 
 
-def _exceptions(own: xr.Dataset) -> list[str]:
-    """A model has its mistakes when left alone, and no more, to blame exceptions on."""
+def _exceptions(own: xr.Dataset) -> list[Reason]:
+    """A model has its mistakes in clean runs, and no more, to blame exceptions on."""
     n = int(own.run_active.sel(stratum=ALL))
     exceptions = n - int(own.run_right.sel(stratum=ALL))
-    more = f"after an exchange it does not in {exceptions} of {n} runs"
     if not own.slipped:
-        return [f"left alone it answers exactly as the program, but {more}"] if exceptions else []
-    alone = wilson_estimate(own.slipped, own.n_runs)
+        return [Reason.of("exceptions", exceptions=exceptions, runs=n)] if exceptions else []
+    clean = wilson_estimate(own.slipped, own.n_runs)
     inputs = int(own.run_inputs.sel(stratum=ALL))
-    if n and wilson_estimate(exceptions, n, independent=inputs)[1] > alone[2]:
-        return [
-            f"left alone it answers as the program but in {percent(alone[0])} of runs; {more}, "
-            "which is more than that can explain"
-        ]
+    if n and wilson_estimate(exceptions, n, independent=inputs)[1] > clean[2]:
+        return [Reason.of("exceptions", exceptions=exceptions, runs=n, value=clean[0])]
     return []
 
 
-def _silence(own: xr.Dataset) -> list[str]:
+def _silence(own: xr.Dataset) -> list[Reason]:
     """Answers left open are never wrong, so a program that leaves most open says nothing."""
     n, says = int(own.run_active.sel(stratum=ALL)), int(own.random_active)
-    if 2 * says >= n:
-        return []
-    return [f"it says of {says} of {n} exchanges only what answers they change"]
+    return [] if 2 * says >= n else [Reason.of("silent", decided=says, effective=n)]
 
 
-def _against_rivals(counts: xr.Dataset, nearest: str, tied: list[str]) -> list[str]:
-    reasons = []
-    if tied:
-        names = " and ".join(f"“{plain(name)}”" for name in tied)
-        reasons.append(f"no pair tells it from {names}")
+def _against_rivals(counts: xr.Dataset, nearest: str, tied: list[str]) -> list[Reason]:
+    reasons = [Reason.of("no_pair_separates", program=name) for name in tied]
     for name in counts.program.values.tolist():
         own, rival = (
             counts.sel(program=first, rival=second)
@@ -275,30 +313,50 @@ def _against_rivals(counts: xr.Dataset, nearest: str, tied: list[str]) -> list[s
         low = wilson_estimate(own.duel_right, own.apart, independent=own.apart_inputs)[:, 1]
         high = wilson_estimate(rival.duel_right, own.apart, independent=own.apart_inputs)[:, 2]
         if not (low > high).any():
-            reasons.append(f"it is not told from “{plain(name)}” by the model")
+            reasons.append(Reason.of("not_separated", program=name))
     return reasons
 
 
-def _against_controls(own: xr.Dataset, threshold: float) -> list[str]:
+def _against_controls(own: xr.Dataset, threshold: float) -> list[Reason]:
     reasons = []
     if own.random_active:
         of = {"trials": own.random_active, "independent": own.random_inputs}
         exchange = wilson_estimate(own.exchange_right, **of)
         random = wilson_estimate(own.random_right, **of)
         if not exchange[1] > random[2]:
-            reasons.append(f"a random change of the same norm does as well ({percent(random[0])})")
+            reasons.append(Reason.of("random_change", value=random[0]))
     if own.n_same:
         n, changed = int(own.n_same), int(own.n_same - own.unchanged)
-        # A model that makes no mistake when left alone has none to blame one on.
+        # A model that makes no mistake in clean runs has none to blame one on.
         low = wilson_estimate(own.unchanged, n, independent=own.same_inputs)[1]
         if low < threshold or (changed and not own.slipped):
-            reasons.append(
-                "the state holds more than the programs' variables: a donor with the same values "
-                f"changes an answer in {changed} of {n} pairs"
-            )
+            reasons.append(Reason.of("same_value", changed=changed, pairs=n))
     if own.solved < threshold:
-        reasons.append(f"the model answers only {percent(float(own.solved))} of inputs right")
+        reasons.append(Reason.of("accuracy", value=own.solved))
     return reasons
+
+
+def _indistinguishable(counts: xr.Dataset, nearest: str, tied: list[str]) -> list[str]:
+    """Other programs whose whole-run intervals overlap with the closest's, or that no pair tells
+    from it; in the order of the list."""
+    estimates = {
+        name: _whole_run(counts.sel(program=name, stratum=ALL))
+        for name in counts.program.values.tolist()
+    }
+    low = estimates[nearest][1]
+    return [
+        name
+        for name, (_, _, high) in estimates.items()
+        if name != nearest and (name in tied or high >= low)
+    ]
+
+
+def _off_distribution(own: xr.Dataset) -> float:
+    """Share of the effective interchanges that lead to a state that no clean run reaches."""
+    unreached, n = f"{MANIFOLD}: {UNREACHED}", int(own.run_active.sel(stratum=ALL))
+    if unreached not in own.stratum.values or not n:
+        return math.nan
+    return float(own.run_active.sel(stratum=unreached) / n)
 
 
 def _followed_for(own: xr.Dataset, threshold: float) -> int:
@@ -309,46 +367,3 @@ def _followed_for(own: xr.Dataset, threshold: float) -> int:
     # Late delays at which little happens are no evidence against it; a clear failure is.
     followed = (so_far[:, 1] >= threshold) & ~(there[:, 2] < threshold)
     return int(followed.cumprod().sum()) - 1
-
-
-def _statement(verdict: Verdict, counts: xr.Dataset) -> str:
-    name, rivals = plain(verdict.nearest), counts.sizes["program"] - 1
-    whole = counts.sel(program=verdict.nearest, stratum=ALL)
-    value, low, _ = _whole_run(whole)
-    rate = "no exchange changes an answer"
-    if whole.run_active:
-        rate = (
-            f"whole runs after an exchange: {percent(value)} of {int(whole.run_active)}, from "
-            f"{int(whole.run_inputs)} inputs, 95% interval from {percent(low)}"
-        )
-    alone = "" if rivals else " It had no rival: no other program was compared."
-    if verdict.named:
-        text = (
-            f"The model runs “{name}”: at every delay from 0 to {verdict.longest} loops after an "
-            f"exchange, in every stratum with enough inputs, and when left alone ({rate})."
-        )
-        if count := len(verdict.untested):
-            text += f" Too few inputs to say in {count} {'strata' if count > 1 else 'stratum'}."
-        return text + alone
-    holds = []
-    if verdict.undisturbed:
-        # Of programs that answer alike when left alone, the nearest is as good a name as any.
-        known = min(verdict.undisturbed, key=lambda p: (p != verdict.nearest, p))
-        share = percent(float(counts.undisturbed.sel(program=known) / counts.n_runs))
-        others = len(verdict.undisturbed) - 1
-        also = f" (as {others} other{'s' if others > 1 else ''} of them would)" if others else ""
-        holds.append(f"left alone, the model answers as “{plain(known)}” at {share} of loops{also}")
-    if verdict.followed_for == 0:
-        holds.append(f"after an exchange it follows “{name}” at once, and no longer")
-    elif verdict.followed_for > 0:
-        held = spell_loops(verdict.followed_for)
-        holds.append(f"after an exchange it follows “{name}” for {held}")
-    text = "No program can be named; the nearest is"
-    if verdict.refuted:
-        text = "It is none of these programs; the nearest is" if rivals else "It is not"
-    text += f" “{name}” ({rate})."
-    if said := "; ".join(holds):
-        text += f" {said[0].upper()}{said[1:]}."
-    if verdict.reasons:
-        text += f" Not named, because {'; '.join(verdict.reasons)}."
-    return text + alone

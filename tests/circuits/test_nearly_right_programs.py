@@ -58,8 +58,10 @@ def test_what_shows_after_states_of_another_loop_or_a_second_interchange_only(
     data = [task.sample(n, batch_size=512, generator=generator) for n in (6, 9)]
     near_miss = mutation(program, variable)
     model = compile_program(near_miss, max_length=data[1].inputs.shape[1]).model
-    found = compare_programs(model, [program, near_miss], data)
-    assert found.verdict.winner == near_miss.name
+    found = compare_programs(model, [program, near_miss], data).verdict
+    # Of two that few interchanges tell apart none may be identified, but never the wrong one.
+    assert found.nearest == near_miss.name
+    assert found.winner == near_miss.name or "not_separated" in [r.code for r in found.reasons]
     assert compare_programs(model, [program], data).verdict.winner is None
     # Single interchanges between runs at the same loop do not show it.
     blind = compare_programs(
@@ -106,7 +108,7 @@ def test_an_answer_that_is_wrong_at_one_loop_or_one_length(loop, lengths):
     result = compared(program, ["ripple", "sticky_ripple"], lengths)
     assert result.verdict.nearest == "ripple" and result.verdict.winner is None
     assert result.data["undisturbed"].sel(program="ripple", estimate="value").item() > 0.95
-    assert any("at the worst loop of one length" in r for r in result.verdict.reasons)
+    assert any("worst" in r.values for r in result.verdict.reasons)
 
 
 @pytest.mark.parametrize("listed", [["ripple"], ["ripple", "ripple_held_2", "sticky_ripple"]])
@@ -126,7 +128,7 @@ def test_a_state_that_holds_more_which_matters_rarely(listed):
     )
     verdict = compared(program, listed, [8, 10, 12]).verdict
     assert verdict.winner is None, verdict.statement
-    assert any("a donor with the same values" in r for r in verdict.reasons)
+    assert "same_value" in [reason.code for reason in verdict.reasons]
 
 
 @pytest.mark.parametrize("run", ["sticky_ripple", "ripple"])

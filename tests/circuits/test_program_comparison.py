@@ -115,7 +115,7 @@ def test_the_heading_says_no_more_than_the_statement():
     ripple = get_program("ripple")
     twin = replace(ripple, name="twin")
     tied = compare_programs(compiled("ripple"), [ripple, twin], drawn("addition"))
-    assert tied.findings()[0].value == "cannot be said"
+    assert tied.findings()[0].value == "none identified"
     wrong = compare_programs(compiled("one_shot"), ["ripple", "lookahead"], drawn("addition"))
     assert wrong.verdict.refuted
     assert wrong.findings()[0].value == "none of these"
@@ -154,8 +154,23 @@ def test_two_programs_that_no_pair_tells_apart_are_a_tie():
     )
     verdict = compare_programs(compiled("ripple"), [ripple, twin], drawn("addition")).verdict
     assert verdict.winner is None
-    assert verdict.tied == ["twin"]
-    assert "no pair tells it from" in verdict.statement
+    assert verdict.tied == verdict.indistinguishable == verdict.equivalent == ["twin"]
+    assert "no_pair_separates" in [reason.code for reason in verdict.reasons]
+
+
+def test_what_was_not_tried_is_listed():
+    result = compare_programs(compiled("ripple"), ["ripple"], drawn("addition"))
+    always = ["initial_state", "other_token", "third_interchange", "part_of_state"]
+    assert set(result.verdict.untried) - {"several_positions"} == set(always)
+    assert 0.5 < result.verdict.off_distribution < 1
+    narrow = SpreadPairs(other_loops=0, repeated=0)
+    blind = compare_programs(compiled("ripple"), ["ripple"], drawn("addition"), pairs=narrow)
+    assert set(blind.verdict.untried) == {
+        *always,
+        "several_positions",
+        "other_loop",
+        "repeated",
+    }
 
 
 def test_a_length_that_was_not_tuned_on_counts_too():

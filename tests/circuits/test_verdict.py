@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 import xarray as xr
 
-from loopinterp.circuits.evidence_counts import END
-from loopinterp.circuits.verdict import decide, delay_groups
+from loopinterp.circuits.evidence_counts import END, MANIFOLD, UNREACHED
+from loopinterp.circuits.verdict import Reason, ReasonCode, decide, delay_groups
+from loopinterp.circuits.verdict_words import reason_in_words, statement
 
 DELAYS, STRATA = 4, ["all", "token: 0", "token: 1"]
 BY_DELAY = ("program", "delay")
@@ -78,26 +80,45 @@ def test_a_program_that_holds_everywhere_is_named(clear):
 @pytest.mark.parametrize(
     ("name", "at", "value", "reason"),
     [
-        ("right", {"program": "a", "delay": "3"}, 85, "3 loops later"),
-        ("run_right", {"program": "a", "stratum": "token: 1"}, 44, "token: 1"),
-        ("run_right", {"program": "a", "stratum": "all"}, 90, "over all pairs"),
-        ("undisturbed", {"program": "a"}, 50.0, "left alone"),
-        ("worst_loop", {"program": "a"}, 0.5, "at the worst loop of one length in 50%"),
-        ("duel_right", {}, 40, "not told from"),
-        ("apart", {}, 0, "no pair tells it from"),
-        ("random_right", {"program": "a"}, 99, "random change"),
+        ("right", {"program": "a", "delay": "3"}, 85, ("delay", {"first": 3, "failed": 1})),
+        (
+            "run_right",
+            {"program": "a", "stratum": "token: 1"},
+            44,
+            ("stratum", {"stratum": "token: 1", "value": 0.88, "pairs": 50}),
+        ),
+        ("run_right", {"program": "a", "stratum": "all"}, 90, ("stratum", {"stratum": "all"})),
+        ("undisturbed", {"program": "a"}, 50.0, ("clean_runs", {"value": 50 / 64})),
+        ("worst_loop", {"program": "a"}, 0.5, ("clean_runs", {"worst": 0.5})),
+        ("duel_right", {}, 40, ("not_separated", {"program": "b"})),
+        ("apart", {}, 0, ("no_pair_separates", {"program": "b"})),
+        ("random_right", {"program": "a"}, 99, ("random_change", {"value": 0.99})),
     ],
 )
 def test_each_thing_that_fails_stands_against_it(clear, name, at, value, reason):
     verdict = decide(changed(clear, name, value, **at))
     assert verdict.winner is None
-    assert any(reason in r for r in verdict.reasons), verdict.reasons
+    code, values = reason
+    assert reason_of(verdict, code) | values == reason_of(verdict, code)
+
+
+def reason_of(verdict, code):
+    """The values of the reason of that code."""
+    [values] = [reason.values for reason in verdict.reasons if reason.code == code]
+    return values
+
+
+def test_every_reason_has_words(clear):
+    for code in get_args(ReasonCode):
+        each = dict.fromkeys(("value", "low", "failed", "delays", "pairs", "runs"), 1)
+        each |= dict.fromkeys(("first", "last", "exceptions", "decided", "effective"), 2)
+        assert reason_in_words(Reason(code, {**each, "stratum": "s", "program": "p", "changed": 1}))
 
 
 def test_a_donor_of_the_same_values_must_change_nothing(clear):
     verdict = decide(changed(clear, "unchanged", 50))
     assert verdict.winner is None
-    assert any("holds more" in r for r in verdict.reasons)
+    assert reason_of(verdict, "same_value") == {"changed": 10, "pairs": 60}
 
 
 def test_a_model_that_is_wrong_runs_no_program_for_its_task(clear):
@@ -146,14 +167,14 @@ def test_delays_at_which_little_happens_are_taken_together():
 def test_where_nothing_happens_nothing_is_said(clear):
     verdict = decide(changed(changed(clear, "active", 0), "right", 0))
     assert verdict.winner is None
-    assert any("no exchange changes" in r for r in verdict.reasons)
+    assert reason_of(verdict, "no_effect") == {}
 
 
 def test_what_holds_is_said_when_nothing_is_named(clear):
     late = {"program": "a", "delay": ["2", "3"]}
     verdict = decide(changed(changed(clear, "prefix_right", 40, **late), "right", 40, **late))
     assert verdict.followed_for == 1
-    assert "follows “a” for 1 loop" in verdict.statement
+    assert "“a” for 1 loop" in statement(verdict, clear)
 
 
 def test_a_program_that_leaves_answers_open_is_not_said_to_be_run_where_another_says_more(clear):
@@ -162,9 +183,9 @@ def test_a_program_that_leaves_answers_open_is_not_said_to_be_run_where_another_
 
 def test_how_the_nearest_lies_over_the_model_is_said_unless_it_is_plain(clear):
     plain = "loop by loop, position by position"
-    assert "lies over" not in decide(clear, laid=[plain, "answers 1 loop late"]).statement
-    late = decide(clear, laid=["answers 1 loop late", plain])
-    assert late.winner == "a" and late.statement.endswith("so: answers 1 loop late.")
+    verdict = decide(clear)
+    assert statement(verdict, clear, plain) == statement(verdict, clear)
+    assert "1 loop late" in statement(verdict, clear, "answers 1 loop late")
 
 
 def test_a_shorter_list_has_the_same_evidence(clear):
@@ -178,14 +199,15 @@ def test_a_model_without_noise_is_allowed_no_exception(clear):
     assert decide(one_off).winner == "a"
     verdict = decide(changed(one_off, "slipped", 0))
     assert verdict.winner is None
-    assert "1 of 100 runs" in verdict.reasons[0]
+    assert reason_of(verdict, "exceptions") == {"exceptions": 1, "runs": 100}
 
 
 def test_a_model_without_noise_has_none_to_blame_a_donor_of_the_same_values_on(clear):
     one_off = changed(clear, "unchanged", 59)
     assert decide(one_off).winner == "a"
     verdict = decide(changed(one_off, "slipped", 0))
-    assert verdict.winner is None and "in 1 of 60 pairs" in verdict.reasons[0]
+    assert verdict.winner is None
+    assert reason_of(verdict, "same_value") == {"changed": 1, "pairs": 60}
 
 
 def test_exceptions_must_be_no_more_than_a_model_makes_when_left_alone(clear):
@@ -195,7 +217,8 @@ def test_exceptions_must_be_no_more_than_a_model_makes_when_left_alone(clear):
     counts["n_runs"], counts["undisturbed"] = counts.n_runs * 100, counts.undisturbed * 100
     verdict = decide(counts)  # left alone 4 of 6,400
     assert verdict.winner is None
-    assert "in 4 of 100 runs, which is more" in verdict.reasons[0]
+    values = reason_of(verdict, "exceptions")
+    assert values["exceptions"] == 4 and values["value"] == pytest.approx(4 / 6400)
 
 
 def test_a_program_that_leaves_most_open_is_not_run(clear):
@@ -204,7 +227,7 @@ def test_a_program_that_leaves_most_open_is_not_run(clear):
     counts = changed(changed(clear, "random_active", 40, **at), "exchange_right", 40, **at)
     verdict = decide(counts)
     assert verdict.winner is None
-    assert "it says of 40 of 100 exchanges only" in verdict.reasons[0]
+    assert reason_of(verdict, "silent") == {"decided": 40, "effective": 100}
 
 
 def test_too_little_data_is_not_said_to_refute(clear):
@@ -212,9 +235,8 @@ def test_too_little_data_is_not_said_to_refute(clear):
     counts = changed(changed(clear, "run_right", 20, **few), "run_active", 20, **few)
     verdict = decide(counts)
     assert verdict.winner is None
-    assert verdict.statement.startswith("No program can be named; the nearest is “a”")
-    refuted = decide(changed(clear, "run_right", 10, program="a"))
-    assert refuted.statement.startswith("It is none of these programs")
+    assert not verdict.refuted
+    assert decide(changed(clear, "run_right", 10, program="a")).refuted
 
 
 def test_it_is_followed_no_further_than_to_a_delay_that_clearly_fails(clear):
@@ -228,5 +250,35 @@ def test_the_share_of_runs_left_alone_is_that_of_the_program_it_is_said_of(clear
     third = clear.sel(program=["a", "b", "b"], rival=["a", "b", "b"])
     counts = third.assign_coords(program=["b", "c", "a"], rival=["b", "c", "a"])
     counts["undisturbed"] = ("program", np.array([10.0, 63.5, 63.0]))
-    text = decide(counts).statement
-    assert "answers as “a” at 98% of loops (as 1 other of them would)" in text
+    text = statement(decide(counts), counts)
+    assert "“a” at 98% of loops" in text and "1 other" in text
+
+
+def test_candidates_with_overlapping_intervals_are_all_listed(clear):
+    """Neither is identified, and the closest is no more than its rival."""
+    close = changed(changed(clear, "run_right", 34, program="a"), "run_right", 30, program="b")
+    verdict = decide(close)
+    assert (verdict.winner, verdict.nearest, verdict.tied) == (None, "a", [])
+    assert verdict.indistinguishable == ["b"]
+    text = statement(verdict, close)
+    assert "“a” and “b”" in text and "30% to 34%" in text
+    apart = decide(changed(close, "run_right", 5, program="b"))
+    assert (apart.nearest, apart.indistinguishable) == ("a", [])
+
+
+def test_those_that_no_pair_separates_are_listed_and_asked_for_equivalence(clear):
+    tied = changed(clear, "apart", 0)
+    verdict = decide(tied, equivalent=lambda first, second: (first, second) == ("a", "b"))
+    assert verdict.indistinguishable == verdict.tied == verdict.equivalent == ["b"]
+    assert decide(tied, equivalent=lambda *_: False).equivalent == []
+    assert decide(clear).indistinguishable == []  # one is identified
+
+
+def test_the_share_of_interchanges_to_states_that_no_clean_run_reaches(clear):
+    name = f"{MANIFOLD}: {UNREACHED}"
+    counts = clear.assign_coords(stratum=["all", name, "token: 1"])
+    counts["run_active"].loc[{"stratum": name}] = 93
+    verdict = decide(counts)
+    assert verdict.off_distribution == 0.93
+    assert "93%" in statement(verdict, counts)
+    assert math.isnan(decide(clear).off_distribution)  # nothing is known of it

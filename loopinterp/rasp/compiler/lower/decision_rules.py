@@ -48,7 +48,8 @@ def decision_rules(function: FeatureFunction, most: int) -> list[DecisionRule] |
     if len(values) > most:
         return None
     search = _RuleSearch([feature.order for feature in function.features])
-    numbers = np.searchsorted(values, function.table).astype(np.min_scalar_type(len(values)))
+    numbers = np.asarray(np.searchsorted(values, function.table))  # of a constant, no scalar
+    numbers = numbers.astype(np.min_scalar_type(len(values)))
     found = search.rules(numbers, tuple(range(numbers.ndim)), most)
     if found is None:
         return None
