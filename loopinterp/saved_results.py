@@ -78,8 +78,24 @@ def load_result(path: str | Path) -> Result:
 
 
 def result_files(folder: str | Path) -> Iterator[Path]:
-    """The saved results in a folder, in alphabetical order."""
-    return iter(sorted(Path(folder).glob(f"*{SUFFIX}")))
+    """The saved results in a folder, in alphabetical order; none where there is no folder.
+
+    Raises:
+        CheckpointError: If it is no folder, or one that may not be read.
+    """
+    folder = Path(folder)
+    try:
+        names = sorted(name for name in os.listdir(folder) if name.endswith(SUFFIX))
+    except FileNotFoundError:
+        names = []
+    except OSError as error:
+        raise CheckpointError(
+            f"results {folder}",
+            expected="a folder that can be read",
+            given=error.strerror or str(error),
+            fix="Check what it is, and its permissions.",
+        ) from error
+    return (folder / name for name in names)
 
 
 def read_run_config(folder: str | Path) -> dict[str, Any]:

@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 _SEAL = "loopinterp.seal"
 _SEALED_BY = "loopinterp sha256 "
 _OPEN_SEAL = _SEALED_BY + 64 * "0"
+_LARGE = 64 * 2**20
+"""Bytes from which a file is looked at before it is read."""
+_LONGEST_HEADER = 100_000_000
+"""As safetensors has it."""
 _TEMPORARY = re.compile(r"\.part-([0-9a-f]{16})-[0-9a-f]{16}")
 
 
@@ -127,7 +131,7 @@ def read_json(path: str | Path) -> Any:
     Raises:
         CheckpointError: If the file is missing or damaged.
     """
-    data = read_bytes(path)
+    data = read_bytes(path, most=_LARGE)
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:  # numbers of 5,000 digits are ValueErrors
@@ -272,6 +276,7 @@ def read_tensors_and_metadata(path: str | Path) -> tuple[dict[str, Tensor], dict
     from safetensors.torch import load
 
     path = Path(path)
+    _check_header(path)
     data = read_bytes(path)
     refuse_pickle(path, data[:9])
     try:
@@ -281,6 +286,26 @@ def read_tensors_and_metadata(path: str | Path) -> tuple[dict[str, Tensor], dict
         raise _damaged(path, "a whole safetensors file", given) from error
     _check_seal(path, data, texts)
     return tensors, {name: text for name, text in texts.items() if name != _SEAL}
+
+
+def _check_header(path: Path) -> None:
+    """Raise if a large file's first bytes say that it is no safetensors file: before it is read."""
+    try:
+        about = path.stat()
+    except (OSError, ValueError):  # which reading it will say
+        return
+    if not stat.S_ISREG(about.st_mode) or about.st_size < _LARGE:
+        return
+    with path.open("rb") as file:
+        head = file.read(9)
+        refuse_pickle(path, head)
+        length = int.from_bytes(head[:8], "little")
+        document = parse_json_object(file.seek(8) and file.read(min(length, _LONGEST_HEADER)))
+    parts = [v for k, v in (document or {}).items() if k != "__metadata__"]
+    ends = [v["data_offsets"][1] for v in parts if isinstance(v, dict) and "data_offsets" in v]
+    if document is None or 8 + length + max(ends, default=0) != about.st_size:
+        given = f"{about.st_size} bytes whose header says something else"
+        raise _damaged(path, "a whole safetensors file", given)
 
 
 def _check_seal(path: Path, data: bytes, texts: Mapping[str, str]) -> None:
@@ -309,17 +334,24 @@ def refuse_pickle(path: Path, head: bytes) -> None:
         )
 
 
-def read_bytes(path: str | Path) -> bytes:
+def read_bytes(path: str | Path, *, most: int | None = None) -> bytes:
     """Read a file; what is no plain file (a device, a pipe) is never opened.
 
+    Args:
+        path: The file.
+        most: Bytes that it may have.
+
     Raises:
-        CheckpointError: If it is missing, cannot be read, or is no plain file.
+        CheckpointError: If it is missing, cannot be read, is no plain file, or is larger.
     """
     path = Path(path)
     try:
-        if stat.S_ISREG(path.stat().st_mode):
+        about = path.stat()
+        if stat.S_ISREG(about.st_mode) and (most is None or about.st_size <= most):
             return path.read_bytes()
+        large = f"one of {about.st_size} bytes, of at most {most}"
         given = "a folder" if path.is_dir() else "a device or a pipe"
+        given = large if path.is_file() else given
     except (OSError, ValueError) as error:  # a name with a null byte is a ValueError
         given = getattr(error, "strerror", None) or str(error)
     raise CheckpointError(

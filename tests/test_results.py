@@ -365,3 +365,10 @@ def test_no_share_below_all_is_said_to_be_all() -> None:
     shares = (1, 0.9999, 0.99, 0.994, 0.42, 0.01, 0.0001, 0)
     said = ["100%", "99.9%", "99%", "99.4%", "42%", "1%", "0.1%", "0%"]
     assert [percent(share) for share in shares] == said
+
+
+def test_results_that_cannot_be_listed_are_no_results_at_all(tmp_path: Path) -> None:
+    assert list(result_files(tmp_path / "absent")) == []
+    (tmp_path / "results").write_text("a file")
+    with pytest.raises(CheckpointError):
+        result_files(tmp_path / "results")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,6 +136,13 @@ class Benchmark(ShortRepr):
                 given=f"version {version!r}",
                 fix="Make it again with `loopinterp benchmark`.",
             )
+        if not all(_is_entry(name, files) for name, files in listed.items()):
+            raise CheckpointError(
+                f"benchmark {path}",
+                expected="for each model the files of its folder, each with its SHA-256",
+                given="an entry of another make",
+                fix="Make it again with `loopinterp benchmark`.",
+            )
         self.files: dict[str, dict[str, str]] = listed
         if digest not in (None, self.digest):
             raise _changed(path, str(digest), self.digest)
@@ -169,7 +177,7 @@ class Benchmark(ShortRepr):
             if found != made:
                 raise _changed(folder / file, made, found)
         (about,), card = benchmark_models([name]), read_json_object(folder / CARD)
-        if card["code"] != str(about.program):
+        if card.get("code") != str(about.program):
             raise CheckpointError(
                 f"program of {folder}",
                 expected=f"the one that was compiled, {about.program_name} as {CARD} has it",
@@ -179,6 +187,18 @@ class Benchmark(ShortRepr):
         pairs = read_tensors(folder / PAIRS)
         compiled = Compiled.load(folder, program=about.program)
         return KnownCircuit(about, compiled, pairs["base"], pairs["source"], card)
+
+
+def _is_entry(name: str, files: object) -> bool:
+    """Whether an entry of the list is a model's: names that lead nowhere else, and digests."""
+    if not isinstance(files, dict):
+        return False
+    names = [name, *files]
+    plain = all(part not in ("", ".", "..") and not re.search(r"[/\\\0]", part) for part in names)
+    digests = (
+        isinstance(made, str) and re.fullmatch("[0-9a-f]{64}", made) for made in files.values()
+    )
+    return plain and {CARD, PAIRS} <= files.keys() and all(digests)
 
 
 def make_benchmark(folder: str | Path, names: Iterable[str] | None = None) -> Benchmark:

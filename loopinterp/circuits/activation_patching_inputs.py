@@ -13,6 +13,7 @@ from loopinterp.errors import HookError, InputError, unknown_name
 from loopinterp.models.looped_model import need_hooks, need_model
 from loopinterp.models.sites import resolve_index
 from loopinterp.study_examples import examples_for, fit_to_model, inputs_and_loops
+from loopinterp.tasks.sampling import describe_tensor
 from loopinterp.tasks.task import IGNORE, Batch, inputs_of
 
 if TYPE_CHECKING:
@@ -265,14 +266,18 @@ def chosen_positions(
             raise unknown_name("positions", positions, [EACH])
         eye = torch.eye(n_pos, dtype=torch.bool, device=base.device)
         return eye[:, None].expand(n_pos, batch, n_pos), list(range(n_pos))
-    fits = positions.shape == (batch,) and positions.dtype == torch.int64
-    if not fits or not bool(((positions >= 0) & (positions < n_pos)).all()):
+    given = describe_tensor(positions)
+    fits = isinstance(positions, torch.Tensor) and positions.dtype == torch.int64
+    if (
+        not fits
+        or positions.shape != (batch,)
+        or not bool(((positions >= 0) & (positions < n_pos)).all())
+    ):
         raise InputError(
             "positions",
             expected=f"None, {EACH!r}, or {batch} integers from 0 to {n_pos - 1} (int64)",
-            given=f"{positions.dtype} of shape {list(positions.shape)}"
-            + (f", {int(positions.min())} to {int(positions.max())}" if fits else ""),
-            fix="Pass one position for each example.",
+            given=given,
+            fix="Pass one position for each example, as a tensor.",
         )
     place = torch.arange(n_pos, device=base.device) == positions.to(base.device)[:, None]
     return place[None], ["chosen"]

@@ -185,6 +185,9 @@ def search_subspaces(
     """
     chosen = get_program(program)
     batches = check_batches(model, data, [chosen], n=n, batch_size=batch_size, seed=seed)
+    least = min(map(len, batches))
+    fix = "Draw more: half of them are learned from, and half are counted."
+    check_integer("examples of a batch", least, least=4, fix=fix)
     bases = dict(given or {})
     width = state_width(model, batches[0].inputs)
     for name, rows in bases.items():

@@ -92,7 +92,7 @@ class LoopHooks(LoopCount, HookedRootModule):
                 else than an activation of the same shape, type and device.
         """
         loops = self._loops_of(n_loops, inputs)
-        hooks = list(fwd_hooks), list(bwd_hooks)
+        hooks = _pairs("fwd_hooks", fwd_hooks), _pairs("bwd_hooks", bwd_hooks)
         for name, _ in (*hooks[0], *hooks[1]):
             self._need_number(n_loops, loops, name)
         with self.hooks(*hooks, reset_hooks_end, clear_contexts, n_loops=loops):
@@ -282,8 +282,9 @@ class LoopHooks(LoopCount, HookedRootModule):
         """
         loops = self._loops(n_loops)
         book, scope = self.addresses(loops), HookScope(self._points, loops)
-        watched = [(name, Watched(hook)) for name, hook in fwd_hooks]
-        ways: dict[Direction, Iterable[tuple[Any, Any]]] = {"fwd": watched, "bwd": bwd_hooks}
+        watched = [(name, Watched(hook)) for name, hook in _pairs("fwd_hooks", fwd_hooks)]
+        backward = _pairs("bwd_hooks", bwd_hooks)
+        ways: dict[Direction, list[tuple[Any, Any]]] = {"fwd": watched, "bwd": backward}
         # All names are looked up before the first hook is on.
         targets: list[tuple[Address, Any, Direction]] = [
             (address, hook, way)
@@ -307,3 +308,21 @@ class LoopHooks(LoopCount, HookedRootModule):
 def _carries(point: HookPoint) -> bool:
     """Whether a hook point carries functions."""
     return bool(point._forward_hooks or point._backward_hooks or point._forward_pre_hooks)
+
+
+def _pairs(what: str, hooks: Any) -> list[tuple[Any, Any]]:
+    """The hooks, if each is a name with a function.
+
+    Raises:
+        HookError: If one is not.
+    """
+    listed = list(hooks) if isinstance(hooks, Iterable) and not isinstance(hooks, str) else [hooks]
+    for one in listed:
+        if not (isinstance(one, (tuple, list)) and len(one) == 2 and callable(one[1])):
+            raise HookError(
+                what,
+                expected="pairs of a name and a function",
+                given=f"a {type(one).__name__}, {one!r}",
+                fix="Write [(name, function), ...].",
+            )
+    return [(name, function) for name, function in listed]

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 
 from loopinterp.errors import MOST_LOOPS, InputError
-from loopinterp.tasks.task import IGNORE
+from loopinterp.tasks.task import IGNORE, Batch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from loopinterp.tasks.task import Batch
+    from loopinterp.tasks.task import Task
 
 _FIX = "Draw the batch with task.sample or task.encode, or give its parts these shapes and values."
+
+
+def is_task(data: object) -> TypeGuard[Task]:
+    """What has a sampler, an oracle and T(n); one of a user need not have words for examples."""
+    parts = ("sample", "targets", "n_loops", "n_positions")
+    return not isinstance(data, (type, Batch)) and all(
+        callable(getattr(data, part, None)) for part in parts
+    )
 
 
 def check_shapes(batch: Batch) -> None:
@@ -23,8 +31,10 @@ def check_shapes(batch: Batch) -> None:
     Raises:
         InputError: inputs that are neither tokens ``[batch, pos]`` nor features ``[batch, pos,
             d_features]``, targets that are no integers ``[batch, pos]``, ``n`` or ``n_loops`` that
-            are no integers ``[batch]``, or parts on several devices.
+            are no integers ``[batch]``, parts on several devices, or a task that is none.
     """
+    if batch.task is not None and not is_task(batch.task):
+        raise _refused("task", "a task, or None", batch.task)
     inputs = batch.inputs
     tokens = _is_integer(inputs) and inputs.ndim == 2
     if not (tokens or (isinstance(inputs, torch.Tensor) and _is_features(inputs))):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from loopinterp.errors import InputError, check_integer
-from loopinterp.tasks.batch_checks import check_values
+from loopinterp.tasks.batch_checks import check_values, is_task
 from loopinterp.tasks.sampling import describe_tensor
 from loopinterp.tasks.task import IGNORE, Batch
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from jaxtyping import Int
     from torch import Tensor
 
-    from loopinterp.tasks.task import Task
 
 LENGTH, EXAMPLES = 8, 64
 """Problem length and number of the examples that are drawn where nothing is said of them."""
@@ -50,7 +49,7 @@ def as_batch(
         >>> as_batch(Addition(), n=5, batch_size=2)
         Batch(examples=2, n=5, n_loops=6, inputs=int64[2, 6])
     """
-    if _is_task(data):
+    if is_task(data):
         generator = torch.Generator().manual_seed(seed)
         size = examples if batch_size is None else batch_size
         length = LENGTH if n is None else n
@@ -145,16 +144,8 @@ def need_asked(batch: Batch) -> None:
 
 def need_task(task: object) -> None:
     """Raise unless something is a task."""
-    if not _is_task(task):
+    if not is_task(task):
         raise InputError("task", expected="a task", given=_kind(task), fix=_fix(task))
-
-
-def _is_task(data: object) -> TypeGuard[Task]:
-    """What has a sampler, an oracle and T(n); one of a user need not have words for examples."""
-    parts = ("sample", "targets", "n_loops", "n_positions")
-    return not isinstance(data, (type, Batch)) and all(
-        callable(getattr(data, part, None)) for part in parts
-    )
 
 
 def _kind(data: object) -> str:

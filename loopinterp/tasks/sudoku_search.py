@@ -6,8 +6,15 @@ import random
 from collections.abc import Sequence
 from functools import cache
 
+from loopinterp.errors import InputError
+
 POOL = {2: 128, 3: 48}
 """Puzzles without a needless given that the sampler makes others of, by size of the boxes."""
+
+
+MOST_GUESSES = 100_000
+"""Guesses after which a search is given up: puzzles of one solution take a few thousand at most,
+and one without any can take more than anybody waits for."""
 
 
 @cache
@@ -53,6 +60,9 @@ def search(
         most: Solutions after which it stops.
         shuffle: Guesses candidates in random order.
 
+    Raises:
+        InputError: More than :data:`MOST_GUESSES` guesses do not decide it.
+
     Example:
         >>> search([1, 0, 0, 0, 0, 0, 3, 0, 0, 4, 0, 0, 0, 0, 0, 2], 2)
         ([[1, 3, 2, 4, 4, 2, 3, 1, 2, 4, 1, 3, 3, 1, 4, 2]], 0)
@@ -74,6 +84,13 @@ def search(
         if shuffle is not None:
             shuffle.shuffle(bits)
         guesses += len(bits)
+        if guesses > MOST_GUESSES:
+            raise InputError(
+                "puzzle",
+                expected=f"one that is decided within {MOST_GUESSES:,} guesses",
+                given="one of which so many do not show how many solutions it has",
+                fix="Give more of its digits; it probably has no solution, or very many.",
+            )
         for bit in bits:
             guessed = masks.copy()
             guessed[cell] = bit

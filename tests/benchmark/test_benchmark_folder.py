@@ -15,8 +15,8 @@ from loopinterp.benchmark import (
     benchmark_models,
     make_benchmark,
 )
-from loopinterp.benchmark.benchmark_entries import BROKEN_BY_NOISE, NOISY
-from loopinterp.benchmark.benchmark_folder import agreement
+from loopinterp.benchmark.benchmark_entries import BROKEN_BY_NOISE, NOISY, VERSION
+from loopinterp.benchmark.benchmark_folder import LIST, agreement
 from loopinterp.circuits import program_edges
 from loopinterp.errors import CheckpointError, InputError
 from loopinterp.models import LoopedTransformer, iterate
@@ -146,3 +146,21 @@ def test_every_model_does_what_its_program_says_and_those_left_out_do_not() -> N
     for program in BROKEN_BY_NOISE:
         noisy = BenchmarkModel(program, NOISY)
         assert agreement(noisy.compiled, noisy.pairs()[0], noisy.n_loops) < 1, noisy.name
+
+
+@pytest.mark.parametrize(
+    "models",
+    [
+        {"parity.bare": None},
+        {"parity.bare": []},
+        {"parity.bare": {"card.json": 3}},
+        {"parity.bare": {"card.json": "x" * 64, "pairs.safetensors": "0" * 64}},
+        {"../other": {"card.json": "0" * 64, "pairs.safetensors": "0" * 64}},
+        {"parity.bare": {"card.json": "0" * 64, "pairs.safetensors": "0" * 64, "../x": "0" * 64}},
+        {"parity.bare": {"card.json": "0" * 64}},
+    ],
+)
+def test_an_odd_entry_of_the_list_is_refused(models: object, tmp_path: Path) -> None:
+    (tmp_path / LIST).write_text(json.dumps({"version": VERSION, "models": models}))
+    with pytest.raises(CheckpointError):
+        Benchmark(tmp_path)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from loopinterp.circuits import activation_patching
 from loopinterp.circuits.activation_patching import patching_sweep
-from loopinterp.circuits.activation_patching_inputs import unrelated
+from loopinterp.circuits.activation_patching_inputs import chosen_positions, unrelated
 from loopinterp.circuits.activation_patching_result import MEASURES, PatchingSweep
 from loopinterp.errors import InputError
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, bind
@@ -447,3 +447,12 @@ def test_examples_of_several_lengths_want_a_number_of_loops():
     found = patching_sweep(model, *mixed, n_loops=4)
     inputs = [batch.inputs for batch in mixed]
     assert found.data.equals(patching_sweep(model, *inputs, n_loops=4, scored=asked).data)
+
+
+@pytest.mark.usefixtures("no_type_checks")
+@pytest.mark.parametrize("positions", [[-1], [0] * 8, 3, torch.tensor([-1] * 8), 1.5])
+def test_positions_that_are_no_tensor_of_one_each_are_refused(positions: object) -> None:
+    base = torch.zeros(8, 5, dtype=torch.int64)
+    with pytest.raises(InputError) as refused:
+        chosen_positions(positions, base)  # type: ignore[arg-type]
+    assert refused.value.what == "positions"

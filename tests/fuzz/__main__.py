@@ -20,11 +20,14 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, default=None, help="Make this case alone.")
+    parser.add_argument("--kind", choices=("words", "damaged", "call"), help="Only such cases.")
     chosen = parser.parse_args()
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     # Before anything is imported that asks for them: no network, no more threads than one.
     os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-    from tests.fuzz.harness import LIMIT, Bench
+    from tests.fuzz.harness import KINDS, LIMIT, Bench
+
+    kinds = (chosen.kind,) if chosen.kind else KINDS
 
     faulthandler.enable()
     ended: Counter[str] = Counter()
@@ -36,7 +39,7 @@ def main() -> int:
         for number in numbers:
             faulthandler.dump_traceback_later(3 * LIMIT, exit=True)
             began = time.perf_counter()
-            outcome = bench.case(chosen.seed, number)
+            outcome = bench.case(chosen.seed, number, kinds)
             ended[f"{outcome.kind}: {outcome.ended}"] += 1
             if outcome.fault or chosen.only is not None:
                 faults += bool(outcome.fault)

@@ -8,7 +8,10 @@ from pathlib import Path
 SMOKE = Path(__file__).parents[2] / "analyses" / "sweeps" / "smoke.json"
 BIG = ["99999999999", str(2**63), str(10**20), "9" * 5000]
 NUMBERS = ["0", "-1", "x", "", "1e20", "nan", "inf", "1.5", "²", "٣", "0x10", "1_0", " 2", *BIG]
-WORDS = ["", " ", "x", "Ripple", "additon", "../..", "-", "--", "*", "\u202e", "a\0b", "n" * 5000]
+WORDS = [
+    "é", "—", "\udcff", "--json", "-h", "--out", "²/x", "nan", "1e999", "~", "$HOME", "%s", "", " ",
+    "x", "Ripple", "additon", "../..", "-", "--", "*", "\u202e", "a\0b", "n" * 5000,
+]  # fmt: skip
 DEVICES = ["cpu", "auto", "cuda:²", "cuda:-1", "cuda:" + "9" * 50, "cuda:999", "tpu", "", "CPU"]
 SETTINGS = [
     "steps", "batch_size", "seed", "threads", "device", "precision", "ema", "state_noise",
@@ -29,7 +32,7 @@ def command_line(rng: random.Random, run: Path, mine: Path) -> list[str]:
     """A command line over a run, in a folder with files of the user's."""
     command = rng.choice(["train", "train", "compile", "evaluate", "evaluate", "grid", "sweep",
                           "analyze", "report", "lens", "tasks", "recipes", "zoo", "demo",
-                          "nothing"])  # fmt: skip
+                          "benchmark", "nothing"])  # fmt: skip
     if command == "nothing":
         return rng.choice([[], ["--version"], ["--nosuch"], [rng.choice(WORDS)], ["-h"]])
     words = [command, *_OF[command](rng, run, mine)]
@@ -137,14 +140,24 @@ def _report(rng: random.Random, run: Path, mine: Path) -> list[str]:
 
 
 def _lens(rng: random.Random, run: Path, mine: Path) -> list[str]:
-    prompts = ["1+1 0+1", "3 + 5", "0+0", "+", "\u202e", "1" * 300, *WORDS]
+    prompts = [
+        "1+1 0+1", "3 + 5", "0+0", "+", "\u202e", "1" * 300, "13*9", "011 + 101 = 000 mod 2^3",
+        "1 + 1 = ? mod 2^0", "1.../..3./.4../...2", "#####/#S..#", "9" * 400 + "+1",
+        "8/8/8/8/8/8/8/8 w - -", *WORDS,
+    ]  # fmt: skip
     more = _options(rng, loops=["2", *NUMBERS], device=DEVICES, threads=["1", *NUMBERS])
     out = ["--out", _place(rng, run, mine)]
-    return [_run_of(rng, run, mine), "--prompt", rng.choice(prompts), *out, *more]
+    lens = _options(rng, lens=["logit", "tuned", str(run / "config.json"), *WORDS])
+    return [_run_of(rng, run, mine), "--prompt", rng.choice(prompts), *out, *more, *lens]
 
 
 def _zoo(rng: random.Random, run: Path, mine: Path) -> list[str]:
     return [rng.choice(["addition", *WORDS]), "--out", _place(rng, run, mine)]
+
+
+def _benchmark(rng: random.Random, run: Path, mine: Path) -> list[str]:
+    # One small model, or what is refused.
+    return [_place(rng, run, mine), "--only", rng.choice(["parity", *WORDS]), "--no-progress"]
 
 
 def _demo(rng: random.Random, run: Path, mine: Path) -> list[str]:
@@ -174,5 +187,6 @@ _OF = {
     "tasks": lambda rng, run, mine: _options(rng, json=WORDS),
     "recipes": lambda rng, run, mine: [rng.choice(["addition", *WORDS])],
     "zoo": _zoo,
+    "benchmark": _benchmark,
     "demo": _demo,
 }

@@ -19,7 +19,7 @@ import shutil
 import signal
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,10 @@ WRITTEN = re.compile(r"(made\.json|report\.html|results/.*|metrics\.jsonl|state/
 """Files of a run that commands write again."""
 
 EVALUATE = ("--length", "2", "--length", "4", "--samples", "6", "--no-progress", "--json")
+
+
+KINDS = ("words", "damaged", "damaged", "call")
+"""What a case may be: an odd command line, a damaged run, an odd call."""
 
 
 class Hang(BaseException):
@@ -92,15 +96,15 @@ class Bench:
         assert answer.status == 0, answer.err
         return answer
 
-    def case(self, seed: int, number: int) -> Outcome:
-        """Make one case; the same seed and number make the same one."""
+    def case(self, seed: int, number: int, kinds: Sequence[str] = KINDS) -> Outcome:
+        """Make one case; the same seed, number and kinds make the same one."""
         rng = random.Random(f"{seed}:{number}")
         place = self.folder / "case"
         shutil.rmtree(place, ignore_errors=True)
         name = rng.choice(["compiled", "trained"])
         run = Path(shutil.copytree(self.whole / name, place / name))
         mine = _users_files(place / "mine", rng)
-        kind = rng.choice([self._words, self._damaged, self._damaged, self._call])
+        kind = getattr(self, f"_{rng.choice(kinds)}")
         self._what = ""
         try:
             with _at_home(mine), _watched():

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from loopinterp import circuits, dynamics, lenses, models, rasp, tasks, training, workflow
+from loopinterp import (
+    circuits,
+    dynamics,
+    explorer,
+    lenses,
+    models,
+    probing,
+    rasp,
+    tasks,
+    training,
+    workflow,
+)
 from loopinterp.results import Result, study
 from loopinterp.saved_results import load_result
 
@@ -44,8 +57,86 @@ def _config(**changes: Any) -> models.LoopedTransformerConfig:
     return models.LoopedTransformerConfig(**(sizes | changes))
 
 
+def _batches(rng: random.Random) -> tuple[str, Callable[[], tasks.Batch]]:
+    """A batch of wrong make, in words, and what makes it; some are refused when they are made."""
+    good = _batch()
+    tensors = [
+        good.inputs, good.targets, good.n, good.n_loops, torch.full_like(good.targets, -100),
+        good.targets + 5, good.targets - 1, good.targets.float(), good.n * 0, good.n_loops * 0,
+        good.n_loops - 20, good.n * 10**6, good.inputs[:, :1], good.targets[:1], good.inputs + 9,
+        good.inputs.int(), good.n_loops + torch.arange(len(good)), torch.tensor(3), None, 7,
+        good.targets.where(torch.arange(len(good))[:, None] > 0, -100), good.n_loops[:, None],
+        good.inputs * torch.nan, good.inputs[..., None].float(), good.targets[:, :0],
+    ]  # fmt: skip
+    wrong = rng.choice(["inputs", "targets", "n", "n_loops", "rows", "columns", "task"])
+    value, other = rng.choice(tensors), rng.choice([None, tasks.get_task("parity"), "addition", 3])
+    rows = rng.choice([slice(0, 0), slice(0, 1), slice(0, 2), torch.arange(8) > 99])
+    width = rng.choice([0, 1, 2])
+
+    def make() -> tasks.Batch:
+        if wrong == "rows":
+            return good[rows]
+        if wrong == "columns":
+            cut = {name: getattr(good, name)[:, :width] for name in ("inputs", "targets")}
+            return replace(good, **cut)
+        known = rng_task if wrong != "task" else other
+        return replace(good, task=known, **({} if wrong == "task" else {wrong: value}))
+
+    rng_task = rng.choice([good.task, None])
+    return f"{wrong}={_short(value)}", make
+
+
+STUDIES: dict[str, Callable[[Any, Any], Any]] = {
+    "convergence": lambda m, d: dynamics.convergence_study(m, d, n_loops=12, n_spectral=0),
+    "extrapolation": lambda m, d: dynamics.extrapolation_study(m, d, n_loops=20),
+    "geometry": lambda m, d: dynamics.geometry_study(m, d, limit_steps=10),
+    "reachability": lambda m, d: dynamics.reachability_study(m, d, n_loops=12),
+    "basins": lambda m, d: dynamics.basin_map(m, d, n_loops=12, points=3),
+    "inputs": lambda m, d: dynamics.input_dependence_study(
+        m, d, n_loops=12, n_sensitivity=1, n_probes=1
+    ),
+    "stabilisation": dynamics.attention_stabilisation_study,
+    "attention": lenses.attention_study,
+    "explore": explorer.explore,
+    "lens": lenses.lens_study,
+    "exits": lenses.exit_study,
+    "probes": lambda m, d: probing.probe_study(m, d, {"carry": tasks.Addition().carries}),
+    "heads": lambda m, d: circuits.head_study(m, d, ["ripple"]),
+    "planted": circuits.planted_carry_study,
+    "programs": lambda m, d: circuits.compare_programs(m, ["ripple", "lookahead"], d),
+    "subspaces": lambda m, d: circuits.search_subspaces(m, d, "ripple", steps=1),
+    "decodability": lambda m, d: circuits.decodability(m, d, ["ripple"]),
+    "interchange": lambda m, d: circuits.interchange_study(m, d, "ripple", pairs_per_loop=4),
+    "ablation": lambda m, d: circuits.ablation_study(m, d, kinds=("zero",), when=("all",)),
+    "patching": lambda m, d: circuits.patching_sweep(m, d, _batch(), component="z"),
+    "patching source": lambda m, d: circuits.patching_sweep(m, _batch(), d, component="z"),
+    "edges": lambda m, d: circuits.edge_study(m, d, _batch()),
+    "run until": lambda m, d: models.run_until(m, d.inputs, models.ResidualBelow(0.1), max_loops=9),
+    "greedy": lambda m, d: models.greedy_decode(m, d.inputs, n_loops=2, max_new_tokens=2),
+    "show": lambda m, d: tasks.Addition().decode(d),
+    "targets": lambda m, d: tasks.Addition().targets(d),
+}
+
+
+def odd_study(rng: random.Random) -> tuple[str, Callable[[], Any]]:
+    """A study of a batch of wrong make, and what it says of it."""
+    made, make = _batches(rng)
+    name = rng.choice(list(STUDIES))
+
+    def call() -> Any:
+        result = STUDIES[name](_model(), make())
+        said = [f.text for f in result.findings()] if isinstance(result, Result) else []
+        if any(re.search(r"\bnan\b|nan%", text) for text in said):
+            raise AssertionError(f"a finding without a number: {said}")
+        return result
+
+    return f"{name} of a batch with {made}", call
+
+
 def odd_call(rng: random.Random, run: Path, mine: Path) -> tuple[str, Callable[[], Any]]:
     """What is called, in words, and the call."""
+    if rng.random() < 0.5:
+        return odd_study(rng)
     integer, number, word = rng.choice(INTEGERS), rng.choice(NUMBERS), rng.choice(WORDS)
     tensor = rng.choice(_tensors())
     text, whole = str(word), integer if isinstance(integer, int) else -7

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from loopinterp.errors import HookError
@@ -60,3 +62,18 @@ def test_a_model_with_hooks_is_not_stepped_past_them() -> None:
     refused()
     model.reset_hooks()
     assert (list(iterate(model, x, 2))[-1][1] == whole).all()
+
+
+@pytest.mark.usefixtures("no_type_checks")
+@pytest.mark.parametrize(
+    "hooks",
+    ["hook_embed", ["hook_embed"], [("hook_embed",)], [("hook_embed", 3)], lambda x, hook: x, [7]],
+)
+@pytest.mark.parametrize("way", ["fwd_hooks", "bwd_hooks"])
+def test_hooks_that_are_no_pairs_are_refused(way: str, hooks: Any) -> None:
+    model = build("plain")
+    with pytest.raises(HookError) as refused:
+        model.run_with_hooks(some_inputs(model), n_loops=2, **{way: hooks})
+    assert refused.value.what == way
+    with pytest.raises(HookError), model.hooks(**{way: hooks}):
+        pass

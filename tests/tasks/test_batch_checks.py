@@ -19,6 +19,7 @@ GOOD = as_batch(Addition(), n=4, batch_size=8)
 FEATURES = as_batch(Addition(format="features"), n=4, batch_size=8)
 
 WRONG: dict[str, tuple[str, Callable[[], Batch]]] = {
+    "a task's name": ("task", lambda: replace(GOOD, task="addition")),  # type: ignore[arg-type]
     "narrow targets": ("targets", lambda: replace(GOOD, targets=GOOD.targets[:, 1:])),
     "few targets": ("targets", lambda: replace(GOOD, targets=GOOD.targets[1:])),
     "flat targets": ("targets", lambda: replace(GOOD, targets=GOOD.targets[:, 0])),

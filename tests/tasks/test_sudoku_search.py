@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loopinterp.errors import InputError
+from loopinterp.tasks import Sudoku
 from loopinterp.tasks.sudoku_search import peers, pool, search, units
 from tests.tasks.answers import small_grids, small_solutions
 
@@ -46,3 +49,12 @@ def test_a_cell_of_nine_by_nine_has_three_units_and_twenty_peers() -> None:
     assert len(units(3)) == 27
     assert {len(others) for others in peers(3)} == {20}
     assert units(3)[18 + 4] == (30, 31, 32, 39, 40, 41, 48, 49, 50)
+
+
+def test_a_puzzle_that_no_search_decides_is_refused_in_time() -> None:
+    # Norvig's: without a solution, which no single shows; his solver takes 20 minutes to say so.
+    puzzle = ".....5.8....6.1.43..........1.5........1.6...3.......553.....61........4........."
+    assert len(puzzle) == 81
+    with pytest.raises(InputError) as refused:
+        Sudoku(box=3).encode([puzzle])
+    assert refused.value.what == "puzzle"
