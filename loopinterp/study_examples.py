@@ -26,13 +26,16 @@ if TYPE_CHECKING:
 _SIZES = ("d_vocab", "d_features", "d_vocab_out")
 
 
-def examples_for(model: Any, data: object, *, needs_loops: bool = False, **drawn: Any) -> Batch:
+def examples_for(
+    model: Any, data: object, *, needs_loops: bool = False, of_states: bool = False, **drawn: Any
+) -> Batch:
     """The batch that a study is given, or one drawn from a task, as this model is asked it.
 
     Args:
         model: Any looped model.
         data: A batch, or a task.
         needs_loops: Whether the study follows the model from loop to loop, as far as T(n).
+        of_states: Whether it is of states, and can do without answers: those of a regression.
         **drawn: ``n``, ``batch_size`` and ``seed``, as :func:`~loopinterp.tasks.as_batch` has them.
 
     Raises:
@@ -41,7 +44,7 @@ def examples_for(model: Any, data: object, *, needs_loops: bool = False, **drawn
     """
     need_model(model)
     batch = as_batch(data, device=device_of(model), **drawn)
-    return fit_to_model(model, batch, needs_loops=needs_loops)
+    return fit_to_model(model, batch, needs_loops=needs_loops, of_states=of_states)
 
 
 def inputs_and_loops(
@@ -67,10 +70,13 @@ def inputs_and_loops(
         )
     need_model(model)
     need_repeatable(model, data.to(device_of(model)))
+    _need_answers(model, data)
     return data, n_loops
 
 
-def fit_to_model(model: Any, batch: Batch, *, needs_loops: bool = False) -> Batch:
+def fit_to_model(
+    model: Any, batch: Batch, *, needs_loops: bool = False, of_states: bool = False
+) -> Batch:
     """The batch, to be answered after what the model's rule makes of T(n), or its own depth.
 
     Raises:
@@ -87,6 +93,8 @@ def fit_to_model(model: Any, batch: Batch, *, needs_loops: bool = False) -> Batc
     else:
         _need_classes(model, batch)
     need_repeatable(model, batch.inputs.to(device_of(model)))
+    if not of_states:
+        _need_answers(model, batch.inputs)
     rule = rule_of(model)
     return batch if rule is None else replace(batch, n_loops=rule.of(batch.n_loops))
 
@@ -161,6 +169,20 @@ def _need_classes(model: Any, batch: Batch) -> None:
             given=f"one of {most}",
             fix="Ask the model a task of its own.",
         )
+
+
+def _need_answers(model: Any, inputs: Tensor) -> None:
+    """Raise on a readout of one number, where answers among classes are read."""
+    known = said_of(model, "d_vocab_out")
+    if (_classes(model, inputs) if known is None else known) > 1:
+        return
+    raise InputError(
+        f"readout of {type(model).__name__}",
+        expected="two classes or more, as this study reads answers",
+        given="one number for each position, as of a regression",
+        fix="convergence_study, geometry_study and local_stability_study take it. For others add a "
+        "constant class, torch.cat([y, torch.zeros_like(y)], -1): the answer is then the sign.",
+    )
 
 
 def _task_name(task: Any) -> str | None:

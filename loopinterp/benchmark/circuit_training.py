@@ -185,20 +185,20 @@ def _loss(
     states = torch.stack([*_noisy(run, run.h0, n_loops, generator)])
     loop = drawn(n_loops)
     h, said = states[loop], {name: of[loop] for name, of in trace.variables.items()}
-    together = torch.rand(_BATCH, 1, generator=generator) < 0.3
+    together = torch.rand(_BATCH, 1, generator=generator, dtype=torch.float32) < 0.3
     for name, rows in places.rows.items():
         of = trace.variables[name]
         found = _balanced(of[None], generator)
-        where = torch.rand(inputs.shape, generator=generator) < 0.4
-        where &= (torch.rand(_BATCH, 1, generator=generator) < 0.7) & ~together
+        where = torch.rand(inputs.shape, generator=generator, dtype=torch.float32) < 0.4
+        where &= (torch.rand(_BATCH, 1, generator=generator, dtype=torch.float32) < 0.7) & ~together
         h = places.exchanged(h, _at(states, found), rows, where)
         said[name] = _at(of, found).where(where, said[name])
     at, other = drawn(n_loops + 1), torch.randperm(_BATCH, generator=generator)
-    where = torch.rand(inputs.shape, generator=generator) < 0.5
+    where = torch.rand(inputs.shape, generator=generator, dtype=torch.float32) < 0.5
     where &= (inputs == inputs[other]) & ~together
     h = places.exchanged(h, states[at, other], places.rest, where)
     found = _balanced(torch.stack([*trace.variables.values()]), generator)
-    where = (torch.rand(inputs.shape, generator=generator) < 0.8) & together
+    where = (torch.rand(inputs.shape, generator=generator, dtype=torch.float32) < 0.8) & together
     where &= _at(inputs.expand(n_loops + 1, -1, -1), found) == inputs
     h = _at(states, found).where(where[..., None], h)
     said = {k: _at(trace.variables[k], found).where(where, of) for k, of in said.items()}
@@ -234,7 +234,7 @@ def _noisy(
     yield h
     for _ in range(n_loops):
         h = run.step(h)
-        noise = torch.randn(h.shape, generator=generator)
+        noise = torch.randn(h.shape, generator=generator, dtype=torch.float32)
         h = h + _NOISE * h.detach().std(-1, keepdim=True) * noise
         yield h
 

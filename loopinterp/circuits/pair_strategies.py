@@ -175,7 +175,9 @@ class SpreadPairs:
         free = free.scatter(1, first[:, None], False)
         sites = []
         for _ in range(self.sites - 1):
-            draw = torch.rand(free.shape, generator=generator).masked_fill(~free, -1)
+            draw = torch.rand(free.shape, generator=generator, dtype=torch.float32).masked_fill(
+                ~free, -1
+            )
             site = torch.where(free.any(1), draw.argmax(1), first)
             free = free.scatter(1, site[:, None], False)
             sites.append(site)

@@ -78,7 +78,7 @@ class ProgramModel(ShortRepr):
         self.d_model = sum(self._sizes)
         self.d_vocab_out = int(domains[source.finish].max()) + 1
         generator = torch.Generator().manual_seed(check_seed(seed))
-        gauss = torch.randn(self.d_model, self.d_model, generator=generator)
+        gauss = torch.randn(self.d_model, self.d_model, generator=generator, dtype=torch.float32)
         self._rotation = torch.linalg.qr(gauss).Q
 
     def embed(self, inputs: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:

@@ -59,7 +59,7 @@ def random_change(
         generator: Draws the directions.
         within: Features that may change, those of ``change`` among them; all if None.
     """
-    noise = torch.randn(change.shape, generator=generator).to(change)
+    noise = torch.randn(change.shape, generator=generator, dtype=torch.float32).to(change)
     length = change.norm(dim=-1, keepdim=True)
     if within is not None:
         noise, length = noise * within, torch.where(within.any(-1, keepdim=True), length, 0)

@@ -128,7 +128,10 @@ class VariablePairs(ShortRepr):
             values = self._values(name)[pairs.loop, :, position]  # [pair, input]
             fits &= values == values.gather(1, pairs.base[:, None])
         fits.scatter_(1, pairs.base[:, None], False)
-        score = torch.rand(fits.shape, generator=self.generator) + (~same_token).float()
+        score = (
+            torch.rand(fits.shape, generator=self.generator, dtype=torch.float32)
+            + (~same_token).float()
+        )
         best = score.masked_fill(~fits, -1).max(1)
         source = torch.where(best.values < 0, pairs.base, best.indices)
         made = replace(pairs, source=source, source_loop=pairs.loop)

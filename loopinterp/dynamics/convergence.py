@@ -230,7 +230,7 @@ def convergence_study(
             is not finite.
     """
     drawn = {"n": n, "batch_size": batch_size, "seed": seed}
-    batch = examples_for(model, data, needs_loops=n_loops is None, **drawn)
+    batch = examples_for(model, data, needs_loops=n_loops is None, of_states=True, **drawn)
     counted = asked_positions(batch, positions)
     if n_loops is None:
         n_loops = max(24, math.ceil(1.25 * int(batch.n_loops.max())))
@@ -313,7 +313,7 @@ def _readouts(
         logits = iteration.read(state, loop)[None]
         answers.append(likeliest(logits[0]))
         entropy.append(_mean(readout_entropy(logits, **options)[0], counted))
-        margin.append(_mean(readout_margin(logits, **options)[0], counted))
+        margin.append(_mean(_margin(logits), counted))
         if before is not None:
             kl.append(_mean(readout_kl(torch.cat([before, logits]), **options)[0], counted))
         before = logits
@@ -327,9 +327,16 @@ def _readouts(
     }
 
 
+def _margin(logits: Tensor) -> Tensor:
+    """The margin of one loop's readout; NaN of one number, which has no runner-up."""
+    if logits.shape[-1] == 1:
+        return torch.full_like(logits[0, ..., 0], float("nan"))
+    return readout_margin(logits, allow_nonfinite=True)[0]
+
+
 def _stability(iteration: Iteration, limit: Tensor, rows: Tensor, seed: int) -> dict[str, Tensor]:
     """Spectral radius at the limits of some examples."""
-    radius = torch.full((len(limit),), float("nan"))
+    radius = torch.full((len(limit),), float("nan"), dtype=torch.float32)
     residual = radius.clone()
     if len(rows):
         some = iteration.select(rows)
@@ -341,8 +348,9 @@ def _stability(iteration: Iteration, limit: Tensor, rows: Tensor, seed: int) -> 
 
 def _from_loop(values: Tensor, first: int) -> Tensor:
     """Put NaN before loop ``first``, so that entry ``t`` belongs to the state after ``t`` loops."""
-    missing = torch.full((first, *values.shape[1:]), float("nan"), device=values.device)
-    return torch.cat([missing, values.float()])
+    values = values.float()
+    missing = values.new_full((first, *values.shape[1:]), float("nan"))
+    return torch.cat([missing, values])
 
 
 def _mean(values: Tensor, counted: Tensor) -> Tensor:

@@ -49,6 +49,8 @@ def _settling(result: ConvergenceResult) -> Finding:
         else "the states leave the finite numbers"
     )
     right = f"{percent(exact.sel({ESTIMATE: 'value'}))} of the answers are right there"
+    if not (result.data["right"] >= 0).any():
+        right = "the readout gives one number, so no answer is right or wrong"
     share = float(below.notnull().sum() / result.data["counted"].sum())
     if share == settled:
         text = (

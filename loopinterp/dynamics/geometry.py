@@ -192,7 +192,7 @@ def geometry_study(
         [8, 0, 0]
     """
     drawn = {"n": n, "batch_size": batch_size, "seed": seed}
-    batch = examples_for(model, data, needs_loops=n_loops is None, **drawn)
+    batch = examples_for(model, data, needs_loops=n_loops is None, of_states=True, **drawn)
     counted = asked_positions(batch, positions)
     if n_loops is None:
         n_loops = max(48, math.ceil(2 * int(batch.n_loops.max())))
@@ -277,7 +277,7 @@ def _paths(states: Tensor, counted: Tensor) -> dict[str, Tensor]:
     n_components = min(N_COMPONENTS, states.shape[-1])
     if not through.any():
         path = states[..., :n_components].float() * float("nan")
-        explained = torch.full((n_components,), float("nan"))
+        explained = torch.full((n_components,), float("nan"), dtype=torch.float32)
     else:
         axes = principal_axes(trajectories[:, through], n_components)
         path, explained = axes.project(states).float(), axes.explained.float()

@@ -39,9 +39,10 @@ def _classes(result: GeometryResult) -> Finding:
     exact = float(result.exact_match().isel(loop=-1).sel({ESTIMATE: "value"}))
     said = {"settling": "settle", "marginal": "are marginal", "drifting": "drift or turn"}
     shares = ", ".join(f"{percent(n / total)} {said[kind]}" for kind, n in each.items() if n)
-    text = (
-        f"Of {total} trajectories of tokens over {result.n_loops} loops {shares}; "
+    text = f"Of {total} trajectories of tokens over {result.n_loops} loops {shares}; " + (
         f"{percent(exact)} of the answers are right at the end."
+        if (result.data["right"] >= 0).any()
+        else "the readout gives one number, so no answer is right or wrong."
     )
     if n_wrong := int(counts.sel(settling="settling", answer="wrong")):
         text += f" {n_wrong} of the settling ones settle on a wrong answer."

@@ -271,7 +271,7 @@ def _substitute(
     n_examples, n_pos = batch.inputs.shape[:2]
     other = batch.inputs.roll(-1, 0)
     differs = (batch.inputs != other).reshape(n_examples, n_pos, -1).any(dim=-1)
-    effect = torch.full((n_examples, n_pos, n_pos), float("nan"))
+    effect = torch.full((n_examples, n_pos, n_pos), float("nan"), dtype=torch.float32)
     changes = torch.full((n_examples, n_pos, n_pos), -1, dtype=torch.int8)
     rows, sources = differs[:n_substituted].cpu().nonzero(as_tuple=True)
     for part in track(list(_parts(len(rows), limit)), "substitutions"):

@@ -60,7 +60,8 @@ class LocalStabilityResult(Result, kind="local-stability"):
     Arrays:
         turn: Loops of one turn: 1 at a limit, p on a cycle, 0 where neither was found.
         regime: :class:`Regime` code of the example's whole state.
-        right: Whether the answer is right after the last loop.
+        right: 1 where the answer is right after the last loop, 0 where wrong, -1 of a readout of
+            one number, which is no answer.
         eigenvalue_real: Real part of the eigenvalues of largest modulus, largest first.
         eigenvalue_imag: Their imaginary part.
         eigenvalue_residual: Relative residual of their Ritz pairs.
@@ -154,7 +155,7 @@ def local_stability_study(
     """
     drawn = {"n": n, "batch_size": batch_size, "seed": seed}
     need_one_map(model)
-    batch = examples_for(model, data, needs_loops=n_loops is None, **drawn)
+    batch = examples_for(model, data, needs_loops=n_loops is None, of_states=True, **drawn)
     asked_positions(batch)
     if n_loops is None:
         n_loops = max(24, math.ceil(1.25 * int(batch.n_loops.max())))
@@ -179,7 +180,9 @@ def local_stability_study(
             states = run_loops(iteration, n_loops)
             at, part = _find(iteration, states, limit_tol)
             answer = likeliest(iteration.read(states[-1], n_loops))
-            part["right"] = exact_match(correctness(answer, batch.targets[rows])).bool()
+            right = correctness(answer, batch.targets[rows])
+            part["right"] = exact_match(right).to(torch.int8)
+            part["right"][(right < 0).all(dim=-1)] = -1
             part["lyapunov"] = _lyapunov(iteration.step, states[-1], lyapunov_loops, seed)
             where = (at, iteration.h0, noise_like(at, generator))
             part |= _spectra(iteration, where, part["turn"], seed=seed, **options)
@@ -227,13 +230,14 @@ def _spectra(
         for place, state in enumerate(where):
             values = _at_state(step, state[rows], k, growth_loops, options | {"seed": seed})
             for name, value in values.items():
-                blank = torch.full((len(where), len(turn), *value.shape[1:]), float("nan"))
-                made.setdefault(name, blank)[place, rows.cpu()] = value.float().cpu()
+                value = value.float().cpu()
+                blank = value.new_full((len(where), len(turn), *value.shape[1:]), float("nan"))
+                made.setdefault(name, blank)[place, rows.cpu()] = value
     if not made:
         sizes = {name: axes.split()[2:] for name, axes in LocalStabilityResult.VARIABLES.items()}
         shape = (len(where), len(turn))
         made = {
-            name: torch.full((*shape, *[k] * len(rest)), float("nan"))
+            name: torch.full((*shape, *[k] * len(rest)), float("nan"), dtype=torch.float32)
             for name, rest in sizes.items()
             if LocalStabilityResult.VARIABLES[name].startswith(_AT)
         }

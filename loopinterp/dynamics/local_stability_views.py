@@ -99,6 +99,12 @@ def _span(values: xr.DataArray) -> str:
     return low if low == high else f"{low} to {high}"
 
 
+def _right_at_the_end(right: np.ndarray) -> str:
+    if (right < 0).all():
+        return "The readout gives one number, so no answer is right or wrong."
+    return f"{int((right > 0).sum())} of these {right.size} examples end with the right answer."
+
+
 @figures_of.register
 def _(result: LocalStabilityResult) -> list[Figure]:
     """The leading eigenvalues in the complex plane."""
@@ -113,8 +119,7 @@ def _(result: LocalStabilityResult) -> list[Figure]:
                 "The eigenvalues of largest modulus, of every example with a limit or a cycle (of "
                 "one turn of it), in the complex plane with the unit circle. Those inside belong "
                 "to disturbances that shrink in the long run, those off the real axis to ones "
-                "that turn. Hollow marks have not converged. "
-                f"{int(right.sum())} of these {right.size} examples end with the right answer."
+                "that turn. Hollow marks have not converged. " + _right_at_the_end(right.values)
             ),
             control=(
                 "The same at the initial state and at random states whose tokens have the norms "

@@ -89,7 +89,7 @@ def lyapunov_exponents(
     tangents, _ = _qr(first)
     state, dead = operator.h, torch.zeros(len(h), dtype=torch.bool, device=h.device)
     total = torch.zeros(n_blocks, len(h), k, dtype=torch.float64, device=h.device)
-    loops = torch.zeros(n_blocks)
+    loops = torch.zeros(n_blocks, dtype=torch.float32)
     for loop in range(discard + n_loops):
         state, tangents, growth = _advance(step, state, tangents)
         lost = ~(state.flatten(1).isfinite().all(1) & tangents.flatten(1).isfinite().all(1))

@@ -78,16 +78,23 @@ def readout_margin(
 NO_ANSWER = -1
 """In place of an answer where a logit is NaN."""
 
+ONE_NUMBER = -2
+"""In place of an answer where the readout is one number: a regression has no classes."""
+
 
 def likeliest(
     logits: Float[Tensor, "*lead d_vocab_out"],
 ) -> Int[Tensor, " *lead"]:
     """The class of the largest logit, -1 where a logit is NaN: a broken state answers nothing.
 
+    Of a readout of one number it is :data:`ONE_NUMBER`.
+
     Example:
         >>> likeliest(torch.tensor([[0.0, 1.0], [2.0, torch.inf], [0.0, torch.nan]]))
         tensor([ 1,  1, -1])
     """
+    if logits.shape[-1] == 1:
+        return torch.full_like(logits[..., 0], ONE_NUMBER, dtype=torch.int64)
     return logits.argmax(dim=-1).masked_fill(logits.isnan().any(dim=-1), NO_ANSWER)
 
 
@@ -133,6 +140,8 @@ def correctness(
 ) -> Int[Tensor, "*loop batch pos"]:
     """1 where the answer is right, 0 where it is wrong, -1 where nothing is asked (int8).
 
+    Of a readout of one number nothing is asked.
+
     Args:
         answers: Answers, at one loop or at all (:func:`likeliest`).
         targets: Right answers; ``IGNORE`` where nothing is asked.
@@ -148,7 +157,7 @@ def correctness(
             fix="Pass the likeliest classes of the readout of the same batch.",
         )
     right = (answers == targets).to(torch.int8)
-    return right.masked_fill(targets == IGNORE, -1)
+    return right.masked_fill((targets == IGNORE) | (answers == ONE_NUMBER), -1)
 
 
 def exact_match(right: Int[Tensor, "*loop batch pos"]) -> Float[Tensor, "*loop batch"]:

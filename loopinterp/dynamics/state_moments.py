@@ -154,7 +154,7 @@ def _dimension(moments: StateMoments | None) -> tuple[Tensor, Tensor, Tensor]:
 def _gaussian(like: StateMoments | None, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """The dimensions of as many Gaussian vectors, [draw]."""
     if like is None:
-        nothing = torch.full((N_DRAWS,), float("nan"))
+        nothing = torch.full((N_DRAWS,), float("nan"), dtype=torch.float64)
         return nothing, nothing
     width = like.origin.shape[-1]
     found = []

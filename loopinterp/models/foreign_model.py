@@ -79,7 +79,7 @@ class ForeignModel:
 
     def readout(self, h: Tensor) -> Tensor:
         """Logits."""
-        return self._checked("readout", self._call("readout", h=h), h.shape[:-1], least=2)
+        return self._checked("readout", self._call("readout", h=h), h.shape[:-1])
 
     def _call(self, name: str, index: dict[str, int] | None = None, /, **given: Tensor) -> Any:
         """What a method returns; raise if it has written into what it was given."""
@@ -108,24 +108,36 @@ class ForeignModel:
         places: Sequence[int | str],
         *,
         width: int | None = None,
-        least: int = 1,
     ) -> Tensor:
         """What a method returned, if it is floats of some width at every place."""
         a_tensor = isinstance(found, torch.Tensor) and found.is_floating_point()
         if a_tensor and found.ndim == len(places) + 1:
             sizes = zip(found.shape, places)
             there = all(n == place or isinstance(place, str) for n, place in sizes)
-            if there and found.shape[-1] >= least and width in (None, found.shape[-1]):
+            if there and found.shape[-1] >= 1 and width in (None, found.shape[-1]):
                 return found
         last = width or ("classes" if name == "readout" else "d_model")
         raise InputError(
             self._spelled(name),
-            expected=f"floats [{', '.join(map(str, (*places, last)))}]"
-            + (f", of {least} classes or more" if least > 1 else ""),
+            expected=f"floats [{', '.join(map(str, (*places, last)))}]",
             given=spell(found) if isinstance(found, torch.Tensor) else f"a {type(found).__name__}",
-            fix="Return one tensor with the axes batch, pos and features; parts of a state lie "
-            "side by side on the last one.",
+            fix=_fitting(name, found, places),
         )
 
     def _spelled(self, name: str) -> str:
         return f"{name} of {type(self._model).__name__}"
+
+
+def _fitting(name: str, found: Any, places: Sequence[int | str]) -> str:
+    """What to do about a return of the wrong shape."""
+    shape = tuple(found.shape) if isinstance(found, torch.Tensor) else ()
+    if name in ("step", "initial_state") and len(shape) == 3 and shape[:2] != tuple(places):
+        return (
+            "Keep a state for each position of the input and no others: as many positions, of as "
+            "many examples, as embed returns. A model with states of its own beside them (memory "
+            "or register tokens) makes room for them in embed, and reads none of them in readout."
+        )
+    return (
+        "Return one tensor with the axes batch, pos and features; parts of a state lie side by "
+        "side on the last one."
+    )

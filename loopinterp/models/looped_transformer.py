@@ -61,7 +61,10 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames, HookedRun):
         if self.config.initial_state == "zeros":
             return torch.zeros_like(e)
         generator = torch.Generator().manual_seed(self.config.noise_seed)
-        noise = torch.randn(e.shape[1:], generator=generator) * self.config.noise_std
+        noise = (
+            torch.randn(e.shape[1:], generator=generator, dtype=torch.float32)
+            * self.config.noise_std
+        )
         return noise.to(e).expand_as(e)
 
     def step(

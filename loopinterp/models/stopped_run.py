@@ -174,7 +174,7 @@ def _stop_at_first(
     rows = torch.arange(n_examples, device=device)
     loops = torch.full_like(rows, horizon)
     fired = torch.zeros(n_examples, dtype=torch.bool, device=device)
-    scores = torch.full((horizon + 1, n_examples), math.nan, device=device)
+    scores = torch.full((horizon + 1, n_examples), math.nan, dtype=torch.float32, device=device)
     parts: list[tuple[Tensor, LoopView]] = []
     while True:
         score = rule.score(view).to(scores.dtype)
@@ -199,7 +199,7 @@ def _stop_at_first(
 def _choose_best(iteration: Iteration, view: LoopView, rule: StoppingRule, horizon: int) -> Stopped:
     """Offline: the loop of least score, the earliest of equals; the best so far is kept."""
     n_examples, device = view.state.shape[0], view.state.device
-    best = torch.full((n_examples,), math.inf, device=device)
+    best = torch.full((n_examples,), math.inf, dtype=torch.float32, device=device)
     loops = torch.full((n_examples,), horizon, device=device)
     logits, state = view.logits, view.state
     scores: list[Tensor] = []

@@ -111,7 +111,9 @@ class LoopView(ShortRepr):
 
     def constant(self, value: float) -> Float[Tensor, " batch"]:
         """The same score for every example."""
-        return torch.full((self.state.shape[0],), value, device=self.state.device)
+        return torch.full(
+            (self.state.shape[0],), value, dtype=torch.float32, device=self.state.device
+        )
 
 
 @runtime_checkable

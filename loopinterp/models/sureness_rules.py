@@ -116,7 +116,7 @@ class GateAbove(_Sure):
 
     def score(self, view: LoopView) -> Float[Tensor, " batch"]:
         """The largest probability over the scored positions of going on, or of having gone on."""
-        going = torch.ones(view.mask.shape, device=view.mask.device)
+        going = torch.ones(view.mask.shape, dtype=torch.float32, device=view.mask.device)
         if view.loop > 0:
             before = view.previous.notes.get(id(self)) if self.cumulated and view.previous else None
             going = self._going_on(view) * (going if before is None else before)

@@ -112,7 +112,7 @@ def sample_chains(
         if min(found) >= n_pairs:
             break
     ends = ~task.propagate(inputs[::2])
-    score = torch.rand(length.shape, generator=generator)
+    score = torch.rand(length.shape, generator=generator, dtype=torch.float32)
     places = [_pick(length == d, ends, score, n_pairs) for d in range(1, max_chain + 1)]
     base, pos = (torch.stack(part) for part in zip(*places))
     row = torch.stack([2 * base, 2 * base + 1], dim=2).flatten(1)
@@ -150,7 +150,7 @@ def _draw_pairs(
     """Inputs in matched pairs, [2 * n_pairs, pos, ...]: each base, then its partner."""
 
     def uniform(*shape: int) -> Tensor:
-        return torch.rand(*shape, generator=generator)
+        return torch.rand(*shape, generator=generator, dtype=torch.float32)
 
     index = torch.arange(n)
     which = (uniform(n_pairs, 1) * len(PROPAGATE_PROBABILITIES)).long()

@@ -182,7 +182,7 @@ class ChessPuzzles(Sampler):
             )
         first = counts.cumsum(0) - counts
         which = torch.searchsorted(known.to(n.device), n)
-        luck = torch.rand(len(n), generator=generator, device=n.device)
+        luck = torch.rand(len(n), generator=generator, device=n.device, dtype=torch.float32)
         rows = first.to(n.device)[which] + (luck * counts.to(n.device)[which]).long()
         boards, moves = (x[rows.to("cpu")].to(n.device) for x in (puzzles.boards, puzzles.moves))
         return self._asked(boards.long(), moves, n)

@@ -177,7 +177,10 @@ class DecimalOperands(TokenByToken):
             return self._written(self._draw_hard(digits, generator), all_n, n)
         # Drawn after the digits and before the leading ones, in this order ever since.
         drawn = [
-            (torch.rand((rows,), generator=generator, device=n.device) * n).long() + 1
+            (
+                torch.rand((rows,), generator=generator, device=n.device, dtype=torch.float32) * n
+            ).long()
+            + 1
             for _ in range({"mixed": k - 1, "independent": k}.get(kind, 0))
         ]
         if kind == "mixed":

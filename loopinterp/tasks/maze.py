@@ -195,7 +195,9 @@ class Maze(Sampler):
         width = passages.shape[-1]
         line = torch.arange(width, device=n.device) < n[:, None]
         there = line[:, :, None] & line[:, None]
-        luck = torch.rand(there.shape, generator=generator, device=n.device).masked_fill(~there, -1)
+        luck = torch.rand(
+            there.shape, generator=generator, device=n.device, dtype=torch.float32
+        ).masked_fill(~there, -1)
         start, goal = self._two(luck)
         if kind == "far":
             goal = farthest(passages, start)

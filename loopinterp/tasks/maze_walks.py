@@ -42,7 +42,7 @@ def grow(
     small = line < n[:, None]
     visited = ~(small[:, :, None] & small[:, None]).flatten(1)
     passages = torch.zeros((len(n), width**2, 4), dtype=torch.bool, device=device)
-    start = torch.rand((2, len(n)), generator=generator, device=device) * n
+    start = torch.rand((2, len(n)), generator=generator, device=device, dtype=torch.float32) * n
     here = start.long()[0] * width + start.long()[1]
     visited[rows, here] = True
     stack, depth = torch.zeros((len(n), width**2), dtype=torch.long, device=device), here * 0
@@ -50,7 +50,7 @@ def grow(
     for _ in range(2 * (width**2 - 1)):
         there = here[:, None] + step
         free = inside[here] & ~visited.gather(1, there.clamp(0, width**2 - 1))
-        luck = torch.rand(free.shape, generator=generator, device=device)
+        luck = torch.rand(free.shape, generator=generator, device=device, dtype=torch.float32)
         way = luck.masked_fill(~free, -1).argmax(1)
         goes = free.any(1)
         there = there[rows, way]

@@ -169,7 +169,10 @@ def coins(
     probability: float | Tensor, shape: Sequence[int], generator: torch.Generator
 ) -> Bool[Tensor, "*shape"]:
     """Independent coins that are True with the given probability (broadcast to ``shape``)."""
-    return torch.rand(*shape, generator=generator, device=generator.device) < probability
+    return (
+        torch.rand(*shape, generator=generator, device=generator.device, dtype=torch.float32)
+        < probability
+    )
 
 
 def random_bits(

@@ -223,8 +223,12 @@ class Sudoku(Sampler):
         puzzles, solutions = torch.tensor(made, device=n.device).unbind(1)
         blanks = (puzzles == 0).sum(1)  # the most first
         enough = (blanks >= n[:, None]).sum(1)
-        which = (torch.rand(len(n), generator=generator, device=n.device) * enough).long()
-        order = torch.rand((len(n), self.side**2), generator=generator, device=n.device)
+        which = (
+            torch.rand(len(n), generator=generator, device=n.device, dtype=torch.float32) * enough
+        ).long()
+        order = torch.rand(
+            (len(n), self.side**2), generator=generator, device=n.device, dtype=torch.float32
+        )
         # Of the blanks of the puzzle those that come first in a random order.
         order = order.masked_fill(puzzles[which] > 0, 2).argsort(1).argsort(1)
         blank, cells = order < n[:, None], self._places(len(n), generator)
@@ -248,4 +252,6 @@ class Sudoku(Sampler):
     @staticmethod
     def _shuffled(n: int, batch: int, generator: torch.Generator) -> Int[Tensor, "batch n"]:
         shape = (batch, n)
-        return torch.rand(shape, generator=generator, device=generator.device).argsort(1)
+        return torch.rand(
+            shape, generator=generator, device=generator.device, dtype=torch.float32
+        ).argsort(1)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @cache
 def _units(box: int, device: torch.device) -> Float[Tensor, "cell unit"]:
     """1 where a cell is in a unit."""
-    within = torch.zeros(box**4, 3 * box**2)
+    within = torch.zeros(box**4, 3 * box**2, dtype=torch.float32)
     for unit, cells in enumerate(units(box)):
         within[list(cells), unit] = 1
     return within.to(device)

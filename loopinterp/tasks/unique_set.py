@@ -75,14 +75,16 @@ class UniqueSet(FullOutput):
     def _draw(self, kind: str, n: Tensor, generator: torch.Generator) -> Batch:
         rows, width, where = len(n), int(n.max()), generator.device
         drawn = integers(0, self.n_symbols, (rows, width), generator)
-        order = torch.rand((rows, self.n_symbols), generator=generator, device=where).argsort(1)
+        order = torch.rand(
+            (rows, self.n_symbols), generator=generator, device=where, dtype=torch.float32
+        ).argsort(1)
         if kind == "few":
             drawn = order.gather(1, drawn % min(4, self.n_symbols))
         elif kind == "distinct":
             column = torch.arange(width, device=where) % self.n_symbols
             drawn = order[:, column]
         elif kind == "varied":
-            share = torch.rand((rows, 1), generator=generator, device=where)
+            share = torch.rand((rows, 1), generator=generator, device=where, dtype=torch.float32)
             used = ((self.n_symbols + 1) ** share).long().clamp(max=self.n_symbols)
             drawn = order.gather(1, drawn % used)
         return self.from_symbols(drawn, n)

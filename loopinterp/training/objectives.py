@@ -130,7 +130,7 @@ def _step_dependent(config: ObjectiveConfig, batch: Batch, generator: torch.Gene
         return _once(batch.n_loops, batch)
     shape = batch.n_loops.shape
     later = torch.randint(1, config.hold_loops + 1, shape, generator=generator)
-    again = torch.rand(shape, generator=generator) < config.hold_share
+    again = torch.rand(shape, generator=generator, dtype=torch.float32) < config.hold_share
     held = batch.targets.masked_fill(~send(again, batch.targets.device)[:, None], IGNORE)
     loops = torch.stack([batch.n_loops, batch.n_loops + later * again])
     return Asked(loops, torch.stack([batch.targets, held]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,10 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from loopinterp.circuits import compare_programs, patching_sweep
-from loopinterp.dynamics import convergence_study, extrapolation_study, spectral_radius
+from loopinterp.dynamics import (
+    convergence_study,
+    extrapolation_study,
+    geometry_study,
+    local_stability_study,
+    reachability_study,
+    spectral_radius,
+)
 from loopinterp.errors import InputError
+from loopinterp.lenses import exit_study, lens_study
 from loopinterp.models import WithVocabulary, bind, iterate
-from loopinterp.tasks import Addition
+from loopinterp.tasks import Addition, Batch, as_batch
 from loopinterp.training import evaluate
 
 BATCH, POS, WIDTH = 5, 7, 4
@@ -185,3 +194,48 @@ def test_models_of_the_protocol_go_through_every_derivative() -> None:
     step = bind(Leaky(), inputs()).step
     h = torch.zeros(BATCH, POS, WIDTH)
     assert (spectral_radius(step, h).radius < 1).all()
+
+
+class Regression(Leaky):
+    """One number for each position."""
+
+    def readout(self, h: Tensor) -> Tensor:
+        return self.out(h)[..., :1]
+
+
+def test_studies_of_states_take_a_readout_of_one_number() -> None:
+    batch = as_batch(Addition(), n=3, batch_size=4)
+    found = convergence_study(Regression(), batch_without_task(batch), n_loops=14, n_spectral=1)
+    assert (found.data["right"] == -1).all() and found.data["margin"].isnull().all()
+    same = convergence_study(Leaky(), batch, n_loops=14, n_spectral=1)
+    assert found.data["residual"].equals(same.data["residual"])
+    assert found.data["spectral_radius"].equals(same.data["spectral_radius"])
+    assert "100% of the answers" not in found.findings()[0].text
+    assert found.figures()
+    shape = geometry_study(Regression(), batch_without_task(batch), limit_steps=5)
+    assert (shape.data["right"] == -1).all() and shape.findings() and shape.figures()
+    stability = local_stability_study(Regression(), batch_without_task(batch), k=1)
+    assert stability.findings() and stability.figures()
+
+
+def batch_without_task(batch: Batch) -> Batch:
+    return replace(batch, task=None)
+
+
+@pytest.mark.parametrize("study", [exit_study, lens_study, reachability_study])
+def test_studies_of_answers_say_what_a_readout_of_one_number_needs(study: Any) -> None:
+    batch = batch_without_task(as_batch(Addition(), n=3, batch_size=4))
+    with pytest.raises(InputError) as error:
+        study(Regression(), batch)
+    assert error.value.what == "readout of Regression"
+    assert "cat" in error.value.fix and "geometry_study" in error.value.fix
+
+
+def test_more_states_than_inputs_are_refused_with_what_to_do() -> None:
+    class Registers(Leaky):
+        def initial_state(self, e: Tensor) -> Tensor:
+            return torch.zeros_like(torch.cat([e, e[:, :2]], 1))
+
+    with pytest.raises(InputError) as error:
+        bind(Registers(), torch.zeros(2, 5, dtype=torch.long))
+    assert error.value.what == "initial_state of Registers" and "embed" in error.value.fix

@@ -46,7 +46,7 @@ def exchanges(
     if not across_loops:
         return pairs
     elsewhere = torch.randint(n_loops + 1, pairs.loop.shape, generator=generator)
-    same = torch.rand(pairs.loop.shape, generator=generator) < 0.5
+    same = torch.rand(pairs.loop.shape, generator=generator, dtype=torch.float32) < 0.5
     return replace(pairs, source_loop=pairs.loop.where(same, elsewhere))
 
 

@@ -109,7 +109,7 @@ class TiedCircuits:
         every = torch.ones_like(circuit)
         gaps = []
         for _ in range(_SUBSETS):
-            drawn = torch.rand(self._n, generator=generator) < _EVEN
+            drawn = torch.rand(self._n, generator=generator, dtype=torch.float32) < _EVEN
             taken = circuit & drawn
             model, own = self.faithfulness(every & ~taken), self.faithfulness(circuit & ~taken)
             gaps.append(abs(model - own))
@@ -119,7 +119,10 @@ class TiedCircuits:
         self, count: int, generator: torch.Generator, draws: int = _SUBSETS
     ) -> list[float]:
         """Control: faithfulness of as many edges, drawn at random."""
-        drawn = [top(torch.rand(self._n, generator=generator), count) for _ in range(draws)]
+        drawn = [
+            top(torch.rand(self._n, generator=generator, dtype=torch.float32), count)
+            for _ in range(draws)
+        ]
         return [self.faithfulness(kept) for kept in drawn]
 
     def _backwards(self) -> list[int]:

@@ -127,7 +127,7 @@ class PairedRuns:
         source, source_loop = source_of[base, position], self._source_loops(loop, generator)
 
         def draw(below: Int[Tensor, " row"] | int) -> Int[Tensor, " row"]:
-            return (torch.rand(len(base), generator=generator) * below).long()
+            return (torch.rand(len(base), generator=generator, dtype=torch.float32) * below).long()
 
         other_place = draw(2) == 1
         second_position = torch.where(other_place, draw(len(positions)) + positions.start, position)
@@ -154,9 +154,14 @@ class PairedRuns:
     ) -> Int[Tensor, " row"]:
         """The same loop for half of the rows, any other for the rest."""
         count, first = len(self.loops), self.loops.start
-        moved = 1 + (torch.rand(len(loop), generator=generator) * (count - 1)).long()
+        moved = (
+            1
+            + (torch.rand(len(loop), generator=generator, dtype=torch.float32) * (count - 1)).long()
+        )
         other = (loop - first + moved) % count + first
-        return torch.where(torch.rand(len(loop), generator=generator) < 0.5, loop, other)
+        return torch.where(
+            torch.rand(len(loop), generator=generator, dtype=torch.float32) < 0.5, loop, other
+        )
 
     def intervened(self, made: Interventions) -> dict[str, Tensor]:
         """The interventions, whether each changes an answer, and whether the programs differ."""
