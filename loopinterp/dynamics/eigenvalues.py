@@ -11,6 +11,7 @@ import torch
 
 from loopinterp.dynamics.jacobian import JacobianOperator
 from loopinterp.dynamics.krylov import CHECK_EVERY, KrylovSchur
+from loopinterp.dynamics.model_maps import map_and_state
 from loopinterp.errors import InputError, check_integer, check_number, check_seed
 from loopinterp.short_repr import ShortRepr
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from loopinterp.dynamics.jacobian import Positions
+    from loopinterp.models.looped_model import LoopedModel
 
 
 @dataclass(frozen=True, repr=False)
@@ -70,8 +72,8 @@ class Eigenvalues(ShortRepr):
 
 
 def leading_eigenvalues(
-    step: Callable[[Tensor], Tensor],
-    h: Float[Tensor, "batch ..."],
+    model: LoopedModel | Callable[[Tensor], Tensor] | Any,
+    h: Tensor | Any,
     k: int = 6,
     *,
     tol: float = 1e-3,
@@ -90,8 +92,10 @@ def leading_eigenvalues(
     single positions: restricted to one of them, they converge much sooner.
 
     Args:
-        step: One loop, such as ``bind(model, inputs).step``.
+        model: A map, such as ``bind(model, inputs).step``. Or a looped model.
         h: State of each example, best a fixed point.
+            Of a looped model, its inputs or a batch; the state is then the
+            limit that its own loops reach.
         k: How many.
         tol: Relative residual at which an eigenvalue has converged.
         max_vectors: Largest Krylov space: when it is full, its leading half goes on.
@@ -114,6 +118,7 @@ def leading_eigenvalues(
         >>> torch.view_as_real(found.values).abs().mul(1000).round().div(1000)[0].tolist()
         [[0.0, 0.9], [0.0, 0.9], [0.5, 0.0]]
     """
+    step, h = map_and_state(model, h)
     check_number("tol", tol, above=0)
     operator = JacobianOperator.of(step, h, positions, least=k)
     check_integer("max_products", max_products, least=k)
@@ -165,8 +170,8 @@ def _iterate(
 
 
 def spectral_radius(
-    step: Callable[[Tensor], Tensor],
-    h: Float[Tensor, "batch ..."],
+    model: LoopedModel | Callable[[Tensor], Tensor] | Any,
+    h: Tensor | Any,
     *,
     tol: float = 1e-3,
     max_vectors: int = 100,
@@ -178,8 +183,10 @@ def spectral_radius(
     :func:`leading_eigenvalues` with one of them and no restart.
 
     Args:
-        step: One loop, such as ``bind(model, inputs).step``.
+        model: A map, such as ``bind(model, inputs).step``. Or a looped model.
         h: State of each example, best a fixed point.
+            Of a looped model, its inputs or a batch; the state is then the
+            limit that its own loops reach.
         tol: Relative residual of the leading Ritz pair at which an example has converged.
         max_vectors: Largest Krylov space; each vector costs one product and one state of memory.
         positions: Restrict the Jacobian to the block of these positions.
@@ -197,7 +204,7 @@ def spectral_radius(
     """
     check_integer("max_vectors", max_vectors, least=1)
     return leading_eigenvalues(
-        step,
+        model,
         h,
         1,
         tol=tol,
@@ -209,8 +216,8 @@ def spectral_radius(
 
 
 def cycle_multipliers(
-    step: Callable[[Tensor], Tensor],
-    h: Float[Tensor, "batch ..."],
+    model: LoopedModel | Callable[[Tensor], Tensor] | Any,
+    h: Tensor | Any,
     period: int,
     k: int = 6,
     *,
@@ -228,8 +235,10 @@ def cycle_multipliers(
     from whichever of its states the turn begins; a multiplier is a growth in p loops.
 
     Args:
-        step: One loop, such as ``bind(model, inputs).step``.
+        model: A map, such as ``bind(model, inputs).step``. Or a looped model.
         h: A state of each example's cycle.
+            Of a looped model, its inputs or a batch; the state is then the
+            limit that its own loops reach.
         period: Loops of one turn, the same for all examples.
         k: How many.
         tol: As for :func:`leading_eigenvalues`, like the rest. A product costs ``period`` products.
@@ -247,6 +256,7 @@ def cycle_multipliers(
         >>> round(cycle_multipliers(logistic, at, period=2, k=1).values.real.item(), 4)
         0.16
     """
+    step, h = map_and_state(model, h)
     check_integer("period", period, least=1)
     return leading_eigenvalues(
         turn_of(step, period),

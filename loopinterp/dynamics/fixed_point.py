@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from loopinterp.dynamics.model_maps import map_and_state
 from loopinterp.dynamics.solvers.cycle_detection import CycleWatch
 from loopinterp.dynamics.solvers.fixed_point_solver import Solver, Status, Termination
 from loopinterp.dynamics.solvers.solver_registry import get_solver
@@ -18,6 +19,8 @@ from loopinterp.short_repr import ShortRepr
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
     from torch import Tensor
+
+    from loopinterp.models.looped_model import LoopedModel
 
 
 @dataclass(frozen=True, repr=False)
@@ -55,8 +58,8 @@ class FixedPoint(ShortRepr):
 
 
 def find_fixed_point(
-    f: Callable[[Tensor], Tensor],
-    x0: Float[Tensor, "*shape"],
+    model: LoopedModel | Callable[[Tensor], Tensor] | Any,
+    x0: Tensor | Any,
     tol: float = 1e-5,
     max_iter: int = 200,
     *,
@@ -75,8 +78,11 @@ def find_fixed_point(
     the subject of a page of the guide, "Finding fixed points".
 
     Args:
-        f: The map; same shape and dtype out as in.
+        model: A map, such as ``bind(model, inputs).step``; same shape and dtype out as in. Or a
+            looped model.
         x0: Starting states, ``[batch, ...]``.
+            Of a looped model, its inputs or a batch; the state is then the
+            initial state.
         tol: Relative tolerance of the residual, :math:`\|f(x) - x\| \le` ``tol``
             :math:`\|f(x)\|` + ``atol``, and of returns to a cycle.
         max_iter: Largest number of steps.
@@ -100,6 +106,7 @@ def find_fixed_point(
         >>> logistic.statuses[0].name, logistic.period.item()
         ('CYCLE', 2)
     """
+    f, x0 = map_and_state(model, x0, at_limit=False)
     rule = Termination(
         tol=tol, atol=atol, max_iter=max_iter, divergence=divergence, patience=patience
     )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from einops import rearrange
 
 from loopinterp.dynamics.jacobian import JacobianOperator, push_forward
+from loopinterp.dynamics.model_maps import map_and_state
 from loopinterp.dynamics.state_checks import of_each
 from loopinterp.errors import MOST_LOOPS, check_integer
 from loopinterp.short_repr import ShortRepr
@@ -17,6 +18,8 @@ from loopinterp.short_repr import ShortRepr
 if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
+
+    from loopinterp.models.looped_model import LoopedModel
 
 
 @dataclass(frozen=True, repr=False)
@@ -38,8 +41,8 @@ class LyapunovExponents(ShortRepr):
 
 
 def lyapunov_exponents(
-    step: Callable[[Tensor], Tensor],
-    h: Float[Tensor, "batch ..."],
+    model: LoopedModel | Callable[[Tensor], Tensor] | Any,
+    h: Tensor | Any,
     n_loops: int,
     k: int = 1,
     *,
@@ -59,7 +62,7 @@ def lyapunov_exponents(
     of ``n_blocks`` block means (Student's t): it holds the spread along this trajectory alone.
 
     Args:
-        step: One loop, such as ``bind(model, inputs).step``.
+        model: A map, such as ``bind(model, inputs).step``. Or a looped model.
         h: State from which each trajectory starts.
         n_loops: Loops that are counted.
         k: How many exponents; each costs a Jacobian-vector product a loop.
@@ -79,6 +82,7 @@ def lyapunov_exponents(
         >>> lyapunov_exponents(halve, torch.ones(1, 2), n_loops=40, k=2, discard=40).values.exp()
         tensor([[0.5000, 0.2500]])
     """
+    step, h = map_and_state(model, h, at_limit=False)
     check_integer("n_blocks", n_blocks, least=2)
     check_integer("n_loops", n_loops, least=n_blocks, far=MOST_LOOPS)
     discard = n_loops // 4 if discard is None else discard

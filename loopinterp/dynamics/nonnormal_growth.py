@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from loopinterp.dynamics.eigenvalues import leading_eigenvalues
 from loopinterp.dynamics.jacobian import JacobianOperator
 from loopinterp.dynamics.krylov import Bidiagonal, golub_kahan
+from loopinterp.dynamics.model_maps import map_and_state
 from loopinterp.dynamics.singular_values import largest_singular_values
 from loopinterp.errors import check_integer, check_number
 from loopinterp.short_repr import ShortRepr
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from loopinterp.dynamics.jacobian import Positions
+    from loopinterp.models.looped_model import LoopedModel
 
 
 @dataclass(frozen=True, repr=False)
@@ -41,8 +43,8 @@ class NonNormality(ShortRepr):
 
 
 def non_normality(
-    step: Callable[[Tensor], Tensor],
-    h: Float[Tensor, "batch ..."],
+    model: LoopedModel | Callable[[Tensor], Tensor] | Any,
+    h: Tensor | Any,
     *,
     tol: float = 1e-3,
     max_vectors: int = 60,
@@ -53,8 +55,10 @@ def non_normality(
     r"""Largest singular value of each Jacobian over its spectral radius, :math:`\sigma_1 / \rho`.
 
     Args:
-        step: One loop, such as ``bind(model, inputs).step``.
+        model: A map, such as ``bind(model, inputs).step``. Or a looped model.
         h: State of each example.
+            Of a looped model, its inputs or a batch; the state is then the
+            limit that its own loops reach.
         tol: As for :func:`leading_eigenvalues` and :func:`largest_singular_values`, like the rest.
         max_vectors: Most vectors held.
         max_products: Most products for the radius.
@@ -70,6 +74,7 @@ def non_normality(
         >>> non_normality(lambda h: h @ shear.T, at).ratio.item()
         2.414...
     """
+    step, h = map_and_state(model, h)
     options = {"tol": tol, "max_vectors": max_vectors, "positions": positions, "seed": seed}
     spectrum = leading_eigenvalues(step, h, 1, max_products=max_products, **options).leading
     singular = largest_singular_values(step, h, 1, **options)
@@ -103,8 +108,8 @@ class TransientGrowth(ShortRepr):
 
 
 def transient_growth(
-    step: Callable[[Tensor], Tensor],
-    h: Float[Tensor, "batch ..."],
+    model: LoopedModel | Callable[[Tensor], Tensor] | Any,
+    h: Tensor | Any,
     n_loops: int = 16,
     *,
     tol: float = 1e-2,
@@ -119,8 +124,10 @@ def transient_growth(
     the vector that the last power enlarged most.
 
     Args:
-        step: One loop, such as ``bind(model, inputs).step``.
+        model: A map, such as ``bind(model, inputs).step``. Or a looped model.
         h: State of each example, best a fixed point, where J stays what it is.
+            Of a looped model, its inputs or a batch; the state is then the
+            limit that its own loops reach.
         n_loops: Largest power.
         tol: Relative residual of a norm at which it has converged.
         max_vectors: Most vectors for one norm; each costs ``2 t`` products.
@@ -138,6 +145,7 @@ def transient_growth(
         >>> round(found.largest.item(), 3), found.at.item(), bool(found.closed)
         (4.062, 1, True)
     """
+    step, h = map_and_state(model, h)
     check_integer("n_loops", n_loops, least=1)
     check_integer("max_vectors", max_vectors, least=1)
     check_number("tol", tol, above=0)

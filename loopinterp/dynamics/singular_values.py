@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from loopinterp.dynamics.jacobian import JacobianOperator
 from loopinterp.dynamics.krylov import CHECK_EVERY, Bidiagonal, golub_kahan
+from loopinterp.dynamics.model_maps import map_and_state
 from loopinterp.errors import check_integer, check_number
 from loopinterp.short_repr import ShortRepr
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from loopinterp.dynamics.jacobian import Positions
+    from loopinterp.models.looped_model import LoopedModel
 
 
 @dataclass(frozen=True, repr=False)
@@ -39,8 +41,8 @@ class SingularValues(ShortRepr):
 
 
 def largest_singular_values(
-    step: Callable[[Tensor], Tensor],
-    h: Float[Tensor, "batch ..."],
+    model: LoopedModel | Callable[[Tensor], Tensor] | Any,
+    h: Tensor | Any,
     k: int = 1,
     *,
     tol: float = 1e-3,
@@ -54,8 +56,10 @@ def largest_singular_values(
     and its transpose alone, with full reorthogonalisation on both sides.
 
     Args:
-        step: One loop, such as ``bind(model, inputs).step``.
+        model: A map, such as ``bind(model, inputs).step``. Or a looped model.
         h: State of each example.
+            Of a looped model, its inputs or a batch; the state is then the
+            limit that its own loops reach.
         k: How many.
         tol: Relative residual at which a value has converged.
         max_vectors: Most vectors on either side; each costs two products and two states of memory.
@@ -74,6 +78,7 @@ def largest_singular_values(
         >>> largest_singular_values(lambda h: h @ shear.T, torch.zeros(1, 2), k=2).values
         tensor([[1.2071, 0.2071]])
     """
+    step, h = map_and_state(model, h)
     check_number("tol", tol, above=0)
     check_integer("max_vectors", max_vectors, least=k)
     operator = JacobianOperator.of(step, h, positions, least=k)
@@ -116,8 +121,8 @@ class FixedPointCondition(ShortRepr):
 
 
 def fixed_point_condition(
-    step: Callable[[Tensor], Tensor],
-    h: Float[Tensor, "batch ..."],
+    model: LoopedModel | Callable[[Tensor], Tensor] | Any,
+    h: Tensor | Any,
     *,
     tol: float = 1e-2,
     max_vectors: int = 120,
@@ -132,8 +137,10 @@ def fixed_point_condition(
     one, so before it has converged it is an upper bound, and the condition a lower one.
 
     Args:
-        step: One loop, such as ``bind(model, inputs).step``.
+        model: A map, such as ``bind(model, inputs).step``. Or a looped model.
         h: State of each example, best a fixed point.
+            Of a looped model, its inputs or a batch; the state is then the
+            limit that its own loops reach.
         tol: Relative residual at which a value has converged.
         max_vectors: Most vectors on either side; each costs two products and two states of memory.
         positions: Restrict I - J to the block of these positions.
@@ -149,6 +156,7 @@ def fixed_point_condition(
         >>> fixed_point_condition(lambda h: h * diagonal, torch.zeros(1, 3)).condition
         tensor([15.0000])
     """
+    step, h = map_and_state(model, h)
     check_number("tol", tol, above=0)
     check_integer("max_vectors", max_vectors, least=1)
     operator = JacobianOperator(step, h, positions)
