@@ -25,7 +25,6 @@ from analyses.tables_in_pages import PAGES, RESULTS, rewrite, table
 from loopinterp.dynamics import convergence_study, extrapolation_study
 from loopinterp.tasks import as_batch
 from loopinterp.training import Run, Sweep, SweepEvaluation, run_sweep
-from loopinterp.training.evaluation import judged_distributions
 
 TASKS = ("parity", "addition", "prefix_sum")
 CUTOFFS = (8, 12, 16)
@@ -99,7 +98,7 @@ def speeds(folder: Path, samples: int) -> pd.DataFrame:
     for n in sorted({round(cutoff * k) for k in TIMES}):
         n_loops = 4 * max(int(task.n_loops(n) * max(scale, 1)), 8)
         needed, settled = 0.0, []
-        for distribution in judged_distributions(task):
+        for distribution in task.distributions:
             batch = task.sample(
                 n,
                 batch_size=samples,

@@ -22,7 +22,7 @@ import pandas as pd
 import torch
 from joblib import Parallel, delayed
 
-from analyses.grid_claims import CLAIMS, SETTING, mean_and_error, verdicts
+from analyses.grid_claims import RECALL, SETTING, mean_and_error, verdicts
 from analyses.tables_in_pages import PAGES, RESULTS, ROOT, rewrite, table, with_error
 from loopinterp.dynamics import (
     extrapolation_study,
@@ -107,9 +107,10 @@ def main() -> None:
     anew = anew.sort_values(["task"], kind="stable")
     anew.to_csv(path, index=False, float_format="%.4g")
     found = pd.read_csv(path)
-    rewrite(args.page, {**tables(found, args.task), "grid-claims": claims_table(found)})
+    shared = {"grid-claims": claims_table(found), "loop-norm": loop_norm_table(found)}
+    rewrite(args.page, {**tables(found, args.task), **shared})
     figure(found.query("task == @args.task")).write_html(out / "grid.html", include_plotlyjs=True)
-    print(found.query("task == @args.task").to_string(), claims_table(found), sep="\n")
+    print(found.query("task == @args.task").to_string(), *shared.values(), sep="\n")
 
 
 def axes(setting: str) -> dict[str, Any]:
@@ -202,15 +203,25 @@ def said(values: pd.Series) -> str:
 def claims_table(found: pd.DataFrame) -> str:
     """The verdict on each claim, task by task."""
     rows = []
-    for task, of in found.groupby("task", sort=False):
-        for claim, v in zip(CLAIMS, verdicts(of)):
-            at = (
-                f"{v.value:.2f} ({v.low:.2f} to {v.high:.2f})"
-                if v.value == v.value
-                else "not known"
-            )
-            rows.append([claim.text, task, claim.measure, at, v.models, v.word])
-    return table(["claim", "task", "what is compared", "found (95%)", "models", "verdict"], rows)
+    for task, claim, v in verdicts(found):
+        at = f"{v.value:.2f} ({v.low:.2f} to {v.high:.2f})" if v.low == v.low else "not known"
+        p = "" if np.isnan(v.p) else f"{v.p:.3f}" if v.p >= 0.0005 else "< .001"
+        rows.append([claim.text, task, claim.measure, at, p, v.models, v.word])
+    header = ["claim", "task", "what is compared", "found (simultaneous 95%)", "p (Holm)"]
+    return table([*header, "models", "verdict"], rows)
+
+
+def loop_norm_table(found: pd.DataFrame) -> str:
+    """What the loop norm changes in each setting with recall; no test, three seeds each."""
+    rows = []
+    for _, of in found.query(RECALL).groupby(["task", "recall", "norm"]):
+        task, recall, norm = of[["task", "recall", "norm"]].iloc[0]
+        grid = GRIDS[task]
+        sides = [of.query(f"loop_norm == {on}")["exact_far"] for on in (True, False)]
+        less = sides[0].mean() - sides[1].mean()
+        rows.append([task, f"{recall}, {norm}", grid.far, *map(said, sides), f"{less:+.2f}"])
+    header = ["task", "recall, norm", "length", "with loop norm", "without", "difference"]
+    return table(header, rows)
 
 
 def figure(found: pd.DataFrame) -> Any:

@@ -1,16 +1,24 @@
 """Claims of the fixed-point framework (arXiv 2604.15259) about models of a grid, and verdicts.
 
 A claim compares one measure between two groups of models that differ in one respect and are alike
-in the others. The difference is the mean over the other settings; its 95% interval is Student's,
-from the spread of the seeds within each setting, pooled. A claim holds if the whole interval lies
-beyond its margin, does not if it lies wholly on the other side, and cannot be said otherwise.
+in the others. The difference is the mean over the other settings; its error is Student's, from the
+spread of the seeds within each setting, pooled. All claims on all tasks are one family: p values
+are Holm's, intervals are at the level of Bonferroni. What the verdicts mean:
+
+=============  ==================================================================================
+supported      p below .05, on the claim's side of its margin
+contradicted   p below .05, on the other side
+not decided    p of .05 or more, or nothing to compare
+confounded     decided over all models, and neither with nor without recall: recall may be all of it
+vacuous        models for which nothing is claimed satisfy it as well, without an exception
+=============  ==================================================================================
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -19,10 +27,46 @@ from scipy import stats
 
 SETTING = ["recall", "norm", "loop_norm"]
 RECALL = "recall != 'no'"
-RESAMPLES = 1000
+RESAMPLES = 2_000
+LEVEL = 0.05
+"""Of the whole family."""
 
-Estimate = tuple[float, float, float, int]
-"""Value, ends of the 95% interval, and the models that it rests on."""
+Word = Literal["supported", "contradicted", "not decided", "confounded", "vacuous"]
+
+
+class Estimate(NamedTuple):
+    """A value with its standard error, and the freedom of that; NaN where nothing is known.
+
+    Of a bootstrap ``drawn`` holds what it drew, from which interval and p are taken instead.
+    """
+
+    value: float
+    error: float
+    freedom: float
+    models: int
+    drawn: tuple[float, ...] = ()
+
+    def interval(self, level: float) -> tuple[float, float]:
+        """Its ends at a level, as .95."""
+        tail = (1 - level) / 2
+        if self.drawn:
+            low, high = np.quantile(self.drawn, (tail, 1 - tail))
+            return float(low), float(high)
+        reach = float(stats.t.ppf(1 - tail, self.freedom)) * self.error
+        return self.value - reach, self.value + reach
+
+    def p(self, margin: float) -> float:
+        """Two-sided, of the value being the margin; NaN where nothing spreads."""
+        if self.drawn:
+            drawn = np.array(self.drawn)
+            side = min((drawn <= margin).sum(), (drawn >= margin).sum())
+            return min(2 * (float(side) + 1) / (len(drawn) + 1), 1.0)
+        if not self.error > 0:  # seeds that agree to the last digit say nothing of others
+            return float("nan")
+        return float(2 * stats.t.sf(abs(self.value - margin) / self.error, self.freedom))
+
+
+UNKNOWN = Estimate(np.nan, np.nan, np.nan, 0)
 
 
 @dataclass(frozen=True)
@@ -35,6 +79,10 @@ class Claim:
         estimate: From a table of models to what is found.
         margin: What the value has to exceed.
         above: Whether it has to exceed it, or stay below.
+        needs: Models without which there is nothing to compare, as a query.
+        control: From a table to the measure of models for which nothing is claimed. If all of
+            them satisfy the claim, it cannot fail.
+        within: Groups that differ in what may explain the effect instead, as queries.
     """
 
     text: str
@@ -42,17 +90,30 @@ class Claim:
     estimate: Callable[[pd.DataFrame], Estimate]
     margin: float = 0.0
     above: bool = True
+    needs: str = "seed == seed"
+    control: Callable[[pd.DataFrame], pd.Series] | None = None
+    within: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is found of a claim: ``word`` is "holds", "does not hold" or "cannot be said"."""
+    """What is found of a claim.
+
+    Attributes:
+        value: The estimate.
+        low: Lower end of its interval, simultaneous over the family.
+        high: Upper end.
+        p: Holm's, over the family.
+        models: Models behind it.
+        word: See the table above.
+    """
 
     value: float
     low: float
     high: float
+    p: float
     models: int
-    word: str
+    word: Word
 
 
 def mean_and_error(values: pd.Series) -> tuple[float, float, int]:
@@ -67,8 +128,7 @@ def mean_and_error(values: pd.Series) -> tuple[float, float, int]:
 def pooled(settings: Sequence[Sequence[ArrayLike]]) -> Estimate:
     """Mean over settings of a mean, or of a difference of two means; seeds are the only chance.
 
-    Student's interval, its variance pooled over the seeds within every cell. NaN where no cell has
-    two seeds.
+    The variance is pooled over the seeds within every cell. NaN where no cell has two seeds.
 
     Args:
         settings: For each setting the values of one cell's seeds, or of two cells' (first less
@@ -79,12 +139,11 @@ def pooled(settings: Sequence[Sequence[ArrayLike]]) -> Estimate:
     every = [cell for cells in known for cell in cells]
     models, freedom = sum(map(len, every)), sum(len(cell) - 1 for cell in every)
     if not freedom:
-        return np.nan, np.nan, np.nan, models
+        return UNKNOWN._replace(models=models)
     value = float(np.mean([cells[0].mean() - sum(c.mean() for c in cells[1:]) for cells in known]))
     variance = sum(((cell - cell.mean()) ** 2).sum() for cell in every) / freedom
     error = (variance * sum(1 / len(cell) for cell in every)) ** 0.5 / len(known)
-    reach = float(stats.t.ppf(0.975, freedom) * error)
-    return value, value - reach, value + reach, models
+    return Estimate(value, float(error), freedom, models)
 
 
 def contrast(found: pd.DataFrame, measure: str, axis: str, yes: Any, no: Any) -> Estimate:
@@ -119,55 +178,76 @@ def rank_correlation(found: pd.DataFrame) -> Estimate:
     """
     score = found["reached"].fillna(0) * found["input_share"].fillna(0)
     models = found.assign(score=score)
-    of_setting = [rows for _, rows in models.groupby(SETTING)]
+    of_setting = [rows[["score", "exact_far"]].to_numpy() for _, rows in models.groupby(SETTING)]
     generator, drawn = np.random.default_rng(0), []
 
-    def spearman(some: pd.DataFrame) -> float:
-        columns = some["score"], some["exact_far"]
-        if any(np.ptp(column) == 0 for column in columns):
+    def spearman(pairs: np.ndarray) -> float:
+        if len(pairs) < 3 or (np.ptp(pairs, axis=0) == 0).any():
             return np.nan
-        return float(np.asarray(stats.spearmanr(*columns))[0])
+        return float(np.corrcoef(stats.rankdata(pairs, axis=0).T)[0, 1])
 
     for _ in range(RESAMPLES):
         picked = generator.integers(0, len(of_setting), len(of_setting))
-        drawn.append(spearman(pd.concat([of_setting[k] for k in picked])))
-    low, high = np.nanquantile(drawn, (0.025, 0.975)) if not np.isnan(drawn).all() else [np.nan] * 2
-    return spearman(models), float(low), float(high), len(models)
+        drawn.append(spearman(np.concatenate([of_setting[k] for k in picked])))
+    known = tuple(x for x in drawn if not np.isnan(x))
+    value = spearman(models[["score", "exact_far"]].to_numpy())
+    if np.isnan(value) or len(known) < RESAMPLES / 2:
+        return UNKNOWN._replace(value=value, models=len(models))
+    return Estimate(value, float(np.std(known)), np.nan, len(models), known)
+
+
+def _by_recall() -> tuple[Claim, ...]:
+    """The claims about recall of any kind, of each kind alone: a mean of both may hide either."""
+    claims = []
+    for kind in ("external", "internal"):
+        some = f"recall == '{kind}'"
+        claims += [
+            Claim(
+                f"with {kind} recall and loop norm, limits are reached from everywhere",
+                "share of inputs with one limit from every start, against .9",
+                lambda found, some=some: level(found.query(f"{some} and loop_norm"), "reached"),
+                margin=0.9,
+                needs=some,
+            ),
+            Claim(
+                f"with {kind} recall, the loop norm makes limits reachable",
+                "share of inputs with one limit from every start: loop norm less none",
+                lambda found, some=some: contrast(
+                    found.query(some), "reached", "loop_norm", True, False
+                ),
+                needs=some,
+            ),
+            Claim(
+                f"with {kind} recall, the loop norm helps on harder problems",
+                "right answers: loop norm less none",
+                lambda found, some=some: contrast(
+                    found.query(some), "exact_far", "loop_norm", True, False
+                ),
+                needs=some,
+            ),
+        ]
+    return tuple(claims)
 
 
 CLAIMS = (
     Claim(
         "without recall, limits know the input less",
-        "share of the input: external recall less none",
+        "share of the input, where a limit was found: external recall less none",
         lambda found: contrast(found, "input_share", "recall", "external", "no"),
     ),
-    Claim(
-        "with recall and loop norm, limits are reached from everywhere",
-        "share of inputs with one limit from every start, against .9",
-        lambda found: level(found.query(f"{RECALL} and loop_norm"), "reached"),
-        margin=0.9,
-    ),
-    Claim(
-        "with recall, the loop norm makes limits reachable",
-        "share of inputs with one limit from every start: loop norm less none",
-        lambda found: contrast(found.query(RECALL), "reached", "loop_norm", True, False),
-    ),
+    *_by_recall(),
     Claim(
         "with recall and loop norm, limits are stable",
-        "spectral radius, below 1",
+        "spectral radius at limits that the loop came to, below 1",
         lambda found: level(found.query(f"{RECALL} and loop_norm"), "radius"),
         margin=1.0,
         above=False,
+        control=lambda found: found.query("recall == 'no'")["radius"],
     ),
     Claim(
         "recall helps on harder problems, with loop norm",
         "right answers: external recall less none",
         lambda found: contrast(found.query("loop_norm"), "exact_far", "recall", "external", "no"),
-    ),
-    Claim(
-        "the loop norm helps on harder problems, with recall",
-        "right answers: loop norm less none",
-        lambda found: contrast(found.query(RECALL), "exact_far", "loop_norm", True, False),
     ),
     Claim(
         "internal recall is no worse than external, with loop norm",
@@ -176,25 +256,81 @@ CLAIMS = (
             found.query("loop_norm"), "exact_far", "recall", "internal", "external"
         ),
         margin=-0.05,
+        needs="recall == 'internal'",
     ),
     Claim(
         "models that do well are those that the framework prefers",
         "rank correlation of (one limit) x (share of the input) with right answers",
         rank_correlation,
+        within=(RECALL, "recall == 'no'"),
+    ),
+    *(
+        Claim(
+            f"models that do well are those that the framework prefers, {words} recall",
+            "the same rank correlation, among these models alone",
+            lambda found, some=some: rank_correlation(found.query(some)),
+        )
+        for words, some in (("with", RECALL), ("without", "recall == 'no'"))
     ),
 )
 
 
-def judge(claim: Claim, found: pd.DataFrame) -> Verdict:
-    """The verdict on one claim."""
-    value, low, high, models = claim.estimate(found)
-    words = ("holds", "does not hold") if claim.above else ("does not hold", "holds")
-    word = "cannot be said"
-    if low < high:  # seeds that agree to the last digit say nothing of others
-        word = words[0] if low > claim.margin else words[1] if high < claim.margin else word
-    return Verdict(value, low, high, models, word)
+def holm(p: Sequence[float]) -> list[float]:
+    """Holm's p values of a family; NaN stays, and is no member of it.
+
+    Example:
+        >>> holm([0.01, 0.04, float("nan"), 0.03])
+        [0.03, 0.06, nan, 0.06]
+    """
+    adjusted, at_least = [float("nan")] * len(p), 0.0
+    order = sorted((value, k) for k, value in enumerate(p) if not np.isnan(value))
+    for place, (value, k) in enumerate(order):
+        at_least = max(at_least, min(value * (len(order) - place), 1.0))
+        adjusted[k] = at_least
+    return adjusted
 
 
-def verdicts(found: pd.DataFrame) -> list[Verdict]:
-    """Those on all claims, of the models of one task."""
-    return [judge(claim, found) for claim in CLAIMS]
+def cannot_fail(claim: Claim, found: pd.DataFrame) -> bool:
+    """Whether the models for which nothing is claimed satisfy it too, without an exception."""
+    if claim.control is None or (known := claim.control(found).dropna()).empty:
+        return False
+    return bool(((known > claim.margin) == claim.above).all() and (known != claim.margin).all())
+
+
+def verdicts(found: pd.DataFrame) -> list[tuple[str, Claim, Verdict]]:
+    """Those on all claims about the models of all tasks: (task, claim, verdict) each.
+
+    Args:
+        found: A row for each model, with its ``task``.
+    """
+    tasks = dict(iter(found.groupby("task", sort=False)))
+    asked = [
+        (str(task), claim, of)
+        for task, of in tasks.items()
+        for claim in CLAIMS
+        if len(of.query(claim.needs))
+    ]
+    estimates = [UNKNOWN if cannot_fail(c, of) else c.estimate(of) for _, c, of in asked]
+    corrected = holm([e.p(c.margin) for e, (_, c, _) in zip(estimates, asked)])
+    size = max(sum(not np.isnan(p) for p in corrected), 1)
+    judged = []
+    for (task, claim, of), e, p in zip(asked, estimates, corrected):
+        word: Word = "vacuous" if cannot_fail(claim, of) else _decided(claim, e.value, p)
+        if word == "vacuous":
+            e = claim.estimate(of)
+        elif word != "not decided" and claim.within:
+            parts = [claim.estimate(of.query(some)) for some in claim.within]
+            inside = [
+                _decided(claim, part.value, min(part.p(claim.margin) * size, 1)) for part in parts
+            ]
+            word = word if word in inside else "confounded"
+        low, high = e.interval(1 - LEVEL / size)
+        judged.append((task, claim, Verdict(e.value, low, high, p, e.models, word)))
+    return judged
+
+
+def _decided(claim: Claim, value: float, p: float) -> Word:
+    """What a corrected p decides."""
+    if not p < LEVEL:
+        return "not decided"
+    return "supported" if (value > claim.margin) == claim.above else "contradicted"

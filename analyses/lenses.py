@@ -127,7 +127,14 @@ def arrivals(known: pd.DataFrame) -> str:
         at += [cells[ahead == 1]["right"], cells[ahead > 1]["right"]]
         span = [f"{x.min():.2f} to {x.max():.2f}" if len(x) else "" for x in at]
         rows.append([model, lens, *span])
-    heads = ["before", "at that loop", "… passed on", "… ending there", "one later", "after that"]
+    heads = [
+        "before (outside the light cone)",
+        "at that loop",
+        "… passed on",
+        "… ending there",
+        "one later",
+        "after that",
+    ]
     return table(["model", "read by", *heads], rows)
 
 

@@ -2,9 +2,11 @@
 
     python -m analyses.make_zoo --out runs/zoo
     python -m analyses.make_zoo --out runs/zoo --name parity
+    python -m analyses.make_zoo --add
 
-One minute to half an hour a model on one core; runs that are finished are kept. To add a model is
-to add a line to MODELS.
+One minute to half an hour a model on one core; runs that are finished are kept. --add trains
+nothing: it measures the distributions that a card lacks, from the weights that are there. Either
+writes the table of docs/zoo.md. To add a model is to add a line to MODELS.
 """
 
 from __future__ import annotations
@@ -15,10 +17,13 @@ from pathlib import Path
 
 import loopinterp
 from analyses import notebook_models
+from analyses.tables_in_pages import PAGES, rewrite, table
 from loopinterp.models import LoopRule
+from loopinterp.storage import write_json
 from loopinterp.training import RECIPES, Run, apply_settings, train
 from loopinterp.training.run import LoopsByLength
-from loopinterp.zoo import make_entry
+from loopinterp.zoo import Card, get_card, list_pretrained, load_pretrained, make_entry
+from loopinterp.zoo.model_card import CARD, TIMES_THE_CUTOFF, measure_card
 
 NO_HOLD = ["objective.hold_loops=0", "state_noise=0"]
 MODELS: dict[str, tuple[str, list[str], str]] = {
@@ -55,7 +60,11 @@ MODELS: dict[str, tuple[str, list[str], str]] = {
     "prefix_sum": ("prefix_sum", [], "Running XOR; other seeds of its recipe reach less far."),
     "copy": ("copy", [], "A shift: right at T(n) loops, and at no other number."),
     "binary_sum": ("binary_sum", [], "A counter at the = that bits run into."),
-    "multiplication": ("multiplication", [], "Products of two bits and n, in n loops."),
+    "multiplication": (
+        "multiplication-two-bits",
+        [],
+        "Products of two bits and n, in n loops; wrong where a factor has one bit.",
+    ),
     "unique_set": (
         "unique_set",
         [],
@@ -86,21 +95,52 @@ def main() -> None:
     )
     parser.add_argument("--samples", type=int, default=200)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--add", action="store_true", help="Distributions that a card lacks.")
+    parser.add_argument("--page", type=Path, default=PAGES / "zoo.md")
     args = parser.parse_args()
     for name in args.name or [*MODELS, *NOTEBOOK]:
-        if name in NOTEBOOK:
-            recipe, note, run = None, NOTEBOOK[name], notebooks(name, args.out)
-        else:
-            recipe, changes, note = MODELS[name]
-            run = train(apply_settings(RECIPES[recipe], [*changes, *args.set]), args.out / name)
-        # The library writes nothing into the package, so the entry is made elsewhere and moved.
+        # The library writes nothing into the package, so what is made is made elsewhere and moved.
         made = args.out / "entries" / name
         shutil.rmtree(made, ignore_errors=True)
-        card = make_entry(run, made, recipe=recipe, note=note, samples=args.samples)
-        shutil.rmtree(args.zoo / name, ignore_errors=True)
-        shutil.copytree(made, args.zoo / name)
+        if args.add:
+            card = with_missing(name, args.samples)
+            write_json(made / CARD, card.to_dict())
+        else:
+            card = trained(name, made, args)
+            shutil.rmtree(args.zoo / name, ignore_errors=True)
+        shutil.copytree(made, args.zoo / name, dirs_exist_ok=True)
         shares = ", ".join(f"{share:.2f} at {n}" for n, share in card.worst().items())
-        print(f"{name}: exact match {shares}; {card.minutes} min")
+        print(f"{name}: exact match {shares}; {card.minutes} min", flush=True)
+    rewrite(args.page, {"zoo": zoo_table()})
+
+
+def trained(name: str, made: Path, args: argparse.Namespace) -> Card:
+    """Train a model, and make its entry in a folder."""
+    if name in NOTEBOOK:
+        recipe, note, run = None, NOTEBOOK[name], notebooks(name, args.out)
+    else:
+        recipe, changes, note = MODELS[name]
+        run = train(apply_settings(RECIPES[recipe], [*changes, *args.set]), args.out / name)
+    return make_entry(run, made, recipe=recipe, note=note, samples=args.samples)
+
+
+def with_missing(name: str, samples: int) -> Card:
+    """The card of a model of the zoo, with the note from here and all distributions."""
+    card, run = get_card(name), load_pretrained(name)
+    exact, known = dict(card.exact_match), run.task().distributions
+    if lacking := [d for d in known if d not in exact]:
+        card = card.replace(samples=min(card.samples, samples))
+        exact |= measure_card(run, samples=card.samples, seed=card.seed, distributions=lacking)
+    recipe, _, note = MODELS.get(name, (None, [], NOTEBOOK.get(name, "")))
+    return card.replace(recipe=recipe, note=note, exact_match={d: exact[d] for d in known})
+
+
+def zoo_table() -> str:
+    """The table of the page, from the cards."""
+    rows = list_pretrained().reset_index().itertuples(index=False)
+    times = (f"{k}x" for k in TIMES_THE_CUTOFF)
+    header = ["model", "task", "weights", "trained to", *times, "lowest on", "an example of"]
+    return table(header, [[x if x == x else "" for x in row] for row in rows])
 
 
 def notebooks(name: str, out: Path) -> Run:

@@ -2,12 +2,16 @@
 
     python -m analyses.measure_recipes --out runs/recipes
     python -m analyses.measure_recipes --out runs/recipes parity copy --jobs 2
+    python -m analyses.measure_recipes --add unique_set --times 1 1.5 2 --samples 200
 
 What is found goes into ``measured`` of each recipe's file, which else stays as it is: exact match
 of every seed at some multiples of the training cutoff, and at more lengths between the last where
 the mean over the seeds is .9 and the first where it is not, so that the file says how far the
 recipe reaches. What is done is kept in --out: stopped at any moment, the same command goes on. A
 recipe that has changed since is refused there, and needs another folder.
+
+--add trains nothing: it measures the distributions that a file lacks, with those of its seeds that
+are in the zoo; the other seeds have no share there.
 """
 
 from __future__ import annotations
@@ -40,11 +44,11 @@ from loopinterp.training import (
     recipes,
     run_sweep,
 )
-from loopinterp.training.evaluation import judged_distributions
+from loopinterp.zoo import get_card, list_pretrained, load_pretrained
 
 FOLDER = Path(recipes.__file__).with_suffix("")
 TIMES = (1, 1.5, 2, 3, 4, 8)
-Shares = dict[str, dict[int, tuple[float, ...]]]
+Shares = dict[str, dict[int, tuple[float | None, ...]]]
 
 
 def main() -> int:
@@ -64,6 +68,7 @@ def main() -> int:
     )
     parser.add_argument("--jobs", type=int, default=1, help="Processes.")
     parser.add_argument("--on", help="Words for the machine.")
+    parser.add_argument("--add", action="store_true", help="Distributions that a file lacks.")
     args = parser.parse_args()
     torch.set_num_threads(1)
     files = {file.stem: file for file in sorted(args.recipes.glob("*.json"))}
@@ -72,7 +77,10 @@ def main() -> int:
     failed = False
     for name in args.names or files:
         try:
-            measured = measure(name, config_of(files[name]), args)
+            if args.add:
+                measured = with_missing(name, files[name], args)
+            else:
+                measured = measure(name, config_of(files[name]), args)
         except InputError as error:
             print(f"{name}: {error}", file=sys.stderr)
             failed = True
@@ -95,7 +103,6 @@ def measure(name: str, config: TrainingConfig, args: argparse.Namespace) -> Meas
         seeds=tuple(args.seeds),
         evaluation=SweepEvaluation(
             lengths=lengths(config, times=args.times, samples=args.samples, most=args.most),
-            distributions=judged_distributions(config.make_task()),
             samples=args.samples,
         ),
     )
@@ -116,6 +123,54 @@ def measure(name: str, config: TrainingConfig, args: argparse.Namespace) -> Meas
         both = {d: of | shares(more)[d] for d, of in measured.exact_match.items()}
         measured = as_measured(both, done, args)
     return measured
+
+
+def with_missing(name: str, file: Path, args: argparse.Namespace) -> Measurement:
+    """What a file has, and beside it the distributions that it lacks, of seeds in the zoo."""
+    measured = Measurement.from_dict(read_json_object(file)["measured"])
+    config = config_of(file)
+    task, samples = config.make_task(), min(measured.samples, args.samples)
+    asked = lengths(config, times=args.times, samples=samples, most=args.most)
+    lacking = [d for d in task.distributions if d not in measured.exact_match]
+    runs = of_the_zoo(name)
+    if not lacking:
+        return measured
+    if not {*runs} & {*measured.seeds}:
+        fix = "Train it: leave --add out."
+        raise InputError(name, expected="one of its seeds in the zoo", given="none", fix=fix)
+    found = {
+        seed: evaluate(
+            runs[seed].model(),
+            task,
+            asked,
+            distributions=lacking,
+            n_samples=samples,
+        )
+        for seed in measured.seeds
+        if seed in runs
+    }
+    by_seed = {seed: shares([of]) for seed, of in found.items()}
+    added = {
+        d: {
+            n: tuple(by_seed[seed][d][n][0] if seed in by_seed else None for seed in measured.seeds)
+            for n in asked
+        }
+        for d in lacking
+    }
+    every = measured.exact_match | added
+    exact = {d: every[d] for d in task.distributions}
+    return measured.replace(exact_match=exact, samples=samples)
+
+
+def of_the_zoo(recipe: str) -> dict[int, Run]:
+    """The models of the zoo that were trained by a recipe and nothing else, by seed."""
+    cards = {name: get_card(name) for name in list_pretrained().index}
+    runs = [
+        load_pretrained(name)
+        for name, card in cards.items()
+        if card.recipe == recipe and {*card.changes} <= {"seed"}
+    ]
+    return {int(run.config.to_dict()["seed"]): run for run in runs}
 
 
 def lengths(
@@ -158,9 +213,7 @@ def evaluated(folder: Path, n: int, samples: int, kept: Path) -> EvaluationResul
         if (found.n_samples, found.provenance.weights) == (samples, first.provenance.weights):
             return found
     task = run.task()
-    found = evaluate(
-        run.model(), task, [n], n_samples=samples, distributions=judged_distributions(task)
-    )
+    found = evaluate(run.model(), task, [n], n_samples=samples)
     found.save(kept, file.stem)
     return found
 
@@ -200,8 +253,11 @@ def write(file: Path, measured: Measurement, made: Path) -> None:
 
 
 def in_words(measured: Measurement) -> str:
-    """The worst distribution's mean by length, and how far it is .9 or more."""
-    said = ", ".join(f"{share:.3f} at {n}" for n, share in measured.worst().items())
+    """The lowest distribution's mean by length, and how far it is .9 or more."""
+    lowest = {n: measured.lowest(n) for n in measured.lengths}
+    said = ", ".join(
+        f"{of.share:.3f} at {n} ({'/'.join(of.distributions)})" for n, of in lowest.items()
+    )
     well, wrong = measured.reach()
     far = f"beyond {well}" if wrong is None else f"up to {well}, not at {wrong}"
     return f"exact match {said}; .9 {far}; {measured.minutes} min a seed"

@@ -25,7 +25,6 @@ from analyses.tables_in_pages import table
 from analyses.zoo_tables import measure_zoo
 from loopinterp.dynamics import FATES, convergence_study
 from loopinterp.tasks import Addition, Batch, Task
-from loopinterp.training.evaluation import judged_distributions
 from loopinterp.zoo import load_pretrained
 
 FILE, PAGE, NAME = "settled_but_wrong.csv", "convergence-and-answers.md", "settled-but-wrong"
@@ -46,7 +45,7 @@ def measure(name: str, times: Sequence[int], samples: int) -> pd.DataFrame:
     run = load_pretrained(name)
     model, task, rows = run.model(), run.task(), []
     for n in (run.cutoff * k for k in times):
-        for distribution in judged_distributions(task):
+        for distribution in task.distributions:
             batch = task.sample(
                 n,
                 batch_size=samples,

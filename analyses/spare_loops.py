@@ -105,7 +105,13 @@ def as_table(found: pd.DataFrame) -> str:
         span = [f"{x['right'].min():.2f} to {x['right'].max():.2f}" for x in shares]
         rows.append([spare, seed, *span])
     at_loop = [f"at it: {kind}" for kind in (PROBE, *KINDS)]
-    heads = ["loops to spare", "seed", "a loop before: passed on", *at_loop, "a loop later: all"]
+    heads = [
+        "loops to spare",
+        "seed",
+        "a loop before (outside the light cone): passed on",
+        *at_loop,
+        "a loop later: all",
+    ]
     return table(heads, rows)
 
 

@@ -191,7 +191,24 @@ def _extrapolation(model: StudiedModel) -> Result:
 def _lens(model: StudiedModel) -> Result:
     n = model.length(2 * model.cutoff)
     batch, n_loops = model.sample(n, 64), model.n_loops(n)
-    return lenses.lens_study(model.model, batch, lens="coda", n_loops=n_loops, seed=model.seed)
+    expected = _compiled_answers(model, batch, n_loops)
+    return lenses.lens_study(
+        model.model, batch, lens="coda", n_loops=n_loops, expected=expected, seed=model.seed
+    )
+
+
+def _compiled_answers(model: StudiedModel, batch: Batch, n_loops: int) -> Tensor | None:
+    """What a compiled model holds after each loop, from its program; None of any other."""
+    from loopinterp.rasp.compiler.circuit import CIRCUIT_FILE
+    from loopinterp.training.run import MODEL
+
+    folder = model.folder / MODEL
+    if not (folder / CIRCUIT_FILE).is_file():
+        return None
+    name = rasp.Circuit.load(folder).program
+    if name not in rasp.list_programs():
+        return None
+    return rasp.get_program(name).trace(batch.inputs.cpu(), n_loops=n_loops).outputs
 
 
 @_study("exits", "how early could an example be read, and which rule knows?")

@@ -245,7 +245,7 @@ def evaluate_run(
         lengths: Problem lengths; 1, 2, 4, 8 and 12 times the training cutoff if None, as far as
             the task has them, the model has room for them, and an example takes no more than
             :data:`~loopinterp.studied_model.MOST_WORK`.
-        distributions: Input distributions; the plain one and the hardest if None.
+        distributions: Input distributions; all of the task if None.
         loops: Numbers of loops to read the answer after, whatever the length.
         stop: Stopping rules to compare with reading the answer at T(n): each one of
             :data:`STOPPING`, with its number if wanted (``residual=0.01``), or

@@ -30,13 +30,22 @@ def _(result: PatchingSweep) -> list[Finding]:
     """The patch that carries most over, against its control."""
     table = result.to_dataframe()
     gain = (table["recovered"] - table["control_recovered"]).to_numpy()
-    best = table.to_dict("records")[int(gain.argmax())]
+    if not np.nanmax(gain) > 0:
+        text = (
+            f"At none of the {len(table)} places do {result.words} from another input carry more "
+            "of its answers over than from an unrelated one."
+        )
+        return [Finding(text, value="none")]
+    best = table.to_dict("records")[int(np.nanargmax(gain))]
     value = percent(best["recovered"])
     text = (
         f"With {result.words} {_place(result, best)} taken from another input, {value} "
         "of the answers that differ become that input's; taken from an unrelated input, "
         f"{percent(best['control_recovered'])} do."
     )
+    alike = int((gain == np.nanmax(gain)).sum())
+    if alike > 1:
+        text += f" {alike} of {len(table)} places do as much."
     return [Finding(text, value=value)]
 
 

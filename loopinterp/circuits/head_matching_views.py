@@ -41,6 +41,9 @@ def _nearest(result: HeadMatch, telling: list[str]) -> Finding:
     """The best match of a head and a selector, against even attention."""
     mean = result.data[["overlap", "overlap_even"]].sel(selector=telling).mean("loop")
     gain = (mean["overlap"] - mean["overlap_even"]).transpose("head", "selector")
+    if not float(gain.max()) > 0:
+        text = f"None of {len(result.heads)} heads looks at any selector more than even attention."
+        return Finding(text, value="none")
     best = mean.isel(gain.argmax(["head", "selector"]))
     value = percent(best["overlap"].item())
     text = (

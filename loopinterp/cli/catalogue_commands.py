@@ -65,11 +65,16 @@ def zoo(
         print_document(table.to_dict("records"), table.to_string(index=False), as_json)
         return
     card = loopinterp.zoo.get_card(name)
-    facts = {"model": name, **card.to_dict(), "fails_at": card.fails_at()}
+    lowest = {
+        n: {"exact_match": share, "distributions": list(card.lowest(n).distributions)}
+        for n, share in card.worst().items()
+    }
+    facts = {"model": name, **card.to_dict(), "lowest": lowest, "fails_at": card.fails_at()}
     if out is None:
-        about = {key: value for key, value in facts.items() if key != "exact_match"}
+        about = {key: value for key, value in facts.items() if key not in ("exact_match", "lowest")}
         text = (
             f"{spell_facts(about)}\n\nExact match by loops beyond T(n)\n{card.table().to_string()}"
+            f"\n\nLowest of the distributions after T(n) loops\n{card.lowest_table().to_string()}"
         )
         print_document(facts, text, as_json)
     else:

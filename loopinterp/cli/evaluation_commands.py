@@ -45,7 +45,8 @@ def evaluate(
         list[int] | None, typer.Option(min=1, help="Problem length; may be repeated.")
     ] = None,
     distribution: Annotated[
-        list[str] | None, typer.Option(help="Input distribution; may be repeated.")
+        list[str] | None,
+        typer.Option(help="Input distribution; may be repeated. Default: all of the task."),
     ] = None,
     stop: Annotated[
         list[str] | None,
@@ -97,6 +98,12 @@ def evaluate(
     file = run / RESULTS / f"generalisation{SUFFIX}"
     document: dict[str, Any] = {"run": str(run), "file": str(file), "samples": samples}
     document["cells"] = cells.to_dict("records")
+    document["lowest"] = [
+        {"length": n, "exact_match": lowest.share, "distributions": list(lowest.distributions)}
+        for n in result.data["length"].values.tolist()
+        for lowest in [result.lowest(n)]
+    ]
+    document["not_judged"] = list(result.not_judged)
     shown = ["exact_match", "exact_match_low", "exact_match_high", "perplexity"]
     tables = [cells[["distribution", "length", *shown]]]
     if loops:

@@ -37,10 +37,13 @@ def _starts(result: ReachabilityResult, n_found: int) -> Finding:
     one, reached = _value(result.one_limit()), _value(result.reached())
     apart = _value(share_of(result.own_limit_differs(), "batch"))
     rest = reached.drop_sel(start=OWN)
-    worst = str(rest["start"][int(rest.argmin("start"))].item())
+    least = rest["start"].values[rest.values == float(rest.min())].tolist()
+    where = "from every other start alike"
+    if len(least) < rest.size:
+        where = f"least often from {', '.join(map(repr, least))}"
     text = (
         f"{percent(one)} of {n_examples} inputs lead to one and the same limit from all "
-        f"{reached.size} starts; the own limit is reached least often from {worst!r} "
+        f"{reached.size} starts; the own limit is reached {where} "
         f"({percent(rest.min())} of the {n_found} inputs that have one)."
     )
     if float(apart) < 0.5:

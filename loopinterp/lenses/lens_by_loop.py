@@ -20,6 +20,7 @@ from loopinterp.tasks.task import Batch
 
 if TYPE_CHECKING:
     import xarray as xr
+    from jaxtyping import Int
     from torch import Tensor
 
     from loopinterp.lenses.chosen_lens import LensName
@@ -62,6 +63,9 @@ class LensResult(Result, kind="lens"):
         transfer_kl: With a map for each place: mean ``kl`` where the map of loop ``translator``
             reads the state after loop ``applied`` (control: whether a loop needs its own). That
             of the last loop is the identity.
+        expected_top: Share of asked positions that are read as what the model is known to hold
+            after that loop, as a compiled one does (control: a state that holds an intermediate
+            value is far from the end, and read rightly). NaN where nothing is decided yet.
 
     Attributes:
         lens: "logit", "coda", "tuned" or "jacobian".
@@ -77,8 +81,9 @@ class LensResult(Result, kind="lens"):
         **dict.fromkeys(("reading_kl", "reading_top"), "reading loop layer batch"),
         **dict.fromkeys(("unigram_kl", "majority_top"), "batch"),
         "transfer_kl": "translator applied batch",
+        "expected_top": "loop",
     }
-    OPTIONAL: ClassVar[frozenset[str]] = frozenset({"transfer_kl"})
+    OPTIONAL: ClassVar[frozenset[str]] = frozenset({"transfer_kl", "expected_top"})
 
     lens: str
     has_coda: bool
@@ -118,6 +123,7 @@ def lens_study(
     inside: bool = False,
     positions: Sequence[int] | None = None,
     fit_on: Batch | Task | Tensor | None = None,
+    expected: Int[Tensor, "loop batch pos"] | None = None,
     n: int | None = None,
     batch_size: int | None = None,
     seed: int = 0,
@@ -145,6 +151,9 @@ def lens_study(
         inside: Whether to read after each layer too, which takes a model with hooks.
         positions: Positions to read; all by default.
         fit_on: What to fit on; by default the task that the data is of, with another seed.
+        expected: Classes that the model is known to hold after each loop, from loop 0 on, as
+            ``program.trace(batch.inputs, n_loops=T).outputs`` of the one that it was compiled from;
+            -1 where there is none.
         n: Problem length, where a task is given; see :func:`~loopinterp.tasks.as_batch`.
         batch_size: Examples, where a task is given.
         seed: Seed of what is drawn.
@@ -195,6 +204,8 @@ def lens_study(
                 fix="Leave positions= out, or pass inputs alone to read what the model ends with.",
             )
         controls = baselines(run)
+        if expected is not None:
+            controls["expected_top"] = _expected_top(run, wanted, expected, chosen)
         coords: dict[str, Any] = {
             "loop": range(n_loops + 1),
             "layer": reader.layers,
@@ -214,6 +225,26 @@ def lens_study(
             n_fit=fitted.n_examples if fitted else 0,
             of_other_weights=fitted is not None and of_other_weights(fitted, described),
         )
+
+
+def _expected_top(
+    run: list[dict[str, Tensor]], wanted: Tensor, expected: Tensor, chosen: list[int]
+) -> Tensor:
+    """Share of the asked positions whose state is read as the expected class, [loop]."""
+    answer = torch.cat([part["answer"][:, -1] for part in run], dim=1)  # [loop, batch, pos]
+    n_pos = max(chosen) + 1
+    fits = expected.ndim == 3 and expected.shape[2] >= n_pos
+    if not fits or expected.shape[:2] != answer.shape[:2]:
+        raise InputError(
+            "expected",
+            expected=f"a class for each loop, example and position, {[*answer.shape[:2], n_pos]}",
+            given=str([*expected.shape]),
+            fix="Trace the program on the same inputs, over as many loops.",
+        )
+    wish = expected.to(answer.device)[:, :, chosen]
+    decided = (wish >= 0) & (wanted >= 0)
+    # Of no decided position the share is 0 / 0: NaN, nothing is known of that loop.
+    return ((answer == wish) & decided).sum((1, 2)) / decided.sum((1, 2))
 
 
 def _inputs(

@@ -16,6 +16,9 @@ SECTION = "convergence"
 _FURTHER = 1.1
 """How many times further off than one distribution for all a reading is that is said to be so."""
 
+_READ = 0.99
+"""Share of known intermediate values from which on a lens is said to read them."""
+
 NAMES = {
     "logit": "the logit lens",
     "coda": "the model's own readout",
@@ -62,13 +65,13 @@ def _beyond_chance(result: LensResult) -> list[Finding]:
         majority = result.data["majority_top"].mean()
         entropy = result.data["entropy"].sel(layer=STATE, loop=worse[0]).where(result.asked).mean()
         text = (
-            f"{lens} is not to be believed early on: after loop{'s' * (len(worse) > 1)} "
-            f"{_ranges(worse)} it is further from the last loop than one distribution for all is "
+            f"After loop{'s' * (len(worse) > 1)} {_ranges(worse)} {NAMES[result.lens]} is further "
+            "from the last loop than one distribution for all is "
             f"({_nats(own.sel(loop=worse[0]))} against {_nats(unigram)} after loop {worse[0]}; "
             f"right at {percent(top)}, one class for all at {percent(majority)}, entropy "
-            f"{_nats(entropy)})."
+            f"{_nats(entropy)}). {_intermediate(result, worse)}"
         )
-        return [Finding(text, good=False)]
+        return [Finding(text)]
     between = own[1:-1]
     if not between.size:
         return []
@@ -79,6 +82,24 @@ def _beyond_chance(result: LensResult) -> list[Finding]:
         f"{_nats(unigram)} for one distribution for all."
     )
     return [Finding(text)]
+
+
+def _intermediate(result: LensResult, loops: list[int]) -> str:
+    """What the distance from the end says of the reading: more where the state's value is known."""
+    if "expected_top" in result.data:
+        least = float(result.data["expected_top"].sel(loop=loops).min())
+        return (
+            "What the model holds after each of these loops is known, and the lens reads it at "
+            f"{percent(least)} of positions or more: the distance is how far the computation has "
+            "still to go, and none of the lens."
+            if least >= _READ
+            else f"What the model holds there is known, and the lens reads it at {percent(least)} "
+            "of positions at worst."
+        )
+    return (
+        "A state that holds an intermediate value is as far from the end as one that the lens "
+        "misreads; this distance does not tell them apart."
+    )
 
 
 def _others_map(result: LensResult) -> list[Finding]:

@@ -11,7 +11,7 @@ from loopinterp.models.looped_model import bind
 from loopinterp.tasks.task import IGNORE
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
     from jaxtyping import Bool, Float, Int
     from torch import Tensor
@@ -37,6 +37,29 @@ class Scores(NamedTuple):
     exact: Bool[Tensor, "*loop example"]
     share: Float[Tensor, "*loop example"]
     cross_entropy: Float[Tensor, "*loop example"]
+
+
+class Lowest(NamedTuple):
+    """The lowest share over the input distributions of a task: what the task as a whole is given.
+
+    Attributes:
+        share: That share.
+        distributions: Those that have it, in the task's order; several where they tie.
+    """
+
+    share: float
+    distributions: tuple[str, ...]
+
+
+def lowest_of(shares: Mapping[str, float]) -> Lowest:
+    """The lowest of the shares by distribution, and all distributions that have it.
+
+    Example:
+        >>> lowest_of({"uniform": 1.0, "biased": 0.5, "mixed": 0.5})
+        Lowest(share=0.5, distributions=('biased', 'mixed'))
+    """
+    least = min(shares.values())
+    return Lowest(least, tuple(name for name, share in shares.items() if share == least))
 
 
 def scores_at(

@@ -20,7 +20,7 @@ from loopinterp.results import Result, study
 from loopinterp.study_examples import fit_to_model, need_model_of
 from loopinterp.tasks.sampling import check_size, pick_distribution
 from loopinterp.tasks.study_data import need_task
-from loopinterp.training.answer_scores import constant_scores
+from loopinterp.training.answer_scores import Lowest, constant_scores, lowest_of
 from loopinterp.training.evaluation_cells import Cell, arrays_of, measure_cell
 from loopinterp.training.seeding import stream
 from loopinterp.training.unseen_answers import need_unseen_answers
@@ -71,6 +71,8 @@ class EvaluationResult(Result, kind="evaluation"):
             it is asked after those instead of T(n). None for all others.
         answered_after: The loops after which the answer is read, in words: ``T(n)``, or what the
             model's ``loop_rule`` makes of it, as ``T(n) + 1``.
+        not_judged: Distributions of the task that were left out, so that :meth:`lowest` is not the
+            task's.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
@@ -95,6 +97,18 @@ class EvaluationResult(Result, kind="evaluation"):
     trained_up_to: int | None
     depth: int | None = None
     answered_after: str = "T(n)"
+    not_judged: Sequence[str] = ()
+
+    def lowest(self, length: int, extra_loop: int | None = None) -> Lowest:
+        """The lowest exact match over the distributions at a length, and where it is.
+
+        Args:
+            length: One of the lengths.
+            extra_loop: One of the extra loops; :attr:`nearest_extra_loop` if None.
+        """
+        loop = self.nearest_extra_loop if extra_loop is None else extra_loop
+        at = {"length": length, "extra_loop": loop, ESTIMATE: "value"}
+        return lowest_of(self.data["exact_match"].sel(at, drop=True).to_series().to_dict())
 
     @property
     def nearest_extra_loop(self) -> int:
@@ -135,8 +149,7 @@ def evaluate(
         model: Any looped model; the examples are moved to where its weights are.
         task: What to ask it.
         lengths: Problem lengths.
-        distributions: Input distributions; all but the one made for training if None
-            (see :func:`judged_distributions`).
+        distributions: Input distributions; all of the task if None.
         extra_loops: Loops more than T(n), or fewer where negative.
         loops: Numbers of loops that do not depend on the length, as ``[1, 2, 4, 8, 16, 32]``.
         stopping: Stopping rules by name (:func:`loopinterp.workflow.stopping_rules` makes some),
@@ -154,7 +167,7 @@ def evaluate(
     need_model(model)
     need_task(task)
     need_model_of(task, model)
-    asked = judged_distributions(task) if distributions is None else distributions
+    asked = task.distributions if distributions is None else distributions
     names = list(dict.fromkeys(asked))
     _check(task, lengths, names, extra_loops, n_samples)
     need_unseen_answers(task, model, min(lengths))
@@ -197,22 +210,8 @@ def evaluate(
             trained_up_to=trained_up_to,
             depth=own_depth(model),
             answered_after=str(rule_of(model) or "T(n)"),
+            not_judged=[name for name in task.distributions if name not in names],
         )
-
-
-def judged_distributions(task: Task) -> tuple[str, ...]:
-    """The distributions a task is judged on: the plain one and the hardest, where it has both.
-
-    Plain is ``"uniform"``, or the task's first where there is none; hardest is ``"chain"``.
-
-    Example:
-        >>> from loopinterp.tasks import get_task
-        >>> judged_distributions(get_task("addition"))
-        ('uniform', 'chain')
-    """
-    known = task.distributions
-    plain = "uniform" if "uniform" in known else known[0]
-    return (plain, "chain") if "chain" in known and plain != "chain" else (plain,)
 
 
 def _check(

@@ -10,7 +10,11 @@ from loopinterp.results import Figure, Finding, figures_of, findings_of, percent
 from loopinterp.training.evaluation import ANY, BEST, ORACLE, EvaluationResult
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     import xarray as xr
+
+    from loopinterp.training.answer_scores import Lowest
 
 SECTION = "generalisation"
 
@@ -22,6 +26,13 @@ _NAMES = {
     "chain": "full carry chains",
     "propagate": "carry-rich digits",
     "biased": "biased bits",
+    "mixed": "operands of mixed lengths",
+    "equal": "operands of equal length",
+    "independent": "operands of independent lengths",
+    "nines": "operands of nines",
+    "few": "few distinct elements",
+    "distinct": "distinct elements only",
+    "varied": "varied numbers of distinct elements",
 }
 
 
@@ -47,10 +58,53 @@ def _constant_name(distribution: str) -> str:
 
 @findings_of.register
 def _(result: EvaluationResult) -> list[Finding]:
-    """How far the model generalises, in a sentence for each distribution; and when to stop."""
+    """The lowest over all distributions, how far the model goes on each, and when to stop."""
     distributions = result.data["distribution"].values.tolist()
     findings = [_reach(result, distribution) for distribution in distributions]
+    if len(distributions) > 1 or result.not_judged:
+        lowest = {n: result.lowest(n) for n in result.data["length"].values.tolist()}
+        findings.insert(0, lowest_finding(lowest, distributions, result.not_judged))
     return [*findings, *([_stopping(result)] if "rule" in result.data.dims else [])]
+
+
+def lowest_finding(
+    lowest: Mapping[int, Lowest], names: Sequence[str], not_judged: Sequence[str], over: str = ""
+) -> Finding:
+    """What the task as a whole is given: its lowest distribution, or that some were left out.
+
+    Args:
+        lowest: By length.
+        names: The distributions that were measured.
+        not_judged: The task's other ones.
+        over: What else the shares are means over, in words.
+    """
+    said = " and ".join(
+        f"{percent(lowest[n].share)} at length {n} ({where_lowest(lowest[n], names)})"
+        for n in sorted({min(lowest), max(lowest)})
+    )
+    among = f"{len(names)} input distribution{'s' * (len(names) > 1)}"
+    text = f"The lowest exact match over {among}{over} is {said}."
+    if not_judged:
+        left = ", ".join(map(readable, not_judged))
+        text += f" The task has others, on which nothing was measured: {left}."
+    least = min(of.share for of in lowest.values())
+    good = None if not_judged and least >= 0.99 else bool(least >= 0.99)
+    return Finding(text, value=f"{least:.2f} exact match", good=good)
+
+
+def where_lowest(lowest: Lowest, names: Sequence[str]) -> str:
+    """The distributions that have the lowest share, in words.
+
+    Example:
+        >>> from loopinterp.training.answer_scores import Lowest
+        >>> where_lowest(Lowest(0.5, ("chain",)), ["uniform", "chain"])
+        'full carry chains'
+        >>> where_lowest(Lowest(1.0, ("uniform", "chain")), ["uniform", "chain"])
+        'the same on all'
+    """
+    if len(names) > 1 and len(lowest.distributions) == len(names):
+        return "the same on all"
+    return ", ".join(map(readable, lowest.distributions))
 
 
 def _reach(result: EvaluationResult, distribution: str) -> Finding:
@@ -78,7 +132,9 @@ def _reach(result: EvaluationResult, distribution: str) -> Finding:
             f"right already at length {scores.index[0]}."
         )
     if len(failing):
-        text += f" Its worst length is {scores.idxmin()}, with {percent(scores.min())}."
+        worst = scores.index[scores == scores.min()].tolist()
+        verb = "lengths are" if len(worst) > 1 else "length is"
+        text += f" Its worst {verb} {', '.join(map(str, worst))}, with {percent(scores.min())}."
     return Finding(text, value=f"{scores.min():.2f} exact match", good=bool(scores.min() >= 0.99))
 
 

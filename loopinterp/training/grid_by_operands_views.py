@@ -15,13 +15,19 @@ def _(result: OperandGrid) -> list[Finding]:
     """The mean over the grid at the best number of loops, and its worst cell."""
     exact = result.data["exact_match"].sel({ESTIMATE: "value"})
     means = exact.mean(["n_a", "n_b"]).to_series()
-    best, to = means.idxmax(), int(exact["n_a"].max())
+    to, tied = int(exact["n_a"].max()), means.index[means == means.max()].tolist()
+    if means.max() == 0:
+        text = f"No answer up to {to} x {to} is wholly right after any of the numbers of loops."
+        return [Finding(text, value="0.00 grid mean", good=False)]
+    best = tied[0]
     said = ", ".join(f"{loop}: {percent(share)}" for loop, share in means.items())
     text = (
         f"Over all operand lengths up to {to} x {to}, answers are wholly right on average, by "
         f"loops: {said}. The worst pair of lengths at {best} loops has "
         f"{percent(exact.sel(loop=best).min())}."
     )
+    if len(tied) > 1:
+        text += f" As high: {', '.join(map(str, tied[1:]))} loops."
     return [Finding(text, value=f"{means[best]:.2f} grid mean")]
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from statistics import fmean
-from typing import Annotated
+from statistics import fmean, stdev
+from typing import Annotated, NamedTuple
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
@@ -18,6 +18,7 @@ from loopinterp.errors import ConfigError, check_choice
 from loopinterp.settings import Seed, Settings, settings
 from loopinterp.short_repr import say
 from loopinterp.storage import read_json_object
+from loopinterp.training.answer_scores import Lowest, lowest_of
 from loopinterp.training.config import Share, TrainingConfig
 
 _FOLDER = Path(__file__).with_suffix("")
@@ -32,19 +33,19 @@ class Measurement(Settings):
 
     Attributes:
         seeds: Seeds of training.
-        samples: Examples behind each share.
+        samples: Examples behind each share, at least.
         exact_match: Share of examples that are wholly right after T(n) loops, by input
-            distribution and length, one for each seed.
+            distribution and length, one for each seed; None where a seed was not measured.
         minutes: Time to train one seed.
         on: The machine that took that time.
 
     Raises:
-        ConfigError: If there is no seed, no share, or not one share for each seed.
+        ConfigError: If there is no seed, no share, or not one entry for each seed.
     """
 
     seeds: tuple[Seed, ...]
     samples: PositiveInt
-    exact_match: dict[str, dict[int, tuple[Share, ...]]]
+    exact_match: dict[str, dict[int, tuple[Share | None, ...]]]
     minutes: PositiveFloat
     on: Line
 
@@ -59,28 +60,40 @@ class Measurement(Settings):
             )
         for distribution, by_length in self.exact_match.items():
             for length, shares in by_length.items():
-                if len(shares) != len(self.seeds):
+                known = [share for share in shares if share is not None]
+                if len(shares) != len(self.seeds) or not known:
                     raise ConfigError(
                         f"exact_match.{distribution}.{length}",
                         expected=f"one share for each of {len(self.seeds)} seeds",
-                        given=str(len(shares)),
+                        given=f"{len(shares)}, {len(known)} of them measured",
                         fix="Measure the seeds that are missing.",
                     )
 
-    def worst(self) -> dict[int, float]:
-        """Exact match by length: the mean over the seeds, of the distribution where it is lowest.
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The lengths at which all distributions were measured."""
+        return tuple(sorted(set.intersection(*map(set, self.exact_match.values()))))
 
-        A length counts where all distributions were measured at it.
-        """
-        lengths = set.intersection(*map(set, self.exact_match.values()))
-        each = self.exact_match.values()
-        return {n: min(sum(of[n]) / len(of[n]) for of in each) for n in sorted(lengths)}
+    def mean(self, distribution: str, n: int) -> SeedMean:
+        """Mean and standard error over the seeds that were measured there."""
+        known = [share for share in self.exact_match[distribution][n] if share is not None]
+        error = stdev(known) / len(known) ** 0.5 if len(known) > 1 else float("nan")
+        return SeedMean(fmean(known), error, len(known))
+
+    def lowest(self, n: int) -> Lowest:
+        """The lowest mean over the seeds at one of :attr:`lengths`, and on which distributions."""
+        return lowest_of({name: self.mean(name, n).value for name in self.exact_match})
+
+    def worst(self) -> dict[int, float]:
+        """The share of :meth:`lowest` at each of :attr:`lengths`."""
+        return {n: self.lowest(n).share for n in self.lengths}
 
     def reach(self) -> tuple[int, int | None]:
         """How far it goes: the length up to which :meth:`worst` is .9 or more, and where it is not.
 
         Of the lengths that were measured: the last one before it falls under .9 (0 if it is under
-        .9 at all of them), and the one at which it has; None if it never has.
+        .9 at all of them), and the one at which it has; None if it never has. A length at which
+        one distribution is under .9 counts as such, whether or not the others were measured.
 
         Example:
             >>> shares = {"uniform": {12: (1.0,), 24: (0.95,), 30: (0.7,), 48: (0.9,)}}
@@ -88,11 +101,21 @@ class Measurement(Settings):
             (24, 30)
         """
         well = 0
-        for n, share in self.worst().items():
-            if share < _WELL:
+        for n in sorted(set().union(*self.exact_match.values())):
+            measured = [name for name, of in self.exact_match.items() if n in of]
+            if min(self.mean(name, n).value for name in measured) < _WELL:
                 return well, n
-            well = n
+            if len(measured) == len(self.exact_match):
+                well = n
         return well, None
+
+
+class SeedMean(NamedTuple):
+    """A mean over seeds, its standard error (NaN of one seed), and how many seeds they are."""
+
+    value: float
+    error: float
+    n_seeds: int
 
 
 @settings
@@ -106,7 +129,8 @@ class Recipe(Settings):
         tried: What was tried and was worse, in a line each.
 
     Raises:
-        ConfigError: If a setting is wrong, or nothing was measured at the training cutoff.
+        ConfigError: If a setting is wrong, nothing was measured at the training cutoff, or a
+            distribution of the task was left out.
     """
 
     about: Line
@@ -119,6 +143,13 @@ class Recipe(Settings):
         known = self.config.make_task().distributions
         for distribution in self.measured.exact_match:
             check_choice("distribution", distribution, known, error=ConfigError)
+        if left := [name for name in known if name not in self.measured.exact_match]:
+            raise ConfigError(
+                "measured.exact_match",
+                expected=f"all distributions of the task: {', '.join(known)}",
+                given=f"none of {', '.join(left)}",
+                fix="Measure there as well: the lowest of them is what the recipe is worth.",
+            )
         cutoff, lengths = self.config.curriculum.max_n, self.measured.worst()
         if cutoff not in lengths:
             raise ConfigError(
@@ -130,10 +161,9 @@ class Recipe(Settings):
 
     @property
     def generalises(self) -> bool:
-        """Whether the seeds' mean exact match is .9 or more at 1.5 times the cutoff or beyond."""
-        far, found = self.config.curriculum.max_n * _FAR, self.measured.exact_match.values()
-        lengths = [n for n in self.measured.worst() if n >= far]
-        return any(all(fmean(of[n]) >= _WELL for of in found) for n in lengths)
+        """Whether the mean is .9 or more on all distributions at 1.5 times the cutoff or beyond."""
+        far = self.config.curriculum.max_n * _FAR
+        return any(share >= _WELL for n, share in self.measured.worst().items() if n >= far)
 
 
 @functools.cache

@@ -12,6 +12,7 @@ import xarray as xr
 from loopinterp.errors import InputError
 from loopinterp.intervals import ESTIMATE
 from loopinterp.results import Result, study
+from loopinterp.training.answer_scores import Lowest, lowest_of
 from loopinterp.training.evaluation import EvaluationResult
 
 MEASURES = {
@@ -39,6 +40,7 @@ class SeedSummary(Result, kind="seed-summary"):
         n_seeds: How many evaluations there are.
         n_samples: Examples in each cell of each.
         trained_up_to: Greatest length seen in training, or None if not known.
+        not_judged: Distributions of the task that were left out.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
@@ -50,6 +52,13 @@ class SeedSummary(Result, kind="seed-summary"):
     n_seeds: int
     n_samples: int
     trained_up_to: int | None = None
+    not_judged: Sequence[str] = ()
+
+    def lowest(self, length: int) -> Lowest:
+        """The lowest mean exact match over the distributions at a length, and where it is."""
+        nearest = min(self.data["extra_loop"].values.tolist(), key=abs)
+        at = self.data["exact_match"].sel(length=length, extra_loop=nearest, drop=True)
+        return lowest_of(at.to_series().to_dict())
 
 
 def summarise_seeds(results: Sequence[EvaluationResult]) -> SeedSummary:
@@ -93,6 +102,7 @@ def summarise_seeds(results: Sequence[EvaluationResult]) -> SeedSummary:
             n_seeds=len(results),
             n_samples=first.n_samples,
             trained_up_to=first.trained_up_to,
+            not_judged=first.not_judged,
         )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from loopinterp.plotting import LinePanel, Reference, Series, line_panels
 from loopinterp.results import Figure, Finding, figures_of, findings_of
 from loopinterp.training.evaluation_views import SECTION as SECTION
-from loopinterp.training.evaluation_views import readable
+from loopinterp.training.evaluation_views import lowest_finding, readable
 from loopinterp.training.seed_summary import SeedSummary
 
 if TYPE_CHECKING:
@@ -20,9 +20,14 @@ TITLES = {"exact_match": "Exact match", "bit_accuracy": "Bit accuracy"}
 
 @findings_of.register
 def _(result: SeedSummary) -> list[Finding]:
-    """The mean at the least and the greatest length, for each distribution."""
+    """The mean at the least and the greatest length: the lowest, and for each distribution."""
     cells, findings = _nearest(result), []
-    for name in cells["distribution"].values.tolist():
+    names = cells["distribution"].values.tolist()
+    if len(names) > 1 or result.not_judged:
+        lowest = {n: result.lowest(n) for n in cells["length"].values.tolist()}
+        over = f", mean over {result.n_seeds} seeds,"
+        findings.append(lowest_finding(lowest, names, result.not_judged, over))
+    for name in names:
         at = cells.sel(distribution=name)
         said = [
             f"{float(at['exact_match'].sel(length=n)):.3f} "

@@ -18,7 +18,6 @@ from loopinterp.study_examples import need_model_of
 from loopinterp.tasks.sampling import check_size, pick_distribution
 from loopinterp.tasks.study_data import need_task
 from loopinterp.training.answer_scores import scores_at
-from loopinterp.training.evaluation import judged_distributions
 from loopinterp.training.seeding import stream
 from loopinterp.training.unseen_answers import need_unseen_answers
 
@@ -61,7 +60,7 @@ def calibrate_stopping(
         model: Any looped model.
         task: What to ask it.
         lengths: At least two problem lengths, of those that it was trained on.
-        distributions: Input distributions; those that the task is judged on if None.
+        distributions: Input distributions; all of the task if None.
         max_loops: Loops that are tried; twice the positions of the longest input if None.
         n_samples: Examples for each length and distribution.
         seed: Seed of the examples, which are neither those of training nor of evaluation.
@@ -74,7 +73,7 @@ def calibrate_stopping(
     need_task(task)
     need_model_of(task, model)
     cells = sorted(set(lengths))
-    names = list(distributions or judged_distributions(task))
+    names = list(distributions or task.distributions)
     for name in names:
         pick_distribution(task, name)
     check_integer("n_samples", n_samples, least=1)

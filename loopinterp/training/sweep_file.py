@@ -16,7 +16,6 @@ from loopinterp.settings import Seed, Settings, settings
 from loopinterp.storage import check_file_name, read_json_object
 from loopinterp.tasks.sampling import check_size, pick_distribution
 from loopinterp.training.config import TrainingConfig
-from loopinterp.training.evaluation import judged_distributions
 from loopinterp.training.overrides import apply_settings
 from loopinterp.training.recipes import Line, get_recipe
 
@@ -39,7 +38,7 @@ class SweepEvaluation(Settings):
 
     Attributes:
         lengths: Problem lengths.
-        distributions: Input distributions; the plain one and the hardest if None.
+        distributions: Input distributions; all of the task if None.
         extra_loops: Loops more than the model makes of T(n).
         loops: Numbers of loops that do not depend on the length.
         samples: Examples for each length and distribution.
@@ -59,7 +58,7 @@ class SweepEvaluation(Settings):
         Raises:
             InputError: If a distribution is not the task's, or the examples are too many.
         """
-        names = judged_distributions(task) if self.distributions is None else self.distributions
+        names = task.distributions if self.distributions is None else self.distributions
         check_size(task, max(self.lengths), self.samples, "evaluation.lengths, evaluation.samples")
         by_loop = {"loop": sorted(set(self.loops))} if self.loops else {}
         return {

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from loopinterp.results import Result, study
+from loopinterp.training.answer_scores import Lowest, lowest_of
 from loopinterp.training.seed_summary import MEASURES, over_seeds
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class SweepResult(Result, kind="sweep"):
         figure_axes: The figures: each measure, and the axis that it is drawn along.
         failed: What went wrong, by setting and seed.
         missing: Settings and seeds that were not asked for yet (``only``).
+        not_judged: Distributions of the task that were left out.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
@@ -65,6 +67,12 @@ class SweepResult(Result, kind="sweep"):
     figure_axes: dict[str, str]
     failed: dict[str, str]
     missing: list[str]
+    not_judged: Sequence[str] = ()
+
+    def lowest(self, setting: str, length: int) -> Lowest:
+        """The lowest mean exact match of a setting over the distributions, and where it is."""
+        at = {"setting": setting, "length": length, "extra_loop": self.nearest_extra_loop}
+        return lowest_of(self.data["exact_match"].sel(at, drop=True).to_series().to_dict())
 
     def table(self) -> pd.DataFrame:
         """What ``sweep.csv`` holds: :meth:`to_dataframe` with ``n_seeds`` and ``failed``.
@@ -186,6 +194,11 @@ def gather(
                 name
                 for name in (cell_name(name, seed) for name in settings for seed in sweep.seeds)
                 if name not in said
+            ],
+            not_judged=[
+                name
+                for name in sweep.base.make_task().distributions
+                if name not in coords["distribution"]
             ],
         )
 

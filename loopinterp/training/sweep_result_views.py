@@ -10,7 +10,7 @@ import numpy as np
 from loopinterp.plotting import LinePanel, Reference, Series, line_panels, ramp
 from loopinterp.results import Figure, Finding, figures_of, findings_of
 from loopinterp.training.evaluation_views import SECTION as SECTION
-from loopinterp.training.evaluation_views import readable
+from loopinterp.training.evaluation_views import readable, where_lowest
 from loopinterp.training.sweep_result import SweepResult, mean_and_error
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ def _(result: SweepResult) -> list[Finding]:
     if result.missing:
         text = f"{len(result.missing)} of {_n_cells(result)} cells are not run yet."
         findings.append(Finding(text, value=f"{len(result.missing)} left"))
+    if lowest := _lowest(result, n):
+        findings.append(lowest)
     for name in data["distribution"].values.tolist():
         at = data.sel(distribution=name, length=n)
         said = [
@@ -60,6 +62,24 @@ def _(result: SweepResult) -> list[Finding]:
             )
             findings.append(Finding(text))
     return findings
+
+
+def _lowest(result: SweepResult, n: int) -> Finding | None:
+    """Each setting's lowest distribution at a length; None where there is but one to judge."""
+    names, ran = result.data["distribution"].values.tolist(), _ran(result)
+    if not ran or (len(names) == 1 and not result.not_judged):
+        return None
+    lowest = {setting: result.lowest(setting, n) for setting in ran}
+    each = "; ".join(
+        f"{setting} {of.share:.3f} ({where_lowest(of, names)})" for setting, of in lowest.items()
+    )
+    text = f"Lowest exact match of length {n} over {len(names)} input distributions: {each}."
+    if len(ran) > 1 and len({of.share for of in lowest.values()}) == 1:
+        text += " All settings are equal there: none is the best."
+    if result.not_judged:
+        left = ", ".join(map(readable, result.not_judged))
+        text += f" The task has others, on which nothing was measured: {left}."
+    return Finding(text)
 
 
 _SAID = ("setting", "n_seeds", "exact_match", "exact_match_se")

@@ -20,11 +20,14 @@ from loopinterp.saved_results import CONFIG
 from loopinterp.settings import Seed, Settings, flatten, settings
 from loopinterp.storage import digest_tensors, read_json, read_tensors, write_json
 from loopinterp.training import Run, evaluate, get_recipe
+from loopinterp.training.answer_scores import Lowest, lowest_of
 from loopinterp.training.config import Share
 from loopinterp.training.recipes import Line
 from loopinterp.training.run import METRICS, MODEL, WEIGHTS, need_free_folder
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import pandas as pd
 
 CARD = "card.json"
@@ -46,7 +49,7 @@ class Card(Settings):
         weights: Number of its weights.
         minutes: Time its training took, if that is known.
         made_with: Versions and machine.
-        samples: Examples behind each share.
+        samples: Examples behind each share, at least.
         seed: Seed of those examples.
         exact_match: Share of examples that are wholly right, by input distribution, length (of
             those for which the model has positions), and loops beyond T(n); fewer where negative.
@@ -66,11 +69,14 @@ class Card(Settings):
     weights_sha256: str
     config_sha256: str
 
+    def lowest(self, length: int, extra_loop: int = 0) -> Lowest:
+        """The lowest exact match over the distributions at a length, and where it is."""
+        return lowest_of({d: of[length][extra_loop] for d, of in self.exact_match.items()})
+
     def worst(self, extra_loop: int = 0) -> dict[int, float]:
-        """Exact match by length, of the distribution where it is lowest."""
+        """The share of :meth:`lowest` by length."""
         lengths = next(iter(self.exact_match.values()))
-        of = self.exact_match.values()
-        return {n: min(shares[n][extra_loop] for shares in of) for n in lengths}
+        return {n: self.lowest(n, extra_loop).share for n in lengths}
 
     def table(self) -> pd.DataFrame:
         """Exact match: a row for each input distribution and length, a column for each extra loop.
@@ -82,6 +88,17 @@ class Card(Settings):
         rows = {(d, n): shares for d, of in self.exact_match.items() for n, shares in of.items()}
         table = pd.DataFrame.from_dict(rows, orient="index")
         return table.rename_axis(index=["distribution", "length"], columns="extra_loop")
+
+    def lowest_table(self) -> pd.DataFrame:
+        """The lowest exact match after T(n) loops, and on which distributions: a row a length."""
+        import pandas as pd
+
+        rows = {n: self.lowest(n) for n in next(iter(self.exact_match.values()))}
+        table = pd.DataFrame(
+            {n: [low.share, ", ".join(low.distributions)] for n, low in rows.items()},
+            index=["exact_match", "on"],
+        ).T
+        return table.rename_axis(index="length")
 
     def fails_at(self) -> list[str]:
         """Where exact match falls under .9 first, and how long an answer lasts, in words."""
@@ -141,6 +158,38 @@ def make_entry(
             given=f"one of {run.steps_done} steps",
             fix="Go on with its training; or pass recipe=None, if it was trained elsewhere.",
         )
+    card = Card(
+        note=note,
+        recipe=recipe,
+        changes={} if recipe is None else _changes(run, recipe),
+        weights=sum(p.numel() for p in run.model().parameters()),
+        minutes=None if recipe is None else round(run.seconds / 60, 1),
+        made_with=f"loopinterp {__version__}, torch {version('torch')}, {platform.machine()}",
+        samples=samples,
+        seed=seed,
+        exact_match=measure_card(run, samples=samples, seed=seed),
+        weights_sha256=digest_tensors(read_tensors(run.folder / WEIGHTS)),
+        config_sha256=config_hash(read_json(run.folder / CONFIG)),
+    )
+    shutil.copytree(run.folder / MODEL, folder / MODEL)
+    if run.is_trained:
+        shutil.copyfile(run.folder / METRICS, folder / METRICS)
+    write_json(folder / CARD, card.to_dict())
+    write_json(folder / CONFIG, read_json(run.folder / CONFIG))
+    return card
+
+
+def measure_card(
+    run: Run, *, samples: int, seed: int, distributions: Sequence[str] | None = None
+) -> dict[str, dict[int, dict[int, float]]]:
+    """A card's :attr:`Card.exact_match`.
+
+    Args:
+        run: A run with weights.
+        samples: Examples for each length and distribution.
+        seed: Seed of the examples.
+        distributions: All of the run's task if None.
+    """
     model, task = run.model(), run.task()
 
     def fits(n: int) -> bool:
@@ -157,40 +206,23 @@ def make_entry(
         model,
         task,
         [n for k in TIMES_THE_CUTOFF if fits(n := run.cutoff * k)],
+        distributions=distributions,
         extra_loops=[k for k in EXTRA_LOOPS if k >= -least],
         n_samples=samples,
         trained_up_to=run.cutoff,
         seed=seed,
     )
     exact = result.data["exact_match"].sel(estimate="value")
-    card = Card(
-        note=note,
-        recipe=recipe,
-        changes={} if recipe is None else _changes(run, recipe),
-        weights=sum(p.numel() for p in model.parameters()),
-        minutes=None if recipe is None else round(run.seconds / 60, 1),
-        made_with=f"loopinterp {__version__}, torch {version('torch')}, {platform.machine()}",
-        samples=samples,
-        seed=seed,
-        exact_match={
-            str(d): {
-                int(n): {
-                    int(k): round(float(exact.sel(distribution=d, length=n, extra_loop=k)), 4)
-                    for k in exact["extra_loop"].values
-                }
-                for n in exact["length"].values
+    return {
+        str(d): {
+            int(n): {
+                int(k): round(float(exact.sel(distribution=d, length=n, extra_loop=k)), 4)
+                for k in exact["extra_loop"].values
             }
-            for d in exact["distribution"].values
-        },
-        weights_sha256=digest_tensors(read_tensors(run.folder / WEIGHTS)),
-        config_sha256=config_hash(read_json(run.folder / CONFIG)),
-    )
-    shutil.copytree(run.folder / MODEL, folder / MODEL)
-    if run.is_trained:
-        shutil.copyfile(run.folder / METRICS, folder / METRICS)
-    write_json(folder / CARD, card.to_dict())
-    write_json(folder / CONFIG, read_json(run.folder / CONFIG))
-    return card
+            for n in exact["length"].values
+        }
+        for d in exact["distribution"].values
+    }
 
 
 def _changes(run: Run, recipe: str) -> dict[str, Any]:

@@ -98,7 +98,8 @@ def list_pretrained() -> pd.DataFrame:
 
     Columns: its task; the number of its weights; the greatest length in its training; exact match
     at 1, 2, 4 and 8 times that, on the distribution where it is lowest, NaN where it has no
-    positions for them; and what it is an example of.
+    positions for them; which distribution is lowest at the first of these lengths that is not
+    wholly right, "" where several are or there is none; and what it is an example of.
 
     Example:
         >>> list_pretrained()["task"]["parity"]
@@ -112,5 +113,12 @@ def list_pretrained() -> pd.DataFrame:
         worst = card.worst()
         exact = {f"exact_{k}x": worst.get(k * run.cutoff) for k in TIMES_THE_CUTOFF}
         rows[name] = {"task": run.config.task, "weights": card.weights, "trained_to": run.cutoff}
-        rows[name] |= exact | {"note": card.note}
+        rows[name] |= exact | {"lowest_on": _where_lowest(card), "note": card.note}
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("name")
+
+
+def _where_lowest(card: Card) -> str:
+    """The one distribution on which the first length below 1 is lowest; "" where there is none."""
+    below = (card.lowest(n) for n, share in card.worst().items() if share < 1)
+    where = next((lowest.distributions for lowest in below), ())
+    return where[0] if len(where) == 1 else ""

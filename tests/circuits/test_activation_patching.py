@@ -456,3 +456,16 @@ def test_positions_that_are_no_tensor_of_one_each_are_refused(positions: object)
     with pytest.raises(InputError) as refused:
         chosen_positions(positions, base)  # type: ignore[arg-type]
     assert refused.value.what == "positions"
+
+
+def test_a_sweep_of_zeros_has_no_best_place_and_one_of_ties_counts_them():
+    model = without_injection()
+    base, source, _ = tokens()
+    whole = patching_sweep(model, base, source, n_loops=2)
+    n_places = len(whole.to_dataframe())
+    whole.data["recovered"][:] = whole.data["control_recovered"][:] = 0
+    (said,) = whole.findings()
+    assert said.value == "none" and f" {n_places} places" in said.text
+    whole.data["recovered"][:] = 1
+    (said,) = whole.findings()
+    assert said.value == "100%" and f"{n_places} of {n_places}" in said.text

@@ -194,8 +194,16 @@ def test_the_summary_names_the_heads_that_compute(parts):
     said = match_heads(patterns, selectors).findings()
     assert [finding.value for finding in said] == ["2 of 2"]
     assert "“shift” by head 2" in said[0].text
-    said = match_heads(patterns[:, :, :1], selectors).findings()
+    blurred = (patterns[:, :, :1] + patterns[:, :, 2:3]) / 2
+    said = match_heads(blurred, selectors).findings()
     assert "comes nearest" in said[0].text
+
+
+def test_heads_that_look_evenly_come_nearest_to_nothing(parts):
+    patterns, selectors = parts
+    found = match_heads(patterns[:, :, :1], selectors)
+    found.data["overlap"][:] = found.data["overlap_even"]
+    assert found.findings()[0].value == "none"
 
 
 def test_what_an_idle_head_looks_at_is_no_finding(parts):

@@ -15,7 +15,7 @@ from loopinterp.lenses import FittedLens, LensResult, fit_jacobian_lens, fit_tun
 from loopinterp.lenses.lens_places import places
 from loopinterp.models import LoopedTransformer, iterate
 from loopinterp.probing import carry_study, sample_chains
-from loopinterp.rasp import compile_program
+from loopinterp.rasp import compile_program, get_program
 from loopinterp.tasks import Addition, Batch
 from tests.lenses.lens_toys import KINDS, Affine, Told, inputs, tokens, transformer
 
@@ -327,8 +327,26 @@ def test_a_reading_that_is_further_off_than_nothing_is_said_to_be(wrongly: bool)
     model = Told(logits)
     result = lens_study(model, model.inputs, n_loops=4)
     told = result.findings()[1]
-    assert (told.good is False) == wrongly
-    assert ("after loops 1 to 3 it is further" in told.text) == wrongly
+    assert told.good is None, "an intermediate value is as far from the end as a misread state"
+    assert ("After loops 1 to 3 " in told.text) == wrongly
+
+
+def test_exact_intermediate_values_are_no_fault_of_the_lens() -> None:
+    """A compiled ripple answers its own value of each loop, however far that is from the end."""
+    batch = Addition().encode([(2**12 - 1, 1), (0, 2**12 - 1), (0b0110, 0b1010)], n=12)
+    compiled = compile_program("ripple", max_length=13)
+    n_loops = int(batch.n_loops.max())
+    expected = get_program("ripple").trace(batch.inputs, n_loops=n_loops).outputs
+    result = lens_study(compiled.model, batch, lens="coda", n_loops=n_loops, expected=expected)
+    assert (result.data["expected_top"].dropna("loop") == 1).all()
+    kl = result.data["reading_kl"].sel(reading="lens", layer="state").mean("batch")
+    assert float(kl.sel(loop=1)) > 1.1 * float(result.data["unigram_kl"].mean())
+    assert [finding.good for finding in result.findings()] == [None] * len(result.findings())
+    off = expected.where(expected < 0, 1 - expected)
+    wrong = lens_study(compiled.model, batch, lens="coda", n_loops=n_loops, expected=off)
+    assert (wrong.data["expected_top"].dropna("loop") == 0).all()
+    with pytest.raises(InputError, match="expected"):
+        lens_study(compiled.model, batch, n_loops=n_loops, expected=expected[1:])
 
 
 def test_a_result_is_read_back_and_says_what_it_shows(tmp_path: Path) -> None:

@@ -21,7 +21,15 @@ from loopinterp.models import (
     greedy_decode,
 )
 from loopinterp.saved_results import load_result
-from loopinterp.tasks import IGNORE, Addition, Batch, NextToken, Parity, get_task, list_tasks
+from loopinterp.tasks import (
+    IGNORE,
+    Addition,
+    Batch,
+    Multiplication,
+    NextToken,
+    Parity,
+    get_task,
+)
 from loopinterp.training import (
     CurriculumConfig,
     EvaluationResult,
@@ -31,10 +39,11 @@ from loopinterp.training import (
     TrainingConfig,
     evaluate,
 )
-from loopinterp.training.answer_scores import shares_right
-from loopinterp.training.evaluation import ANY, BEST, ORACLE, judged_distributions
+from loopinterp.training.answer_scores import Lowest, lowest_of, shares_right
+from loopinterp.training.evaluation import ANY, BEST, ORACLE
 from loopinterp.training.seeding import stream
 from loopinterp.workflow import STOPPING, stopping_rules
+from tests.training.tiny_run import TINY
 
 
 class Ripple:
@@ -71,7 +80,7 @@ class Constant(Ripple):
 
 def test_a_right_program_is_right_everywhere() -> None:
     result = evaluate(Ripple(), Addition(), [3, 9, 17], n_samples=40, trained_up_to=3)
-    assert result.data["distribution"].values.tolist() == ["uniform", "chain"]
+    assert result.data["distribution"].values.tolist() == list(Addition.distributions)
     for name in ("exact_match", "bit_accuracy"):
         assert (result.data[name].sel(estimate=["value", "high"]) == 1).all()
         assert (result.data[name].sel(estimate="low") < 1).all()
@@ -215,9 +224,42 @@ def test_ignored_positions_are_not_scored() -> None:
     assert shares_right(answer, targets) == (0.5, 0.75)
 
 
-def test_judged_distributions_leave_out_the_one_made_for_training() -> None:
-    assert judged_distributions(Addition()) == ("uniform", "chain")
-    assert judged_distributions(Parity()) == ("uniform",)
+class WrongOnOneBit:
+    """Multiplies, and answers a product with a one-bit factor with its end token alone."""
+
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        answers = Multiplication().targets(tokens).clamp(min=0)
+        one_bit = tokens[:, 2] == 2  # BOS a *
+        return torch.where(one_bit[:, None], 2, answers)[..., None].double()
+
+    def initial_state(self, e: torch.Tensor) -> torch.Tensor:
+        return e
+
+    def step(self, h: torch.Tensor, e: torch.Tensor) -> torch.Tensor:
+        return e
+
+    def readout(self, h: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.one_hot(h[..., 0].long(), 3).double()
+
+
+def test_a_task_is_worth_what_its_lowest_distribution_is() -> None:
+    """Random factors have two bits; the published training data have one in half of them."""
+    result = evaluate(WrongOnOneBit(), Multiplication(), [3, 8], n_samples=200)
+    exact = result.data["exact_match"].sel(estimate="value", extra_loop=0)
+    assert (exact.sel(distribution=["uniform", "biased"]) == 1).all()
+    for n in (3, 8):
+        lowest = result.lowest(n)
+        assert lowest.distributions == ("mixed",) and 0.35 < lowest.share < 0.65
+    first = result.findings()[0]
+    assert first.good is False and first.value == f"{min(exact.values.ravel()):.2f} exact match"
+    some = evaluate(WrongOnOneBit(), Multiplication(), [3], distributions=["uniform"], n_samples=9)
+    assert some.not_judged == ["biased", "mixed"]
+    assert some.findings()[0].good is None, "nothing is said of a part of the task alone"
+
+
+def test_where_distributions_tie_all_are_named() -> None:
+    shares = {"uniform": 0.25, "biased": 0.5, "mixed": 0.25}
+    assert lowest_of(shares) == Lowest(0.25, ("uniform", "mixed"))
 
 
 def test_a_result_goes_to_disk_and_back(tmp_path: Path) -> None:
@@ -226,7 +268,7 @@ def test_a_result_goes_to_disk_and_back(tmp_path: Path) -> None:
     assert isinstance(loaded, EvaluationResult)
     assert loaded.data.identical(result.data)
     frame = result.to_dataframe("exact_match")
-    assert len(frame) == 2 * 2 * 2
+    assert len(frame) == 2 * 3 * 2
     assert {"extra_loop", "distribution", "length", "exact_match"} <= set(frame.columns)
 
 
@@ -372,7 +414,7 @@ def test_results_of_before_there_was_a_perplexity_are_read(tmp_path: Path) -> No
     result = evaluate(Ripple(), Addition(), [3], n_samples=4)
     older = dataclasses.replace(result, data=result.data.drop_vars("perplexity"))
     loaded = load_result(older.save(tmp_path))
-    assert len(loaded.figures()) == 1 and len(loaded.findings()) == 2
+    assert len(loaded.figures()) == 1 and len(loaded.findings()) == 1 + 3
 
 
 def test_the_rules_of_the_papers_are_at_hand() -> None:
@@ -392,11 +434,14 @@ def test_the_rules_of_the_papers_are_at_hand() -> None:
     assert (exact.sel(rule=ORACLE) == 1).all()
 
 
-def test_every_task_is_judged_on_its_plain_distribution_and_the_hardest() -> None:
-    judged = {name: judged_distributions(get_task(name)) for name in list_tasks()}
-    assert judged["abacus_addition"] == ("mixed", "chain")
-    assert judged["addition"] == judged["token_addition"] == ("uniform", "chain")
-    assert judged["parity"] == judged["unique_set"] == ("uniform",)
+@pytest.mark.parametrize("name", ["addition", "copy", "prefix_sum", "unique_set"])
+def test_every_distribution_of_a_task_is_judged(name: str) -> None:
+    task = get_task(name)
+    config = replace(TINY.model, d_vocab=task.d_vocab, d_vocab_out=task.d_vocab_out)
+    model = LoopedTransformer(config)
+    result = evaluate(model, task, [2], n_samples=2)
+    assert tuple(result.data["distribution"].values) == task.distributions
+    assert not result.not_judged
 
 
 @pytest.mark.parametrize(("length", "n_samples"), [(10**8, 2), (4, 10**11), (10**6, 1)])

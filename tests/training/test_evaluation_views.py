@@ -11,7 +11,9 @@ from loopinterp.training import EvaluationResult, evaluate
 from tests.training.tiny_run import TINY
 
 
-def made_up(exact: list[list[float]], extra_loops: tuple[int, ...] = (0,)) -> EvaluationResult:
+def made_up(
+    exact: list[list[float]], extra_loops: tuple[int, ...] = (0,), not_judged: tuple[str, ...] = ()
+) -> EvaluationResult:
     """Two distributions, three lengths; the same numbers for every measure."""
     scores = np.array([exact] * len(extra_loops))
     constant = np.array([[0.5, 0.01, 0.0], [1.0, 1.0, 1.0]])
@@ -30,6 +32,7 @@ def made_up(exact: list[list[float]], extra_loops: tuple[int, ...] = (0,)) -> Ev
             task="addition",
             n_samples=300,
             trained_up_to=12,
+            not_judged=not_judged,
         )
 
 
@@ -39,18 +42,36 @@ def trace_names(figure: Figure) -> set[str]:
 
 def test_perfect_models_reach_the_last_length() -> None:
     findings = made_up([[1.0, 1.0, 0.99], [1.0, 1.0, 1.0]]).findings()
-    assert [f.good for f in findings] == [True, True]
-    assert "random inputs" in findings[0].text
-    assert "up to length 96, 8 times the longest in training" in findings[0].text
-    assert findings[0].value == "0.99 exact match"
+    assert [f.good for f in findings] == [True, True, True]
+    assert [f.value for f in findings] == [
+        "0.99 exact match",
+        "0.99 exact match",
+        "1.00 exact match",
+    ]
+    assert "random inputs" in findings[1].text and "8 times" in findings[1].text
 
 
 def test_failures_are_said_plainly() -> None:
     findings = made_up([[1.0, 0.8, 0.995], [0.5, 0.4, 0.3]]).findings()
-    assert [f.good for f in findings] == [False, False]
-    assert "up to length 12, 1 times" in findings[0].text
-    assert "Its worst length is 24, with 80%" in findings[0].text
-    assert "fewer than 99% of 300 problems wholly right already at length 12" in findings[1].text
+    assert [f.good for f in findings] == [False, False, False]
+    assert [f.value for f in findings] == [
+        "0.30 exact match",
+        "0.80 exact match",
+        "0.30 exact match",
+    ]
+    assert "50% at length 12" in findings[0].text and "30% at length 96" in findings[0].text
+    assert "24, with 80%" in findings[1].text
+
+
+def test_the_lowest_distribution_comes_first_and_ties_have_no_lowest() -> None:
+    result = made_up([[1.0, 0.8, 0.2], [1.0, 0.4, 0.2]])
+    assert [result.lowest(n).share for n in (12, 24, 96)] == [1.0, 0.4, 0.2]
+    assert result.lowest(24).distributions == ("chain",)
+    for n in (12, 96):
+        assert result.lowest(n).distributions == ("uniform", "chain")
+    assert "chains" not in result.findings()[0].text
+    part = made_up([[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]], not_judged=("propagate",)).findings()[0]
+    assert part.good is None and "carry-rich digits" in part.text
 
 
 def test_the_figure_marks_the_training_cutoff_and_its_control() -> None:

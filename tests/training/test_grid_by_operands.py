@@ -112,6 +112,15 @@ def test_a_grid_is_saved_and_shown(tmp_path: Path) -> None:
     assert np.isfinite(exact).all() and "up to 2 x 2" in loaded.findings()[0].text
 
 
+def test_a_grid_of_zeros_has_no_best_number_of_loops() -> None:
+    grid = operand_grid(small(), Operands(), 2, loops=[1, 2], n_samples=4)
+    grid.data["exact_match"][:] = 0
+    (said,) = grid.findings()
+    assert said.good is False and said.value == "0.00 grid mean" and "loops:" not in said.text
+    grid.data["exact_match"][:] = 0.5
+    assert "As high: 2 loops" in grid.findings()[0].text
+
+
 @pytest.mark.parametrize(
     ("model", "task", "changes", "message"),
     [

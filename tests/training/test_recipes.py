@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from loopinterp.errors import ConfigError, InputError
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
-from loopinterp.tasks import list_tasks
+from loopinterp.tasks import Addition, list_tasks
 from loopinterp.training import (
     RECIPES,
     CurriculumConfig,
@@ -34,7 +34,11 @@ FILES = sorted(FOLDER.glob("*.json"))
 MEASURED: dict[str, Any] = {
     "seeds": [0, 1],
     "samples": 10,
-    "exact_match": {"uniform": {"12": [1.0, 0.8], "24": [0.5, 0.7]}},
+    "exact_match": {
+        "propagate": {"12": [1.0, 1.0], "24": [1.0, 1.0]},
+        "uniform": {"12": [1.0, 0.8], "24": [0.5, 0.7]},
+        "chain": {"12": [1.0, None], "24": [0.9, None]},
+    },
     "minutes": 1.0,
     "on": "paper",
 }
@@ -155,9 +159,14 @@ def test_to_add_a_recipe_is_to_add_a_file(folder: Path) -> None:
         ({"exact_match": {"uniform": {"12": [1.0]}}}, "uniform.12: expected one share for each"),
         (
             {"exact_match": {"uniform": {"12": [1.0, 1.1]}}},
-            r"uniform\.12: expected a list, each a number in 0\.\.1, got 1\.1",
+            r"uniform\.12: expected a list, each a number in 0\.\.1 or none, got 1\.1",
         ),
-        ({"exact_match": {"uniform": {"24": [1.0, 1.0]}}}, "the training cutoff, 12, among"),
+        ({"exact_match": {"uniform": {"12": [None, None]}}}, "uniform.12: expected one share for"),
+        ({"exact_match": {"uniform": {"12": [1.0, 1.0]}}}, "got none of propagate, chain"),
+        (
+            {"exact_match": {d: {"24": [1.0, 1.0]} for d in Addition.distributions}},
+            "the training cutoff, 12, among",
+        ),
         ({"exact_match": {"unifrom": {"12": [1.0, 1.0]}}}, "Did you mean 'uniform'"),
         ({"minutes": 0}, "minutes: expected a number > 0"),
         ({"on": ""}, "on: expected text"),
@@ -169,6 +178,21 @@ def test_what_was_not_measured_is_refused(change: dict[str, Any], said: str) -> 
         Recipe.from_dict({**values, "measured": MEASURED | change})
     with pytest.raises(ConfigError, match="measured: expected"):
         Recipe.from_dict(values)
+
+
+def test_a_recipe_is_worth_its_lowest_distribution_and_a_seed_may_be_unmeasured_there() -> None:
+    measured = Measurement.from_dict(MEASURED)
+    assert measured.worst() == {12: 0.9, 24: pytest.approx(0.6)}
+    assert measured.lowest(12).distributions == ("uniform",)
+    assert measured.mean("chain", 24)[::2] == (0.9, 1), "one seed, so no error"
+    only = measured.replace(exact_match=measured.exact_match | {"chain": {12: (None, 0.25)}})
+    assert only.worst() == {12: 0.25} and only.lowest(12).distributions == ("chain",)
+    assert only.reach() == (0, 12)
+    held = {"uniform": {12: (1.0,), 24: (1.0,), 96: (0.5,)}, "chain": {12: (1.0,), 24: (1.0,)}}
+    part = measured.replace(seeds=(0,), exact_match=held)
+    assert part.reach() == (24, 96), "that others were not measured there hides no failure"
+    assert not get_recipe("multiplication-two-bits").generalises
+    assert get_recipe("multiplication-two-bits").measured.lowest(12).distributions == ("mixed",)
 
 
 @given(st.lists(st.lists(st.floats(0, 1), min_size=4, max_size=4), min_size=1, max_size=4))
@@ -200,15 +224,18 @@ def test_the_worst_is_the_least_mean_over_seeds(shares: list[list[float]]) -> No
 def test_a_recipe_generalises_if_it_holds_at_one_and_a_half_times(
     shares: dict[int, float], far: bool
 ) -> None:
-    measured = get_recipe("addition").measured.replace(
-        seeds=(0,), exact_match={"uniform": {n: (share,) for n, share in shares.items()}}
-    )
+    right = dict.fromkeys(shares, (1.0,))
+    exact = {"propagate": right, "uniform": right}
+    exact["chain"] = {n: (share,) for n, share in shares.items()}
+    measured = get_recipe("addition").measured.replace(seeds=(0,), exact_match=exact)
     assert get_recipe("addition").replace(measured=measured).generalises is far
 
 
 def test_a_recipe_generalises_if_its_seeds_do_on_the_whole() -> None:
     recipe = get_recipe("addition")
     for shares, most in (((1.0, 0.75, 1.0), True), ((1.0, 0.2, 1.0), False)):
-        found = {"uniform": {12: (1.0,) * 3, 18: shares}, "chain": {12: (1.0,) * 3, 18: (1.0,) * 3}}
+        found = {"uniform": {12: (1.0,) * 3, 18: shares}}
+        right = {12: (1.0,) * 3, 18: (1.0,) * 3}
+        found |= {"propagate": right, "chain": right}
         measured = recipe.measured.replace(seeds=(0, 1, 2), exact_match=found)
         assert recipe.replace(measured=measured).generalises is most

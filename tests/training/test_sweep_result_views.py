@@ -122,13 +122,22 @@ def test_along_loops_many_settings_have_a_figure_for_each_kind_of_input() -> Non
 
 
 def test_findings_name_failures_first_and_then_every_setting() -> None:
-    failed, missing, random, chains = made_up({"exact_match": "length"}).findings()
+    failed, missing, lowest, random, chains = made_up({"exact_match": "length"}).findings()
     assert failed.text == (
         "2 of 6 cells failed: broken, seed 0 (it is bad); broken, seed 1 (it is bad)"
     )
     assert failed.good is False and missing.text == "1 of 6 cells are not run yet."
     assert "random inputs of length 8" in random.text and "full carry chains" in chains.text
-    assert "± 0.050; no noise" in random.text and "broken" not in random.text
+    assert "± 0.050; no noise" in random.text and "broken" not in random.text + lowest.text
+
+
+def test_settings_that_are_all_zero_have_no_best() -> None:
+    result = made_up({})
+    apart = result.findings()[2].text
+    result.data["exact_match"] *= 0
+    alike = result.findings()[2].text
+    assert "best" in alike and "best" not in apart
+    assert result.lowest("base", 8).share == 0 and len(result.lowest("base", 8).distributions) == 2
 
 
 def test_the_short_table_has_a_row_for_each_setting_and_distribution() -> None:

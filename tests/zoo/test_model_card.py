@@ -31,7 +31,7 @@ def test_an_entry_is_measured_and_moved_whole(barely_trained: Path, tmp_path: Pa
     assert card.changes == {
         "model.d_model": 32, "model.n_heads": 2, "curriculum.max_n": 3, "steps": 60
     }  # fmt: skip
-    assert set(card.exact_match) == {"uniform", "chain"}
+    assert set(card.exact_match) == {"propagate", "uniform", "chain"}
     assert set(card.exact_match["chain"]) == {3, 6, 12, 24}
     for model in (run.model(), entry.model()):
         cell = evaluate(
@@ -41,7 +41,7 @@ def test_an_entry_is_measured_and_moved_whole(barely_trained: Path, tmp_path: Pa
         assert share == card.exact_match["chain"][6][6]
     table = card.table()
     assert table.loc[("chain", 6), 6] == card.exact_match["chain"][6][6]
-    assert table.shape == (8, 7)
+    assert table.shape == (12, 7)
 
 
 def test_only_a_finished_run_of_training_becomes_an_entry(
@@ -80,5 +80,7 @@ def test_a_card_says_where_it_fails_and_how_long_an_answer_lasts() -> None:
     ]
     assert card.worst() == {12: 0.9, 24: 0.3}
     assert card.worst(12) == {12: 0.8, 24: 0.0}
+    assert card.lowest(24).distributions == ("chain",)
+    assert card.lowest_table()["on"].tolist() == ["chain", "chain"]
     with pytest.raises(ConfigError, match="note"):
         Card.from_dict(values | {"note": ""})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -10,12 +9,21 @@ import torch
 from scipy.stats import fisher_exact
 
 import loopinterp
+from analyses.make_zoo import zoo_table
+from analyses.tables_in_pages import put
 from loopinterp import workflow
 from loopinterp.errors import InputError
 from loopinterp.report import write_report
 from loopinterp.results import config_hash
 from loopinterp.storage import digest_tensors, read_json, read_tensors
-from loopinterp.training import RECIPES, apply_settings, evaluate, train
+from loopinterp.training import (
+    RECIPES,
+    apply_settings,
+    evaluate,
+    get_recipe,
+    list_recipes,
+    train,
+)
 from loopinterp.training.run import CONFIG, WEIGHTS
 from loopinterp.zoo import get_card, list_pretrained, load_pretrained
 from tests.test_cli import contents
@@ -73,12 +81,17 @@ def test_the_list_is_that_of_the_cards() -> None:
 
 
 def test_the_page_has_the_table_of_the_cards() -> None:
-    table = list_pretrained().reset_index()
-    shown = ([str(x) if x == x else "" for x in row] for row in table.itertuples(index=False))
-    rows = [f"| {' | '.join(row)} |" for row in shown]
     page = (PACKAGE.parent / "docs" / "zoo.md").read_text()
-    shown = re.findall(r"^\| [\w-]+ \| \w+ \| \d.*\|$", page, re.MULTILINE)
-    assert shown == rows, "paste these:\n" + "\n".join(rows)
+    assert put(page, {"zoo": zoo_table()}) == page, "python -m analyses.make_zoo --add"
+
+
+def test_every_card_and_recipe_has_all_distributions_of_its_task() -> None:
+    for name in NAMES:
+        assert set(get_card(name).exact_match) == set(load_pretrained(name).task().distributions)
+    for name in list_recipes():
+        recipe = get_recipe(name)
+        known = recipe.config.make_task().distributions
+        assert set(recipe.measured.exact_match) == set(known), name
 
 
 def test_a_copy_is_a_run_as_any_other(tmp_path: Path) -> None:
