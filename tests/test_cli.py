@@ -522,7 +522,7 @@ def test_a_sweep_is_a_table_and_a_page_and_its_status_says_what_failed(
     one = ("sweep", file, "--out", out, "--only", "loop_norm=true, state_noise=0")
     answer = command(*one, "--set", "steps=2", "--no-progress", "--json")
     assert answer.status == 0 and not answer.json["failed"] and len(answer.json["missing"]) == 6
-    assert sum(cell["n_seeds"] == 2 for cell in answer.json["cells"]) == 2 * 2
+    assert sum(cell["n_seeds"] == 2 for cell in answer.json["cells"]) == 2 * 3
     assert "Plotly" in Path(answer.json["page"]).read_text()
     assert Path(answer.json["table"]).read_text().startswith("setting,extra_loop,distribution")
     failing = json.loads(file.read_text()) | {"grid": {"model.n_heads": [3, 4], "steps": [2]}}

@@ -69,7 +69,7 @@ def test_every_cell_is_the_run_that_train_would_make(whole: Path, tmp_path: Path
 
 def test_the_table_is_a_file_as_well(whole: Path) -> None:
     table = pd.read_csv(whole / "sweep.csv")
-    assert len(table) == 2 * 2 * 2  # settings, distributions, lengths
+    assert len(table) == 2 * 3 * 2  # settings, distributions, lengths
     wanted = ["setting", "extra_loop", "distribution", "length", "n_seeds", "exact_match"]
     assert list(table.columns[:6]) == wanted and table["failed"].isna().all()
     assert Sweep.read(whole / "sweep.json") == SMALL
