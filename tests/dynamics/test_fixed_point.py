@@ -54,7 +54,7 @@ def test_the_call_of_the_framework() -> None:
 
 def test_patience_none_never_stalls() -> None:
     # A turn by 2 of nothing less than a whole number of steps.
-    turn = {"f": lambda x: x @ rotation(2.0).T, "x0": torch.tensor([[1.0, 0.0]])}
+    turn = {"model": lambda x: x @ rotation(2.0).T, "x0": torch.tensor([[1.0, 0.0]])}
     assert find_fixed_point(**turn, max_iter=300).statuses == [Status.STALLED]
     none = find_fixed_point(**turn, max_iter=300, patience=None)
     assert none.statuses == [Status.OUT_OF_BUDGET]

@@ -44,8 +44,6 @@ def test_a_model_and_its_inputs_are_its_map_and_state(name: str) -> None:
     if name in EXPECTED:
         known = torch.full_like(wanted, EXPECTED[name])
         torch.testing.assert_close(wanted, known, atol=1e-3, rtol=0)
-            wanted, torch.full_like(wanted, EXPECTED[name]), atol=1e-3, rtol=0
-        )
 
 
 @pytest.mark.parametrize("name", sorted(MEASURES))
