@@ -39,6 +39,7 @@ gpu: env  ## whatever needs a GPU, in slices that can be stopped and gone on wit
 
 fuzz: env  ## odd commands, damaged runs, odd calls (about four minutes)
 	$(BIN)/python -m tests.fuzz --cases $(CASES) --seed $(SEED)
+	$(BIN)/python -m tests.fuzz.mixed_runs --seed $(SEED)
 
 check: lint types docs  ## what CI runs before the tests
 

@@ -32,6 +32,7 @@ class Mismatch(Enum):
     LINES_MISSING = "lines missing"
     LINES_CHANGED = "lines changed"
     STEPS_OUT_OF_ORDER = "steps out of order"
+    STEPS_BEYOND = "steps beyond the last"
 
 
 @dataclass(frozen=True)
@@ -93,11 +94,11 @@ class LinesDigest:
         return Seal(run, self.n_lines, self._sha256.hexdigest())
 
 
-def check_lines(lines: Sequence[str], seal: Seal | None) -> Mismatch | None:
+def check_lines(lines: Sequence[str], seal: Seal | None, *, last: object = None) -> Mismatch | None:
     """Why lines are not those of a run's ``metrics.jsonl``; None if they may be.
 
     Those that were sealed have the digest. The steps of all go up evenly, those after the last
-    checkpoint included.
+    checkpoint included, and none is after the run's last step where that is known (``last``).
     """
     n_sealed = 0 if seal is None else seal.n_lines
     if len(lines) < n_sealed:
@@ -108,7 +109,10 @@ def check_lines(lines: Sequence[str], seal: Seal | None) -> Mismatch | None:
     if None in rows:
         return None  # damaged, as whoever reads them will say
     steps = [row.get("step") for row in rows if row is not None]
-    return None if _even(steps) else Mismatch.STEPS_OUT_OF_ORDER
+    if not _even(steps):
+        return Mismatch.STEPS_OUT_OF_ORDER
+    beyond = isinstance(last, int) and any(isinstance(k, int) and k > last for k in steps)
+    return Mismatch.STEPS_BEYOND if beyond else None
 
 
 def _even(steps: Sequence[object]) -> bool:

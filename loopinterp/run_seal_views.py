@@ -12,6 +12,7 @@ _CLAUSES = {
     Mismatch.LINES_MISSING: "has fewer lines than the run wrote",
     Mismatch.LINES_CHANGED: "has other lines than the run wrote",
     Mismatch.STEPS_OUT_OF_ORDER: "has lines whose steps do not go up evenly",
+    Mismatch.STEPS_BEYOND: "has lines of later steps than the run has",
 }
 
 

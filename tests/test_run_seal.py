@@ -54,6 +54,12 @@ def test_lines_that_training_did_not_write(lines: list[str], mismatch: Mismatch 
     assert check_lines(lines, seal) is mismatch
 
 
+def test_no_step_comes_after_the_last() -> None:
+    seal = LinesDigest(FOUR).seal("f00d")
+    assert check_lines(FOUR, seal, last=40) is None
+    assert check_lines([*FOUR, json.dumps({"step": 50})], seal, last=45) is Mismatch.STEPS_BEYOND
+
+
 @pytest.mark.parametrize("lines", [FOUR[::-1], FOUR * 2, [FOUR[0]] * 4])
 def test_without_a_seal_steps_go_up(lines: list[str]) -> None:
     assert check_lines(FOUR, None) is None

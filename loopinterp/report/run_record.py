@@ -10,7 +10,7 @@ from typing import Any
 
 from loopinterp.errors import CheckpointError
 from loopinterp.results import Result, config_hash
-from loopinterp.run_seal import Mismatch, check_lines
+from loopinterp.run_seal import Mismatch, Seal, check_lines
 from loopinterp.run_seal_views import spell_mismatch
 from loopinterp.saved_results import Owner, load_result, read_run_config, result_files
 from loopinterp.short_repr import ShortRepr, printable
@@ -93,7 +93,8 @@ def read_run(folder: str | Path) -> RunRecord:
     owner = _read_owner(folder, config, problems)
     if owner.mismatch:
         problems.append(f"The weights' file {spell_mismatch(owner.mismatch)}. {_CHECK_WEIGHTS}")
-    metrics = _read_metrics(folder / "metrics.jsonl", owner, problems)
+    last = config.get("steps", 0)  # a model that was not trained here has no line
+    metrics = _read_metrics(folder / "metrics.jsonl", owner, last, problems)
     results = _read_results(folder / "results", owner, problems)
     made = _read_made(folder / "made.json", owner, problems)
     return RunRecord(
@@ -136,8 +137,10 @@ def _read_results(folder: Path, owner: Owner, problems: list[str]) -> dict[str, 
     return results
 
 
-def _read_metrics(path: Path, owner: Owner, problems: list[str]) -> list[dict[str, Any]]:
-    seal = owner.seal if owner.mismatch is None else None
+def _read_metrics(
+    path: Path, owner: Owner, last: object, problems: list[str]
+) -> list[dict[str, Any]]:
+    seal = _lines_seal(path.parent, owner)
     if not path.is_file():
         if seal is not None and seal.n_lines:
             problems.append(f"metrics.jsonl {spell_mismatch(Mismatch.LINES_MISSING)}.")
@@ -155,10 +158,26 @@ def _read_metrics(path: Path, owner: Owner, problems: list[str]) -> list[dict[st
         else:
             whole = False
             problems.append(f"Line {number} of metrics.jsonl is damaged and left out.")
-    if whole and (mismatch := check_lines(lines, seal)):
+    if whole and (mismatch := check_lines(lines, seal, last=last)):
         problems.append(f"metrics.jsonl {spell_mismatch(mismatch)} and is left out.")
         return []
+    if lines and seal is None and owner.mismatch is Mismatch.OTHER_RUN:
+        # Nothing of the run is there that says which lines it wrote.
+        problems.append("metrics.jsonl may be of that other run too and is left out.")
+        return []
     return rows
+
+
+def _lines_seal(folder: Path, owner: Owner) -> Seal | None:
+    """The seal of the run's metrics: that of its weights, or else of its checkpoint."""
+    if owner.seal is not None and owner.mismatch is None:
+        return owner.seal
+    checkpoint = folder / "state" / "checkpoint.safetensors"
+    try:
+        seal = Seal.of_file(checkpoint) if checkpoint.is_file() else None
+    except CheckpointError:
+        return None
+    return seal if seal is not None and seal.run == owner.config else None
 
 
 def _read_made(path: Path, owner: Owner, problems: list[str]) -> dict[str, Any]:

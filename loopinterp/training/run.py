@@ -237,7 +237,8 @@ class Run(ShortRepr):
         path, weights = self.folder / METRICS, self.folder / WEIGHTS
         lines = complete_lines(path)
         rows = parse_metrics(path, lines)
-        need_own_lines(path, lines, Seal.of_file(weights) if weights.exists() else None)
+        seal = Seal.of_file(weights) if weights.exists() else None
+        need_own_lines(path, lines, seal, last=getattr(self.config, "steps", 0))
         return pd.DataFrame(rows)
 
     @property
@@ -362,9 +363,11 @@ def need_own_weights(owner: Owner, config: TrainingConfig | GivenModelConfig, fo
         )
 
 
-def need_own_lines(path: Path, lines: list[str], seal: Seal | None) -> None:
+def need_own_lines(
+    path: Path, lines: list[str], seal: Seal | None, *, last: int | None = None
+) -> None:
     """Raise if lines are not those of the ``metrics.jsonl`` that was sealed."""
-    if mismatch := check_lines(lines, seal):
+    if mismatch := check_lines(lines, seal, last=last):
         raise CheckpointError(
             f"file {path}",
             expected="the lines that training wrote",
