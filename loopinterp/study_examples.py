@@ -90,8 +90,6 @@ def fit_to_model(
         check_integer("n_loops of a batch", loops, least=1, fix="Ask after a loop or more.")
     if batch.task is not None:
         need_model_of(batch.task, model, batch.inputs)
-    else:
-        _need_classes(model, batch)
     need_repeatable(model, batch.inputs.to(device_of(model)))
     if not of_states:
         _need_answers(model, batch.inputs)
@@ -157,7 +155,7 @@ def need_model_of(task: Task, model: Any, inputs: Tensor | None = None) -> None:
         )
 
 
-def _need_classes(model: Any, batch: Batch) -> None:
+def need_classes(model: Any, batch: Batch) -> None:
     """Raise if a target is none of the classes among which a model answers."""
     most = int(batch.targets.max())
     known = said_of(model, "d_vocab_out")

@@ -28,7 +28,7 @@ from loopinterp.models.model_description import describe_model
 from loopinterp.models.taps import Taps
 from loopinterp.progress import track
 from loopinterp.results import study
-from loopinterp.study_examples import examples_for
+from loopinterp.study_examples import examples_for, need_classes
 from loopinterp.tasks.study_data import need_asked
 from loopinterp.tasks.task import IGNORE
 
@@ -110,6 +110,7 @@ def ablation_study(
     need_hooks(model)
     batch = examples_for(model, data, n=n, batch_size=batch_size, seed=seed)
     need_asked(batch)
+    need_classes(model, batch)
     check_integer("data, n_loops", int(batch.n_loops.max()), least=1, fix="Ask after a loop.")
     check_kinds(kinds, len(batch))
     parts = chosen_parts(model, components, neurons, together=together)

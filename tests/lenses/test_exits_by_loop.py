@@ -220,7 +220,7 @@ def test_rules_that_see_all_loops_first_are_refused(rules: dict[str, Any]) -> No
 def test_what_asks_nothing_is_refused() -> None:
     model, batch = told()
     batch.targets[3] = IGNORE
-    with pytest.raises(InputError, match="something asked of each example"):
+    with pytest.raises(InputError, match="a position with a target"):
         exit_study(model, batch)
     with pytest.raises(InputError, match="gate: expected a probability for each place"):
         exit_study(transformer(), tokens(), n_loops=2, gate=lambda h: h)

@@ -80,9 +80,6 @@ UNJUDGED = {
     "nothing is asked": replace(GOOD, targets=torch.full_like(GOOD.targets, IGNORE)),
     "asked before the first loop": replace(GOOD, n_loops=GOOD.n_loops * 0),
     "no examples": GOOD[:0],
-    "classes that the model has not": replace(
-        GOOD, targets=torch.full_like(GOOD.targets, 2), task=None
-    ),
 }
 
 
@@ -96,3 +93,9 @@ def test_a_study_that_judges_answers_refuses_what_it_cannot_judge(name: str, kin
 def test_a_lens_reads_what_nothing_is_asked_of() -> None:
     result = lenses.attention_study(_model(), _unasked())
     assert result.findings()
+
+
+def test_an_ablation_refuses_classes_that_the_model_has_not() -> None:
+    beyond = replace(GOOD, targets=torch.full_like(GOOD.targets, 2), task=None)
+    with pytest.raises(InputError):
+        JUDGES["ablation"](beyond)
