@@ -26,6 +26,7 @@ from loopinterp.adapters.published_layers import (
 from loopinterp.adapters.published_model import PublishedModel
 from loopinterp.errors import InputError, check_seed
 from loopinterp.models.multihead_attention import attend
+from loopinterp.models.plain_layers import with_weights
 from loopinterp.models.positions import AttentionContext, rotate
 from loopinterp.models.site_map import SiteMap, norm_sites
 from loopinterp.models.taps import NO_TAPS, SILENT, Tap, Taps
@@ -226,4 +227,4 @@ def _turn(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def _norm(norm: Any, x: Tensor, tap: Tap, name: str) -> Tensor:
-    return rms_norm(x, norm.weight, norm.eps, tap, name)
+    return rms_norm(x, with_weights(norm, uncalled=True).weight, norm.eps, tap, name)

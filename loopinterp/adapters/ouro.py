@@ -25,6 +25,7 @@ from loopinterp.adapters.published_layers import (
 from loopinterp.adapters.published_model import PublishedModel
 from loopinterp.errors import InputError
 from loopinterp.models.multihead_attention import attend
+from loopinterp.models.plain_layers import with_weights
 from loopinterp.models.positions import AttentionContext
 from loopinterp.models.site_map import SiteMap, norm_sites
 from loopinterp.models.taps import NO_TAPS, SILENT, Tap, Taps
@@ -186,4 +187,4 @@ class OuroAdapter(PublishedModel):
 
 
 def _norm(norm: Any, x: Tensor, tap: Tap, name: str) -> Tensor:
-    return rms_norm(x, norm.weight, norm.variance_epsilon, tap, name)
+    return rms_norm(x, with_weights(norm, uncalled=True).weight, norm.variance_epsilon, tap, name)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from loopinterp.errors import InputError
 from loopinterp.models.looped_transformer import LoopedTransformer
 from loopinterp.models.mapped_vocabulary import WithVocabulary
+from loopinterp.models.plain_layers import need_plain
 from loopinterp.models.run_inputs import check_tokens
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ def fold_vocabulary(
             given=f"a {type(model).__name__}",
             fix="Wrap any other model in WithVocabulary.",
         )
+    need_plain(model, "fold_vocabulary", saved=True)
     config, words = model.config, WithVocabulary(model, tokens=tokens, answers=answers)
     changes: dict[str, Any] = {}
     rows: dict[str, Tensor] = {}

@@ -12,6 +12,7 @@ from transformer_lens.ActivationCache import ActivationCache
 from loopinterp.errors import CheckpointError, HookError, InputError
 from loopinterp.models.cache_files import read_activations, read_index, write_activations
 from loopinterp.models.direct_attribution import attribute_logit, need_own_readout
+from loopinterp.models.plain_layers import need_plain
 from loopinterp.models.run_inputs import check_dtype
 from loopinterp.models.run_readout import RunReadout
 from loopinterp.models.sites import AddressBook, Index, resolve_index
@@ -291,6 +292,7 @@ class LoopedCache(ActivationCache):
                 given="one that does not, made by hand or saved by an earlier version",
                 fix="Call model.run_with_cache again.",
             )
+        need_plain(model, "logit_attribution")  # type: ignore[arg-type]
         need_own_readout(self.readout, model, own_last_loop=loop is None)
         end = -1 if loop is None else loop
         ends = (end, end if from_loop is None else from_loop)

@@ -24,7 +24,6 @@ from loopinterp.models.positions import (
     score_mask,
 )
 from loopinterp.models.run_inputs import check_inputs
-from loopinterp.models.stacked_weights import linear
 from loopinterp.models.strict_hooks import LoopHooks
 from loopinterp.models.taps import NO_TAPS, SILENT, Tap, Taps
 from loopinterp.models.transformer_layer import Layer, Norm, Recall
@@ -85,12 +84,12 @@ class LoopedNetwork(LoopHooks):
     @property
     def device(self) -> torch.device:
         """Where the weights lie."""
-        return self.unembedding.weight.device
+        return next(self.unembedding.parameters()).device
 
     @property
     def dtype(self) -> torch.dtype:
         """Type of the weights."""
-        return self.unembedding.weight.dtype
+        return next(self.unembedding.parameters()).dtype
 
     @property
     def reach(self) -> int | None:
@@ -189,7 +188,8 @@ class LoopedNetwork(LoopHooks):
         if self.position_embedding is None:
             return None
         if self.config.positions == "absolute":
-            embedding = self.position_embedding.weight[: inputs.shape[1]]
+            places = torch.arange(inputs.shape[1], device=inputs.device)
+            embedding = self.position_embedding(places)
             return embedding.expand(inputs.shape[0], -1, -1)
         if self.config.abacus_target == "input":
             return self._abacus(inputs, offset, look)
@@ -226,8 +226,7 @@ class LoopedNetwork(LoopHooks):
         if injection == "input":
             h = h + tap("hook_injection", e)
         elif self.recall is not None:
-            recalled = linear(e, self.recall.input.weight)
-            h = linear(h, self.recall.state.weight) + tap("hook_injection", recalled)
+            h = self.recall.state(h) + tap("hook_injection", self.recall.input(e))
         elif injection in ("sublayer", "internal"):
             e = tap("hook_injection", e)
         for k, layer in enumerate(self.block):

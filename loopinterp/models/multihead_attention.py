@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,8 +10,9 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import nn
 
+from loopinterp.models.plain_layers import change_of, weights_of, with_weights
 from loopinterp.models.positions import AttentionContext, rotate
-from loopinterp.models.stacked_weights import linear
+from loopinterp.models.stacked_weights import Linear
 from loopinterp.models.taps import SILENT, Tap
 from loopinterp.models.windowed_attention import windowed_attention
 
@@ -29,7 +29,8 @@ def _of_each_head(which: int, name: str) -> tuple[property, property]:
     def of(kind: str, shape: str) -> property:
         def part(self: Attention) -> Tensor:
             axes = "(qkv head d_head) ... -> qkv head ... d_head"
-            return rearrange(getattr(self.qkv, kind), axes, qkv=3, head=self.n_heads)[which]
+            stacked = getattr(with_weights(self.qkv), kind)
+            return rearrange(stacked, axes, qkv=3, head=self.n_heads)[which]
 
         return property(part, doc=f"{name} {kind} of each head ``{shape}``.")
 
@@ -43,8 +44,8 @@ class Attention(nn.Module):
         super().__init__()
         self.n_heads, self.d_head = config.n_heads, config.head_width
         width = self.n_heads * self.d_head
-        self.qkv = nn.Linear(config.d_model, 3 * width)
-        self.out = nn.Linear(width, config.d_model)
+        self.qkv = Linear(config.d_model, 3 * width)
+        self.out = Linear(width, config.d_model)
 
     W_Q, b_Q = _of_each_head(0, "Query")
     W_K, b_K = _of_each_head(1, "Key")
@@ -54,9 +55,9 @@ class Attention(nn.Module):
     def W_O(self) -> Float[Tensor, "head d_head d_model"]:
         """Output weights of each head."""
         axes = "d_model (head d_head) -> head d_head d_model"
-        return rearrange(self.out.weight, axes, head=self.n_heads)
+        return rearrange(with_weights(self.out).weight, axes, head=self.n_heads)
 
-    b_O = property(attrgetter("out.bias"), doc="Output bias ``[d_model]``.")
+    b_O = weights_of("out", "bias", "Output bias ``[d_model]``.")
 
     def forward(
         self,
@@ -74,26 +75,30 @@ class Attention(nn.Module):
             forks: What queries, keys and values read instead, head by head; None for ``x``.
         """
         batch, n_pos, _ = x.shape
-        qkv, out = self.qkv, self.out
-        split = linear(x, qkv.weight, qkv.bias).view(batch, n_pos, 3, self.n_heads, self.d_head)
+        split = self.qkv(x).view(batch, n_pos, 3, self.n_heads, self.d_head)
         q, k, v = (part.transpose(1, 2) for part in split.unbind(2))
         if forks:
-            q, k, v = (self._own(*one) for one in zip((q, k, v), forks, "QKV"))
+            q, k, v = (self._fork(x, forks[i], i) for i, x in enumerate((q, k, v)))
         if context.qk_offset is not None:
             q, k = q + context.qk_offset, k + context.qk_offset
         z = attend(q, k, v, context, tap).transpose(1, 2)
         if tap.listens("attn.hook_result"):
+            out = with_weights(self.out, uncalled=True)  # no call gives what each head writes
             heads = torch.einsum("bphd,hdm->bphm", z, self.W_O)
             return tap("attn.hook_result", heads).sum(2) + out.bias
-        return linear(z.reshape(batch, n_pos, -1), out.weight, out.bias)
+        return self.out(z.reshape(batch, n_pos, -1))
 
-    def _own(
-        self, x: Float[Tensor, "batch head pos d_head"], fork: Tensor | None, which: str
+    def _fork(
+        self, x: Float[Tensor, "batch head pos d_head"], fork: Tensor | None, which: int
     ) -> Float[Tensor, "batch head pos d_head"]:
-        """Queries, keys or values of what each head reads by itself."""
+        """Queries, keys or values (0, 1, 2) of what each head reads by itself."""
         if fork is None:
             return x
-        weight, bias = getattr(self, f"W_{which}"), getattr(self, f"b_{which}")
+        if change_of(self.qkv) is not None:  # called for all heads; each takes its own part
+            parts = self.qkv(fork).unflatten(-1, (3, self.n_heads, self.d_head))
+            return parts[..., which, :, :].diagonal(dim1=2, dim2=3).permute(0, 3, 1, 2)
+        name = "QKV"[which]
+        weight, bias = getattr(self, f"W_{name}"), getattr(self, f"b_{name}")
         return torch.einsum("bphm,hmd->bhpd", fork, weight) + bias[:, None]
 
 

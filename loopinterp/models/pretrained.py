@@ -14,6 +14,7 @@ from huggingface_hub import ModelHubMixin, snapshot_download
 from loopinterp.errors import CheckpointError
 from loopinterp.models.model_config import LoopedTransformerConfig
 from loopinterp.models.model_description import own_weights
+from loopinterp.models.plain_layers import need_plain
 from loopinterp.models.run_inputs import check_dtype, refuse, spell
 from loopinterp.results import config_hash
 from loopinterp.storage import (
@@ -47,7 +48,8 @@ class PretrainedMixin(ModelHubMixin):
         """Write the model to a folder; with ``push_to_hub=True``, also to a hub.
 
         Raises:
-            InputError: If the folder cannot be written, or there are options of a hub without it.
+            InputError: If the folder cannot be written, there are options of a hub without it,
+                or a layer has been changed so that the folder could not be read back.
         """
         if not push_to_hub:
             expected = "none without a push; neither a card nor another config is written"
@@ -128,7 +130,11 @@ def write_model(model: Any, folder: Path, texts: Mapping[str, str] = MappingProx
         model: A model with a :class:`LoopedTransformerConfig`.
         folder: The folder.
         texts: Kept in the file of the weights, by name.
+
+    Raises:
+        InputError: If a layer has been changed, so that the folder could not be read back.
     """
+    need_plain(model, "a model to be saved", saved=True)
     config = model.config.to_dict()
     about = {"config": config_hash(config), **texts}
     write_tensors(folder / WEIGHTS_FILE, own_weights(model), about)

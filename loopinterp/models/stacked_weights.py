@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -33,6 +34,20 @@ def linear(
     if bias is None:
         return torch.bmm(x, weight.transpose(1, 2))
     return torch.baddbmm(bias[:, None], x, weight.transpose(1, 2))
+
+
+class Linear(nn.Linear):
+    """``x W^T + b`` of one model or of several; as a module, so that it is called.
+
+    Whatever others put in its place or around it (an adapter, a hook, a parametrisation) is then
+    part of what the model computes.
+    """
+
+    def forward(self, input: Float[Tensor, "*row d_in"]) -> Float[Tensor, "*row d_out"]:
+        weight = self.weight
+        if weight.dim() == 2:  # of one model, as linear() does, with a call less
+            return F.linear(input, weight, self.bias)
+        return linear(input, weight, self.bias)
 
 
 def norm(

@@ -12,8 +12,9 @@ from torch import nn
 
 from loopinterp.models.component_sites import FORKS
 from loopinterp.models.multihead_attention import Attention
+from loopinterp.models.plain_layers import weights_of
 from loopinterp.models.positions import AttentionContext
-from loopinterp.models.stacked_weights import linear, norm
+from loopinterp.models.stacked_weights import Linear, norm
 from loopinterp.models.taps import SILENT, Tap
 
 if TYPE_CHECKING:
@@ -81,22 +82,21 @@ class MLP(nn.Module):
 
     def __init__(self, config: LoopedTransformerConfig) -> None:
         super().__init__()
-        self.fc_in = nn.Linear(config.d_model, config.mlp_width)
-        self.fc_out = nn.Linear(config.mlp_width, config.d_model)
+        self.fc_in = Linear(config.d_model, config.mlp_width)
+        self.fc_out = Linear(config.mlp_width, config.d_model)
         self.act_fn = ACTIVATIONS[config.act_fn]
 
-    W_in = property(attrgetter("fc_in.weight.T"), doc="Input weights ``[d_model, d_mlp]``.")
-    b_in = property(attrgetter("fc_in.bias"), doc="Input biases ``[d_mlp]``.")
-    W_out = property(attrgetter("fc_out.weight.T"), doc="Output weights ``[d_mlp, d_model]``.")
-    b_out = property(attrgetter("fc_out.bias"), doc="Output bias ``[d_model]``.")
+    W_in = weights_of("fc_in", "weight.T", "Input weights ``[d_model, d_mlp]``.")
+    b_in = weights_of("fc_in", "bias", "Input biases ``[d_mlp]``.")
+    W_out = weights_of("fc_out", "weight.T", "Output weights ``[d_mlp, d_model]``.")
+    b_out = weights_of("fc_out", "bias", "Output bias ``[d_model]``.")
 
     def forward(
         self, x: Float[Tensor, "batch pos d_model"], tap: Tap = SILENT
     ) -> Float[Tensor, "batch pos d_model"]:
         """``act(x W_in + b_in) W_out + b_out``."""
-        up, down = self.fc_in, self.fc_out
-        x = tap("mlp.hook_pre", linear(x, up.weight, up.bias))
-        return linear(tap("mlp.hook_post", self.act_fn(x)), down.weight, down.bias)
+        x = tap("mlp.hook_pre", self.fc_in(x))
+        return self.fc_out(tap("mlp.hook_post", self.act_fn(x)))
 
 
 class Recall(nn.Module):
@@ -104,21 +104,21 @@ class Recall(nn.Module):
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
-        self.state = nn.Linear(d_model, d_model, bias=False)
-        self.input = nn.Linear(d_model, d_model, bias=False)
+        self.state = Linear(d_model, d_model, bias=False)
+        self.input = Linear(d_model, d_model, bias=False)
 
     def forward(self, x: Tensor, e: Tensor) -> Tensor:
-        return linear(x, self.state.weight) + linear(e, self.input.weight)
+        return self.state(x) + self.input(e)
 
 
-class Gate(nn.Linear):
+class Gate(Linear):
     """``sigmoid(W h + b)``: how much of what a sublayer makes is written, feature by feature."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__(d_model, d_model)
 
     def forward(self, input: Tensor) -> Tensor:
-        return linear(input, self.weight, self.bias).sigmoid()
+        return super().forward(input).sigmoid()
 
 
 class Layer(nn.Module):

@@ -17,6 +17,7 @@ from loopinterp.errors import InputError
 from loopinterp.models.component_sites import OPTIONAL_SITES
 from loopinterp.models.looped_network import LoopedNetwork
 from loopinterp.models.model_config import LoopedTransformerConfig
+from loopinterp.models.plain_layers import with_weights
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -144,7 +145,7 @@ class TransformerLensNames(LoopedNetwork):
     @property
     def W_E(self) -> Float[Tensor, "d_vocab d_model"]:
         """Embedding weights: of tokens, or of features."""
-        weight = self.embedding.weight
+        weight = with_weights(self.embedding).weight
         assert isinstance(weight, torch.Tensor)
         return weight if self.config.token_input else weight.T
 
@@ -153,17 +154,17 @@ class TransformerLensNames(LoopedNetwork):
         """Learned position embedding."""
         if self.position_embedding is None:
             raise AttributeError("W_pos: this model learns no position embedding")
-        return self.position_embedding.weight
+        return with_weights(self.position_embedding).weight
 
     @property
     def W_U(self) -> Float[Tensor, "d_model d_vocab_out"]:
         """Unembedding weights."""
-        return self.unembedding.weight.T
+        return with_weights(self.unembedding).weight.T
 
     @property
     def b_U(self) -> Float[Tensor, " d_vocab_out"]:
         """Unembedding bias; zeros where there is none."""
-        bias = self.unembedding.bias
+        bias = with_weights(self.unembedding).bias
         return self.W_U.new_zeros(self.config.d_vocab_out) if bias is None else bias
 
     @property

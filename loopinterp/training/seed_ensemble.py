@@ -10,6 +10,7 @@ from torch import nn
 from torch.func import functional_call
 
 from loopinterp.errors import ConfigError, InputError
+from loopinterp.models.plain_layers import need_unchanged
 from loopinterp.training.packed_attention import PackedAttention, goes_by_key
 from loopinterp.training.packed_examples import Packing
 
@@ -101,7 +102,9 @@ def _run(
 
 
 def _stacked(trainers: Sequence[Trainer]) -> dict[str, Tensor]:
-    """The weights of a loop, those of each model ``[seed, ...]``."""
+    """The weights of a loop, those of each model ``[seed, ...]``, by their plain names."""
+    for trainer in trainers:
+        need_unchanged(trainer.model, "seeds that are trained together")
     weights = [dict(trainer.model.named_parameters()) for trainer in trainers]
     found = {}
     for name, one in weights[0].items():

@@ -22,6 +22,7 @@ from loopinterp.circuits.edges.unrolled_graph import SLOTS, UnrolledGraph
 from loopinterp.errors import InputError
 from loopinterp.models.looped_model import need_hooks
 from loopinterp.models.looped_transformer import LoopedTransformer
+from loopinterp.models.plain_layers import need_plain
 from loopinterp.models.taps import Tap
 
 if TYPE_CHECKING:
@@ -56,8 +57,8 @@ class EdgeRuns:
         embedding: What the input writes ``[batch, pos, d_model]``.
 
     Raises:
-        InputError: A model of another kind, with gates, or not on the CPU, or inputs that it
-            cannot read.
+        InputError: A model of another kind, with gates, with layers that somebody has changed, or
+            not on the CPU, or inputs that it cannot read.
         HookError: Hooks are on: these runs fire none.
     """
 
@@ -71,6 +72,7 @@ class EdgeRuns:
                 fix="Pass model.cpu(): scores of edges are not numbers elsewhere so far.",
             )
         model.need_no_hooks()  # its layers are run one by one here, and would fire none
+        need_plain(model, "runs of edges")  # which take heads and neurons apart by their weights
         self.model: LoopedTransformer = model
         self.graph = graph
         self._inside = model._context(inputs, 0)
