@@ -21,6 +21,7 @@ from loopinterp.models.run_inputs import check_tokens, refuse
 from loopinterp.models.run_length import LoopRule
 from loopinterp.models.site_map import SiteMap
 from loopinterp.models.taps import NO_TAPS, Taps
+from loopinterp.models.transformer_lens_calls import Absent
 from loopinterp.short_repr import MOST, ShortRepr, as_table
 
 if TYPE_CHECKING:
@@ -81,6 +82,11 @@ class PublishedModel(HookedRun):
 
     published: Any
     """The model as its own code makes it, whose parts have no types that are known here."""
+
+    blocks = unembed = tl_parameters = tl_named_parameters = Absent()
+    W_E = W_pos = W_U = b_U = W_Q = W_K = W_V = W_O = W_in = W_out = QK = OV = Absent()
+    b_Q = b_K = b_V = b_O = b_in = b_out = all_composition_scores = all_head_labels = Absent()
+    set_use_attn_result = set_use_split_qkv_input = set_use_hook_mlp_in = Absent()
 
     def __init__(
         self,

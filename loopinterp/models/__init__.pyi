@@ -1,3 +1,4 @@
+from .folded_vocabulary import fold_final_norm as fold_final_norm
 from .folded_vocabulary import fold_vocabulary as fold_vocabulary
 from .greedy_decoding import greedy_decode as greedy_decode
 from .hooked_run import HookedRun as HookedRun

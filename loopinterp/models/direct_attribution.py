@@ -102,7 +102,10 @@ def need_own_readout(run: RunReadout, model: WalksBack, *, own_last_loop: bool) 
     wrong = ""
     if run.logits is not None:
         logits = run.logits.to(model.device)
-        gap = (model._readout(run.state.to(model.device)) - logits).abs()
+        again = model._readout(run.state.to(model.device))
+        if again.dtype != logits.dtype:
+            raise _rounded("cache", logits, again.dtype)
+        gap = (again - logits).abs()
         # Far above rounding, by whichever kernel.
         if not bool((gap <= torch.finfo(gap.dtype).eps ** 0.5 * logits.abs().max()).all()):
             wrong = f"logits that are off by up to {gap.max().item():.2g}"
@@ -134,6 +137,15 @@ def digest_of_readout(model: nn.Module) -> UInt8[Tensor, " byte"]:
     return torch.tensor(list(bytes.fromhex(digest_tensors(tensors))), dtype=torch.uint8)
 
 
+def _rounded(what: str, given: Tensor, dtype: torch.dtype) -> InputError:
+    return InputError(
+        what,
+        expected=f"a run in the precision of the weights, {dtype}",
+        given=f"{given.dtype}, as under torch.autocast",
+        fix="Run without autocast: parts that are rounded do not add up.",
+    )
+
+
 def _reread(read: Read, model: WalksBack, loop: int) -> tuple[Read, Tensor]:
     """Logits of the state after a loop, and the run as if it had ended there.
 
@@ -155,7 +167,12 @@ def _reread(read: Read, model: WalksBack, loop: int) -> tuple[Read, Tensor]:
 
     def reread(name: str) -> Tensor:
         found = kept.get(model.addresses().resolve(name))
-        return read(name) if found is None else found
+        if found is not None:
+            return found
+        found = read(name)
+        if torch.finfo(found.dtype).bits < torch.finfo(model.dtype).bits:
+            raise _rounded(f"activation {name!r}", found, model.dtype)
+        return found
 
     return reread, logits[0] if alone else logits
 

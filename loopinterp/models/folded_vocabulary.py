@@ -1,9 +1,11 @@
-"""A looped transformer that speaks a task's tokens by its own weights."""
+"""The same looped transformer by other weights: a task's tokens, or its final norm, folded in."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from loopinterp.errors import InputError
 from loopinterp.models.looped_transformer import LoopedTransformer
@@ -88,4 +90,58 @@ def fold_vocabulary(
     folded.load_state_dict(chosen)
     folded.n_loops = model.n_loops
     folded.loop_rule = model.loop_rule
+    return folded
+
+
+def fold_final_norm(model: LoopedTransformer) -> LoopedTransformer:
+    r"""The model with the weights of its final norm in the unembedding.
+
+    .. math:: W_U' = \operatorname{diag}(w) W_U, \qquad b_U' = b_U + b W_U, \qquad w' = 1, \; b' = 0
+
+    It computes the same. TransformerLens' direct logit attribution reads along ``W_U`` alone, and
+    asks for a model like this one.
+
+    Args:
+        model: A model with a final norm.
+
+    Returns:
+        Another model; an unembedding that was tied to the embedding no longer is.
+
+    Raises:
+        InputError: what is no ``LoopedTransformer``, or one without a final norm.
+
+    Example:
+        >>> import torch
+        >>> from loopinterp.models import LoopedTransformerConfig
+        >>> config = LoopedTransformerConfig(d_model=8, n_heads=2, d_vocab=5, d_vocab_out=5)
+        >>> model, x = LoopedTransformer(config), torch.tensor([[0, 3, 1]])
+        >>> with torch.no_grad():
+        ...     _ = model.ln_final.weight.mul_(2), model.ln_final.bias.add_(1)
+        >>> torch.allclose(fold_final_norm(model)(x, n_loops=3), model(x, n_loops=3), atol=1e-5)
+        True
+    """
+    if not isinstance(model, LoopedTransformer) or model.ln_final is None:
+        raise InputError(
+            "model",
+            expected="a LoopedTransformer with a final norm",
+            given=f"a {type(model).__name__}",
+            fix="Leave other models as they are: there is nothing to fold.",
+        )
+    need_plain(model, "fold_final_norm", saved=True)
+    weight, bias = model.ln_final.weight, model.ln_final.bias
+    has_bias = model.config.unembed_bias or bias is not None
+    config = model.config.replace(unembed_bias=has_bias, tie_unembed=False)
+    folded = LoopedTransformer(config).to(model.device, model.dtype)
+    chosen = model.state_dict()
+    unembedding = chosen["unembedding.weight"]
+    with torch.no_grad():
+        chosen["unembedding.weight"] = unembedding * weight
+        chosen["ln_final.weight"] = torch.ones_like(weight)
+        if has_bias:
+            own = chosen.get("unembedding.bias", unembedding.new_zeros(len(unembedding)))
+            chosen["unembedding.bias"] = own if bias is None else own + unembedding @ bias
+        if bias is not None:
+            chosen["ln_final.bias"] = torch.zeros_like(bias)
+    folded.load_state_dict(chosen)
+    folded.n_loops, folded.loop_rule, folded.task = model.n_loops, model.loop_rule, model.task
     return folded

@@ -6,9 +6,15 @@ Hooks that stay (``add_hook``) belong to the model, as in TransformerLens. Those
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from inspect import CO_GENERATOR
+from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -78,6 +84,7 @@ class HookScope:
 
     def __init__(self, shared: dict[Key, HookPoint], n_loops: int) -> None:
         self.shared, self.n_loops, self.closed = shared, n_loops, False
+        self._opener: FrameType | None = None
         self.points: dict[Key, HookPoint] = {}
 
     def point(self, address: Address, context: dict[Any, Any]) -> HookPoint:
@@ -90,13 +97,63 @@ class HookScope:
     @contextmanager
     def opened(self) -> Iterator[None]:
         """Let runs of this thread see the hooks."""
+        self._opener = _caller_of_block()
         _OPEN.set((*_OPEN.get(), self))
         try:
             yield
         finally:
             # A task that began here has a copy of the list, and another thread may end the block.
-            self.closed = True
+            self.closed, self._opener = True, None
             _OPEN.set(tuple(scope for scope in _OPEN.get() if not scope.closed))
+
+    def need_here(self) -> None:
+        """Raise where a run sees the hooks and whoever opened them does not mean it.
+
+        Raises:
+            HookError: In a generator that is suspended inside the block; or under
+                ``torch.utils.checkpoint`` inside the block, where backward would run again
+                without them.
+        """
+        opener = self._opener
+        if opener is None:
+            return
+        if opener.f_code.co_flags & CO_GENERATOR and opener.f_back is None:
+            raise HookError(
+                "hooks",
+                expected="a with block that is being run",
+                given=f"one in the suspended generator {opener.f_code.co_name!r}",
+                fix="Finish or close the generator first, or make it a context manager "
+                "(contextlib.contextmanager).",
+            )
+        frame = sys._getframe(1)
+        while frame is not None and frame is not opener:
+            if frame.f_code.co_filename.endswith(_CHECKPOINT):
+                raise HookError(
+                    "hooks",
+                    expected="hooks that are there when backward runs the model again",
+                    given="torch.utils.checkpoint inside a with block that opens them",
+                    fix="Call model.add_hook, and model.reset_hooks() after backward; or open the "
+                    "hooks inside the function that is checkpointed.",
+                )
+            frame = frame.f_back
+
+
+_CHECKPOINT = os.path.join("torch", "utils", "checkpoint.py")
+
+
+def _caller_of_block() -> FrameType | None:
+    """The frame whose ``with`` statement opens a scope; None for a context manager around it."""
+    frame: FrameType | None = sys._getframe(1)
+    inside = (contextlib.__file__, __file__, str(Path(__file__).with_name("strict_hooks.py")))
+    while frame is not None and frame.f_code.co_filename in inside:
+        frame = frame.f_back
+    driver = None if frame is None else frame.f_back
+    # A context manager or a fixture is suspended there on purpose.
+    by_design = driver is not None and (
+        driver.f_code.co_filename == contextlib.__file__ or "_pytest" in driver.f_code.co_filename
+    )
+    is_generator = frame is not None and bool(frame.f_code.co_flags & CO_GENERATOR)
+    return None if is_generator and by_design else frame
 
 
 _OPEN: ContextVar[tuple[HookScope, ...]] = ContextVar("open hook scopes", default=())

@@ -20,18 +20,27 @@ from loopinterp.models.run_inputs import check_dtype, check_state, loop_span, re
 from loopinterp.models.run_length import ends_of
 from loopinterp.models.strict_hooks import LoopHooks
 from loopinterp.models.taps import NO_TAPS, Recorder, Taps
+from loopinterp.models.transformer_lens_calls import (
+    NOT_THE_STATE,
+    StoppedRun,
+    StopPoint,
+    TransformerLensCalls,
+    check_stop,
+    refuse_options,
+)
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int, UInt8
     from torch import Tensor
+    from transformer_lens.hook_points import HookPoint
 
     from loopinterp.models.positions import AttentionContext
     from loopinterp.models.sites import Address, Index
 
-ReturnType = Literal["logits", "state", "states", "all_logits"]
+ReturnType = Literal["logits", "state", "states", "all_logits", "loss", "both"]
 
 
-class HookedRun(LoopHooks):
+class HookedRun(TransformerLensCalls, LoopHooks):
     """A :class:`~loopinterp.models.LoopedModel` that is hooked at every loop.
 
     What a model has to say: its ``site_map``, :meth:`initial_state`, and the methods at the end of
@@ -120,8 +129,10 @@ class HookedRun(LoopHooks):
         stop_at_loop: int | None = None,
         state: Float[Tensor, "batch pos d_model"] | None = None,
         position_offset: int | Int[Tensor, " batch"] = 0,
-        return_type: ReturnType = "logits",
-    ) -> Tensor:
+        stop_at_layer: int | None = None,
+        return_type: ReturnType | None = "logits",
+        **options: Any,
+    ) -> Any:
         """Run the loops, firing hooks where there are any.
 
         With a number of loops for each example, the run goes on to the greatest of them, hooks
@@ -136,16 +147,22 @@ class HookedRun(LoopHooks):
             stop_at_loop: Run the loops before this one only.
             state: State to start from, instead of :meth:`initial_state`.
             position_offset: Added to abacus positions: one number, or one for each example.
+            stop_at_layer: End before this layer, counted as TransformerLens counts, and return
+                the stream that it would have read.
             return_type: ``logits`` of the last state ``[batch, pos, d_vocab_out]``; the last
                 ``state``; all ``states`` ``[loop + 1, batch, pos, d_model]``, the starting one
-                first; or ``all_logits``, the readout of each of them.
+                first; or ``all_logits``, the readout of each of them. TransformerLens' ``loss``
+                is :meth:`loss_fn` of the next tokens, ``both`` logits and loss, None nothing.
+            options: None; those of TransformerLens' models are refused, with what to use.
 
         Raises:
             InputError: If a loop is out of range, or shape or type do not fit.
         """
-        loops = self._loops_of(n_loops, inputs)
+        refuse_options(options)
+        loops = self._loops_of(n_loops, self.to_tokens(inputs))
         span = loop_span(start_at_loop, stop_at_loop, loops, state)
-        taps = Taps(self._hooked(loops, told=self._told(n_loops)))
+        points = self._hooked(loops, told=self._told(n_loops))
+        taps = Taps([*self._stop(stop_at_layer, loops, n_loops, return_type), *points])
         return self._run(inputs, n_loops, span, state, position_offset, return_type, taps)
 
     def run_with_cache(
@@ -165,8 +182,12 @@ class HookedRun(LoopHooks):
         stop_at_loop: int | None = None,
         state: Tensor | None = None,
         position_offset: int | Int[Tensor, " batch"] = 0,
-        return_type: ReturnType = "logits",
-    ) -> tuple[Tensor, LoopedCache]:
+        stop_at_layer: int | None = None,
+        return_type: ReturnType | None = "logits",
+        return_cache_object: bool = True,
+        clear_contexts: bool = False,
+        **options: Any,
+    ) -> tuple[Any, Any]:
         """Run and keep activations; see :meth:`forward` for what is not said here.
 
         Args:
@@ -181,6 +202,11 @@ class HookedRun(LoopHooks):
             remove_batch_dim: Drop the batch axis of a batch of one.
             incl_bwd: Also keep the gradients of ``loss_fn``; their names end in ``_grad``.
             loss_fn: From what the run returns to a scalar.
+            return_cache_object: False gives a plain dictionary, as TransformerLens does.
+            clear_contexts: Empty every ``hook.ctx`` afterwards.
+
+        Returns:
+            What :meth:`forward` returns, and the :class:`LoopedCache`.
 
         Raises:
             HookError: If the filter keeps nothing, or a name does not exist.
@@ -192,7 +218,9 @@ class HookedRun(LoopHooks):
             refuse(
                 {"loss_fn": loss_fn}, "none without incl_bwd=True, which it is for", "Pass both."
             )
-        total = self._loops_of(n_loops, inputs)
+        refuse_options(options)
+        total = self._loops_of(n_loops, self.to_tokens(inputs))
+        stop = self._stop(stop_at_layer, total, n_loops, return_type)
         self._need_number(n_loops, total, names_filter)
         span = loop_span(start_at_loop, stop_at_loop, total, state)
         book = self.addresses(total)
@@ -219,19 +247,29 @@ class HookedRun(LoopHooks):
                 gradients=incl_bwd,
             )
         points = self._hooked(total, told=self._told(n_loops))
-        taps = Taps(points, wanted, recorder)
+        taps = Taps([*stop, *points], wanted, recorder)
         out = self._run(inputs, n_loops, span, state, position_offset, return_type, taps)
+        if not recorder.kept:
+            raise HookError(
+                "names_filter",
+                expected=f"something before layer {stop_at_layer}",
+                given=f"{names_filter!r}",
+                fix="Widen the filter, or stop later.",
+            )
         if incl_bwd:
             recorder.backward(out if loss_fn is None else loss_fn(out))
-        by_example = isinstance(n_loops, torch.Tensor)
-        readout = recorder.readout(by_example=by_example)
-        if readout.logits is None:
-            readout = replace(readout, weights=self._digest_of_readout())
+        readout = None
+        if recorder.last is not None:
+            readout = recorder.readout(by_example=isinstance(n_loops, torch.Tensor))
+            if readout.logits is None:
+                readout = replace(readout, weights=self._digest_of_readout())
         cache = LoopedCache(recorder.kept, self.unroll(total), readout=readout)
         if remove_batch_dim:
             check_integer("batch size", len(inputs), most=1, fix="Leave remove_batch_dim out.")
             cache.remove_batch_dim(batch_size=len(inputs))
-        return out, cache
+        if clear_contexts:
+            self.clear_contexts()
+        return out, cache if return_cache_object else cache.cache_dict
 
     # Inside
 
@@ -242,10 +280,29 @@ class HookedRun(LoopHooks):
         span: range,
         state: Tensor | None,
         position_offset: int | Tensor,
+        return_type: str | None,
+        taps: Taps,
+    ) -> Any:
+        """A run, in any of the ways that its result can be asked for."""
+        kind = "state" if return_type is None else return_type
+        check_choice("return_type", kind, get_args(ReturnType))
+        kind = "logits" if kind in NOT_THE_STATE else kind
+        try:
+            out = self._states(inputs, n_loops, span, state, position_offset, kind, taps)
+        except StoppedRun as stopped:
+            return stopped.stream
+        return self._answer(out, inputs, return_type) if return_type in NOT_THE_STATE else out
+
+    def _states(
+        self,
+        inputs: Tensor,
+        n_loops: int | Tensor | None,
+        span: range,
+        state: Tensor | None,
+        position_offset: int | Tensor,
         return_type: str,
         taps: Taps,
     ) -> Tensor:
-        check_choice("return_type", return_type, get_args(ReturnType))
         ends = ends_of(n_loops, span, return_type)
         e, context = self._enter(inputs, position_offset, taps)
         if state is None:
@@ -269,11 +326,28 @@ class HookedRun(LoopHooks):
             return torch.stack([*map(self._readout, states[:-1]), logits])
         return logits
 
+    def _stop(
+        self, layer: int | None, loops: int, n_loops: object, return_type: object
+    ) -> list[tuple[Address, HookPoint]]:
+        """What ends a run before a layer, where that is asked for."""
+        if layer is None:
+            return []
+        if isinstance(n_loops, torch.Tensor) or return_type != "logits":
+            refuse(
+                {"stop_at_layer": layer},
+                "None with a return_type, and with a number of loops for each example",
+                "Pass stop_at_loop=, or one number of loops and no return_type.",
+            )
+        book = self.addresses(loops)
+        before = check_stop(layer, self.site_map.layers_total(loops))
+        return [(book.addresses[f"blocks.{before}.hook_resid_pre"], StopPoint())]
+
     @staticmethod
-    def _fires(address: Address, span: range, return_type: str) -> bool:
+    def _fires(address: Address, span: range, return_type: str | None) -> bool:
         if address.loop is not None:
             return address.loop in span
-        return return_type in ("logits", "all_logits") or not address.in_readout
+        reads = return_type in ("logits", "all_logits", "loss", "both")
+        return reads or not address.in_readout
 
     def _enter(
         self,

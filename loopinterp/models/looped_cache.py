@@ -72,6 +72,11 @@ _ONE_NORM = Needs(
     "Use cache.logit_attribution(tokens), which goes through every norm.",
     {"loop_norm": (False,), "norm": _NO_NORM_ON_STREAM},
 )
+_NO_WEIGHTS = (
+    "a final norm whose weight is 1 and whose bias is 0, so that W_U alone reads its output",
+    "Cache a run of loopinterp.models.fold_final_norm(model), which computes the same, or use "
+    "cache.logit_attribution(tokens), which goes through the norm.",
+)
 _NORMS = Needs(
     "a model with a pre-norm and a final norm",
     "Multiply with model.W_U directly, or use cache.logit_attribution(tokens).",
@@ -79,16 +84,43 @@ _NORMS = Needs(
 )
 
 
-def _only_if(name: str, *needs: Needs) -> Any:
-    """A method of TransformerLens' cache that raises where its result would mislead."""
+_GRADIENT = "_grad"
+
+
+def _split_gradient(name: str) -> tuple[str, str]:
+    """The name of a site, and what makes it the name of a gradient there: nothing, or "_grad"."""
+    if isinstance(name, str) and name.endswith(_GRADIENT):
+        return name.removesuffix(_GRADIENT), _GRADIENT
+    return name, ""
+
+
+def _need_folded(model: Any, method: str) -> None:
+    """Raise unless the final norm of a model of ours leaves the stream as it has normed it."""
+    norm = getattr(model, "ln_final", None)
+    if norm is None:
+        return
+    bias = norm.bias
+    if not bool((norm.weight == 1).all()) or (bias is not None and bool(bias.any())):
+        expected, fix = _NO_WEIGHTS
+        raise InputError(method, expected=expected, given="weights of its own", fix=fix)
+
+
+def _only_if(name: str, *needs: Needs, folded: bool = False) -> Any:
+    """A method of TransformerLens' cache that raises where its result would mislead.
+
+    With ``folded``, also where it reads the final norm, which has weights.
+    """
 
     def method(self: LoopedCache, *args: Any, **options: Any) -> Any:
         for need in needs:
             need.check(self.model.config, name)
+        if folded:
+            _need_folded(self.model, name)
         return getattr(ActivationCache, name)(self, *args, **options)
 
     method.__name__ = name
-    reasons = "".join(f"\n    InputError: Without {need.expected}." for need in needs)
+    expected = [need.expected for need in needs] + [_NO_WEIGHTS[0]] * folded
+    reasons = "".join(f"\n    InputError: Without {each}." for each in expected)
     method.__doc__ = f"TransformerLens' ``{name}``.\n\nRaises:{reasons}"
     return method
 
@@ -156,7 +188,8 @@ class LoopedCache(ActivationCache):
         """By full name, alias (``loops.{t}.blocks.{l}.…``), or TransformerLens' short form."""
         alias = isinstance(key, str) and key.startswith(("loops.", "prelude.", "coda."))
         if alias and key not in self.cache_dict:
-            key = self._book.resolve(key)
+            site, gradient = _split_gradient(key)
+            key = self._book.resolve(site) + gradient
         try:
             return super().__getitem__(key)
         except KeyError as error:
@@ -168,7 +201,8 @@ class LoopedCache(ActivationCache):
         """One component at several loops, stacked.
 
         Args:
-            component: "resid_post", "attn.hook_pattern", "hook_state_post", …
+            component: "resid_post", "attn.hook_pattern", "hook_state_post", …; with "_grad" at its
+                end the gradients there, which a run with ``incl_bwd=True`` keeps.
             layer: Layer of the tied block; a slice or list adds a layer axis after the loop
                 axis. Without meaning for what happens once per loop.
             loops: Loops to stack; all that are in the cache if None.
@@ -178,6 +212,7 @@ class LoopedCache(ActivationCache):
                 was not cached.
         """
         book = self._book
+        component, gradient = _split_gradient(component)
         component = book.component(component)
         per_loop = component in book.per_loop
         layers, one = (
@@ -192,11 +227,12 @@ class LoopedCache(ActivationCache):
             )
         wanted = resolve_index(loops, self.n_loops, "loop")[0]
         found = [book.site(component, loop=t, layer=None if per_loop else layers) for t in wanted]
-        names = [[row] if isinstance(row, str) else row for row in found]
+        rows = [[row] if isinstance(row, str) else row for row in found]
+        names = [[name + gradient for name in row] for row in rows]
         if loops is None:
             names = [row for row in names if row[0] in self.cache_dict]
         if not names:
-            raise self._missing(component)
+            raise self._missing(component + gradient)
         stacked = torch.stack([self[name] for row in names for name in row])
         return stacked if one else stacked.unflatten(0, (len(names), len(layers)))
 
@@ -311,9 +347,21 @@ class LoopedCache(ActivationCache):
     compute_head_results = _only_if("compute_head_results", DIRECT_WRITES)
     stack_head_results = _only_if("stack_head_results", DIRECT_WRITES)
     get_neuron_results = _only_if("get_neuron_results", DIRECT_WRITES)
-    logit_attrs = _only_if("logit_attrs", _ONE_NORM)
+    logit_attrs = _only_if("logit_attrs", _ONE_NORM, folded=True)
     logit_lens = _only_if("logit_lens", _LAYER_READOUT)
-    apply_ln_to_stack = _only_if("apply_ln_to_stack", _NORMS)
+
+    def apply_ln_to_stack(self, residual_stack: Any, layer: Any = None, **options: Any) -> Any:
+        """TransformerLens' ``apply_ln_to_stack``: parts of a stream over the scale of a norm.
+
+        Raises:
+            InputError: Without a pre-norm and a final norm; or at the final norm, if it has
+                weights: what multiplies the result with ``W_U`` would leave them out.
+        """
+        _NORMS.check(self.model.config, "apply_ln_to_stack")
+        model: Any = self.model
+        if layer in (None, -1, model.cfg.n_layers):
+            _need_folded(self.model, "apply_ln_to_stack")
+        return super().apply_ln_to_stack(residual_stack, layer, **options)
 
     def apply_slice_to_batch_dim(self, batch_slice: Any) -> LoopedCache:
         """Some examples of the batch."""

@@ -121,8 +121,9 @@ class WithVocabulary(nn.Module):
 
     def embed(self, inputs: Integer[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
         """The model's, of its own tokens."""
-        with self._naming_tokens():
-            return self.model.embed(self._own(inputs))
+        own = self._own(inputs)
+        with self._naming_tokens(own):
+            return self.model.embed(own)
 
     def initial_state(
         self, e: Float[Tensor, "batch pos d_model"]
@@ -152,8 +153,9 @@ class WithVocabulary(nn.Module):
 
     def bind(self, inputs: Integer[Tensor, "batch pos"]) -> Iteration:
         """The model's, which may know more of its input than the four methods pass on."""
-        with self._naming_tokens():
-            own = bind(self.model, self._own(inputs))
+        tokens = self._own(inputs)
+        with self._naming_tokens(tokens):
+            own = bind(self.model, tokens)
         return dataclasses.replace(own, readout=lambda h: self._answers(own.readout(h)))
 
     def _own(self, inputs: Tensor) -> Tensor:
@@ -164,17 +166,32 @@ class WithVocabulary(nn.Module):
         return self.tokens[inputs.long()]
 
     @contextmanager
-    def _naming_tokens(self) -> Iterator[None]:
-        """Say which map it is that a model finds no token by."""
+    def _naming_tokens(self, own: Tensor) -> Iterator[None]:
+        """Say by which map a model finds no token, or that it has no room for so many positions."""
         try:
             yield
         except IndexError as error:
+            if self._knows_each(own):
+                raise InputError(
+                    "inputs",
+                    expected="as many positions as the model has places for",
+                    given=f"{own.shape[1]} positions",
+                    fix=f"Shorten the input: embedding it, the model says {str(error)!r}.",
+                ) from error
             raise InputError(
                 "tokens",
                 expected="tokens of the model's own vocabulary",
                 given="the task's as they are" if self.tokens is None else _spelled(self.tokens),
                 fix=f"Check the map: looking them up, the model says {str(error)!r}.",
             ) from error
+
+    def _knows_each(self, own: Tensor) -> bool:
+        """Whether the model embeds each token of an input where it stands alone."""
+        try:
+            self.model.embed(own.unique()[:, None])
+        except IndexError:
+            return False
+        return own.shape[1] > 1
 
     def _answers(self, logits: Tensor) -> Tensor:
         if self.answers is None:

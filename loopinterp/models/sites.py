@@ -217,6 +217,10 @@ class AddressBook:
         """
         if name in self.addresses:
             return name
+        if bridged := re.fullmatch(r"(blocks\.\d+)\.hook_(in|out)", name):
+            name = f"{bridged[1]}.hook_resid_{'pre' if bridged[2] == 'in' else 'post'}"
+            if name in self.addresses:
+                return name
         alias = _ALIAS.match(self._plain(name))
         if alias:
             looped, component = alias[1] is not None, alias[6]

@@ -214,6 +214,7 @@ class LoopHooks(LoopCount, HookedRootModule):
         """The points that carry functions and lie within a run of so many loops."""
         scopes = open_scopes(self._points)
         for scope in scopes:
+            scope.need_here()
             if not told and scope.points and scope.n_loops != n_loops:
                 raise HookError(
                     "n_loops",

@@ -186,18 +186,28 @@ class Recorder:
     def backward(self, loss: Tensor) -> None:
         """Add ``d loss / d activation`` for everything kept, as ``NAME_grad``."""
         if loss.numel() != 1 or not loss.requires_grad:
-            raise InputError(
-                "loss",
-                expected="a scalar with a gradient",
-                given=f"shape {tuple(loss.shape)}, requires_grad={loss.requires_grad}",
-                fix="Pass loss_fn=, from what the run returns to a scalar, and do not use no_grad.",
-            )
+            given, fix = self._no_gradient(loss)
+            raise InputError("loss", expected="a scalar with a gradient", given=given, fix=fix)
         live = {address: x for address, x in self._live.items() if x.requires_grad}
         gradients = torch.autograd.grad(
             loss, list(live.values()), allow_unused=True, materialize_grads=True
         )
         for address, gradient in zip(live, gradients):
             self.kept[f"{address.name}_grad"] = self._keep(address, gradient)
+
+    def _no_gradient(self, loss: Tensor) -> tuple[str, str]:
+        """Why a loss has no gradient, and what to do."""
+        if loss.numel() != 1:
+            shape = f"shape {tuple(loss.shape)}"
+            return shape, "Pass loss_fn=, from what the run returns to a scalar."
+        if not torch.is_grad_enabled():
+            return "gradients switched off", "Leave torch.no_grad, or torch.set_grad_enabled(True)."
+        if not any(x.requires_grad for x in self._live.values()):
+            return "a run of frozen weights", "Call model.requires_grad_(True) before the run."
+        return (
+            "a loss that is detached from the run",
+            "Return from loss_fn what PyTorch can differentiate: no .detach(), .item() or argmax.",
+        )
 
     def _keep(self, address: Address, x: Tensor) -> Tensor:
         if x.requires_grad:

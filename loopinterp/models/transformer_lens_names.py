@@ -6,14 +6,14 @@ weights happen to be the same, for its default number of loops T.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from loopinterp.errors import InputError
+from loopinterp.errors import InputError, check_choice
 from loopinterp.models.component_sites import OPTIONAL_SITES
 from loopinterp.models.looped_network import LoopedNetwork
 from loopinterp.models.model_config import LoopedTransformerConfig
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformer_lens import FactoredMatrix
     from transformer_lens.config import TransformerBridgeConfig
+    from transformer_lens.model_bridge.composition_scores import CompositionScores
 
 _NORM_TYPES = {"layernorm": "LN", "rmsnorm": "RMS"}
 
@@ -32,6 +33,19 @@ class _View:
     """A module of the shared block at one loop: its weights, and the hooks of that loop."""
 
     hook_out_is_single_residual_stream = True
+
+    @property
+    def submodules(self) -> dict[str, Any]:
+        """Its parts, for tools that follow a head's write along the stream.
+
+        Raises:
+            InputError: If they would follow it through norms or other maps as if it were alone.
+        """
+        config = self._model.config
+        before = int(self._prefix.split(".")[1]) < config.n_prelude
+        needs = FROM_PRELUDE if before else DIRECT_PATHS
+        needs.check(config, "path patching by TransformerLens")
+        return {name: getattr(self, name) for name in ("attn", "mlp")}
 
     def __init__(self, model: Any, module: nn.Module, prefix: str) -> None:
         self._model, self._module, self._prefix = model, module, prefix
@@ -47,15 +61,44 @@ class _View:
         return self._module(*args, **options)
 
 
+_EDGE_FLAGS = {"use_attn_result", "use_split_qkv_input", "use_hook_mlp_in"}
+"""Those that TransformerLens' edge attribution and faithfulness turn on together."""
+
+
 def _flag(name: str) -> Callable[[Any, bool], None]:
     """A setter of one of TransformerLens' flags, which adds sites to every layer."""
 
     def set_flag(self: Any, use: bool) -> None:
-        self._flags = self._flags | {name} if use else self._flags - {name}
+        flags = self._flags | {name} if use else self._flags - {name}
+        if use and flags >= _EDGE_FLAGS:
+            EDGES.check(self.config, "edges by TransformerLens")
+        self._flags = flags
 
     sites = " and ".join(f"``{site}``" for site in OPTIONAL_SITES[name])
     set_flag.__doc__ = f"Have {sites} in every layer, or not; they cost where somebody looks."
     return set_flag
+
+
+class NamedWeights:
+    """A module or method that is called as ever, under a name where weights are looked up too."""
+
+    def __init__(self, call: Callable[..., Any], weights: Mapping[str, Callable[[], Tensor]]):
+        self._call, self._weights = call, weights
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self._weights[name]() if name in self._weights else getattr(self._call, name)
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return self._call(*args, **options)
+
+
+class HeadLabels(list[str]):
+    """Labels of heads; called, too, as in earlier versions of TransformerLens."""
+
+    def __call__(self) -> list[str]:
+        return list(self)
 
 
 def _stacked(part: str, name: str) -> property:
@@ -102,6 +145,38 @@ DIRECT_WRITES = Needs(
     "Read what a sublayer writes from hook_attn_out and hook_mlp_out, or use a model with "
     "norm='pre' or 'none'.",
     {"norm": ("none", "pre")},
+)
+
+
+_EDGES_FIX = "Use loopinterp.circuits.edge_study, which knows norms and injections."
+
+DIRECT_PATHS = Needs(
+    "a stream that carries what a head writes, unchanged, to every later layer",
+    "Use loopinterp.circuits.path_patching, which goes through norms and injections.",
+    {
+        "norm": ("none", "pre"),
+        "loop_norm": (False,),
+        "injection": ("none", "input", "gated_output", "sublayer", "internal"),
+    },
+)
+FROM_PRELUDE = replace(
+    DIRECT_PATHS,
+    settings={
+        **DIRECT_PATHS.settings,
+        "injection": ("none",),
+        "initial_state": ("embedding",),
+    },
+)
+EDGES = Needs(
+    "a stream that is the sum of the token embedding and what heads and MLPs write",
+    f"{_EDGES_FIX} For hooks alone, turn on one or two of the three flags.",
+    {
+        "norm": ("none", "pre"),
+        "loop_norm": (False,),
+        "injection": ("none",),
+        "initial_state": ("embedding",),
+        "positions": ("none", "absolute", "relative", "rotary", "fire", "grid"),
+    },
 )
 
 
@@ -153,7 +228,12 @@ class TransformerLensNames(LoopedNetwork):
     def W_pos(self) -> Float[Tensor, "n_ctx d_model"]:
         """Learned position embedding."""
         if self.position_embedding is None:
-            raise AttributeError("W_pos: this model learns no position embedding")
+            raise InputError(
+                "W_pos",
+                expected="a model that learns a position embedding",
+                given=f"positions={self.config.positions!r}",
+                fix="Use positions='absolute', or leave positions out of the analysis.",
+            )
         return with_weights(self.position_embedding).weight
 
     @property
@@ -168,22 +248,47 @@ class TransformerLensNames(LoopedNetwork):
         return self.W_U.new_zeros(self.config.d_vocab_out) if bias is None else bias
 
     @property
-    def unembed(self) -> nn.Linear:
-        """The unembedding under TransformerLens' name."""
-        return self.unembedding
+    def unembed(self) -> NamedWeights:
+        """The unembedding under TransformerLens' name, with ``W_U`` and ``b_U``."""
+        return NamedWeights(self.unembedding, {"W_U": lambda: self.W_U, "b_U": lambda: self.b_U})
 
-    def to_tokens(self, tokens: Any, *_: Any, **__: Any) -> Tensor:
-        """Tokens are given as they are: there is no tokenizer, and text is refused."""
-        if isinstance(tokens, torch.Tensor):
-            return tokens
-        raise InputError(
-            "tokens",
-            expected="token indices as a tensor or an integer: there is no tokenizer",
-            given=repr(tokens),
-            fix="Use the sampler of the task, which gives token tensors.",
+    @property
+    def embed(self) -> NamedWeights:
+        """:meth:`HookedRun.embed`, the injected input; also with ``W_E``."""
+        call = super().embed  # type: ignore[misc]  # of the run that this class is mixed into
+        return NamedWeights(call, {"W_E": lambda: self.W_E})
+
+    @property
+    def all_head_labels(self) -> HeadLabels:
+        """``L0H0``, ``L0H1``, …: the heads of all layers, loop after loop."""
+        n_layers, n_heads = self.config.layers_total(self.n_loops), self.config.n_heads
+        return HeadLabels(
+            f"L{layer}H{head}" for layer in range(n_layers) for head in range(n_heads)
         )
 
-    to_single_token = to_tokens
+    def all_composition_scores(self, mode: str) -> CompositionScores:
+        r"""How much each head's output weights and a later one's input weights overlap.
+
+        ``||W_OV W|| / (||W_OV|| ||W||)`` with W the later head's ``W_QK`` (``mode="Q"``), its
+        transpose (``"K"``) or its ``W_OV`` (``"V"``), of each two heads
+        ``[layer, head, layer, head]``; zero where the first is in no earlier layer. Weights alone:
+        norms, injections and loop norms between the two heads are left out.
+
+        Raises:
+            InputError: If the mode is another.
+
+        Source: Elhage et al., A Mathematical Framework for Transformer Circuits (2021).
+        """
+        from transformer_lens.model_bridge.composition_scores import CompositionScores
+        from transformer_lens.utilities.matrix import composition_scores
+
+        check_choice("mode", mode, ("Q", "K", "V"))
+        reads = {"Q": self.QK, "K": self.QK.T, "V": self.OV}
+        scores = composition_scores(self.OV, reads[mode], broadcast_dims=True)
+        layers = torch.arange(len(scores), device=scores.device)
+        earlier = layers[:, None, None, None] < layers[:, None]
+        kept = scores.masked_fill(~earlier, 0.0)
+        return CompositionScores(kept, layers.tolist(), list(self.all_head_labels))
 
     def tokens_to_residual_directions(
         self, tokens: int | Tensor
@@ -194,7 +299,7 @@ class TransformerLensNames(LoopedNetwork):
             tokens: Output classes, of any shape.
         """
         if isinstance(tokens, str):
-            self.to_tokens(tokens)
+            self.to_tokens(tokens)  # type: ignore[attr-defined]  # which refuses text
         return self.W_U.T[torch.as_tensor(tokens, device=self.device)]
 
     def accumulated_bias(
@@ -216,6 +321,10 @@ class TransformerLensNames(LoopedNetwork):
         if include_mlp_biases:
             total = total + self.b_out[:layer].sum(0)
         return total + b_O[layer] if mlp_input else total
+
+    def tl_named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """The items of :meth:`tl_parameters`."""
+        return iter(self.tl_parameters().items())
 
     def blocks_with(self, submodule: str) -> list[tuple[int, Any]]:
         """Number and view of every layer that has a part of this name: all layers, or none."""

@@ -16,6 +16,7 @@ from loopinterp.models import (
     LoopedCache,
     LoopedTransformer,
     LoopedTransformerConfig,
+    fold_final_norm,
     for_logit_attribution,
 )
 from loopinterp.models.model_config import Injection, Norm, NormType
@@ -309,7 +310,11 @@ def test_attribution_along_the_unembedding_alone_is_refused_behind_another_norm(
         cache.logit_attrs(parts, tokens=1)
     with pytest.raises(InputError, match="norm='post'"):
         cached("post rms").logit_attrs(parts, tokens=1)
-    assert cached("plain").logit_attrs(parts, tokens=1).shape == (len(parts), 3, 7)
+    with pytest.raises(InputError, match=r"fold_final_norm"):
+        cached("plain").logit_attrs(parts, tokens=1)
+    x = some_inputs(build("plain"))
+    _, folded = fold_final_norm(jittered(build("plain"))).run_with_cache(x, n_loops=4)
+    assert folded.logit_attrs(parts, tokens=1).shape == (len(parts), 3, 7)
 
 
 ENDS = torch.tensor([1, 4, 2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from loopinterp.errors import HookError
 from tests.models.test_run_length import in_another_thread
@@ -213,3 +215,93 @@ def test_hooks_end_with_their_block_whichever_thread_ends_it() -> None:
     assert not torch.equal(model(x), clean)  # so the hook has fired
     in_another_thread(opened.close)
     assert torch.equal(model(x), clean)
+
+
+def test_hooks_of_a_suspended_generator_are_refused() -> None:
+    model = build("demo")
+    x = some_inputs(model)
+    clean = model(x, n_loops=3)
+
+    def steps() -> Generator[Tensor, None, None]:
+        with model.unroll(3).hooks(fwd_hooks=[(SITE, zero)]):
+            yield model(x, n_loops=3)
+            yield model(x, n_loops=3)
+
+    running = steps()
+    hooked = next(running)
+    with pytest.raises(HookError):
+        model(x, n_loops=3)
+    assert torch.equal(next(running), hooked)
+    running.close()
+    assert torch.equal(model(x, n_loops=3), clean)
+    assert all(torch.equal(each, hooked) for each in steps())
+
+
+def test_a_context_manager_of_ones_own_keeps_its_hooks_on() -> None:
+    model = build("demo")
+    x = some_inputs(model)
+    clean = model(x, n_loops=3)
+
+    @contextlib.contextmanager
+    def ablated() -> Generator[None, None, None]:
+        with model.unroll(3).hooks(fwd_hooks=[(SITE, zero)]):
+            yield
+
+    with ablated():
+        hooked = model(x, n_loops=3)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(model.unroll(3).hooks(fwd_hooks=[(SITE, zero)]))
+        assert torch.equal(model(x, n_loops=3), hooked)
+    assert not torch.allclose(hooked, clean, atol=1e-3)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpointed_runs_have_the_gradients_of_their_hooks(use_reentrant: bool) -> None:
+    model = build("demo")
+    tokens = some_inputs(model)
+    weight = model.embedding.weight
+    assert isinstance(weight, Tensor)
+
+    def run(_: Tensor) -> Tensor:
+        return model(tokens, n_loops=3)
+
+    def run_hooked(_: Tensor) -> Tensor:
+        return model.run_with_hooks(tokens, n_loops=3, fwd_hooks=[(SITE, zero)])
+
+    def gradient(output: Tensor) -> Tensor:
+        model.zero_grad()
+        output.square().sum().backward()
+        assert weight.grad is not None
+        return weight.grad.clone()
+
+    needs = torch.ones(1, requires_grad=True)
+    wanted = gradient(run_hooked(needs))
+    inside = checkpoint(run_hooked, needs, use_reentrant=use_reentrant)
+    assert torch.allclose(gradient(inside), wanted, atol=1e-6)
+    with model.unroll(3).hooks(fwd_hooks=[(SITE, zero)]):
+        model(tokens, n_loops=3)
+        with pytest.raises(HookError):
+            checkpoint(run, needs, use_reentrant=use_reentrant)
+    model.unroll(3).add_hook(SITE, zero)
+    stays = checkpoint(run, needs, use_reentrant=use_reentrant)
+    assert torch.allclose(gradient(stays), wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize("order", ["runs first", "hooks first"])
+def test_a_compiled_model_fires_hooks_in_any_order(order: str) -> None:
+    torch._dynamo.reset()
+    model = build("demo").unroll(2)
+    x = some_inputs(model)
+    compiled = torch.compile(model, backend="eager")
+    clean = model(x)
+    if order == "runs first":
+        assert torch.allclose(compiled(x), clean, atol=1e-5)
+    model.add_hook(SITE, zero)
+    hooked = model(x)
+    assert not torch.allclose(hooked, clean, atol=1e-3)
+    assert torch.allclose(compiled(x), hooked, atol=1e-5)
+    model.reset_hooks()
+    assert torch.allclose(compiled(x), clean, atol=1e-5)
+    with model.hooks(fwd_hooks=[(SITE, zero)]):
+        assert torch.allclose(compiled(x), hooked, atol=1e-5)
+    torch._dynamo.reset()

@@ -2,9 +2,11 @@
 
     python -m tests.models.transformer_lens_table      # writes it into docs/transformerlens.md
 
-Each function runs twice. On a plain looped model its result must equal, to 1e-5, that on
-an untied GPT-2 in TransformerLens' bridge with the same weights in every layer. On a model with an
-injection and a loop norm it must equal that on a naive model written out loop by loop.
+Each function runs on five models. On a plain looped model, with the weights of its final norm
+folded or not, its result must equal, to 1e-5, that on an untied GPT-2 in TransformerLens' bridge
+with the same weights in every layer. With an injection and a loop norm it must equal that on a
+naive model written out loop by loop. A model with sandwich norms and an adapter have no second
+implementation with these names: there it runs, or is refused.
 """
 
 from __future__ import annotations
@@ -24,7 +26,10 @@ from transformer_lens.SVDInterpreter import SVDInterpreter
 from transformer_lens.tools import analysis
 from transformer_lens.tools.analysis.attribution_patching import EdgeAttributionConfig
 
+from loopinterp.adapters import adapt
+from loopinterp.errors import InputError
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
+from tests.adapters.kinds import KINDS as KINDS_OF_ADAPTERS
 from tests.models.peers.bridged_gpt2 import bridged_gpt2
 from tests.models.peers.naive import NaiveLooped
 
@@ -34,7 +39,11 @@ if TYPE_CHECKING:
 N_LOOPS, TOLERANCE = 3, 1e-5
 PAGE = Path(__file__).parents[2] / "docs" / "transformerlens.md"
 START, END = "<!-- table -->\n", "<!-- end of table -->"
-KINDS = ("plain", "injected")
+KINDS = ("plain", "unfolded", "sandwich", "injected", "adapter")
+COMPARED = ("plain", "injected")
+"""Those of which every activation and gradient is compared with another implementation."""
+REFUSALS = (InputError, ValueError, NotImplementedError, AssertionError)
+"""Errors that say why: ours, and those that TransformerLens raises; any other is a fault."""
 
 
 @dataclass(frozen=True)
@@ -72,16 +81,24 @@ SECTIONS = {
     "patching": "`transformer_lens.patching`",
     "tools": "Other tools of TransformerLens",
 }
+_DIRECT = "Refused where a norm or gate stands between a head or neuron and the stream."
 _WHOLE_STREAM = "Needs the stream to be one sum over all layers, which an injection or a loop norm \
 breaks; it then says so. `decompose_loop` takes one loop apart."
-_PLUS_REST = "What an injection or a loop norm adds is in the remainder, not in the stack."
-_UNFOLDED = "Reads along `W_U` alone: the parts add up to a logit only if the final norm's weight \
-and bias are folded into the unembedding."
+_PLUS_REST = (
+    f"{_DIRECT} What an injection or a loop norm adds is in the remainder, not in the stack."
+)
+_UNFOLDED = "Reads along `W_U` alone: refused until the final norm's weight and bias are folded \
+into the unembedding, as `fold_final_norm(model)` does."
 _OTHER_NORMS = (
     "With a loop norm or post norms no part reaches the final norm as it is, and it says \
 so. `cache.logit_attribution` goes through every norm, weights and biases included, at any loop."
 )
 _SSM = "There are no state-space layers in a looped transformer, as in the untied one."
+_EDGES = "Needs a stream that is the sum of the token embedding and what heads and MLPs write. \
+`loopinterp.circuits.edge_study` knows norms and injections."
+_PATHS = "Gives each head its own copy of the stream while it runs (`use_split_qkv_input`). Adds a \
+head's write to later streams as it is, which post norms and a loop norm do not: refused there, \
+and `loopinterp.circuits.path_patching` goes through them."
 _FORKS = "Gives each head its own copy of the stream while it runs (`use_split_qkv_input`)."
 
 
@@ -153,6 +170,15 @@ def _attribution(s: Setting, granularity: Any) -> Any:
     return {str(node): torch.tensor(score) for node, score in scores.node_scores.items()}
 
 
+def _faithfulness(s: Setting) -> Any:
+    pair = s.clean[:1], s.corrupted[:1]
+    with torch.enable_grad():
+        config = EdgeAttributionConfig(granularity="edge")
+        scores = analysis.attribution_patch(s.model, *pair, s.metric, config).edge_scores
+    circuit = [edge for number, edge in enumerate(scores) if number % 7 == 0]
+    return analysis.faithfulness(s.model, *pair, s.metric, circuit).recovered
+
+
 def _by_head(s: Setting) -> Any:
     if isinstance(s.model, TransformerBridge):
         heads: Any = s.clean_cache.stack_head_results(pos_slice=-1, incl_remainder=True)
@@ -173,11 +199,15 @@ CACHE = {
             s.clean_cache.accumulated_resid(layer=3, apply_ln=True),
             s.clean_cache.accumulated_resid(apply_ln=True, pos_slice=-1),
         ],
-        "Layers of all loops in a row. With a loop norm, each layer's output before that norm.",
+        "Layers of all loops in a row. With a loop norm, each layer's output before that norm. "
+        "Tried with `apply_ln=True`, which is refused until the final norm is folded; without it, "
+        "it works everywhere.",
     ),
     "apply_ln_to_stack": (
         lambda s: s.clean_cache.apply_ln_to_stack(s.clean_cache.accumulated_resid(), layer=3),
-        "",
+        "At the final norm (`layer=-1`) it is refused until that is folded "
+        "(`fold_final_norm(model)`): what multiplies the result with `W_U` would leave weights "
+        "out.",
     ),
     "apply_slice_to_batch_dim": (
         lambda s: s.clean_cache.apply_slice_to_batch_dim((1, 3))["resid_mid", 4],
@@ -185,7 +215,7 @@ CACHE = {
     ),
     "compute_head_results": (
         lambda s: _after(_first(s.clean_cache), "compute_head_results")["result", 3, "attn"],
-        "",
+        _DIRECT,
     ),
     "compute_ssm_effective_attention": (
         lambda s: s.clean_cache.compute_ssm_effective_attention(),
@@ -200,7 +230,10 @@ CACHE = {
         lambda s: s.clean_cache.get_full_resid_decomposition(return_labels=True, apply_ln=True),
         _WHOLE_STREAM,
     ),
-    "get_neuron_results": (lambda s: s.clean_cache.get_neuron_results(3, pos_slice=-1), ""),
+    "get_neuron_results": (
+        lambda s: s.clean_cache.get_neuron_results(3, pos_slice=-1),
+        _DIRECT,
+    ),
     "items": (lambda s: _shared(name for name, _ in s.clean_cache.items()), ""),
     "keys": (lambda s: _shared(s.clean_cache.keys()), ""),
     "logit_attrs": (
@@ -242,14 +275,15 @@ TOOLS = {
     ),
     "direct_logit_attribution": (
         _by_head,
-        f"By head, from a cache; compared with `logit_attrs` of the bridge. {_UNFOLDED} On its "
-        f"bridge TransformerLens refuses until they are folded in. {_OTHER_NORMS}",
+        f"By head, from a cache; compared with `logit_attrs` of the bridge. {_UNFOLDED} "
+        f"{_OTHER_NORMS}",
     ),
     "attribution_patch (nodes)": (
         lambda s: _attribution(s, "node"),
         "Gradients of every loop.",
     ),
-    "attribution_patch (edges)": (lambda s: _attribution(s, "edge"), _FORKS),
+    "attribution_patch (edges)": (lambda s: _attribution(s, "edge"), _EDGES),
+    "faithfulness": (lambda s: _faithfulness(s), _EDGES),
     "collect_activations": (
         lambda s: analysis.collect_activations(
             s.model, _SITE, s.clean, s.answer, positions=_last(s)
@@ -328,16 +362,19 @@ def checks() -> list[Check]:
     """All checks; a method that TransformerLens adds must be given one."""
     made = [Check("cache", name, *CACHE[name]) for name in cache_methods()]
     for name in patching_functions():
-        made.append(Check("patching", name, _patching(name), _FORKS if "direct" in name else ""))
+        made.append(Check("patching", name, _patching(name), _PATHS if "direct" in name else ""))
     return made + [Check("tools", name, *entry) for name, entry in TOOLS.items()]
 
 
 @functools.cache
 def settings(kind: str) -> tuple[Setting, Setting]:
-    """Ours and the other model: ``plain`` beside a bridged GPT-2, ``injected`` beside naive."""
+    """Ours and the other model: a bridged GPT-2, a naive model, or for an adapter itself."""
+    if kind == "adapter":
+        made_once = adapter_setting()
+        return made_once, made_once
     common: dict[str, Any] = {"d_model": 12, "n_heads": 2, "d_vocab": 11}
     common |= {"n_layers": 2, "n_loops": 7}
-    if kind == "plain":
+    if kind in ("plain", "unfolded"):
         config = LoopedTransformerConfig(
             **common,
             d_vocab_out=11,
@@ -346,6 +383,8 @@ def settings(kind: str) -> tuple[Setting, Setting]:
             unembed_bias=False,
             act_fn="gelu_new",
         )
+    elif kind == "sandwich":
+        config = LoopedTransformerConfig(**common, d_vocab_out=5, norm="sandwich")
     else:
         config = LoopedTransformerConfig(
             **common,
@@ -364,15 +403,39 @@ def settings(kind: str) -> tuple[Setting, Setting]:
             parameter += 0.2 * torch.randn(parameter.shape, generator=generator)
     clean, corrupted = torch.randint(0, 11, (2, 4, 4), generator=generator).unbind()
     if kind == "plain":
+        looped = fold_of(looped)
+    if kind in ("plain", "unfolded"):
         other: Any = bridged_gpt2(looped, N_LOOPS)
-    else:
+    elif kind == "injected":
         other = NaiveLooped(looped, N_LOOPS)
+    if kind == "sandwich":
+        other = None
     made = []
-    for model in (looped.unroll(N_LOOPS), other):
+    for model in filter(None, (looped.unroll(N_LOOPS), other)):
         with torch.no_grad():
             caches = [model.run_with_cache(tokens)[1] for tokens in (clean, corrupted)]
         made.append(Setting(model, clean, corrupted, *caches))
-    return made[0], made[1]
+    return made[0], made[-1]
+
+
+def fold_of(looped: LoopedTransformer) -> LoopedTransformer:
+    """The model with the weight 1 and the bias 0 in its final norm; nothing takes up a bias."""
+    assert looped.ln_final is not None and looped.ln_final.bias is not None
+    with torch.no_grad():
+        looped.unembedding.weight *= looped.ln_final.weight
+        looped.ln_final.weight.fill_(1)
+        looped.ln_final.bias.zero_()
+    return looped
+
+
+def adapter_setting() -> Setting:
+    """An adapter of a published model, with two inputs."""
+    generator = torch.Generator().manual_seed(0)
+    model = adapt(KINDS_OF_ADAPTERS["hrm_text"].build()).unroll(2)
+    clean, corrupted = torch.randint(0, 11, (2, 4, 4), generator=generator).unbind()
+    with torch.no_grad():
+        caches = [model.run_with_cache(tokens)[1] for tokens in (clean, corrupted)]
+    return Setting(model, clean, corrupted, *caches)
 
 
 @functools.cache
@@ -383,15 +446,19 @@ def shared_names() -> frozenset[str]:
 
 
 def outcome(check: Check, kind: str) -> str:
-    """``yes`` where the results are equal, ``no`` where ours raises, else ``differs``."""
+    """``yes`` where the results are equal, ``no`` where ours refuses, else a fault."""
     ours, other = settings(kind)
     logging.disable(logging.WARNING)
     try:
         with torch.no_grad():
             try:
                 given = check.run(ours)
-            except Exception:
+            except REFUSALS:
                 return "no"
+            except Exception as error:
+                return f"error: {type(error).__name__}"
+            if other is ours:
+                return "runs"
             return "yes" if same(given, check.run(other)) else "differs"
     finally:
         logging.disable(logging.NOTSET)
@@ -416,8 +483,8 @@ def table(outcomes: dict[tuple[str, str], tuple[str, ...]]) -> str:
     """The table in Markdown, a part for each section."""
     lines = []
     for section, title in SECTIONS.items():
-        lines += [f"### {title}", "", "| function | plain | injected | why, and what to know |"]
-        lines.append("|---|---|---|---|")
+        lines += [f"### {title}", "", f"| function | {' | '.join(KINDS)} | why, and what to know |"]
+        lines.append("|---" * (len(KINDS) + 2) + "|")
         for check in checks():
             if check.section == section:
                 cells = " | ".join(outcomes[check.section, check.name])

@@ -1,0 +1,228 @@
+"""What notebooks of TransformerLens call on a model, ours or an adapter: losses, tokens, options.
+
+There is no tokenizer: tokens are numbers, text is refused, and a token is shown as its number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch import nn
+from transformer_lens.hook_points import HookPoint
+
+from loopinterp.errors import InputError, check_integer
+from loopinterp.models.run_inputs import TOKEN_TYPES
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
+
+NOT_THE_STATE = (None, "loss", "both")
+"""What TransformerLens' ``return_type`` may be besides "logits"."""
+
+_OPTIONS: Mapping[str, str] = {
+    "prepend_bos": "Put the token there yourself: tokens are given as they are.",
+    "padding_side": "Pad the tokens yourself.",
+    "past_kv_cache": "Use loopinterp.models.greedy_decode, which keeps keys and values.",
+    "start_at_layer": "Use start_at_loop= and state=, or a hook on the stream.",
+    "loss_per_token": "Use model.loss_fn(logits, tokens, per_token=True).",
+    "attention_mask": "Leave padding out, or run examples of each length by themselves.",
+    "reset_hooks_end": "Call model.reset_hooks() yourself: hooks of add_hook stay until then.",
+}
+
+
+class TransformerLensCalls(nn.Module):
+    """Calls of TransformerLens that ask nothing of the weights."""
+
+    config: Any
+    task: Any
+
+    def loss_fn(
+        self,
+        logits: Float[Tensor, "batch pos d_vocab_out"],
+        tokens: Tensor,
+        attention_mask: None = None,
+        per_token: bool = False,
+    ) -> Tensor:
+        """Cross-entropy of each next token in nats, ``-log p(x_{i+1} | x_0 … x_i)``, or its mean.
+
+        Args:
+            logits: Those of a run.
+            tokens: Its inputs ``[batch, pos]``.
+            attention_mask: None; padding is left out before a run.
+            per_token: Whether to return ``[batch, pos - 1]``.
+
+        Raises:
+            InputError: If the model predicts no next token: its answers are no tokens that it
+                reads, a task is known that asks something else, or attention is not causal.
+        """
+        from transformer_lens.utilities.lm_utils import lm_cross_entropy_loss
+
+        config = self.config
+        given = (
+            f"{config.d_vocab_out} answers for {config.d_vocab} tokens"
+            if config.d_vocab_out != config.d_vocab
+            else "attention in both directions"
+            if not config.causal
+            else f"a model of the task {self.task.name!r}"
+            if getattr(self, "task", None) is not None
+            else None
+        )
+        if given is not None:
+            raise InputError(
+                "loss of the next token",
+                expected="a causal model that predicts the tokens that it reads",
+                given=given,
+                fix="Compare logits with the targets of the task: torch.nn.functional."
+                "cross_entropy(logits.flatten(0, 1), batch.targets.flatten()).",
+            )
+        if attention_mask is not None:
+            refuse_option("attention_mask", attention_mask)
+        return lm_cross_entropy_loss(logits, tokens.long(), None, per_token)
+
+    def to_tokens(self, tokens: Any, *_: Any, **__: Any) -> Tensor:
+        """Tokens are given as they are: there is no tokenizer, and text is refused."""
+        if isinstance(tokens, torch.Tensor):
+            return tokens
+        raise InputError(
+            "tokens",
+            expected="token indices as a tensor or an integer: there is no tokenizer",
+            given=repr(tokens),
+            fix="Use the sampler of the task, which gives token tensors, or the tokenizer of a "
+            "published model.",
+        )
+
+    def to_single_token(self, token: Any) -> Any:
+        """A token is given as it is: an integer, or a tensor of one."""
+        return token if isinstance(token, int) else self.to_tokens(token)
+
+    def to_str_tokens(self, tokens: Any, *_: Any, **__: Any) -> list[str]:
+        """The number of each token of one example, as labels of axes want it.
+
+        Raises:
+            InputError: If it is text, or several examples.
+        """
+        given = torch.as_tensor(self.to_tokens(tokens))
+        flat = given[0] if given.dim() == 2 and len(given) == 1 else given
+        if flat.dim() > 1 or given.dtype not in TOKEN_TYPES:
+            raise InputError(
+                "tokens",
+                expected="the tokens of one example, [pos] or [1, pos]",
+                given=f"{given.dtype} {list(given.shape)}",
+                fix="Pass one row of them: tokens[0].",
+            )
+        return [str(token) for token in flat.reshape(-1).tolist()]
+
+    def to_string(self, tokens: Any, *_: Any, **__: Any) -> str | list[str]:
+        """The numbers of the tokens with spaces between, for each example of a batch."""
+        given = torch.as_tensor(tokens if isinstance(tokens, int) else self.to_tokens(tokens))
+        if given.dim() == 2:
+            return [" ".join(self.to_str_tokens(row)) for row in given]
+        return " ".join(self.to_str_tokens(given))
+
+    def get_token_position(self, token: Any, tokens: Any, mode: str = "first", **_: Any) -> int:
+        """The position of a token in one example: its first, or its last (``mode="last"``).
+
+        Raises:
+            InputError: If it is text, or the token is not there.
+        """
+        places = [
+            place
+            for place, name in enumerate(self.to_str_tokens(tokens))
+            if name == str(int(self.to_single_token(token)))
+        ]
+        if mode not in ("first", "last") or not places:
+            raise InputError(
+                "token or mode",
+                expected="a token of the example, and mode='first' or 'last'",
+                given=f"{token!r}, {mode!r}",
+                fix="Look at model.to_str_tokens(tokens).",
+            )
+        return places[0 if mode == "first" else -1]
+
+    def generate(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise: :func:`~loopinterp.models.greedy_decode` goes on with prompts."""
+        raise InputError(
+            "generate",
+            expected="a function of loopinterp, as the number of loops of a token must be given",
+            given="TransformerLens' method",
+            fix="Use loopinterp.models.greedy_decode(model, tokens, n_loops=…, max_new_tokens=…).",
+        )
+
+    def enable_compatibility_mode(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise: weights stay as they are, and :func:`fold_final_norm` makes a folded copy."""
+        raise InputError(
+            "enable_compatibility_mode",
+            expected="weights that stay as they are",
+            given="a call that would change them in place",
+            fix="Pass loopinterp.models.fold_final_norm(model) where a final norm without weights "
+            "is needed; nothing else has to be folded.",
+        )
+
+    process_weights_ = enable_compatibility_mode
+
+    def _answer(self, logits: Any, inputs: Tensor, return_type: Any) -> Any:
+        """What TransformerLens' return types make of a run: nothing, a loss, or both."""
+        if return_type is None:
+            return None
+        loss = self.loss_fn(logits, inputs)
+        return loss if return_type == "loss" else (logits, loss)
+
+
+class Absent:
+    """What TransformerLens looks up on a model by a name, and a published model has not."""
+
+    def __get__(self, model: object, owner: type | None = None) -> Any:
+        if model is None:
+            return self
+        raise InputError(
+            "layers and weights by TransformerLens' names",
+            expected="a LoopedTransformer, which has them",
+            given=f"{type(model).__name__}, whose published model has other modules and names",
+            fix="Patch activations by their hook names (site(), patching_sweep), or read the "
+            "weights of model.published.",
+        )
+
+
+def refuse_option(name: str, value: Any) -> NoReturn:
+    """Raise on an option that runs of this package have not, with what to use in its place."""
+    raise InputError(
+        name,
+        expected="an option of loopinterp's runs",
+        given=repr(value),
+        fix=_OPTIONS.get(name, "Leave it out; help(model.forward) lists the options."),
+    )
+
+
+def refuse_options(options: Mapping[str, Any]) -> None:
+    """Raise on the first option that runs of this package have not, if there is any."""
+    for name, value in options.items():
+        refuse_option(name, value)
+
+
+class StoppedRun(Exception):
+    """Ends a run where TransformerLens' ``stop_at_layer`` does; ``stream`` is what it was."""
+
+    def __init__(self, stream: Tensor) -> None:
+        self.stream = stream
+
+
+class StopPoint(HookPoint):
+    """A hook point that ends the run where it stands."""
+
+    def forward(self, x: Tensor) -> NoReturn:  # type: ignore[override]
+        raise StoppedRun(x)
+
+
+def check_stop(stop: int, n_layers: int) -> int:
+    """The layer before which a run ends, counted from 0; negative ones count from the end.
+
+    Example:
+        >>> check_stop(-1, 6), check_stop(2, 6)
+        (5, 2)
+    """
+    fix = f"The run has layers 0 to {n_layers - 1}: use model.unroll(n_loops), or stop_at_loop=."
+    stop = check_integer("stop_at_layer", stop, least=-n_layers, most=n_layers - 1, fix=fix)
+    return stop % n_layers
