@@ -6,14 +6,12 @@ Hooks that stay (``add_hook``) belong to the model, as in TransformerLens. Those
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from inspect import CO_GENERATOR
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -144,16 +142,19 @@ _CHECKPOINT = os.path.join("torch", "utils", "checkpoint.py")
 def _caller_of_block() -> FrameType | None:
     """The frame whose ``with`` statement opens a scope; None for a context manager around it."""
     frame: FrameType | None = sys._getframe(1)
-    inside = (contextlib.__file__, __file__, str(Path(__file__).with_name("strict_hooks.py")))
-    while frame is not None and frame.f_code.co_filename in inside:
+    while frame is not None and _module(frame) != "loopinterp.models.strict_hooks":
+        frame = frame.f_back  # as far as hooks(), which opens all scopes
+    while frame is not None and (_module(frame) == "contextlib" or frame.f_code.co_name == "hooks"):
         frame = frame.f_back
-    driver = None if frame is None else frame.f_back
+    if frame is None or not frame.f_code.co_flags & CO_GENERATOR:
+        return frame
     # A context manager or a fixture is suspended there on purpose.
-    by_design = driver is not None and (
-        driver.f_code.co_filename == contextlib.__file__ or "_pytest" in driver.f_code.co_filename
-    )
-    is_generator = frame is not None and bool(frame.f_code.co_flags & CO_GENERATOR)
-    return None if is_generator and by_design else frame
+    driver = "" if frame.f_back is None else _module(frame.f_back)
+    return None if driver == "contextlib" or driver.startswith("_pytest") else frame
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__"))
 
 
 _OPEN: ContextVar[tuple[HookScope, ...]] = ContextVar("open hook scopes", default=())

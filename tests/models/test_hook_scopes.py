@@ -206,14 +206,10 @@ def test_hooks_end_with_their_block_whichever_thread_ends_it() -> None:
     x = some_inputs(model)
     clean = model(x)
 
-    def block() -> Generator[None]:
-        with model.hooks(fwd_hooks=[(SITE, zero)]):
-            yield
-
-    opened = block()
-    next(opened)
+    block = model.hooks(fwd_hooks=[(SITE, zero)])
+    block.__enter__()
     assert not torch.equal(model(x), clean)  # so the hook has fired
-    in_another_thread(opened.close)
+    in_another_thread(partial(block.__exit__, None, None, None))
     assert torch.equal(model(x), clean)
 
 
