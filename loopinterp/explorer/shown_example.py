@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from loopinterp.errors import InputError
+from loopinterp.explorer.token_example import full_output, read_words
 from loopinterp.tasks import Addition, Batch, FullOutput, Multiplication, TokenAddition
 from loopinterp.tasks.abacus_sorting import SYMBOLS as SORTED
 from loopinterp.tasks.abacus_sorting import AbacusSorting
@@ -110,8 +111,6 @@ def _(task: FullOutput, text: str) -> Batch | None:
         if operands is None:
             return None
         prompt = f"{operands[1][::-1]}{operands[2]}{operands[3][::-1]}"
-    from loopinterp.explorer.typed_example import full_output, read_words
-
     return full_output(task, read_words(prompt, task.symbols))
 
 
@@ -173,8 +172,6 @@ def numbers_example(task: object, text: str) -> Batch | None:
         wrapped = numbers_example(task.task, text)
         return None if wrapped is None else task.from_batch(wrapped)
     if isinstance(task, Multiplication) and form[2] == "*":
-        from loopinterp.explorer.typed_example import full_output
-
         bits = [[x >> k & 1 for k in range(n)] for x, n in zip((a, b), n_bits)]
         return full_output(task, [*bits[0], task.symbols.index("*"), *bits[1]])
     if isinstance(task, TokenAddition) and form[2] == "+":

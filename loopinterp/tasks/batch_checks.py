@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from loopinterp.errors import MOST_LOOPS, InputError
-from loopinterp.tasks.task import IGNORE, Batch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from loopinterp.tasks.task import Task
-
 _FIX = "Draw the batch with task.sample or task.encode, or give its parts these shapes and values."
 
 
-def is_task(data: object) -> TypeGuard[Task]:
-    """What has a sampler, an oracle and T(n); one of a user need not have words for examples."""
+def is_task(data: object) -> bool:
+    """Whether it has a sampler, an oracle and T(n); a user's own need not have words."""
     parts = ("sample", "targets", "n_loops", "n_positions")
-    return not isinstance(data, (type, Batch)) and all(
-        callable(getattr(data, part, None)) for part in parts
-    )
+    return not isinstance(data, type) and all(callable(getattr(data, p, None)) for p in parts)
 
 
-def check_shapes(batch: Batch) -> None:
+def check_shapes(batch: Any) -> None:
     """Raise unless the parts are tensors of one batch, on one device.
 
     Raises:
@@ -55,11 +50,11 @@ def check_shapes(batch: Batch) -> None:
             )
 
 
-def check_values(batch: Batch) -> None:
+def check_values(batch: Any, *, ignore: int) -> None:
     """Raise unless tokens, targets, lengths and loops are in their ranges.
 
     Raises:
-        InputError: features that are not finite, a token or target below 0 (but ``IGNORE``) or
+        InputError: features that are not finite, a token or target below 0 (but ``ignore``) or
             beyond those of the batch's task, a length below 1, or loops that no run makes.
     """
     if not len(batch):
@@ -71,8 +66,8 @@ def check_values(batch: Batch) -> None:
             raise _refused("inputs", "finite numbers", inputs)
     elif not _inside(inputs, 0, d_vocab):
         raise _refused("inputs", f"tokens{_range(d_vocab)}", inputs)
-    if not _inside(targets[targets != IGNORE], 0, d_vocab_out):
-        expected = f"classes{_range(d_vocab_out)}, or IGNORE ({IGNORE}) where nothing is asked"
+    if not _inside(targets[targets != ignore], 0, d_vocab_out):
+        expected = f"classes{_range(d_vocab_out)}, or IGNORE ({ignore}) where nothing is asked"
         raise _refused("targets", expected, targets)
     if not _inside(batch.n, 1, None):
         raise _refused("n", "lengths of at least 1", batch.n)
@@ -103,7 +98,13 @@ def _range(end: int | None) -> str:
 
 
 def _refused(name: str, expected: str, part: object) -> InputError:
-    from loopinterp.tasks.sampling import describe_tensor
-
     given = describe_tensor(part)
     return InputError(f"{name} of a batch", expected=expected, given=given, fix=_FIX)
+
+
+def describe_tensor(values: object) -> str:
+    """Dtype, shape and range of a tensor, in words; the type of anything else."""
+    if not isinstance(values, torch.Tensor):
+        return type(values).__name__
+    ends = f" from {values.min().item()} to {values.max().item()}" if values.numel() else ""
+    return f"{values.dtype} of shape {list(values.shape)}{ends}"

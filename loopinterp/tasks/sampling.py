@@ -10,6 +10,7 @@ import torch
 
 from loopinterp.errors import InputError, check_choice, check_integer
 from loopinterp.settings import Settings
+from loopinterp.tasks.batch_checks import describe_tensor
 from loopinterp.tasks.examples_in_words import InWords
 from loopinterp.tasks.task import Batch, inputs_of
 
@@ -223,11 +224,3 @@ def check_digits(digits: Tensor, n: Tensor, base: int, what: str) -> None:
             given=describe_tensor(n),
             fix="Pass how many digits of each row count, one number for each.",
         )
-
-
-def describe_tensor(values: object) -> str:
-    """Dtype, shape and range of a tensor, in words; the type of anything else."""
-    if not isinstance(values, torch.Tensor):
-        return type(values).__name__
-    ends = f" from {values.min().item()} to {values.max().item()}" if values.numel() else ""
-    return f"{values.dtype} of shape {list(values.shape)}{ends}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
@@ -49,7 +49,7 @@ def as_batch(
         >>> as_batch(Addition(), n=5, batch_size=2)
         Batch(examples=2, n=5, n_loops=6, inputs=int64[2, 6])
     """
-    if is_task(data):
+    if _is_task(data):
         generator = torch.Generator().manual_seed(seed)
         size = examples if batch_size is None else batch_size
         length = LENGTH if n is None else n
@@ -66,7 +66,7 @@ def as_batch(
                 given=repr(value),
                 fix=f"Leave {name} out, or pass the task instead of the batch.",
             )
-    check_values(data)
+    check_values(data, ignore=IGNORE)
     if data.inputs.numel() == 0:
         raise InputError(
             "data",
@@ -144,8 +144,12 @@ def need_asked(batch: Batch) -> None:
 
 def need_task(task: object) -> None:
     """Raise unless something is a task."""
-    if not is_task(task):
+    if not _is_task(task):
         raise InputError("task", expected="a task", given=_kind(task), fix=_fix(task))
+
+
+def _is_task(data: object) -> TypeGuard[Task]:
+    return is_task(data)
 
 
 def _kind(data: object) -> str:

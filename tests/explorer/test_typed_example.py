@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from loopinterp.errors import InputError
 from loopinterp.explorer import token_words, typed_example
-from loopinterp.explorer.typed_example import read_words
+from loopinterp.explorer.token_example import read_words
 from loopinterp.tasks import (
     Addition,
     Multiplication,
