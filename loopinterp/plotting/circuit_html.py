@@ -5,13 +5,15 @@ from __future__ import annotations
 import sys
 import tempfile
 import webbrowser
-from html import escape
 from pathlib import Path
+
+from markupsafe import Markup
 
 from loopinterp.plotting.circuit_folded import folded
 from loopinterp.plotting.circuit_parts import KINDS, GraphParts, asset
 from loopinterp.plotting.circuit_svg import svg_of
 from loopinterp.plotting.circuit_unfolded import unfolded
+from loopinterp.plotting.inert import script_json, security_policy
 
 N_LOOPS = 8
 """Loops of the unfolded drawing."""
@@ -29,44 +31,45 @@ _KEY = {
 _ASK = "Choose a node: click it, or go from one to the next with the arrow keys."
 
 
-def fragment(graph: GraphParts) -> str:
+_VIEW = Markup('<button type="button" data-view="{}" aria-pressed="{}">{}</button>')
+_CODE = Markup(
+    '<pre class="circuit-code" tabindex="0" role="group" aria-label="The program, as code: its '
+    'names choose nodes, the arrow keys go from one to the next"><code>{}</code></pre>'
+)
+_FRAGMENT = Markup(
+    '<div class="circuit" data-view="folded"><div class="circuit-bar">'
+    '<div class="circuit-views" role="group" aria-label="Loops">{views}</div>'
+    '<ul class="circuit-key" aria-label="Colours">{key}</ul>'
+    '<span class="circuit-files">'
+    '<button type="button" class="circuit-image">Image (SVG)</button>'
+    '<button type="button" class="circuit-data">Data (JSON)</button></span></div>'
+    '<div class="circuit-body"><div class="circuit-drawing">{drawings}</div>'
+    '<div class="circuit-side">'
+    '<div class="circuit-facts" aria-live="polite"><p>{ask}</p></div>{code}</div></div>'
+    '<script type="application/json" class="circuit-json">{data}</script></div>'
+)
+
+
+def fragment(graph: GraphParts) -> Markup:
     """The graph as HTML, without style and script, which a page has once (:func:`assets`)."""
     drawings = {
         "folded wide": svg_of(graph, folded(graph, WIDE)),
         "folded narrow": svg_of(graph, folded(graph, NARROW)),
     }
-    loops = any(node.section == "loop" for node in graph.nodes)
-    views = '<button type="button" data-view="folded" aria-pressed="true">Folded</button>'
-    if loops:
+    views = _VIEW.format("folded", "true", "Folded")
+    if any(node.section == "loop" for node in graph.nodes):
         drawings["unfolded wide"] = svg_of(graph, unfolded(graph, N_LOOPS, WHOLE))
         drawings["unfolded narrow"] = svg_of(graph, unfolded(graph, N_LOOPS, NARROW))
-        views += (
-            f'<button type="button" data-view="unfolded" aria-pressed="false">{N_LOOPS} loops'
-            "</button>"
-        )
+        views += _VIEW.format("unfolded", "false", f"{N_LOOPS} loops")
     shown = {node.kind for node in graph.nodes}
-    key = "".join(f'<li class="{kind}">{_KEY[kind]}</li>' for kind in KINDS if kind in shown)
-    code = (
-        '<pre class="circuit-code" tabindex="0" role="group" aria-label="The program, as code: '
-        'its names choose nodes, the arrow keys go from one to the next"><code>'
-        f"{escape(graph.code)}</code></pre>"
-        if graph.code
-        else ""
-    )
-    svgs = "".join(f'<div class="{name}">{svg}</div>' for name, svg in drawings.items())
-    data = graph.to_json().replace("<", "\\u003c")
-    return (
-        '<div class="circuit" data-view="folded"><div class="circuit-bar">'
-        f'<div class="circuit-views" role="group" aria-label="Loops">{views}</div>'
-        f'<ul class="circuit-key" aria-label="Colours">{key}</ul>'
-        '<span class="circuit-files">'
-        '<button type="button" class="circuit-image">Image (SVG)</button>'
-        '<button type="button" class="circuit-data">Data (JSON)</button></span></div>'
-        f'<div class="circuit-body"><div class="circuit-drawing">{svgs}</div>'
-        '<div class="circuit-side">'
-        f'<div class="circuit-facts" aria-live="polite"><p>{_ASK}</p></div>'
-        f"{code}</div></div>"
-        f'<script type="application/json" class="circuit-json">{data}</script></div>'
+    item, drawing = Markup('<li class="{}">{}</li>'), Markup('<div class="{}">{}</div>')
+    return _FRAGMENT.format(
+        views=views,
+        key=Markup().join(item.format(kind, _KEY[kind]) for kind in KINDS if kind in shown),
+        drawings=Markup().join(drawing.format(name, svg) for name, svg in drawings.items()),
+        ask=_ASK,
+        code=_CODE.format(graph.code) if graph.code else "",
+        data=script_json(graph.to_json()),
     )
 
 
@@ -75,10 +78,11 @@ def assets() -> tuple[str, str]:
     return asset("circuit.css"), asset("circuit.js")
 
 
-def fragment_alone(graph: GraphParts) -> str:
+def fragment_alone(graph: GraphParts) -> Markup:
     """The graph with its own style and script, as a notebook keeps it."""
-    style, script = assets()
-    return f"<style>{style}</style>{fragment(graph)}<script>{script}</script>"
+    style, script = (Markup(text) for text in assets())  # our own files
+    alone = Markup("<style>{}</style>{}<script>{}</script>")
+    return alone.format(style, fragment(graph), script)
 
 
 def show_fragment(graph: GraphParts) -> None:
@@ -88,7 +92,10 @@ def show_fragment(graph: GraphParts) -> None:
 
         display(HTML(fragment_alone(graph)))
         return
-    page = f'<!doctype html><meta charset="utf-8"><title>{escape(graph.title)}</title>'
+    page = Markup(
+        '<!doctype html><meta charset="utf-8">{}<title>{}</title>'
+        '<body style="font-family: sans-serif">{}'
+    ).format(security_policy([assets()[1]]), graph.title, fragment_alone(graph))
     with tempfile.NamedTemporaryFile("w", suffix=".html", delete=False, encoding="utf-8") as file:
-        file.write(f'{page}<body style="font-family: sans-serif">{fragment_alone(graph)}')
+        file.write(page)
     webbrowser.open(Path(file.name).as_uri())

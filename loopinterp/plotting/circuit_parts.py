@@ -21,6 +21,9 @@ KINDS = ("input", "variable", "head", "neurons", "readout")
 SECTIONS = ("input", "prelude", "loop", "readout")
 """Where a node stands; those of the loop are there once in every loop."""
 
+ROLES = ("", "value", "key", "query")
+"""What an edge is read as; "" where that is not told."""
+
 MOST_NODES = 400
 """Nodes of the largest graph that is drawn."""
 
@@ -58,7 +61,7 @@ class GraphEdge(ShortRepr):
         source: What is read.
         target: What reads it.
         lag: Loops between the two: 0 within one, 1 where the next one reads it, 2 a later one.
-        role: What it is read as: ``value``, ``key``, ``query``, or "" where that is not told.
+        role: One of :data:`ROLES`.
         effect: Measured; its size is the width of the edge. None where nothing was measured.
     """
 
@@ -100,6 +103,7 @@ class GraphParts(ShortRepr):
                 raise _wrong("edges", "edges between nodes", f"{edge.source} to {edge.target}")
             if edge.lag not in (0, 1, 2):
                 raise _wrong("edges", "lags of 0, 1 or 2", repr(edge.lag))
+            check_choice(f"role of the edge {edge.source} to {edge.target}", edge.role, ROLES)
             if edge.effect is not None and not math.isfinite(edge.effect):
                 raise _wrong("edges", "effects that are finite", repr(edge.effect))
 

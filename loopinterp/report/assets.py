@@ -6,13 +6,15 @@ import base64
 import gzip
 import re
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
 from loopinterp.explorer.page_data import page_json, read_asset, script
-from loopinterp.plotting.circuit_html import assets, fragment
+from loopinterp.plotting.circuit_html import assets
+from loopinterp.plotting.inert import figure_markup, script_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,11 +22,19 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from loopinterp.explorer import Exploration
-    from loopinterp.plotting.circuit_graph import CircuitGraph
 
 FLAT = frozenset({"bar", "box", "contour", "heatmap", "histogram", "scatter", "violin"})
 """Kinds of traces that the part of Plotly in ``vendor/`` draws."""
 
+# Shows every exploration of the page in the element before its data.
+_EXPLORE = """(() => {
+"use strict";
+%s
+const shown = [...document.querySelectorAll(".exploration-json")];
+window.explored = Promise.allSettled(
+  shown.map((data) => mount(data.previousElementSibling, JSON.parse(data.textContent)))
+).then((made) => together(made.filter((one) => one.value).map((one) => one.value)));
+})();"""
 _COMPRESS_ABOVE = 400_000
 _LARGEST = 2_000_000
 _STARTS_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
@@ -40,9 +50,8 @@ class Download:
 
 
 def figure_json(figure: Any) -> Markup:
-    """A Plotly figure as JSON that cannot end its own script tag."""
-    text = str(figure.to_json())
-    return Markup(text.replace("<", "\\u003c"))  # escaped above, or our own file
+    """A Plotly figure as JSON: it ends no script, and no string of it is a tag but for ``<b>``."""
+    return script_json(figure_markup(str(figure.to_json())))
 
 
 def plotly_scripts(flat: Iterable[bool]) -> dict[str, Markup]:
@@ -52,22 +61,30 @@ def plotly_scripts(flat: Iterable[bool]) -> dict[str, Markup]:
         >>> list(plotly_scripts([True, False, True])), plotly_scripts([])
         (['plotly-flat', 'plotly-whole'], {})
     """
-    from plotly.offline import get_plotlyjs
-
-    needed, found = set(flat), {}
-    if True in needed:
-        file = (
-            files("loopinterp.report") / "vendor" / "plotly-cartesian" / "plotly-cartesian.min.js"
-        )
-        found["plotly-flat"] = Markup(file.read_text(encoding="utf-8"))  # their own file, unchanged
-    if False in needed:
-        found["plotly-whole"] = Markup(get_plotlyjs())  # as Python's plotly ships it
-    return found
+    needed = set(flat)
+    names = {"plotly-flat": True, "plotly-whole": False}
+    return {name: Markup(_plotly(name)) for name, kind in names.items() if kind in needed}
 
 
-def graph_html(graph: CircuitGraph) -> Markup:
-    """The graph of a circuit as a piece of the page."""
-    return Markup(fragment(graph))  # escaped by its own module
+@cache
+def _plotly(name: str) -> str:
+    """A script of Plotly's, unchanged: the vendored part for flat figures, or the whole."""
+    if name == "plotly-whole":
+        from plotly.offline import get_plotlyjs
+
+        return get_plotlyjs()
+    folder = files("loopinterp.report") / "vendor" / "plotly-cartesian"
+    return (folder / "plotly-cartesian.min.js").read_text(encoding="utf-8")
+
+
+def page_scripts(plotly: Iterable[str]) -> list[str]:
+    """Every script that a page may run: its own, the graphs', the explorer's, and Plotly's.
+
+    Args:
+        plotly: Names that :func:`plotly_scripts` gave.
+    """
+    own = [str(asset("layout.js")), str(asset("report.js")), assets()[1]]
+    return [*own, str(explorer_asset("script")), *map(_plotly, plotly)]
 
 
 def graph_assets() -> dict[str, Markup]:
@@ -123,8 +140,8 @@ def exploration_json(result: Exploration) -> Markup:
 
 
 def explorer_asset(name: str) -> Markup:
-    """The explorer's ``style``, or its ``script``."""
-    return Markup(script() if name == "script" else read_asset("explorer.css"))  # our own files
+    """The explorer's ``style``, or the ``script`` that shows the explorations of a page."""
+    return Markup(_EXPLORE % script() if name == "script" else read_asset("explorer.css"))
 
 
 def asset(name: str) -> Markup:

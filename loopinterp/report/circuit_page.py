@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from loopinterp.plotting.circuit_graph import CircuitGraph
+from loopinterp.plotting.circuit_html import fragment
 from loopinterp.rasp.drawing import draw
-from loopinterp.report.assets import graph_assets, graph_html
+from loopinterp.report.assets import graph_assets
 from loopinterp.report.html_report import need_page, render_page
 from loopinterp.storage import write_bytes
 
@@ -35,7 +36,7 @@ def write_circuit_page(circuit: Any, out: str | Path) -> Path:
         "circuit.html.j2",
         title=f"Circuit of {graph.title}",
         heading=graph.title,
-        graph=graph_html(graph),
+        graph=fragment(graph),
         circuits=graph_assets(),
     )
     write_bytes(out, page.encode(errors="replace"))

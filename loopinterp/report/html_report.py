@@ -12,7 +12,14 @@ from typing import Any
 from markupsafe import Markup
 
 from loopinterp.errors import InputError
-from loopinterp.report.assets import asset, explorer_asset, graph_assets, plotly_scripts
+from loopinterp.plotting.inert import security_policy, visible_controls
+from loopinterp.report.assets import (
+    asset,
+    explorer_asset,
+    graph_assets,
+    page_scripts,
+    plotly_scripts,
+)
 from loopinterp.report.how_it_was_made import made_figures, seconds, setting_groups
 from loopinterp.report.report_data import embedded, tables_of
 from loopinterp.report.run_record import RunRecord, read_run
@@ -120,13 +127,21 @@ def render_page(template: str, **context: Any) -> str:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        finalize=_without_controls,
     )
     environment.filters["seconds"] = lambda value: tidy(seconds(value))
     environment.filters["tidy"] = tidy
     environment.filters["in_short"] = in_short
     environment.globals |= {"asset": asset, "explorer_asset": explorer_asset}
     environment.globals |= {"marker": Markup(MARKER)}
-    return environment.get_template(template).render(**context)
+    policy = security_policy(page_scripts(context.get("plotly_scripts", ())))
+    return environment.get_template(template).render(policy=policy, **context)
+
+
+def _without_controls(value: Any) -> Any:
+    """What a template prints: text of saved files cannot turn the direction of what follows."""
+    plain = isinstance(value, str) and not isinstance(value, Markup)
+    return visible_controls(value) if plain else value
 
 
 def tidy(text: str) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from loopinterp.errors import CheckpointError
+from loopinterp.plotting.inert import script_json
 from loopinterp.report.compared_curves import COLUMNS, curve_rows
 from loopinterp.report.how_it_was_made import setting_groups
 from loopinterp.storage import parse_json_object, read_bytes, spell_json
@@ -70,7 +71,7 @@ def embedded(tables: Tables) -> Markup:
         }
         for name, table in tables.items()
     }
-    return Markup(spell_json(kept).replace("<", "\\u003c"))  # escaped here
+    return script_json(spell_json(kept))
 
 
 def read_report(page: str | Path) -> Tables:

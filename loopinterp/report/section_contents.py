@@ -11,12 +11,12 @@ from markupsafe import Markup
 
 from loopinterp.explorer import Exploration
 from loopinterp.plotting.circuit_graph import CircuitGraph
+from loopinterp.plotting.circuit_html import fragment
 from loopinterp.report.assets import (
     FLAT,
     Download,
     exploration_json,
     figure_json,
-    graph_html,
     slug,
     table_download,
 )
@@ -133,7 +133,7 @@ def figure_views(
         try:
             download = None if figure.data is None else table_download(figure.data, anchor)
             if isinstance(figure.plot, CircuitGraph):
-                html = graph_html(figure.plot.with_facts(evidence or {}))
+                html = fragment(figure.plot.with_facts(evidence or {}))
                 views.append(FigureView(anchor, figure, EMPTY, download, html))
             else:
                 flat = {trace.type for trace in figure.plot.data} <= FLAT

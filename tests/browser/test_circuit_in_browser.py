@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from loopinterp.plotting import CircuitGraph, GraphEdge, GraphNode
+from loopinterp.plotting.circuit_html import fragment
 from loopinterp.rasp import draw_program, get_program, list_programs
 from loopinterp.report import write_circuit_page
-from loopinterp.report.assets import graph_assets, graph_html
+from loopinterp.report.assets import graph_assets
 from tests.browser.conftest import PHONE, WIDE, Opener, faults_of_accessibility
 
 if TYPE_CHECKING:
@@ -62,9 +63,7 @@ _FAULTS = """() => [...document.querySelectorAll('.circuit')].flatMap((root) => 
 def programs_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All stock programs on one page."""
     style, script = (graph_assets()[name] for name in ("style", "script"))
-    cards = "".join(
-        f"<div>{graph_html(draw_program(get_program(n)))}</div>" for n in list_programs()
-    )
+    cards = "".join(f"<div>{fragment(draw_program(get_program(n)))}</div>" for n in list_programs())
     page = f'<!doctype html><meta charset="utf-8"><style>{style} body {{ margin: 0 auto; '
     page += f"max-width: 910px; padding: 0 20px }}</style>{cards}<script>{script}</script>"
     path = tmp_path_factory.mktemp("circuits") / "programs.html"

@@ -13,6 +13,8 @@ const report = (() => {
     node.append(...children);
     return node;
   };
+  /* A name in a figure has its foreign tags escaped for Plotly; elsewhere it is plain text. */
+  const shownText = (text) => text.replaceAll("&lt;", "<");
   const svg = (tag, attributes) => {
     const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
     for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
@@ -90,7 +92,7 @@ const report = (() => {
     list.setAttribute("role", "group");
     list.setAttribute("aria-label", "Lines shown");
     for (const group of shown) {
-      const button = make("button", { type: "button" }, swatch(group.shown), group.shown.name);
+      const button = make("button", { type: "button" }, swatch(group.shown), shownText(group.shown.name));
       button.setAttribute("aria-pressed", "true");
       button.addEventListener("click", () => {
         const on = button.getAttribute("aria-pressed") !== "true";
@@ -132,7 +134,7 @@ const report = (() => {
     strip.style.background = `linear-gradient(to right, ${stops})`;
     const ends = [axis.cmin, (axis.cmin + axis.cmax) / 2, axis.cmax].map((v) => make("span", {}, shown(v)));
     const title = (axis.colorbar && axis.colorbar.title && axis.colorbar.title.text) || "";
-    return make("div", { className: "colour-bar" }, make("span", {}, title), strip, make("div", { className: "ends" }, ...ends));
+    return make("div", { className: "colour-bar" }, make("span", {}, shownText(title)), strip, make("div", { className: "ends" }, ...ends));
   }
 
   function slider(figure, frames) {

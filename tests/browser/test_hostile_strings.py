@@ -1,0 +1,232 @@
+"""Whatever string of a saved file is hostile: a page shows it as text, or the file is refused."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from loopinterp import circuits, probing, training
+from loopinterp.errors import InputError
+from loopinterp.plotting.circuit_graph import CircuitGraph
+from loopinterp.rasp import compile_program, draw_program, get_program
+from loopinterp.report import write_circuit_page, write_comparison, write_report, write_results
+from loopinterp.results import Result
+from loopinterp.saved_results import load_result
+from loopinterp.storage import read_arrays, write_arrays
+from loopinterp.tasks import Addition, as_batch
+from tests.browser.conftest import Opener
+from tests.report import synthetic
+from tests.test_study_arguments import STUDIES
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+pytestmark = pytest.mark.browser
+
+ATTACKS = (
+    "</script><script>boom()</script>",
+    '"><img src=x onerror=boom()>',
+    "' onmouseover='boom()' x='",
+    "</style><svg onload=boom()>",
+    "<a href='javascript:boom()'>x</a>",
+    "<iframe src=https://example.org></iframe>",
+    "{{ boom() }}{% for %}${boom()}",
+    "\u202egnp\u2066x",
+    "]]><!--",
+    "\u0000\ud800",
+)
+"""What a string may try: to end its element, to add a handler, to turn what follows it."""
+
+HARMLESS = "harmless"
+
+# Elements of a page by tag and attributes; Plotly's own are its business.
+_STRUCTURE = """() => [...document.querySelectorAll('*')]
+  .filter((one) => !one.closest('.plot') && !one.closest('tspan'))
+  .map((one) => [one.tagName, ...[...one.attributes].map((a) => a.name)].join(' '))"""
+
+
+def texts_of(value: Any) -> Iterator[str]:
+    """All strings in a JSON value, keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from value
+        for part in value.values():
+            yield from texts_of(part)
+    elif isinstance(value, list):
+        for part in value:
+            yield from texts_of(part)
+
+
+def renamed(value: Any, names: Mapping[str, str]) -> Any:
+    """A JSON value in which strings have other values wherever they stand."""
+    if isinstance(value, str):
+        return names.get(value, value)
+    if isinstance(value, dict):
+        return {names.get(key, key): renamed(part, names) for key, part in value.items()}
+    return [renamed(part, names) for part in value] if isinstance(value, list) else value
+
+
+def renames(values: Collection[str], texts: tuple[str, ...]) -> dict[str, str]:
+    """A new value for each string, with a number so that none is there twice."""
+    return {old: f"{texts[k % len(texts)]}{k}" for k, old in enumerate(sorted(values)) if old}
+
+
+def taken(saved: Any, read: Callable[[Any], Any], names: dict[str, str]) -> dict[str, str]:
+    """Those of the new names with which a JSON value is not refused.
+
+    Args:
+        saved: The value.
+        read: Raises what it likes where a value is refused.
+        names: What is tried, all at once; halves of it where that is refused.
+    """
+    try:
+        read(renamed(saved, names))
+    except Exception:
+        items, middle = [*names.items()], len(names) // 2
+        if not middle:
+            return {}
+        halves = (dict(items[:middle]), dict(items[middle:]))
+        return {old: new for half in halves for old, new in taken(saved, read, half).items()}
+    return names
+
+
+@cache
+def every_result() -> dict[str, Result]:
+    """A result of every study of a model, by the study's name."""
+    model = compile_program("ripple", max_length=17).model
+    task, batch = Addition(), as_batch(Addition(), n=4, batch_size=16)
+    source = as_batch(Addition(), n=4, batch_size=16, seed=1)
+    own = {
+        "decompilation_study": lambda: circuits.decompilation_study(
+            model, task, n=3, n_exchanges=100
+        ),
+        "carry_study": lambda: probing.carry_study(model, task, n=6),
+        "evaluate": lambda: training.evaluate(model, task, [3], n_samples=20),
+        "planted_carry_study": lambda: circuits.planted_carry_study(
+            model, as_batch(task, n=16, batch_size=64)
+        ),
+        "patching_sweep": lambda: circuits.patching_sweep(model, batch, source, component="z"),
+        "edge_study": lambda: circuits.edge_study(model, batch, source),
+    }
+    others = {name: lambda run=run: run(model, batch) for name, run in STUDIES.items()}
+    return {name: run() for name, run in {**others, **own}.items()}
+
+
+def hostile_and_harmless(result: Result, folder: Path) -> tuple[Result, Result, int]:
+    """A saved result with hostile strings and one with harmless ones, and the number of strings.
+
+    Changed are those strings with which alone it is read, and says and draws what it did.
+    """
+    path = result.save(folder, "result")
+    arrays, metadata = read_arrays(path)
+    [(name, text)] = metadata.items()
+    header = json.loads(text)
+
+    def read(new: dict[str, Any]) -> Result:
+        write_arrays(path, arrays, metadata={name: json.dumps(new)})
+        return load_result(path)
+
+    def drawn(new: dict[str, Any]) -> None:
+        made = read(new)
+        assert len(made.figures()) == len(result.figures())
+        assert len(made.findings()) == len(result.findings())
+
+    bad = taken(header, drawn, taken(header, read, renames({*texts_of(header)}, ATTACKS)))
+    good = renames(bad, (HARMLESS,))
+    return read(renamed(header, bad)), read(renamed(header, good)), len(bad)
+
+
+def look(browser: Browser, page_path: Path) -> Counter[str]:
+    """Open a page with everything drawn; nothing ran and nothing was asked for."""
+    opened = Opener(browser, page_path)
+    context = browser.new_context(viewport={"width": 1440, "height": 900}, offline=True)
+    page = context.new_page()
+    complaints: list[str] = []
+    requests: list[str] = []
+    page.add_init_script("window.ran = []; window.boom = () => window.ran.push(1);")
+    page.on("console", lambda m: complaints.append(m.text) if m.type == "error" else None)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("request", lambda request: requests.append(request.url))
+    page.goto(opened.path.as_uri())
+    page.evaluate("window.explored")
+    page.evaluate("window.report && report.drawAll()")
+    page.mouse.move(300, 300)
+    structure = Counter(page.evaluate(_STRUCTURE))
+    assert page.evaluate("window.ran") == []
+    assert complaints == []
+    assert [url for url in requests if not url.startswith(("data:", "blob:"))] == [
+        page_path.as_uri()
+    ]
+    assert page.locator(".plot a, iframe, img:not(.plot *)").count() == 0
+    context.close()
+    return structure
+
+
+@pytest.mark.slow
+def test_strings_of_results(browser: Browser, tmp_path: Path) -> None:
+    hostile, harmless = {}, {}
+    for k, (name, result) in enumerate(every_result().items()):
+        bad, good, changed = hostile_and_harmless(result, tmp_path)
+        assert changed >= 4, name
+        hostile[f"{name} {ATTACKS[k % len(ATTACKS)]}"], harmless[f"{name} {HARMLESS}"] = bad, good
+    shown = look(browser, write_results(hostile, tmp_path / "a.html", title=ATTACKS[0]))
+    assert shown == look(browser, write_results(harmless, tmp_path / "b.html", title=HARMLESS))
+    assert "cannot be shown" not in (tmp_path / "a.html").read_text()
+
+
+@pytest.mark.slow
+def test_strings_of_a_run(browser: Browser, tmp_path: Path) -> None:
+    reports, comparisons = [], []
+    for texts in (ATTACKS, (HARMLESS,)):
+        folders = []
+        for k in range(2):
+            name = f"{texts[k % len(texts)]}{k}".replace("/", "∕")  # not a folder in a folder
+            folder = synthetic.write_run(tmp_path / str(len(reports)) / name)
+            for file in ("config.json", "made.json"):
+                saved = json.loads((folder / file).read_text())
+                names = renames({x for part in saved.values() for x in texts_of(part)}, texts)
+                (folder / file).write_text(json.dumps(renamed(saved, names)))
+            folders.append(folder)
+        reports.append(look(browser, write_report(folders[0])))
+        comparisons.append(
+            look(browser, write_comparison(folders, tmp_path / f"{len(reports)}.html"))
+        )
+    assert reports[0] == reports[1]
+    assert comparisons[0] == comparisons[1]
+
+
+def test_strings_of_a_circuit(browser: Browser, tmp_path: Path) -> None:
+    saved = json.loads(draw_program(get_program("ripple")).to_json())
+    bad = taken(saved, CircuitGraph.from_dict, renames({*texts_of(saved)}, ATTACKS))
+    assert len(bad) > 8
+    shown = []
+    for names in (bad, renames(bad, (HARMLESS,))):
+        graph = CircuitGraph.from_dict(renamed(saved, names))
+        shown.append(look(browser, write_circuit_page(graph, tmp_path / f"{len(shown)}.html")))
+    assert shown[0] == shown[1]
+
+
+def test_the_role_of_an_edge_is_one_of_those_there_are() -> None:
+    saved = json.loads(draw_program(get_program("ripple")).to_json())
+    assert CircuitGraph.from_dict(saved)
+    saved["edges"][0]["role"] = ATTACKS[1]
+    with pytest.raises(InputError):
+        CircuitGraph.from_dict(saved)
+
+
+def test_a_page_runs_no_script_but_its_own(browser: Browser, tmp_path: Path) -> None:
+    path = write_report(synthetic.write_run(tmp_path / "demo"))
+    path.write_text(path.read_text().replace("</main>", "<script>boom()</script></main>"))
+    page = browser.new_context(offline=True).new_page()
+    page.add_init_script("window.ran = []; window.boom = () => window.ran.push(1);")
+    page.goto(path.as_uri())
+    page.evaluate("document.body.setAttribute('onclick', 'boom()'); document.body.click()")
+    assert page.evaluate("window.ran") == []
+    page.context.close()
