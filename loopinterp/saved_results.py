@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import reprlib
 from collections.abc import Iterator
@@ -102,7 +103,8 @@ def read_run_config(folder: str | Path) -> dict[str, Any]:
     """What the ``config.json`` of a run holds.
 
     Raises:
-        CheckpointError: If the folder holds no run, or the file is damaged.
+        CheckpointError: If the folder holds no run, or the file is damaged or spells half a
+            character, which no page and no table can hold.
     """
     path = Path(folder) / CONFIG
     if not os.path.isfile(path):  # which takes any name
@@ -112,7 +114,17 @@ def read_run_config(folder: str | Path) -> dict[str, Any]:
             given=f"a folder without {CONFIG}" if os.path.isdir(folder) else "no such folder",
             fix=f"Check the path, or train: loopinterp train --task addition --out {folder}",
         )
-    return read_json_object(path)
+    config = read_json_object(path)
+    try:
+        json.dumps(config, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise CheckpointError(
+            f"file {path}",
+            expected="text of whole characters",
+            given=f"half of one ({error.object[error.start]!a})",
+            fix="Restore it from a copy.",
+        ) from error
+    return config
 
 
 @dataclass(frozen=True, kw_only=True)

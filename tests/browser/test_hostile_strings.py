@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cache
@@ -12,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from loopinterp import circuits, probing, training
-from loopinterp.errors import InputError
+from loopinterp.errors import CheckpointError, InputError
 from loopinterp.plotting.circuit_graph import CircuitGraph
 from loopinterp.rasp import compile_program, draw_program, get_program
 from loopinterp.report import write_circuit_page, write_comparison, write_report, write_results
+from loopinterp.report.run_record import RunRecord
+from loopinterp.report.section_contents import section_views
 from loopinterp.results import Result
 from loopinterp.saved_results import load_result
 from loopinterp.storage import read_arrays, write_arrays
@@ -39,11 +42,18 @@ ATTACKS = (
     "{{ boom() }}{% for %}${boom()}",
     "\u202egnp\u2066x",
     "]]><!--",
-    "\u0000\ud800",
+    "\u0000",
 )
 """What a string may try: to end its element, to add a handler, to turn what follows it."""
 
-HARMLESS = "harmless"
+HALF = "\ud800"
+"""Half a character, which JSON can spell and nothing can show: refused where a run is read."""
+
+
+def harmless(names: Mapping[str, str]) -> dict[str, str]:
+    """The same new values with letters in place of whatever is none, so that lines are as long."""
+    return {old: re.sub(r"\S", "h", new) + str(k) for k, (old, new) in enumerate(names.items())}
+
 
 # Elements of a page by tag and attributes; Plotly's own are its business.
 _STRUCTURE = """() => [...document.querySelectorAll('*')]
@@ -73,9 +83,9 @@ def renamed(value: Any, names: Mapping[str, str]) -> Any:
     return [renamed(part, names) for part in value] if isinstance(value, list) else value
 
 
-def renames(values: Collection[str], texts: tuple[str, ...]) -> dict[str, str]:
+def hostile(values: Collection[str]) -> dict[str, str]:
     """A new value for each string, with a number so that none is there twice."""
-    return {old: f"{texts[k % len(texts)]}{k}" for k, old in enumerate(sorted(values)) if old}
+    return {old: f"{ATTACKS[k % len(ATTACKS)]}{k}" for k, old in enumerate(sorted(values)) if old}
 
 
 def taken(saved: Any, read: Callable[[Any], Any], names: dict[str, str]) -> dict[str, str]:
@@ -100,7 +110,7 @@ def taken(saved: Any, read: Callable[[Any], Any], names: dict[str, str]) -> dict
 @cache
 def every_result() -> dict[str, Result]:
     """A result of every study of a model, by the study's name."""
-    model = compile_program("ripple", max_length=17).model
+    model: Any = compile_program("ripple", max_length=17).model
     task, batch = Addition(), as_batch(Addition(), n=4, batch_size=16)
     source = as_batch(Addition(), n=4, batch_size=16, seed=1)
     own = {
@@ -122,7 +132,7 @@ def every_result() -> dict[str, Result]:
 def hostile_and_harmless(result: Result, folder: Path) -> tuple[Result, Result, int]:
     """A saved result with hostile strings and one with harmless ones, and the number of strings.
 
-    Changed are those strings with which alone it is read, and says and draws what it did.
+    Changed are those strings with which it is read, and everything is still said and drawn.
     """
     path = result.save(folder, "result")
     arrays, metadata = read_arrays(path)
@@ -134,13 +144,11 @@ def hostile_and_harmless(result: Result, folder: Path) -> tuple[Result, Result, 
         return load_result(path)
 
     def drawn(new: dict[str, Any]) -> None:
-        made = read(new)
-        assert len(made.figures()) == len(result.figures())
-        assert len(made.findings()) == len(result.findings())
+        _, problems = section_views(RunRecord(name="", results={"result": read(new)}))
+        assert not problems
 
-    bad = taken(header, drawn, taken(header, read, renames({*texts_of(header)}, ATTACKS)))
-    good = renames(bad, (HARMLESS,))
-    return read(renamed(header, bad)), read(renamed(header, good)), len(bad)
+    bad = taken(header, drawn, taken(header, read, hostile({*texts_of(header)})))
+    return read(renamed(header, bad)), read(renamed(header, harmless(bad))), len(bad)
 
 
 def look(browser: Browser, page_path: Path) -> Counter[str]:
@@ -171,43 +179,51 @@ def look(browser: Browser, page_path: Path) -> Counter[str]:
 
 @pytest.mark.slow
 def test_strings_of_results(browser: Browser, tmp_path: Path) -> None:
-    hostile, harmless = {}, {}
+    pages: dict[str, dict[str, Result]] = {ATTACKS[0]: {}, "harmless": {}}
     for k, (name, result) in enumerate(every_result().items()):
         bad, good, changed = hostile_and_harmless(result, tmp_path)
         assert changed >= 4, name
-        hostile[f"{name} {ATTACKS[k % len(ATTACKS)]}"], harmless[f"{name} {HARMLESS}"] = bad, good
-    shown = look(browser, write_results(hostile, tmp_path / "a.html", title=ATTACKS[0]))
-    assert shown == look(browser, write_results(harmless, tmp_path / "b.html", title=HARMLESS))
-    assert "cannot be shown" not in (tmp_path / "a.html").read_text()
+        pages[ATTACKS[0]][f"{name} {ATTACKS[k % len(ATTACKS)]}"] = bad
+        pages["harmless"][f"{name} harmless"] = good
+    out = [tmp_path / "a.html", tmp_path / "b.html"]
+    shown = [look(browser, write_results(pages[t], o, title=t)) for t, o in zip(pages, out)]
+    assert shown[0] == shown[1]
+    assert "cannot be shown" not in out[0].read_text()
 
 
 @pytest.mark.slow
 def test_strings_of_a_run(browser: Browser, tmp_path: Path) -> None:
     reports, comparisons = [], []
-    for texts in (ATTACKS, (HARMLESS,)):
+    for spoil in (lambda names: names, harmless):
         folders = []
         for k in range(2):
-            name = f"{texts[k % len(texts)]}{k}".replace("/", "∕")  # not a folder in a folder
+            name = spoil({"": ATTACKS[k]})[""].replace("/", "∕")  # no folder in a folder
             folder = synthetic.write_run(tmp_path / str(len(reports)) / name)
             for file in ("config.json", "made.json"):
                 saved = json.loads((folder / file).read_text())
-                names = renames({x for part in saved.values() for x in texts_of(part)}, texts)
-                (folder / file).write_text(json.dumps(renamed(saved, names)))
+                values = {x for part in saved.values() for x in texts_of(part)}
+                (folder / file).write_text(json.dumps(renamed(saved, spoil(hostile(values)))))
             folders.append(folder)
         reports.append(look(browser, write_report(folders[0])))
-        comparisons.append(
-            look(browser, write_comparison(folders, tmp_path / f"{len(reports)}.html"))
-        )
+        out = tmp_path / f"{len(reports)}.html"
+        comparisons.append(look(browser, write_comparison(folders, out)))
     assert reports[0] == reports[1]
     assert comparisons[0] == comparisons[1]
 
 
+def test_half_a_character_in_a_configuration_is_refused(tmp_path: Path) -> None:
+    folder = synthetic.write_run(tmp_path / "run")
+    (folder / "config.json").write_text(json.dumps({"task": "addition", "device": HALF}))
+    with pytest.raises(CheckpointError):
+        write_report(folder)
+
+
 def test_strings_of_a_circuit(browser: Browser, tmp_path: Path) -> None:
     saved = json.loads(draw_program(get_program("ripple")).to_json())
-    bad = taken(saved, CircuitGraph.from_dict, renames({*texts_of(saved)}, ATTACKS))
+    bad = taken(saved, CircuitGraph.from_dict, hostile({*texts_of(saved)}))
     assert len(bad) > 8
     shown = []
-    for names in (bad, renames(bad, (HARMLESS,))):
+    for names in (bad, harmless(bad)):
         graph = CircuitGraph.from_dict(renamed(saved, names))
         shown.append(look(browser, write_circuit_page(graph, tmp_path / f"{len(shown)}.html")))
     assert shown[0] == shown[1]
