@@ -179,6 +179,8 @@ def rank_correlation(found: pd.DataFrame) -> Estimate:
     score = found["reached"].fillna(0) * found["input_share"].fillna(0)
     models = found.assign(score=score)
     of_setting = [rows[["score", "exact_far"]].to_numpy() for _, rows in models.groupby(SETTING)]
+    if not of_setting:
+        return UNKNOWN._replace(models=0)
     generator, drawn = np.random.default_rng(0), []
 
     def spearman(pairs: np.ndarray) -> float:

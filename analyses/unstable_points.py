@@ -57,7 +57,7 @@ def main() -> None:
         print(found.to_string(index=False), flush=True)
         others = known[known["model"] != name]
         known = pd.concat([others, found]) if len(others) else found
-        known = known.sort_values(by=["model"], kind="stable")
+        known = pd.DataFrame(known).sort_values(by=["model"], kind="stable")
         known.to_csv(path, index=False, float_format="%.4g")
     rewrite(args.page, {NAME: as_table(pd.read_csv(path))})
 

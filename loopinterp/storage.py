@@ -300,7 +300,8 @@ def _check_header(path: Path) -> None:
         head = file.read(9)
         refuse_pickle(path, head)
         length = int.from_bytes(head[:8], "little")
-        document = parse_json_object(file.seek(8) and file.read(min(length, _LONGEST_HEADER)))
+        file.seek(8)
+        document = parse_json_object(file.read(min(length, _LONGEST_HEADER)))
     parts = [v for k, v in (document or {}).items() if k != "__metadata__"]
     ends = [v["data_offsets"][1] for v in parts if isinstance(v, dict) and "data_offsets" in v]
     if document is None or 8 + length + max(ends, default=0) != about.st_size:

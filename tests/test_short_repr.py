@@ -29,6 +29,7 @@ from loopinterp import (
     training,
     zoo,
 )
+from loopinterp.circuits.decompiler.claim import Refusal
 from loopinterp.results import Result
 from loopinterp.short_repr import MOST
 from loopinterp.tasks import get_task, list_tasks
@@ -125,7 +126,7 @@ def _made() -> dict[str, Any]:
         **{type(get_task(name)).__name__: get_task(name) for name in list_tasks()},
         "CarryFrontPairs": circuits.CarryFrontPairs(),
         "SpreadPairs": circuits.SpreadPairs(),
-        "Decompiled": circuits.Decompiled(None, "a step reads more than the left neighbour"),
+        "Decompiled": circuits.Decompiled(None, Refusal("reads-farther", 0.5)),
         "Evidence": circuits.Evidence(xr.Dataset({"a": ("x", np.zeros(9))}), None, []),  # type: ignore[arg-type]
         "InterchangePairs": pairs,
         "InterchangeRun": circuits.InterchangeRun(model, pairs),

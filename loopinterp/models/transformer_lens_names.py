@@ -252,11 +252,13 @@ class TransformerLensNames(LoopedNetwork):
         """The unembedding under TransformerLens' name, with ``W_U`` and ``b_U``."""
         return NamedWeights(self.unembedding, {"W_U": lambda: self.W_U, "b_U": lambda: self.b_U})
 
-    @property
-    def embed(self) -> NamedWeights:
-        """:meth:`HookedRun.embed`, the injected input; also with ``W_E``."""
-        call = super().embed  # type: ignore[misc]  # of the run that this class is mixed into
-        return NamedWeights(call, {"W_E": lambda: self.W_E})
+    if not TYPE_CHECKING:  # to a type checker it stays the method of the protocol
+
+        @property
+        def embed(self) -> NamedWeights:
+            """:meth:`HookedRun.embed`, the injected input; also with ``W_E``."""
+            call = super().embed  # of the run that this class is mixed into
+            return NamedWeights(call, {"W_E": lambda: self.W_E})
 
     @property
     def all_head_labels(self) -> HeadLabels:

@@ -45,7 +45,7 @@ class Measurement(Settings):
 
     seeds: tuple[Seed, ...]
     samples: PositiveInt
-    exact_match: dict[str, dict[int, tuple[Share | None, ...]]]
+    exact_match: Mapping[str, Mapping[int, tuple[Share | None, ...]]]
     minutes: PositiveFloat
     on: Line
 

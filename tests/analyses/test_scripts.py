@@ -60,7 +60,15 @@ ELSEWHERE = (
     *("pictures", "run_notebooks", "still_pictures"),
     *("published_code", "published_settings", "reproductions"),
     *("budget_law", "fixed_point_grid", "grid_claims", "long_addition", "settled_but_wrong"),
-    *("state_geometry", "stopping_rules", "tables_in_pages", "zoo_tables", "lenses", "exits"),
+    *(
+        "state_geometry",
+        "stopping_rules",
+        "tables_in_pages",
+        "unstable_points",
+        "zoo_tables",
+        "lenses",
+        "exits",
+    ),
     "spare_loops",
 )
 """With tests of their own, here or in a file of their name."""

@@ -8,7 +8,7 @@ from analyses import settled_but_wrong
 from analyses.settled_but_wrong import FILE, longest_run, properties, telling
 from analyses.tables_in_pages import RESULTS
 from loopinterp.dynamics import FATES
-from loopinterp.tasks import Addition, Parity
+from loopinterp.tasks import Addition, Parity, get_task
 
 KEPT = pd.read_csv(RESULTS / FILE)
 
@@ -18,7 +18,9 @@ def test_every_example_has_one_fate() -> None:
 
 
 def test_a_model_on_a_cycle_moves_on_and_is_right() -> None:
-    (own,) = settled_but_wrong.measure("prefix_sum", [1], 4).to_dict(orient="records")
+    rows = settled_but_wrong.measure("prefix_sum", [1], 4).to_dict(orient="records")
+    assert {row["distribution"] for row in rows} == {*get_task("prefix_sum").distributions}
+    own = next(row for row in rows if row["distribution"] == "uniform")
     # It ends on a cycle of two loops.
     assert own["samples"] == 4 and own["moves on, right"] == 1
 

@@ -22,10 +22,15 @@ def test_every_rule_is_there_in_every_cell() -> None:
 @pytest.mark.parametrize("name", sorted({*KEPT["model"]}))
 def test_at_T_of_n_it_is_what_the_card_says(name: str) -> None:
     card, own = get_card(name), KEPT[KEPT["model"] == name]
-    assert {*own["samples"]} == {card.samples}
+    [samples] = {*own["samples"]}
     at_own = own[own["rule"] == ORACLE]
     for d, n, share in zip(*(at_own[k] for k in ("distribution", "length", "stopped_exact_match"))):
-        assert share == card.exact_match[d][n][0], ANEW
+        said = card.exact_match[d][n][0]
+        if samples == card.samples:
+            assert share == said, ANEW
+        else:  # measured on other samples than the card: four standard errors of their difference
+            spread = 0.25 * (1 / samples + 1 / card.samples)
+            assert abs(share - said) <= 4 * spread**0.5, ANEW
 
 
 def test_no_number_of_loops_is_above_the_best_in_hindsight() -> None:

@@ -185,6 +185,7 @@ def test_strata_say_token_left_token_when_and_where():
         earlier = int(pairs.source_loop[k]) - loop
         loops = "the same" if not earlier else "a later one" if earlier > 0 else "an earlier one"
         assert label(SOURCE_LOOP, k) == loops
+        assert pairs.second is not None
         again = int(pairs.second.position[k]) == at
         where = "at the same position" if again else "at another position"
         assert label(SECOND, k) == (where if pairs.second.made[k] else "none")
