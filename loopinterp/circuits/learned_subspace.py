@@ -47,7 +47,7 @@ def learn_subspace(
     directions of ``donor - own``.
 
     Args:
-        run: Pairs to learn from.
+        run: Pairs to learn from; those with a second interchange are left out.
         rank: Dimensions.
         target: What a program says the answers are, in place of those of the whole exchange.
         steps: Steps of Adam, each on a batch of pairs.
@@ -60,23 +60,27 @@ def learn_subspace(
     # An exchange that changes nothing teaches nothing.
     moved = answers != run.base
     useful = (moved & (answers >= 0)).any(-1)[:, :delays].any(-1)
+    if run.pairs.second is not None:  # whose answers are not those of the first interchange alone
+        useful &= ~run.pairs.second.made
     rows = useful.nonzero().squeeze(1)
-    start = principal_subspace(run.difference.flatten(0, 1), min(rank, len(run.pairs)))
+    n_sites = run.pairs.positions.shape[1]  # the state of a second interchange comes after these
+    own, donor = run.own[:, :n_sites], run.donor[:, :n_sites]
+    start = principal_subspace((donor - own).flatten(0, 1), min(rank, len(run.pairs)))
     weight = start.mT.clone().requires_grad_()
     optimiser = torch.optim.Adam([weight], lr=_RATE)
     with recording_gradients():
         for _ in track(range(steps if len(rows) else 0), f"learn {rank} directions"):
             batch = rows[torch.randint(len(rows), (_BATCH,), generator=generator).to(rows.device)]
             basis = torch.linalg.qr(weight).Q
-            change = run.difference[batch]
+            change = donor[batch] - own[batch]
             inside = (change @ basis) @ basis.mT
             if target is None:
-                states = torch.cat([run.own[batch] + inside, run.own[batch] + change - inside])
-                wanted = torch.cat([run.donor[batch], run.own[batch]])
+                states = torch.cat([own[batch] + inside, own[batch] + change - inside])
+                wanted = torch.cat([donor[batch], own[batch]])
                 loss = crop.distance(batch.repeat(2), states, wanted)
             else:
-                loss = crop.loss(batch, run.own[batch] + inside, answers, moved)
-                loss = loss + crop.loss(batch, run.own[batch] + change - inside, run.base, moved)
+                loss = crop.loss(batch, own[batch] + inside, answers, moved)
+                loss = loss + crop.loss(batch, own[batch] + change - inside, run.base, moved)
             # The model's own weights get no gradients.
             (weight.grad,) = torch.autograd.grad(loss, [weight])
             optimiser.step()

@@ -130,7 +130,8 @@ class SpreadPairs:
             return loop
         moved = torch.randint(1, last, loop.shape, generator=generator)
         other = (loop - 1 + moved) % last + 1
-        across = torch.rand(loop.shape, generator=generator) < self.other_loops
+        luck = torch.rand(loop.shape, generator=generator, dtype=torch.float32)
+        across = luck < self.other_loops
         return torch.where(across, other, loop)
 
     def _repeat(
@@ -139,13 +140,14 @@ class SpreadPairs:
         """Some of the pairs with a second interchange, of a state that differs from the base's."""
         last, (n_inputs, n_pos) = found.n_loops, found.inputs.shape
         second = SecondInterchange.none(len(found))
-        chosen = torch.rand(len(found), generator=generator) < self.repeated
-        rows = chosen.nonzero().squeeze(1)
+        luck = torch.rand(len(found), generator=generator, dtype=torch.float32)
+        rows = (luck < self.repeated).nonzero().squeeze(1)
         if not len(rows) or last < 2:
             return found
 
         def draw(low: Any, high: Any) -> Tensor:
-            share = torch.rand(_SECOND_TRIES, len(rows), generator=generator)
+            shape = (_SECOND_TRIES, len(rows))
+            share = torch.rand(shape, generator=generator, dtype=torch.float32)
             return (low + share * (high - low)).long()
 
         # Half at the same position and a later loop; half at any other, perhaps at the same loop.

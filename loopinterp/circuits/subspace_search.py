@@ -223,8 +223,13 @@ def search_subspaces(
         lengths=[int(b.n[0]) for b in batches],
     ) as watch:
         generator = torch.Generator().manual_seed(seed)
+
+        def single_interchanges(drawn: Batch) -> InterchangeRun:
+            found = strategy(model, [chosen], drawn, generator)
+            return InterchangeRun(model, replace(found, second=None))
+
         half, _ = _halves(batches[0])
-        fit = InterchangeRun(model, strategy(model, [chosen], half, generator))
+        fit = single_interchanges(half)
         if not (kept := [rank for rank in dict.fromkeys(ranks) if rank < width]):
             raise InputError(
                 "ranks", expected=f"some below d_model = {width}", given=str(ranks), fix="Pass 1."
@@ -235,8 +240,7 @@ def search_subspaces(
         ]
         seen = set(map(tuple, half.inputs.tolist()))
         held_out = [
-            InterchangeRun(model, strategy(model, [chosen], _without(seen, other), generator))
-            for _, other in map(_halves, batches)
+            single_interchanges(_without(seen, other)) for _, other in map(_halves, batches)
         ]
         counts = _joined([_counts(run, found, chosen, names) for run in held_out])
         inputs = sum(len(run.pairs.inputs) for run in held_out)

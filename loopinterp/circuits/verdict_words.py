@@ -65,6 +65,8 @@ def reason_in_words(reason: Reason) -> str:
                 f"and fails at {values['failed']} of {values['delays']} delays"
             )
         case "stratum":
+            if not values["pairs"]:
+                return "no pair has an effect over the whole run"
             where = f"worst in the stratum “{values['stratum']}”"
             if values["stratum"] == ALL:
                 where = "over all pairs"
@@ -91,8 +93,8 @@ def reason_in_words(reason: Reason) -> str:
             )
         case "silent":
             return (
-                f"it says of {values['decided']} of {values['effective']} interchanges only what "
-                "answers they change"
+                f"it decides the answers after only {values['decided']} of {values['effective']} "
+                "effective interchanges"
             )
         case "no_pair_separates":
             return f"no pair separates it from “{plain(str(values['program']))}”"
@@ -101,6 +103,8 @@ def reason_in_words(reason: Reason) -> str:
         case "random_change":
             return f"a random change of the same norm does as well ({of['value']})"
         case "same_value":
+            if not values["changed"]:
+                return f"only {values['pairs']} same-value pairs were tried, too few to be sure"
             return (
                 "the state holds more than the programs' variables: a source with the same values "
                 f"changes an answer in {values['changed']} of {values['pairs']} pairs"
@@ -172,7 +176,9 @@ def _identified(verdict: Verdict, own: xr.Dataset) -> str:
 
 def _not_identified(verdict: Verdict, counts: xr.Dataset, own: xr.Dataset) -> str:
     name, n_programs = plain(verdict.nearest), counts.sizes["program"]
-    if verdict.indistinguishable:
+    if not own.run_active:
+        text = "No program can be identified: no interchange changes an answer."
+    elif verdict.indistinguishable:
         tied = [verdict.nearest, *verdict.indistinguishable]
         start = "No program can be identified."
         if verdict.refuted:
