@@ -11,7 +11,7 @@ import torch
 
 from loopinterp.dynamics.jacobian import JacobianOperator
 from loopinterp.dynamics.krylov import CHECK_EVERY, KrylovSchur
-from loopinterp.dynamics.model_maps import map_and_state
+from loopinterp.dynamics.limits import map_and_limit
 from loopinterp.errors import InputError, check_integer, check_number, check_seed
 from loopinterp.short_repr import ShortRepr
 
@@ -118,7 +118,7 @@ def leading_eigenvalues(
         >>> torch.view_as_real(found.values).abs().mul(1000).round().div(1000)[0].tolist()
         [[0.0, 0.9], [0.0, 0.9], [0.5, 0.0]]
     """
-    step, h = map_and_state(model, h)
+    step, h = map_and_limit(model, h)
     check_number("tol", tol, above=0)
     operator = JacobianOperator.of(step, h, positions, least=k)
     check_integer("max_products", max_products, least=k)
@@ -256,7 +256,7 @@ def cycle_multipliers(
         >>> round(cycle_multipliers(logistic, at, period=2, k=1).values.real.item(), 4)
         0.16
     """
-    step, h = map_and_state(model, h)
+    step, h = map_and_limit(model, h)
     check_integer("period", period, least=1)
     return leading_eigenvalues(
         turn_of(step, period),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loopinterp.dynamics.model_maps import map_and_state
+from loopinterp.dynamics.model_maps import map_and_start
 from loopinterp.dynamics.solvers.cycle_detection import CycleWatch
 from loopinterp.dynamics.solvers.fixed_point_solver import Solver, Status, Termination
 from loopinterp.dynamics.solvers.solver_registry import get_solver
@@ -106,7 +106,7 @@ def find_fixed_point(
         >>> logistic.statuses[0].name, logistic.period.item()
         ('CYCLE', 2)
     """
-    f, x0 = map_and_state(model, x0, at_limit=False)
+    f, x0 = map_and_start(model, x0)
     rule = Termination(
         tol=tol, atol=atol, max_iter=max_iter, divergence=divergence, patience=patience
     )

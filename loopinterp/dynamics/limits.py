@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from loopinterp.dynamics.fixed_point import find_fixed_point
+from loopinterp.dynamics.model_maps import iteration_of
 from loopinterp.dynamics.solvers.fixed_point_solver import Status
 from loopinterp.dynamics.solvers.solver_registry import get_solver
 from loopinterp.short_repr import ShortRepr
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
     from loopinterp.dynamics.solvers.fixed_point_solver import Solver
     from loopinterp.models.looped_model import Iteration
+
+LIMIT_LOOPS = 200
+"""Loops in which a model's own limit is sought."""
 
 PHASE = 16
 """Loops of the first phase of a search."""
@@ -127,3 +131,21 @@ def centre(iteration: Iteration, limits: Limits) -> Float[Tensor, "batch pos d_m
     for number, state in enumerate(around(iteration, limits)):
         total += torch.where((number < limits.period.clamp(min=1))[:, None, None], state, 0)
     return total / limits.period.clamp(min=1)[:, None, None]
+
+
+@torch.no_grad()
+def map_and_limit(model: Any, h: Any) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+    """A map and its state as given; or one loop of a model, and where its own loops have come.
+
+    Args:
+        model: A map from states to states, or any looped model.
+        h: A state; of a looped model its inputs, or a batch of them. The state is then that after
+            :data:`LIMIT_LOOPS` at most: the limit, if they reach one.
+
+    Raises:
+        InputError: If a model's step takes the loop's index, or it does not repeat itself.
+    """
+    iteration = iteration_of(model, h)
+    if iteration is None:
+        return model, h
+    return iteration.step, find_limits(iteration, iteration.h0, max_loops=LIMIT_LOOPS).state

@@ -10,7 +10,7 @@ import torch
 from einops import rearrange
 
 from loopinterp.dynamics.jacobian import JacobianOperator, push_forward
-from loopinterp.dynamics.model_maps import map_and_state
+from loopinterp.dynamics.model_maps import map_and_start
 from loopinterp.dynamics.state_checks import of_each
 from loopinterp.errors import MOST_LOOPS, check_integer
 from loopinterp.short_repr import ShortRepr
@@ -82,7 +82,7 @@ def lyapunov_exponents(
         >>> lyapunov_exponents(halve, torch.ones(1, 2), n_loops=40, k=2, discard=40).values.exp()
         tensor([[0.5000, 0.2500]])
     """
-    step, h = map_and_state(model, h, at_limit=False)
+    step, h = map_and_start(model, h)
     check_integer("n_blocks", n_blocks, least=2)
     check_integer("n_loops", n_loops, least=n_blocks, far=MOST_LOOPS)
     discard = n_loops // 4 if discard is None else discard

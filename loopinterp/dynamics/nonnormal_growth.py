@@ -11,7 +11,7 @@ import torch
 from loopinterp.dynamics.eigenvalues import leading_eigenvalues
 from loopinterp.dynamics.jacobian import JacobianOperator
 from loopinterp.dynamics.krylov import Bidiagonal, golub_kahan
-from loopinterp.dynamics.model_maps import map_and_state
+from loopinterp.dynamics.limits import map_and_limit
 from loopinterp.dynamics.singular_values import largest_singular_values
 from loopinterp.errors import check_integer, check_number
 from loopinterp.short_repr import ShortRepr
@@ -74,7 +74,7 @@ def non_normality(
         >>> non_normality(lambda h: h @ shear.T, at).ratio.item()
         2.414...
     """
-    step, h = map_and_state(model, h)
+    step, h = map_and_limit(model, h)
     options = {"tol": tol, "max_vectors": max_vectors, "positions": positions, "seed": seed}
     spectrum = leading_eigenvalues(step, h, 1, max_products=max_products, **options).leading
     singular = largest_singular_values(step, h, 1, **options)
@@ -145,7 +145,7 @@ def transient_growth(
         >>> round(found.largest.item(), 3), found.at.item(), bool(found.closed)
         (4.062, 1, True)
     """
-    step, h = map_and_state(model, h)
+    step, h = map_and_limit(model, h)
     check_integer("n_loops", n_loops, least=1)
     check_integer("max_vectors", max_vectors, least=1)
     check_number("tol", tol, above=0)

@@ -11,7 +11,7 @@ import torch
 
 from loopinterp.dynamics.jacobian import JacobianOperator
 from loopinterp.dynamics.krylov import CHECK_EVERY, Bidiagonal, golub_kahan
-from loopinterp.dynamics.model_maps import map_and_state
+from loopinterp.dynamics.limits import map_and_limit
 from loopinterp.errors import check_integer, check_number
 from loopinterp.short_repr import ShortRepr
 
@@ -78,7 +78,7 @@ def largest_singular_values(
         >>> largest_singular_values(lambda h: h @ shear.T, torch.zeros(1, 2), k=2).values
         tensor([[1.2071, 0.2071]])
     """
-    step, h = map_and_state(model, h)
+    step, h = map_and_limit(model, h)
     check_number("tol", tol, above=0)
     check_integer("max_vectors", max_vectors, least=k)
     operator = JacobianOperator.of(step, h, positions, least=k)
@@ -156,7 +156,7 @@ def fixed_point_condition(
         >>> fixed_point_condition(lambda h: h * diagonal, torch.zeros(1, 3)).condition
         tensor([15.0000])
     """
-    step, h = map_and_state(model, h)
+    step, h = map_and_limit(model, h)
     check_number("tol", tol, above=0)
     check_integer("max_vectors", max_vectors, least=1)
     operator = JacobianOperator(step, h, positions)

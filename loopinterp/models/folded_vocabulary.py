@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loopinterp.errors import InputError
+from loopinterp.models.changed_layers import need_plain
 from loopinterp.models.looped_transformer import LoopedTransformer
 from loopinterp.models.mapped_vocabulary import WithVocabulary
-from loopinterp.models.plain_layers import need_plain
 from loopinterp.models.run_inputs import check_tokens
 
 if TYPE_CHECKING:

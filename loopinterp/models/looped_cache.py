@@ -11,8 +11,8 @@ from transformer_lens.ActivationCache import ActivationCache
 
 from loopinterp.errors import CheckpointError, HookError, InputError
 from loopinterp.models.cache_files import read_activations, read_index, write_activations
+from loopinterp.models.changed_layers import need_plain
 from loopinterp.models.direct_attribution import attribute_logit, need_own_readout
-from loopinterp.models.plain_layers import need_plain
 from loopinterp.models.run_inputs import check_dtype
 from loopinterp.models.run_readout import RunReadout
 from loopinterp.models.sites import AddressBook, Index, resolve_index

@@ -12,9 +12,9 @@ import torch
 from huggingface_hub import ModelHubMixin, snapshot_download
 
 from loopinterp.errors import CheckpointError
+from loopinterp.models.changed_layers import need_plain
 from loopinterp.models.model_config import LoopedTransformerConfig
 from loopinterp.models.model_description import own_weights
-from loopinterp.models.plain_layers import need_plain
 from loopinterp.models.run_inputs import check_dtype, refuse, spell
 from loopinterp.results import config_hash
 from loopinterp.storage import (

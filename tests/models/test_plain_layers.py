@@ -14,7 +14,7 @@ from loopinterp.circuits import UnrolledGraph
 from loopinterp.circuits.edges.edge_run import EdgeRuns
 from loopinterp.errors import InputError
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, fold_vocabulary
-from loopinterp.models.plain_layers import changed_layers, need_plain
+from loopinterp.models.changed_layers import changed_layers, need_plain
 from loopinterp.tasks import Addition
 from loopinterp.training import Run
 from tests.models.variants import VARIANTS, build

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loopinterp.circuits.decompiler.claim import EXACT, NEARLY, NONE, Claim, Refusal
+from loopinterp.circuits.decompiler.claim import EXACT, NEARLY, Claim
 from loopinterp.circuits.decompiler.decompilation import ENOUGH
 from loopinterp.circuits.decompiler.decompilation_study import Decompilation
-from loopinterp.circuits.decompiler.held_out import PLANTED, TRAJECTORY, UNDISTURBED
+from loopinterp.circuits.decompiler.held_out import TRAJECTORY, UNDISTURBED
 from loopinterp.plotting import (
     PALETTE,
     CircuitGraph,
@@ -31,49 +31,6 @@ SECTION = "program"
 _UNDECIDED = "none yet"
 _MOST_CELLS, _LONG = 60, 160
 _LABEL = "program read off"
-
-_KINDS = {
-    UNDISTURBED: "clean answers",
-    TRAJECTORY: "whole trajectories",
-    PLANTED: "whole trajectories after planted states",
-}
-
-
-def claim_in_words(claim: Claim) -> str:
-    """What is claimed, on which lengths, with the bound."""
-    if claim.grade == NONE:
-        return "none"
-    right, to = claim.tried - claim.otherwise, f"n = {', '.join(map(str, claim.lengths))}"
-    bound = f"at least {1 - claim.at_most:.2%} do, at 95%" if claim.tried else "none was tried"
-    said = f"{right} of {claim.tried} interchanges go as it says ({bound}; checked at {to})"
-    if claim.grade == NEARLY:
-        return f"nearly: {said}"
-    longer = claim.read_at and claim.checked_to > max(claim.read_at)
-    unseen = "" if longer or not claim.read_at else "; no longer inputs than it was read at"
-    return f"exact up to length {claim.checked_to}{unseen}: {said}"
-
-
-def refusal_in_words(refusal: Refusal) -> str:
-    """Why no program is given, as a clause."""
-    value, line = refusal.value, refusal.line
-    match refusal.code:
-        case "many-tokens":
-            return f"{value:.0f} tokens, more than {line:.0f}"
-        case "many-values":
-            return f"a token has {value:.0f} values, more than {line:.0f}"
-        case "many-cells":
-            return f"{value:.0f} values, too many to try them side by side"
-        case "reads-farther":
-            return f"a step reads more than the left neighbour (in {value:.1%} of places)"
-        case "starts-differ":
-            return "positions of one token start with different values beside the same neighbour"
-        case "inconsistent":
-            return f"the same experiment gives different values ({value:.1%})"
-        case "below-line":
-            of = _KINDS[refusal.kind]
-            return f"the low end of {of} is {value:.1%} at length {refusal.n}, below {line:.0%}"
-        case "nothing-to-check":
-            return "no interchange changes an answer"
 
 
 def _claimed(claim: Claim) -> str:

@@ -20,9 +20,9 @@ from torch.nn.functional import linear
 
 from loopinterp.circuits.edges.unrolled_graph import SLOTS, UnrolledGraph
 from loopinterp.errors import InputError
+from loopinterp.models.changed_layers import need_plain
 from loopinterp.models.looped_model import need_hooks
 from loopinterp.models.looped_transformer import LoopedTransformer
-from loopinterp.models.plain_layers import need_plain
 from loopinterp.models.taps import Tap
 
 if TYPE_CHECKING:
