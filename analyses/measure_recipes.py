@@ -120,7 +120,7 @@ def measure(name: str, config: TrainingConfig, args: argparse.Namespace) -> Meas
             delayed(evaluated)(folder, n, args.samples, out / "between" / folder.name)
             for folder in folders
         )
-        both = {d: of | shares(more)[d] for d, of in measured.exact_match.items()}
+        both = {d: {**of, **shares(more)[d]} for d, of in measured.exact_match.items()}
         measured = as_measured(both, done, args)
     return measured
 
@@ -157,7 +157,7 @@ def with_missing(name: str, file: Path, args: argparse.Namespace) -> Measurement
         }
         for d in lacking
     }
-    every = measured.exact_match | added
+    every = {**measured.exact_match, **added}
     exact = {d: every[d] for d in task.distributions}
     return measured.replace(exact_match=exact, samples=samples)
 

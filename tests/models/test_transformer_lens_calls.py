@@ -83,7 +83,8 @@ def test_a_cache_can_be_a_dictionary_and_contexts_be_cleared() -> None:
 
 def test_weights_are_where_notebooks_look_for_them() -> None:
     model = model_of()
-    assert torch.equal(model.embed.W_E, model.W_E)
+    embed: Any = model.embed
+    assert torch.equal(embed.W_E, model.W_E)
     assert torch.equal(model.unembed.W_U, model.W_U) and torch.equal(model.unembed.b_U, model.b_U)
     assert torch.equal(model.unembed(model.embed(TOKENS)), model.unembedding(model.embed(TOKENS)))
     assert dict(model.tl_named_parameters()).keys() == model.tl_parameters().keys()

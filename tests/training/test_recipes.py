@@ -185,7 +185,7 @@ def test_a_recipe_is_worth_its_lowest_distribution_and_a_seed_may_be_unmeasured_
     assert measured.worst() == {12: 0.9, 24: pytest.approx(0.6)}
     assert measured.lowest(12).distributions == ("uniform",)
     assert measured.mean("chain", 24)[::2] == (0.9, 1), "one seed, so no error"
-    only = measured.replace(exact_match=measured.exact_match | {"chain": {12: (None, 0.25)}})  # type: ignore[operator]
+    only = measured.replace(exact_match={**measured.exact_match, "chain": {12: (None, 0.25)}})
     assert only.worst() == {12: 0.25} and only.lowest(12).distributions == ("chain",)
     assert only.reach() == (0, 12)
     held = {"uniform": {12: (1.0,), 24: (1.0,), 96: (0.5,)}, "chain": {12: (1.0,), 24: (1.0,)}}
