@@ -187,8 +187,8 @@ def test_silent_and_unknown_hooks_are_errors() -> None:
     ("inputs", "options", "message"),
     [
         (torch.zeros(2, 3), {}, "integers"),
-        ([[1, 2]], {}, "got a list"),
-        ([[1, 2]], {"n_loops": torch.tensor([3])}, "got a list"),
+        ([[1, 2]], {}, "tokenizer"),
+        ([[1, 2]], {"n_loops": torch.tensor([3])}, "tokenizer"),
         (torch.zeros(3, dtype=torch.long), {}, r"\[batch, pos\]"),
         (torch.zeros(2, 3, dtype=torch.bool), {}, "integers"),
         (torch.full((2, 3), 6), {}, "tokens from 0 to 5, got tokens from 6 to 6"),

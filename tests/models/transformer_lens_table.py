@@ -218,10 +218,10 @@ CACHE = {
         _DIRECT,
     ),
     "compute_ssm_effective_attention": (
-        lambda s: s.clean_cache.compute_ssm_effective_attention(),
+        lambda s: _without_layers(s.clean_cache.compute_ssm_effective_attention),
         _SSM,
     ),
-    "compute_ssm_state": (lambda s: s.clean_cache.compute_ssm_state(), _SSM),
+    "compute_ssm_state": (lambda s: _without_layers(s.clean_cache.compute_ssm_state), _SSM),
     "decompose_resid": (
         lambda s: s.clean_cache.decompose_resid(return_labels=True, apply_ln=True),
         _WHOLE_STREAM,
@@ -443,6 +443,14 @@ def shared_names() -> frozenset[str]:
     """Hook names that a run of ours and of the bridge have in common."""
     ours, bridge = settings("plain")
     return frozenset(ours.clean_cache.keys()) & frozenset(bridge.clean_cache.keys())
+
+
+def _without_layers(call: Callable[[], Any]) -> Any:
+    """TransformerLens says in a RuntimeError that a model has no layers of a kind: a refusal."""
+    try:
+        return call()
+    except RuntimeError as error:
+        raise NotImplementedError(str(error)) from error
 
 
 def outcome(check: Check, kind: str) -> str:
