@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from loopinterp import models, rasp, report, tasks, training
 from loopinterp.errors import ConfigError, InputError, check_choice, check_integer
-from loopinterp.results import SUFFIX
+from loopinterp.results import SUFFIX, config_hash
+from loopinterp.saved_results import Owner
 from loopinterp.stages import Stages, record_how_it_was_made, record_training
 from loopinterp.storage import read_json
 from loopinterp.studied_model import open_run
@@ -201,7 +202,7 @@ def compile_run(
     Raises:
         InputError: If a name is unknown, the program cannot be compiled, or the folder is taken.
     """
-    from loopinterp.training.run import MODEL, need_free_folder
+    from loopinterp.training.run import MODEL, given_model_config, need_free_folder
 
     folder = Path(out)
     need_free_folder(folder)
@@ -216,14 +217,15 @@ def compile_run(
     for disguise in disguises:
         compiled = getattr(rasp, disguise)(compiled, seed=seed)
     compiled.circuit.save(folder / MODEL)
-    # The configuration, which makes the folder a run, comes last: a kill before leaves it free.
     origin = ", ".join([f"compiled from the program {program}", *compiled.circuit.disguises])
-    run = training.Run.from_model(compiled.model, task, folder, max_n=max_length, origin=origin)
+    config = given_model_config(compiled.model, task, max_n=max_length, origin=origin)
     options = [f"--max-length {max_length}", *(f"--disguise {name}" for name in disguises)]
     options += [f"--seed {seed}"] if disguises else []
     command = f"loopinterp compile {program} {' '.join(options)} --out NEW"
-    record_how_it_was_made(folder, command=command)
-    return run
+    owner = Owner(config=config_hash(config.to_dict()))
+    record_how_it_was_made(folder, command=command, owner=owner)
+    # The configuration comes last: a kill before leaves a folder that is no run.
+    return training.Run.of_given_model(compiled.model, folder, config)
 
 
 def evaluate_run(

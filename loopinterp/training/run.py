@@ -121,30 +121,21 @@ class Run(ShortRepr):
             InputError: If the folder holds a run, the model does not fit the task, or a run would
                 not be the model: as of a subclass, or under a rule of loops that is not T(n).
         """
-        from loopinterp.models.model_description import own_weights
-        from loopinterp.models.pretrained import write_model
-        from loopinterp.models.run_length import LoopRule, own_depth
-        from loopinterp.tasks.study_data import need_task
+        need_free_folder(Path(folder))
+        config = given_model_config(
+            model, task, max_n=max_n, origin=origin, distribution=distribution
+        )
+        return cls.of_given_model(model, folder, config)
 
-        rule = model.loop_rule or LoopRule(1)
+    @classmethod
+    def of_given_model(
+        cls, model: LoopedTransformer, folder: str | Path, config: GivenModelConfig
+    ) -> Run:
+        """Write a model and its configuration, which makes the folder a run and so comes last."""
+        from loopinterp.models.pretrained import write_model
+
         folder = Path(folder)
-        need_task(task)
-        need_free_folder(folder)
-        _need_keepable(model, task)
-        config = GivenModelConfig(
-            task=task.name,
-            model=model.config,
-            max_n=max_n,
-            origin=origin,
-            task_settings=dict(task.config()),
-            distribution=distribution,
-            depth=own_depth(model),
-            loop_scale=rule.scale,
-            extra_loops=rule.extra,
-            weights_sha256=digest_tensors(own_weights(model)),
-        ).with_data()
-        seal = Seal(config_hash(config.to_dict()))
-        write_model(model, folder / MODEL, seal.texts())
+        write_model(model, folder / MODEL, Seal(config_hash(config.to_dict())).texts())
         write_json(folder / CONFIG, config.to_dict())
         return cls(folder, config)
 
@@ -317,6 +308,36 @@ def _need_keepable(model: Any, task: Task) -> None:
             given=repr(model.loop_rule),
             fix="Set model.loop_rule = None for T(n), or LoopRule(n_loops).",
         )
+
+
+def given_model_config(
+    model: LoopedTransformer,
+    task: Task,
+    *,
+    max_n: int,
+    origin: str,
+    distribution: str | None = None,
+) -> GivenModelConfig:
+    """The configuration of a run of this model; see :meth:`Run.from_model`."""
+    from loopinterp.models.model_description import own_weights
+    from loopinterp.models.run_length import LoopRule, own_depth
+    from loopinterp.tasks.study_data import need_task
+
+    need_task(task)
+    _need_keepable(model, task)
+    rule = model.loop_rule or LoopRule(1)
+    return GivenModelConfig(
+        task=task.name,
+        model=model.config,
+        max_n=max_n,
+        origin=origin,
+        task_settings=dict(task.config()),
+        distribution=distribution,
+        depth=own_depth(model),
+        loop_scale=rule.scale,
+        extra_loops=rule.extra,
+        weights_sha256=digest_tensors(own_weights(model)),
+    ).with_data()
 
 
 def need_free_folder(folder: Path) -> None:

@@ -230,7 +230,7 @@ def test_inputs_that_are_all_different_take_turns():
 
 
 def test_inputs_that_were_all_fitted_on_are_not_scored(ripple, batch):
-    first = batch[torch.tensor([0, 0])]
+    first = batch[torch.tensor([0, 0, 0, 0])]
     with pytest.raises(InputError, match="data: expected inputs besides those"):
         search_subspaces(ripple.model, [batch, first], "ripple", methods=("difference of means",))
 

@@ -283,7 +283,9 @@ def test_checkpointed_runs_have_the_gradients_of_their_hooks(use_reentrant: bool
     assert torch.allclose(gradient(stays), wanted, atol=1e-6)
 
 
+@pytest.mark.usefixtures("no_type_checks")  # whose code cannot be traced
 @pytest.mark.parametrize("order", ["runs first", "hooks first"])
+@torch.no_grad()
 def test_a_compiled_model_fires_hooks_in_any_order(order: str) -> None:
     torch._dynamo.reset()
     model = build("demo").unroll(2)

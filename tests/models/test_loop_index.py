@@ -11,6 +11,7 @@ from loopinterp.circuits import InterchangeRun, compare_programs, patching_sweep
 from loopinterp.circuits.interchange_engine import answer
 from loopinterp.circuits.interchange_pairs import InterchangePairs
 from loopinterp.circuits.learned_subspace import _Crop
+from loopinterp.circuits.pair_strategies import SpreadPairs
 from loopinterp.dynamics import (
     basin_map,
     convergence_study,
@@ -211,8 +212,11 @@ def test_studies_of_trajectories_seek_no_limit_of_it() -> None:
 
 def test_programs_are_compared_with_it() -> None:
     net, batch = Timed(d_vocab_out=2), as_batch(Addition(), n=4, batch_size=8)
+    # A state of another loop takes the clock with it, so every source is of the same loop.
+    pairs = SpreadPairs(other_loops=0)
     of_net, of_clock = (
-        compare_programs(model, ["ripple", "lookahead"], batch) for model in (net, Clock(net))
+        compare_programs(model, ["ripple", "lookahead"], batch, pairs=pairs)
+        for model in (net, Clock(net))
     )
     # A random change has the size of the state, and the clock adds a feature to that.
     for name in set(of_net.data) - {"random_change"}:

@@ -133,7 +133,7 @@ def compile_program(
     Args:
         program: The program, or the name of a registered one.
         max_length: Positions of the longest sequence, BOS and padding included.
-        n_outputs: Classes of the output; by default as many as the answer has.
+        n_outputs: Classes of the output; by default as many as the answer has, and two at least.
 
     Returns:
         The model (no norms, ReLU, learned positions, external recall) and its circuit.
@@ -155,7 +155,7 @@ def compile_program(
     domains = infer_domains(source)
     _check_answers(source, domains[source.finish])
     classes = max(1 + int(domains[source.finish].max()), 1)
-    n_outputs = classes if n_outputs is None else n_outputs
+    n_outputs = max(classes, 2) if n_outputs is None else n_outputs
     fix = f"The answer is up to {classes - 1}: leave it out, or pass the classes of the task."
     check_integer("n_outputs", n_outputs, least=classes, fix=fix)
     layout = lay_out(lower_program(source, domains))

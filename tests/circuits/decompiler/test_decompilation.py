@@ -111,7 +111,11 @@ def test_the_program_of_a_trained_model_is_read_from_exchanges_across_loops() ->
         model, about.task, n=5, sharp=False, across_loops=True, n_exchanges=3000, examples=32
     )
     assert found.program is not None and found.claim.grade == EXACT
-    assert equivalence(found.program, about.program, **everything).equivalent
+    # Single interchanges are what it was read from; two at once reach cells that none shows.
+    same = equivalence(found.program, about.program, **everything)
+    assert same.natural_share == 0 and same.every_single == (1, 2, 3, 4)
+    assert same.interventions["changes"].any() and not same.interventions["differ"].any()
+    assert same.repeated.differ <= 0.01 * same.repeated.number
 
 
 def ripple_to(last: int) -> LoopProgram:

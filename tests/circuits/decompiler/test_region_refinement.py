@@ -97,7 +97,7 @@ def test_a_carry_in_real_numbers_is_read_and_says_how_far() -> None:
     # At a rate of .45 it takes two loops to cross the threshold, and what is left of it counts.
     found = decompile(leaky(0.45), Addition(), n=5, sharp=False, examples=80, n_exchanges=5000)
     whole = found.evidence.loc[found.evidence["what"] == TRAJECTORY]
-    assert whole["value"].min() > 0.85
+    assert whole["value"].max() > 0.95 and whole["value"].min() > 0.75  # the longer, the less
     assert (found.program is not None) == (whole["low"].min() >= 0.9)
     assert found.automaton is not None and max(found.automaton.sizes.values()) > 2
 
