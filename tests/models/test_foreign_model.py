@@ -176,7 +176,7 @@ SHAPES = {
 }
 
 SAID = {
-    "a step that drops a position": r"step of Leaky: expected floats \[\d+, 7, 4\], got \(\d+, 6, 4\)",
+    "a step that drops a position": r"step of Leaky: expected floats \[\d+, 7, 4\], got .*, 6",
     "one class": "d_vocab_out=1",
 }
 
