@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loopinterp.errors import InputError, check_integer
+from loopinterp.errors import MOST_LOOPS, InputError, check_integer
 from loopinterp.models.looped_model import bind, need_model
 from loopinterp.models.model_description import device_of, need_causal, said_of
 from loopinterp.models.repeatability import need_repeatable
-from loopinterp.models.run_inputs import need_examples
+from loopinterp.models.run_inputs import need_examples, need_weights
 from loopinterp.models.run_length import own_depth, rule_of
 from loopinterp.tasks.sampling import describe_tensor
 from loopinterp.tasks.study_data import as_batch
@@ -43,6 +43,7 @@ def examples_for(
             :func:`fit_to_model`.
     """
     need_model(model)
+    need_weights(device_of(model))
     batch = as_batch(data, device=device_of(model), **drawn)
     return fit_to_model(model, batch, needs_loops=needs_loops, of_states=of_states)
 
@@ -56,6 +57,8 @@ def inputs_and_loops(
         InputError: as :func:`examples_for`, or inputs alone without ``n_loops``, where the model
             has no depth of its own.
     """
+    if n_loops is not None:
+        check_integer("n_loops", n_loops, least=1, far=MOST_LOOPS)
     if not isinstance(data, torch.Tensor):
         batch = examples_for(model, data, **drawn)
         return batch.inputs, int(batch.n_loops.max()) if n_loops is None else n_loops
@@ -69,6 +72,7 @@ def inputs_and_loops(
             fix="Pass n_loops=16, for instance." if n_loops is None else "Pass inputs[None].",
         )
     need_model(model)
+    need_weights(device_of(model))
     need_repeatable(model, data.to(device_of(model)))
     _need_answers(model, data)
     return data, n_loops

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 import torch
 
 from loopinterp import circuits
+from loopinterp.saved_results import load_result
 from loopinterp.tasks import Addition, as_batch, get_task
 from tests.test_study_arguments import OF_A_TASK, OF_GIVEN_PAIRS, STUDIES, _model
 
@@ -29,17 +32,18 @@ def _data(name: str) -> Any:
     return as_batch(Addition(), n=n, batch_size=256 if name == "search_subspaces" else size)
 
 
-def _numbers(name: str) -> dict[str, np.ndarray]:
-    model, data = _model(), _data(name)
+def _result(name: str, model: Any) -> Any:
+    data = _data(name)
     if name in OF_GIVEN_PAIRS:
         other = as_batch(Addition(), n=4, batch_size=8, seed=1)
         if name == "edge_study":
-            found: Any = circuits.edge_study(model, data, other, methods=["eap"], curve_points=1)
-        else:
-            found = circuits.patching_sweep(model, data, other, component="z")
-    else:
-        found = STUDIES[name](model, data)
-    return {key: values.values for key, values in found.data.items()}
+            return circuits.edge_study(model, data, other, methods=["eap"], curve_points=1)
+        return circuits.patching_sweep(model, data, other, component="z")
+    return STUDIES[name](model, data)
+
+
+def _numbers(name: str) -> dict[str, np.ndarray]:
+    return {key: values.values for key, values in _result(name, _model()).data.items()}
 
 
 def _in_float64(name: str) -> dict[str, np.ndarray]:
@@ -61,6 +65,12 @@ def test_a_study_finds_the_same(name: str) -> None:
             np.testing.assert_allclose(theirs[key], values, atol=1e-4, rtol=1e-4, err_msg=key)
         else:
             assert (theirs[key] == values).all(), key
+
+
+@pytest.mark.parametrize("name", sorted(STUDIES))
+def test_a_study_takes_a_model_in_half_precision(name: str, tmp_path: Path) -> None:
+    found = _result(name, copy.deepcopy(_model()).to(torch.bfloat16))
+    assert load_result(found.save(tmp_path)).data.equals(found.data)
 
 
 @pytest.mark.usefixtures("float64")

@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from loopinterp.circuits import compare_programs
+from loopinterp.dynamics import convergence_study
 from loopinterp.errors import InputError
 from loopinterp.models import LoopedTransformer, LoopRule, WithVocabulary
+from loopinterp.probing import probe_study
 from loopinterp.rasp import compile_program
 from loopinterp.study_examples import (
     examples_for,
@@ -166,3 +169,25 @@ def test_a_configuration_that_says_nothing_of_tokens_is_no_other_vocabulary():
     model: Any = Foreign(2)
     model.config = {"hidden_size": 4}
     assert examples_for(model, TASK, n=3, batch_size=2).task == TASK
+
+
+def test_a_model_without_numbers_is_refused_and_so_are_loops_without_end():
+    model = adder().to("meta")
+    batch = as_batch(Addition(), n=4, batch_size=8)
+    for ask in (
+        lambda: model(batch.inputs.to("meta"), n_loops=2),
+        lambda: convergence_study(model, batch),
+        lambda: compare_programs(model, ["ripple"], batch),
+    ):
+        with pytest.raises(InputError, match="on the meta device") as error:
+            ask()
+        assert error.value.what == "model"
+    model = adder()
+    for n_loops in (10**9, 0, True):
+        with pytest.raises(InputError) as error:
+            probe_study(model, batch, {"carry": Addition().carries}, n_loops=n_loops)
+        assert error.value.what == "n_loops"
+    for seed in (True, -1):
+        with pytest.raises(InputError) as error:
+            convergence_study(model, Addition(), n=4, batch_size=8, seed=seed)
+        assert error.value.what == "seed"

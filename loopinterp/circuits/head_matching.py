@@ -135,6 +135,7 @@ def match_heads(
         ([['head 0']], 1.0)
     """
     _check(patterns, selectors)
+    patterns = patterns.to(torch.promote_types(patterns.dtype, torch.float32))
     groups = _merge(selectors)
     names = [f"head {h}" for h in range(patterns.shape[2])] if heads is None else list(heads)
     with study(seed, **{"study": "heads", **(config or {})}) as watch:

@@ -66,12 +66,14 @@ def learn_subspace(
     n_sites = run.pairs.positions.shape[1]  # the state of a second interchange comes after these
     own, donor = run.own[:, :n_sites], run.donor[:, :n_sites]
     start = principal_subspace((donor - own).flatten(0, 1), min(rank, len(run.pairs)))
-    weight = start.mT.clone().requires_grad_()
+    # In half precision the directions are learned in single: torch has no QR in half.
+    exact = torch.promote_types(own.dtype, torch.float32)
+    weight = start.mT.to(exact, copy=True).requires_grad_()
     optimiser = torch.optim.Adam([weight], lr=_RATE)
     with recording_gradients():
         for _ in track(range(steps if len(rows) else 0), f"learn {rank} directions"):
             batch = rows[torch.randint(len(rows), (_BATCH,), generator=generator).to(rows.device)]
-            basis = torch.linalg.qr(weight).Q
+            basis = torch.linalg.qr(weight).Q.to(own.dtype)
             change = donor[batch] - own[batch]
             inside = (change @ basis) @ basis.mT
             if target is None:
@@ -84,7 +86,7 @@ def learn_subspace(
             # The model's own weights get no gradients.
             (weight.grad,) = torch.autograd.grad(loss, [weight])
             optimiser.step()
-    return torch.linalg.qr(weight.detach()).Q.mT.contiguous()
+    return torch.linalg.qr(weight.detach()).Q.mT.to(own.dtype).contiguous()
 
 
 class _Crop:

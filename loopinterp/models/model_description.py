@@ -11,6 +11,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from loopinterp.errors import InputError, check_integer
 from loopinterp.models.looped_model import LoopedModel
+from loopinterp.models.run_inputs import need_weights
 from loopinterp.models.run_length import rule_of
 from loopinterp.storage import digest_tensors
 
@@ -93,7 +94,7 @@ def own_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def check_weights(model: Any) -> None:
-    """Raise if a weight of a model that has named ones is NaN or infinite.
+    """Raise if a weight of a model that has named ones is NaN, infinite or on the meta device.
 
     Example:
         >>> broken = torch.nn.Linear(1, 1)
@@ -104,6 +105,7 @@ def check_weights(model: Any) -> None:
         1 of 1 places. Take a copy from before it broke, or train anew with a lower learning rate.
     """
     for name, weight in getattr(model, "named_parameters", tuple)():
+        need_weights(weight.device)
         bad = ~weight.detach().isfinite()
         if bad.any():
             raise InputError(

@@ -21,6 +21,17 @@ TOKEN_TYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 """Types of token tensors: widening one of them loses nothing."""
 
 
+def need_weights(device: torch.device) -> None:
+    """Raise where weights lie on the meta device, which keeps shapes and no numbers."""
+    if device.type == "meta":
+        raise InputError(
+            "model",
+            expected="one whose weights hold numbers",
+            given="one on the meta device",
+            fix="Build it on another, or model.to_empty(device='cpu') and load its weights.",
+        )
+
+
 def check_inputs(
     inputs: Tensor,
     config: LoopedTransformerConfig,
@@ -34,6 +45,7 @@ def check_inputs(
     Without ``look``, tokens and offsets are taken to be in range: to look at them on a GPU is to
     wait for it.
     """
+    need_weights(device)
     if config.d_vocab is not None:
         _check_token_kind(inputs)
         fix = "Use the task that the model was trained on, or a larger d_vocab."

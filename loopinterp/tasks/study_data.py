@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
-from loopinterp.errors import InputError, check_integer
+from loopinterp.errors import InputError, check_integer, check_seed
 from loopinterp.tasks.batch_checks import check_values, is_task
 from loopinterp.tasks.sampling import describe_tensor
 from loopinterp.tasks.task import IGNORE, Batch
@@ -50,7 +50,7 @@ def as_batch(
         Batch(examples=2, n=5, n_loops=6, inputs=int64[2, 6])
     """
     if _is_task(data):
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(check_seed(seed))
         size = examples if batch_size is None else batch_size
         length = LENGTH if n is None else n
         batch = data.sample(length, batch_size=size, generator=generator)
