@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from loopinterp.circuits.decompiler.counted_table import CountedTable, Said
-from loopinterp.circuits.decompiler.exchange_runs import ExchangeRuns, planted
+from loopinterp.circuits.decompiler.exchange_runs import ExchangeRuns, planted, to_cut
 from loopinterp.circuits.decompiler.region_refinement import Refinement, refine
 from loopinterp.circuits.decompiler.table_repair import n_wrong, repaired
 
@@ -124,7 +124,7 @@ def _values(found: Refinement, runs: Runs) -> Int[Tensor, "loops input pos"]:
     """Regions of the states of undisturbed runs."""
     tokens = runs.batch.inputs
     answers = runs.answers(runs.inputs, runs.states).cpu()
-    return found.regions.values(tokens.expand_as(answers), runs.states.cpu(), answers)
+    return found.regions.values(tokens.expand_as(answers), to_cut(runs.states), answers)
 
 
 def _without_states(runs: ExchangeRuns) -> ExchangeRuns:

@@ -102,6 +102,11 @@ def _drawn(batch: Batch, n_loops: int, number: int, generator: torch.Generator) 
     )
 
 
+def to_cut(states: Float[Tensor, "*place d_model"]) -> Float[Tensor, "*place d_model"]:
+    """States as regions are cut from them: on the CPU, and in single precision at least."""
+    return states.to("cpu", torch.promote_types(states.dtype, torch.float32))
+
+
 @dataclass(frozen=True, eq=False)
 class Trajectories(ShortRepr):
     """States and answers of some runs; time counts the loops from where each begins.
@@ -176,7 +181,7 @@ class ExchangeRuns(ShortRepr):
         loops = torch.arange(runs.n_loops + 1)
         everything = torch.ones(len(loops), len(runs.batch.inputs), dtype=torch.bool)
         alone = runs.answers(runs.inputs, runs.states).cpu()
-        undisturbed = Trajectories(runs.batch.inputs, runs.states.cpu(), alone, everything)
+        undisturbed = Trajectories(runs.batch.inputs, to_cut(runs.states), alone, everything)
         each, position = torch.arange(len(pairs)), pairs.positions[:, 0]
         changed = runs.states[pairs.loop, pairs.base].clone()
         changed[each, position] = runs.states[pairs.source_loop, pairs.source, position]
@@ -185,7 +190,7 @@ class ExchangeRuns(ShortRepr):
         states = torch.stack([h for _, h in run])
         within = pairs.loop + loops[: len(states), None] <= runs.n_loops
         answers = runs.answers(inputs, states).cpu()
-        exchanged = Trajectories(runs.batch.inputs[pairs.base], states.cpu(), answers, within)
+        exchanged = Trajectories(runs.batch.inputs[pairs.base], to_cut(states), answers, within)
         return cls(undisturbed, exchanged, pairs, pairs.asked)
 
     def __getitem__(self, rows: Tensor) -> ExchangeRuns:
