@@ -24,6 +24,30 @@ _QUIET = [
     "--no-first-run",
 ]
 
+NOTEBOOK = """<!doctype html><html lang="en"><title>A notebook</title>
+<body><main><h1>A notebook</h1><h2>A cell</h2></main></body></html>"""
+
+# What anywidget gives a front end: traits that are read and heard, and messages that are sent.
+FRONT_END = """async ([code, style, traits]) => {
+  document.head.append(Object.assign(document.createElement('style'), { textContent: style }));
+  const heard = {};
+  const model = {
+    get: (name) => traits[name],
+    on: (event, call) => { heard[event] = call; },
+    send: async (message) => {
+      const fresh = await window.toPython(message);
+      const changed = Object.keys(fresh).filter((name) =>
+        JSON.stringify(fresh[name]) !== JSON.stringify(traits[name]));
+      Object.assign(traits, fresh);
+      for (const name of changed) await heard[`change:${name}`]?.();
+      window.answered = (window.answered || 0) + 1;
+    },
+  };
+  const url = URL.createObjectURL(new Blob([code], { type: 'text/javascript' }));
+  const { default: widget } = await import(url);
+  await widget.render({ model, el: document.querySelector('main') });
+}"""
+
 
 @dataclass
 class OpenPage:

@@ -10,36 +10,12 @@ import pytest
 from loopinterp.explorer import ExplorerWidget
 from loopinterp.tasks import Addition
 from loopinterp.zoo import load_pretrained
-from tests.browser.conftest import WIDE, faults_of_accessibility
+from tests.browser.conftest import FRONT_END, NOTEBOOK, WIDE, faults_of_accessibility
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 pytestmark = pytest.mark.browser
-
-_NOTEBOOK = """<!doctype html><html lang="en"><title>A notebook</title>
-<body><main><h1>A notebook</h1><h2>A cell</h2></main></body></html>"""
-
-# What anywidget gives a front end: traits that are read and heard, and messages that are sent.
-_FRONT_END = """async ([code, style, traits]) => {
-  document.head.append(Object.assign(document.createElement('style'), { textContent: style }));
-  const heard = {};
-  const model = {
-    get: (name) => traits[name],
-    on: (event, call) => { heard[event] = call; },
-    send: async (message) => {
-      const fresh = await window.toPython(message);
-      const changed = Object.keys(fresh).filter((name) =>
-        JSON.stringify(fresh[name]) !== JSON.stringify(traits[name]));
-      Object.assign(traits, fresh);
-      for (const name of changed) await heard[`change:${name}`]?.();
-      window.answered = (window.answered || 0) + 1;
-    },
-  };
-  const url = URL.createObjectURL(new Blob([code], { type: 'text/javascript' }));
-  const { default: widget } = await import(url);
-  await widget.render({ model, el: document.querySelector('main') });
-}"""
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +31,7 @@ def page(browser: Browser, widget: ExplorerWidget) -> Iterator[Page]:
     page = browser.new_context(viewport={"width": WIDE, "height": 900}, offline=True).new_page()
     complaints: list[str] = []
     page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.set_content(_NOTEBOOK)
+    page.set_content(NOTEBOOK)
 
     def traits() -> dict[str, Any]:
         return {name: getattr(widget, name) for name in ("payload", "changed", "said")}
@@ -65,7 +41,7 @@ def page(browser: Browser, widget: ExplorerWidget) -> Iterator[Page]:
         return traits()
 
     page.expose_function("toPython", asked)
-    page.evaluate(_FRONT_END, [widget._esm, widget._css, traits()])
+    page.evaluate(FRONT_END, [widget._esm, widget._css, traits()])
     yield page
     assert complaints == []
     page.context.close()

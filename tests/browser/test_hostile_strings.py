@@ -14,6 +14,7 @@ import pytest
 
 from loopinterp import circuits, probing, training
 from loopinterp.errors import CheckpointError, InputError
+from loopinterp.explorer import ExplorerWidget
 from loopinterp.plotting.circuit_graph import CircuitGraph
 from loopinterp.rasp import compile_program, draw_program, get_program
 from loopinterp.report import write_circuit_page, write_comparison, write_report, write_results
@@ -23,7 +24,7 @@ from loopinterp.results import Result
 from loopinterp.saved_results import load_result
 from loopinterp.storage import read_arrays, write_arrays
 from loopinterp.tasks import Addition, as_batch
-from tests.browser.conftest import Opener
+from tests.browser.conftest import FRONT_END, NOTEBOOK, Opener
 from tests.report import synthetic
 from tests.test_study_arguments import STUDIES
 
@@ -210,6 +211,42 @@ def test_strings_of_a_run(browser: Browser, tmp_path: Path) -> None:
         comparisons.append(look(browser, write_comparison(folders, out)))
     assert reports[0] == reports[1]
     assert comparisons[0] == comparisons[1]
+
+
+def test_strings_of_the_notebooks_widget(browser: Browser) -> None:
+    model, programs = compile_program("ripple", max_length=9).model, ["ripple", "latched_chain"]
+    widget = ExplorerWidget(model, Addition(), programs=programs, n=4, examples=2)
+    widget.put_in(loop=1, pos=2)
+    saved = {name: getattr(widget, name) for name in ("payload", "changed", "said")}
+    saved["said"] = "What is said."
+
+    def shown(traits: dict[str, Any]) -> Counter[str]:
+        page = browser.new_context(offline=True).new_page()
+        complaints: list[str] = []
+        page.add_init_script("window.ran = []; window.boom = () => window.ran.push(1);")
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.goto("about:blank")
+        page.set_content(NOTEBOOK)
+        page.evaluate(FRONT_END, [widget._esm, widget._css, traits])
+        assert page.locator(".explorer").count() == 3
+        page.mouse.move(300, 300)
+        ran, structure = page.evaluate("window.ran"), Counter(page.evaluate(_STRUCTURE))
+        page.context.close()
+        assert ran == [] and complaints == []
+        return structure
+
+    def spoken(value: Any) -> Iterator[str]:
+        """Strings that are shown: no keys, and nothing of how numbers are packed."""
+        if isinstance(value, dict):
+            value = [part for key, part in value.items() if key not in ("arrays", "bytes")]
+        if isinstance(value, str):
+            yield value
+        for part in value if isinstance(value, list) else ():
+            yield from spoken(part)
+
+    bad = hostile({*spoken(saved)})
+    assert {"BOS", "ripple", "ripple.carry", saved["said"]} <= {*bad}
+    assert shown(renamed(saved, bad)) == shown(renamed(saved, harmless(bad)))
 
 
 def test_half_a_character_in_a_configuration_is_refused(tmp_path: Path) -> None:
