@@ -23,7 +23,7 @@ TOKEN_TYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 def need_weights(device: torch.device) -> None:
     """Raise where weights lie on the meta device, which keeps shapes and no numbers."""
-    if device.type == "meta":
+    if device == torch.device("meta"):
         raise InputError(
             "model",
             expected="one whose weights hold numbers",

@@ -183,13 +183,15 @@ def test_noise_spoils_the_tools_no_sooner_than_the_behaviour(tmp_path):
     assert load_result(result.save(tmp_path)).data.equals(result.data)
 
 
-def test_a_program_that_always_answers_the_same_cannot_be_asked_anything():
+def test_a_program_that_always_answers_the_same_can_be_asked_when_it_settles():
     still = {"x": full(0)}
     constant = dataclasses.replace(
         get_program("ripple"), name="constant", prepare=still, step={"x": var("x")}, finish=full(0)
     )
     result = ground_truth_study(known_models([constant], n=4, examples=16))
-    assert result.data["value"].isnull().all()
-    assert result.missed == [] and result.figures() == []
-    (finding,) = result.findings()
+    asked = result.data["check"].values[result.data["value"][0].notnull()]
+    assert {*asked} == {"settling loop", "answer stable", "stability"} and result.missed == []
+    nothing = dataclasses.replace(result, data=result.data.where(False))
+    assert nothing.missed == [] and nothing.figures() == []
+    (finding,) = nothing.findings()
     assert "none of the checks" in finding.text and not finding.good

@@ -103,6 +103,6 @@ def test_what_is_no_class_is_no_answer(answer):
         compile_program(program({"u": 0}, {"u": u}, answer), max_length=4)
 
 
-def test_an_answer_that_is_never_decided_is_one_class_that_is_never_given():
+def test_an_answer_that_is_never_decided_is_two_classes_that_are_never_given():
     compiled = compile_program(program({"u": 0}, {"u": u}, UNKNOWN), max_length=4)
-    assert compiled.model(torch.tensor([[0, 1]]), n_loops=1).tolist() == [[[0.0], [0.0]]]
+    assert compiled.model(torch.tensor([[0, 1]]), n_loops=1).tolist() == [[[0.0, 0.0]] * 2]
