@@ -51,8 +51,9 @@ class SpreadPairs:
     Attributes:
         pairs: How many.
         same_value: How many of the same value.
-        loops: After at most so many different numbers of loops: 1 .. T(n) - 1 is parted evenly
-            into so many spans, and one is drawn from each.
+        loops: After at most so many different numbers of loops: 0 .. T(n) - 1 is parted evenly
+            into so many spans, and one is drawn from each. At the start, after 0 loops, every
+            source is of a later loop; without sources of other loops it is left out.
         sites: Positions whose states are exchanged at once.
         other_loops: Share of the sources that are states of another loop.
         repeated: Share of the runs of other values that get a second interchange.
@@ -86,7 +87,9 @@ class SpreadPairs:
         """
         del model
         last = int(batch.n_loops.max())
-        loops = drawn_loops(last, self.loops, generator)
+        # Into the start goes the state of a later loop; of the same loop there is nothing in it yet.
+        first = 0 if self.other_loops and last > 1 else 1
+        loops = drawn_loops(last, self.loops, generator, first=first)
         traces = [p.trace(batch.inputs, n_loops=last).variables for p in programs]
         differing, alike = [], []
         for loop in loops:
@@ -131,7 +134,7 @@ class SpreadPairs:
         moved = torch.randint(1, last, loop.shape, generator=generator)
         other = (loop - 1 + moved) % last + 1
         luck = torch.rand(loop.shape, generator=generator, dtype=torch.float32)
-        across = luck < self.other_loops
+        across = (luck < self.other_loops) | (loop == 0)
         return torch.where(across, other, loop)
 
     def _repeat(
@@ -227,14 +230,17 @@ def spread_loops(n_loops: int, most: int) -> list[int]:
     return sorted({round(1 + k * (last - 1) / max(count - 1, 1)) for k in range(count)})
 
 
-def drawn_loops(n_loops: int, most: int, generator: torch.Generator) -> list[int]:
-    """One of each of so many spans of 1 .. T - 1: evenly spaced ones would miss what has a period.
+def drawn_loops(
+    n_loops: int, most: int, generator: torch.Generator, *, first: int = 1
+) -> list[int]:
+    """One of each of so many spans of first .. T - 1: even spaces would miss what has a period.
 
     Example:
         >>> drawn_loops(25, 5, torch.Generator().manual_seed(0))
         [5, 10, 14, 16, 24]
     """
-    spans = torch.arange(1, max(n_loops, 2)).tensor_split(min(most, max(n_loops - 1, 1)))
+    every = torch.arange(first, max(n_loops, first + 1))
+    spans = every.tensor_split(min(most, len(every)))
     return [int(s[torch.randint(len(s), (), generator=generator)]) for s in spans]
 
 
