@@ -87,7 +87,7 @@ class SpreadPairs:
         """
         del model
         last = int(batch.n_loops.max())
-        # Into the start goes the state of a later loop; of the same loop there is nothing in it yet.
+        # Into the start goes the state of a later loop: in it nothing is computed yet.
         first = 0 if self.other_loops and last > 1 else 1
         loops = drawn_loops(last, self.loops, generator, first=first)
         traces = [p.trace(batch.inputs, n_loops=last).variables for p in programs]

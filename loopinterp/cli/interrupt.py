@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 TYPE_CHECKING = False  # typing itself would take longer than this module
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import Any
+    from typing import Any, NoReturn
 
 STATUS = 128 + signal.SIGINT
 """What a shell reports of a process that an interrupt ended."""
@@ -23,8 +23,9 @@ STATUS = 128 + signal.SIGINT
 def ending_in_one_line() -> Iterator[None]:
     """Inside, an interrupt ends the program, whatever libraries make of it on its way.
 
-    Compiled modules that are interrupted while they are imported raise errors of their own, and
-    what is interrupted in a destructor raises nothing at all: so the signal itself is remembered.
+    Compiled modules that are interrupted while they are imported raise errors of their own or
+    abort: an import is ended at once. What is interrupted in a destructor raises nothing at all:
+    so the signal itself is remembered.
     A program that has a handler of its own, or ignores interrupts (``nohup``), keeps that; so does
     one that calls from another thread than its main one.
     """
@@ -33,12 +34,19 @@ def ending_in_one_line() -> Iterator[None]:
     def remember(number: int, frame: Any) -> None:
         nonlocal interrupted
         interrupted = True
+        if _is_importing(frame):
+            end()
         raise KeyboardInterrupt
+
+    def end() -> NoReturn:
+        with suppress(OSError, ValueError, RuntimeError):  # closed, or in the middle of a write
+            sys.stdout.flush()
+        _say()
+        os._exit(STATUS)
 
     def end_if_interrupted(unraisable: sys.UnraisableHookArgs) -> None:
         if interrupted:  # in a destructor or a callback: the program would go on
-            _say()
-            os._exit(STATUS)
+            end()
         hook(unraisable)
 
     before = signal.getsignal(signal.SIGINT)
@@ -60,6 +68,12 @@ def ending_in_one_line() -> Iterator[None]:
         sys.unraisablehook = hook
         if signal.getsignal(signal.SIGINT) in (remember, signal.SIG_IGN) and before is not None:
             signal.signal(signal.SIGINT, before)
+
+
+def _is_importing(frame: Any) -> bool:
+    while frame is not None and "importlib._bootstrap" not in frame.f_code.co_filename:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _say() -> None:
