@@ -106,8 +106,7 @@ def _no_program(model: StudiedModel) -> str:
 
 def _nothing_moves(model: StudiedModel) -> str:
     """Where no exchange changes an answer, there is nothing to be looked for."""
-    import torch
-
+    from loopinterp.circuits.subspace_search import answers_moved, runs_to_fit_and_score
     from loopinterp.study_examples import fit_to_model
 
     if why := _no_program(model):
@@ -116,12 +115,11 @@ def _nothing_moves(model: StudiedModel) -> str:
         nearest = _nearest(model)
     except CheckpointError:
         return ""  # said once the comparison is made
-    generator = torch.Generator().manual_seed(model.seed)
-    held_out = fit_to_model(model.model, _subspace_inputs(model))[1::2].to("cpu")
-    pairs = _subspace_pairs(model)(model.model, [rasp.get_program(nearest)], held_out, generator)
-    run = circuits.InterchangeRun(model.model, pairs)
-    changed = ((run.interchange() != run.base) & run.pairs.scored[:, None]).any(-1) & run.within
-    return "" if bool(changed.any()) else "no exchange of a state changes an answer of the model"
+    batch = fit_to_model(model.model, _subspace_inputs(model)).to("cpu")
+    program, strategy = rasp.get_program(nearest), _subspace_pairs(model)
+    _, held_out = runs_to_fit_and_score(model.model, [batch], program, strategy, model.seed)
+    moved = bool(answers_moved(held_out).any())
+    return "" if moved else "no exchange of a state changes an answer of the model"
 
 
 def _no_derivative(model: StudiedModel) -> str:

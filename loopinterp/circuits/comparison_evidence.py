@@ -113,7 +113,6 @@ def gather_evidence(
     for number, batch in enumerate(track(batches, "compare")):
         generator = torch.Generator().manual_seed(seed + number)
         pairs = strategy(model, programs, batch, generator)
-        every.append(pairs)
         run = InterchangeRun(model, pairs)
         changes = torch.stack([run.difference, random_change(run.difference, generator)])
         exchanged, random = run.after(run.own + changes)
@@ -122,6 +121,10 @@ def gather_evidence(
         if not laid:
             scored = torch.arange(len(pairs)) % TUNED_ON != 0
             laid = [_lay_over(p, run, exchanged, ~scored, runs) for p in programs]
+        # A program that begins a loop later says nothing of the start, so nobody is asked there.
+        begun = (pairs.loop + min(a.shift for a in laid) >= 0).cpu()
+        scored &= begun
+        every.append(pairs[begun.to(pairs.loop.device)])
         measured = _measured(run, exchanged, random, laid, runs, batch, scored)
         inputs_before = sum(part.sizes["input"] for part in data)
         data.append(measured.assign(base=measured.base + inputs_before))
@@ -177,13 +180,15 @@ def _lay_over(
 
     Of equals the plainest: another one must be better by a clear margin.
     """
-    chosen = tuning.to(exchanged.device)
+    # Of the start not all alignments say something.
+    chosen = (tuning & (run.pairs.loop >= -min(a.shift for a in alignments())).cpu()).to(
+        exchanged.device
+    )
     pairs = run.pairs[chosen]
     delays = min(_TUNED_DELAYS, run.pairs.longest) + 1
     natural, after = run.base[chosen, :delays], exchanged[chosen, :delays]
     moves = (natural != after).any(-1).any(-1)
-    first = int(run.pairs.loop.min())
-    options = [a for a in alignments() if first + a.shift >= 0]
+    options = list(alignments())
     alone = [float(_undisturbed(run, runs(program, a.lag), a)[0].double().mean()) for a in options]
     best, best_score = options[0], -1.0
     for option, suits in zip(options, alone):

@@ -62,7 +62,8 @@ class Prediction(ShortRepr):
         steps: Delays to predict; those of the pairs' longest horizon by default.
 
     Raises:
-        InputError: a loop of the pairs falls before the program's first under that alignment.
+        InputError: every loop of the pairs falls before the program's first under that alignment.
+            Where some do, the program is at its first there.
     """
 
     def __init__(
@@ -83,11 +84,11 @@ class Prediction(ShortRepr):
         )
         self._names = tuple(self.runs.program.variables if names is None else names)
         loops = pairs.sites.loop, pairs.sites.source_loop
-        first = min(int(x.min()) for x in loops) if len(pairs) else 0
-        if first + shift < 0:
+        latest = min(int(x.max()) for x in loops) if len(pairs) else 0
+        if latest + shift < 0:
             raise InputError(
                 "shift",
-                expected=f"at least {-first}, for the first loop of the pairs",
+                expected=f"at least {-latest}, for the last loop of the pairs",
                 given=str(shift),
                 fix="Pass a larger shift, or pairs of later loops.",
             )
@@ -98,7 +99,7 @@ class Prediction(ShortRepr):
         pairs = self.pairs
         delays = torch.arange(self.steps + 1, device=pairs.loop.device)
         loops = (pairs.loop[:, None] + delays).clamp(max=pairs.n_loops) + self.alignment.shift
-        return self.runs.trace.outputs[loops, pairs.base[:, None]].to(torch.int16)
+        return self.runs.trace.outputs[loops.clamp(min=0), pairs.base[:, None]].to(torch.int16)
 
     @cached_property
     def exchanged(self) -> Int[Tensor, "pair delay pos"]:
@@ -144,7 +145,9 @@ class Prediction(ShortRepr):
             mask = (second.made & (delay == after))[:, None] & here
             for name in self._names:
                 taken = self.runs.trace.variables[name][
-                    second.source_loop[:, None] + shift, second.source[:, None], position
+                    (second.source_loop[:, None] + shift).clamp(min=0),
+                    second.source[:, None],
+                    position,
                 ]
                 found.append(Intervention(name, after, taken.expand(-1, n_pos).contiguous(), mask))
         return found
@@ -153,7 +156,8 @@ class Prediction(ShortRepr):
         """The program's variables right after the exchange, in some of the pairs."""
         pairs, shift = self.pairs[rows], self.alignment.shift
         at = (pairs.positions - self.alignment.offset).clamp(min=0)
-        loop, source_loop = pairs.loop + shift, (pairs.source_loop + shift)[:, None]
+        loop, source_loop = (x + shift for x in (pairs.loop, pairs.source_loop[:, None]))
+        loop, source_loop = loop.clamp(min=0), source_loop.clamp(min=0)
         variables = self.runs.trace.variables
         state = {name: values[loop, pairs.base] for name, values in variables.items()}
         for name in self._names:

@@ -222,14 +222,8 @@ def search_subspaces(
         variables=names,
         lengths=[int(b.n[0]) for b in batches],
     ) as watch:
-        generator = torch.Generator().manual_seed(seed)
-
-        def single_interchanges(drawn: Batch) -> InterchangeRun:
-            found = strategy(model, [chosen], drawn, generator)
-            return InterchangeRun(model, replace(found, second=None))
-
         half, _ = _halves(batches[0])
-        fit = single_interchanges(half)
+        fit, *held_out = runs_to_fit_and_score(model, batches, chosen, strategy, seed)
         if not (kept := [rank for rank in dict.fromkeys(ranks) if rank < width]):
             raise InputError(
                 "ranks", expected=f"some below d_model = {width}", given=str(ranks), fix="Pass 1."
@@ -237,10 +231,6 @@ def search_subspaces(
         found = [
             *(_Subspace(name, len(rows), rows.to(fit.own)) for name, rows in bases.items()),
             *_fitted(fit, half, chosen, names, kept, methods, steps=steps, seed=seed),
-        ]
-        seen = set(map(tuple, half.inputs.tolist()))
-        held_out = [
-            single_interchanges(_without(seen, other)) for _, other in map(_halves, batches)
         ]
         counts = _joined([_counts(run, found, chosen, names) for run in held_out])
         inputs = sum(len(run.pairs.inputs) for run in held_out)
@@ -265,6 +255,27 @@ def search_subspaces(
             scored_on=sum(len(run.pairs) for run in held_out),
             scored_inputs=inputs,
         )
+
+
+def runs_to_fit_and_score(
+    model: LoopedModel | Any,
+    batches: Sequence[Batch],
+    program: LoopProgram,
+    strategy: PairStrategy,
+    seed: int,
+) -> list[InterchangeRun]:
+    """Single interchanges: first those that subspaces are fitted on, then those of each batch."""
+    generator = torch.Generator().manual_seed(seed)
+    half, _ = _halves(batches[0])
+    seen = set(map(tuple, half.inputs.tolist()))
+    given = [half, *(_without(seen, other) for _, other in map(_halves, batches))]
+    drawn = [strategy(model, [program], batch, generator) for batch in given]
+    return [InterchangeRun(model, replace(pairs, second=None)) for pairs in drawn]
+
+
+def answers_moved(run: InterchangeRun) -> Bool[Tensor, "pair delay"]:
+    """Whether the exchange of the whole state changes an answer."""
+    return ((run.interchange() != run.base) & run.pairs.scored[:, None]).any(-1) & run.within
 
 
 def _halves(batch: Batch) -> tuple[Batch, Batch]:
@@ -358,7 +369,7 @@ def _counts(
             yield run.after(run.own + torch.stack([part, run.difference - part])).unbind()
         yield everything, run.base
 
-    moves = ~alike(everything, run.base) & run.within
+    moves = answers_moved(run)
     rows = []
     for inside, outside in exchanged():
         same = alike(inside, everything)
