@@ -185,7 +185,7 @@ def _lay_over(
         exchanged.device
     )
     pairs = run.pairs[chosen]
-    delays = min(_TUNED_DELAYS, run.pairs.longest) + 1
+    delays = min(_TUNED_DELAYS, pairs.longest) + 1
     natural, after = run.base[chosen, :delays], exchanged[chosen, :delays]
     moves = (natural != after).any(-1).any(-1)
     options = list(alignments())
