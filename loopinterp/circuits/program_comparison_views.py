@@ -84,18 +84,21 @@ def _alike(data: xr.Dataset, program: str) -> str:
 
 def _controls(data: xr.Dataset, program: str) -> str:
     at = {"program": program, "estimate": "value"}
-    text = (
-        f"Where “{plain(program)}” says that an exchange changes an answer, the whole run follows "
-        f"it in {percent(data['specific'].sel(at))}; after a random change of the same "
-        f"norm, in {percent(data['random_change'].sel(at))}."
-    )
+    followed, random = (float(data[name].sel(at)) for name in ("specific", "random_change"))
     same = float(data["same_value"].sel(estimate="value"))
+    said = []
+    if not np.isnan([followed, random]).any():
+        said.append(
+            f"Where “{plain(program)}” says that an exchange changes an answer, the whole run "
+            f"follows it in {percent(followed)}; after a random change of the same norm, in "
+            f"{percent(random)}."
+        )
     if not np.isnan(same):
-        text += (
-            " A donor with the same values in another context leaves all answers as they are in "
+        said.append(
+            "A donor with the same values in another context leaves all answers as they are in "
             f"{percent(same)}."
         )
-    return text
+    return " ".join(said)
 
 
 _SAID = (_controls, _alike, _by_manifold)

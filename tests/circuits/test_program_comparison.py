@@ -158,6 +158,14 @@ def test_two_programs_that_no_pair_tells_apart_are_a_tie():
     assert "no_pair_separates" in [reason.code for reason in verdict.reasons]
 
 
+def test_where_no_interchange_changes_an_answer_no_share_is_said():
+    batch = drawn("addition")
+    batch.targets[:, 2:] = IGNORE  # the first bit, into which no carry comes
+    result = compare_programs(compiled("ripple"), ["ripple", "lookahead"], batch)
+    assert result.data["specific"].isnull().all() and result.verdict.winner is None
+    assert not any("nan" in finding.text for finding in result.findings())
+
+
 def test_what_was_not_tried_is_listed():
     result = compare_programs(compiled("ripple"), ["ripple"], drawn("addition"))
     always = ["other_token", "third_interchange", "part_of_state"]
