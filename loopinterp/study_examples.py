@@ -42,8 +42,7 @@ def examples_for(
         InputError: what is no model, or as :func:`~loopinterp.tasks.as_batch` and
             :func:`fit_to_model`.
     """
-    need_model(model)
-    need_weights(device_of(model))
+    _need_runnable(model)
     batch = as_batch(data, device=device_of(model), **drawn)
     return fit_to_model(model, batch, needs_loops=needs_loops, of_states=of_states)
 
@@ -71,11 +70,16 @@ def inputs_and_loops(
             given=f"{describe_tensor(data)}, n_loops={n_loops}",
             fix="Pass n_loops=16, for instance." if n_loops is None else "Pass inputs[None].",
         )
-    need_model(model)
-    need_weights(device_of(model))
+    _need_runnable(model)
     need_repeatable(model, data.to(device_of(model)))
     _need_answers(model, data)
     return data, n_loops
+
+
+def _need_runnable(model: Any) -> None:
+    """Raise on what is no model, or has its weights where there are no numbers."""
+    need_model(model)
+    need_weights(device_of(model))
 
 
 def fit_to_model(

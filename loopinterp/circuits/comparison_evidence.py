@@ -121,8 +121,7 @@ def gather_evidence(
         if not laid:
             scored = torch.arange(len(pairs)) % TUNED_ON != 0
             laid = [_lay_over(p, run, exchanged, ~scored, runs) for p in programs]
-        # A program that begins a loop later says nothing of the start, so nobody is asked there.
-        begun = (pairs.loop + min(a.shift for a in laid) >= 0).cpu()
+        begun = _begun(pairs, laid)  # before that some program says nothing, so none is asked
         scored &= begun
         every.append(pairs[begun.to(pairs.loop.device)])
         measured = _measured(run, exchanged, random, laid, runs, batch, scored)
@@ -180,15 +179,12 @@ def _lay_over(
 
     Of equals the plainest: another one must be better by a clear margin.
     """
-    # Of the start not all alignments say something.
-    chosen = (tuning & (run.pairs.loop >= -min(a.shift for a in alignments())).cpu()).to(
-        exchanged.device
-    )
+    options = list(alignments())
+    chosen = (tuning & _begun(run.pairs, options)).to(exchanged.device)
     pairs = run.pairs[chosen]
     delays = min(_TUNED_DELAYS, pairs.longest) + 1
     natural, after = run.base[chosen, :delays], exchanged[chosen, :delays]
     moves = (natural != after).any(-1).any(-1)
-    options = list(alignments())
     alone = [float(_undisturbed(run, runs(program, a.lag), a)[0].double().mean()) for a in options]
     best, best_score = options[0], -1.0
     for option, suits in zip(options, alone):
@@ -201,6 +197,11 @@ def _lay_over(
         if score > best_score + _CLEARLY:
             best, best_score = option, score
     return best
+
+
+def _begun(pairs: InterchangePairs, laid: Sequence[Alignment]) -> Bool[Tensor, " pair"]:
+    """Which pairs are of loops at which a program has begun, whichever of the alignments it has."""
+    return (pairs.loop + min(alignment.shift for alignment in laid) >= 0).cpu()
 
 
 def _undisturbed(

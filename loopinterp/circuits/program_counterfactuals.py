@@ -98,8 +98,12 @@ class Prediction(ShortRepr):
         """Without the exchange."""
         pairs = self.pairs
         delays = torch.arange(self.steps + 1, device=pairs.loop.device)
-        loops = (pairs.loop[:, None] + delays).clamp(max=pairs.n_loops) + self.alignment.shift
-        return self.runs.trace.outputs[loops.clamp(min=0), pairs.base[:, None]].to(torch.int16)
+        loops = self._own_loop((pairs.loop[:, None] + delays).clamp(max=pairs.n_loops))
+        return self.runs.trace.outputs[loops, pairs.base[:, None]].to(torch.int16)
+
+    def _own_loop(self, loop: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
+        """The program's loop at a loop of the model; its first before that."""
+        return (loop + self.alignment.shift).clamp(min=0)
 
     @cached_property
     def exchanged(self) -> Int[Tensor, "pair delay pos"]:
@@ -133,7 +137,7 @@ class Prediction(ShortRepr):
 
     def _second(self, rows: Any) -> list[Intervention]:
         """The second interchanges of some of the pairs, those of each delay together."""
-        pairs, shift = self.pairs[rows], self.alignment.shift
+        pairs = self.pairs[rows]
         second, found = pairs.second, []
         if second is None:
             return found
@@ -145,7 +149,7 @@ class Prediction(ShortRepr):
             mask = (second.made & (delay == after))[:, None] & here
             for name in self._names:
                 taken = self.runs.trace.variables[name][
-                    (second.source_loop[:, None] + shift).clamp(min=0),
+                    self._own_loop(second.source_loop[:, None]),
                     second.source[:, None],
                     position,
                 ]
@@ -154,10 +158,9 @@ class Prediction(ShortRepr):
 
     def state(self, rows: Any) -> dict[str, Int[Tensor, "pair pos"]]:
         """The program's variables right after the exchange, in some of the pairs."""
-        pairs, shift = self.pairs[rows], self.alignment.shift
+        pairs = self.pairs[rows]
         at = (pairs.positions - self.alignment.offset).clamp(min=0)
-        loop, source_loop = (x + shift for x in (pairs.loop, pairs.source_loop[:, None]))
-        loop, source_loop = loop.clamp(min=0), source_loop.clamp(min=0)
+        loop, source_loop = map(self._own_loop, (pairs.loop, pairs.source_loop[:, None]))
         variables = self.runs.trace.variables
         state = {name: values[loop, pairs.base] for name, values in variables.items()}
         for name in self._names:
