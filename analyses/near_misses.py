@@ -19,7 +19,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="How often is a wrong program named?")
     parser.add_argument("--out", type=Path, default=Path("runs/near-misses"))
     parser.add_argument("--misses", type=int, default=10, help="most near misses of each program")
-    parser.add_argument("--pairs", type=int, default=1536, help="exchanges of each length")
     parser.add_argument("--program", action="append", help="a stock program (default: all)")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
@@ -28,13 +27,13 @@ def main() -> None:
         args.program,
         misses_of_each=args.misses,
         disguises=[("bare", []), ("disguised", hide)],
-        pairs=args.pairs,
         seed=args.seed,
     )
     print(pd.DataFrame(result.totals()).T.to_string())
     for name, winner, share in result.wrong_names:
         print(f"wrong: {name} named {winner} (told apart by {share:.1%} of interventions)")
-    unnamed = [str(m) for m in result.data.model.values if not result.data["named"].sel(model=m)]
+    own = result.data["named"]
+    unnamed = own.model.values[own == 0].tolist()
     print("not named when listed:", ", ".join(unnamed) or "none")
     print(result.save(args.out))
 

@@ -15,6 +15,7 @@ from loopinterp.circuits.comparison_evidence import gather_evidence
 from loopinterp.circuits.comparison_inputs import check_program_list
 from loopinterp.circuits.evidence_counts import count_evidence
 from loopinterp.circuits.pair_strategies import SpreadPairs
+from loopinterp.circuits.program_comparison import EXAMPLES, FIRST_LOOK, TO_NAME
 from loopinterp.circuits.verdict import decide
 from loopinterp.progress import track
 from loopinterp.rasp.mutations import equivalence, near_misses
@@ -22,8 +23,6 @@ from loopinterp.rasp.program_registry import list_programs
 from loopinterp.results import Result, study
 
 if TYPE_CHECKING:
-    import xarray as xr
-
     from loopinterp.rasp.compiler.compiled import Compiled
     from loopinterp.rasp.program import LoopProgram
     from loopinterp.tasks.task import Batch
@@ -35,9 +34,6 @@ LENGTH = 8
 LONGER = 1.5
 """Programs are laid over a model at one length, and tried at another, so many times as long."""
 
-EXAMPLES = 128
-"""Inputs of each length."""
-
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class FalseNames(Result, kind="false-names"):
@@ -47,8 +43,8 @@ class FalseNames(Result, kind="false-names"):
       task, and all but one of them, for each;
     - ``wrong``: of these, lists from which a program was named that is not equivalent to it;
     - ``equivalent``: of these, lists from which an equivalent one was named;
-    - ``named``: 1 if the program itself is named when it is listed with the stock programs, 0 if
-      not.
+    - ``named``: of a stock program's model, 1 if it is named when it is listed, 0 if not; NaN of
+      the near misses.
 
     Attributes:
         programs: The program that each model runs.
@@ -87,7 +83,8 @@ class FalseNames(Result, kind="false-names"):
             "equivalent names": by_task["equivalent"].sum(),
             "named when listed": by_task["named"].sum(),
         }
-        return pd.DataFrame(counts).reindex(list(dict.fromkeys(self.tasks))).to_dict("index")
+        counted = pd.DataFrame(counts).astype(int)
+        return counted.reindex(list(dict.fromkeys(self.tasks))).to_dict("index")
 
 
 def false_names_study(
@@ -95,23 +92,21 @@ def false_names_study(
     *,
     misses_of_each: int = 10,
     disguises: Sequence[tuple[str, Sequence[Disguise]]] = (("bare", ()),),
-    pairs: int = 1536,
     seed: int = 0,
 ) -> FalseNames:
     """Compile stock programs and near misses of them, and count the wrong names.
 
     A near miss is a mutation that answers alike at T(n) but works differently
     (:func:`loopinterp.rasp.mutations.near_misses`). Each model is compared with the stock
-    programs of its task that are not it, all of them and with each left out. A name is wrong if
-    some interchange intervention tells the named program from the one that is run
+    programs of its task that are not it, all of them and with each left out, by the two looks of
+    :func:`~loopinterp.circuits.compare_programs`. A name is wrong if some interchange
+    intervention tells the named program from the one that is run
     (:func:`loopinterp.rasp.mutations.equivalence`).
 
     Args:
         programs: Stock programs; by default all.
         misses_of_each: Most near misses of each.
         disguises: What is done to each model: a name, and disguises one after the other.
-        pairs: Exchanges of each length. A near miss that differs in one of two hundred is caught
-            by few of them, and now and then by none.
         seed: Seed of mutations, inputs, pairs.
 
     Raises:
@@ -129,7 +124,7 @@ def false_names_study(
             )
             for label, disguise in disguises:
                 name = f"{program.name}, {label}"
-                counts, wrong = _score(disguised(compiled, disguise), program, data, pairs, seed)
+                counts, wrong = _score(disguised(compiled, disguise), program, data, seed)
                 about = {"model": name, "program": program, "original": original}
                 rows.append({**about, "disguise": label, **counts})
                 wrong_names += [(name, *found) for found in wrong.items()]
@@ -156,26 +151,25 @@ def _stock_and_misses(
 
 
 def _score(
-    model: Compiled, program: LoopProgram, data: list[Batch], pairs: int, seed: int
-) -> tuple[dict[str, int], dict[str, float]]:
+    model: Compiled, program: LoopProgram, data: list[Batch], seed: int
+) -> tuple[dict[str, float], dict[str, float]]:
     """Counts of names on one model; and the wrong ones, with the share that tells them apart."""
     _, *others = rivals_of(program)
     names = [p.name for p in others]
     lists = [names] if names else []
     if len(names) > 1:
         lists += [[p for p in names if p != out] for out in names]
-    winners = []
-    if lists:
-        counts = _counts(model, others, data, pairs, seed)
-        winners = [decide(counts.sel(program=some, rival=some)).winner for some in lists]
-    named = [winner for winner in winners if winner is not None]
+    named = _winners(model, others, lists, data, seed)
     apart = {winner: _told_apart(winner, program) for winner in dict.fromkeys(named)}
-    listed = decide(_counts(model, [program, *others], data, pairs, seed)).winner
+    own = math.nan
+    if program.name in list_programs():
+        listed = _winners(model, [program, *others], [[program.name, *names]], data, seed)
+        own = float(listed == [program.name])
     return {
         "lists": len(lists),
         "wrong": sum(apart[winner] > 0 for winner in named),
         "equivalent": sum(apart[winner] == 0 for winner in named),
-        "named": int(listed == program.name),
+        "named": own,
     }, {winner: share for winner, share in apart.items() if share}
 
 
@@ -185,8 +179,26 @@ def _told_apart(winner: str, program: LoopProgram) -> float:
     return 0.0 if found.equivalent else max(found.share, found.natural_share)
 
 
-def _counts(
-    model: Compiled, programs: Sequence[LoopProgram], data: list[Batch], pairs: int, seed: int
-) -> xr.Dataset:
-    evidence = gather_evidence(model.model, programs, data, SpreadPairs(pairs=pairs), seed=seed)
-    return count_evidence([evidence]).sel(model=0)
+def _winners(
+    model: Compiled,
+    programs: Sequence[LoopProgram],
+    lists: Sequence[list[str]],
+    data: list[Batch],
+    seed: int,
+) -> list[str]:
+    """The program named from each list, of those from which one is named.
+
+    The two looks of ``compare_programs``; all lists are judged on the same pairs.
+    """
+    looks = ((SpreadPairs(), FIRST_LOOK), (TO_NAME, EXAMPLES))
+    winners: list[str] = []
+    for strategy, most in looks:
+        if not lists:
+            return []
+        seen = [batch[:most] for batch in data]
+        evidence = gather_evidence(model.model, programs, seen, strategy, seed=seed)
+        counts = count_evidence([evidence]).sel(model=0)
+        found = [(some, decide(counts.sel(program=some, rival=some)).winner) for some in lists]
+        lists = [some for some, winner in found if winner is not None]
+        winners = [winner for _, winner in found if winner is not None]
+    return winners

@@ -159,7 +159,8 @@ def compare_programs(
         data: Inputs, each batch of one length, or the task to draw them from.
         pairs: How pairs are chosen; by default :class:`~loopinterp.circuits.SpreadPairs` on the
             first :data:`FIRST_LOOK` inputs of each batch, and where these would name a program,
-            four times as many pairs on all inputs, on which it is then named or not.
+            :data:`TO_NAME`, eight times as many pairs on all inputs, on which it is then named or
+            not.
         names: A name for each model.
         threshold: Least lower end of a named program's interval.
         n: Problem length or lengths, where a task is given; see
@@ -228,9 +229,10 @@ EXAMPLES = 512
 FIRST_LOOK = 128
 """Of these, inputs of each length that a first look takes, with pairs that are few as well."""
 
-TO_NAME = SpreadPairs(pairs=3072, same_value=384)
+TO_NAME = SpreadPairs(pairs=6144, same_value=384, repeated=0.5)
 """Where nothing else is asked for, a program is named on all inputs, and on so many pairs: what a
-model does on one input or in one exchange of hundreds is seen on many only."""
+model does on one input, in one exchange of hundreds or in one second exchange of a thousand is
+seen on many only."""
 
 _AXES = ("model", "program", "rival", "stratum", "delay")
 
