@@ -110,7 +110,9 @@ def as_table(known: pd.DataFrame) -> str:
     rows = []
     for name, n in known[["model", "length"]].drop_duplicates().values.tolist():
         cells = known.query("model == @name and length == @n")
-        at = cells.sort_values(FATES[0], kind="stable").iloc[0]
+        right = [fate for fate in FATES if "wrong" not in fate or "was right" in fate]
+        cells = cells.assign(ever_right=cells[right].sum(axis=1))
+        at = cells.sort_values([FATES[0], "ever_right"], kind="stable").iloc[0]
         shown = [f"{at[fate]:.2f}" if at[fate] else "" for fate in FATES]
         told = "" if pd.isna(at["auc"]) else f"{at['told_by']} ({at['auc']:.2f})"
         rows.append([f"{name}, {at['distribution']}", n, *shown, told])
