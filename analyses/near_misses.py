@@ -32,6 +32,8 @@ def main() -> None:
     print(pd.DataFrame(result.totals()).T.to_string())
     for name, winner, share in result.wrong_names:
         print(f"wrong: {name} named {winner} (told apart by {share:.1%} of interventions)")
+    for name, winner, share in result.rare_names:
+        print(f"rarely apart: {name} named {winner} (told apart by {share:.3%} of interventions)")
     own = result.data["named"]
     unnamed = own.model.values[own == 0].tolist()
     print("not named when listed:", ", ".join(unnamed) or "none")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -35,13 +35,19 @@ LONGER = 1.5
 """Programs are laid over a model at one length, and tried at another, so many times as long."""
 
 
+RARE = 1e-3
+"""Share of interventions up to which two programs that they tell apart count as rarely apart."""
+
+
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class FalseNames(Result, kind="false-names"):
     """What :func:`false_names_study` returns; one entry of ``model`` for each model.
 
     - ``lists``: lists of rivals that lack the program that is run: all stock programs of the
       task, and all but one of them, for each;
-    - ``wrong``: of these, lists from which a program was named that is not equivalent to it;
+    - ``wrong``: of these, lists from which a program was named that more than :data:`RARE` of
+      all interventions tell from it;
+    - ``rare``: lists from which one was named that some tell from it, but so few;
     - ``equivalent``: of these, lists from which an equivalent one was named;
     - ``named``: of a stock program's model, 1 if it is named when it is listed, 0 if not; NaN of
       the near misses.
@@ -53,23 +59,28 @@ class FalseNames(Result, kind="false-names"):
         disguises: What was done to the model.
         wrong_names: Where ``wrong`` is not 0: model, name, and the share of interventions that
             tell the two apart.
+        rare_names: The same of ``rare``.
     """
 
     VARIABLES: ClassVar = {
         "lists": "model",
         "wrong": "model",
+        "rare": "model",
         "equivalent": "model",
         "named": "model",
     }
+    # Files of before these were counted by themselves are read all the same.
+    OPTIONAL: ClassVar = frozenset({"rare"})
 
     programs: list[str]
     originals: list[str]
     tasks: list[str]
     disguises: list[str]
     wrong_names: list[tuple[str, str, float]]
+    rare_names: list[tuple[str, str, float]] = field(default_factory=list)
 
     def totals(self) -> dict[str, dict[str, int]]:
-        """Counts by task: near misses, models, lists, wrong and equivalent names, own names."""
+        """Counts by task: near misses, models, lists, names of each kind, own names."""
         import pandas as pd
 
         table = self.data.to_dataframe().assign(task=self.tasks, program=self.programs)
@@ -80,6 +91,7 @@ class FalseNames(Result, kind="false-names"):
             "models": by_task.size(),
             "lists": by_task["lists"].sum(),
             "wrong names": by_task["wrong"].sum(),
+            "rarely apart": by_task["rare"].sum(),
             "equivalent names": by_task["equivalent"].sum(),
             "named when listed": by_task["named"].sum(),
         }
@@ -99,9 +111,10 @@ def false_names_study(
     A near miss is a mutation that answers alike at T(n) but works differently
     (:func:`loopinterp.rasp.mutations.near_misses`). Each model is compared with the stock
     programs of its task that are not it, all of them and with each left out, by the two looks of
-    :func:`~loopinterp.circuits.compare_programs`. A name is wrong if some interchange
-    intervention tells the named program from the one that is run
-    (:func:`loopinterp.rasp.mutations.equivalence`).
+    :func:`~loopinterp.circuits.compare_programs`. A name is wrong if interchange interventions
+    tell the named program from the one that is run
+    (:func:`loopinterp.rasp.mutations.equivalence`). Where :data:`RARE` of them do or fewer, no
+    comparison that draws some thousands can see it, and such names are counted by themselves.
 
     Args:
         programs: Stock programs; by default all.
@@ -115,7 +128,7 @@ def false_names_study(
     stock = check_program_list(list_programs() if programs is None else programs)
     names = [program.name for program in stock]
     with study(seed, study="false names", programs=names, misses_of_each=misses_of_each) as watch:
-        rows, wrong_names = [], []
+        rows, told = [], []
         programs_of = list(_stock_and_misses(stock, misses_of_each, seed))
         for original, program in track(programs_of, "programs"):
             n = LENGTHS.get(program.task, LENGTH)
@@ -127,7 +140,7 @@ def false_names_study(
                 counts, wrong = _score(disguised(compiled, disguise), program, data, seed)
                 about = {"model": name, "program": program, "original": original}
                 rows.append({**about, "disguise": label, **counts})
-                wrong_names += [(name, *found) for found in wrong.items()]
+                told += [(name, *found) for found in wrong.items()]
         return FalseNames.of(
             watch,
             coords={"model": [row["model"] for row in rows]},
@@ -136,7 +149,8 @@ def false_names_study(
             originals=[row["original"] for row in rows],
             tasks=[row["program"].task for row in rows],
             disguises=[row["disguise"] for row in rows],
-            wrong_names=wrong_names,
+            wrong_names=[one for one in told if one[2] > RARE],
+            rare_names=[one for one in told if one[2] <= RARE],
         )
 
 
@@ -153,7 +167,7 @@ def _stock_and_misses(
 def _score(
     model: Compiled, program: LoopProgram, data: list[Batch], seed: int
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Counts of names on one model; and the wrong ones, with the share that tells them apart."""
+    """Counts of names on one model; and those of others, with the share that tells them apart."""
     _, *others = rivals_of(program)
     names = [p.name for p in others]
     lists = [names] if names else []
@@ -167,7 +181,8 @@ def _score(
         own = float(listed == [program.name])
     return {
         "lists": len(lists),
-        "wrong": sum(apart[winner] > 0 for winner in named),
+        "wrong": sum(apart[winner] > RARE for winner in named),
+        "rare": sum(0 < apart[winner] <= RARE for winner in named),
         "equivalent": sum(apart[winner] == 0 for winner in named),
         "named": own,
     }, {winner: share for winner, share in apart.items() if share}
