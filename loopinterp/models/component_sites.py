@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 FORKS = ("attn.hook_q_input", "attn.hook_k_input", "attn.hook_v_input")
 """Each head's own copy of the stream that queries, keys and values are made of."""
 
+CODES = ("hook_code_pre", "hook_code")
+"""What the bits of a state code are the signs of, and the bits."""
+
 OPTIONAL_SITES = {
     "use_split_qkv_input": FORKS,
     "use_attn_result": ("attn.hook_result",),
@@ -43,6 +46,7 @@ def site_map_of(config: LoopedTransformerConfig, flags: frozenset[str] = frozens
         coda=(layer,) * config.n_coda,
         final=final,
         optional=OPTIONAL_SITES,
+        more_axes={} if config.state_code is None else {"code": ("pos", config.state_code)},
     )
 
 
@@ -89,6 +93,7 @@ def loop_sites(config: LoopedTransformerConfig) -> tuple[dict[str, str], dict[st
     return {"hook_state_pre": "residual", **({} if after else injected)}, {
         **(injected if after else {}),
         **norm_sites("ln_loop", present=config.loop_norm),
+        **({} if config.state_code is None else dict.fromkeys(CODES, "code")),
         "hook_state_post": "residual",
     }
 

@@ -58,6 +58,7 @@ _SUM = Needs(
         "injection": ("none", "sublayer", "internal"),
         "initial_state": ("embedding",),
         "loop_norm": (False,),
+        "state_code": (None,),
         "norm": _NO_NORM_ON_STREAM,
     },
 )
@@ -65,12 +66,12 @@ _SUM_IN_LOOP = replace(_SUM, settings={"norm": _NO_NORM_ON_STREAM})
 _LAYER_READOUT = Needs(
     "a model that reads logits from a layer's output by its final norm",
     "Use model(inputs, return_type='all_logits'): the readout of every loop.",
-    {"loop_norm": (False,), "n_coda": (0,), "final_norm": (True,)},
+    {"loop_norm": (False,), "state_code": (None,), "n_coda": (0,), "final_norm": (True,)},
 )
 _ONE_NORM = Needs(
     "parts that reach the final norm through no other norm",
     "Use cache.logit_attribution(tokens), which goes through every norm.",
-    {"loop_norm": (False,), "norm": _NO_NORM_ON_STREAM},
+    {"loop_norm": (False,), "state_code": (None,), "norm": _NO_NORM_ON_STREAM},
 )
 _NO_WEIGHTS = (
     "a final norm whose weight is 1 and whose bias is 0, so that W_U alone reads its output",

@@ -24,6 +24,7 @@ from loopinterp.models.positions import (
     score_mask,
 )
 from loopinterp.models.run_inputs import check_inputs
+from loopinterp.models.state_code import StateCode
 from loopinterp.models.strict_hooks import LoopHooks
 from loopinterp.models.taps import NO_TAPS, SILENT, Tap, Taps
 from loopinterp.models.transformer_layer import Layer, Norm, Recall
@@ -61,6 +62,8 @@ class LoopedNetwork(LoopHooks):
             self.block = nn.ModuleList(Layer(config, tied=True) for _ in range(config.n_layers))
             self.coda = nn.ModuleList(Layer(config, tied=False) for _ in range(config.n_coda))
             self.ln_loop = Norm(config) if config.loop_norm else None
+            bits = config.state_code
+            self.code = None if bits is None else StateCode(d_model, bits)
             gated = config.injection == "gated_output"
             self.gate = nn.Parameter(torch.tensor(config.injection_gate)) if gated else None
             self.recall = Recall(d_model) if config.injection == "concat" else None
@@ -122,13 +125,14 @@ class LoopedNetwork(LoopHooks):
             nn.init.xavier_uniform_(self.relative_bias.table)
         if self.position_embedding is not None:
             nn.init.normal_(self.position_embedding.weight, std=0.1 if std is None else std)
-        if std is None:
-            return
-        for module in self.modules():
-            if isinstance(module, (nn.Linear, nn.Embedding)):
-                nn.init.normal_(module.weight, std=std)
-            if isinstance(module, nn.Linear) and module.bias is not None:
-                nn.init.zeros_(module.bias)
+        if std is not None:
+            for module in self.modules():
+                if isinstance(module, (nn.Linear, nn.Embedding)):
+                    nn.init.normal_(module.weight, std=std)
+                if isinstance(module, nn.Linear) and module.bias is not None:
+                    nn.init.zeros_(module.bias)
+        if self.code is not None:
+            self.code.init_weights()
 
     # The input
 
@@ -234,17 +238,21 @@ class LoopedNetwork(LoopHooks):
         return tap("hook_state_post", self.end_loop(h, e, tap))
 
     def end_loop(self, h: Tensor, e: Tensor, tap: Tap = SILENT) -> Tensor:
-        """What a loop makes of the output of its last layer: injection after it, and loop norm."""
+        """What a loop makes of its last layer's output: injection after it, loop norm, code."""
         if self.gate is not None:
             h = h + tap("hook_injection", self.gate * e)
         if self.ln_loop is not None:
             h = self.ln_loop(h, tap, "ln_loop")
+        if self.code is not None:
+            h = self.code(h, tap)
         return h
 
     def _loop_back(self, way: WayBack, loop: int) -> None:
         """A logit's direction from after a loop to before it."""
         injection = self.config.injection
         way.stand(loop=loop)
+        if self.code is not None:
+            self.code.back(way)
         if self.ln_loop is not None:
             way.through_norm("ln_loop", self.ln_loop.weight, self.ln_loop.bias, name="loop norm")
         if injection == "gated_output":

@@ -55,11 +55,14 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames, HookedRun):
     def initial_state(
         self, e: Float[Tensor, "batch pos d_model"]
     ) -> Float[Tensor, "batch pos d_model"]:
-        """The state before the first loop: the embedding, zeros, or seeded noise."""
+        """The state before the first loop: the embedding, zeros, seeded noise, or a code's."""
         if self.config.initial_state == "embedding":
             return e
         if self.config.initial_state == "zeros":
             return torch.zeros_like(e)
+        if self.code is not None:
+            start = self.code.state(-torch.ones(self.code.n_bits, device=e.device, dtype=e.dtype))
+            return start.expand_as(e)
         generator = torch.Generator().manual_seed(self.config.noise_seed)
         noise = (
             torch.randn(e.shape[1:], generator=generator, dtype=torch.float32)

@@ -13,7 +13,7 @@ Positions = Literal["none", "absolute", "relative", "grid", "abacus", "rotary", 
 Norm = Literal["none", "pre", "post", "sandwich", "gated"]
 NormType = Literal["layernorm", "rmsnorm"]
 Injection = Literal["none", "input", "gated_output", "sublayer", "concat", "internal"]
-InitialState = Literal["embedding", "zeros", "noise"]
+InitialState = Literal["embedding", "zeros", "noise", "code"]
 Activation = Literal["relu", "gelu", "gelu_new", "silu"]
 AbacusTarget = Literal["input", "qk"]
 
@@ -21,6 +21,9 @@ LayerCount = Annotated[int, Field(ge=0, le=1000)]
 
 MOST_WEIGHTS = 2**34
 """More are taken for a slip: 64 GiB in float32, several times the largest looped model."""
+
+MOST_BITS = 16
+"""Sign bits of a state code, at most: each more doubles the states that can be told apart."""
 
 _SIZES = ("d_model", "n_heads", "d_head", "d_mlp", "d_vocab", "d_features", "n_ctx", "d_vocab_out")
 
@@ -70,12 +73,16 @@ class LoopedTransformerConfig(Settings):
         norm_type: LayerNorm or RMSNorm.
         norm_eps: Added to the variance.
         loop_norm: Whether the state is normed at the end of each loop (outer norm).
+        state_code: Sign bits that each loop rounds its state to, after the loop norm: between
+            loops a position is in one of ``2 ** state_code`` states, and the model is a finite
+            automaton (:mod:`loopinterp.models.state_code`). None: the state is not rounded.
         injection: Where the embedding ``e`` enters each loop. ``input``: f(h + e).
             ``gated_output``: f(h) + gate * e with a learned scalar gate. ``sublayer``: e is added
             to the normed input of each sublayer. ``concat``: f(W_h h + W_e e), external recall.
             ``internal``: each sublayer reads W_h norm(h) + W_e e, internal recall.
         injection_gate: Initial gate of ``gated_output``.
-        initial_state: ``embedding`` (h_0 = e), ``zeros``, or seeded ``noise``.
+        initial_state: ``embedding`` (h_0 = e), ``zeros``, seeded ``noise``, or ``code``: the
+            state all of whose bits are -1, which a ``state_code`` needs.
         noise_std: Standard deviation of a ``noise`` start.
         noise_seed: Seed of a ``noise`` start: the same shape gets the same noise.
         final_norm: Whether the readout norms the state first.
@@ -126,6 +133,7 @@ class LoopedTransformerConfig(Settings):
     norm_type: NormType = "layernorm"
     norm_eps: PositiveFloat = 1e-5
     loop_norm: bool = False
+    state_code: Annotated[int, Field(ge=1, le=MOST_BITS)] | None = None
     injection: Injection = "none"
     injection_gate: Annotated[float, OnlyWith("injection", "gated_output")] = 0.1
     initial_state: InitialState = "embedding"
@@ -199,6 +207,12 @@ class LoopedTransformerConfig(Settings):
             "abacus_target",
             "n_heads * d_head = d_model for 'qk'",
             "Change d_head, or use abacus_target='input'.",
+        )
+        self._require(
+            (self.state_code is None) == (self.initial_state != "code"),
+            "initial_state",
+            "'code' with a state_code, and only with one",
+            "Set initial_state='code' and state_code together.",
         )
         self._require(
             self.injection != "none" or self.initial_state == "embedding",

@@ -156,6 +156,7 @@ DIRECT_PATHS = Needs(
     {
         "norm": ("none", "pre"),
         "loop_norm": (False,),
+        "state_code": (None,),
         "injection": ("none", "input", "gated_output", "sublayer", "internal"),
     },
 )
@@ -173,6 +174,7 @@ EDGES = Needs(
     {
         "norm": ("none", "pre"),
         "loop_norm": (False,),
+        "state_code": (None,),
         "injection": ("none",),
         "initial_state": ("embedding",),
         "positions": ("none", "absolute", "relative", "rotary", "fire", "grid"),

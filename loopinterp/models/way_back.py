@@ -34,7 +34,7 @@ _NOWHERE = {"loop": -1, "layer": -1, "head": -1}
 
 
 _READ = ("hook_scale", "hook_z", "gate", "hook_mlp_out", "hook_mix_out", "hook_injection")
-_READ += ("hook_state_pre", "hook_state_post")
+_READ += ("hook_state_pre", "hook_state_post", "hook_code_pre")
 
 
 def for_logit_attribution(name: str) -> bool:

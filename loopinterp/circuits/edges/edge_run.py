@@ -113,10 +113,7 @@ class EdgeRuns:
                 h = model.recall(h, e)
             for layer in model.block:
                 h, e = self._layer(layer, streams, h, e, stages, written)
-            if model.gate is not None:
-                h = h + model.gate * e
-            if model.ln_loop is not None:
-                h = model.ln_loop(h)
+            h = model.end_loop(h, e)
         for layer in model.coda:
             h, _ = self._layer(layer, streams, h, None, stages, written)
         (readout,) = next(stages)
