@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -11,6 +12,9 @@ from loopinterp.errors import MOST_THREADS, ConfigError, check_choice
 from loopinterp.settings import OnlyWith, Seed, Settings, settings
 from loopinterp.tasks.sampling import check_size
 from loopinterp.training.model_and_task import ModelAndTask
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Share = Annotated[float, Field(ge=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
@@ -124,6 +128,71 @@ class CurriculumConfig(Settings):
 
 
 @settings
+class CodeConfig(Settings):
+    """How the signs of a state code are hardened (:class:`~loopinterp.models.Softening`).
+
+    The share of hard signs is ``hard`` up to the share ``harden_from`` of the steps, grows
+    linearly, and is 1 from ``harden_to`` on. As it grows, the gain goes from ``gain`` to
+    :data:`HARD_GAIN` and the noise from ``noise`` to 0.
+
+    Attributes:
+        hard: Share of hard signs at first.
+        harden_from: Share of the steps after which it grows.
+        harden_to: Share of the steps after which all signs are hard.
+        gain: Steepness of soft signs at first.
+        noise: Standard deviation of the noise on soft signs at first.
+        random_everywhere: Share of the examples whose initial bits are drawn at every position. The
+            answer is asked for all the same, so that a position must not rely on where it started.
+        random_somewhere: Share of the examples whose initial bits are drawn at
+            :data:`SOMEWHERE` of their positions.
+    """
+
+    hard: Share = 0.0
+    harden_from: Share = 0.45
+    harden_to: Share = 0.75
+    gain: PositiveFloat = 1.0
+    noise: NonNegativeFloat = 0.3
+    random_everywhere: Share = 0.0
+    random_somewhere: Share = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require(
+            self.harden_from <= self.harden_to,
+            "harden_to",
+            self.harden_to,
+            expected=f"harden_from={self.harden_from} or more",
+            fix="Order the two.",
+        )
+        _require(
+            self.random_everywhere + self.random_somewhere <= 1,
+            "random_somewhere",
+            self.random_somewhere,
+            expected=f"at most 1 with random_everywhere={self.random_everywhere}",
+            fix="Lower one of the two.",
+        )
+
+    def hardness(self, progress: float) -> float:
+        """How far the signs are hardened after a share of the steps: from 0 to 1.
+
+        Example:
+            >>> [CodeConfig().hardness(p) for p in (0.0, 0.6, 0.9)]
+            [0.0, 0.5, 1.0]
+        """
+        span = self.harden_to - self.harden_from
+        if progress >= self.harden_to:
+            return 1.0
+        return max(0.0, round((progress - self.harden_from) / span, 12)) if span else 0.0
+
+
+HARD_GAIN = 3.0
+"""Steepness of ``tanh`` whose signs are all hard."""
+
+SOMEWHERE = 0.1
+"""Share of the positions whose initial bits are drawn, in ``random_somewhere`` of the examples."""
+
+
+@settings
 class OptimiserConfig(Settings):
     """AdamW and its schedule.
 
@@ -166,6 +235,10 @@ class TrainingConfig(ModelAndTask):
         state_noise: Standard deviation of Gaussian noise added to the state before each loop, in
             training only. It turns the states that a program has to hold into attractors:
             without it, they may be held as long as in training, and drift after.
+        code: How the signs of ``model.state_code`` are hardened.
+        start_from: Folder of a run whose model training begins with, in place of random weights.
+            It may have more bits in its state code: those whose loss costs least are dropped.
+        start_sha256: SHA-256 of that model's weights; a run keeps that of the model it began with.
         offset_per_example: Whether each example draws where its abacus positions start, in place
             of one start for the whole batch.
         ema: Decay of the averaged weights that are evaluated and saved; 0 for none.
@@ -194,6 +267,9 @@ class TrainingConfig(ModelAndTask):
     steps: PositiveInt = 1000
     batch_size: PositiveInt = 64
     state_noise: NonNegativeFloat = 0.0
+    code: CodeConfig = field(default_factory=CodeConfig)
+    start_from: str | None = None
+    start_sha256: str | None = None
     offset_per_example: bool = False
     ema: BelowOne = 0.999
     seed: Seed = 0
@@ -208,6 +284,20 @@ class TrainingConfig(ModelAndTask):
         super().__post_init__()
         if not self.device.startswith("cuda:"):
             check_choice("device", self.device, ("auto", "cpu", "cuda"), error=ConfigError)
+        _require(
+            self.model.state_code is not None or self.code == CodeConfig(),
+            "code",
+            self.code,
+            expected="its defaults without model.state_code",
+            fix="Set model.state_code, or leave code out.",
+        )
+        _require(
+            self.start_sha256 is None or self.start_from is not None,
+            "start_sha256",
+            self.start_sha256,
+            expected="none without start_from",
+            fix="Leave it out: training writes it.",
+        )
         check_size(self.make_task(), self.curriculum.max_n, self.batch_size, "batch_size")
         _require(
             not self.offset_per_example or self.model.positions == "abacus",
@@ -223,3 +313,25 @@ class TrainingConfig(ModelAndTask):
             expected="false with abacus positions on queries and keys",
             fix="Leave compile out, or use model.abacus_target=input.",
         )
+        _require(
+            not (self.compile and self.model.state_code),
+            "compile",
+            self.compile,
+            expected="false with model.state_code, whose signs are drawn in every loop",
+            fix="Leave compile out.",
+        )
+
+    def with_data(self) -> Self:
+        """The same with the absolute paths of the files that training begins with, and digests.
+
+        Raises:
+            InputError: If a file of the task is missing.
+            CheckpointError: If ``start_from`` holds no run with a model.
+        """
+        config = super().with_data()
+        if config.start_from is None:
+            return config
+        from loopinterp.training.starting_model import digest_of_start
+
+        folder = Path(config.start_from).absolute()
+        return config.replace(start_from=str(folder), start_sha256=digest_of_start(folder))

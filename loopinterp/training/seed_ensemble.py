@@ -68,6 +68,9 @@ def check_together(config: TrainingConfig) -> None:
     if not config.model.causal:
         what, wanted = "model.causal", "true where seeds are trained together, as they are padded"
         raise ConfigError(what, expected=wanted, given="false", fix=fix)
+    if config.model.state_code is not None:
+        what, wanted = "model.state_code", "none where seeds are trained together"
+        raise ConfigError(what, expected=wanted, given=str(config.model.state_code), fix=fix)
     if config.compile:
         raise ConfigError(
             "compile", expected="false where seeds are trained together", given="true", fix=fix

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loopinterp.errors import InputError
+from loopinterp.errors import ConfigError, InputError
 from loopinterp.models import LoopedTransformer
 from loopinterp.models.pretrained import check_tensors
 from loopinterp.models.recorded_gradients import recording_gradients
+from loopinterp.models.state_code import Softening
 from loopinterp.short_repr import ShortRepr
 from loopinterp.tasks.task import IGNORE
+from loopinterp.training.config import HARD_GAIN, SOMEWHERE
 from loopinterp.training.curriculum import Curriculum
 from loopinterp.training.device import (
     make_bind,
@@ -29,6 +33,7 @@ from loopinterp.training.processes import ALONE, Processes
 from loopinterp.training.run import reading_counters
 from loopinterp.training.schedule import learning_rate_factor
 from loopinterp.training.seeding import stream
+from loopinterp.training.starting_model import starting_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -80,10 +85,17 @@ class Trainer(ShortRepr):
     """
 
     def __init__(self, config: TrainingConfig, processes: Processes = ALONE) -> None:
+        if processes.count > 1 and config.model.state_code is not None:
+            raise ConfigError(
+                "model.state_code",
+                expected="none where several processes train, as signs are drawn for a whole batch",
+                given=str(config.model.state_code),
+                fix="Train with one process.",
+            )
         self.config, self.processes = config, processes
         self.device = resolve_device(config.device)
         self.task = config.make_task()
-        self.model = LoopedTransformer(config.model, seed=config.seed).to(self.device)
+        self.model = starting_model(config).to(self.device)
         self.ema = Ema(self.model, config.ema)
         self.curriculum = Curriculum(config.curriculum)
         settings = config.optimiser
@@ -100,6 +112,8 @@ class Trainer(ShortRepr):
             "objective": stream(config.seed, "objective"),
             "noise": stream(config.seed, "noise", self.device),
         }
+        if config.model.state_code is not None:
+            self.generators["code"] = stream(config.seed, "code", self.device)
         self._bind = make_bind(self.model, compiled=config.compile)
         self.steps_done = 0
         self._spoiled = torch.zeros((), dtype=torch.bool, device=self.device)
@@ -296,8 +310,8 @@ class Trainer(ShortRepr):
         return self._bind(drawn.inputs, position_offset=drawn.position_offset, look=False)
 
     def _supervise(self, drawn: Drawn) -> Supervised:
-        with self.autocast():
-            iteration = self.bind(drawn)
+        with self.autocast(), self._soft_signs():
+            iteration = self._started(self.bind(drawn))
             if self.config.state_noise and self.processes.count > 1:
                 iteration = with_given_noise(iteration, self._share_of_noise(drawn, iteration.h0))
             elif self.config.state_noise:
@@ -305,6 +319,36 @@ class Trainer(ShortRepr):
                     iteration, self.config.state_noise, self.generators["noise"]
                 )
             return drawn.asked.score(answers_at(iteration, drawn.asked.loops))
+
+    @contextmanager
+    def _soft_signs(self) -> Iterator[None]:
+        """The signs of a state code as soft as they are at this step."""
+        code, settings = self.model.code, self.config.code
+        if code is None:
+            yield
+            return
+        hardness = settings.hardness(self.steps_done / self.config.steps)
+        softening = Softening(
+            hard=settings.hard + (1 - settings.hard) * hardness,
+            gain=settings.gain + (HARD_GAIN - settings.gain) * hardness,
+            noise=settings.noise * (1 - hardness),
+            generator=self.generators["code"],
+        )
+        with code.softened(softening):
+            yield
+
+    def _started(self, iteration: Iteration) -> Iteration:
+        """The iteration from initial bits that are drawn, in some examples."""
+        code, settings = self.model.code, self.config.code
+        everywhere, somewhere = settings.random_everywhere, settings.random_somewhere
+        if code is None or not everywhere + somewhere:
+            return iteration
+        h, generator = iteration.h0, self.generators["code"]
+        how = {"generator": generator, "device": h.device, "dtype": h.dtype}
+        bits = torch.randint(2, (*h.shape[:2], code.n_bits), generator=generator, device=h.device)
+        example, place = torch.rand(len(h), 1, **how), torch.rand(h.shape[:2], **how)
+        drawn = (example < everywhere) | ((example < everywhere + somewhere) & (place < SOMEWHERE))
+        return replace(iteration, h0=code.state(2.0 * bits - 1).to(h).where(drawn[..., None], h))
 
     def noise(self, like: Tensor, running: Iterable[int]) -> list[Tensor]:
         """What :func:`with_state_noise` adds before each loop to as many examples as run it."""

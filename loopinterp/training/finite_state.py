@@ -1,0 +1,137 @@
+"""From a recipe to the smallest finite-state model: bits are dropped as long as it stays right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from loopinterp.errors import ConfigError, check_integer
+from loopinterp.short_repr import ShortRepr
+from loopinterp.training.config import CodeConfig, CurriculumConfig
+from loopinterp.training.evaluation import evaluate
+from loopinterp.training.fitting import train
+
+if TYPE_CHECKING:
+    from loopinterp.training.config import TrainingConfig
+    from loopinterp.training.run import Run
+
+TIMES = (1, 2, 4)
+"""A stage has learnt if its answers are right at so many times the training cutoff."""
+
+_EXAMPLES = 200
+"""Of each length and distribution, on which every answer has to be right."""
+
+_TUNED = CodeConfig(hard=0.2, harden_from=0.3, harden_to=0.7, gain=3.0)
+_TUNING_STEPS = 350
+_FROM_ANYWHERE = CodeConfig(
+    hard=0.3, harden_from=0.2, harden_to=0.6, gain=3.0, random_everywhere=0.4, random_somewhere=0.4
+)
+_STEPS_FROM_ANYWHERE = 900
+
+
+@dataclass(frozen=True)
+class FiniteStage(ShortRepr):
+    """A model on the way.
+
+    Attributes:
+        n_bits: Bits of its state code.
+        run: The run that trained it.
+        from_anywhere: Whether initial bits were drawn in training.
+        lowest: By length, the lowest exact match over the task's distributions.
+    """
+
+    n_bits: int
+    run: Run
+    from_anywhere: bool
+    lowest: dict[int, float]
+
+    @property
+    def learnt(self) -> bool:
+        """Whether every answer was right."""
+        return min(self.lowest.values()) == 1
+
+
+def train_finite(
+    config: TrainingConfig,
+    out: str | Path,
+    *,
+    fewest_bits: int = 1,
+    progress: bool = True,
+    resume: bool = True,
+) -> list[FiniteStage]:
+    """Train a model with a state code, and drop its bits one by one as long as it stays right.
+
+    After each dropped bit the model is tuned for some hundred steps. Where it does not recover,
+    the bit is dropped once more, and tuned longer, from initial bits that are drawn: the answer
+    must then not rely on where a position started. The first bit that cannot be dropped either
+    way ends it.
+
+    Args:
+        config: The first stage, with ``model.state_code``.
+        out: A folder; each stage is an ordinary run in it, ``bits-4``, ``bits-3`` or
+            ``bits-3-from-anywhere``.
+        fewest_bits: No bits are dropped below these.
+        progress: Whether to show progress bars.
+        resume: As :func:`train`: stages that are there are gone on with.
+
+    Returns:
+        The stages in the order in which they were trained, those that did not learn included.
+        :func:`smallest` is the last one that did.
+
+    Raises:
+        ConfigError: If the model has no state code.
+        InputError: As :func:`train`.
+        CheckpointError: As :func:`train`.
+    """
+    if config.model.state_code is None:
+        raise ConfigError(
+            "model.state_code",
+            expected="a number of bits, for a finite-state model",
+            given="none",
+            fix="Set model.state_code=4 and model.initial_state=code.",
+        )
+    check_integer("fewest_bits", fewest_bits, least=1, most=config.model.state_code)
+    out, options = Path(out), {"progress": progress, "resume": resume}
+    stages = [_stage(config, out, **options)]
+    while stages[-1].learnt and stages[-1].n_bits > fewest_bits:
+        for smaller in _with_a_bit_less(config, before=stages[-1]):
+            stages.append(_stage(smaller, out, **options))
+            if stages[-1].learnt:
+                break
+    return stages
+
+
+def smallest(stages: list[FiniteStage]) -> FiniteStage | None:
+    """The stage with the fewest bits that has learnt; None if none has."""
+    return min((one for one in stages if one.learnt), key=lambda one: one.n_bits, default=None)
+
+
+def _with_a_bit_less(config: TrainingConfig, before: FiniteStage) -> Iterator[TrainingConfig]:
+    """The ways to go on from a stage: tuned as it was trained, and from initial bits drawn."""
+    curriculum = CurriculumConfig(
+        kind="none", max_n=config.curriculum.max_n, min_n=config.curriculum.min_n
+    )
+    one = config.replace(
+        model=config.model.replace(state_code=before.n_bits - 1),
+        start_from=str(before.run.folder),
+        curriculum=curriculum,
+        optimiser=config.optimiser.replace(schedule="linear", decay=0.3),
+    )
+    yield one.replace(steps=_TUNING_STEPS, code=_TUNED)
+    yield one.replace(
+        steps=_STEPS_FROM_ANYWHERE,
+        code=_FROM_ANYWHERE,
+        objective=config.objective.replace(hold_loops=0, hold_share=0.25),
+    )
+
+
+def _stage(config: TrainingConfig, out: Path, *, progress: bool, resume: bool) -> FiniteStage:
+    n_bits, anywhere = config.model.state_code or 0, config.code.random_everywhere > 0
+    folder = out / (f"bits-{n_bits}" + "-from-anywhere" * anywhere)
+    run = train(config, folder, progress=progress, resume=resume)
+    lengths = [run.cutoff * k for k in TIMES]
+    found = evaluate(run.model(), run.task(), lengths, n_samples=_EXAMPLES)
+    lowest = {n: found.lowest(n).share for n in lengths}
+    return FiniteStage(n_bits, run, anywhere, lowest)
