@@ -15,7 +15,7 @@ the programs is given.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import permutations
 from typing import TYPE_CHECKING
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from jaxtyping import Int
     from torch import Tensor
 
+    from loopinterp.circuits.decompiler.program_automaton import SameProgram
     from loopinterp.rasp.counts import LoopCount
     from loopinterp.rasp.expr import Seq
     from loopinterp.tasks.task import Task
@@ -175,6 +176,31 @@ def _called(messages: Messages, naming: Naming) -> Iterator[Messages]:
         if order not in tried:
             tried.append(order)
             yield messages.renumbered(order)
+
+
+def with_first_guess(same: SameProgram) -> LoopProgram | None:
+    """The program that an automaton is, from the automaton's own first guess.
+
+    None if the automaton starts somewhere as the program never is, or by the left neighbour's
+    token.
+    """
+    guess: dict[int, tuple[int, ...]] = {}
+    for (_, token), values in same.first_guess.items():
+        if values is None or guess.setdefault(token, values) != values:
+            return None
+    program = same.program
+    if same.starts_alike:
+        return program
+    prepare = {
+        name: tok_map(tokens, {token: of[k] for token, of in guess.items()}, default=0)
+        for k, name in enumerate(program.variables)
+    }
+    return replace(
+        program,
+        name=f"{program.name}, first guess of its own",
+        prepare=prepare,
+        doc=f"{program.doc} What it starts from was read off a model.",
+    )
 
 
 def program_of(

@@ -75,10 +75,11 @@ class Runs:
     ) -> Int[Tensor, "time run pos"]:
         """What is read at every position of whole runs; ``UNKNOWN`` where undecided."""
         bound = bind(self.model, inputs)
-        return torch.stack([_answers(bound.readout(h)) for h in states])
+        return torch.stack([read_answers(bound.readout(h)) for h in states])
 
 
-def _answers(logits: Float[Tensor, "batch pos d_vocab_out"]) -> Int[Tensor, "batch pos"]:
+def read_answers(logits: Float[Tensor, "batch pos d_vocab_out"]) -> Int[Tensor, "batch pos"]:
+    """The answers of logits; ``UNKNOWN`` where undecided."""
     return torch.where(decided(logits), answer(logits).long(), UNKNOWN)
 
 

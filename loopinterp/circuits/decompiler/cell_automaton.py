@@ -51,6 +51,11 @@ class CellAutomaton(ShortRepr):
         """All of them, token by token."""
         return [(token, v) for token, size in self.sizes.items() for v in range(size)]
 
+    @property
+    def recurring(self) -> frozenset[Cell]:
+        """The cells that some step leads to; others are met before the first loop only."""
+        return frozenset((own[0], value) for (_, own), value in self.step.items())
+
     def run(
         self,
         tokens: Int[Tensor, "batch pos"],

@@ -32,6 +32,9 @@ class Claim(ShortRepr):
             of the kind and length of which this is most; 1 where none was tried.
         lengths: Of the inputs that it was checked on.
         read_at: Of those that it was read off.
+        transitions: Where the state between loops is a code: all transitions that a run can make,
+            from the start or from any states that are put in. Each was tried, so that an exact
+            program is the model's at any length. 0 where they were not all tried.
     """
 
     grade: Grade
@@ -40,9 +43,17 @@ class Claim(ShortRepr):
     at_most: float = 1.0
     lengths: tuple[int, ...] = ()
     read_at: tuple[int, ...] = ()
+    transitions: int = 0
 
     @classmethod
-    def of(cls, evidence: pd.DataFrame, *, given: bool, read_at: tuple[int, ...] = ()) -> Claim:
+    def of(
+        cls,
+        evidence: pd.DataFrame,
+        *,
+        given: bool,
+        read_at: tuple[int, ...] = (),
+        transitions: int = 0,
+    ) -> Claim:
         """The strongest claim that all of the evidence supports.
 
         Args:
@@ -50,6 +61,7 @@ class Claim(ShortRepr):
                 :attr:`~loopinterp.circuits.decompiler.decompilation.Decompiled.evidence`.
             given: Whether a program is given at all.
             read_at: Lengths that it was read off.
+            transitions: All that a run can make, if each was tried.
 
         Example:
             >>> import pandas as pd
@@ -70,7 +82,7 @@ class Claim(ShortRepr):
         tried = asked[asked["of"] > 0].groupby("n")["what"].agg(set)
         everything = {UNDISTURBED, TRAJECTORY, PLANTED}
         complete = all(everything <= tried.get(n, set()) for n in {*evidence["n"]})
-        complete = complete and (asked["agree"] == asked["of"]).all()
+        complete = (complete or transitions > 0) and (asked["agree"] == asked["of"]).all()
         counts = counts[counts["of"] > 0]
         low = estimates(counts)[:, 1]
         return cls(
@@ -80,6 +92,7 @@ class Claim(ShortRepr):
             at_most=float(1 - low.min()) if len(low) else 1.0,
             lengths=tuple(sorted({*map(int, evidence["n"])})),
             read_at=tuple(read_at),
+            transitions=transitions,
         )
 
     @property
@@ -149,6 +162,8 @@ def claim_in_words(claim: Claim) -> str:
     said = f"{right} of {claim.tried} interchanges go as it says ({bound}; checked at {to})"
     if claim.grade == NEARLY:
         return f"nearly: {said}"
+    if claim.transitions:
+        return f"exact at any length: all {claim.transitions:,} transitions were tried; {said}"
     longer = claim.read_at and claim.checked_to > max(claim.read_at)
     unseen = "" if longer or not claim.read_at else "; no longer inputs than it was read at"
     return f"exact up to length {claim.checked_to}{unseen}: {said}"

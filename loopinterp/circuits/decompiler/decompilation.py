@@ -9,12 +9,23 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import torch
 
-from loopinterp.circuits.decompiler.automaton_program import program_of
+from loopinterp.circuits.decompiler.automaton_program import (
+    program_of,
+    programs_of,
+    with_first_guess,
+)
 from loopinterp.circuits.decompiler.behaviour import Behaviour, Runs
 from loopinterp.circuits.decompiler.claim import Claim, Refusal
+from loopinterp.circuits.decompiler.coded_states import (
+    CodeTable,
+    is_finite,
+    tabulate_code,
+    token_pairs,
+)
 from loopinterp.circuits.decompiler.counterexample_rounds import against_counterexamples
 from loopinterp.circuits.decompiler.exchange_runs import ExchangeRuns
 from loopinterp.circuits.decompiler.held_out import PLANTED, TRAJECTORY, UNDISTURBED, held_out
+from loopinterp.circuits.decompiler.program_automaton import SameProgram, same_program
 from loopinterp.circuits.decompiler.region_refinement import refine
 from loopinterp.circuits.decompiler.state_values import TokenValues, spread_out
 from loopinterp.circuits.decompiler.table_exits import unexplained_steps
@@ -51,6 +62,9 @@ trajectories, at each length, 95% intervals over inputs."""
 MOST_TOKENS = 12
 """With more, pairs of cells are too many to be tried."""
 
+_READABLE = 14
+"""Cells of an automaton for which the shortest way to write it is looked for."""
+
 _SPREAD, _ELSEWHERE = 64, 256
 """States of each token looked at first; places where all but two neighbours is changed."""
 
@@ -82,6 +96,9 @@ class Decompiled(ShortRepr):
         unexplained: Of regions, cell by cell, the steps at which runs leave ``automaton``
             (:func:`~loopinterp.circuits.decompiler.table_exits.unexplained_steps`).
         read_at: Lengths that it was read off.
+        table: Of a model whose state is a code: all of its transitions, before any were merged.
+        same_as: The registered program that ``automaton`` is, up to where it starts; decided
+            exactly. None where it is none of them, or not all transitions are known.
     """
 
     program: LoopProgram | None
@@ -93,6 +110,8 @@ class Decompiled(ShortRepr):
     evidence: pd.DataFrame = field(default_factory=pd.DataFrame, repr=False)
     unexplained: pd.DataFrame = field(default_factory=pd.DataFrame, repr=False)
     read_at: tuple[int, ...] = ()
+    table: CodeTable | None = field(default=None, repr=False)
+    same_as: SameProgram | None = field(default=None, repr=False)
 
     @property
     def reason(self) -> str:
@@ -102,8 +121,12 @@ class Decompiled(ShortRepr):
     @property
     def claim(self) -> Claim:
         """What is claimed of ``program``: all that the evidence supports, and no more."""
-        given = self.program is not None
-        return Claim.of(self.evidence, given=given, read_at=self.read_at)
+        return Claim.of(
+            self.evidence,
+            given=self.program is not None,
+            read_at=self.read_at,
+            transitions=self.table.transitions if self.table and self.table.sure else 0,
+        )
 
     def _shown(self) -> list[tuple[str, object]]:
         name = "None" if self.program is None else self.program.name
@@ -168,6 +191,13 @@ def decompile(
     table (:mod:`~loopinterp.circuits.decompiler.region_refinement`), and the table counts what runs
     after exchanges do. Its program is the coarsest one of that kind that says what the model does,
     to the shares in ``evidence``, and not what is computed to the last state.
+
+    A model whose state between loops is a code of bits (``state_code``) is not learnt by
+    experiment. All of its transitions are tried
+    (:mod:`~loopinterp.circuits.decompiler.coded_states`), and the smallest table of them is
+    compared with the registered programs exactly
+    (:mod:`~loopinterp.circuits.decompiler.program_automaton`). Where it is one of them, up to its
+    first guess, it is written as that one.
 
     A model of which any of this does not hold is not decompiled: where it has more than
     :data:`MOST_TOKENS` tokens, where a step reads more than the left neighbour, where there are
@@ -234,7 +264,8 @@ def decompile(
     tried = []
     reader = _Reader(model, task, looked_at, examples, contexts, check_seed(seed))
     n_tokens = len(reader.runs.tokens)
-    if n_tokens > MOST_TOKENS:
+    finite = sharp and is_finite(model)
+    if n_tokens > MOST_TOKENS and not finite:
         refusal = Refusal("many-tokens", n_tokens, MOST_TOKENS)
         return Decompiled(None, refusal, tolerance=min(tolerances))
     if lengths is None:
@@ -243,6 +274,8 @@ def decompile(
         reader.judged_at = _checked_lengths("lengths", lengths)
     reader.across_loops = across_loops
     reader.farther = _checked_lengths("farther", farther) if farther else []
+    if finite:
+        return reader.read_whole()
     if not sharp:
         return reader.read_regions(n_exchanges, most_values)
     for tolerance in sorted(tolerances):
@@ -326,6 +359,24 @@ class _Reader:
     def _none(self, tolerance: float, refusal: Refusal, *, final: bool = False) -> _Attempt:
         return _Attempt(Decompiled(None, refusal, tolerance=tolerance), -1.0, final)
 
+    def read_whole(self) -> Decompiled:
+        """Read all transitions of a model with a state code."""
+        self.generator = torch.Generator().manual_seed(self.seed)
+        pairs = token_pairs(self.task, (1, 2, 3, *self.lengths), self.examples)
+        table = tabulate_code(self.model, pairs)
+        automaton = table.automaton.merged()
+        found = (same_program(automaton, one, pairs) for one in programs_of(self.task))
+        same = next((one for one in found if one is not None), None)
+        judged = self._held_out(
+            automaton, 1.0, readable=True, program=same and with_first_guess(same)
+        )
+        read = replace(judged.result, table=table, same_as=same)
+        evidence = read.evidence
+        if table.sure and (evidence["agree"] == evidence["of"]).all():
+            # Nothing is left to chance, however few of the interchanges changed an answer.
+            return replace(read, program=read.closest, refusal=None)
+        return read
+
     def read_regions(self, n_exchanges: int, most_values: int) -> Decompiled:
         """Read with regions of states as values."""
         self.generator = torch.Generator().manual_seed(self.seed)
@@ -405,14 +456,15 @@ class _Reader:
         tolerance: float = 0.0,
         refusal: Refusal | None = None,
         readable: bool = True,
+        program: LoopProgram | None = None,
     ) -> _Attempt:
         """The program of an automaton, and whether it says enough of what the model does."""
-        program = program_of(
+        program = program or program_of(
             automaton,
             self.task,
             n_loops=loop_count(self.task),
             doc="Read off a model.",
-            readable=readable,
+            readable=readable and len(automaton.cells) <= _READABLE,
         )
         number = _HELD_OUT if readable else _HELD_OUT_REGIONS
         evidence = self._evidence(program, number)

@@ -1,0 +1,183 @@
+"""The whole table of a model whose state between loops is a code of bits.
+
+Where one loop reads a position and its left neighbour alone, wherever they stand
+(:func:`is_finite`), what a position becomes is a function of two tokens and two codes. There
+are finitely many, and each is tried once, in two positions: the table that comes of it says what
+every loop does, of every input, whatever states interchanges put in. No sample is drawn, and no
+length is left out.
+
+The bits are signs of numbers that are rounded. How far the least of them is from its threshold,
+beside what rounding changes (:attr:`CodeTable.sure`), says whether another order of the same sums,
+as in longer inputs or on another machine, could give another table.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from loopinterp.circuits.decompiler.behaviour import read_answers
+from loopinterp.circuits.decompiler.cell_automaton import EDGE, Cell, CellAutomaton
+from loopinterp.models.looped_transformer import LoopedTransformer
+from loopinterp.rasp.mutations.program_equivalence import inputs_of
+from loopinterp.short_repr import ShortRepr
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import TypeGuard
+
+    from jaxtyping import Float, Int
+    from torch import Tensor
+
+    from loopinterp.tasks.task import Task
+
+_EVERYWHERE = ("none", "relative", "rotary")
+"""Positions that say how far two tokens are apart, and nothing of where they are."""
+
+_TIMES_ROUNDING = 10
+"""So many times as far as rounding moves a bit it has to be from its threshold."""
+
+
+@dataclass(frozen=True)
+class CodeTable(ShortRepr):
+    """Every transition of a model with a state code.
+
+    Attributes:
+        automaton: The table; values of a token are numbered in the order in which they are met.
+        codes: Cell -> its code, whose bit k is 1 where the k-th sign is positive.
+        margin: Least distance of a bit from its threshold in all transitions.
+        rounding: The most that such a distance changes where it is computed in float64.
+    """
+
+    automaton: CellAutomaton
+    codes: Mapping[Cell, int] = field(repr=False)
+    margin: float
+    rounding: float
+
+    @property
+    def transitions(self) -> int:
+        """How many there are."""
+        return len(self.automaton.step)
+
+    @property
+    def sure(self) -> bool:
+        """Whether every bit is farther from its threshold than rounding moves it, by far."""
+        return self.margin > _TIMES_ROUNDING * self.rounding
+
+
+def is_finite(model: Any) -> TypeGuard[LoopedTransformer]:
+    """Whether all transitions of a model can be tried.
+
+    Its states between loops are codes, and a loop reads no more than the left neighbour, and
+    nothing of where it is.
+    """
+    if not isinstance(model, LoopedTransformer) or model.code is None:
+        return False
+    everywhere = model.config.positions in _EVERYWHERE and model.reach_before == 0
+    return model.reach == 1 and everywhere
+
+
+@torch.no_grad()
+def tabulate_code(model: LoopedTransformer, pairs: Sequence[tuple[int, int]]) -> CodeTable:
+    """Every transition that a run can make, from the start or from any states that are put in.
+
+    Args:
+        model: One that :func:`is_finite`.
+        pairs: Tokens that stand side by side in inputs; -1 stands to the left of the first.
+    """
+    tokens = list(dict.fromkeys(own for _, own in pairs))
+    start = _code_of(-torch.ones(1, model.config.state_code))[0]  # type: ignore[arg-type]
+    codes: dict[int, list[int]] = {token: [start] for token in tokens}
+    steps: dict[tuple[int, int, int, int], int] = {}
+    distances: list[Tensor] = []
+    exact = copy.deepcopy(model).double()
+    rounding = 0.0
+    while True:
+        wanted = [
+            (left, code_left, own, code)
+            for left, own in pairs
+            for code_left, code in product(codes.get(left, [0]), codes[own])
+            if (left, code_left, own, code) not in steps
+        ]
+        if not wanted:
+            break
+        z = _stepped(model, torch.tensor(wanted))
+        distances.append(z.abs())
+        rounding = max(rounding, float((_stepped(exact, torch.tensor(wanted)) - z).abs().max()))
+        for which, code in zip(wanted, _code_of(z)):
+            steps[which] = code
+            if code not in codes[which[2]]:
+                codes[which[2]].append(code)
+    number = {(token, code): k for token, of in codes.items() for k, code in enumerate(of)}
+
+    def cell(token: int, code: int) -> Cell:
+        return EDGE if token == EDGE[0] else (token, number[token, code])
+
+    every = [(token, code) for token, of in codes.items() for code in of]
+    answers = read_answers(model.readout(_states(model, torch.tensor([c for _, c in every]))[None]))
+    automaton = CellAutomaton(
+        sizes={token: len(of) for token, of in codes.items()},
+        start={(left, own): number[own, start] for left, own in pairs},
+        step={
+            (cell(left, code_left), cell(own, code)): number[own, value]
+            for (left, code_left, own, code), value in steps.items()
+        },
+        answers={cell(*of): y for of, y in zip(every, answers[0].tolist())},
+    )
+    codes_of = {cell(*of): of[1] for of in every}
+    return CodeTable(automaton, codes_of, float(torch.cat(distances).min()), rounding)
+
+
+def _stepped(
+    model: LoopedTransformer, wanted: Int[Tensor, "transition 4"]
+) -> Float[Tensor, "transition bit"]:
+    """What the bits of each own position after one loop are the signs of, in float64.
+
+    The rows are left token, left code, own token, own code; the first position has no left one.
+    """
+    assert model.code is not None
+    first = wanted[:, 0] == EDGE[0]
+    found = torch.empty(len(wanted), model.code.n_bits, dtype=torch.float64)
+    for alone, rows in ((True, first), (False, ~first)):
+        if not rows.any():
+            continue
+        tokens, codes = wanted[rows][:, [0, 2]], wanted[rows][:, [1, 3]]
+        if alone:
+            tokens, codes = tokens[:, 1:], codes[:, 1:]
+        _, cache = model.run_with_cache(
+            tokens.to(model.device),
+            n_loops=1,
+            state=_states(model, codes),
+            names_filter=["hook_code_pre"],
+            return_type="state",
+        )
+        found[rows] = cache.stack("hook_code_pre")[0, :, -1].double().cpu()
+    return found
+
+
+def _states(model: LoopedTransformer, codes: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape d"]:
+    """The states of codes."""
+    assert model.code is not None
+    bits = codes[..., None] >> torch.arange(model.code.n_bits) & 1
+    return model.code.state((2.0 * bits - 1).to(model.device, model.dtype))
+
+
+def _code_of(signs: Float[Tensor, "row bit"]) -> list[int]:
+    weights = 2 ** torch.arange(signs.shape[-1], device=signs.device)
+    return ((signs >= 0) * weights).sum(-1).tolist()
+
+
+def token_pairs(task: Task, lengths: Sequence[int], examples: int) -> list[tuple[int, int]]:
+    """Tokens that stand side by side in inputs of some lengths; -1 to the left of the first."""
+    found = {
+        pair
+        for n in lengths
+        for row in inputs_of(task, (n,), examples, seed=0).inputs.tolist()
+        for pair in zip([EDGE[0], *row], row)
+    }
+    return sorted(found)

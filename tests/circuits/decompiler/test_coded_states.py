@@ -1,0 +1,115 @@
+"""All transitions of a model with a state code, against its own runs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loopinterp.circuits import decompile
+from loopinterp.circuits.decompiler.claim import EXACT
+from loopinterp.circuits.decompiler.coded_states import is_finite, tabulate_code, token_pairs
+from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
+from loopinterp.rasp.language import UNKNOWN
+from loopinterp.tasks import get_task
+
+ADDITION = get_task("addition")
+PAIRS = token_pairs(ADDITION, (1, 2, 3), 32)
+
+
+def coded(n_bits: int = 2, *, seed: int = 0, **changes) -> LoopedTransformer:
+    config = LoopedTransformerConfig(
+        d_model=16,
+        n_heads=2,
+        d_vocab=6,
+        d_vocab_out=2,
+        attention_window=1,
+        positions="relative",
+        relative_window=1,
+        loop_norm=True,
+        injection="input",
+        initial_state="code",
+        state_code=n_bits,
+    ).replace(**changes)
+    return LoopedTransformer(config, seed=seed)
+
+
+def random_inputs(n: int, generator: torch.Generator) -> torch.Tensor:
+    return ADDITION.sample(n, batch_size=16, generator=generator).inputs
+
+
+@given(n_bits=st.integers(1, 4), seed=st.integers(0, 100))
+@settings(max_examples=25, deadline=None)
+def test_the_table_runs_as_the_model_does_after_any_interchange(n_bits, seed):
+    """Random weights: states of one run are put into another, at many positions at once."""
+    model, generator = coded(n_bits, seed=seed), torch.Generator().manual_seed(seed)
+    table = tabulate_code(model, PAIRS)
+    number = {(cell[0], code): cell[1] for cell, code in table.codes.items()}
+    tokens = random_inputs(9, generator)
+    states = model(tokens, n_loops=6, return_type="states")
+    code = model.code
+    assert code is not None
+    # Donors with the same token, of any run, position and loop.
+    h, values = states[2].clone(), torch.empty_like(tokens)
+    for row, position in torch.cartesian_prod(torch.arange(16), torch.arange(tokens.shape[1])):
+        donors = (tokens == tokens[row, position]).nonzero()
+        of, at = donors[int(torch.randint(len(donors), (), generator=generator))]
+        h[row, position] = states[int(torch.randint(7, (), generator=generator)), of, at]
+        bits = torch.linalg.lstsq(code.write.weight, h[row, position] - code.write.bias).solution
+        as_code = sum(1 << k for k, bit in enumerate(bits.tolist()) if bit > 0)
+        values[row, position] = number[int(tokens[row, position]), as_code]
+    runs = model(tokens, n_loops=6, start_at_loop=2, state=h, return_type="all_logits")
+    predicted = table.automaton.run(tokens, 4, values)
+    for logits, now in zip(runs, predicted):
+        asked = table.automaton.read(tokens, now)
+        assert (asked != UNKNOWN).all()
+        assert torch.equal(asked, logits.argmax(-1))
+
+
+def test_the_smallest_table_answers_alike():
+    model, tokens = coded(4, seed=3), random_inputs(12, torch.Generator().manual_seed(0))
+    table = tabulate_code(model, PAIRS)
+    small = table.automaton.merged()
+    assert len(small.cells) < len(table.automaton.cells)
+    logits = model(tokens, n_loops=12, return_type="all_logits")
+    for now, seen in zip(small.run(tokens, 12), logits):
+        assert torch.equal(small.read(tokens, now), seen.argmax(-1))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"attention_window": 2},
+        {"attention_window": None},
+        {"n_layers": 2},
+        {"n_prelude": 1},
+        {"n_coda": 1},
+        {"positions": "absolute", "relative_window": None, "n_ctx": 32},
+        {"causal": False},
+    ],
+)
+def test_a_loop_that_reads_farther_or_its_place_is_not_tabulated(changes):
+    assert is_finite(coded())
+    assert not is_finite(coded(**changes))
+
+
+def test_a_bit_at_its_threshold_is_not_sure():
+    model = coded(2, seed=1)
+    assert tabulate_code(model, PAIRS).sure
+    with torch.no_grad():  # one transition is put on the threshold, up to rounding
+        _, cache = model.run_with_cache(torch.tensor([[4]]), n_loops=1)
+        model.code.read.bias[0] -= cache.stack("hook_code_pre")[0, 0, 0, 0]
+    table = tabulate_code(model, PAIRS)
+    assert not table.sure
+    assert table.margin < 1e-5
+
+
+def test_a_model_with_a_code_is_read_whole():
+    found = decompile(coded(2, seed=4), ADDITION, n=4, lengths=(4, 8), examples=16)
+    assert found.table is not None
+    assert found.program is not None
+    assert found.claim.grade == EXACT
+    assert found.claim.transitions == found.table.transitions
+    assert "at any length" in str(found.claim)
+    assert found.evidence["agree"].equals(found.evidence["of"])
