@@ -24,8 +24,8 @@ import torch
 from loopinterp.circuits.decompiler.cell_automaton import EDGE, Cell, CellAutomaton
 from loopinterp.rasp.expr import Tokens, TokMap
 from loopinterp.rasp.expression_search import Atom, shortest_expression
-from loopinterp.rasp.language import shift_right, tok_map, tokens, var
-from loopinterp.rasp.node import postorder
+from loopinterp.rasp.language import full, shift_right, tok_map, tokens, var
+from loopinterp.rasp.node import code, postorder
 from loopinterp.rasp.program import LoopProgram
 from loopinterp.rasp.program_registry import get_program, list_programs
 
@@ -191,16 +191,29 @@ def with_first_guess(same: SameProgram) -> LoopProgram | None:
     program = same.program
     if same.starts_alike:
         return program
+    words = _words([program])
     prepare = {
-        name: tok_map(tokens, {token: of[k] for token, of in guess.items()}, default=0)
+        name: _by_token({token: of[k] for token, of in guess.items()}, f"{name}_at_first", words)
         for k, name in enumerate(program.variables)
     }
+    said = ", ".join(f"{name} = {code(x, short=True)}" for name, x in prepare.items())
     return replace(
         program,
-        name=f"{program.name}, first guess of its own",
+        name=f"{program.name} from {said}",
         prepare=prepare,
         doc=f"{program.doc} What it starts from was read off a model.",
     )
+
+
+def _by_token(wanted: Mapping[int, int], name: str, words: Mapping[str, TokMap]) -> Seq:
+    """A value for each token: a constant, a table of tokens that has a name, or another one."""
+    if len(set(wanted.values())) == 1:
+        return full(next(iter(wanted.values())))
+    token = torch.tensor([*wanted])
+    known = (
+        word for word in words.values() if _applied(word, token).tolist() == [*wanted.values()]
+    )
+    return next(known, tok_map(tokens, wanted, default=0, name=name))
 
 
 def program_of(

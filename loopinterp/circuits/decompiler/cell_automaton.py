@@ -7,8 +7,8 @@ left neighbour, which the table knows as :data:`EDGE`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -84,6 +84,11 @@ class CellAutomaton(ShortRepr):
         """The answers of cells."""
         both = zip(tokens.tolist(), values.tolist())
         return torch.tensor([[self.answers.get(c, UNKNOWN) for c in zip(*row)] for row in both])
+
+    def asked_at(self, tokens: Collection[int], *, otherwise: int = UNKNOWN) -> CellAutomaton:
+        """The same where an answer is asked for at some tokens only, and at others is one."""
+        answers = {cell: y if cell[0] in tokens else otherwise for cell, y in self.answers.items()}
+        return replace(self, answers=answers)
 
     def renamed(self, names: Mapping[Cell, int]) -> CellAutomaton:
         """The same with other numbers for values; cells that get one number become one.

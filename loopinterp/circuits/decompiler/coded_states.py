@@ -26,6 +26,7 @@ from loopinterp.circuits.decompiler.cell_automaton import EDGE, Cell, CellAutoma
 from loopinterp.models.looped_transformer import LoopedTransformer
 from loopinterp.rasp.mutations.program_equivalence import inputs_of
 from loopinterp.short_repr import ShortRepr
+from loopinterp.tasks.task import IGNORE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -172,12 +173,23 @@ def _code_of(signs: Float[Tensor, "row bit"]) -> list[int]:
     return ((signs >= 0) * weights).sum(-1).tolist()
 
 
-def token_pairs(task: Task, lengths: Sequence[int], examples: int) -> list[tuple[int, int]]:
-    """Tokens that stand side by side in inputs of some lengths; -1 to the left of the first."""
-    found = {
-        pair
-        for n in lengths
-        for row in inputs_of(task, (n,), examples, seed=0).inputs.tolist()
-        for pair in zip([EDGE[0], *row], row)
-    }
-    return sorted(found)
+@dataclass(frozen=True)
+class Surroundings(ShortRepr):
+    """What the inputs of a task have side by side, and where they ask for an answer.
+
+    Attributes:
+        pairs: Tokens that stand side by side; -1 stands to the left of the first.
+        asked: Tokens at which an answer is asked for.
+    """
+
+    pairs: list[tuple[int, int]]
+    asked: frozenset[int]
+
+    @classmethod
+    def of(cls, task: Task, lengths: Sequence[int], examples: int = 48) -> Surroundings:
+        """Those of inputs of some lengths, of every distribution."""
+        batches = [inputs_of(task, (n,), examples, seed=0) for n in lengths]
+        rows = [row for batch in batches for row in batch.inputs.tolist()]
+        pairs = {pair for row in rows for pair in zip([EDGE[0], *row], row)}
+        asked = {x for batch in batches for x in batch.inputs[batch.targets != IGNORE].tolist()}
+        return cls(sorted(pairs), frozenset(asked))

@@ -18,9 +18,9 @@ from loopinterp.circuits.decompiler.behaviour import Behaviour, Runs
 from loopinterp.circuits.decompiler.claim import Claim, Refusal
 from loopinterp.circuits.decompiler.coded_states import (
     CodeTable,
+    Surroundings,
     is_finite,
     tabulate_code,
-    token_pairs,
 )
 from loopinterp.circuits.decompiler.counterexample_rounds import against_counterexamples
 from loopinterp.circuits.decompiler.exchange_runs import ExchangeRuns
@@ -362,13 +362,15 @@ class _Reader:
     def read_whole(self) -> Decompiled:
         """Read all transitions of a model with a state code."""
         self.generator = torch.Generator().manual_seed(self.seed)
-        pairs = token_pairs(self.task, (1, 2, 3, *self.lengths), self.examples)
-        table = tabulate_code(self.model, pairs)
-        automaton = table.automaton.merged()
-        found = (same_program(automaton, one, pairs) for one in programs_of(self.task))
+        inputs = Surroundings.of(self.task, (1, 2, 3, *self.lengths), self.examples)
+        table = tabulate_code(self.model, inputs.pairs)
+        automaton = table.automaton.asked_at(inputs.asked).merged()
+        found = (same_program(automaton, one, inputs) for one in programs_of(self.task))
         same = next((one for one in found if one is not None), None)
         judged = self._held_out(
-            automaton, 1.0, readable=True, program=same and with_first_guess(same)
+            automaton.asked_at(inputs.asked, otherwise=0),
+            1.0,
+            program=same and with_first_guess(same),
         )
         read = replace(judged.result, table=table, same_as=same)
         evidence = read.evidence

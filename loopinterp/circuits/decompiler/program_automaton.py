@@ -16,14 +16,12 @@ from itertools import product
 import torch
 
 from loopinterp.circuits.decompiler.cell_automaton import EDGE, Cell, CellAutomaton
+from loopinterp.circuits.decompiler.coded_states import Surroundings
 from loopinterp.rasp.expr import Aggregate, Indices, Select, SelWidth, ShiftRight
 from loopinterp.rasp.language import UNKNOWN
 from loopinterp.rasp.node import Expr, postorder
 from loopinterp.rasp.program import LoopProgram
 from loopinterp.short_repr import ShortRepr
-
-Pairs = Sequence[tuple[int, int]]
-"""Tokens that stand side by side in inputs; -1 stands to the left of the first."""
 
 _MOST_CELLS = 4096
 
@@ -75,12 +73,12 @@ def _reach(node: Expr) -> int:
     return own + max(map(_reach, node.children), default=0)
 
 
-def tabulate_program(program: LoopProgram, pairs: Pairs) -> ProgramTable | None:
+def tabulate_program(program: LoopProgram, pairs: Sequence[tuple[int, int]]) -> ProgramTable | None:
     """The table of a program that is local; None if it has too many cells.
 
     Args:
         program: The program.
-        pairs: Tokens that stand side by side.
+        pairs: Tokens that stand side by side in inputs; -1 stands to the left of the first.
     """
     names = program.variables
     seen = [token for _, token in pairs]
@@ -153,21 +151,21 @@ def _stepped(program: LoopProgram, wanted: Sequence) -> list[tuple[int, ...]]:
 
 
 def same_program(
-    automaton: CellAutomaton, program: LoopProgram, pairs: Pairs
+    automaton: CellAutomaton, program: LoopProgram, inputs: Surroundings
 ) -> SameProgram | None:
     """The program that an automaton is up to its first guess; None if it is another one.
 
     Args:
         automaton: All of whose steps are known, as those of a model with a state code.
         program: What it may be.
-        pairs: Tokens that stand side by side.
+        inputs: What stands side by side, and where an answer is asked for.
     """
     if not is_local(program) or set(automaton.sizes) - set(range(len(program.inputs))):
         return None
-    table = tabulate_program(program, pairs)
+    table = tabulate_program(program, inputs.pairs)
     if table is None:
         return None
-    names = _classes(automaton, table.automaton)
+    names = _classes(automaton.asked_at(inputs.asked), table.automaton.asked_at(inputs.asked))
     if names is None:
         return None
     mine, its = names

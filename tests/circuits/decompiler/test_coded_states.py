@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from loopinterp.circuits import decompile
 from loopinterp.circuits.decompiler.claim import EXACT
-from loopinterp.circuits.decompiler.coded_states import is_finite, tabulate_code, token_pairs
+from loopinterp.circuits.decompiler.coded_states import Surroundings, is_finite, tabulate_code
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
 from loopinterp.rasp.language import UNKNOWN
 from loopinterp.tasks import get_task
 
 ADDITION = get_task("addition")
-PAIRS = token_pairs(ADDITION, (1, 2, 3), 32)
+PAIRS = Surroundings.of(ADDITION, (1, 2, 3)).pairs
 
 
 def coded(n_bits: int = 2, *, seed: int = 0, **changes) -> LoopedTransformer:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from loopinterp.circuits.decompiler.automaton_program import with_first_guess
-from loopinterp.circuits.decompiler.coded_states import token_pairs
+from loopinterp.circuits.decompiler.coded_states import Surroundings
 from loopinterp.circuits.decompiler.program_automaton import (
     is_local,
     same_program,
@@ -19,7 +19,7 @@ from loopinterp.rasp.language import UNKNOWN, full, tok_map, tokens
 from loopinterp.rasp.mutations import equivalence, near_misses
 from loopinterp.tasks import get_task
 
-PAIRS = token_pairs(get_task("addition"), (1, 2, 3), 32)
+INPUTS = Surroundings.of(get_task("addition"), (1, 2, 3))
 LOCAL = [name for name in list_programs("addition") if is_local(get_program(name))]
 
 
@@ -32,7 +32,7 @@ def test_which_programs_are_local():
 @pytest.mark.parametrize("name", LOCAL)
 def test_a_table_runs_as_its_program(name):
     program = get_program(name)
-    table = tabulate_program(program, PAIRS)
+    table = tabulate_program(program, INPUTS.pairs)
     assert table is not None
     inputs = (
         get_task("addition")
@@ -48,9 +48,9 @@ def test_a_table_runs_as_its_program(name):
 
 @pytest.mark.parametrize("name", LOCAL)
 def test_a_stock_program_is_itself_and_no_other(name):
-    table = tabulate_program(get_program(name), PAIRS)
+    table = tabulate_program(get_program(name), INPUTS.pairs)
     assert table is not None
-    found = [other for other in LOCAL if same_program(table.automaton, get_program(other), PAIRS)]
+    found = [other for other in LOCAL if same_program(table.automaton, get_program(other), INPUTS)]
     assert found == [name]
 
 
@@ -64,10 +64,10 @@ def _near_misses_of(name: str) -> set[bool]:
     """Whether near misses are found to be the program, each checked by interchanges."""
     original, seen = get_program(name), set()
     for miss in near_misses(original, most=12, seed=0):
-        table = tabulate_program(miss, PAIRS) if is_local(miss) else None
+        table = tabulate_program(miss, INPUTS.pairs) if is_local(miss) else None
         if table is None:
             continue
-        same = same_program(table.automaton, original, PAIRS)
+        same = same_program(table.automaton, original, INPUTS)
         alike = same is not None and same.starts_alike
         told = equivalence(original, miss, lengths=(1, 2, 3, 4))
         if not told.laid.shift and not told.laid.offset and not told.laid.lag:
@@ -80,9 +80,9 @@ def test_a_first_guess_of_its_own_is_found():
     ripple = get_program("ripple")
     guess = tok_map(tokens, {1: 1, 2: 1}, default=0)
     other = replace(ripple, name="ripple from propagate", prepare={"carry": guess})
-    table = tabulate_program(other, PAIRS)
+    table = tabulate_program(other, INPUTS.pairs)
     assert table is not None
-    same = same_program(table.automaton, ripple, PAIRS)
+    same = same_program(table.automaton, ripple, INPUTS)
     assert same is not None and not same.starts_alike
     assert {own: values for (_, own), values in same.first_guess.items()} == {
         0: (0,), 1: (1,), 2: (1,), 3: (0,), 4: (0,),
@@ -102,7 +102,7 @@ def test_a_program_that_keeps_its_start_is_another():
         prepare={"carry": full(0), "switch": full(1)},
         step={**ripple.step, "carry": ripple.step["carry"] & full(1)},
     )
-    table = tabulate_program(stuck, PAIRS)
-    assert table is not None and same_program(table.automaton, ripple, PAIRS) is not None
+    table = tabulate_program(stuck, INPUTS.pairs)
+    assert table is not None and same_program(table.automaton, ripple, INPUTS) is not None
     for name in ("sticky_ripple", "carry_save"):
-        assert same_program(table.automaton, get_program(name), PAIRS) is None
+        assert same_program(table.automaton, get_program(name), INPUTS) is None
