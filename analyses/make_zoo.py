@@ -18,9 +18,18 @@ from pathlib import Path
 import loopinterp
 from analyses import notebook_models
 from analyses.tables_in_pages import PAGES, rewrite, table
+from loopinterp.errors import InputError
 from loopinterp.models import LoopRule
 from loopinterp.storage import write_json
-from loopinterp.training import RECIPES, Run, apply_settings, train
+from loopinterp.training import (
+    RECIPES,
+    Run,
+    TrainingConfig,
+    apply_settings,
+    smallest_stage,
+    train,
+    train_finite,
+)
 from loopinterp.training.run import LoopsByLength
 from loopinterp.zoo import Card, get_card, list_pretrained, load_pretrained, make_entry
 from loopinterp.zoo.model_card import CARD, TIMES_THE_CUTOFF, measure_card
@@ -79,6 +88,15 @@ MODELS: dict[str, tuple[str, list[str], str]] = {
 }
 """Each model: its recipe, what is changed of it, and what it is an example of."""
 
+FINITE: dict[str, tuple[str, list[str], str]] = {
+    "addition-finite": (
+        "addition-finite",
+        ["seed=2"],
+        "A finite automaton, trained on answers alone: the ripple, from a first guess of its own.",
+    ),
+}
+"""The same of models with a state code, whose bits are dropped as long as they stay right."""
+
 NOTEBOOK = {
     "notebook-standard": "Beside it, an ordinary transformer: four untied layers, no loop.",
     "notebook-looped": "A public notebook's looped model of 8 bits: right on 15 in 16 at most.",
@@ -91,14 +109,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/zoo"), help="Where to train.")
     parser.add_argument("--zoo", type=Path, default=Path(loopinterp.__file__).parent / "zoo")
     parser.add_argument(
-        "--name", action="append", choices=[*MODELS, *NOTEBOOK], help="Default: all."
+        "--name", action="append", choices=[*MODELS, *FINITE, *NOTEBOOK], help="Default: all."
     )
     parser.add_argument("--samples", type=int, default=200)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--add", action="store_true", help="Distributions that a card lacks.")
     parser.add_argument("--page", type=Path, default=PAGES / "zoo.md")
     args = parser.parse_args()
-    for name in args.name or [*MODELS, *NOTEBOOK]:
+    for name in args.name or [*MODELS, *FINITE, *NOTEBOOK]:
         # The library writes nothing into the package, so what is made is made elsewhere and moved.
         made = args.out / "entries" / name
         shutil.rmtree(made, ignore_errors=True)
@@ -119,9 +137,20 @@ def trained(name: str, made: Path, args: argparse.Namespace) -> Card:
     if name in NOTEBOOK:
         recipe, note, run = None, NOTEBOOK[name], notebooks(name, args.out)
     else:
-        recipe, changes, note = MODELS[name]
-        run = train(apply_settings(RECIPES[recipe], [*changes, *args.set]), args.out / name)
+        recipe, changes, note = (MODELS | FINITE)[name]
+        config = apply_settings(RECIPES[recipe], [*changes, *args.set])
+        run = finite(config, args.out / name) if name in FINITE else train(config, args.out / name)
     return make_entry(run, made, recipe=recipe, note=note, samples=args.samples)
+
+
+def finite(config: TrainingConfig, out: Path) -> Run:
+    """The smallest finite-state model that a recipe comes to."""
+    found = smallest_stage(train_finite(config, out))
+    if found is None:
+        raise InputError(
+            str(out), expected="a stage that is right", given="none", fix="Try a seed."
+        )
+    return found.run
 
 
 def with_missing(name: str, samples: int) -> Card:
@@ -131,7 +160,7 @@ def with_missing(name: str, samples: int) -> Card:
     if lacking := [d for d in known if d not in exact]:
         card = card.replace(samples=min(card.samples, samples))
         exact |= measure_card(run, samples=card.samples, seed=card.seed, distributions=lacking)
-    recipe, _, note = MODELS.get(name, (None, [], NOTEBOOK.get(name, "")))
+    recipe, _, note = (MODELS | FINITE).get(name, (None, [], NOTEBOOK.get(name, "")))
     return card.replace(recipe=recipe, note=note, exact_match={d: exact[d] for d in known})
 
 

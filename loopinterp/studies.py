@@ -274,9 +274,12 @@ def _programs(model: StudiedModel) -> Result:
     # Twice the training cutoff, and twice that; where there is no room, half of it and all.
     short, long = (model.length(k * max(model.cutoff, SHORT)) for k in (2, 4))
     lengths = [short, long] if short < long else [model.with_room(max(short // 2, 2)), short]
+    # A finite-state model's own program stands beside the others, if it is none of them.
+    own = circuits.finite_program(model.model, model.task)
+    known = model.programs()
     return circuits.compare_programs(
         model.model,
-        model.programs(),
+        known if own is None or own.name in known else [*known, own],
         [model.sample(n, 512) for n in lengths],
         names=[model.name],
         seed=model.seed,

@@ -182,6 +182,16 @@ def train_run(
     return run
 
 
+def train_finite_run(
+    config: training.TrainingConfig, out: str | Path, *, progress: bool = True, resume: bool = True
+) -> list[training.FiniteStage]:
+    """Train a model with a state code and drop bits while it stays right: ``train_finite``."""
+    stages = training.train_finite(config, out, progress=progress, resume=resume)
+    for stage in stages:
+        record_training(stage.run.folder, stage.run.seconds)
+    return stages
+
+
 def compile_run(
     program: str,
     out: str | Path,

@@ -9,6 +9,7 @@ from .decompiler import Decompilation as Decompilation
 from .decompiler import Decompiled as Decompiled
 from .decompiler import decompilation_study as decompilation_study
 from .decompiler import decompile as decompile
+from .decompiler import finite_program as finite_program
 from .decompiler import response_times as response_times
 from .edges import EdgeStudy as EdgeStudy
 from .edges import UnrolledGraph as UnrolledGraph

@@ -53,6 +53,7 @@ def demo(
         "train --task addition --set model.d_model=128 --set steps=4000 --out runs/wide",
         "train --task parity --seed 1 --no-progress --out runs/parity-1",
         "train --config runs/add/config.json --seed 2 --out runs/add-2",
+        "train --recipe addition-finite --drop-bits --seed 2 --out runs/finite",
     )
 )
 def train(
@@ -69,6 +70,14 @@ def train(
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
     precision: Annotated[str | None, typer.Option(help="fp32 or bf16.")] = None,
     compile_: Annotated[bool, typer.Option("--compile", help="Use torch.compile.")] = False,
+    drop_bits: Annotated[
+        bool,
+        typer.Option(
+            "--drop-bits",
+            help="Then drop the bits of model.state_code one by one, as long as every answer "
+            "stays right. Each stage is a run in OUT.",
+        ),
+    ] = False,
     resume: Annotated[
         bool, typer.Option("--resume/--no-resume", help="Go on with a run that was stopped.")
     ] = True,
@@ -106,7 +115,11 @@ def train(
         seen = "without a window" if window is None else f"with a window of {window} to the left"
         seen += "" if some is None else f" in {some} of {chosen.model.n_heads} heads"
         typer.echo(f"No recipe is used for {task}: this is the demo's model, {seen}.", err=True)
-    run = loopinterp.workflow.train_run(chosen, out, progress=progress, resume=resume)
+    options = {"progress": progress, "resume": resume}
+    if drop_bits:
+        _say_stages(loopinterp.workflow.train_finite_run(chosen, out, **options), as_json)
+        return
+    run = loopinterp.workflow.train_run(chosen, out, **options)
     if not is_first():  # of several processes, one speaks
         return
     last = run.metrics().tail(1).to_dict("records")
@@ -116,6 +129,30 @@ def train(
         f"{out}: {run.steps_done} steps in {run.seconds:.0f} s. {next_step('evaluate', out)}",
         as_json,
     )
+
+
+def _say_stages(stages: list[loopinterp.training.FiniteStage], as_json: bool) -> None:
+    """What became of each number of bits, and which run is the smallest that is right."""
+    found = loopinterp.training.smallest_stage(stages)
+    document = [
+        {
+            "run": str(stage.run.folder),
+            "bits": stage.n_bits,
+            "from_anywhere": stage.from_anywhere,
+            "exact_match": stage.lowest,
+            "learnt": stage.learnt,
+        }
+        for stage in stages
+    ]
+    lines = [
+        f"{stage.run.folder}: {stage.n_bits} bits, "
+        + ", ".join(f"{share:.3g} right at {n}" for n, share in stage.lowest.items())
+        for stage in stages
+    ]
+    smallest = None if found is None else str(found.run.folder)
+    last = "No stage is right on every example." if found is None else f"Smallest: {smallest}. "
+    lines.append(last + ("" if found is None else next_step("analyze", found.run.folder)))
+    print_document({"stages": document, "smallest": smallest}, "\n".join(lines), as_json)
 
 
 @commands.command(

@@ -1,9 +1,13 @@
+from .config import CodeConfig as CodeConfig
 from .config import CurriculumConfig as CurriculumConfig
 from .config import ObjectiveConfig as ObjectiveConfig
 from .config import OptimiserConfig as OptimiserConfig
 from .config import TrainingConfig as TrainingConfig
 from .evaluation import EvaluationResult as EvaluationResult
 from .evaluation import evaluate as evaluate
+from .finite_state import FiniteStage as FiniteStage
+from .finite_state import smallest_stage as smallest_stage
+from .finite_state import train_finite as train_finite
 from .fitting import train as train
 from .fitting import train_seeds as train_seeds
 from .grid_by_operands import OperandGrid as OperandGrid

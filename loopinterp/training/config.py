@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import field
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -322,7 +321,7 @@ class TrainingConfig(ModelAndTask):
         )
 
     def with_data(self) -> Self:
-        """The same with the absolute paths of the files that training begins with, and digests.
+        """The same with absolute paths of the task's files, and digests of all it begins with.
 
         Raises:
             InputError: If a file of the task is missing.
@@ -333,5 +332,4 @@ class TrainingConfig(ModelAndTask):
             return config
         from loopinterp.training.starting_model import digest_of_start
 
-        folder = Path(config.start_from).absolute()
-        return config.replace(start_from=str(folder), start_sha256=digest_of_start(folder))
+        return config.replace(start_sha256=digest_of_start(config.start_from))

@@ -78,7 +78,7 @@ def train_finite(
 
     Returns:
         The stages in the order in which they were trained, those that did not learn included.
-        :func:`smallest` is the last one that did.
+        :func:`smallest_stage` is the last one that did.
 
     Raises:
         ConfigError: If the model has no state code.
@@ -103,7 +103,7 @@ def train_finite(
     return stages
 
 
-def smallest(stages: list[FiniteStage]) -> FiniteStage | None:
+def smallest_stage(stages: list[FiniteStage]) -> FiniteStage | None:
     """The stage with the fewest bits that has learnt; None if none has."""
     return min((one for one in stages if one.learnt), key=lambda one: one.n_bits, default=None)
 

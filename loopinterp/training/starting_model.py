@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -56,7 +55,7 @@ def starting_model(config: TrainingConfig) -> LoopedTransformer:
     return model
 
 
-def digest_of_start(folder: Path) -> str:
+def digest_of_start(folder: str) -> str:
     """SHA-256 of the weights that training would begin with."""
     return digest_of_model(Run.load(folder).model())
 

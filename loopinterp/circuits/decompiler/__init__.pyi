@@ -4,6 +4,7 @@ from .claim import EXACT as EXACT
 from .claim import Claim as Claim
 from .decompilation import Decompiled as Decompiled
 from .decompilation import decompile as decompile
+from .decompilation import finite_program as finite_program
 from .decompilation_study import Decompilation as Decompilation
 from .decompilation_study import decompilation_study as decompilation_study
 from .response_times import response_times as response_times

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from loopinterp.circuits.decompiler.cell_automaton import CellAutomaton
-    from loopinterp.models import LoopedModel
+    from loopinterp.models import LoopedModel, LoopedTransformer
     from loopinterp.rasp.counts import LoopCount
     from loopinterp.rasp.program import LoopProgram
     from loopinterp.tasks.task import Task
@@ -362,16 +362,8 @@ class _Reader:
     def read_whole(self) -> Decompiled:
         """Read all transitions of a model with a state code."""
         self.generator = torch.Generator().manual_seed(self.seed)
-        inputs = Surroundings.of(self.task, (1, 2, 3, *self.lengths), self.examples)
-        table = tabulate_code(self.model, inputs.pairs)
-        automaton = table.automaton.asked_at(inputs.asked).merged()
-        found = (same_program(automaton, one, inputs) for one in programs_of(self.task))
-        same = next((one for one in found if one is not None), None)
-        judged = self._held_out(
-            automaton.asked_at(inputs.asked, otherwise=0),
-            1.0,
-            program=same and with_first_guess(same),
-        )
+        table, automaton, same = _whole(self.model, self.task, self.lengths)
+        judged = self._held_out(automaton, 1.0, program=same and with_first_guess(same))
         read = replace(judged.result, table=table, same_as=same)
         evidence = read.evidence
         if table.sure and (evidence["agree"] == evidence["of"]).all():
@@ -461,13 +453,7 @@ class _Reader:
         program: LoopProgram | None = None,
     ) -> _Attempt:
         """The program of an automaton, and whether it says enough of what the model does."""
-        program = program or program_of(
-            automaton,
-            self.task,
-            n_loops=loop_count(self.task),
-            doc="Read off a model.",
-            readable=readable and len(automaton.cells) <= _READABLE,
-        )
+        program = program or _written(automaton, self.task, readable=readable)
         number = _HELD_OUT if readable else _HELD_OUT_REGIONS
         evidence = self._evidence(program, number)
         counted: Any = evidence[evidence["n"].isin(self.judged_at)]
@@ -498,6 +484,42 @@ class _Reader:
             found = held_out(self.model, program, batch, n_loops, number, generator)
             parts.append(found.assign(n=n))
         return pd.concat(parts, ignore_index=True)
+
+
+def finite_program(model: LoopedModel | Any, task: Task) -> LoopProgram | None:
+    """The program of a model whose transitions can all be tried; None of any other model.
+
+    A registered one, from the model's own first guess, where it is that; else as it is read off.
+    """
+    if not is_finite(model):
+        return None
+    _, automaton, same = _whole(model, task)
+    return (same and with_first_guess(same)) or _written(automaton, task, name="read off")
+
+
+def _whole(
+    model: LoopedTransformer, task: Task, lengths: Sequence[int] = ()
+) -> tuple[CodeTable, CellAutomaton, SameProgram | None]:
+    """All transitions of a model, its smallest automaton, and the registered program that it is."""
+    inputs = Surroundings.of(task, sorted({1, 2, 3, *lengths}))
+    table = tabulate_code(model, inputs.pairs)
+    automaton = table.automaton.asked_at(inputs.asked).merged()
+    found = (same_program(automaton, one, inputs) for one in programs_of(task))
+    same = next((one for one in found if one is not None), None)
+    return table, automaton.asked_at(inputs.asked, otherwise=0), same
+
+
+def _written(
+    automaton: CellAutomaton, task: Task, *, name: str = "decompiled", readable: bool = True
+) -> LoopProgram:
+    return program_of(
+        automaton,
+        task,
+        n_loops=loop_count(task),
+        name=name,
+        doc="Read off a model.",
+        readable=readable and len(automaton.cells) <= _READABLE,
+    )
 
 
 def _below_line(evidence: pd.DataFrame) -> Refusal | None:

@@ -57,6 +57,8 @@ class Decompilation(Result, kind="decompilation"):
             :class:`~loopinterp.circuits.decompiler.claim.Refusal`; empty if it was.
         claimed: What is claimed of it, as the fields of a
             :class:`~loopinterp.circuits.decompiler.claim.Claim`.
+        identified: The registered program that it is, decided exactly, with its first guess where
+            that is its own; "" where it is none of them or was not read whole.
         code: The program, or what comes closest, as code; "" where no table could be made.
         sharp: Whether values are states that behave alike, or regions of states.
         read_at: Lengths of the inputs that it was read off.
@@ -88,6 +90,7 @@ class Decompilation(Result, kind="decompilation"):
     responses: list[list[Any]]
     unexplained: list[list[Any]]
     graph: dict[str, Any] = field(default_factory=dict)
+    identified: str = ""
 
     @property
     def claim(self) -> Claim:
@@ -159,6 +162,7 @@ def decompilation_study(
             given=found.program is not None,
             refused=dataclasses.asdict(found.refusal) if found.refusal else {},
             claimed=dataclasses.asdict(found.claim),
+            identified=found.program.name if found.program and found.same_as else "",
             code="" if found.closest is None else str(found.closest),
             sharp=sharp,
             read_at=[longest] if sharp else looked_at,

@@ -35,6 +35,11 @@ _LABEL = "program read off"
 
 def _claimed(claim: Claim) -> str:
     """The claim beside a program that is given."""
+    if claim.grade == EXACT and claim.transitions:
+        return (
+            f"It is the model's program at any length: all {claim.transitions:,} transitions that "
+            "a run can make were tried, from the start and from whatever states are put in."
+        )
     if claim.grade == EXACT:
         return (
             f"Up to length {claim.checked_to}, the longest that was checked, nothing that was "
@@ -82,7 +87,9 @@ def _agreement(result: Decompilation) -> str:
         f"{int(worst['n'])}, and undisturbed {percent(natural.min())} of whole answers at all loops"
     )
     if result.given:
-        return f"A program of {size} was read off the model: {said}. {_claimed(result.claim)}"
+        read = f"A program of {size} was read off the model"
+        read += f", and it is “{result.identified}”" if result.identified else ""
+        return f"{read}: {said}. {_claimed(result.claim)}"
     return f"No program is given, as {result.reason}. What comes closest has {size}: {said}."
 
 

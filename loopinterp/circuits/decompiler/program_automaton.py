@@ -9,7 +9,7 @@ guess* if it becomes, after the first loop, what the program could be.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
@@ -179,6 +179,21 @@ def same_program(
         mine[pair[1], value] == its[pair[1], own[pair]] for pair, value in automaton.start.items()
     )
     return SameProgram(program, guess, alike, values)
+
+
+def same_algorithm(one: CellAutomaton, other: CellAutomaton, asked: Collection[int]) -> bool:
+    """Whether two automata are one up to their first guesses: each can be all that the other is.
+
+    Args:
+        one: An automaton all of whose steps are known.
+        other: Another of the same tokens.
+        asked: Tokens at which an answer is asked for.
+    """
+    names = _classes(one.asked_at(asked), other.asked_at(asked))
+    if names is None:
+        return False
+    mine, its = names
+    return {mine[cell] for cell in one.recurring} == {its[cell] for cell in other.recurring}
 
 
 def _classes(

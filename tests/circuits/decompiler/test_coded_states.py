@@ -99,6 +99,7 @@ def test_a_bit_at_its_threshold_is_not_sure():
     assert tabulate_code(model, PAIRS).sure
     with torch.no_grad():  # one transition is put on the threshold, up to rounding
         _, cache = model.run_with_cache(torch.tensor([[4]]), n_loops=1)
+        assert model.code is not None
         model.code.read.bias[0] -= cache.stack("hook_code_pre")[0, 0, 0, 0]
     table = tabulate_code(model, PAIRS)
     assert not table.sure

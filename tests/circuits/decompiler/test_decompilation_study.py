@@ -14,8 +14,10 @@ from loopinterp.errors import InputError
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
 from loopinterp.plotting import CircuitGraph
 from loopinterp.rasp import compile_program
+from loopinterp.results import findings_of
 from loopinterp.saved_results import load_result
 from loopinterp.tasks import Addition, get_task
+from loopinterp.zoo import load_pretrained
 
 
 @cache
@@ -119,3 +121,14 @@ def test_another_task_is_refused() -> None:
     model = compile_program("ripple", max_length=8).model
     with pytest.raises(InputError, match="tokens of task"):
         decompilation_study(model, get_task("multiplication"), n=4)
+
+
+def test_a_finite_model_is_said_to_be_what_it_is_at_any_length():
+    """A model with a state code whose weights are trained: the zoo's."""
+    run = load_pretrained("addition-finite")
+    result = decompilation_study(run.model(), run.task(), n=4)
+    assert result.identified == "ripple from carry = propagate"
+    assert result.claim.transitions == 82
+    (first, *_) = findings_of(result)
+    assert "“ripple from carry = propagate”" in first.text
+    assert "any length" in first.text and "82 transitions" in first.text

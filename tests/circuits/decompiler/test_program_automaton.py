@@ -11,6 +11,7 @@ from loopinterp.circuits.decompiler.automaton_program import with_first_guess
 from loopinterp.circuits.decompiler.coded_states import Surroundings
 from loopinterp.circuits.decompiler.program_automaton import (
     is_local,
+    same_algorithm,
     same_program,
     tabulate_program,
 )
@@ -91,6 +92,19 @@ def test_a_first_guess_of_its_own_is_found():
     assert named is not None
     assert equivalence(named, other, lengths=(1, 2, 3, 4)).equivalent
     assert not equivalence(named, "ripple", lengths=(1, 2, 3, 4)).equivalent
+
+
+def test_two_automata_are_one_up_to_their_first_guess():
+    def table(program):
+        found = tabulate_program(program, INPUTS.pairs)
+        assert found is not None
+        return found.automaton
+
+    ripple = get_program("ripple")
+    other = replace(ripple, prepare={"carry": full(1)})
+    assert same_algorithm(table(ripple), table(other), INPUTS.asked)
+    for name in ("sticky_ripple", "ripple_held_2"):
+        assert not same_algorithm(table(ripple), table(get_program(name)), INPUTS.asked)
 
 
 def test_a_program_that_keeps_its_start_is_another():

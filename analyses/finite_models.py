@@ -1,0 +1,125 @@
+"""Which programs training finds: finite-state models of several seeds, read whole.
+
+    python -m analyses.finite_models --out runs/finite
+    python -m analyses.finite_models --out runs/finite addition-finite --seeds 0 1 2 --jobs 2
+
+Each seed is trained on answers alone with a code of sign bits between its loops, bits are dropped
+as long as every answer stays right, and all transitions of the smallest model are tried. Models
+whose automata are one up to the first guess are one algorithm, and get one letter. What was found
+is kept in analyses/results/finite_models.csv; the table goes into docs/read-a-program.md. Runs that
+are in --out are gone on with.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from string import ascii_uppercase
+from typing import Any
+
+import pandas as pd
+import torch
+from joblib import Parallel, delayed
+
+from analyses.tables_in_pages import PAGES, RESULTS, rewrite, table
+from loopinterp.circuits import decompile
+from loopinterp.circuits.decompiler.cell_automaton import CellAutomaton
+from loopinterp.circuits.decompiler.coded_states import Surroundings
+from loopinterp.circuits.decompiler.held_out import PLANTED, TRAJECTORY
+from loopinterp.circuits.decompiler.program_automaton import same_algorithm
+from loopinterp.training import RECIPES, Run, evaluate, list_recipes, smallest_stage, train_finite
+
+FILE, PAGE, NAME = "finite_models.csv", "read-a-program.md", "finite-models"
+SAMPLES = 1000
+
+
+def main() -> None:
+    finite = [name for name in list_recipes() if name.endswith("-finite")]
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="RECIPE", help=f"Default: {', '.join(finite)}.")
+    parser.add_argument("--out", type=Path, default=Path("runs/finite"))
+    parser.add_argument("--seeds", type=int, nargs="+", default=range(5))
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--page", type=Path, default=PAGES / PAGE)
+    args = parser.parse_args()
+    path = args.results / FILE
+    known = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=["recipe", "seed"])
+    for name in args.names or finite:
+        made = Parallel(n_jobs=args.jobs)(
+            delayed(measure)(name, seed, args.out / name / f"seed-{seed}") for seed in args.seeds
+        )
+        rows, automata = zip(*made)
+        found = pd.DataFrame(rows).assign(algorithm=letters(name, automata))
+        known = pd.concat([known[known["recipe"] != name], found], ignore_index=True)
+        known.to_csv(path, index=False, float_format="%.6g")
+        print(found.to_string(index=False), flush=True)
+    rewrite(args.page, {NAME: as_table(pd.read_csv(path))})
+
+
+def measure(name: str, seed: int, out: Path) -> tuple[dict[str, Any], CellAutomaton | None]:
+    """Train one seed, and read its smallest model; None where no stage is right."""
+    torch.set_num_threads(1)
+    stages = train_finite(RECIPES[name].replace(seed=seed), out, progress=False)
+    minutes = sum(stage.run.seconds for stage in stages) / 60
+    row: dict[str, Any] = {"recipe": name, "seed": seed, "minutes": minutes}
+    smallest = smallest_stage(stages)
+    if smallest is None:
+        return row, None
+    run, cutoff = smallest.run, smallest.run.cutoff
+    lengths = [cutoff * k for k in (1, 2, 4)]
+    right = evaluate(run.model(), run.task(), lengths, n_samples=SAMPLES)
+    found = decompile(run.model(), run.task(), n=cutoff, lengths=(cutoff, 2 * cutoff))
+    tried = found.evidence[found.evidence["what"].isin([TRAJECTORY, PLANTED])]
+    assert found.table is not None and found.automaton is not None
+    return row | {
+        "bits": smallest.n_bits,
+        "from_anywhere": smallest.from_anywhere,
+        "right": min(right.lowest(n).share for n in lengths),
+        "transitions": found.table.transitions,
+        "sure": found.table.sure,
+        "cells": len(found.automaton.cells),
+        "agree": int(tried["agree"].sum()),
+        "of": int(tried["of"].sum()),
+        "claim": found.claim.grade,
+        "program": found.program.name if found.program and found.same_as else "",
+    }, found.automaton
+
+
+def letters(name: str, automata: Sequence[CellAutomaton | None]) -> list[str]:
+    """A letter for each algorithm, the first met first; "" where there is none."""
+    run_of: list[tuple[str, CellAutomaton]] = []
+    asked = Surroundings.of(RECIPES[name].make_task(), (1, 2, 3)).asked
+    found = []
+    for automaton in automata:
+        if automaton is None:
+            found.append("")
+            continue
+        known = (x for x, other in run_of if same_algorithm(automaton, other, asked))
+        letter = next(known, None) or ascii_uppercase[len(run_of)]
+        run_of += [(letter, automaton)] * (letter not in dict(run_of))
+        found.append(letter)
+    return found
+
+
+def as_table(known: pd.DataFrame) -> str:
+    """A row a seed."""
+    header = ["recipe", "seed", "bits", "right, to 4 times", "transitions", "cells"]
+    header += ["trajectories", "algorithm", "program", "minutes"]
+    rows = []
+    for row in known.sort_values(["recipe", "seed"], kind="stable").to_dict("records"):
+        if pd.isna(row["bits"]):
+            rest = ["", "no stage", "", "", "", "", ""]
+        else:
+            rest = [
+                f"{row['bits']:.0f}", f"{row['right']:.3f}", f"{row['transitions']:.0f}",
+                f"{row['cells']:.0f}", f"{row['agree']:.0f} of {row['of']:.0f}", row["algorithm"],
+                "" if pd.isna(row["program"]) else row["program"],
+            ]  # fmt: skip
+        rows.append([row["recipe"], row["seed"], *rest, f"{row['minutes']:.1f}"])
+    return table(header, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""Training of models with a state code: hardening, drawn initial bits, and dropped bits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from loopinterp.errors import CheckpointError, ConfigError, InputError
+from loopinterp.models import LoopedTransformer, iterate
+from loopinterp.training import (
+    CodeConfig,
+    CurriculumConfig,
+    ObjectiveConfig,
+    Trainer,
+    TrainingConfig,
+    finite_state,
+    smallest_stage,
+    train,
+    train_finite,
+    train_seeds,
+)
+from loopinterp.training.recipes import RECIPES
+from loopinterp.training.starting_model import starting_model
+
+SMALL = RECIPES["addition"].replace(
+    model=RECIPES["addition"].model.replace(
+        d_model=16, n_heads=2, state_code=3, initial_state="code"
+    ),
+    curriculum=CurriculumConfig(kind="none", max_n=3),
+    objective=ObjectiveConfig(),
+    state_noise=0.0,
+    steps=4,
+    batch_size=16,
+    checkpoint_every=2,
+    log_every=1,
+)
+
+
+def test_hardness_grows_from_none_to_all():
+    code = CodeConfig(harden_from=0.2, harden_to=0.6)
+    assert [code.hardness(p) for p in (0, 0.2, 0.4, 0.6, 1)] == [0, 0, 0.5, 1, 1]
+    step = CodeConfig(harden_from=0.5, harden_to=0.5)
+    assert [step.hardness(p) for p in (0.4, 0.5)] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"harden_to": 0.1}, {"random_everywhere": 0.7, "random_somewhere": 0.5}]
+)
+def test_hardening_that_makes_no_sense_is_refused(changes):
+    with pytest.raises(ConfigError):
+        CodeConfig(**changes)
+
+
+def test_what_a_state_code_cannot_be_trained_with_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="compile"):
+        SMALL.replace(compile=True)
+    with pytest.raises(ConfigError, match="state_code"):
+        RECIPES["addition"].replace(code=CodeConfig(hard=0.5))
+    with pytest.raises(ConfigError, match="one by one"):
+        train_seeds(SMALL, [0, 1], tmp_path)
+
+
+def test_a_stopped_run_ends_with_the_weights_of_one_that_was_not(tmp_path):
+    config = SMALL.replace(code=CodeConfig(random_everywhere=0.4, random_somewhere=0.4))
+    whole, stopped = Trainer(config), Trainer(config)
+    for trainer, steps in ((whole, 4), (stopped, 2)):
+        for _ in range(steps):
+            trainer.step()
+    again = Trainer(config)
+    tensors, metadata = stopped.state()
+    again.load({name: x.clone() for name, x in tensors.items()}, metadata, tmp_path)
+    for _ in range(2):
+        again.step()
+    for one, other in zip(whole.model.parameters(), again.model.parameters()):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(("everywhere", "somewhere"), [(1.0, 0.0), (0.0, 1.0), (0.0, 0.0)])
+def test_initial_bits_are_drawn_where_they_are_asked_for(everywhere, somewhere):
+    config = SMALL.replace(
+        batch_size=400,
+        code=CodeConfig(random_everywhere=everywhere, random_somewhere=somewhere),
+    )
+    trainer = Trainer(config)
+    iteration = trainer._started(trainer.bind(trainer.draw()))
+    start = trainer.model.initial_state(iteration.e)
+    moved = (iteration.h0 != start).any(-1).double().mean()
+    share = everywhere + 0.1 * somewhere
+    assert abs(float(moved) - share * 7 / 8) < 0.03  # one code in eight is the start's own
+
+
+def test_a_dropped_bit_is_minus_one_from_then_on(tmp_path):
+    run = train(SMALL, tmp_path / "three", progress=False)
+    three = run.model()
+    config = SMALL.replace(start_from=str(run.folder), model=SMALL.model.replace(state_code=2))
+    two = starting_model(config)
+    inputs = torch.randint(4, (8, 5), generator=torch.Generator().manual_seed(0))
+    states = [h for _, h in iterate(two, inputs, 3)]
+    logits = two(inputs, n_loops=3)
+
+    def without(bit: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        def drop(bits, hook):
+            bits[..., bit] = -1
+            return bits
+
+        hooks = [(lambda name: name.endswith("hook_code"), drop)]
+        out = three.run_with_hooks(inputs, n_loops=3, fwd_hooks=hooks)
+        with three.hooks(fwd_hooks=hooks):
+            seen = three(inputs, n_loops=3, return_type="states")
+        return out, list(seen)
+
+    same = [torch.allclose(without(bit)[0], logits, atol=1e-5) for bit in range(3)]
+    assert any(same)
+    _, seen = without(same.index(True))
+    for one, other in zip(states, seen):
+        torch.testing.assert_close(one, other)
+
+
+def test_only_the_model_that_training_began_with_will_do(tmp_path):
+    run = train(SMALL, tmp_path / "first", progress=False)
+    config = SMALL.replace(start_from=str(run.folder), seed=1)
+    second = train(config, tmp_path / "second", progress=False).config
+    assert isinstance(second, TrainingConfig) and second.start_sha256 is not None
+    train(SMALL.replace(seed=2), tmp_path / "other", progress=False)
+    (tmp_path / "first").rename(tmp_path / "away")
+    (tmp_path / "other").rename(tmp_path / "first")
+    with pytest.raises(CheckpointError, match="the one that the run began with"):
+        starting_model(second)
+    with pytest.raises(ConfigError, match="start_from"):
+        starting_model(
+            SMALL.replace(start_from=str(run.folder), model=SMALL.model.replace(state_code=4))
+        )
+    with pytest.raises(ConfigError, match="another architecture"):
+        starting_model(RECIPES["addition"].replace(start_from=str(run.folder), state_noise=0.0))
+
+
+def test_stages_go_on_while_they_learn_and_end_where_none_does(tmp_path, monkeypatch):
+    """Which stages are made: what they learn is said by a table in place of an evaluation."""
+    monkeypatch.setattr(finite_state, "_TUNING_STEPS", 2)
+    monkeypatch.setattr(finite_state, "_STEPS_FROM_ANYWHERE", 2)
+    learnt = {"bits-3", "bits-2-from-anywhere"}
+
+    class Found:
+        def __init__(self, name: str) -> None:
+            self.share = float(name in learnt)
+
+        def lowest(self, n: int) -> Found:
+            return self
+
+    names = iter(["bits-3", "bits-2", "bits-2-from-anywhere", "bits-1", "bits-1-from-anywhere"])
+    monkeypatch.setattr(finite_state, "evaluate", lambda *args, **kwargs: Found(next(names)))
+    stages = train_finite(SMALL, tmp_path, progress=False)
+    made = [stage.run.folder.name for stage in stages]
+    assert made == ["bits-3", "bits-2", "bits-2-from-anywhere", "bits-1", "bits-1-from-anywhere"]
+    found = smallest_stage(stages)
+    assert found is not None and found.run.folder.name == "bits-2-from-anywhere"
+    assert found.run.config.model.state_code == 2
+    assert stages[3].run.config.to_dict()["start_from"] == str(found.run.folder)
+    model = stages[-1].run.model()
+    assert isinstance(model, LoopedTransformer) and model.code is not None
+    assert model.code.n_bits == 1
+
+
+def test_a_model_without_a_code_has_no_bits_to_drop(tmp_path):
+    with pytest.raises(ConfigError, match="state_code"):
+        train_finite(RECIPES["addition"], tmp_path)
+    with pytest.raises(InputError, match="fewest_bits"):
+        train_finite(SMALL, tmp_path, fewest_bits=4)
+
+
+def test_the_configuration_comes_back(tmp_path):
+    config = SMALL.replace(code=CodeConfig(hard=0.2))
+    assert TrainingConfig.from_dict(config.to_dict()) == config
