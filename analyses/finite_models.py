@@ -28,7 +28,7 @@ from loopinterp.circuits.decompiler.cell_automaton import CellAutomaton
 from loopinterp.circuits.decompiler.coded_states import Surroundings
 from loopinterp.circuits.decompiler.held_out import PLANTED, TRAJECTORY
 from loopinterp.circuits.decompiler.program_automaton import same_algorithm
-from loopinterp.training import RECIPES, Run, evaluate, list_recipes, smallest_stage, train_finite
+from loopinterp.training import RECIPES, evaluate, list_recipes, smallest_stage, train_finite
 
 FILE, PAGE, NAME = "finite_models.csv", "read-a-program.md", "finite-models"
 SAMPLES = 1000

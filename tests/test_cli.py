@@ -1014,3 +1014,21 @@ def test_without_its_recipe_a_task_gets_a_model_that_fits_it() -> None:
     config = workflow.configure(task="parity", without_recipe=True)
     assert isinstance(config, TrainingConfig)
     assert (config.model.d_vocab, config.model.d_vocab_out) == (5, 3)
+
+
+def test_bits_are_dropped_and_each_stage_is_said(command: Command, tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    small = RECIPES["addition-finite"].to_dict()
+    small["model"] |= {"d_model": 16, "n_heads": 2, "state_code": 2}
+    config.write_text(json.dumps({**small, "steps": 2, "batch_size": 8}))
+    out = tmp_path / "finite"
+    again = ("train", "--config", config, "--drop-bits", "--out", out, "--no-progress")
+    answer = command(*again, "--json")
+    assert answer.status == 0
+    [stage] = answer.json["stages"]  # two steps teach nothing
+    assert (stage["bits"], stage["learnt"], answer.json["smallest"]) == (2, False, None)
+    assert Path(stage["run"]) == out / "bits-2"
+    assert "No stage is right" in command(*again).out
+    refused = command("train", "--task", "addition", "--drop-bits", "--out", tmp_path / "other")
+    assert_refused(refused, "state_code", "Set model.state_code=4")
+    assert not (tmp_path / "other").exists()

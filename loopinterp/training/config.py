@@ -128,7 +128,7 @@ class CurriculumConfig(Settings):
 
 @settings
 class CodeConfig(Settings):
-    """How the signs of a state code are hardened (:class:`~loopinterp.models.Softening`).
+    """How the signs of a state code are hardened (:mod:`loopinterp.models.state_code`).
 
     The share of hard signs is ``hard`` up to the share ``harden_from`` of the steps, grows
     linearly, and is 1 from ``harden_to`` on. As it grows, the gain goes from ``gain`` to
