@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from loopinterp.results import findings_of
 from loopinterp.saved_results import load_result
 from loopinterp.zoo import load_pretrained
 from tests.test_default_dtype import _result
@@ -20,4 +19,4 @@ from tests.test_study_arguments import STUDIES
 def test_a_study_takes_a_finite_state_model(name: str, tmp_path: Path) -> None:
     found = _result(name, load_pretrained("addition-finite").model())
     assert load_result(found.save(tmp_path)).data.equals(found.data)
-    assert all("nan" not in finding.text.lower() for finding in findings_of(found))
+    assert all("nan" not in finding.text.lower() for finding in found.findings())

@@ -35,11 +35,6 @@ _LABEL = "program read off"
 
 def _claimed(claim: Claim) -> str:
     """The claim beside a program that is given."""
-    if claim.grade == EXACT and claim.transitions:
-        return (
-            f"It is the model's program at any length: all {claim.transitions:,} transitions that "
-            "a run can make were tried, from the start and from whatever states are put in."
-        )
     if claim.grade == EXACT:
         return (
             f"Up to length {claim.checked_to}, the longest that was checked, nothing that was "
@@ -59,7 +54,7 @@ def _(result: Decompilation) -> list[Finding]:
         text = f"No program could be read off the model: {result.reason}."
         return [Finding(text, value="not decompiled", good=False, label=_LABEL)]
     size = f"{result.data.sizes['cell']} cells"
-    value = size if result.given else "not decompiled"
+    value = (result.identified or size) if result.given else "not decompiled"
     found = [Finding(_agreement(result), value=value, good=result.given, label=_LABEL)]
     if result.responses:
         found.append(Finding(_delays(result)))
@@ -87,10 +82,20 @@ def _agreement(result: Decompilation) -> str:
         f"{int(worst['n'])}, and undisturbed {percent(natural.min())} of whole answers at all loops"
     )
     if result.given:
-        read = f"A program of {size} was read off the model"
-        read += f", and it is “{result.identified}”" if result.identified else ""
-        return f"{read}: {said}. {_claimed(result.claim)}"
+        if result.claim.grade == EXACT and result.claim.transitions:
+            return f"{_whole(result, size)} In figures, {said}."
+        return f"A program of {size} was read off the model: {said}. {_claimed(result.claim)}"
     return f"No program is given, as {result.reason}. What comes closest has {size}: {said}."
+
+
+def _whole(result: Decompilation, size: str) -> str:
+    """What is said of a model all of whose transitions were tried."""
+    named = f"“{result.identified}”" if result.identified else "a program of its own"
+    return (
+        f"The model runs {named}, at any length: all {result.claim.transitions:,} transitions that "
+        "a run can make were tried, from the start and from whatever states are put in. Its "
+        f"smallest table has {size}."
+    )
 
 
 def _delays(result: Decompilation) -> str:
@@ -145,7 +150,9 @@ def _circuit(result: Decompilation) -> Figure:
 
 def _evidence(result: Decompilation) -> Figure:
     title = "read off the model" if result.given else "that comes closest to the model"
-    lengths = ", ".join(map(str, result.read_at))
+    learnt = f"learnt from exchanges on inputs of length {', '.join(map(str, result.read_at))}"
+    if result.claim.transitions:
+        learnt = f"read off all {result.claim.transitions:,} transitions that a run can make"
     return Figure(
         title=f"The program {title}, and how far it is right",
         plot=line_figure(
@@ -156,8 +163,8 @@ def _evidence(result: Decompilation) -> Figure:
             references=[Reference(ENOUGH, "needed of whole trajectories")],
         ),
         caption=(
-            f"The program was learnt from exchanges on inputs of length {lengths}. Here it is "
-            "asked about other inputs and other exchanges of whole states: undisturbed, one and "
+            f"The program was {learnt}. Here it is asked about inputs and exchanges of whole "
+            "states that it was not made from: undisturbed, one and "
             "two loops after an exchange, at the end, at every loop (whole trajectory), and where "
             "states of any loop were put in, rare ones as often as common ones (planted). Only "
             "exchanges count that change an answer of the model or of the program."

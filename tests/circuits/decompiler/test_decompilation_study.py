@@ -14,7 +14,6 @@ from loopinterp.errors import InputError
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
 from loopinterp.plotting import CircuitGraph
 from loopinterp.rasp import compile_program
-from loopinterp.results import findings_of
 from loopinterp.saved_results import load_result
 from loopinterp.tasks import Addition, get_task
 from loopinterp.zoo import load_pretrained
@@ -129,6 +128,6 @@ def test_a_finite_model_is_said_to_be_what_it_is_at_any_length():
     result = decompilation_study(run.model(), run.task(), n=4)
     assert result.identified == "ripple from carry = propagate"
     assert result.claim.transitions == 82
-    (first, *_) = findings_of(result)
+    (first, *_) = result.findings()
     assert "“ripple from carry = propagate”" in first.text
     assert "any length" in first.text and "82 transitions" in first.text
