@@ -46,6 +46,8 @@ LENGTH = "length"
 
 Untried = Literal[
     "initial_state",
+    "from_initial_state",
+    "first_position",
     "other_token",
     "several_positions",
     "other_loop",
@@ -121,7 +123,7 @@ def gather_evidence(
         if not laid:
             scored = torch.arange(len(pairs)) % TUNED_ON != 0
             laid = [_lay_over(p, run, exchanged, ~scored, runs) for p in programs]
-        begun = _begun(pairs, laid)  # before that some program says nothing, so none is asked
+        begun = _begun(pairs, laid)  # elsewhere some program says nothing, so none is asked
         scored &= begun
         every.append(pairs[begun.to(pairs.loop.device)])
         measured = _measured(run, exchanged, random, laid, runs, batch, scored)
@@ -143,7 +145,9 @@ def untried(batches: Sequence[InterchangePairs]) -> list[Untried]:
         given = pairs.inputs[at.source, at.position]
         at_once = at.made & (at.loop == at.loop[:, :1]) & (at.position != at.position[:, :1])
         there: dict[Untried, Tensor] = {
-            "initial_state": at.made & ((at.loop == 0) | (at.source_loop == 0)),
+            "initial_state": at.made & (at.loop == 0),
+            "from_initial_state": at.made & (at.source_loop == 0),
+            "first_position": at.made & (at.position == 0),
             "other_token": at.made & (token != given),
             "several_positions": at_once,
             "other_loop": at.made & (at.loop != at.source_loop),
@@ -200,8 +204,12 @@ def _lay_over(
 
 
 def _begun(pairs: InterchangePairs, laid: Sequence[Alignment]) -> Bool[Tensor, " pair"]:
-    """Which pairs are of loops at which a program has begun, whichever of the alignments it has."""
-    return (pairs.loop + min(alignment.shift for alignment in laid) >= 0).cpu()
+    """Which pairs lie where a program has begun and is, whichever of the alignments it has."""
+    at = pairs.sites
+    first = max(-min(alignment.shift for alignment in laid), 0)
+    left = max(alignment.offset for alignment in laid)
+    outside = (at.loop < first) | (at.source_loop < first) | (at.position < left)
+    return ~(at.made & outside).any(1).cpu()
 
 
 def _undisturbed(

@@ -35,13 +35,15 @@ def strata_of(pairs: InterchangePairs, program: LoopProgram) -> dict[str, Stratu
     own, left = pairs.tokens
     both = own * len(tokens) + left
     kinds = both.unique()
+    alone = position == 0  # nothing stands to the left of the first
+    before, into = ((x - 1).clamp(min=0) for x in (pairs.loop, position))
     names = [f"{tokens[k // len(tokens)]} after {tokens[k % len(tokens)]}" for k in kinds.tolist()]
     return {
         TOKEN: Stratum(tuple(tokens), own),
-        LEFT: Stratum(tuple(tokens), left),
-        BOTH: Stratum(tuple(names), torch.searchsorted(kinds, both)),
-        WHEN: Stratum(THIRDS, 3 * (pairs.loop - 1) // max(pairs.n_loops - 1, 1)),
-        WHERE: Stratum(THIRDS, 3 * (position - 1) // max(pairs.inputs.shape[1] - 1, 1)),
+        LEFT: Stratum(tuple(tokens), left.masked_fill(alone, -1)),
+        BOTH: Stratum(tuple(names), torch.searchsorted(kinds, both).masked_fill(alone, -1)),
+        WHEN: Stratum(THIRDS, 3 * before // max(pairs.n_loops - 1, 1)),
+        WHERE: Stratum(THIRDS, 3 * into // max(pairs.inputs.shape[1] - 1, 1)),
         **_history(pairs),
         **(_chains(pairs) if program.task == "addition" else {}),
     }

@@ -53,7 +53,8 @@ class SpreadPairs:
         same_value: How many of the same value.
         loops: After at most so many different numbers of loops: 0 .. T(n) - 1 is parted evenly
             into so many spans, and one is drawn from each. At the start, after 0 loops, every
-            source is of a later loop; without sources of other loops it is left out.
+            source is of a later loop; without sources of other loops it is left out. Sources of
+            other loops are of the start too.
         sites: Positions whose states are exchanged at once.
         other_loops: Share of the sources that are states of another loop.
         repeated: Share of the runs of other values that get a second interchange.
@@ -96,7 +97,6 @@ class SpreadPairs:
             most = _TRIED * self.pairs // len(loops) + 1
             base, source = draw_pairs(len(batch), most, generator)
             same = batch.inputs[base] == batch.inputs[source]
-            same[:, 0] = False  # a program's variables may lie one position to the left
             source_loop = self._source_loops(torch.full_like(base, loop), last, generator)
             differs = _differ(traces, (loop, base), (source_loop, source))
             for found, where, more in (
@@ -128,11 +128,11 @@ class SpreadPairs:
     def _source_loops(
         self, loop: Int[Tensor, "*shape"], last: int, generator: torch.Generator
     ) -> Int[Tensor, "*shape"]:
-        """The loop of each source: the same, or for some of them any other from 1 to the last."""
+        """The loop of each source: the same, or for some of them any other from 0 to the last."""
         if last < 2 or not self.other_loops:
             return loop
-        moved = torch.randint(1, last, loop.shape, generator=generator)
-        other = (loop - 1 + moved) % last + 1
+        moved = torch.randint(1, last + 1, loop.shape, generator=generator)
+        other = (loop + moved) % (last + 1)
         luck = torch.rand(loop.shape, generator=generator, dtype=torch.float32)
         across = (luck < self.other_loops) | (loop == 0)
         return torch.where(across, other, loop)
@@ -155,8 +155,7 @@ class SpreadPairs:
 
         # Half at the same position and a later loop; half at any other, perhaps at the same loop.
         first, base, loop = (x[rows] for x in (found.positions[:, 0], found.base, found.loop))
-        moved = draw(1, max(n_pos - 1, 2))
-        elsewhere = (first - 1 + moved) % max(n_pos - 1, 1) + 1
+        elsewhere = (first + draw(1, max(n_pos, 2))) % n_pos
         position = torch.where(draw(0, 2)[:1] == 0, first, elsewhere)
         source, again = draw(0, n_inputs), draw(loop + (position == first), last)
         again = again.clamp(max=last)

@@ -120,6 +120,8 @@ def reason_in_words(reason: Reason) -> str:
 
 UNTRIED: dict[Untried, str] = {
     "initial_state": "the state before the first loop",
+    "from_initial_state": "a later state replaced by the one before the first loop",
+    "first_position": "the state of the first position",
     "other_token": "states of another token",
     "several_positions": "several positions at once",
     "other_loop": "states of another loop",

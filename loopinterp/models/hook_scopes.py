@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from inspect import CO_GENERATOR
+from inspect import CO_ASYNC_GENERATOR, CO_GENERATOR
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -115,7 +115,7 @@ class HookScope:
         opener = self._opener
         if opener is None:
             return
-        if opener.f_code.co_flags & CO_GENERATOR and opener.f_back is None:
+        if opener.f_code.co_flags & _SUSPENDS and opener.f_back is None:
             raise HookError(
                 "hooks",
                 expected="a with block that is being run",
@@ -136,21 +136,30 @@ class HookScope:
             frame = frame.f_back
 
 
+_SUSPENDS = CO_GENERATOR | CO_ASYNC_GENERATOR
+"""Flags of the code of functions that can be left inside a with block and come back to."""
+
 _CHECKPOINT = os.path.join("torch", "utils", "checkpoint.py")
 
 
 def _caller_of_block() -> FrameType | None:
-    """The frame whose ``with`` statement opens a scope; None for a context manager around it."""
+    """The frame whose ``with`` statement opens a scope, context managers around it left out."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and _module(frame) != "loopinterp.models.strict_hooks":
         frame = frame.f_back  # as far as hooks(), which opens all scopes
     while frame is not None and (_module(frame) == "contextlib" or frame.f_code.co_name == "hooks"):
         frame = frame.f_back
-    if frame is None or not frame.f_code.co_flags & CO_GENERATOR:
-        return frame
-    # A context manager or a fixture is suspended there on purpose.
-    driver = "" if frame.f_back is None else _module(frame.f_back)
-    return None if driver == "contextlib" or driver.startswith("_pytest") else frame
+    # A context manager or a fixture is suspended there on purpose; who uses it may be left too.
+    while frame is not None and frame.f_code.co_flags & _SUSPENDS:
+        driver = "" if frame.f_back is None else _module(frame.f_back)
+        if driver.startswith("_pytest"):
+            return None
+        if driver != "contextlib":
+            return frame
+        frame = frame.f_back
+        while frame is not None and _module(frame) == "contextlib":
+            frame = frame.f_back
+    return frame
 
 
 def _module(frame: FrameType) -> str:

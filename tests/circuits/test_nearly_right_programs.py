@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from loopinterp.rasp import (
     var,
     where,
 )
+from loopinterp.rasp.mutations import equivalence
 from loopinterp.rasp.mutations.of_history import forgotten_the_second_time, held_out_of_phase
 from loopinterp.rasp.mutations.rewriting import changed
 from loopinterp.tasks import Addition, get_task
@@ -154,3 +156,37 @@ def test_a_program_that_falls_silent_when_disturbed(run):
     )
     verdict = compared(get_program(run), [silent], [8, 10]).verdict
     assert verdict.winner is None, verdict.statement
+
+
+def clocked(name: str, trigger, held=None) -> LoopProgram:
+    """The ripple with a clock that stops at 3; where a trigger holds, the carry is another."""
+    return replace(
+        RIPPLE,
+        name=name,
+        prepare={**RIPPLE.prepare, "clock": full(0)},
+        step={
+            "carry": where(trigger, CARRY if held is None else held, NEW),
+            "clock": smaller(var("clock") + 1, 3),
+        },
+    )
+
+
+def test_a_state_of_the_start_put_into_a_later_loop():
+    """It holds the carry where its own clock is at the start, and three to its left are old."""
+    clock = var("clock")
+    old = [eq(shift_right(clock, k), 3) for k in (1, 2, 3)]
+    program = clocked("young among old", eq(clock, 0) & old[0] & old[1] & old[2])
+    assert not equivalence("ripple", program, lengths=(4, 5)).equivalent
+    verdict = compared(program, ["ripple", "sticky_ripple"], [8]).verdict
+    assert verdict.winner is None and "from_initial_state" not in verdict.untried
+
+
+def test_the_first_position_of_another_loop():
+    """Position 4 holds a carry where the clock of position 0 is not that of all others."""
+    clock = var("clock")
+    alike = [eq(shift_right(clock, k), clock) for k in (1, 2, 3)]
+    apart = eq(indices, 4) & ne(shift_right(clock, 4), clock) & alike[0] & alike[1] & alike[2]
+    program = clocked("first position", apart, held=full(1))
+    assert not equivalence("ripple", program, lengths=(5,)).equivalent
+    verdict = compared(program, ["ripple", "sticky_ripple"], [8]).verdict
+    assert verdict.winner is None and "first_position" not in verdict.untried

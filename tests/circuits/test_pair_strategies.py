@@ -57,11 +57,11 @@ def test_pairs_share_the_token_and_differ_in_a_variable_unless_they_are_of_the_s
     other = kind.codes == 0
     assert int(other.sum()) == STRATEGY.pairs
     last = int(batch.n_loops[0])
-    assert 1 <= int(pairs.source_loop.min()) <= int(pairs.source_loop.max()) <= last
+    assert 0 <= int(pairs.source_loop.min()) <= int(pairs.source_loop.max()) <= last
     across = (pairs.source_loop != pairs.loop)[other]
-    assert 0.35 < float(across.double().mean()) < 0.7
+    assert 0.35 < float(across.double().mean()) < 0.75
     assert 0 <= int(pairs.loop.min()) <= int(pairs.loop.max()) < int(batch.n_loops[0])
-    assert (pairs.source_loop > 0).all()  # into the start goes the state of a later loop
+    assert (pairs.source_loop[pairs.loop == 0] > 0).all()  # into the start goes a later state
     assert len(pairs.loop.unique()) <= STRATEGY.loops
     for k in range(0, len(pairs), 3):
         position = pairs.positions[k, 0]
@@ -180,9 +180,12 @@ def test_strata_say_token_left_token_when_and_where():
     for k in range(len(pairs)):
         row, at, loop = pairs.inputs[pairs.base[k]], int(pairs.positions[k, 0]), int(pairs.loop[k])
         own, left = names[row[at]], names[row[at - 1]]
-        assert (label(TOKEN, k), label(LEFT, k)) == (own, left)
-        assert label(BOTH, k) == f"{own} after {left}"
-        assert label(WHEN, k) == thirds[3 * (loop - 1) // (pairs.n_loops - 1)]
+        assert label(TOKEN, k) == own
+        if at:
+            assert (label(LEFT, k), label(BOTH, k)) == (left, f"{own} after {left}")
+        else:
+            assert int(strata[LEFT].codes[k]) == int(strata[BOTH].codes[k]) == -1
+        assert label(WHEN, k) == thirds[3 * max(loop - 1, 0) // (pairs.n_loops - 1)]
         earlier = int(pairs.source_loop[k]) - loop
         loops = "the same" if not earlier else "a later one" if earlier > 0 else "an earlier one"
         assert label(SOURCE_LOOP, k) == loops
@@ -190,4 +193,4 @@ def test_strata_say_token_left_token_when_and_where():
         again = int(pairs.second.position[k]) == at
         where = "at the same position" if again else "at another position"
         assert label(SECOND, k) == (where if pairs.second.made[k] else "none")
-        assert label(WHERE, k) == thirds[3 * (at - 1) // N]
+        assert label(WHERE, k) == thirds[3 * max(at - 1, 0) // N]

@@ -176,6 +176,7 @@ def test_what_was_not_tried_is_listed():
     assert set(blind.verdict.untried) == {
         *always,
         "initial_state",
+        "from_initial_state",
         "several_positions",
         "other_loop",
         "repeated",

@@ -70,6 +70,44 @@ class CountsLate(Counted):
         return Timed.step(self, h, e, int(self.made > 4))
 
 
+class KeepsItsInput(Timed):
+    """Injects what it embedded last, and not what it is given."""
+
+    def embed(self, inputs: Tensor) -> Tensor:
+        self.kept = super().embed(inputs)
+        return self.kept
+
+    def step(self, h: Tensor, e: Tensor) -> Tensor:  # type: ignore[override]
+        return super().step(h, self.kept[: len(h)], 0)
+
+
+class SlowEveryThird(Counted):
+    """Two fast loops and a slow one, by a counter that each embedding sets back."""
+
+    def embed(self, inputs: Tensor) -> Tensor:
+        self.made = 0
+        return super().embed(inputs)
+
+    def step(self, h: Tensor, e: Tensor) -> Tensor:
+        self.made += 1
+        return Timed.step(self, h, e, int(self.made % 3 == 0))
+
+
+class ReadsTheOthers(Timed):
+    def step(self, h: Tensor, e: Tensor) -> Tensor:  # type: ignore[override]
+        return super().step(h, e, 0) - e.mean(0, keepdim=True)
+
+
+class StartsByRow(Timed):
+    """Seeded, but for the batch as a whole: an example starts otherwise in another row."""
+
+    def initial_state(self, e: Tensor) -> Tensor:
+        return torch.randn(e.shape, generator=torch.Generator().manual_seed(0)).to(e)
+
+    def step(self, h: Tensor, e: Tensor) -> Tensor:  # type: ignore[override]
+        return super().step(h, e, 0)
+
+
 CASES: list[tuple[Callable[..., Timed], str]] = [
     (Counted, "step"),
     (CountsLate, "step"),
@@ -78,6 +116,10 @@ CASES: list[tuple[Callable[..., Timed], str]] = [
     (StartsAnywhere, "initial_state"),
     (EmbedsAnew, "embed"),
     (ReadsAnew, "readout"),
+    (KeepsItsInput, "step"),
+    (SlowEveryThird, "step"),
+    (ReadsTheOthers, "step"),
+    (StartsByRow, "initial_state"),
 ]
 
 
@@ -86,7 +128,7 @@ def test_the_method_that_does_not_repeat_is_named(kind: Callable[..., Timed], me
     model = kind()
     for asked in (model, WithVocabulary(model)):
         with pytest.raises(InputError) as error:
-            need_repeatable(asked, torch.tensor([[0, 1, 2, 3]]))
+            need_repeatable(asked, torch.tensor([[0, 1, 2, 3], [3, 3, 0, 1]]))
         assert error.value.what == f"{method} of {type(model).__name__}"
 
 

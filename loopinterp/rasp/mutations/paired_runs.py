@@ -78,7 +78,7 @@ class PairedRuns:
         self.batch, self.n_loops = batch, n_loops
         self.program = OneRun(program, batch, n_loops + 1, laid.shift, laid.offset)
         self.other = OneRun(other, batch, n_loops + 1)
-        self.positions = range(max(laid.offset, 1), batch.inputs.shape[1])
+        self.positions = range(laid.offset, batch.inputs.shape[1])
         self.loops = range(max(-laid.shift, 0), n_loops + 1)
 
     def clean_answers(self) -> tuple[Int[Tensor, "loop input pos"], Int[Tensor, "loop input pos"]]:

@@ -66,7 +66,7 @@ def test_what_tells_a_held_ripple_from_the_plain_one_is_what_plain_python_says(n
     of_first = ("source", "position", "loop", "source_loop")
     columns = ("base", *of_first, *(f"second_{name}" for name in of_first), "changes", "differ")
     rows = list(zip(*(found.interventions[column].tolist() for column in columns)))
-    assert len(rows) == min(INTERVENTIONS, len(inputs) * n * (n_loops + 1))
+    assert len(rows) == min(INTERVENTIONS, len(inputs) * (n + 1) * (n_loops + 1))
     for base, *first_and_second, changes, differ in rows:
         x, given = inputs[base], []
         for source, position, loop, source_loop in (first_and_second[:4], first_and_second[4:]):
@@ -103,7 +103,7 @@ def test_every_intervention_is_each_other_state_that_a_token_comes_to_at_a_posit
     rows = range(len(batch))
     wanted = {
         (base, position, loop, given)
-        for position in range(1, n + 1)
+        for position in range(n + 1)
         for given in states(rows, position)
         for base, loop in product(rows, range(n_loops + 1))
         if given[0] == batch.inputs[base, position] and given != state(base, position, loop)
