@@ -16,7 +16,15 @@ from loopinterp.run_seal import LinesDigest, Mismatch, Seal, check_lines
 from loopinterp.saved_results import Owner, read_run_config
 from loopinterp.stages import record_how_it_was_made
 from loopinterp.storage import read_tensors_and_metadata, write_tensors
-from loopinterp.training.run import CHECKPOINT, METRICS, WEIGHTS, Run, UnsealedRunWarning
+from loopinterp.training.run import (
+    CHECKPOINT,
+    METRICS,
+    WEIGHTS,
+    OlderWeightsWarning,
+    Run,
+    UnsealedRunWarning,
+    complete_lines,
+)
 from tests.training.tiny_run import TINY
 
 FOUR = [json.dumps({"step": step, "loss": 1 / step}) for step in (10, 20, 30, 40)]
@@ -134,6 +142,19 @@ def test_a_run_of_an_earlier_version_is_read_with_a_notice(run: Path) -> None:
     assert len(read_run(run).problems) == 1
     training.train(Run.load(run).config, run, progress=False)  # type: ignore[arg-type]
     assert Owner.of_run(run).mismatch is None and not read_run(run).problems
+
+
+def test_weights_of_another_step_are_read_with_a_notice(run: Path) -> None:
+    """As a kill between checkpoint and model leaves them, or a file that was put back."""
+    Run.load(run).model()
+    tensors, texts = read_tensors_and_metadata(run / WEIGHTS)
+    lines = complete_lines(run / METRICS)
+    earlier = LinesDigest(lines[:-1]).seal(Seal.of_texts(texts).run)  # type: ignore[union-attr]
+    write_tensors(run / WEIGHTS, tensors, texts | earlier.texts())
+    with pytest.warns(OlderWeightsWarning, match="the model is not that of the last step"):
+        Run.load(run).model()
+    training.train(Run.load(run).config, run, progress=False)  # type: ignore[arg-type]
+    Run.load(run).model()
 
 
 def test_a_given_model_is_known_by_its_weights(tmp_path: Path) -> None:

@@ -46,6 +46,11 @@ class UnsealedRunWarning(UserWarning):
     """A run was written by an earlier version: nothing says that its files belong together."""
 
 
+class OlderWeightsWarning(UserWarning):
+    """A run's model is older than its checkpoint: training was killed between the two, or it was
+    put back."""
+
+
 @dataclass(frozen=True, repr=False)
 class Run(ShortRepr):
     """A run on disk.
@@ -188,6 +193,7 @@ class Run(ShortRepr):
             seal=Seal.of_file(self.folder / WEIGHTS),
         )
         need_own_weights(owner, self.config, self.folder)
+        _warn_of_older(owner.seal, self.folder)
         model.loop_rule = self._loop_rule()
         return model
 
@@ -382,6 +388,20 @@ def need_own_weights(owner: Owner, config: TrainingConfig | GivenModelConfig, fo
             UnsealedRunWarning,
             stacklevel=3,
         )
+
+
+def _warn_of_older(seal: Seal | None, folder: Path) -> None:
+    """Warn if the weights are of fewer steps than the checkpoint, or of more."""
+    checkpoint = Seal.of_file(folder / CHECKPOINT) if (folder / CHECKPOINT).exists() else None
+    if seal is None or checkpoint is None or seal == checkpoint:
+        return
+    warnings.warn(
+        f"{folder / WEIGHTS} was written after {seal.n_lines} lines of {METRICS}, and the "
+        f"checkpoint after {checkpoint.n_lines}: the model is not that of the last step. To write "
+        "it anew, call the training into its folder once more.",
+        OlderWeightsWarning,
+        stacklevel=3,
+    )
 
 
 def need_own_lines(
