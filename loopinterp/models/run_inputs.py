@@ -48,9 +48,6 @@ def check_inputs(
     need_weights(device)
     if config.d_vocab is not None:
         _check_token_kind(inputs)
-        fix = "Use the task that the model was trained on, or a larger d_vocab."
-        if look:
-            _check_range(inputs, config.d_vocab, fix)
     else:
         vectors = isinstance(inputs, torch.Tensor) and inputs.dim() == 3
         fits = vectors and inputs.shape[-1] == config.d_features and inputs.is_floating_point()
@@ -62,6 +59,9 @@ def check_inputs(
             given=str(inputs.device),
             fix=f"Move it: inputs.to({str(device)!r}).",
         )
+    if config.d_vocab is not None and look:  # which on the meta device nobody can
+        fix = "Use the task that the model was trained on, or a larger d_vocab."
+        _check_range(inputs, config.d_vocab, fix)
     if config.positions == "absolute" and config.n_ctx is not None:
         check_length(inputs.shape[1], config.n_ctx, "sequence length")
     if config.positions == "grid":

@@ -189,7 +189,14 @@ def get_recipe(name: str) -> Recipe:
         12
     """
     known = check_choice("recipe", name, list_recipes())
-    return Recipe.from_dict(read_json_object(_FOLDER / f"{known}.json"))
+    file = _FOLDER / f"{known}.json"
+    try:
+        return Recipe.from_dict(read_json_object(file))
+    except ConfigError as error:
+        what = f"{error.what} of {file.name}"
+        raise type(error)(
+            what, expected=error.expected, given=error.given, fix=error.fix
+        ) from error
 
 
 class _Configurations(Mapping[str, TrainingConfig]):
