@@ -70,6 +70,7 @@ ELSEWHERE = (
         "exits",
     ),
     "spare_loops",
+    "finite_models",
 )
 """With tests of their own, here or in a file of their name."""
 

@@ -56,7 +56,8 @@ def breaks(value: float) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def noise(e: Tensor) -> Tensor:
-    return torch.randn(e.shape, generator=torch.Generator().manual_seed(7)).to(e)
+    drawn = torch.randn(e.shape[1:], generator=torch.Generator().manual_seed(7))
+    return drawn.to(e).expand_as(e)  # the same for every example, whatever is beside it
 
 
 TURN = rotation(math.pi / 3)
