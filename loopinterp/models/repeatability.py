@@ -24,7 +24,7 @@ _BESIDE_OTHERS = 8
 _QUIET = 1e-3
 """A channel that is smaller than this share of the largest counts as one of that size."""
 
-_LOOPS = 12
+_LOOPS = 8
 """Loops that are run and then repeated, the last first."""
 
 _FIX = (
@@ -41,7 +41,7 @@ def need_repeatable(model: Any, inputs: Tensor) -> None:
 
     Studies run a model again and again from kept states, in batches of any make. What counts its
     calls, keeps a state from call to call, draws by chance or reads the other examples gives them
-    numbers of another model. Embedding and start are made twice. Twelve loops are run, and each is
+    numbers of another model. Embedding and start are made twice. Eight loops are run, and each is
     repeated from its kept state, the last first, after the model was bound to another input; so
     is the readout. Then one example is compared with itself beside another one. A
     ``LoopedTransformer`` and adapters, whose methods are known, are not asked.

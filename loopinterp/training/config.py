@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -11,9 +11,6 @@ from loopinterp.errors import MOST_THREADS, ConfigError, check_choice
 from loopinterp.settings import OnlyWith, Seed, Settings, settings
 from loopinterp.tasks.sampling import check_size
 from loopinterp.training.model_and_task import ModelAndTask
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 Share = Annotated[float, Field(ge=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
@@ -319,17 +316,3 @@ class TrainingConfig(ModelAndTask):
             expected="false with model.state_code, whose signs are drawn in every loop",
             fix="Leave compile out.",
         )
-
-    def with_data(self) -> Self:
-        """The same with absolute paths of the task's files, and digests of all it begins with.
-
-        Raises:
-            InputError: If a file of the task is missing.
-            CheckpointError: If ``start_from`` holds no run with a model.
-        """
-        config = super().with_data()
-        if config.start_from is None:
-            return config
-        from loopinterp.training.starting_model import digest_of_start
-
-        return config.replace(start_sha256=digest_of_start(config.start_from))

@@ -45,6 +45,7 @@ from loopinterp.training.run import (
     reading_counters,
 )
 from loopinterp.training.seed_ensemble import advance_together, check_together, read
+from loopinterp.training.starting_model import with_start
 from loopinterp.training.trainer import Trainer
 
 
@@ -173,7 +174,7 @@ def _claimed(
     config: TrainingConfig, folder: Path, resume: bool, processes: Processes = ALONE
 ) -> Iterator[_Part]:
     """A run that nobody else trains, as far as it has come; its model is saved at the end."""
-    config = config.replace(device=str(resolve_device(config.device))).with_data()
+    config = with_start(config.replace(device=str(resolve_device(config.device))).with_data())
     run = Run(folder, config)
     if not processes.first:
         processes.wait()  # until the first has looked at the folder, and written what is missing

@@ -55,9 +55,15 @@ def starting_model(config: TrainingConfig) -> LoopedTransformer:
     return model
 
 
-def digest_of_start(folder: str) -> str:
-    """SHA-256 of the weights that training would begin with."""
-    return digest_of_model(Run.load(folder).model())
+def with_start(config: TrainingConfig) -> TrainingConfig:
+    """The same with the digest of the weights that training begins with.
+
+    Raises:
+        CheckpointError: If ``start_from`` holds no run with a model.
+    """
+    if config.start_from is None:
+        return config
+    return config.replace(start_sha256=digest_of_model(Run.load(config.start_from).model()))
 
 
 def digest_of_model(model: LoopedTransformer) -> str:
