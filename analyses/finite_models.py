@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--page", type=Path, default=PAGES / PAGE)
     args = parser.parse_args()
     path = args.results / FILE
-    known = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=["recipe", "seed"])
+    known: Any = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=["recipe", "seed"])
     for name in args.names or finite:
         made = Parallel(n_jobs=args.jobs)(
             delayed(measure)(name, seed, args.out / name / f"seed-{seed}") for seed in args.seeds
