@@ -51,7 +51,9 @@ def test_the_bits_are_the_signs_of_what_is_read_off_the_normed_state():
     states, cache = model.run_with_cache(inputs(), n_loops=3, return_type="states")
     code = model.code
     assert code is not None
-    normed = cache.stack("ln_loop.hook_normalized") * model.ln_loop.weight + model.ln_loop.bias
+    norm = model.ln_loop
+    assert norm is not None
+    normed = cache.stack("ln_loop.hook_normalized") * norm.weight + norm.bias
     z = normed @ code.read.weight.T + code.read.bias
     torch.testing.assert_close(cache.stack("hook_code_pre"), z)
     assert torch.equal(cache.stack("hook_code"), torch.where(z >= 0, 1.0, -1.0))
