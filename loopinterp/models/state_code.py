@@ -85,10 +85,6 @@ class StateCode(nn.Module):
         """The state of bits that are -1 or 1."""
         return self.write(bits)
 
-    def bits(self, h: Float[Tensor, "*shape d_model"]) -> Float[Tensor, "*shape n_bits"]:
-        """The bits that ``h`` is rounded to: -1 or 1, and 1 where ``D h + c`` is 0."""
-        return _sign(self.read(h))
-
     @contextmanager
     def softened(self, softening: Softening) -> Iterator[None]:
         """Soft signs, for training."""

@@ -7,9 +7,10 @@ left neighbour, which the table knows as :data:`EDGE`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from itertools import product
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 
 Cell = tuple[int, int]
 """A token and one of its values."""
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V", bound=Hashable)
+Transition = tuple[int, V | None, int, V]
+"""Left token and value, None of the edge; own token and value."""
 
 EDGE: Cell = (-1, 0)
 """In place of the left neighbour of the first position."""
@@ -45,6 +51,65 @@ class CellAutomaton(ShortRepr):
 
     def _shown(self) -> list[tuple[str, object]]:
         return [("sizes", dict(self.sizes)), ("cells", len(self.step))]
+
+    @classmethod
+    def reached(
+        cls,
+        start: Mapping[tuple[int, int], V],
+        step: Callable[[list[Transition[V]]], Iterable[V]],
+        answer: Callable[[list[tuple[int, V]]], Iterable[int]],
+        *,
+        most: int | None = None,
+    ) -> tuple[CellAutomaton, dict[Cell, V]] | None:
+        """The automaton of all that a run can make, from the start or from whatever is put in.
+
+        Args:
+            start: (token to the left, -1 for none; own token) -> value before the first loop, of
+                any kind; of all tokens that stand side by side.
+            step: The value after one loop of each transition: left token and value (None of the
+                edge), own token and value.
+            answer: The answer of each token and value.
+            most: Cells at most; None for no bound.
+
+        Returns:
+            The automaton, and the value of each of its cells; None if there are more cells.
+        """
+        known: dict[int, list[V]] = {token: [] for _, token in start}
+        for (_, own), value in start.items():
+            if value not in known[own]:
+                known[own].append(value)
+        steps: dict[Transition[V], V] = {}
+        while True:
+            wanted = [
+                (left, of_left, own, of)
+                for left, own in start
+                for of_left, of in product(known.get(left, [None]), known[own])
+                if (left, of_left, own, of) not in steps
+            ]
+            if not wanted:
+                break
+            if most is not None and sum(map(len, known.values())) > most:
+                return None
+            for which, after in zip(wanted, step(wanted)):
+                steps[which] = after
+                if after not in known[which[2]]:
+                    known[which[2]].append(after)
+        number = {(token, of): k for token, each in known.items() for k, of in enumerate(each)}
+        cells = {(token, k): of for (token, of), k in number.items()}
+        answers = answer([(token, of) for (token, _), of in cells.items()])
+        automaton = cls(
+            sizes={token: len(each) for token, each in known.items()},
+            start={pair: number[pair[1], of] for pair, of in start.items()},
+            step={
+                (
+                    EDGE if of_left is None else (left, number[left, of_left]),
+                    (own, number[own, of]),
+                ): number[own, after]
+                for (left, of_left, own, of), after in steps.items()
+            },
+            answers=dict(zip(cells, answers)),
+        )
+        return automaton, cells
 
     @property
     def cells(self) -> list[Cell]:
@@ -126,7 +191,7 @@ class CellAutomaton(ShortRepr):
         Cells of a token are equal if they answer alike and become equal ones beside every
         neighbour, and if neighbours of either become equal ones (Moore's refinement).
         """
-        block = _numbered({cell: (cell[0], self.answers.get(cell, UNKNOWN)) for cell in self.cells})
+        block = numbered({cell: (cell[0], self.answers.get(cell, UNKNOWN)) for cell in self.cells})
         while True:
             seen: dict[Cell, set[tuple[str, Cell, int]]] = {cell: set() for cell in self.cells}
             for (left, own), value in self.step.items():
@@ -134,7 +199,7 @@ class CellAutomaton(ShortRepr):
                 seen[own].add(("beside", left, after))
                 if left != EDGE:
                     seen[left].add(("makes", own, after))
-            finer = _numbered({cell: (block[cell], frozenset(seen[cell])) for cell in self.cells})
+            finer = numbered({cell: (block[cell], frozenset(seen[cell])) for cell in self.cells})
             if max(finer.values()) == max(block.values()):
                 break
             block = finer
@@ -146,7 +211,7 @@ class CellAutomaton(ShortRepr):
         return names
 
 
-def _numbered(views: Mapping[Cell, object]) -> dict[Cell, int]:
+def numbered(views: Mapping[K, object]) -> dict[K, int]:
     """Equal views get one number, in the order in which they come."""
     numbers = {view: k for k, view in enumerate(dict.fromkeys(views.values()))}
     return {cell: numbers[view] for cell, view in views.items()}

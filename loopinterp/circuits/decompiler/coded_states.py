@@ -16,13 +16,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from loopinterp.circuits.decompiler.behaviour import read_answers
-from loopinterp.circuits.decompiler.cell_automaton import EDGE, Cell, CellAutomaton
+from loopinterp.circuits.decompiler.cell_automaton import EDGE, Cell, CellAutomaton, Transition
 from loopinterp.models.looped_transformer import LoopedTransformer
 from loopinterp.rasp.mutations.program_equivalence import inputs_of
 from loopinterp.short_repr import ShortRepr
@@ -91,47 +90,24 @@ def tabulate_code(model: LoopedTransformer, pairs: Sequence[tuple[int, int]]) ->
         model: One that :func:`is_finite`.
         pairs: Tokens that stand side by side in inputs; -1 stands to the left of the first.
     """
-    tokens = list(dict.fromkeys(own for _, own in pairs))
     start = _code_of(-torch.ones(1, model.config.state_code))[0]  # type: ignore[arg-type]
-    codes: dict[int, list[int]] = {token: [start] for token in tokens}
-    steps: dict[tuple[int, int, int, int], int] = {}
-    distances: list[Tensor] = []
     exact = copy.deepcopy(model).double()
-    rounding = 0.0
-    while True:
-        wanted = [
-            (left, code_left, own, code)
-            for left, own in pairs
-            for code_left, code in product(codes.get(left, [0]), codes[own])
-            if (left, code_left, own, code) not in steps
-        ]
-        if not wanted:
-            break
-        z = _stepped(model, torch.tensor(wanted))
-        distances.append(z.abs())
-        rounding = max(rounding, float((_stepped(exact, torch.tensor(wanted)) - z).abs().max()))
-        for which, code in zip(wanted, _code_of(z)):
-            steps[which] = code
-            if code not in codes[which[2]]:
-                codes[which[2]].append(code)
-    number = {(token, code): k for token, of in codes.items() for k, code in enumerate(of)}
+    margins, roundings = [], []
 
-    def cell(token: int, code: int) -> Cell:
-        return EDGE if token == EDGE[0] else (token, number[token, code])
+    def step(wanted: list[Transition[int]]) -> list[int]:
+        rows = torch.tensor([(left, of_left or 0, own, of) for left, of_left, own, of in wanted])
+        z = _stepped(model, rows)
+        margins.append(float(z.abs().min()))
+        roundings.append(float((_stepped(exact, rows) - z).abs().max()))
+        return _code_of(z)
 
-    every = [(token, code) for token, of in codes.items() for code in of]
-    answers = read_answers(model.readout(_states(model, torch.tensor([c for _, c in every]))[None]))
-    automaton = CellAutomaton(
-        sizes={token: len(of) for token, of in codes.items()},
-        start={(left, own): number[own, start] for left, own in pairs},
-        step={
-            (cell(left, code_left), cell(own, code)): number[own, value]
-            for (left, code_left, own, code), value in steps.items()
-        },
-        answers={cell(*of): y for of, y in zip(every, answers[0].tolist())},
-    )
-    codes_of = {cell(*of): of[1] for of in every}
-    return CodeTable(automaton, codes_of, float(torch.cat(distances).min()), rounding)
+    def answer(cells: list[tuple[int, int]]) -> list[int]:
+        states = _states(model, torch.tensor([code for _, code in cells]))
+        return read_answers(model.readout(states[None]))[0].tolist()
+
+    found = CellAutomaton.reached(dict.fromkeys(pairs, start), step, answer)
+    assert found is not None  # there is no bound
+    return CodeTable(*found, min(margins), max(roundings))
 
 
 def _stepped(

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
 
 import torch
 
-from loopinterp.circuits.decompiler.cell_automaton import EDGE, Cell, CellAutomaton
+from loopinterp.circuits.decompiler.cell_automaton import EDGE, Cell, CellAutomaton, numbered
 from loopinterp.circuits.decompiler.coded_states import Surroundings
 from loopinterp.rasp.expr import Aggregate, Indices, Select, SelWidth, ShiftRight
 from loopinterp.rasp.language import UNKNOWN
@@ -81,48 +80,20 @@ def tabulate_program(program: LoopProgram, pairs: Sequence[tuple[int, int]]) -> 
         pairs: Tokens that stand side by side in inputs; -1 stands to the left of the first.
     """
     names = program.variables
-    seen = [token for _, token in pairs]
-    starts = {pair: _first(program, pair) for pair in pairs}
-    known: dict[int, list[tuple[int, ...]]] = {token: [] for token in dict.fromkeys(seen)}
-    for (_, own), values in starts.items():
-        if values not in known[own]:
-            known[own].append(values)
-    steps: dict[tuple[int, tuple[int, ...], int, tuple[int, ...]], tuple[int, ...]] = {}
-    nothing = [tuple(0 for _ in names)]
-    while True:
-        wanted = [
-            (left, of_left, own, of)
-            for left, own in pairs
-            for of_left, of in product(known.get(left, nothing), known[own])
-            if (left, of_left, own, of) not in steps
-        ]
-        if not wanted:
-            break
-        if sum(map(len, known.values())) > _MOST_CELLS:
-            return None
-        for which, after in zip(wanted, _stepped(program, wanted)):
-            steps[which] = after
-            if after not in known[which[2]]:
-                known[which[2]].append(after)
-    number = {(token, of): k for token, each in known.items() for k, of in enumerate(each)}
 
-    def cell(token: int, of: tuple[int, ...]) -> Cell:
-        return EDGE if token == EDGE[0] else (token, number[token, of])
+    def answer(cells: list[tuple[int, tuple[int, ...]]]) -> list[int]:
+        alone = torch.tensor([[token] for token, _ in cells])
+        given = {name: torch.tensor([[of[k]] for _, of in cells]) for k, name in enumerate(names)}
+        said = program.run(alone, n_loops=0, variables=given).outputs[0, :, 0]
+        return said.clamp(min=UNKNOWN).tolist()
 
-    every = [(token, of) for token, each in known.items() for of in each]
-    given = {name: torch.tensor([[of[k]] for _, of in every]) for k, name in enumerate(names)}
-    alone = torch.tensor([[token] for token, _ in every])
-    answers = program.run(alone, n_loops=0, variables=given).outputs[0, :, 0].tolist()
-    automaton = CellAutomaton(
-        sizes={token: len(each) for token, each in known.items()},
-        start={(left, own): number[own, of] for (left, own), of in starts.items()},
-        step={
-            (cell(left, of_left), cell(own, of)): number[own, after]
-            for (left, of_left, own, of), after in steps.items()
-        },
-        answers={cell(*of): max(y, UNKNOWN) for of, y in zip(every, answers)},
+    found = CellAutomaton.reached(
+        {pair: _first(program, pair) for pair in pairs},
+        lambda wanted: _stepped(program, wanted),
+        answer,
+        most=_MOST_CELLS,
     )
-    return ProgramTable(automaton, {cell(*of): of[1] for of in every})
+    return None if found is None else ProgramTable(*found)
 
 
 def _first(program: LoopProgram, pair: tuple[int, int]) -> tuple[int, ...]:
@@ -210,7 +181,7 @@ def _classes(
         for k, of in enumerate(both)
         for cell in of.cells
     }
-    blocks = _numbered(views)
+    blocks = numbered(views)
     steps = [
         ((k, left), (k, own), (k, (own[0], value)))
         for k, of in enumerate(both)
@@ -224,7 +195,7 @@ def _classes(
             seen[own].add(("beside", beside, blocks[after]))
             if left[1] != EDGE:
                 seen[left].add(("makes", blocks[own], blocks[after]))
-        finer = _numbered({cell: (blocks[cell], frozenset(seen[cell])) for cell in blocks})
+        finer = numbered({cell: (blocks[cell], frozenset(seen[cell])) for cell in blocks})
         if max(finer.values()) == max(blocks.values()):
             break
         blocks = finer
@@ -235,9 +206,3 @@ def _classes(
             return None
     mine, its = ({cell: b for (k, cell), b in blocks.items() if k == which} for which in (0, 1))
     return mine, its
-
-
-def _numbered(views: Mapping) -> dict:
-    """Equal views get one number, in the order in which they come."""
-    numbers = {view: k for k, view in enumerate(dict.fromkeys(views.values()))}
-    return {cell: numbers[view] for cell, view in views.items()}
