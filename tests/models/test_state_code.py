@@ -8,25 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loopinterp.errors import ConfigError
-from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
 from loopinterp.models.state_code import Softening
-
-
-def coded(n_bits: int = 3, *, seed: int = 0, **changes) -> LoopedTransformer:
-    config = LoopedTransformerConfig(
-        d_model=16,
-        n_heads=2,
-        d_vocab=6,
-        d_vocab_out=2,
-        attention_window=1,
-        positions="relative",
-        relative_window=1,
-        loop_norm=True,
-        injection="input",
-        initial_state="code",
-        state_code=n_bits,
-    ).replace(**changes)
-    return LoopedTransformer(config, seed=seed)
+from tests.models.coded_model import coded
 
 
 def inputs(batch: int = 5, n_pos: int = 7) -> torch.Tensor:
