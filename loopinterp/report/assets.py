@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+import json
 import re
 from dataclasses import dataclass
 from functools import cache
@@ -51,7 +52,9 @@ class Download:
 
 def figure_json(figure: Any) -> Markup:
     """A Plotly figure as JSON: it ends no script, and no string of it is a tag but for ``<b>``."""
-    return script_json(figure_markup(str(figure.to_json())))
+    # Without orjson Plotly spells "<" as \u003c, where no tag would be found.
+    plain = json.dumps(json.loads(figure.to_json()), separators=(",", ":"))
+    return script_json(figure_markup(plain))
 
 
 def plotly_scripts(flat: Iterable[bool]) -> dict[str, Markup]:

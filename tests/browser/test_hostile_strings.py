@@ -152,7 +152,7 @@ def hostile_and_harmless(result: Result, folder: Path) -> tuple[Result, Result, 
     return read(renamed(header, bad)), read(renamed(header, harmless(bad))), len(bad)
 
 
-def look(browser: Browser, page_path: Path, *, draw: bool = False) -> Counter[str]:
+def look(browser: Browser, page_path: Path) -> Counter[str]:
     """Open a page with everything drawn; nothing ran and nothing was asked for."""
     opened = Opener(browser, page_path)
     context = browser.new_context(viewport={"width": 1440, "height": 900}, offline=True)
@@ -165,8 +165,8 @@ def look(browser: Browser, page_path: Path, *, draw: bool = False) -> Counter[st
     page.on("request", lambda request: requests.append(request.url))
     page.goto(opened.path.as_uri())
     page.evaluate("window.explored")
-    if draw:  # else those in sight alone are, and how many that is may depend on the load
-        page.evaluate("typeof report !== 'undefined' && report.drawAll()")
+    # Figures out of sight too.
+    page.evaluate("typeof report !== 'undefined' && report.drawAll()")
     page.mouse.move(300, 300)
     structure = Counter(page.evaluate(_STRUCTURE))
     assert page.evaluate("window.ran") == []
@@ -207,9 +207,9 @@ def test_strings_of_a_run(browser: Browser, tmp_path: Path) -> None:
                 values = {x for part in saved.values() for x in texts_of(part)}
                 (folder / file).write_text(json.dumps(renamed(saved, spoil(hostile(values)))))
             folders.append(folder)
-        reports.append(look(browser, write_report(folders[0]), draw=True))
+        reports.append(look(browser, write_report(folders[0])))
         out = tmp_path / f"{len(reports)}.html"
-        comparisons.append(look(browser, write_comparison(folders, out), draw=True))
+        comparisons.append(look(browser, write_comparison(folders, out)))
     assert reports[0] == reports[1]
     assert comparisons[0] == comparisons[1]
 

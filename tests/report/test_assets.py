@@ -3,6 +3,8 @@ from __future__ import annotations
 import base64
 import gzip
 import io
+import json
+from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -53,6 +55,21 @@ def test_no_cell_is_a_formula_for_a_spreadsheet() -> None:
 def test_a_figure_cannot_end_its_own_script_tag() -> None:
     figure = go.Figure(go.Scatter(x=[1], y=[1], name="</script><script>alert(1)</script>"))
     assert "</script" not in figure_json(figure)
+
+
+class AsWithOrjson(go.Figure):
+    """Its JSON as Plotly writes it where orjson is installed: with ``<`` left as it is."""
+
+    def to_json(self, *args: Any, **kwargs: Any) -> str:
+        return json.dumps(json.loads(super().to_json(*args, **kwargs)))
+
+
+@pytest.mark.parametrize("kind", [go.Figure, AsWithOrjson])
+def test_no_text_of_a_figure_is_a_link(kind: type[go.Figure]) -> None:
+    figure = kind(go.Scatter(x=[1], y=["<a href='https://example.org'>y</a>"], name="<b>n</b>"))
+    [trace] = json.loads(figure_json(figure))["data"]
+    assert trace["y"] == ["&lt;a href='https://example.org'>y&lt;/a>"]
+    assert trace["name"] == "<b>n</b>"
 
 
 def test_flat_figures_have_the_smaller_script_of_the_same_plotly() -> None:
