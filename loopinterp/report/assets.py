@@ -53,7 +53,7 @@ class Download:
 def figure_json(figure: Any) -> Markup:
     """A Plotly figure as JSON: it ends no script, and no string of it is a tag but for ``<b>``."""
     # Without orjson Plotly spells "<" as \u003c, where no tag would be found.
-    plain = json.dumps(json.loads(figure.to_json()), separators=(",", ":"))
+    plain = json.dumps(json.loads(str(figure.to_json())), separators=(",", ":"))
     return script_json(figure_markup(plain))
 
 

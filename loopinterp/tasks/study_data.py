@@ -10,7 +10,7 @@ import torch
 
 from loopinterp.errors import InputError, check_integer, check_seed
 from loopinterp.tasks.batch_checks import check_values, is_task
-from loopinterp.tasks.sampling import describe_tensor
+from loopinterp.tasks.sampling import check_length, check_size, describe_tensor
 from loopinterp.tasks.task import IGNORE, Batch
 
 if TYPE_CHECKING:
@@ -42,7 +42,8 @@ def as_batch(
         device: Where what is drawn is put.
 
     Raises:
-        InputError: neither a batch nor a task, or a batch with ``n`` or ``batch_size``.
+        InputError: neither a batch nor a task, a batch with ``n`` or ``batch_size``, or more than
+            can be drawn at once.
 
     Example:
         >>> from loopinterp.tasks import Addition
@@ -51,8 +52,9 @@ def as_batch(
     """
     if _is_task(data):
         generator = torch.Generator().manual_seed(check_seed(seed))
-        size = examples if batch_size is None else batch_size
-        length = LENGTH if n is None else n
+        size = check_integer("batch_size", examples if batch_size is None else batch_size, least=1)
+        length = check_length(LENGTH if n is None else n)
+        check_size(data, length, size, "n, batch_size")
         batch = data.sample(length, batch_size=size, generator=generator)
         return replace(batch, task=data).to(device)  # which a task of a user's own need not say
     if not isinstance(data, Batch):

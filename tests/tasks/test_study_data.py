@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from loopinterp.errors import InputError
-from loopinterp.tasks import as_prompts
+from loopinterp.tasks import Addition, as_batch, as_prompts
 
 
 def test_the_right_output_of_a_token_is_the_next_one() -> None:
@@ -23,3 +23,8 @@ def test_the_right_output_of_a_token_is_the_next_one() -> None:
 def test_what_is_no_prompts_is_refused(tokens: Any, no_type_checks: None) -> None:
     with pytest.raises(InputError, match=r"tokens: expected integers \[batch, pos\]"):
         as_prompts(tokens, n_loops=2)
+
+
+def test_more_than_can_be_drawn_is_refused_before_it_is_drawn() -> None:
+    with pytest.raises(InputError, match="n, batch_size: expected examples of at most"):
+        as_batch(Addition(), n=10**8, batch_size=512)
