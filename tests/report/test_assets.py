@@ -61,7 +61,7 @@ class AsWithOrjson(go.Figure):
     """Its JSON as Plotly writes it where orjson is installed: with ``<`` left as it is."""
 
     def to_json(self, *args: Any, **kwargs: Any) -> str:
-        return json.dumps(json.loads(super().to_json(*args, **kwargs)))
+        return json.dumps(json.loads(str(super().to_json(*args, **kwargs))))
 
 
 @pytest.mark.parametrize("kind", [go.Figure, AsWithOrjson])
