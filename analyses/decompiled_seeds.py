@@ -19,7 +19,8 @@ import torch
 import loopinterp
 from analyses.tables_in_pages import PAGES, RESULTS, rewrite, table
 from loopinterp.circuits import Decompilation, decompilation_study
-from loopinterp.circuits.decompiler.held_out import PLANTED, TRAJECTORY, UNDISTURBED
+from loopinterp.circuits.decompiler.claim import INTERCHANGED
+from loopinterp.circuits.decompiler.held_out import UNDISTURBED
 from loopinterp.tasks import get_task
 
 FILE, PAGE = "decompiled_seeds.csv", "read-a-program.md"
@@ -66,7 +67,7 @@ def measured(name: str) -> list[dict[str, Any]]:
 def right(found: Decompilation) -> float:
     """The lowest share of whole answers one loop, two loops after an exchange, or at the end."""
     agreement = found.data["agreement"].sel(estimate="value")
-    return float(agreement.drop_sel(what=[UNDISTURBED, TRAJECTORY, PLANTED]).min())
+    return float(agreement.drop_sel(what=[UNDISTURBED, *INTERCHANGED], errors="ignore").min())
 
 
 def side_by_side(found: pd.DataFrame) -> str:

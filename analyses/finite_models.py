@@ -25,8 +25,8 @@ from joblib import Parallel, delayed
 from analyses.tables_in_pages import PAGES, RESULTS, rewrite, table
 from loopinterp.circuits import decompile
 from loopinterp.circuits.decompiler.cell_automaton import CellAutomaton
+from loopinterp.circuits.decompiler.claim import INTERCHANGED
 from loopinterp.circuits.decompiler.coded_states import Surroundings
-from loopinterp.circuits.decompiler.held_out import PLANTED, TRAJECTORY
 from loopinterp.circuits.decompiler.program_automaton import same_algorithm
 from loopinterp.training import RECIPES, evaluate, list_recipes, smallest_stage, train_finite
 
@@ -71,7 +71,7 @@ def measure(name: str, seed: int, out: Path) -> tuple[dict[str, Any], CellAutoma
     lengths = [cutoff * k for k in (1, 2, 4)]
     right = evaluate(run.model(), run.task(), lengths, n_samples=SAMPLES)
     found = decompile(run.model(), run.task(), n=cutoff, lengths=(cutoff, 2 * cutoff))
-    tried = found.evidence[found.evidence["what"].isin([TRAJECTORY, PLANTED])]
+    tried = found.evidence[found.evidence["what"].isin(INTERCHANGED)]
     assert found.table is not None and found.automaton is not None
     return row | {
         "bits": smallest.n_bits,

@@ -15,7 +15,7 @@ from loopinterp.benchmark import (
     score_program,
 )
 from loopinterp.circuits import Decompiled
-from loopinterp.circuits.decompiler.held_out import PLANTED, TRAJECTORY
+from loopinterp.circuits.decompiler.claim import INTERCHANGED
 from loopinterp.errors import InputError
 from loopinterp.rasp import get_program
 from loopinterp.rasp.mutations import near_misses_by_kind
@@ -73,7 +73,7 @@ def test_the_decompiler_is_told_nothing_and_reads_it_off() -> None:
 def test_a_program_that_is_only_nearly_right_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
     known = known_circuit("ripple.bare")
     held = get_program("ripple_held_2")
-    rows = [(5, what, 399, 400, 90) for what in ("undisturbed", TRAJECTORY, PLANTED)]
+    rows = [(5, what, 399, 400, 90) for what in ("undisturbed", *INTERCHANGED)]
     evidence = pd.DataFrame(rows, columns=["n", "what", "agree", "of", "inputs"])
     for agree, outcome in ((399, "no program"), (400, "false name")):
         found = Decompiled(held, closest=held, evidence=evidence.assign(agree=agree))

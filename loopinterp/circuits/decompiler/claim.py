@@ -10,11 +10,19 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from loopinterp.circuits.decompiler.held_out import PLANTED, TRAJECTORY, UNDISTURBED, estimates
+from loopinterp.circuits.decompiler.held_out import (
+    PLANTED,
+    REPEATED,
+    TRAJECTORY,
+    UNDISTURBED,
+    estimates,
+)
 from loopinterp.short_repr import ShortRepr
 
 Grade = Literal["exact", "nearly", "none"]
 EXACT, NEARLY, NONE = "exact", "nearly", "none"
+INTERCHANGED = (TRAJECTORY, PLANTED, REPEATED)
+"""The evidence of whole runs after interchanges."""
 
 
 @dataclass(frozen=True)
@@ -23,9 +31,10 @@ class Claim(ShortRepr):
 
     Attributes:
         grade: ``exact`` where every held-out run went as the program says, clean and after
-            interchanges of states of the same and of any other loop, all three tried at each
-            length. That speaks of inputs up to :attr:`checked_to` and of no longer ones. ``nearly``
-            where a program is given all the same; ``none`` where there is none.
+            interchanges of states of the same and of any other loop, one or two in a run, all of
+            these tried at each length. That speaks of inputs up to :attr:`checked_to` and of no
+            longer ones. ``nearly`` where a program is given all the same; ``none`` where there is
+            none.
         tried: Held-out interchanges that change an answer of the model or of the program.
         otherwise: After how many of them some answer is not as the program says.
         at_most: Upper end, at 95% over inputs, of the share of such interchanges that go otherwise,
@@ -69,18 +78,19 @@ class Claim(ShortRepr):
             >>> seen = pd.DataFrame(rows, columns=["n", "what", "agree", "of", "inputs"])
             >>> Claim.of(seen, given=True).grade  # states of other loops were not tried
             'nearly'
-            >>> more = pd.concat([seen, seen[1:].assign(what="whole trajectory, planted")])
-            >>> claim = Claim.of(more, given=True)
+            >>> more = [seen[1:].assign(what=f"whole trajectory, {kind}")
+            ...         for kind in ("planted", "two interchanges")]
+            >>> claim = Claim.of(pd.concat([seen, *more]), given=True)
             >>> claim.grade, claim.checked_to, claim.tried, round(claim.at_most, 3)
-            ('exact', 5, 800, 0.046)
+            ('exact', 5, 1200, 0.046)
         """
         if not given or not len(evidence):
             return cls(NONE)
-        counts: Any = evidence[evidence["what"].isin([TRAJECTORY, PLANTED])]
+        counts: Any = evidence[evidence["what"].isin(INTERCHANGED)]
         alone: Any = evidence[evidence["what"] == UNDISTURBED]
         asked: Any = pd.concat([alone, counts])
         tried = asked[asked["of"] > 0].groupby("n")["what"].agg(set)
-        everything = {UNDISTURBED, TRAJECTORY, PLANTED}
+        everything = {UNDISTURBED, *INTERCHANGED}
         complete = all(everything <= tried.get(n, set()) for n in {*evidence["n"]})
         complete = (complete or transitions > 0) and (asked["agree"] == asked["of"]).all()
         counts = counts[counts["of"] > 0]
@@ -150,6 +160,7 @@ _KINDS = {
     UNDISTURBED: "clean answers",
     TRAJECTORY: "whole trajectories",
     PLANTED: "whole trajectories after planted states",
+    REPEATED: "whole trajectories after two interchanges",
 }
 
 
@@ -159,7 +170,8 @@ def claim_in_words(claim: Claim) -> str:
         return "none"
     right, to = claim.tried - claim.otherwise, f"n = {', '.join(map(str, claim.lengths))}"
     bound = f"at least {1 - claim.at_most:.2%} do, at 95%" if claim.tried else "none was tried"
-    said = f"{right} of {claim.tried} interchanges go as it says ({bound}; checked at {to})"
+    read = f"read at n = {', '.join(map(str, claim.read_at))}; " if claim.read_at else ""
+    said = f"{right} of {claim.tried} interchanges go as it says ({bound}; {read}checked at {to})"
     if claim.grade == NEARLY:
         return f"nearly: {said}"
     if claim.transitions:

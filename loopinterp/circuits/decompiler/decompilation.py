@@ -59,6 +59,9 @@ ENOUGH = 0.9
 """A program is given if no low end of what it says falls below this: of clean answers and of whole
 trajectories, at each length, 95% intervals over inputs."""
 
+READ_AT = (5, 6)
+"""Lengths that a program is read off where none is said."""
+
 MOST_TOKENS = 12
 """With more, pairs of cells are too many to be tried."""
 
@@ -153,7 +156,7 @@ def decompile(
     model: LoopedModel | Any,
     task: Task,
     *,
-    n: int | Sequence[int] = 6,
+    n: int | Sequence[int] = READ_AT,
     lengths: Sequence[int] | None = None,
     farther: Sequence[int] = (),
     tolerances: Sequence[float] = TOLERANCES,
@@ -183,6 +186,8 @@ def decompile(
        (:mod:`~loopinterp.circuits.decompiler.held_out`), and so what is claimed of it: that it is
        exact, if none goes otherwise, or nearly right (:attr:`Decompiled.claim`).
 
+    It is read off at each length by itself, and given only if each reading holds at all lengths.
+
     States that an exchange of natural states never makes are met in step 2 only, by experiments
     that put natural states side by side in ways that may never occur.
 
@@ -208,9 +213,10 @@ def decompile(
     Args:
         model: Any looped model.
         task: Its task.
-        n: Length of the inputs that are looked at; of regions, one or more.
+        n: Lengths of the inputs that are looked at.
         lengths: Of those that the evidence is of. If omitted each n and n - 1, and a longer one:
-            3n / 2, or the longest below it that the model takes, if it takes any beyond n.
+            3n / 2 for the greatest n, or the longest below it that the model takes, if it takes any
+            beyond n.
         farther: Others that there is evidence of, which does not decide whether there is a program.
         tolerances: Tried one after the other, until one gives a program.
         contexts: In which a state's behaviour is seen.
@@ -243,10 +249,6 @@ def decompile(
     need_model(model)
     need_one_map(model)
     looked_at = _checked_lengths("n", n)
-    if sharp and len(looked_at) > 1:
-        given = ", ".join(map(str, looked_at))
-        fix = "Pass one, or sharp=False."
-        raise InputError("n", expected="one length, where values are sharp", given=given, fix=fix)
     for name, value, least in (
         ("contexts", contexts, 4),
         ("tries", tries, 2),
@@ -261,29 +263,49 @@ def decompile(
         given = repr(tuple(tolerances))
         fix = "Pass (0,) for models without noise."
         raise InputError("tolerances", expected="shares from 0 to below 1", given=given, fix=fix)
-    tried = []
-    reader = _Reader(model, task, looked_at, examples, contexts, check_seed(seed))
-    n_tokens = len(reader.runs.tokens)
     finite = sharp and is_finite(model)
+    if lengths is None:
+        judged_at = judged_lengths(model, task, looked_at)
+    else:
+        judged_at = _checked_lengths("lengths", lengths)
+    options: dict[str, Any] = {
+        "examples": examples,
+        "contexts": contexts,
+        "seed": check_seed(seed),
+        "judged_at": judged_at,
+        "farther": _checked_lengths("farther", farther) if farther else [],
+        "across_loops": across_loops,
+    }
+    together = [looked_at] if finite or not sharp else [[one] for one in looked_at]
+    readers = [_Reader(model, task, some, **options) for some in together]
+    n_tokens = len(readers[-1].runs.tokens)
     if n_tokens > MOST_TOKENS and not finite:
         refusal = Refusal("many-tokens", n_tokens, MOST_TOKENS)
         return Decompiled(None, refusal, tolerance=min(tolerances))
-    if lengths is None:
-        reader.judged_at = judged_lengths(model, task, looked_at)
-    else:
-        reader.judged_at = _checked_lengths("lengths", lengths)
-    reader.across_loops = across_loops
-    reader.farther = _checked_lengths("farther", farther) if farther else []
     if finite:
-        return reader.read_whole()
+        return readers[0].read_whole()
     if not sharp:
-        return reader.read_regions(n_exchanges, most_values)
+        return readers[0].read_regions(n_exchanges, most_values)
+    tried = []
     for tolerance in sorted(tolerances):
-        found = reader.read(tolerance, tries, most_values)
+        found = _read_at_each(readers, tolerance, tries, most_values)
         tried.append(found)
         if found.result.program is not None or found.final:
             break
-    return max(tried, key=lambda one: one.score).result
+    best = max(tried, key=lambda one: one.score).result
+    return replace(best, read_at=tuple(looked_at)) if best.program is not None else best
+
+
+def _read_at_each(
+    readers: Sequence[_Reader], tolerance: float, tries: int, most_values: int
+) -> _Attempt:
+    """What is read at the last length, or at the first one that gives no program."""
+    found = readers[0].read(tolerance, tries, most_values)
+    for reader in readers[1:]:
+        if found.result.program is None:
+            break
+        found = reader.read(tolerance, tries, most_values)
+    return found
 
 
 @dataclass(frozen=True)
@@ -295,22 +317,25 @@ class _Attempt:
 
 
 class _Reader:
-    """One model, one set of inputs."""
+    """One model, inputs of some lengths, and those that what is read off them is judged on."""
 
     def __init__(
         self,
         model: Any,
         task: Task,
         lengths: Sequence[int],
+        *,
         examples: int,
         contexts: int,
         seed: int,
+        judged_at: Sequence[int],
+        farther: Sequence[int],
+        across_loops: bool,
     ) -> None:
         self.model, self.task, self.lengths, self.seed = model, task, lengths, seed
         self.examples, self.contexts = examples, contexts
-        self.judged_at: list[int] = []
-        self.farther: list[int] = []
-        self.across_loops = False
+        self.judged_at, self.farther = judged_at, farther
+        self.across_loops = across_loops
         self.runs = self._runs(max(lengths), seed)
 
     def _runs(self, n: int, seed: int) -> Runs:

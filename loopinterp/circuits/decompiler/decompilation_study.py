@@ -126,7 +126,7 @@ def decompilation_study(
     Args:
         model: Any looped model.
         task: Its task.
-        n: Length of the inputs that are looked at, one or, for regions, more.
+        n: Length of the inputs that are looked at, one or more.
         lengths: Of those that the evidence is of; by default as :func:`decompile` has them.
         n_exchanges: From which regions are learnt.
         seed: Of all that is drawn.
@@ -150,7 +150,7 @@ def decompilation_study(
             "n_exchanges": n_exchanges,
             "seed": seed,
         }
-        found = decompile(model, task, n=longest, tolerances=(0.0,), **options)
+        found = decompile(model, task, n=looked_at, tolerances=(0.0,), **options)
         sharp = found.program is not None
         if not sharp:
             regions = decompile(model, task, n=looked_at, sharp=False, **options)
@@ -165,7 +165,7 @@ def decompilation_study(
             identified=found.program.name if found.program and found.same_as else "",
             code="" if found.closest is None else str(found.closest),
             sharp=sharp,
-            read_at=[longest] if sharp else looked_at,
+            read_at=looked_at,
             consistency=found.consistency,
             responses=_responses(model, found, task, longest),
             unexplained=_unexplained(found),

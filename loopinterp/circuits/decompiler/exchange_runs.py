@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from loopinterp.circuits.interchange_pairs import InterchangePairs
+from loopinterp.circuits.interchange_pairs import InterchangePairs, SecondInterchange
 from loopinterp.models import iterate
 from loopinterp.short_repr import ShortRepr
 
@@ -83,6 +83,33 @@ def planted(
     _, kind, counts = kinds.unique(dim=1, return_inverse=True, return_counts=True)
     rare = 1 / counts[kind].double()
     return pairs[rare.multinomial(min(number, len(pairs)), generator=generator)]
+
+
+def repeated(
+    batch: Batch, n_loops: int, number: int, generator: torch.Generator
+) -> InterchangePairs:
+    """Two interchanges in one run, of whole states of any loop.
+
+    The second is made at that loop or later, at the same position in half of them.
+
+    Args:
+        batch: Of one length.
+        n_loops: Of the runs.
+        number: Of pairs; fewer if not so many are drawn.
+        generator: Of all that is drawn.
+    """
+    pairs = _drawn(batch, n_loops, _TRIES * number, generator)
+    count, (size, n_pos) = len(pairs), batch.inputs.shape
+    source = torch.randint(size, (count,), generator=generator)
+    anywhere = torch.randint(n_pos, (count,), generator=generator)
+    same = torch.rand(count, generator=generator, dtype=torch.float32) < 0.5
+    position = pairs.positions[:, 0].where(same, anywhere)
+    later = torch.rand(count, generator=generator, dtype=torch.float32) * (pairs.horizon + 1)
+    own, second = torch.randint(n_loops + 1, (2, count), generator=generator)
+    twice = SecondInterchange(source, position, pairs.loop + later.long(), second)
+    alike = batch.inputs[pairs.base, position] == batch.inputs[source, position]
+    kept = (alike & (source != pairs.base)).nonzero().squeeze(1)[:number]
+    return replace(pairs, source_loop=own, second=twice)[kept]
 
 
 def _drawn(batch: Batch, n_loops: int, number: int, generator: torch.Generator) -> InterchangePairs:

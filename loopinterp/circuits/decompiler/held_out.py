@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from loopinterp.circuits.decompiler.exchange_runs import exchanges, planted
+from loopinterp.circuits.decompiler.exchange_runs import exchanges, planted, repeated
 from loopinterp.circuits.interchange_engine import InterchangeRun
 from loopinterp.circuits.program_counterfactuals import Prediction
 from loopinterp.intervals import wilson_estimate
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 UNDISTURBED, END, TRAJECTORY = "undisturbed", "at the end", "whole trajectory"
 PLANTED = "whole trajectory, planted"
+REPEATED = "whole trajectory, two interchanges"
 _DELAYS = 2
 
 
@@ -32,11 +33,12 @@ def held_out(
     number: int,
     generator: torch.Generator,
 ) -> pd.DataFrame:
-    """What is held against a program, at one length: :func:`agreement` on two kinds of exchanges.
+    """What is held against a program, at one length: :func:`agreement` on three kinds of exchanges.
 
-    Exchanges at one loop, as inputs give them; then as many *planted* states, of any loop, of which
+    Exchanges at one loop, as inputs give them; as many *planted* states, of any loop, of which
     those count as often that are rare to the program
-    (:func:`~loopinterp.circuits.decompiler.exchange_runs.planted`).
+    (:func:`~loopinterp.circuits.decompiler.exchange_runs.planted`); and as many runs with two
+    interchanges (:func:`~loopinterp.circuits.decompiler.exchange_runs.repeated`).
 
     Args:
         model: The model.
@@ -52,9 +54,13 @@ def held_out(
     trace = program.trace(batch.inputs, n_loops=n_loops)
     variables = torch.stack([x.flatten() for x in trace.variables.values()])
     values = variables.unique(dim=1, return_inverse=True)[1].view(n_loops + 1, *batch.inputs.shape)
-    everywhere = agreement(model, program, planted(batch, values, number, drawn))
-    everywhere = everywhere[everywhere["what"] == TRAJECTORY].assign(what=PLANTED)
-    return pd.concat([usual, everywhere], ignore_index=True)
+    others = {
+        PLANTED: planted(batch, values, number, drawn),
+        REPEATED: repeated(batch, n_loops, number, drawn),
+    }
+    tables = [agreement(model, program, pairs).assign(kind=kind) for kind, pairs in others.items()]
+    whole = [one[one["what"] == TRAJECTORY].assign(what=one["kind"]) for one in tables]
+    return pd.concat([usual, *(one[usual.columns] for one in whole)], ignore_index=True)
 
 
 def agreement(

@@ -13,12 +13,14 @@ from loopinterp.circuits.decompiler.claim import EXACT, NEARLY, NONE, Claim
 from loopinterp.circuits.decompiler.decompilation import ENOUGH, _below_line
 from loopinterp.circuits.decompiler.held_out import (
     PLANTED,
+    REPEATED,
     TRAJECTORY,
     UNDISTURBED,
     estimates,
     held_out,
 )
 from loopinterp.rasp import compile_program, get_program
+from loopinterp.rasp.mutations import near_misses_by_kind
 from loopinterp.rasp.mutations.program_equivalence import inputs_of
 from loopinterp.tasks import get_task
 
@@ -32,6 +34,7 @@ def evidence(**agree: int) -> pd.DataFrame:
             ("later", "1 loop later", 250),
             ("usual", TRAJECTORY, 300),
             ("planted", PLANTED, 400),
+            ("repeated", REPEATED, 350),
         )
     ]
     return pd.DataFrame(rows, columns=["n", "what", "agree", "of", "inputs"])
@@ -39,19 +42,19 @@ def evidence(**agree: int) -> pd.DataFrame:
 
 def test_all_that_was_tried_must_go_as_the_program_says() -> None:
     claim = Claim.of(evidence(), given=True)
-    assert (claim.grade, claim.tried, claim.otherwise) == (EXACT, 1400, 0)
+    assert (claim.grade, claim.tried, claim.otherwise) == (EXACT, 2100, 0)
     assert claim.lengths == (5, 6) and claim.checked_to == 6
     assert "exact up to length 6" in str(claim)
 
 
-@pytest.mark.parametrize("where", ["alone_5", "usual_6", "planted_5", "planted_6"])
+@pytest.mark.parametrize("where", ["alone_5", "usual_6", "planted_5", "planted_6", "repeated_5"])
 def test_one_run_that_goes_otherwise_is_enough(where: str) -> None:
     claim = Claim.of(evidence(**{where: 199}), given=True)
     assert claim.grade == NEARLY
     assert "exact" not in str(claim)
 
 
-@pytest.mark.parametrize("missing", [UNDISTURBED, TRAJECTORY, PLANTED])
+@pytest.mark.parametrize("missing", [UNDISTURBED, TRAJECTORY, PLANTED, REPEATED])
 def test_what_was_not_tried_is_not_claimed(missing: str) -> None:
     seen: Any = evidence()
     less = seen[seen["what"] != missing]
@@ -76,7 +79,7 @@ def test_how_many_may_go_otherwise_is_the_upper_end_of_the_worst_interval() -> N
     high = (p + z**2 / (2 * n) + z * (p * (1 - p) / n + z**2 / (4 * n**2)) ** 0.5) / (1 + z**2 / n)
     assert claim.at_most == pytest.approx(high, abs=1e-6)
     assert claim.at_most > binomtest(10, 400).proportion_ci(method="wilson").high + 0.01
-    assert (claim.tried, claim.otherwise) == (1400, 11)
+    assert (claim.tried, claim.otherwise) == (2100, 11)
 
 
 def test_a_state_of_another_loop_tells_apart_what_exchanges_at_one_loop_do_not() -> None:
@@ -89,6 +92,19 @@ def test_a_state_of_another_loop_tells_apart_what_exchanges_at_one_loop_do_not()
     assert wrong.loc[PLANTED, "value"] < wrong.loc[UNDISTURBED, "value"] == 1
     right = held_out(model, get_program("ripple"), batch, n_loops, 300, generator)
     assert (right["agree"] == right["of"]).all() and (right["of"] > 0).all()
+
+
+@pytest.mark.parametrize("name", ["ripple", "prefix_xor"])
+def test_a_second_interchange_tells_apart_what_single_ones_do_not(name: str) -> None:
+    [miss, _] = near_misses_by_kind(name)["second change"]
+    program, task = get_program(name), get_task(miss.task)
+    model = compile_program(miss, max_length=6).model
+    batch, generator = inputs_of(task, (4,), 48, seed=0), torch.Generator().manual_seed(0)
+    seen: Any = held_out(model, program, batch, task.n_loops(4), 1000, generator).assign(n=4)
+    by_kind = seen.set_index("what")["value"]
+    assert by_kind[UNDISTURBED] == by_kind[TRAJECTORY] == by_kind[PLANTED] == 1
+    assert by_kind[REPEATED] < 1
+    assert Claim.of(seen, given=True).grade == NEARLY
 
 
 def test_where_no_exchange_was_tried_no_share_is_said() -> None:

@@ -18,7 +18,7 @@ from loopinterp.rasp import LoopProgram, compile_program, get_program
 from loopinterp.rasp.compiler import Compiled
 from loopinterp.rasp.disguises import add_noise, distract, rotate
 from loopinterp.rasp.language import full, indices, shift_right, tok_map, tokens, var, where
-from loopinterp.rasp.mutations import equivalence
+from loopinterp.rasp.mutations import equivalence, near_misses_by_kind
 from loopinterp.rasp.programs.addition_tokens import generate, propagate
 from loopinterp.tasks import Addition, Task, get_task
 from loopinterp.training import Run
@@ -71,6 +71,31 @@ def test_programs_that_differ_under_interventions_alone_are_told_apart() -> None
     assert found.program is not None
     assert equivalence(found.program, held).equivalent
     assert not equivalence(found.program, plain).equivalent
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("ripple", "held"),
+        ("ripple", "second change"),
+        ("ripple", "doubled"),
+        ("ripple", "answers by the larger"),
+        ("prefix_xor", "one-sided"),
+        ("prefix_xor", "old value read"),
+        ("prefix_xor", "out of phase"),
+        ("prefix_xor", "read from a copy"),
+    ],
+)
+def test_a_near_miss_is_never_called_exact_but_as_what_it_is(name: str, kind: str) -> None:
+    miss = near_misses_by_kind(name)[kind][0]
+    task = get_task(miss.task)
+    model = compile_program(miss, max_length=task.n_positions(6)).model
+    found = decompile(model, task, n=4, contexts=12, tries=2, examples=24)
+    if found.claim.grade == EXACT:
+        assert found.program is not None
+        assert equivalence(found.program, miss, lengths=(2, 3, 4)).equivalent
+    else:
+        assert not equivalence(name, miss, lengths=(2, 3, 4)).equivalent, "and it could be read"
 
 
 def test_what_reads_farther_than_its_neighbour_is_not_decompiled() -> None:

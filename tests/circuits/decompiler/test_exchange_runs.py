@@ -7,7 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loopinterp.circuits.decompiler.behaviour import Runs
-from loopinterp.circuits.decompiler.exchange_runs import ExchangeRuns, exchanges, planted
+from loopinterp.circuits.decompiler.exchange_runs import (
+    ExchangeRuns,
+    exchanges,
+    planted,
+    repeated,
+)
 from loopinterp.circuits.interchange_engine import InterchangeRun
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
 from loopinterp.rasp import get_program
@@ -29,6 +34,20 @@ def test_what_is_planted_has_the_same_token_and_is_of_another_input(seed: int, n
     own, given = (BATCH.inputs[of, position] for of in (pairs.base, pairs.source))
     assert torch.equal(own, given)
     assert int(pairs.loop.max()) <= N + 1 and int(pairs.source_loop.max()) <= N + 1
+
+
+@given(seed=st.integers(0, 2**31), number=st.integers(1, 300))
+@settings(max_examples=10, deadline=None)
+def test_a_second_interchange_is_no_earlier_and_has_the_token_of_its_place(
+    seed: int, number: int
+) -> None:
+    pairs = repeated(BATCH, N + 1, number, torch.Generator().manual_seed(seed))
+    second = pairs.second
+    assert second is not None and second.made.all() and 0 < len(pairs) <= number
+    assert (second.loop >= pairs.loop).all() and int(second.loop.max()) <= N + 1
+    assert (second.source != pairs.base).all()
+    own, given = (BATCH.inputs[of, second.position] for of in (pairs.base, second.source))
+    assert torch.equal(own, given)
 
 
 def test_rare_kinds_come_as_often_as_common_ones() -> None:
