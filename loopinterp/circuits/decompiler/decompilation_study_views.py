@@ -37,8 +37,9 @@ def _claimed(claim: Claim) -> str:
     """The claim beside a program that is given."""
     if claim.grade == EXACT:
         return (
-            f"Up to length {claim.checked_to}, the longest that was checked, nothing that was "
-            "tried differs from the model, states of other loops included."
+            f"It was read at length {' and '.join(map(str, claim.read_at))}. Up to length "
+            f"{claim.checked_to}, the longest that was checked, nothing that was tried differs "
+            "from the model, states of other loops and second interchanges included."
         )
     if claim.grade == NEARLY:
         return (
@@ -164,10 +165,10 @@ def _evidence(result: Decompilation) -> Figure:
         ),
         caption=(
             f"The program was {learnt}. Here it is asked about inputs and exchanges of whole "
-            "states that it was not made from: undisturbed, one and "
-            "two loops after an exchange, at the end, at every loop (whole trajectory), and where "
-            "states of any loop were put in, rare ones as often as common ones (planted). Only "
-            "exchanges count that change an answer of the model or of the program."
+            "states that it was not made from: undisturbed, one and two loops after an exchange, "
+            "at the end, at every loop (whole trajectory), where states of any loop were put in, "
+            "rare ones as often as common ones (planted), and after two interchanges in one run. "
+            "Only exchanges count that change an answer of the model or of the program."
         ),
         control=(
             "Exchanges that change nothing are left out, so that a program that says “as before” "
