@@ -50,6 +50,7 @@ KINDS = {
     "probes": "loopinterp.probing.probe_grid",
     "program-comparison": "loopinterp.circuits.program_comparison",
     "reachability": "loopinterp.dynamics.reachability",
+    "reduction": "loopinterp.circuits.reduced_model",
     "seed-summary": "loopinterp.training.seed_summary",
     "subspace-search": "loopinterp.circuits.subspace_search",
     "sweep": "loopinterp.training.sweep_result",

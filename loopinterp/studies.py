@@ -19,6 +19,7 @@ from loopinterp import (
     tasks,
 )
 from loopinterp.errors import CheckpointError, InputError
+from loopinterp.models.model_description import said_of
 from loopinterp.studied_model import StudiedModel
 
 if TYPE_CHECKING:
@@ -312,6 +313,20 @@ def _subspaces(model: StudiedModel) -> Result:
         pairs=_subspace_pairs(model),
         steps=60,
         seed=model.seed,
+    )
+
+
+def _not_reduced(model: StudiedModel) -> str:
+    if said_of(model.model, "state_code") is not None:
+        return "its state is a code of bits, which decompilation reads whole"
+    return "" if model.task.d_features is None else "its inputs are no tokens"
+
+
+@_study("reduction", "how few numbers per position predict interchanges?", why_not=_not_reduced)
+def _reduction(model: StudiedModel) -> Result:
+    lengths = sorted({model.length(k * model.cutoff) for k in (1, 2)})
+    return circuits.reduction_study(
+        model.model, [model.sample(n, 256) for n in lengths], seed=model.seed
     )
 
 

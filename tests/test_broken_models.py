@@ -23,6 +23,7 @@ ON_PROTOCOL: dict[str, Study] = {
     "evaluate": lambda model, _: training.evaluate(model, Addition(), [4], n_samples=8),
     "compare": lambda model, batch: circuits.compare_programs(model, ["ripple"], batch),
     "decodability": lambda model, batch: circuits.decodability(model, batch, ["ripple"]),
+    "reduction": lambda model, batch: circuits.reduction_study(model, batch, ranks=(1,), pairs=16),
     "lens": lambda model, batch: lenses.lens_study(model, batch),
     "exits": lambda model, batch: lenses.exit_study(model, batch),
     "interchange": lambda model, batch: circuits.interchange_study(model, batch, "ripple"),

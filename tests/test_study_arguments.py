@@ -50,6 +50,7 @@ STUDIES: dict[str, Callable[[Any, Any], Any]] = {
     "planted_carry_study": lambda m, d: circuits.planted_carry_study(m, d),
     "compare_programs": lambda m, d: circuits.compare_programs(m, PROGRAMS, d),
     "search_subspaces": lambda m, d: circuits.search_subspaces(m, d, "ripple", steps=1),
+    "reduction_study": lambda m, d: circuits.reduction_study(m, d, ranks=(1, 2), pairs=16),
     "decodability": lambda m, d: circuits.decodability(m, d, PROGRAMS),
     "interchange_study": lambda m, d: circuits.interchange_study(m, d, "ripple", pairs_per_loop=4),
     "decompilation_study": lambda m, d: circuits.decompilation_study(m, d, n=3, n_exchanges=100),

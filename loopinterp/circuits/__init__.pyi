@@ -37,6 +37,8 @@ from .program_comparison import compare_programs as compare_programs
 from .program_counterfactuals import Prediction as Prediction
 from .program_counterfactuals import ProgramRuns as ProgramRuns
 from .program_model import ProgramModel as ProgramModel
+from .reduced_model import Reduction as Reduction
+from .reduced_model import reduction_study as reduction_study
 from .subspace_search import SubspaceSearch as SubspaceSearch
 from .subspace_search import search_subspaces as search_subspaces
 from .variable_decodability import Decodability as Decodability

@@ -105,6 +105,7 @@ STUDIES: dict[str, Callable[[Any, Any], Any]] = {
     "planted": circuits.planted_carry_study,
     "programs": lambda m, d: circuits.compare_programs(m, ["ripple", "lookahead"], d),
     "subspaces": lambda m, d: circuits.search_subspaces(m, d, "ripple", steps=1),
+    "reduction": lambda m, d: circuits.reduction_study(m, d, ranks=(1,), pairs=16),
     "decodability": lambda m, d: circuits.decodability(m, d, ["ripple"]),
     "interchange": lambda m, d: circuits.interchange_study(m, d, "ripple", pairs_per_loop=4),
     "ablation": lambda m, d: circuits.ablation_study(m, d, kinds=("zero",), when=("all",)),

@@ -1,0 +1,388 @@
+"""How few numbers per position does a looped model need to keep between its loops?
+
+A *reduced-order model* is the model itself with its state projected, after every loop, onto the
+affine span of ``r`` directions, those of the token at the position:
+
+.. math::
+    h' = m_x + B_x^T B_x (\\mathrm{step}(h) - m_x), \\qquad B_x B_x^T = 1_r
+
+It is held against the model as a program is: by what becomes of interchanges. Where it gives the
+same answers at every delay, ``r`` numbers per position are an abstraction of what the model does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+
+from loopinterp.circuits.comparison_inputs import check_batches
+from loopinterp.circuits.decompiler.exchange_runs import exchanges, repeated
+from loopinterp.circuits.interchange_engine import InterchangeRun, state_width
+from loopinterp.circuits.interchange_pairs import InterchangePairs, join
+from loopinterp.circuits.verdict import delay_groups
+from loopinterp.errors import InputError, check_integer
+from loopinterp.intervals import wilson_estimate
+from loopinterp.models import Iteration, bind, describe_model, device_of, iterate, reach
+from loopinterp.results import Result, study
+from loopinterp.short_repr import ShortRepr
+from loopinterp.tasks.sampling import check_tokens
+
+if TYPE_CHECKING:
+    import xarray as xr
+    from jaxtyping import Float, Int
+    from torch import Tensor
+
+    from loopinterp.models import LoopedModel
+    from loopinterp.tasks.task import Batch, Task
+
+RANKS = (1, 2, 4, 8, 12, 16)
+
+ENOUGH = 0.95
+"""A rank is enough if the reduced model is right as often as this at every delay."""
+
+KINDS = ("same loop", "other loop", "two interchanges")
+"""Where the exchanged state is taken from: the same loop of another run, any loop of it, or both
+of two in one run from any loops."""
+
+FITTED, DRAWN = 128, 768
+"""Inputs that directions are fitted on; interchanges of each kind and length."""
+
+
+@dataclass(frozen=True, eq=False)
+class StateDirections(ShortRepr):
+    """The principal directions of a model's states, for each token.
+
+    Attributes:
+        means: Mean state of each token.
+        directions: Orthonormal rows, by falling variance around that mean.
+    """
+
+    means: Float[Tensor, "token d_model"]
+    directions: Float[Tensor, "token d_model d_model"]
+
+    @classmethod
+    @torch.no_grad()
+    def fit(
+        cls, model: LoopedModel | Any, pairs: InterchangePairs, *, n_tokens: int
+    ) -> StateDirections:
+        """Those of all states of some runs, undisturbed and after interchanges.
+
+        A token that does not occur has the directions of all tokens together.
+
+        Args:
+            model: Any looped model.
+            pairs: Interchanges among the inputs that directions are fitted on.
+            n_tokens: How many tokens there are.
+        """
+        run = InterchangeRun(model, pairs)
+        inputs = run.pairs.inputs
+        undisturbed = [h for t, h in iterate(model, inputs, pairs.n_loops) if t]
+        after = run.states_after(run.donor)[run.within]
+        tokens = [inputs.expand(len(undisturbed), *inputs.shape).flatten()]
+        tokens += [
+            inputs[run.pairs.base][:, None].expand(*run.within.shape, -1)[run.within].flatten()
+        ]
+        states = torch.cat([torch.stack(undisturbed).flatten(0, 2), after.flatten(0, 1)]).double()
+        seen = torch.cat(tokens)
+        each = [states[seen == token] for token in range(n_tokens)]
+        found = [_principal(of if len(of) else states) for of in each]
+        return cls(*(torch.stack(part).to(after) for part in zip(*found)))
+
+    def reduce(
+        self,
+        h: Float[Tensor, "*shape d_model"],
+        tokens: Int[Tensor, "*shape"],
+        kept: slice,
+    ) -> Float[Tensor, "*shape d_model"]:
+        """States with those of their directions that are kept, and the mean of their token."""
+        reduced = torch.empty_like(h)
+        for token in tokens.unique().tolist():  # a matrix for each position would be far more
+            at, mean, basis = tokens == token, self.means[token], self.directions[token, kept]
+            reduced[at] = mean + (h[at] - mean) @ basis.mT @ basis
+        return reduced
+
+
+def _principal(states: Float[Tensor, "state d_model"]) -> tuple[Tensor, Tensor]:
+    mean = states.mean(0)
+    _, directions = torch.linalg.eigh((states - mean).mT @ (states - mean))
+    return mean, directions.mT.flip(0)
+
+
+class ReducedModel(ShortRepr):
+    """A looped model that keeps, of its state, some directions of each token.
+
+    Args:
+        model: Any looped model that reads tokens.
+        directions: Those of each token.
+        kept: Which of them: ``slice(8)`` for the first eight, ``slice(8, None)`` for all others.
+    """
+
+    def __init__(self, model: LoopedModel | Any, directions: StateDirections, kept: slice) -> None:
+        self.model, self.directions, self.kept = model, directions, kept
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model's weights are."""
+        return device_of(self.model)
+
+    @property
+    def reach(self) -> int | None:
+        """That of the model: a projection moves nothing from position to position."""
+        return reach(self.model)
+
+    @property
+    def local_step(self) -> bool:
+        """That of the model."""
+        return getattr(self.model, "local_step", True)
+
+    def bind(self, inputs: Int[Tensor, "batch pos"]) -> Iteration:
+        """The model's iteration, its state reduced after every loop.
+
+        The injected input holds the token as one number more, so that any part can be stepped.
+        """
+        own = bind(self.model, inputs)
+
+        def advance(h: Tensor, e: Tensor, context: Any, **loop: int) -> Tensor:
+            return self._reduced(own.advance(h, e[..., :-1], context, **loop), e)
+
+        e = torch.cat([own.e, inputs[..., None].to(own.e)], -1)
+        return replace(own, e=e, advance=advance)
+
+    def step(
+        self,
+        h: Float[Tensor, "batch pos d_model"],
+        e: Float[Tensor, "batch pos d_injected"],
+        **loop: int,
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """One loop, of positions that see no others."""
+        return self._reduced(self.model.step(h, e[..., :-1], **loop), e)
+
+    def _reduced(self, h: Tensor, e: Tensor) -> Tensor:
+        return self.directions.reduce(h, e[..., -1].long(), self.kept)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class Reduction(Result, kind="reduction"):
+    """What :func:`reduction_study` returns, on other inputs than directions were fitted on.
+
+    Arrays of ``data``; a pair counts where the interchange changes an answer of the model or of the
+    reduced one:
+
+    - ``accuracy``: how often the reduced model's whole answer is the model's, at each delay after
+      an interchange (``active`` pairs, of ``inputs`` different inputs);
+    - ``whole_run``: at all delays;
+    - ``others``: the same of the model that keeps all directions *but* these;
+    - ``undisturbed``: of clean runs, at all loops.
+
+    Attributes:
+        width: Numbers in a state, d_model.
+        fitted_at: Problem length that directions were fitted at.
+    """
+
+    VARIABLES: ClassVar = {
+        "accuracy": "kind n rank delay estimate",
+        "active": "kind n rank delay",
+        "inputs": "kind n rank delay",
+        "whole_run": "kind n rank estimate",
+        "others": "kind n rank estimate",
+        "undisturbed": "n rank estimate",
+    }
+
+    width: int
+    fitted_at: int
+
+    def worst(self, rank: int) -> xr.Dataset:
+        """Where a rank is right least often: ``kind``, ``n``, ``delay`` (the first of those taken
+        together) and ``accuracy`` as an estimate.
+
+        Delays at which something happens to few inputs are taken together with those beside them.
+        """
+        import xarray as xr
+
+        at = self.data.sel(rank=rank)
+        found = []
+        for kind, n in ((k, n) for k in at["kind"].values for n in at["n"].values):
+            cell = at.sel(kind=kind, n=n)
+            active, inputs = cell["active"].values, cell["inputs"].values
+            right = cell["accuracy"].sel(estimate="value").fillna(0).values * active
+            for first, last in delay_groups(inputs):
+                part = slice(first, last + 1)
+                estimate = wilson_estimate(
+                    right[part].sum(), active[part].sum(), independent=inputs[part].max()
+                )
+                found.append((estimate, str(kind), int(n), first))
+        estimate, kind, n, delay = min(found, key=lambda one: np.nan_to_num(one[0][0], nan=1.0))
+        axes = {"estimate": self.data["estimate"].values}
+        return xr.Dataset(
+            {"accuracy": ("estimate", estimate)},
+            coords={**axes, "kind": kind, "n": n, "delay": delay},
+        )
+
+    @property
+    def enough(self) -> int:
+        """The smallest rank that is right in :data:`ENOUGH` of the pairs at its worst delay; 0 if
+        none is."""
+        ranks = self.data["rank"].values.tolist()
+        return next((r for r in ranks if self.worst(r)["accuracy"][0] >= ENOUGH), 0)
+
+
+def reduction_study(
+    model: LoopedModel | Any,
+    data: Batch | Sequence[Batch] | Task,
+    *,
+    ranks: Sequence[int] = RANKS,
+    pairs: int = DRAWN,
+    n: int | Sequence[int] | None = None,
+    batch_size: int | None = None,
+    seed: int = 0,
+) -> Reduction:
+    """Reduce a model's state to a few directions per token, and ask what interchanges become.
+
+    Directions are the principal ones of the states of each token, in runs of the first inputs,
+    undisturbed and after interchanges. All other inputs, and those of other batches, are scored.
+
+    Args:
+        model: Any looped model that reads tokens.
+        data: Inputs, each batch of one length, or the task to draw them from. Directions are fitted
+            on the first :data:`FITTED` different inputs of the first batch, at most half of them.
+        ranks: Numbers of directions that are kept.
+        pairs: Interchanges of each kind and length.
+        n: Problem length or lengths, where a task is given; see
+            :func:`~loopinterp.tasks.as_batch`.
+        batch_size: Examples of each length, where a task is given.
+        seed: Seed of the interchanges, and of what is drawn.
+
+    Raises:
+        InputError: inputs that are no tokens or too few, or ranks that the state does not have.
+
+    Source: projection onto principal directions of a system's own runs (proper orthogonal
+        decomposition; Sirovich, Quarterly of Applied Mathematics 45, 1987); approximate causal
+        abstraction, Geiger et al., arXiv 2106.02997.
+    """
+    batches = check_batches(model, data, [], n=n, batch_size=batch_size, seed=seed)
+    n_tokens = max(int(batch.inputs.max()) + 1 for batch in batches)
+    for batch in batches:
+        check_tokens(batch.inputs, n_tokens)
+    width = state_width(model, batches[0].inputs)
+    check_integer("pairs", pairs, least=8)
+    for rank in ranks:
+        fix = f"Pass some below d_model = {width}."
+        check_integer("rank", rank, least=1, most=width - 1, fix=fix)
+    with study(
+        seed,
+        study="reduction",
+        model=describe_model(model),
+        ranks=[*ranks],
+        lengths=[int(b.n[0]) for b in batches],
+    ) as watch:
+        generator = torch.Generator().manual_seed(seed)
+        fitted, *held_out = _split(batches)
+        some = exchanges(fitted, _loops(fitted), pairs, generator, across_loops=True)
+        directions = StateDirections.fit(model, some, n_tokens=n_tokens)
+        each = sorted({*ranks})
+        longest = max(_loops(batch) for batch in held_out)
+        shape = (len(KINDS), len(held_out), len(each))
+        right, active, inputs = np.zeros((3, *shape, longest + 1))
+        whole, others = np.zeros((2, *shape, 3))
+        clean = np.zeros((*shape[1:], 3))
+        for b, batch in enumerate(held_out):
+            run = InterchangeRun(model, _of_each_kind(batch, pairs, generator))
+            own = run.interchange()
+            for r, rank in enumerate(each):
+                kept = _Beside(run, own, ReducedModel(model, directions, slice(rank)))
+                rest = _Beside(run, own, ReducedModel(model, directions, slice(rank, None)))
+                clean[b, r] = kept.undisturbed()
+                for k in range(len(KINDS)):
+                    part = np.s_[k, b, r, : run.pairs.longest + 1]
+                    right[part], active[part], inputs[part] = kept.by_delay(k)
+                    whole[k, b, r], others[k, b, r] = kept.whole_run(k), rest.whole_run(k)
+        return Reduction.of(
+            watch,
+            coords={
+                "kind": KINDS,
+                "n": [int(batch.n[0]) for batch in held_out],
+                "rank": each,
+                "delay": [*range(longest + 1)],
+            },
+            accuracy=wilson_estimate(right, active, independent=inputs),
+            active=active,
+            inputs=inputs,
+            whole_run=whole,
+            others=others,
+            undisturbed=clean,
+            width=width,
+            fitted_at=int(fitted.n[0]),
+        )
+
+
+class _Beside:
+    """A reduced model after the interchanges of a run of the model."""
+
+    def __init__(
+        self, run: InterchangeRun, own: Int[Tensor, "pair delay pos"], model: ReducedModel
+    ) -> None:
+        self.run, self.pairs = run, run.pairs
+        self.kind = self.pairs.strata[_KIND].codes
+        other = InterchangeRun(model, self.pairs)
+        self.natural, after = other.natural, other.interchange()
+        asked = self.pairs.scored[:, None]
+        changed = (own != run.base) | (after != other.base)
+        self.moved = (changed & asked).any(-1) & run.within  # [pair, delay]
+        self.same = ((after == own) | ~asked).all(-1)
+
+    def by_delay(self, kind: int) -> Iterable[np.ndarray]:
+        """Of each delay: pairs that are right, pairs that count, and the inputs of these."""
+        moved = self.moved & (self.kind == kind)[:, None]
+        yield (self.same & moved).sum(0).cpu().numpy()
+        yield moved.sum(0).cpu().numpy()
+        yield np.array([len(self.pairs.base[at].unique()) for at in moved.T])
+
+    def whole_run(self, kind: int) -> np.ndarray:
+        """Share of the pairs that are right at every delay."""
+        counted = self.moved.any(-1) & (self.kind == kind)
+        right = (self.same | ~self.run.within).all(-1) & counted
+        inputs = len(self.pairs.base[counted].unique())
+        return wilson_estimate(int(right.sum()), int(counted.sum()), independent=inputs)
+
+    def undisturbed(self) -> np.ndarray:
+        """Share of the clean answers, at all loops, that are the model's; inputs are counted."""
+        same = ((self.natural == self.run.natural) | ~self.pairs.asked).all(-1)  # [loop, input]
+        return wilson_estimate(int(same.sum()), same.numel(), independent=same.shape[1])
+
+
+_KIND = "kind"
+
+
+def _loops(batch: Batch) -> int:
+    return int(batch.n_loops.max())
+
+
+def _of_each_kind(batch: Batch, number: int, generator: torch.Generator) -> InterchangePairs:
+    n_loops = _loops(batch)
+    same, other = (exchanges(batch, n_loops, number, generator) for _ in range(2))
+    loops = torch.randint(n_loops + 1, other.loop.shape, generator=generator)
+    other = replace(other, source_loop=loops)
+    return join([same, other, repeated(batch, n_loops, number, generator)], _KIND, KINDS)
+
+
+def _split(batches: Sequence[Batch]) -> list[Batch]:
+    """The inputs that directions are fitted on, and of each batch those that are none of them."""
+    seen = {tuple(row): None for row in batches[0].inputs.tolist()}
+    fitted = {*list(seen)[: min(FITTED, len(seen) // 2)]}
+    held_out = []
+    for batch in batches:
+        new = torch.tensor([tuple(row) not in fitted for row in batch.inputs.tolist()])
+        if len(fitted) < 2 or int(new.sum()) < 2:
+            raise InputError(
+                "data",
+                expected="inputs to fit directions on, and others to score",
+                given=f"{len(seen)} different ones",
+                fix="Draw more, or longer, inputs.",
+            )
+        held_out.append(batch[new])
+    own = torch.tensor([tuple(row) in fitted for row in batches[0].inputs.tolist()])
+    return [batches[0][own], *held_out]

@@ -1,0 +1,122 @@
+"""A model reduced to the directions that it uses is the model; without them it is not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from loopinterp.circuits import ProgramModel, reduction_study
+from loopinterp.circuits.decompiler.exchange_runs import exchanges
+from loopinterp.circuits.interchange_engine import InterchangeRun
+from loopinterp.circuits.reduced_model import ReducedModel, StateDirections
+from loopinterp.errors import InputError
+from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, bind, iterate
+from loopinterp.rasp import compile_program, get_program, rotate
+from loopinterp.tasks import Addition, as_batch
+
+BATCH = as_batch(Addition(), n=6, batch_size=64)
+
+
+def transformer(**changed: object) -> LoopedTransformer:
+    config = LoopedTransformerConfig(
+        d_model=16, n_heads=2, d_vocab=6, d_vocab_out=2, attention_window=1, injection="input"
+    )
+    return LoopedTransformer(config.replace(**changed)).eval()
+
+
+def fitted(model: object) -> StateDirections:
+    generator = torch.Generator().manual_seed(0)
+    return StateDirections.fit(model, exchanges(BATCH, 7, 64, generator), n_tokens=5)
+
+
+def test_directions_are_the_principal_ones_of_each_token() -> None:
+    model = transformer()
+    generator = torch.Generator().manual_seed(0)
+    pairs = exchanges(BATCH, 7, 32, generator)
+    found = StateDirections.fit(model, pairs, n_tokens=6)
+    run = InterchangeRun(model, pairs)
+    after = run.states_after(run.donor)
+    states = [h[BATCH.inputs == 3] for t, h in iterate(model, BATCH.inputs, 7) if t]
+    for pair, delays in zip(range(len(pairs)), run.within):
+        at = BATCH.inputs[pairs.base[pair]] == 3
+        states += [h[at] for h, inside in zip(after[pair], delays) if inside]
+    every = torch.cat(states).double()
+    assert torch.allclose(found.means[3].double(), every.mean(0), atol=1e-5)
+    _, _, rows = torch.linalg.svd(every - every.mean(0), full_matrices=False)
+    cosine = (found.directions[3, :3].double() * rows[:3]).sum(-1).abs()
+    assert torch.allclose(cosine, torch.ones(3).double(), atol=1e-4)
+    # Token 5 does not occur: it has the directions of all together.
+    assert torch.isfinite(found.directions[5]).all()
+
+
+@pytest.mark.parametrize("window", [1, None])
+def test_a_model_that_keeps_all_directions_is_the_model(window: int | None) -> None:
+    model = transformer(attention_window=window)
+    whole = ReducedModel(model, fitted(model), slice(None))
+    for (_, own), (_, other) in zip(
+        iterate(model, BATCH.inputs, 7), iterate(whole, BATCH.inputs, 7)
+    ):
+        assert torch.allclose(own, other, atol=1e-4)
+
+
+@pytest.mark.parametrize("window", [1, None])
+def test_a_reduced_state_is_the_nearest_point_of_its_tokens_plane(window: int | None) -> None:
+    model = transformer(attention_window=window)
+    directions = fitted(model)
+    reduced = bind(ReducedModel(model, directions, slice(2)), BATCH.inputs)
+    own = bind(model, BATCH.inputs)
+    assert torch.equal(reduced.h0, own.h0), "the start is kept as it is"
+    stepped, after = own.step(own.h0), reduced.step(own.h0)
+    for row, position in ((0, 1), (5, 4), (9, 0)):
+        token = int(BATCH.inputs[row, position])
+        basis, mean = directions.directions[token, :2], directions.means[token]
+        weights = torch.linalg.lstsq(basis.T, (stepped[row, position] - mean)[:, None]).solution
+        assert torch.allclose(after[row, position], mean + (basis.T @ weights)[:, 0], atol=1e-4)
+
+
+def test_parts_of_a_sequence_are_reduced_as_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within a window only what an exchange can reach is run again."""
+    model = transformer()
+    pairs = exchanges(BATCH, 7, 40, torch.Generator().manual_seed(1), across_loops=True)
+    reduced = ReducedModel(model, fitted(model), slice(3))
+    in_parts = InterchangeRun(reduced, pairs).interchange()
+    monkeypatch.setattr(ReducedModel, "local_step", False)
+    whole = InterchangeRun(reduced, pairs).interchange()
+    assert torch.equal(in_parts, whole)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_compiled_carry_takes_as_few_numbers_as_it_has(seed: int) -> None:
+    # One bit varies in the state of a token; where it stands the rotation says.
+    model = rotate(compile_program("ripple", max_length=13), seed=seed).model
+    found = reduction_study(
+        model, Addition(), n=(6, 12), batch_size=128, ranks=(1, 2, 4), pairs=128
+    )
+    assert found.enough in (1, 2, 4)
+    at = found.data.sel(rank=found.enough)
+    assert float(found.worst(found.enough)["accuracy"][0]) == 1
+    assert (at["undisturbed"].sel(estimate="value") == 1).all()
+    assert float(at["others"].sel(estimate="value").max()) < 0.2
+    assert found.findings()[0].value == f"{found.enough} of {found.width}"
+
+
+def test_what_needs_more_numbers_than_were_tried_is_said_to() -> None:
+    # The time for which a carry is held counts too.
+    model = ProgramModel(get_program("ripple_held_3"), max_length=13)
+    found = reduction_study(model, Addition(), n=6, batch_size=128, ranks=(1,), pairs=128)
+    assert found.enough == 0
+    [finding] = found.findings()
+    assert finding.good is None and finding.value == f"more than 1 of {found.width}"
+
+
+def test_fitted_inputs_are_not_scored_and_numbers_that_make_no_sense_are_refused() -> None:
+    model = transformer()
+    found = reduction_study(model, BATCH, ranks=(2,), pairs=16)
+    assert found.fitted_at == 6 and found.data.sizes["kind"] == 3
+    with pytest.raises(InputError, match="rank"):
+        reduction_study(model, BATCH, ranks=(16,))
+    with pytest.raises(InputError, match="inputs to fit directions on"):
+        reduction_study(model, BATCH[:2], ranks=(2,), pairs=16)
+    features = transformer(d_vocab=None, d_features=2)
+    with pytest.raises(InputError, match="tokens in"):
+        reduction_study(features, Addition(format="features"), n=4, batch_size=16)
