@@ -48,7 +48,7 @@ KINDS = ("same loop", "other loop", "two interchanges")
 """Where the exchanged state is taken from: the same loop of another run, any loop of it, or both
 of two in one run from any loops."""
 
-FITTED, DRAWN = 128, 768
+FITTED, DRAWN = 128, 512
 """Inputs that directions are fitted on; interchanges of each kind and length."""
 
 
@@ -195,15 +195,20 @@ class Reduction(Result, kind="reduction"):
     width: int
     fitted_at: int
 
-    def worst(self, rank: int) -> xr.Dataset:
+    def worst(self, rank: int, **where: Any) -> xr.Dataset:
         """Where a rank is right least often: ``kind``, ``n``, ``delay`` (the first of those taken
         together) and ``accuracy`` as an estimate.
 
         Delays at which something happens to few inputs are taken together with those beside them.
+
+        Args:
+            rank: Numbers that are kept.
+            where: Values of the other axes that are looked at; all of them by default.
         """
         import xarray as xr
 
-        at = self.data.sel(rank=rank)
+        only = {axis: np.atleast_1d(value) for axis, value in where.items()}
+        at = self.data.sel({"rank": rank, **only})
         found = []
         for kind, n in ((k, n) for k in at["kind"].values for n in at["n"].values):
             cell = at.sel(kind=kind, n=n)

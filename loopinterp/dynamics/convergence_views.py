@@ -65,7 +65,7 @@ def _settling(result: ConvergenceResult) -> Finding:
             f"be of class fixed point too: {percent(settled)} settle. {moved[0].upper()}"
             f"{moved[1:]}, and {right}."
         )
-    somewhere = bool((result.data["limit_status"] == Status.CONVERGED).any())
+    somewhere = bool(result.data["limit_status"].isin([Status.CONVERGED, Status.CYCLE]).any())
     return Finding(text, value=f"{percent(settled)} settle", good=somewhere and settled >= 0.99)
 
 
@@ -93,6 +93,13 @@ def _limits(result: ConvergenceResult) -> Finding:
     found = result.data["limit_status"] == Status.CONVERGED
     n_found, n_examples = int(found.sum()), found.size
     n_cycles = int((result.data["limit_status"] == Status.CYCLE).sum())
+    unasked = not result.data["counted"].all("pos").any()
+    if n_cycles == n_examples and unasked and result.settled_share() == 1:
+        text = (
+            f"All {n_examples} examples end on a cycle of positions at which no answer is asked "
+            "for: all others rest."
+        )
+        return Finding(text, value="rest where asked")
     if n_cycles and not n_found:
         text = (
             f"{n_cycles} of the {n_examples} examples end on a cycle and none at a fixed point: "

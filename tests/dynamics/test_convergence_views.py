@@ -160,6 +160,19 @@ def test_a_cycle_is_called_one_and_nothing_more(result: ConvergenceResult) -> No
     assert "1 of 2 examples, and 1 more end on a cycle" in limits.text
 
 
+def test_a_cycle_where_no_answer_is_asked_for_does_not_contradict_what_settles(
+    result: ConvergenceResult,
+) -> None:
+    data = result.data.copy(deep=True)
+    data["limit_status"][:] = Status.CYCLE
+    everywhere = data.assign(counted=data["counted"] | True)
+    *_, limits = dataclasses.replace(result, data=everywhere).findings()
+    assert limits.good is False, "every position counts, so that one of two measures is wrong"
+    settling, *_, limits = dataclasses.replace(result, data=data).findings()
+    assert (settling.value, settling.good) == ("100% settle", True)
+    assert limits.value == "rest where asked" and limits.good is None
+
+
 def test_stability_is_claimed_of_measured_and_known_limits_only(result: ConvergenceResult) -> None:
     data = result.data.copy(deep=True)
     data["limit_status"][0] = Status.OUT_OF_BUDGET
