@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,7 +27,7 @@ _TUNING_STEPS = 350
 _FROM_ANYWHERE = CodeConfig(
     hard=0.3, harden_from=0.2, harden_to=0.6, gain=3.0, random_everywhere=0.4, random_somewhere=0.4
 )
-_STEPS_FROM_ANYWHERE = 900
+_STEPS_FROM_ANYWHERE = 600
 
 
 @dataclass(frozen=True)
@@ -63,14 +62,14 @@ def train_finite(
 ) -> list[FiniteStage]:
     """Train a model with a state code, and drop its bits one by one as long as it stays right.
 
-    After each dropped bit the model is tuned for some hundred steps. Where it does not recover,
-    the bit is dropped once more, and tuned longer, from initial bits that are drawn: the answer
-    must then not rely on where a position started. The first bit that cannot be dropped either
-    way ends it.
+    After each dropped bit the model is tuned for some hundred steps. The smallest model that has
+    learnt is then trained on from initial bits that are drawn: its answer must no longer rely on
+    where a position started, so that also what becomes of states that no clean run has is asked
+    for. Where that is learnt, bits are dropped from there on in the same way.
 
     Args:
         config: The first stage, with ``model.state_code``.
-        out: A folder; each stage is an ordinary run in it, ``bits-4``, ``bits-3`` or
+        out: A folder; each stage is an ordinary run in it, ``bits-4``, ``bits-3``, …, and
             ``bits-3-from-anywhere``.
         fewest_bits: No bits are dropped below these.
         progress: Whether to show progress bars.
@@ -78,7 +77,7 @@ def train_finite(
 
     Returns:
         The stages in the order in which they were trained, those that did not learn included.
-        :func:`smallest_stage` is the last one that did.
+        :func:`smallest_stage` is the last one of those with the fewest bits that did.
 
     Raises:
         ConfigError: If the model has no state code.
@@ -96,31 +95,40 @@ def train_finite(
     out, options = Path(out), {"progress": progress, "resume": resume}
     stages = [_stage(config, out, **options)]
     while stages[-1].learnt and stages[-1].n_bits > fewest_bits:
-        for smaller in _with_a_bit_less(config, before=stages[-1]):
-            stages.append(_stage(smaller, out, **options))
-            if stages[-1].learnt:
-                break
+        tuned = _tuned(config, stages[-1], stages[-1].n_bits - 1)
+        stages.append(_stage(tuned, out, **options))
+    if (smallest := smallest_stage(stages)) is None:
+        return stages
+    for n_bits in range(smallest.n_bits, fewest_bits - 1, -1):
+        stages.append(_stage(_from_anywhere(config, smallest, n_bits), out, **options))
+        if not stages[-1].learnt:
+            break
+        smallest = stages[-1]
     return stages
 
 
 def smallest_stage(stages: list[FiniteStage]) -> FiniteStage | None:
-    """The stage with the fewest bits that has learnt; None if none has."""
-    return min((one for one in stages if one.learnt), key=lambda one: one.n_bits, default=None)
+    """Of the stages that have learnt, the last one with the fewest bits; None if none has."""
+    learnt = [one for one in reversed(stages) if one.learnt]
+    return min(learnt, key=lambda one: one.n_bits, default=None)
 
 
-def _with_a_bit_less(config: TrainingConfig, before: FiniteStage) -> Iterator[TrainingConfig]:
-    """The ways to go on from a stage: tuned as it was trained, and from initial bits drawn."""
-    curriculum = CurriculumConfig(
-        kind="none", max_n=config.curriculum.max_n, min_n=config.curriculum.min_n
-    )
-    one = config.replace(
-        model=config.model.replace(state_code=before.n_bits - 1),
+def _tuned(config: TrainingConfig, before: FiniteStage, n_bits: int) -> TrainingConfig:
+    """Going on from a stage, on all lengths at once."""
+    kept = {"max_n": config.curriculum.max_n, "min_n": config.curriculum.min_n}
+    return config.replace(
+        model=config.model.replace(state_code=n_bits),
         start_from=str(before.run.folder),
-        curriculum=curriculum,
+        curriculum=CurriculumConfig(kind="none", **kept),
         optimiser=config.optimiser.replace(schedule="linear", decay=0.3),
+        steps=_TUNING_STEPS,
+        code=_TUNED,
     )
-    yield one.replace(steps=_TUNING_STEPS, code=_TUNED)
-    yield one.replace(
+
+
+def _from_anywhere(config: TrainingConfig, before: FiniteStage, n_bits: int) -> TrainingConfig:
+    """Going on from a stage with initial bits that are drawn; the answer is asked for at T(n)."""
+    return _tuned(config, before, n_bits).replace(
         steps=_STEPS_FROM_ANYWHERE,
         code=_FROM_ANYWHERE,
         objective=config.objective.replace(hold_loops=0, hold_share=0.25),

@@ -138,7 +138,8 @@ def test_stages_go_on_while_they_learn_and_end_where_none_does(tmp_path, monkeyp
     """Which stages are made: what they learn is said by a table in place of an evaluation."""
     monkeypatch.setattr(finite_state, "_TUNING_STEPS", 2)
     monkeypatch.setattr(finite_state, "_STEPS_FROM_ANYWHERE", 2)
-    learnt = {"bits-3", "bits-2-from-anywhere"}
+    names = ["bits-3", "bits-2", "bits-1", "bits-2-from-anywhere", "bits-1-from-anywhere"]
+    learnt = {"bits-3", "bits-2", "bits-2-from-anywhere"}
 
     class Found:
         def __init__(self, name: str) -> None:
@@ -147,18 +148,24 @@ def test_stages_go_on_while_they_learn_and_end_where_none_does(tmp_path, monkeyp
         def lowest(self, n: int) -> Found:
             return self
 
-    names = iter(["bits-3", "bits-2", "bits-2-from-anywhere", "bits-1", "bits-1-from-anywhere"])
-    monkeypatch.setattr(finite_state, "evaluate", lambda *args, **kwargs: Found(next(names)))
+    tried = iter(names)
+    monkeypatch.setattr(finite_state, "evaluate", lambda *args, **kwargs: Found(next(tried)))
     stages = train_finite(SMALL, tmp_path, progress=False)
-    made = [stage.run.folder.name for stage in stages]
-    assert made == ["bits-3", "bits-2", "bits-2-from-anywhere", "bits-1", "bits-1-from-anywhere"]
+    assert [stage.run.folder.name for stage in stages] == names
     found = smallest_stage(stages)
     assert found is not None and found.run.folder.name == "bits-2-from-anywhere"
     assert found.run.config.model.state_code == 2
-    assert stages[3].run.config.to_dict()["start_from"] == str(found.run.folder)
+    began = [stage.run.config.to_dict()["start_from"] for stage in stages]
+    folders = [str(tmp_path / name) for name in ("bits-3", "bits-2", "bits-2", names[3])]
+    assert began == [None, *folders]
     model = stages[-1].run.model()
     assert isinstance(model, LoopedTransformer) and model.code is not None
     assert model.code.n_bits == 1
+
+
+def test_what_never_learns_is_one_stage(tmp_path):
+    stages = train_finite(SMALL, tmp_path, progress=False)
+    assert [stage.learnt for stage in stages] == [False] and smallest_stage(stages) is None
 
 
 def test_a_model_without_a_code_has_no_bits_to_drop(tmp_path):
