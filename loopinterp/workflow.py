@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from loopinterp import models, rasp, report, tasks, training
+from loopinterp import models, rasp, report, tasks, training, zoo
 from loopinterp.errors import ConfigError, InputError, check_choice, check_integer
 from loopinterp.results import SUFFIX, config_hash
 from loopinterp.saved_results import Owner
@@ -32,6 +32,11 @@ if TYPE_CHECKING:
 DEMO_RECIPE = "addition"
 DEMO_SAMPLES = 200
 """Examples for each length: enough to tell .99 from .95, in a minute at 144 positions."""
+
+FINITE_MODEL = "addition-finite"
+"""The zoo's model that the demo puts beside its own, and what is asked of it."""
+
+FINITE_STUDIES = ("explorer", "convergence", "programs", "decompilation")
 
 DISGUISES = ("distract", "permute", "superpose", "rotate")
 """What can be done to a compiled model so that its circuit is not to be seen in its weights."""
@@ -566,6 +571,21 @@ def _unsaid(study: Study, reason: str) -> InputError:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class DemoPages:
+    """What :func:`demo` writes.
+
+    Attributes:
+        report: Of the model that it trains.
+        finite: Of the zoo's finite-state model.
+        comparison: Both side by side.
+    """
+
+    report: Path
+    finite: Path
+    comparison: Path
+
+
 def demo(
     out: str | Path,
     *,
@@ -573,8 +593,8 @@ def demo(
     settings: Sequence[str] = (),
     threads: int | None = None,
     progress: bool = True,
-) -> Path:
-    """Train the demo's model, study it, and write the report.
+) -> DemoPages:
+    """Train the demo's model and study it, beside one that is a program; write the reports.
 
     Args:
         out: Folder of the run; one that was stopped is gone on with.
@@ -584,25 +604,34 @@ def demo(
         progress: Whether to say what is being done.
 
     Returns:
-        The report.
+        The pages.
     """
     from loopinterp.training.device import cpu_threads
 
     flags = {"seed": seed, "threads": threads}
     config = configure(recipe=DEMO_RECIPE, settings=settings, flags=flags)
     stages = Stages(show=progress)
-    report.need_page(Path(out) / "report.html")  # refused before minutes are spent
+    comparison = Path(out) / "comparison.html"
+    for page in (Path(out) / "report.html", comparison):
+        report.need_page(page)  # refused before minutes are spent
     with stages.stage("train", f"{config.steps} steps on {config.task}"):
         run = train_run(config, out, progress=progress)
     with cpu_threads(config.threads):
         evaluate_run(run.folder, samples=DEMO_SAMPLES, seed=config.seed, progress=progress)
         analyze_run(run.folder, seed=config.seed, progress=progress)
+        finite = zoo.load_pretrained(FINITE_MODEL, Path(out) / "finite-state").folder
+        evaluate_run(finite, samples=DEMO_SAMPLES, seed=config.seed, progress=progress)
+        analyze_run(finite, studies=FINITE_STUDIES, seed=config.seed, progress=progress)
     given = [f" --{name} {value}" for name, value in flags.items() if value is not None]
     given += [f" --set {shlex.quote(setting)}" for setting in settings]
     command = f"loopinterp demo --out {shlex.quote(str(out))}{''.join(given)}"
     record_how_it_was_made(run.folder, command=command)
-    with stages.stage("report", "one HTML file"):
-        return report.write_report(run.folder)
+    with stages.stage("report", "one HTML file each"):
+        return DemoPages(
+            report=report.write_report(run.folder),
+            finite=report.write_report(finite),
+            comparison=report.write_comparison([finite, run.folder], comparison),
+        )
 
 
 def in_reading_order(results: Iterable[Result]) -> list[Finding]:

@@ -200,6 +200,7 @@ class Reduction(Result, kind="reduction"):
         together) and ``accuracy`` as an estimate.
 
         Delays at which something happens to few inputs are taken together with those beside them.
+        NaN where no interchange changes an answer.
 
         Args:
             rank: Numbers that are kept.
@@ -220,7 +221,7 @@ class Reduction(Result, kind="reduction"):
                     right[part].sum(), active[part].sum(), independent=inputs[part].max()
                 )
                 found.append((estimate, str(kind), int(n), first))
-        estimate, kind, n, delay = min(found, key=lambda one: np.nan_to_num(one[0][0], nan=1.0))
+        estimate, kind, n, delay = min(found, key=lambda one: np.nan_to_num(one[0][0], nan=2.0))
         axes = {"estimate": self.data["estimate"].values}
         return xr.Dataset(
             {"accuracy": ("estimate", estimate)},

@@ -15,11 +15,11 @@ _LABEL = "Numbers per position that predict interchanges"
 
 @findings_of.register
 def _(result: Reduction) -> list[Finding]:
-    if not result.data["active"].values.any():
-        text = "No interchange of a state changes an answer, so that nothing need be kept."
-        return [Finding(text)]
     rank = result.enough or int(result.data["rank"].values[-1])
     worst = result.worst(rank)
+    if np.isnan(worst["accuracy"][0]):
+        text = "No interchange of a state changes an answer, so that nothing need be kept."
+        return [Finding(text)]
     value, low, high = map(percent, worst["accuracy"].values)
     rest = result.data["others"].sel(rank=rank, estimate="value")
     at_worst = (

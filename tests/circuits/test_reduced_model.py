@@ -120,3 +120,25 @@ def test_fitted_inputs_are_not_scored_and_numbers_that_make_no_sense_are_refused
     features = transformer(d_vocab=None, d_features=2)
     with pytest.raises(InputError, match="tokens in"):
         reduction_study(features, Addition(format="features"), n=4, batch_size=16)
+
+
+def test_a_model_that_no_interchange_changes_keeps_nothing() -> None:
+    class Still(torch.nn.Module):
+        """Forgets its state in every loop."""
+
+        def embed(self, inputs: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.one_hot(inputs, 6).float()
+
+        def initial_state(self, e: torch.Tensor) -> torch.Tensor:
+            return e
+
+        def step(self, h: torch.Tensor, e: torch.Tensor) -> torch.Tensor:
+            return e
+
+        def readout(self, h: torch.Tensor) -> torch.Tensor:
+            return h[..., :2]
+
+    found = reduction_study(Still(), BATCH, ranks=(2,), pairs=16)
+    [finding] = found.findings()
+    assert found.enough == 0 and "No interchange" in finding.text and not finding.value
+    assert len(found.figures()) == 1

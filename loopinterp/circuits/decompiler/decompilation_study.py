@@ -106,7 +106,8 @@ class Decompilation(Result, kind="decompilation"):
     def worst(self, what: str = "whole trajectory") -> xr.DataArray:
         """The length at which the program says least, as an estimate."""
         agreement = self.data["agreement"].sel(what=what)
-        return agreement.isel(n=int(agreement.sel(estimate="low").values.argmin()))
+        low = agreement.sel(estimate="low").fillna(np.inf)  # NaN where nothing was tried
+        return agreement.isel(n=int(low.values.argmin()))
 
 
 def decompilation_study(

@@ -76,6 +76,8 @@ def _agreement(result: Decompilation) -> str:
         return f"What comes closest to a program has {size}; {result.reason}."
     worst = result.worst()
     share, low, _ = worst.values
+    if np.isnan(share):  # no interchange changes an answer
+        return f"What comes closest to a program has {size}; {result.reason}."
     natural = result.data["agreement"].sel(what=UNDISTURBED, estimate="value")
     said = (
         f"after exchanges that it was not made from it says {percent(share)} of whole trajectories "
