@@ -7,11 +7,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loopinterp.circuits import decompile
+from loopinterp.circuits import InterchangePairs, InterchangeRun, decompile, finite_program
 from loopinterp.circuits.decompiler.claim import EXACT
 from loopinterp.circuits.decompiler.coded_states import Surroundings, is_finite, tabulate_code
+from loopinterp.circuits.decompiler.held_out import agreement
+from loopinterp.circuits.interchange_pairs import join
+from loopinterp.models import LoopedTransformer
+from loopinterp.rasp import compile_program
 from loopinterp.rasp.language import UNKNOWN
+from loopinterp.rasp.mutations.program_equivalence import every_input
 from loopinterp.tasks import get_task
+from loopinterp.zoo import load_pretrained
 from tests.models.coded_model import coded
 
 ADDITION = get_task("addition")
@@ -97,3 +103,47 @@ def test_a_model_with_a_code_is_read_whole():
     assert found.claim.transitions == found.table.transitions
     assert "at any length" in str(found.claim)
     assert found.evidence["agree"].equals(found.evidence["of"])
+
+
+def every_single_interchange(model: LoopedTransformer, n: int) -> InterchangePairs:
+    """At every position and loop of every input, every state that its token has there."""
+    batch, n_loops = every_input(ADDITION, n), ADDITION.n_loops(n)
+    states = model(batch.inputs, n_loops=n_loops, return_type="states")
+    parts = []
+    for position in range(batch.inputs.shape[1]):
+        of = states[:, :, position].flatten(0, 1)
+        tokens = batch.inputs[:, position].repeat(n_loops + 1)
+        kinds, kind = torch.cat([tokens[:, None], of], 1).unique(dim=0, return_inverse=True)
+        one = torch.empty(len(kinds), dtype=torch.long)
+        one[kind] = torch.arange(len(kind))  # a run and loop that comes to each
+        base, source = (
+            ((kinds[:, 0] == tokens[:, None]) & (kind[:, None] != torch.arange(len(kinds))))
+            .nonzero()
+            .T
+        )
+        (loop, row), (source_loop, source_row) = (
+            (at // len(batch), at % len(batch)) for at in (base, one[source])
+        )
+        parts.append(
+            InterchangePairs.of(
+                batch, base=row, source=source_row, loop=loop, source_loop=source_loop,
+                positions=torch.full((len(row), 1), position), n_loops=n_loops,
+            )
+        )  # fmt: skip
+    return join(parts, "position", tuple(map(str, range(len(parts)))))
+
+
+def test_the_printed_program_is_the_model_under_every_single_interchange():
+    """At every loop, of every input; and it compiles into weights that do the same."""
+    model = load_pretrained("addition-finite").model()
+    program = finite_program(model, ADDITION)
+    assert program is not None
+    again = compile_program(program, max_length=5).model
+    for n in range(1, 6):
+        pairs = every_single_interchange(model, n)
+        assert len(pairs) > 4**n
+        assert (agreement(model, program, pairs)[["agree", "of"]].nunique(axis=1) == 1).all()
+        answers = InterchangeRun(model, pairs).interchange()
+        compiled = InterchangeRun(again, pairs).interchange()
+        asked = pairs.scored[:, None].expand_as(answers)
+        assert torch.equal(answers[asked], compiled[asked])
