@@ -116,11 +116,9 @@ def every_single_interchange(model: LoopedTransformer, n: int) -> InterchangePai
         kinds, kind = torch.cat([tokens[:, None], of], 1).unique(dim=0, return_inverse=True)
         one = torch.empty(len(kinds), dtype=torch.long)
         one[kind] = torch.arange(len(kind))  # a run and loop that comes to each
-        base, source = (
-            ((kinds[:, 0] == tokens[:, None]) & (kind[:, None] != torch.arange(len(kinds))))
-            .nonzero()
-            .T
-        )
+        alike = kinds[:, 0] == tokens[:, None]
+        other = kind[:, None] != torch.arange(len(kinds))
+        base, source = (alike & other).nonzero().T
         (loop, row), (source_loop, source_row) = (
             (at // len(batch), at % len(batch)) for at in (base, one[source])
         )
@@ -138,7 +136,7 @@ def test_the_printed_program_is_the_model_under_every_single_interchange():
     model = load_pretrained("addition-finite").model()
     program = finite_program(model, ADDITION)
     assert program is not None
-    again = compile_program(program, max_length=5).model
+    again = compile_program(program, max_length=6).model
     for n in range(1, 6):
         pairs = every_single_interchange(model, n)
         assert len(pairs) > 4**n
