@@ -40,6 +40,10 @@ class ObjectiveConfig(Settings):
         hold_loops: ``step_dependent``: a share of the examples is asked a second time, up to this
             many loops after T(n), so that the answer has to be held.
         hold_share: ``step_dependent``: that share.
+        due_share: ``step_dependent``: a share of the examples is asked a second time, after a
+            number of loops drawn from 1..T(n), for the answers that are due by then: each as many
+            loops before T(n) as there are answers after it. So no answer may come later than it
+            must where one position is reached a loop.
         alpha: ``progressive``: weight of the random loop.
         weights: ``every``: one weight for each of ``n_loops`` loops; all equal if None.
     """
@@ -53,6 +57,7 @@ class ObjectiveConfig(Settings):
     extra_loops: Annotated[int, Field(ge=-10, le=10), OnlyWith("n_loops", None)] = 0
     hold_loops: Annotated[NonNegativeInt, OnlyWith("kind", "step_dependent")] = 0
     hold_share: Share = 0.25
+    due_share: Annotated[Share, OnlyWith("kind", "step_dependent")] = 0.0
     alpha: Annotated[Share, OnlyWith("kind", "progressive")] = 0.5
     weights: Annotated[tuple[NonNegativeFloat, ...] | None, OnlyWith("kind", "every")] = None
 

@@ -121,19 +121,29 @@ def _step_dependent(config: ObjectiveConfig, batch: Batch, generator: torch.Gene
     loops. The result equals running each example alone.
 
     With ``hold_loops``, a drawn share of the examples is asked a second time, k loops after T(n)
-    with k uniform in 1..hold_loops, so that what was found in time also has to be held. Every
-    answer counts the same.
+    with k uniform in 1..hold_loops, so that what was found in time also has to be held. With
+    ``due_share``, others are asked before T(n), for what is due by then. Every answer counts the
+    same.
 
-    Source: arXiv 2409.15647, step-dependent supervision (``hold_loops = 0``).
+    Source: arXiv 2409.15647, step-dependent supervision (``hold_loops = due_share = 0``).
     """
-    if not config.hold_loops:
-        return _once(batch.n_loops, batch)
-    shape = batch.n_loops.shape
-    later = torch.randint(1, config.hold_loops + 1, shape, generator=generator)
-    again = torch.rand(shape, generator=generator, dtype=torch.float32) < config.hold_share
-    held = batch.targets.masked_fill(~send(again, batch.targets.device)[:, None], IGNORE)
-    loops = torch.stack([batch.n_loops, batch.n_loops + later * again])
-    return Asked(loops, torch.stack([batch.targets, held]))
+    shape, device = batch.n_loops.shape, batch.targets.device
+    loops, targets = [batch.n_loops], [batch.targets]
+    if config.hold_loops:
+        later = torch.randint(1, config.hold_loops + 1, shape, generator=generator)
+        again = torch.rand(shape, generator=generator, dtype=torch.float32) < config.hold_share
+        loops.append(batch.n_loops + later * again)
+        targets.append(batch.targets.masked_fill(~send(again, device)[:, None], IGNORE))
+    if config.due_share:
+        again = torch.rand(shape, generator=generator, dtype=torch.float32) < config.due_share
+        drawn = torch.rand(shape, generator=generator, dtype=torch.float32)
+        early = (drawn * batch.n_loops).long() + 1  # uniform in 1..T(n)
+        loops.append(early.where(again, batch.n_loops))
+        left = send((batch.n_loops - early).where(again, -1), device)[:, None]
+        asked = batch.targets != IGNORE
+        after = asked.flip(-1).cumsum(-1).flip(-1) - asked.long()  # answers after each
+        targets.append(batch.targets.masked_fill((after < left) | (left < 0), IGNORE))
+    return Asked(torch.stack(loops), torch.stack(targets))
 
 
 def _progressive(config: ObjectiveConfig, batch: Batch, generator: torch.Generator) -> Asked:

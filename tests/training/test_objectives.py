@@ -15,7 +15,7 @@ from loopinterp.errors import InputError
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, bind
 from loopinterp.tasks import IGNORE, Addition, Batch
 from loopinterp.training.config import ObjectiveConfig
-from loopinterp.training.objectives import Supervised, supervise
+from loopinterp.training.objectives import Supervised, ask, supervise
 
 
 def small_model(**changes: object) -> LoopedTransformer:
@@ -148,6 +148,27 @@ def test_holding_asks_a_share_of_the_examples_a_second_time() -> None:
         torch.testing.assert_close(supervised.logits, at_own_loop)
     counts = torch.bincount(torch.tensor(seen), minlength=3)
     assert (counts - torch.tensor([90, 45, 45])).abs().max() < 25
+
+
+def test_what_is_due_is_asked_before_the_end() -> None:
+    """An answer with k answers after it is due k loops before T(n), and never before that."""
+    batch, generator = mixed_batch(tuple(range(1, 7)) * 50), torch.Generator().manual_seed(0)
+    asked = ask(ObjectiveConfig(due_share=0.5), batch, generator)
+    assert torch.equal(asked.loops[0], batch.n_loops)
+    assert torch.equal(asked.targets[0], batch.targets)
+    early = (asked.targets[1] != IGNORE).any(-1) | (asked.loops[1] < batch.n_loops)
+    assert 0.35 < float(early.double().mean()) < 0.65
+    seen = set()
+    for row in early.nonzero().flatten().tolist():
+        k, total = int(asked.loops[1, row]), int(batch.n_loops[row])
+        assert 1 <= k <= total
+        places = (batch.targets[row] != IGNORE).nonzero().flatten().tolist()
+        due = [p for rank, p in enumerate(reversed(places)) if rank >= total - k]
+        got = (asked.targets[1, row] != IGNORE).nonzero().flatten().tolist()
+        assert got == sorted(due)
+        assert torch.equal(asked.targets[1, row, got], batch.targets[row, got])
+        seen.add((total, k))
+    assert len(seen) > 15, "every number of loops is drawn"
 
 
 @pytest.mark.parametrize(("n_loops", "ran"), [(None, 6), (3, 3)])
