@@ -39,6 +39,12 @@ def test_the_demo_ends_in_a_report_with_every_study(
     document = json.loads(done.stdout)
     assert document["report"] == str(out / "report.html")
     assert document["findings"][0]["kind"] == "verdict"
+    finite = document["finite_findings"][0]
+    assert finite["kind"] == "verdict" and finite["good"] is True
+    assert finite["value"] == "ripple from carry = propagate"
+    beside = (out / "comparison.html").read_text()
+    assert document["comparison"] == str(out / "comparison.html") and "None of these" in beside
+    assert Path(document["finite_report"]).read_text().count("ripple from carry = propagate") > 1
     made = json.loads((out / "made.json").read_text())
     unsaid = made.get("unsaid", {})  # so small a model may not have learnt a thing to be exchanged
     assert set(unsaid) <= {"subspaces"}
