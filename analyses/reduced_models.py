@@ -24,8 +24,8 @@ from loopinterp.zoo import load_pretrained
 
 FILE, PAGE, NAME = "reduced_models.csv", "read-a-program.md", "reduced-models"
 MODELS = ("addition", *(f"addition-seed-{seed}" for seed in range(1, 5)))
-RANKS = (1, 2, 4, 8, 12, 16, 24, 32)
-EXAMPLES, PAIRS = 640, 3000
+RANKS = (1, 2, 4, 8, 12, 16, 24)
+EXAMPLES, PAIRS = 512, 1000
 
 
 def main() -> None:
