@@ -3,8 +3,8 @@
     python -m analyses.reduced_models --jobs 2
 
 Each model of the zoo that the demo's recipe trained has its state reduced to a few directions per
-token after every loop. How often its answers after an interchange are the model's is kept, at the
-worst delay and over whole runs, for each kind of interchange and each length, in
+token after every loop. How often its answers after an interchange are the model's is kept, where
+that is least often and over whole runs, for each kind of interchange and each length, in
 analyses/results/reduced_models.csv; the table goes into docs/read-a-program.md.
 """
 
@@ -20,11 +20,13 @@ from joblib import Parallel, delayed
 
 from analyses.tables_in_pages import PAGES, RESULTS, rewrite, table
 from loopinterp.circuits import reduction_study
+from loopinterp.circuits.reduced_model import ENOUGH
+from loopinterp.circuits.verdict import LEAST_INPUTS
 from loopinterp.zoo import load_pretrained
 
 FILE, PAGE, NAME = "reduced_models.csv", "read-a-program.md", "reduced-models"
 MODELS = ("addition", *(f"addition-seed-{seed}" for seed in range(1, 5)))
-RANKS = (1, 2, 4, 8, 12, 16, 24)
+RANKS = (1, 2, 4, 8, 12, 16, 24, 32)
 EXAMPLES, PAIRS = 512, 1000
 
 
@@ -57,12 +59,11 @@ def measure(name: str) -> list[dict[str, Any]]:
     for rank in RANKS:
         for kind in found.data["kind"].values:
             for n in lengths:
-                worst = found.worst(rank, kind=kind, n=n)
-                value, low, high = worst["accuracy"].values.tolist()
+                share = found.weakest(rank, kind=kind, n=n).share
                 cell = found.data.sel(rank=rank, kind=kind, n=n)
                 rows.append({
                     "model": name, "rank": rank, "kind": str(kind), "n": n,
-                    "delay": int(worst["delay"]), "value": value, "low": low, "high": high,
+                    **share._asdict(),
                     "whole run": float(cell["whole_run"][0]), "others": float(cell["others"][0]),
                     "undisturbed": float(cell["undisturbed"][0]),
                 })  # fmt: skip
@@ -70,7 +71,7 @@ def measure(name: str) -> list[dict[str, Any]]:
 
 
 def as_table(known: pd.DataFrame) -> str:
-    """A row a model: accuracy at the worst delay of all kinds and lengths, for each rank."""
+    """A row a model: where it is right least often, for each rank; the smallest that is enough."""
     ranks = sorted(known["rank"].unique())
     rows = []
     for name, of_model in known.groupby("model"):
@@ -79,8 +80,10 @@ def as_table(known: pd.DataFrame) -> str:
             at: Any = of_model[of_model["rank"] == rank]
             worst = at.loc[at["value"].idxmin()]
             cells.append(f"{worst['value']:.2f} ({worst['low']:.2f}–{worst['high']:.2f})")
-        rows.append([name, *cells])
-    return table(["model", *(f"r = {rank}" for rank in ranks)], rows)
+        held: Any = of_model.groupby("rank").agg({"value": "min", "inputs": "min"})
+        enough = held[(held["value"] >= ENOUGH) & (held["inputs"] >= LEAST_INPUTS)].index
+        rows.append([name, *cells, min(enough, default="none of these")])
+    return table(["model", *(f"r = {rank}" for rank in ranks), "enough"], rows)
 
 
 if __name__ == "__main__":

@@ -611,15 +611,15 @@ def demo(
     flags = {"seed": seed, "threads": threads}
     config = configure(recipe=DEMO_RECIPE, settings=settings, flags=flags)
     stages = Stages(show=progress)
-    comparison = Path(out) / "comparison.html"
-    for page in (Path(out) / "report.html", comparison):
+    comparison, beside = Path(out) / "comparison.html", Path(out) / "finite-state"
+    for page in (Path(out) / "report.html", beside / "report.html", comparison):
         report.need_page(page)  # refused before minutes are spent
+    finite = zoo.load_pretrained(FINITE_MODEL, beside).folder
     with stages.stage("train", f"{config.steps} steps on {config.task}"):
         run = train_run(config, out, progress=progress)
     with cpu_threads(config.threads):
         evaluate_run(run.folder, samples=DEMO_SAMPLES, seed=config.seed, progress=progress)
         analyze_run(run.folder, seed=config.seed, progress=progress)
-        finite = zoo.load_pretrained(FINITE_MODEL, Path(out) / "finite-state").folder
         evaluate_run(finite, samples=DEMO_SAMPLES, seed=config.seed, progress=progress)
         analyze_run(finite, studies=FINITE_STUDIES, seed=config.seed, progress=progress)
     given = [f" --{name} {value}" for name, value in flags.items() if value is not None]

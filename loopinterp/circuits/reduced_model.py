@@ -8,13 +8,16 @@ affine span of ``r`` directions, those of the token at the position:
 
 It is held against the model as a program is: by what becomes of interchanges. Where it gives the
 same answers at every delay, ``r`` numbers per position are an abstraction of what the model does.
+The state before the first loop and the injected input are kept as they are; of a model with a
+prelude they hold what the prelude has gathered.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from itertools import product
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -23,16 +26,15 @@ from loopinterp.circuits.comparison_inputs import check_batches
 from loopinterp.circuits.decompiler.exchange_runs import exchanges, repeated
 from loopinterp.circuits.interchange_engine import InterchangeRun, state_width
 from loopinterp.circuits.interchange_pairs import InterchangePairs, join
-from loopinterp.circuits.verdict import delay_groups
+from loopinterp.circuits.verdict import LEAST_INPUTS, DelayShare, delay_shares
 from loopinterp.errors import InputError, check_integer
 from loopinterp.intervals import wilson_estimate
 from loopinterp.models import Iteration, bind, describe_model, device_of, iterate, reach
 from loopinterp.results import Result, study
 from loopinterp.short_repr import ShortRepr
-from loopinterp.tasks.sampling import check_tokens
+from loopinterp.tasks.sampling import describe_tensor
 
 if TYPE_CHECKING:
-    import xarray as xr
     from jaxtyping import Float, Int
     from torch import Tensor
 
@@ -42,9 +44,9 @@ if TYPE_CHECKING:
 RANKS = (1, 2, 4, 8, 12, 16)
 
 ENOUGH = 0.95
-"""A rank is enough if the reduced model is right as often as this at every delay."""
+"""A rank is enough if the reduced model is right as often as this wherever it was looked."""
 
-KINDS = ("same loop", "other loop", "two interchanges")
+KINDS = ("same loop", "any loop", "two interchanges")
 """Where the exchanged state is taken from: the same loop of another run, any loop of it, or both
 of two in one run from any loops."""
 
@@ -57,17 +59,23 @@ class StateDirections(ShortRepr):
     """The principal directions of a model's states, for each token.
 
     Attributes:
-        means: Mean state of each token.
+        tokens: The tokens, in order.
+        means: Mean state of each.
         directions: Orthonormal rows, by falling variance around that mean.
     """
 
+    tokens: Int[Tensor, " token"]
     means: Float[Tensor, "token d_model"]
     directions: Float[Tensor, "token d_model d_model"]
 
     @classmethod
     @torch.no_grad()
     def fit(
-        cls, model: LoopedModel | Any, pairs: InterchangePairs, *, n_tokens: int
+        cls,
+        model: LoopedModel | Any,
+        pairs: InterchangePairs,
+        *,
+        tokens: Int[Tensor, " token"],
     ) -> StateDirections:
         """Those of all states of some runs, undisturbed and after interchanges.
 
@@ -76,32 +84,41 @@ class StateDirections(ShortRepr):
         Args:
             model: Any looped model.
             pairs: Interchanges among the inputs that directions are fitted on.
-            n_tokens: How many tokens there are.
+            tokens: Those that may occur, in order.
         """
         run = InterchangeRun(model, pairs)
         inputs = run.pairs.inputs
         undisturbed = [h for t, h in iterate(model, inputs, pairs.n_loops) if t]
         after = run.states_after(run.donor)[run.within]
-        tokens = [inputs.expand(len(undisturbed), *inputs.shape).flatten()]
-        tokens += [
-            inputs[run.pairs.base][:, None].expand(*run.within.shape, -1)[run.within].flatten()
-        ]
+        seen = torch.cat([
+            inputs.expand(len(undisturbed), *inputs.shape).flatten(),
+            inputs[run.pairs.base][run.within.nonzero()[:, 0]].flatten(),
+        ])  # fmt: skip
         states = torch.cat([torch.stack(undisturbed).flatten(0, 2), after.flatten(0, 1)]).double()
-        seen = torch.cat(tokens)
-        each = [states[seen == token] for token in range(n_tokens)]
-        found = [_principal(of if len(of) else states) for of in each]
-        return cls(*(torch.stack(part).to(after) for part in zip(*found)))
+        together = _principal(states)
+        each = [
+            _principal(states[seen == token]) if (seen == token).any() else together
+            for token in tokens.tolist()
+        ]
+        means, directions = (torch.stack(part).to(after) for part in zip(*each))
+        return cls(tokens.to(after.device), means, directions)
 
     def reduce(
         self,
         h: Float[Tensor, "*shape d_model"],
-        tokens: Int[Tensor, "*shape"],
+        which: Int[Tensor, "*shape"],
         kept: slice,
     ) -> Float[Tensor, "*shape d_model"]:
-        """States with those of their directions that are kept, and the mean of their token."""
+        """States with those of their directions that are kept, and the mean of their token.
+
+        Args:
+            h: The states.
+            which: Number of each one's token in :attr:`tokens`.
+            kept: Which directions.
+        """
         reduced = torch.empty_like(h)
-        for token in tokens.unique().tolist():  # a matrix for each position would be far more
-            at, mean, basis = tokens == token, self.means[token], self.directions[token, kept]
+        for k in which.unique().tolist():  # a matrix for each position would be far more
+            at, mean, basis = which == k, self.means[k], self.directions[k, kept]
             reduced[at] = mean + (h[at] - mean) @ basis.mT @ basis
         return reduced
 
@@ -142,14 +159,17 @@ class ReducedModel(ShortRepr):
     def bind(self, inputs: Int[Tensor, "batch pos"]) -> Iteration:
         """The model's iteration, its state reduced after every loop.
 
-        The injected input holds the token as one number more, so that any part can be stepped.
+        The injected input holds the number of the token as two numbers more, so that any part can
+        be stepped; up to 256 each, which half precision has exactly.
         """
         own = bind(self.model, inputs)
 
         def advance(h: Tensor, e: Tensor, context: Any, **loop: int) -> Tensor:
-            return self._reduced(own.advance(h, e[..., :-1], context, **loop), e)
+            return self._reduced(own.advance(h, e[..., :-2], context, **loop), e)
 
-        e = torch.cat([own.e, inputs[..., None].to(own.e)], -1)
+        which = torch.searchsorted(self.directions.tokens, inputs.contiguous())
+        number = torch.stack([which // _BASE, which % _BASE], -1)
+        e = torch.cat([own.e, number.to(own.e)], -1)
         return replace(own, e=e, advance=advance)
 
     def step(
@@ -159,10 +179,14 @@ class ReducedModel(ShortRepr):
         **loop: int,
     ) -> Float[Tensor, "batch pos d_model"]:
         """One loop, of positions that see no others."""
-        return self._reduced(self.model.step(h, e[..., :-1], **loop), e)
+        return self._reduced(self.model.step(h, e[..., :-2], **loop), e)
 
     def _reduced(self, h: Tensor, e: Tensor) -> Tensor:
-        return self.directions.reduce(h, e[..., -1].long(), self.kept)
+        which = e[..., -2].long() * _BASE + e[..., -1].long()
+        return self.directions.reduce(h, which, self.kept)
+
+
+_BASE = 256
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -195,45 +219,48 @@ class Reduction(Result, kind="reduction"):
     width: int
     fitted_at: int
 
-    def worst(self, rank: int, **where: Any) -> xr.Dataset:
-        """Where a rank is right least often: ``kind``, ``n``, ``delay`` (the first of those taken
-        together) and ``accuracy`` as an estimate.
+    def weakest(self, rank: int, **where: Any) -> Weakest:
+        """Where a rank is right least often.
 
-        Delays at which something happens to few inputs are taken together with those beside them.
-        NaN where no interchange changes an answer.
+        Delays at which something happens to few inputs are taken together with those beside them,
+        but one that clearly fails stands by itself
+        (:func:`~loopinterp.circuits.verdict.delay_shares`).
 
         Args:
             rank: Numbers that are kept.
-            where: Values of the other axes that are looked at; all of them by default.
-        """
-        import xarray as xr
+            where: Values of the axes ``kind`` and ``n`` that are looked at; all by default.
 
-        only = {axis: np.atleast_1d(value) for axis, value in where.items()}
-        at = self.data.sel({"rank": rank, **only})
+        Returns:
+            The place; its value is NaN where no interchange of some kind and length changes an
+            answer.
+        """
+        at = self.data.sel({"rank": rank, **{k: np.atleast_1d(v) for k, v in where.items()}})
         found = []
-        for kind, n in ((k, n) for k in at["kind"].values for n in at["n"].values):
+        for kind, n in product(at["kind"].values, at["n"].values):
             cell = at.sel(kind=kind, n=n)
             active, inputs = cell["active"].values, cell["inputs"].values
             right = cell["accuracy"].sel(estimate="value").fillna(0).values * active
-            for first, last in delay_groups(inputs):
-                part = slice(first, last + 1)
-                estimate = wilson_estimate(
-                    right[part].sum(), active[part].sum(), independent=inputs[part].max()
-                )
-                found.append((estimate, str(kind), int(n), first))
-        estimate, kind, n, delay = min(found, key=lambda one: np.nan_to_num(one[0][0], nan=2.0))
-        axes = {"estimate": self.data["estimate"].values}
-        return xr.Dataset(
-            {"accuracy": ("estimate", estimate)},
-            coords={**axes, "kind": kind, "n": n, "delay": delay},
-        )
+            shares = delay_shares(right, active, inputs, ENOUGH)
+            found += [Weakest(str(kind), int(n), of) for of in shares]
+        return min(found, key=lambda one: np.nan_to_num(one.share.value, nan=-1.0))
 
     @property
     def enough(self) -> int:
-        """The smallest rank that is right in :data:`ENOUGH` of the pairs at its worst delay; 0 if
-        none is."""
-        ranks = self.data["rank"].values.tolist()
-        return next((r for r in ranks if self.worst(r)["accuracy"][0] >= ENOUGH), 0)
+        """The smallest rank that is right in :data:`ENOUGH` of the pairs wherever it was looked; 0
+        if none is, or if some kind or length has too few inputs of which an answer changes."""
+        for rank in self.data["rank"].values.tolist():
+            share = self.weakest(rank).share
+            if share.value >= ENOUGH and share.inputs >= LEAST_INPUTS:
+                return rank
+        return 0
+
+
+class Weakest(NamedTuple):
+    """Where a reduced model is right least often: kind of interchange, length, and delays."""
+
+    kind: str
+    n: int
+    share: DelayShare
 
 
 def reduction_study(
@@ -255,7 +282,7 @@ def reduction_study(
         model: Any looped model that reads tokens.
         data: Inputs, each batch of one length, or the task to draw them from. Directions are fitted
             on the first :data:`FITTED` different inputs of the first batch, at most half of them.
-        ranks: Numbers of directions that are kept.
+        ranks: Numbers of directions that are kept; those of fewer than the state has count.
         pairs: Interchanges of each kind and length.
         n: Problem length or lengths, where a task is given; see
             :func:`~loopinterp.tasks.as_batch`.
@@ -270,26 +297,35 @@ def reduction_study(
         abstraction, Geiger et al., arXiv 2106.02997.
     """
     batches = check_batches(model, data, [], n=n, batch_size=batch_size, seed=seed)
-    n_tokens = max(int(batch.inputs.max()) + 1 for batch in batches)
+    lengths = [int(batch.n[0]) for batch in batches]
+    if len({*lengths}) < len(lengths):
+        expected, fix = "batches of different lengths", "Put examples of one length into one batch."
+        raise InputError("data", expected=expected, given=f"lengths {lengths}", fix=fix)
     for batch in batches:
-        check_tokens(batch.inputs, n_tokens)
+        if batch.inputs.ndim != 2 or batch.inputs.is_floating_point():
+            given = describe_tensor(batch.inputs)
+            fix = "Pass a batch of tokens: directions are those of a token."
+            raise InputError("data", expected="tokens [batch, pos]", given=given, fix=fix)
     width = state_width(model, batches[0].inputs)
     check_integer("pairs", pairs, least=8)
     for rank in ranks:
-        fix = f"Pass some below d_model = {width}."
-        check_integer("rank", rank, least=1, most=width - 1, fix=fix)
+        check_integer("rank", rank, least=1)
+    if not (each := sorted({rank for rank in ranks if rank < width})):
+        expected, fix = f"some below d_model = {width}", "Pass (1, 2)."
+        raise InputError("ranks", expected=expected, given=str(ranks), fix=fix)
     with study(
         seed,
         study="reduction",
         model=describe_model(model),
-        ranks=[*ranks],
-        lengths=[int(b.n[0]) for b in batches],
+        ranks=each,
+        lengths=lengths,
     ) as watch:
         generator = torch.Generator().manual_seed(seed)
         fitted, *held_out = _split(batches)
         some = exchanges(fitted, _loops(fitted), pairs, generator, across_loops=True)
-        directions = StateDirections.fit(model, some, n_tokens=n_tokens)
-        each = sorted({*ranks})
+        _need_pairs(some)
+        tokens = torch.cat([batch.inputs.flatten() for batch in batches]).unique()
+        directions = StateDirections.fit(model, some, tokens=tokens)
         longest = max(_loops(batch) for batch in held_out)
         shape = (len(KINDS), len(held_out), len(each))
         right, active, inputs = np.zeros((3, *shape, longest + 1))
@@ -372,7 +408,17 @@ def _of_each_kind(batch: Batch, number: int, generator: torch.Generator) -> Inte
     same, other = (exchanges(batch, n_loops, number, generator) for _ in range(2))
     loops = torch.randint(n_loops + 1, other.loop.shape, generator=generator)
     other = replace(other, source_loop=loops)
-    return join([same, other, repeated(batch, n_loops, number, generator)], _KIND, KINDS)
+    kinds = [same, other, repeated(batch, n_loops, number, generator)]
+    for pairs in kinds:
+        _need_pairs(pairs)
+    return join(kinds, _KIND, KINDS)
+
+
+def _need_pairs(pairs: InterchangePairs) -> None:
+    if not len(pairs):
+        expected = "different inputs with the same token at some position"
+        fix = "Draw more inputs: a state is exchanged between positions of one token."
+        raise InputError("data", expected=expected, given="none", fix=fix)
 
 
 def _split(batches: Sequence[Batch]) -> list[Batch]:

@@ -6,6 +6,7 @@ import numpy as np
 import xarray as xr
 
 from loopinterp.circuits.reduced_model import ENOUGH, KINDS, Reduction
+from loopinterp.circuits.verdict import LEAST_INPUTS
 from loopinterp.plotting import LinePanel, Reference, Series, line_panels
 from loopinterp.results import Figure, Finding, figures_of, findings_of, percent
 
@@ -16,42 +17,45 @@ _LABEL = "Numbers per position that predict interchanges"
 @findings_of.register
 def _(result: Reduction) -> list[Finding]:
     rank = result.enough or int(result.data["rank"].values[-1])
-    worst = result.worst(rank)
-    if np.isnan(worst["accuracy"][0]):
-        text = "No interchange of a state changes an answer, so that nothing need be kept."
-        return [Finding(text)]
-    value, low, high = map(percent, worst["accuracy"].values)
-    rest = result.data["others"].sel(rank=rank, estimate="value")
-    at_worst = (
-        f"at the worst delay ({worst['kind'].item()}, length {int(worst['n'])}, "
-        f"{int(worst['delay'])} loops later) it gives {value} of the model's whole answers "
-        f"(95% interval {low} to {high})"
-    )
-    held = (
-        f"; the model that keeps all other directions is right after {percent(rest.max())} of the "
-        "interchanges at most"
-    )
-    if result.enough:
+    kind, n, share = result.weakest(rank)
+    if np.isnan(share.value) or (share.inputs < LEAST_INPUTS and share.high >= ENOUGH):
         text = (
-            f"{rank} of {result.width} numbers per position are what the state keeps: reduced to "
-            f"them after every loop, {at_worst}{held}."
+            "Too few interchanges of a state change an answer to say how few numbers per position "
+            "predict what becomes of them."
         )
-        return [Finding(text, value=f"{rank} of {result.width}", good=True, label=_LABEL)]
-    text = f"Reduced to {rank} numbers per position, the most that were tried, {at_worst}."
-    shown = f"more than {rank} of {result.width}"
-    return [Finding(text, value=shown, good=None, label=_LABEL)]
+        return [Finding(text)]
+    later = f"{share.first}" if share.first == share.last else f"{share.first} to {share.last}"
+    where = (
+        f"where it is right least often ({kind}, length {n}, {later} loops later), it gives "
+        f"{percent(share.value)} of the model's whole answers (95% interval {percent(share.low)} "
+        f"to {percent(share.high)})"
+    )
+    if not result.enough:
+        text = f"Reduced to {rank} numbers per position, the most that were tried: {where}."
+        return [Finding(text, value=f"more than {rank} of {result.width}", label=_LABEL)]
+    rest = float(result.data["others"].sel(rank=rank, estimate="value").max())
+    text = (
+        f"{rank} of {result.width} numbers per position are enough to say what becomes of "
+        f"interchanges. Reduced to them after every loop, {where}. The model that keeps all other "
+        f"directions is right after {percent(rest)} at most."
+    )
+    return [Finding(text, value=f"{rank} of {result.width}", label=_LABEL)]
 
 
 @figures_of.register
 def _(result: Reduction) -> list[Figure]:
     ranks = result.data["rank"].values.tolist()
-    worst = xr.concat([result.worst(rank)["accuracy"] for rank in ranks], "rank", coords="minimal",
-                      compat="override").assign_coords(rank=ranks)  # fmt: skip
-    needed = [Reference(ENOUGH, "needed at the worst delay")]
+    weakest = [result.weakest(rank).share for rank in ranks]
+    worst = xr.DataArray(
+        [(of.value, of.low, of.high) for of in weakest],
+        dims=("rank", "estimate"),
+        coords={"rank": ranks, "estimate": result.data["estimate"]},
+    )
+    needed = [Reference(ENOUGH, "needed")]
     panels = [
         LinePanel(
-            [Series.of("at the worst delay", worst)],
-            title="at the delay at which it is right least often",
+            [Series.of("right least often", worst)],
+            title="where it is right least often",
             y_title="answers as the model's",
             y_range=(0, 1.03),
             references=needed,
@@ -84,8 +88,9 @@ def _(result: Reduction) -> list[Figure]:
                 "The model itself, but after every loop the state of a position is moved to the "
                 "nearest point with the mean of its token and so many of that token's principal "
                 "directions. How often its whole answers after an interchange are the model's: at "
-                "the worst delay of all kinds and lengths, then at every delay of a run. Only "
-                f"pairs count in which an answer changes (at most {pairs} at one delay). "
+                "the delays at which it is right least often (those with few pairs are taken "
+                "together), then over whole runs. Only pairs count in which an answer changes (at "
+                f"most {pairs} at one delay). "
                 f"Directions were fitted at length {result.fitted_at}, on other inputs."
             ),
             control="Dashed: the model that keeps all directions but these, at the same loop.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -219,28 +219,60 @@ def delay_groups(inputs: np.ndarray, least: int = LEAST_INPUTS) -> list[tuple[in
     return groups
 
 
+class DelayShare(NamedTuple):
+    """How often something is right at some delays: the first and the last of them, the share with
+    its 95% interval, and the inputs that it is of."""
+
+    first: int
+    last: int
+    value: float
+    low: float
+    high: float
+    inputs: int
+
+
+def delay_shares(
+    right: np.ndarray, active: np.ndarray, inputs: np.ndarray, threshold: float
+) -> list[DelayShare]:
+    """Shares at delays taken together (:func:`delay_groups`), and at those that clearly fail.
+
+    A delay whose interval ends below the threshold is not made good by those it is taken together
+    with.
+
+    Args:
+        right: Of each delay, how many pairs are right.
+        active: How many count.
+        inputs: Of how many inputs these are.
+        threshold: What is asked of each.
+    """
+    found = []
+    for first, last in delay_groups(inputs):
+        part = slice(first, last + 1)
+        most = inputs[part].max()
+        share = wilson_estimate(right[part].sum(), active[part].sum(), independent=most)
+        value, low, high = share.tolist()
+        found.append(DelayShare(first, last, value, low, high, int(most)))
+    each = wilson_estimate(right, active, independent=inputs).tolist()
+    for delay, (value, low, high) in enumerate(each):
+        if high < threshold and not any(of[:2] == (delay, delay) for of in found):
+            found.append(DelayShare(delay, delay, value, low, high, int(inputs[delay])))
+    return found
+
+
 def _by_delay(own: xr.Dataset, threshold: float) -> list[Reason]:
     """Delays at which it fails: the first of them [delay]."""
     right, active, inputs = own.right.values, own.active.values, own.active_inputs.values
     if not active.any():
         return [Reason("no_effect")]
-    failed = []
-    for first, last in delay_groups(inputs):
-        part = slice(first, last + 1)
-        value, low, _ = wilson_estimate(
-            right[part].sum(), active[part].sum(), independent=inputs[part].max()
-        )
-        if not low >= threshold:
-            failed.append((value, low, first, last))
-    # A delay at which it clearly fails is not made good by those it is taken together with.
-    estimates = wilson_estimate(right, active, independent=inputs)
-    for delay, (value, low, high) in enumerate(estimates):
-        if high < threshold and not any(f <= delay <= t for _, _, f, t in failed):
-            failed.append((value, low, delay, delay))
+    shares = delay_shares(right, active, inputs, threshold)
+    failed: list[DelayShare] = []
+    for of in shares:  # those taken together come first
+        if not of.low >= threshold and not any(f.first <= of.first <= f.last for f in failed):
+            failed.append(of)
     if not failed:
         return []
-    value, low, first, last = min(failed, key=lambda found: found[2])
-    delays = sum(last - first + 1 for _, _, first, last in failed)
+    first, last, value, low, *_ = min(failed)
+    delays = sum(of.last - of.first + 1 for of in failed)
     return [
         Reason.of(
             "delay",

@@ -127,7 +127,7 @@ def _tuned(config: TrainingConfig, before: FiniteStage, n_bits: int) -> Training
 
 
 def _from_anywhere(config: TrainingConfig, before: FiniteStage, n_bits: int) -> TrainingConfig:
-    """Going on from a stage with initial bits that are drawn; the answer is asked for at T(n)."""
+    """Going on from a stage with initial bits that are drawn; no answer has to be held."""
     return _tuned(config, before, n_bits).replace(
         steps=_STEPS_FROM_ANYWHERE,
         code=_FROM_ANYWHERE,

@@ -32,8 +32,8 @@ class Claim(ShortRepr):
     Attributes:
         grade: ``exact`` where every held-out run went as the program says, clean and after
             interchanges of states of the same and of any other loop, one or two in a run, all of
-            these tried at each length. That speaks of inputs up to :attr:`checked_to` and of no
-            longer ones. ``nearly`` where a program is given all the same; ``none`` where there is
+            these tried at each length. That speaks of inputs of :attr:`lengths` and of no others.
+            ``nearly`` where a program is given all the same; ``none`` where there is
             none.
         tried: Held-out interchanges that change an answer of the model or of the program.
         otherwise: After how many of them some answer is not as the program says.
@@ -178,7 +178,8 @@ def claim_in_words(claim: Claim) -> str:
         return f"exact at any length: all {claim.transitions:,} transitions were tried; {said}"
     longer = claim.read_at and claim.checked_to > max(claim.read_at)
     unseen = "" if longer or not claim.read_at else "; no longer inputs than it was read at"
-    return f"exact up to length {claim.checked_to}{unseen}: {said}"
+    at = ", ".join(map(str, claim.lengths))
+    return f"exact at length{'s' * (len(claim.lengths) > 1)} {at}{unseen}: {said}"
 
 
 def refusal_in_words(refusal: Refusal) -> str:

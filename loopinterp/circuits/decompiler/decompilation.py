@@ -15,7 +15,7 @@ from loopinterp.circuits.decompiler.automaton_program import (
     with_first_guess,
 )
 from loopinterp.circuits.decompiler.behaviour import Behaviour, Runs
-from loopinterp.circuits.decompiler.claim import Claim, Refusal
+from loopinterp.circuits.decompiler.claim import INTERCHANGED, Claim, Refusal
 from loopinterp.circuits.decompiler.coded_states import (
     CodeTable,
     Surroundings,
@@ -482,7 +482,9 @@ class _Reader:
         number = _HELD_OUT if readable else _HELD_OUT_REGIONS
         evidence = self._evidence(program, number)
         counted: Any = evidence[evidence["n"].isin(self.judged_at)]
-        decisive = [TRAJECTORY, PLANTED] if self.across_loops else [TRAJECTORY]
+        decisive: Sequence[str] = INTERCHANGED
+        if not readable:  # of regions: what they are learnt from
+            decisive = [TRAJECTORY, PLANTED] if self.across_loops else [TRAJECTORY]
         undisturbed = counted[counted["what"] == UNDISTURBED]
         trajectories = counted[counted["what"].isin(decisive)]
         worst = trajectories["low"].min()

@@ -36,10 +36,11 @@ _LABEL = "program read off"
 def _claimed(claim: Claim) -> str:
     """The claim beside a program that is given."""
     if claim.grade == EXACT:
+        read, checked = (", ".join(map(str, of)) for of in (claim.read_at, claim.lengths))
         return (
-            f"It was read at length {' and '.join(map(str, claim.read_at))}. Up to length "
-            f"{claim.checked_to}, the longest that was checked, nothing that was tried differs "
-            "from the model, states of other loops and second interchanges included."
+            f"It was read at length {read}. At the lengths that were checked, {checked}, nothing "
+            "that was tried differs from the model, states of other loops and second interchanges "
+            "included."
         )
     if claim.grade == NEARLY:
         return (

@@ -44,7 +44,7 @@ def test_all_that_was_tried_must_go_as_the_program_says() -> None:
     claim = Claim.of(evidence(), given=True)
     assert (claim.grade, claim.tried, claim.otherwise) == (EXACT, 2100, 0)
     assert claim.lengths == (5, 6) and claim.checked_to == 6
-    assert "exact up to length 6" in str(claim)
+    assert "exact at lengths 5, 6: " in str(claim)
 
 
 @pytest.mark.parametrize("where", ["alone_5", "usual_6", "planted_5", "planted_6", "repeated_5"])

@@ -55,7 +55,7 @@ def test_the_program_of_a_compiled_model_is_read(name: str, disguise: str) -> No
     assert equivalence(found.program, program).equivalent
     assert (found.evidence["agree"] == found.evidence["of"]).all()
     assert found.claim.grade == EXACT and found.claim.checked_to == 6
-    assert "exact up to length 6" in str(found)
+    assert "exact at lengths 4, 5, 6: " in str(found)
     again = compile_program(found.program, max_length=task.n_positions(4))
     batch = task.sample(4, batch_size=16, generator=torch.Generator().manual_seed(3))
     right = again.model(batch.inputs, n_loops=program.n_loops(4)).argmax(-1)
