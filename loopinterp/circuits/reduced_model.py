@@ -26,7 +26,7 @@ from loopinterp.circuits.comparison_inputs import check_batches
 from loopinterp.circuits.decompiler.exchange_runs import exchanges, repeated
 from loopinterp.circuits.interchange_engine import InterchangeRun, state_width
 from loopinterp.circuits.interchange_pairs import InterchangePairs, join
-from loopinterp.circuits.verdict import LEAST_INPUTS, DelayShare, delay_shares
+from loopinterp.circuits.verdict import LEAST_INPUTS, DelayShare, delay_groups, delay_shares
 from loopinterp.errors import InputError, check_integer
 from loopinterp.intervals import wilson_estimate
 from loopinterp.models import Iteration, bind, describe_model, device_of, iterate, reach
@@ -45,6 +45,9 @@ RANKS = (1, 2, 4, 8, 12, 16)
 
 ENOUGH = 0.95
 """A rank is enough if the reduced model is right as often as this wherever it was looked."""
+
+LEAST_ALONE = 18
+"""Inputs of a delay that is looked at by itself: of fewer, one wrong answer says nothing."""
 
 KINDS = ("same loop", "any loop", "two interchanges")
 """Where the exchanged state is taken from: the same loop of another run, any loop of it, or both
@@ -223,7 +226,7 @@ class Reduction(Result, kind="reduction"):
         """Where a rank is right least often.
 
         Delays at which something happens to few inputs are taken together with those beside them,
-        but one that clearly fails stands by itself
+        but one of :data:`LEAST_ALONE` inputs that clearly fails stands by itself
         (:func:`~loopinterp.circuits.verdict.delay_shares`).
 
         Args:
@@ -241,7 +244,12 @@ class Reduction(Result, kind="reduction"):
             active, inputs = cell["active"].values, cell["inputs"].values
             right = cell["accuracy"].sel(estimate="value").fillna(0).values * active
             shares = delay_shares(right, active, inputs, ENOUGH)
-            found += [Weakest(str(kind), int(n), of) for of in shares]
+            together = dict(delay_groups(inputs))
+            found += [
+                Weakest(str(kind), int(n), of)
+                for of in shares
+                if together.get(of.first) == of.last or of.inputs >= LEAST_ALONE
+            ]
         return min(found, key=lambda one: np.nan_to_num(one.share.value, nan=-1.0))
 
     @property
