@@ -324,7 +324,7 @@ def _not_reduced(model: StudiedModel) -> str:
 
 @_study("reduction", "how few numbers per position predict interchanges?", why_not=_not_reduced)
 def _reduction(model: StudiedModel) -> Result:
-    lengths = sorted({model.length(k * model.cutoff) for k in (1, 2)})
+    lengths = sorted({model.length(k * max(model.cutoff, SHORT)) for k in (1, 2)})
     return circuits.reduction_study(
         model.model, [model.sample(n, 256) for n in lengths], seed=model.seed
     )

@@ -241,6 +241,8 @@ class Reduction(Result, kind="reduction"):
         found = []
         for kind, n in product(at["kind"].values, at["n"].values):
             cell = at.sel(kind=kind, n=n)
+            last = int(cell["active"].values.nonzero()[0].max(initial=0))
+            cell = cell.isel(delay=slice(last + 1))  # shorter runs end before longer ones
             active, inputs = cell["active"].values, cell["inputs"].values
             right = cell["accuracy"].sel(estimate="value").fillna(0).values * active
             shares = delay_shares(right, active, inputs, ENOUGH)
