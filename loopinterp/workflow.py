@@ -36,7 +36,9 @@ DEMO_SAMPLES = 200
 FINITE_MODEL = "addition-finite"
 """The zoo's model that the demo puts beside its own, and what is asked of it."""
 
-FINITE_STUDIES = ("explorer", "convergence", "programs", "decompilation")
+FINITE_STUDIES = ("explorer", "convergence", "decompilation")
+FINITE_TIMES = (1, 2, 4)
+"""Its answers are looked at at so many times its cutoff, and its program at twice that."""
 
 DISGUISES = ("distract", "permute", "superpose", "rotate")
 """What can be done to a compiled model so that its circuit is not to be seen in its weights."""
@@ -620,8 +622,7 @@ def demo(
     with cpu_threads(config.threads):
         evaluate_run(run.folder, samples=DEMO_SAMPLES, seed=config.seed, progress=progress)
         analyze_run(run.folder, seed=config.seed, progress=progress)
-        evaluate_run(finite, samples=DEMO_SAMPLES, seed=config.seed, progress=progress)
-        analyze_run(finite, studies=FINITE_STUDIES, seed=config.seed, progress=progress)
+        _study_finite(finite, seed=config.seed, progress=progress)
     given = [f" --{name} {value}" for name, value in flags.items() if value is not None]
     given += [f" --set {shlex.quote(setting)}" for setting in settings]
     command = f"loopinterp demo --out {shlex.quote(str(out))}{''.join(given)}"
@@ -632,6 +633,15 @@ def demo(
             finite=report.write_report(finite),
             comparison=report.write_comparison([finite, run.folder], comparison),
         )
+
+
+def _study_finite(folder: Path, **options: Any) -> None:
+    """What the demo asks of the finite-state model, in a minute."""
+    cutoff = training.Run.load(folder).cutoff
+    lengths = [k * cutoff for k in FINITE_TIMES]
+    evaluate_run(folder, lengths=lengths, samples=DEMO_SAMPLES, **options)
+    analyze_run(folder, studies=FINITE_STUDIES, **options)
+    analyze_run(folder, studies=["programs"], length=2 * cutoff, **options)
 
 
 def in_reading_order(results: Iterable[Result]) -> list[Finding]:

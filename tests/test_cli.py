@@ -398,7 +398,9 @@ def test_what_is_printed_as_json_is_read_by_any_parser(
     smoke = json.loads((ROOT / "analyses" / "sweeps" / "smoke.json").read_text())
     (tmp_path / "sweep.json").write_text(json.dumps(smoke | {"grid": {"steps": [2]}}))
     if name == "demo":
-        monkeypatch.setattr(workflow, "demo", lambda out, **_: out / "report.html")
+        page = run / "report.html"
+        pages = workflow.DemoPages(report=page, finite=page, comparison=page)
+        monkeypatch.setattr(workflow, "demo", lambda out, **_: pages)
     if name == "grid":
         command("train", "--task", "abacus_addition", "--without-recipe", *TINY, "--out", run / "g")
     places = {"RUN": run / "g" if name == "grid" else run, "NEW": tmp_path / "new"}

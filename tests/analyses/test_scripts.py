@@ -71,6 +71,7 @@ ELSEWHERE = (
     ),
     "spare_loops",
     "finite_models",
+    "reduced_models",
 )
 """With tests of their own, here or in a file of their name."""
 

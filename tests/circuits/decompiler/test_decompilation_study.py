@@ -39,7 +39,7 @@ def test_a_known_program_is_given_with_its_evidence() -> None:
     assert float(found.worst().sel(estimate="value")) == 1
     assert found.claim.grade == "exact" and found.claim.checked_to == 7
     assert found.claim.read_at == (5,)
-    assert "length 7" in found.findings()[0].text
+    assert "checked, 4, 5, 7, nothing" in found.findings()[0].text
     assert (found.data["judged"] > 0).all()
 
 
