@@ -37,7 +37,7 @@ def demo(
 ) -> None:
     """Train an addition model and study it, beside one that is a program; write the reports.
 
-    About six minutes on two cores. Killed at any moment, the same command goes on.
+    About seven minutes on two cores. Killed at any moment, the same command goes on.
     """
     pages = loopinterp.workflow.demo(
         out, seed=seed, settings=settings or (), threads=threads, progress=progress
