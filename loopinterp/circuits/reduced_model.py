@@ -26,7 +26,7 @@ from loopinterp.circuits.comparison_inputs import check_batches
 from loopinterp.circuits.decompiler.exchange_runs import exchanges, repeated
 from loopinterp.circuits.interchange_engine import InterchangeRun, state_width
 from loopinterp.circuits.interchange_pairs import InterchangePairs, join
-from loopinterp.circuits.verdict import LEAST_INPUTS, DelayShare, delay_groups, delay_shares
+from loopinterp.circuits.verdict import LEAST_INPUTS, DelayShare, delay_shares
 from loopinterp.errors import InputError, check_integer
 from loopinterp.intervals import wilson_estimate
 from loopinterp.models import Iteration, bind, describe_model, device_of, iterate, reach
@@ -245,13 +245,8 @@ class Reduction(Result, kind="reduction"):
             cell = cell.isel(delay=slice(last + 1))  # shorter runs end before longer ones
             active, inputs = cell["active"].values, cell["inputs"].values
             right = cell["accuracy"].sel(estimate="value").fillna(0).values * active
-            shares = delay_shares(right, active, inputs, ENOUGH)
-            together = dict(delay_groups(inputs))
-            found += [
-                Weakest(str(kind), int(n), of)
-                for of in shares
-                if together.get(of.first) == of.last or of.inputs >= LEAST_ALONE
-            ]
+            shares = delay_shares(right, active, inputs, ENOUGH, least_alone=LEAST_ALONE)
+            found += [Weakest(str(kind), int(n), of) for of in shares]
         return min(found, key=lambda one: np.nan_to_num(one.share.value, nan=-1.0))
 
     @property

@@ -232,7 +232,12 @@ class DelayShare(NamedTuple):
 
 
 def delay_shares(
-    right: np.ndarray, active: np.ndarray, inputs: np.ndarray, threshold: float
+    right: np.ndarray,
+    active: np.ndarray,
+    inputs: np.ndarray,
+    threshold: float,
+    *,
+    least_alone: int = 1,
 ) -> list[DelayShare]:
     """Shares at delays taken together (:func:`delay_groups`), and at those that clearly fail.
 
@@ -244,6 +249,7 @@ def delay_shares(
         active: How many count.
         inputs: Of how many inputs these are.
         threshold: What is asked of each.
+        least_alone: Inputs of a delay that is looked at by itself.
     """
     found = []
     for first, last in delay_groups(inputs):
@@ -254,7 +260,8 @@ def delay_shares(
         found.append(DelayShare(first, last, value, low, high, int(most)))
     each = wilson_estimate(right, active, independent=inputs).tolist()
     for delay, (value, low, high) in enumerate(each):
-        if high < threshold and not any(of[:2] == (delay, delay) for of in found):
+        alone = inputs[delay] >= least_alone and high < threshold
+        if alone and not any(of[:2] == (delay, delay) for of in found):
             found.append(DelayShare(delay, delay, value, low, high, int(inputs[delay])))
     return found
 
