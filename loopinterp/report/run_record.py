@@ -10,7 +10,7 @@ from typing import Any
 
 from loopinterp.errors import CheckpointError
 from loopinterp.results import Result, config_hash
-from loopinterp.run_seal import Mismatch, Seal, check_lines
+from loopinterp.run_seal import Mismatch, Seal, check_last_step, check_lines
 from loopinterp.run_seal_views import spell_mismatch
 from loopinterp.saved_results import Owner, load_result, read_run_config, result_files
 from loopinterp.short_repr import ShortRepr, printable
@@ -150,15 +150,18 @@ def _read_metrics(
     except CheckpointError as error:
         problems.append(f"metrics.jsonl cannot be read ({error.given}) and is left out.")
         return []
-    rows, whole = [], True
+    rows, n_sound = [], len(lines)
     for number, line in enumerate(lines, start=1):
         row = parse_json_object(line)
         if row is not None and _maps_names_to(_is_number, row):
             rows.append(row)
         else:
-            whole = False
+            n_sound = min(n_sound, number - 1)
             problems.append(f"Line {number} of metrics.jsonl is damaged and left out.")
-    if whole and (mismatch := check_lines(lines, seal, last=last)):
+    mismatch = check_last_step([row.get("step") for row in rows], last)
+    if n_sound == len(lines) or (seal is not None and seal.n_lines <= n_sound):
+        mismatch = mismatch or check_lines(lines[:n_sound], seal, last=last)
+    if mismatch:
         problems.append(f"metrics.jsonl {spell_mismatch(mismatch)} and is left out.")
         return []
     if lines and seal is None and owner.mismatch is Mismatch.OTHER_RUN:

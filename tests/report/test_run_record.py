@@ -11,7 +11,7 @@ import torch
 from loopinterp.errors import CheckpointError, InputError
 from loopinterp.report import read_run, render_report, write_report
 from loopinterp.results import Provenance, config_hash
-from loopinterp.run_seal import Seal
+from loopinterp.run_seal import LinesDigest, Seal
 from loopinterp.stages import record_how_it_was_made
 from loopinterp.storage import (
     digest_tensors,
@@ -175,6 +175,30 @@ def test_a_damaged_line_of_metrics_is_a_problem(run: Path) -> None:
     record = read_run(run)
     assert len(record.metrics) == len(lines)
     assert record.problems == [f"Line {len(lines) + 1} of metrics.jsonl is damaged and left out."]
+
+
+def test_beside_a_damaged_line_steps_after_the_last_are_still_of_another_run(run: Path) -> None:
+    """The lines of a trained run, cut short, in the folder of a run that made no step."""
+    config = json.loads((run / "config.json").read_text())
+    del config["steps"]
+    (run / "config.json").write_text(json.dumps(config))
+    text = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").write_text(text[: text.rindex("{") + 9])
+    record = read_run(run)
+    assert record.metrics == []
+    assert any("metrics.jsonl" in problem and "left out" in problem for problem in record.problems)
+
+
+def test_lines_after_the_sealed_ones_do_not_hide_that_those_were_changed(run: Path) -> None:
+    text = (run / "metrics.jsonl").read_text()
+    seal = LinesDigest(text.splitlines()).seal(_hash(run))
+    write_tensors(run / "model" / "model.safetensors", {"w": torch.ones(2)}, seal.texts())
+    (run / "metrics.jsonl").write_text(text + '{"step": 99')
+    assert len(read_run(run).metrics) == seal.n_lines
+    changed = text.replace('"loss": ', '"loss": 1', 1)
+    assert changed != text
+    (run / "metrics.jsonl").write_text(changed + '{"step": 99')
+    assert read_run(run).metrics == []
 
 
 def test_a_run_without_analyses_is_a_run(tmp_path: Path) -> None:
