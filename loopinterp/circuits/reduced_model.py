@@ -237,6 +237,10 @@ class Reduction(Result, kind="reduction"):
             The place; its value is NaN where no interchange of some kind and length changes an
             answer.
         """
+        found = self._shares(rank, **where)
+        return min(found, key=lambda one: np.nan_to_num(one.share.value, nan=-1.0))
+
+    def _shares(self, rank: int, **where: Any) -> list[Weakest]:
         at = self.data.sel({"rank": rank, **{k: np.atleast_1d(v) for k, v in where.items()}})
         found = []
         for kind, n in product(at["kind"].values, at["n"].values):
@@ -247,15 +251,15 @@ class Reduction(Result, kind="reduction"):
             right = cell["accuracy"].sel(estimate="value").fillna(0).values * active
             shares = delay_shares(right, active, inputs, ENOUGH, least_alone=LEAST_ALONE)
             found += [Weakest(str(kind), int(n), of) for of in shares]
-        return min(found, key=lambda one: np.nan_to_num(one.share.value, nan=-1.0))
+        return found
 
     @property
     def enough(self) -> int:
         """The smallest rank that is right in :data:`ENOUGH` of the pairs wherever it was looked; 0
         if none is, or if some kind or length has too few inputs of which an answer changes."""
         for rank in self.data["rank"].values.tolist():
-            share = self.weakest(rank).share
-            if share.value >= ENOUGH and share.inputs >= LEAST_INPUTS:
+            shares = [one.share for one in self._shares(rank)]
+            if all(of.value >= ENOUGH and of.inputs >= LEAST_INPUTS for of in shares):
                 return rank
         return 0
 

@@ -165,6 +165,12 @@ def test_a_delay_that_clearly_fails_is_not_made_good_by_those_beside_it() -> Non
     assert failing.weakest(2).share[:3] == (5, 5, 0.0)
     data["accuracy"][:], data["inputs"][:] = 1.0, 10
     assert dataclasses.replace(found, data=data).enough == 0, "too few inputs"
+    data["inputs"][:] = 100
+    data["accuracy"].loc[{"kind": "same loop"}] = 0.96
+    data["inputs"].loc[{"kind": "any loop"}] = 10
+    mixed = dataclasses.replace(found, data=data)
+    assert mixed.weakest(2).kind == "same loop"
+    assert mixed.enough == 0, "too few inputs of a kind that is not the weakest"
 
 
 def test_tokens_are_told_apart_in_half_precision() -> None:
