@@ -189,8 +189,9 @@ def _lens_of(run: Path, page: Path) -> list[str]:
 
 
 def _is_json(run: Path) -> bool:
-    try:
-        return isinstance(json.loads((run / "config.json").read_bytes()), dict)
+    path = run / "config.json"
+    try:  # a pipe in its place would be waited for
+        return path.is_file() and isinstance(json.loads(path.read_bytes()), dict)
     except (ValueError, OSError, RecursionError):
         return False
 
