@@ -2,7 +2,7 @@
 
     python -m analyses.decompiled_seeds
 
-Five seeds of addition, as ``loopinterp analyze`` reads them, beside compiled programs whose delays
+Five seeds of addition, read at length 8, beside compiled programs whose delays
 are known. For each change of an answer at a position at rest, the loops it takes to follow what
 comes from the left: to ``analyses/results/decompiled_seeds.csv``, and into the documentation.
 """

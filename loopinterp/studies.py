@@ -34,9 +34,6 @@ KNOWN_LENGTH, KNOWN_POSITIONS = 5, 14
 SHORT = 6
 """Programs are told apart on inputs of at least twice this length, where the model has room."""
 
-DECOMPILED_LENGTH = 8
-"""Long enough for carries that go on and ones that end, and short enough for a minute."""
-
 EXAMPLE_LENGTH, EXAMPLE_POSITIONS = 8, 16
 """An input that is worked by hand is so short that it can be read."""
 
@@ -338,13 +335,13 @@ def _decodability(model: StudiedModel) -> Result:
 
 @_study("decompilation", "what program can be read off it, without being told any?")
 def _decompilation(model: StudiedModel) -> Result:
-    n = model.length(DECOMPILED_LENGTH)
+    from loopinterp.circuits.decompiler.decompilation import READ_AT
+
+    read_at = sorted({model.length(n) for n in READ_AT})
+    shorter, longer = model.with_room(max(read_at[0] - 1, 2)), model.length(2 * read_at[-1])
+    lengths = sorted({shorter, *read_at, longer})
     return circuits.decompilation_study(
-        model.model,
-        model.task,
-        n=n,
-        lengths=sorted({model.with_room(max(n - 1, 2)), n, model.length(n * 3 // 2)}),
-        seed=model.seed,
+        model.model, model.task, n=read_at, lengths=lengths, seed=model.seed
     )
 
 

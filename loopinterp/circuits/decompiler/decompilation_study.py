@@ -13,6 +13,7 @@ import torch
 from loopinterp.circuits.decompiler.automaton_program import Messages
 from loopinterp.circuits.decompiler.claim import NONE, Claim, Refusal
 from loopinterp.circuits.decompiler.decompilation import (
+    READ_AT,
     Decompiled,
     decompile,
     judged_lengths,
@@ -114,7 +115,7 @@ def decompilation_study(
     model: Any,
     task: Task,
     *,
-    n: int | Sequence[int] = 8,
+    n: int | Sequence[int] = READ_AT,
     lengths: Sequence[int] | None = None,
     n_exchanges: int = 6000,
     seed: int = 0,
