@@ -111,12 +111,18 @@ def check_lines(lines: Sequence[str], seal: Seal | None, *, last: object = None)
     steps = [row.get("step") for row in rows if row is not None]
     if not _even(steps):
         return Mismatch.STEPS_OUT_OF_ORDER
-    return check_last_step(steps, last)
+    return check_steps(steps, last)
 
 
-def check_last_step(steps: Sequence[object], last: object) -> Mismatch | None:
-    """Why steps are not a run's: one is after its last, where that is known."""
-    beyond = isinstance(last, int) and any(isinstance(k, int) and k > last for k in steps)
+def check_steps(steps: Sequence[object], last: object) -> Mismatch | None:
+    """Why these are not among the steps of a run's lines; None if they may be.
+
+    They go up, and none is after the run's last step where that is known (``last``).
+    """
+    whole = [step for step in steps if type(step) is int]
+    if len(whole) < len(steps) or any(after <= before for before, after in pairwise(whole)):
+        return Mismatch.STEPS_OUT_OF_ORDER
+    beyond = isinstance(last, int) and any(step > last for step in whole)
     return Mismatch.STEPS_BEYOND if beyond else None
 
 

@@ -10,13 +10,17 @@ from typing import Any
 
 from loopinterp.errors import CheckpointError
 from loopinterp.results import Result, config_hash
-from loopinterp.run_seal import Mismatch, Seal, check_last_step, check_lines
+from loopinterp.run_seal import Mismatch, Seal, check_lines, check_steps
 from loopinterp.run_seal_views import spell_mismatch
 from loopinterp.saved_results import Owner, load_result, read_run_config, result_files
 from loopinterp.short_repr import ShortRepr, printable
 from loopinterp.storage import parse_json_object, read_bytes, read_json_object
 
 _CHECK_WEIGHTS = "Nothing shows that the model is the one that the configuration describes."
+UNCHECKED_LINES = (
+    "As a line is damaged, the other lines of metrics.jsonl cannot be checked: they may be of "
+    "another run."
+)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -158,9 +162,11 @@ def _read_metrics(
         else:
             n_sound = min(n_sound, number - 1)
             problems.append(f"Line {number} of metrics.jsonl is damaged and left out.")
-    mismatch = check_last_step([row.get("step") for row in rows], last)
     if n_sound == len(lines) or (seal is not None and seal.n_lines <= n_sound):
-        mismatch = mismatch or check_lines(lines[:n_sound], seal, last=last)
+        mismatch = check_lines(lines[:n_sound], seal, last=last)
+    else:  # the digest is of lines that are no longer there
+        mismatch = None
+    mismatch = mismatch or check_steps([row.get("step") for row in rows], last)
     if mismatch:
         problems.append(f"metrics.jsonl {spell_mismatch(mismatch)} and is left out.")
         return []
@@ -168,6 +174,8 @@ def _read_metrics(
         # Nothing of the run is there that says which lines it wrote.
         problems.append("metrics.jsonl may be of that other run too and is left out.")
         return []
+    if seal is not None and n_sound < min(seal.n_lines, len(lines)):
+        problems.append(UNCHECKED_LINES)
     return rows
 
 

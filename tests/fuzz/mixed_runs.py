@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from loopinterp.report import read_run
+from loopinterp.report.run_record import UNCHECKED_LINES
 from loopinterp.results import config_hash
 from loopinterp.saved_results import Owner
 from loopinterp.stages import record_how_it_was_made
@@ -163,7 +164,8 @@ class MixedBench:
 
 def _shown_of_others(record: Any, whole: Any, page: str) -> str:
     """What a report shows that is not of its run, and whether what is missing is noticed."""
-    if any(row not in whole.metrics for row in record.metrics):
+    unchecked = UNCHECKED_LINES in record.problems
+    if any(row not in whole.metrics for row in record.metrics) and not unchecked:
         return "metrics of another run"
     for name, result in record.results.items():
         if name not in whole.results or not result.data.identical(whole.results[name].data):

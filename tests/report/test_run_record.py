@@ -10,6 +10,7 @@ import torch
 
 from loopinterp.errors import CheckpointError, InputError
 from loopinterp.report import read_run, render_report, write_report
+from loopinterp.report.run_record import UNCHECKED_LINES
 from loopinterp.results import Provenance, config_hash
 from loopinterp.run_seal import LinesDigest, Seal
 from loopinterp.stages import record_how_it_was_made
@@ -199,6 +200,18 @@ def test_lines_after_the_sealed_ones_do_not_hide_that_those_were_changed(run: Pa
     assert changed != text
     (run / "metrics.jsonl").write_text(changed + '{"step": 99')
     assert read_run(run).metrics == []
+
+
+def test_with_a_sealed_line_damaged_the_others_are_said_to_be_unchecked(run: Path) -> None:
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    seal = LinesDigest(lines).seal(_hash(run))
+    write_tensors(run / "model" / "model.safetensors", {"w": torch.ones(2)}, seal.texts())
+    (run / "metrics.jsonl").write_text("\n".join(["?", *lines[1:]]))
+    record = read_run(run)
+    assert len(record.metrics) == len(lines) - 1 and UNCHECKED_LINES in record.problems
+    zeroed = [json.dumps(dict.fromkeys(json.loads(line), 0)) for line in lines]
+    (run / "metrics.jsonl").write_text("\n".join(["?", *zeroed[1:]]))
+    assert read_run(run).metrics == [], "steps that do not go up are no run's"
 
 
 def test_a_run_without_analyses_is_a_run(tmp_path: Path) -> None:
