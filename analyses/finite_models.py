@@ -5,15 +5,16 @@
 
 Each seed is trained on answers alone with a code of sign bits between its loops, bits are dropped
 as long as every answer stays right, and all transitions of the smallest model are tried. Models
-whose automata are one up to the first guess are one algorithm, and get one letter. What was found
-is kept in analyses/results/finite_models.csv; the table goes into docs/read-a-program.md. Runs that
+whose automata are one up to the first guess are one algorithm, and get one letter. A row a seed is
+kept in analyses/results/finite_models.csv, and the program of each algorithm, as its first seed has
+it, in analyses/results/finite_programs; a row a recipe goes into docs/read-a-program.md. Runs that
 are in --out are gone on with.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from string import ascii_uppercase
 from typing import Any
@@ -23,14 +24,15 @@ import torch
 from joblib import Parallel, delayed
 
 from analyses.tables_in_pages import PAGES, RESULTS, rewrite, table
-from loopinterp.circuits import decompile
+from loopinterp.circuits import Decompiled, decompile
 from loopinterp.circuits.decompiler.cell_automaton import CellAutomaton
 from loopinterp.circuits.decompiler.claim import INTERCHANGED
 from loopinterp.circuits.decompiler.coded_states import Surroundings
 from loopinterp.circuits.decompiler.program_automaton import same_algorithm
 from loopinterp.training import RECIPES, evaluate, list_recipes, smallest_stage, train_finite
 
-FILE, PAGE, NAME = "finite_models.csv", "read-a-program.md", "finite-models"
+FILE, PROGRAMS = "finite_models.csv", "finite_programs"
+PAGE, NAME = "read-a-program.md", "finite-models"
 SAMPLES = 1000
 
 
@@ -50,15 +52,19 @@ def main() -> None:
         made = Parallel(n_jobs=args.jobs)(
             delayed(measure)(name, seed, args.out / name / f"seed-{seed}") for seed in args.seeds
         )
-        rows, automata = zip(*made)
+        rows, read = zip(*made)
+        automata = [of.automaton if of else None for of in read]
         found = pd.DataFrame(rows).assign(algorithm=letters(name, automata))
         known = pd.concat([known[known["recipe"] != name], found], ignore_index=True)
         known.to_csv(path, index=False, float_format="%.6g")
+        (args.results / PROGRAMS).mkdir(parents=True, exist_ok=True)
+        text = programs(found["seed"], found["algorithm"], read)
+        (args.results / PROGRAMS / f"{name}.txt").write_text(text)
         print(found.to_string(index=False), flush=True)
     rewrite(args.page, {NAME: as_table(pd.read_csv(path))})
 
 
-def measure(name: str, seed: int, out: Path) -> tuple[dict[str, Any], CellAutomaton | None]:
+def measure(name: str, seed: int, out: Path) -> tuple[dict[str, Any], Decompiled | None]:
     """Train one seed, and read its smallest model; None where no stage is right."""
     torch.set_num_threads(1)
     stages = train_finite(RECIPES[name].replace(seed=seed), out, progress=False)
@@ -83,8 +89,9 @@ def measure(name: str, seed: int, out: Path) -> tuple[dict[str, Any], CellAutoma
         "agree": int(tried["agree"].sum()),
         "of": int(tried["of"].sum()),
         "claim": found.claim.grade,
+        "same_as": found.same_as.program.name if found.same_as else "",
         "program": found.program.name if found.program and found.same_as else "",
-    }, found.automaton
+    }, found
 
 
 def letters(name: str, automata: Sequence[CellAutomaton | None]) -> list[str]:
@@ -103,22 +110,36 @@ def letters(name: str, automata: Sequence[CellAutomaton | None]) -> list[str]:
     return found
 
 
+def programs(
+    seeds: Iterable[int], algorithms: Iterable[str], read: Iterable[Decompiled | None]
+) -> str:
+    """The program of each algorithm, as code, under its letter and the first seed that has it."""
+    first: dict[str, str] = {}
+    for seed, letter, found in zip(seeds, algorithms, read):
+        if found is not None:
+            first.setdefault(letter, f"# {letter}, seed {seed}\n{found.program}\n")
+    return "\n".join(first.values())
+
+
 def as_table(known: pd.DataFrame) -> str:
-    """A row a seed."""
-    header = ["recipe", "seed", "bits", "right, to 4 times", "transitions", "cells"]
-    header += ["trajectories", "algorithm", "program", "minutes"]
+    """A row a recipe."""
+    header = ["recipe", "seeds", "learnt", "right, to 4 times", "bits", "cells", "trajectories"]
     rows = []
-    for row in known.sort_values(["recipe", "seed"], kind="stable").to_dict("records"):
-        if pd.isna(row["bits"]):
-            rest = ["", "no stage", "", "", "", "", ""]
-        else:
-            rest = [
-                f"{row['bits']:.0f}", f"{row['right']:.3f}", f"{row['transitions']:.0f}",
-                f"{row['cells']:.0f}", f"{row['agree']:.0f} of {row['of']:.0f}", row["algorithm"],
-                "" if pd.isna(row["program"]) else row["program"],
-            ]  # fmt: skip
-        rows.append([row["recipe"], row["seed"], *rest, f"{row['minutes']:.1f}"])
-    return table(header, rows)
+    for name, each in known.groupby("recipe", sort=False):
+        learnt: Any = each.dropna(subset="bits")
+        which = learnt["same_as"].fillna("").mask(lambda x: x == "", learnt["algorithm"])
+        rows.append([
+            name, len(each), len(learnt), f"{learnt['right'].min():.3f}",
+            *(with_range(learnt[column]) for column in ("bits", "cells")),
+            f"{learnt['agree'].sum():.0f} of {learnt['of'].sum():.0f}",
+            ", ".join(f"{one} {n}" for one, n in which.value_counts(sort=False).items()),
+        ])  # fmt: skip
+    return table([*header, "algorithms"], rows)
+
+
+def with_range(values: pd.Series) -> str:
+    """The median, with the least and the greatest."""
+    return f"{values.median():g} ({values.min():g} to {values.max():g})"
 
 
 if __name__ == "__main__":

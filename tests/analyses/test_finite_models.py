@@ -27,9 +27,25 @@ def test_one_letter_for_what_differs_in_the_first_guess_alone() -> None:
     assert letters == ["A", "", "B", "B", "A"]
 
 
+def test_a_recipe_is_one_row_with_its_algorithms() -> None:
+    rows = pd.DataFrame({
+        "recipe": "r", "seed": [0, 1, 2, 3], "bits": [1, 1, 4, None], "cells": [9, 9, 13, None],
+        "right": [1.0, 1.0, 0.999, None], "agree": [5, 6, 7, None], "of": [5, 6, 8, None],
+        "same_as": ["ripple", "ripple", None, None], "algorithm": ["A", "A", "B", None],
+    })  # fmt: skip
+    *_, row = finite_models.as_table(rows).splitlines()
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells == [
+        "r", "4", "3", "0.999", "1 (1 to 4)", "9 (9 to 13)", "18 of 19", "ripple 2, B 1"
+    ]  # fmt: skip
+
+
 def test_the_page_says_what_the_file_says() -> None:
-    kept, text = (
-        pd.read_csv(RESULTS / finite_models.FILE),
-        (PAGES / "read-a-program.md").read_text(),
-    )
+    kept, text = pd.read_csv(RESULTS / finite_models.FILE), (PAGES / finite_models.PAGE).read_text()
+    letters = set(zip(kept["recipe"], kept["algorithm"].dropna()))
+    for recipe, each in kept.groupby("recipe"):
+        code = (RESULTS / finite_models.PROGRAMS / f"{recipe}.txt").read_text()
+        heads = {line.split(",")[0] for line in code.splitlines() if line.startswith("# ")}
+        assert heads == {f"# {letter}" for of, letter in letters if of == recipe}
+        assert code.count("\nprogram ") == each["algorithm"].nunique()
     assert put(text, {finite_models.NAME: finite_models.as_table(kept)}) == text
