@@ -6,15 +6,16 @@
 Each seed is trained on answers alone with a code of sign bits between its loops, bits are dropped
 as long as every answer stays right, and all transitions of the smallest model are tried. Models
 whose automata are one up to the first guess are one algorithm, and get one letter. A row a seed is
-kept in analyses/results/finite_models.csv, and the program of each algorithm, as its first seed has
-it, in analyses/results/finite_programs; a row a recipe goes into docs/read-a-program.md. Runs that
-are in --out are gone on with.
+kept in analyses/results/finite_models.csv, and its automaton and program in
+analyses/results/finite_programs; a row a recipe goes into docs/read-a-program.md. Runs that are in
+--out are gone on with, and seeds that are not given stay as they are.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import ascii_uppercase
 from typing import Any
@@ -48,19 +49,20 @@ def main() -> None:
     args = parser.parse_args()
     path = args.results / FILE
     known: Any = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=["recipe", "seed"])
+    (args.results / PROGRAMS).mkdir(parents=True, exist_ok=True)
     for name in args.names or finite:
         made = Parallel(n_jobs=args.jobs)(
             delayed(measure)(name, seed, args.out / name / f"seed-{seed}") for seed in args.seeds
         )
-        rows, read = zip(*made)
-        automata = [of.automaton if of else None for of in read]
-        found = pd.DataFrame(rows).assign(algorithm=letters(name, automata))
-        known = pd.concat([known[known["recipe"] != name], found], ignore_index=True)
+        read = dict(zip(args.seeds, (found for _, found in made)))
+        automata = keep(args.results / PROGRAMS / f"{name}.json", read)
+        before = known[(known["recipe"] == name) & ~known["seed"].isin([*args.seeds])]
+        rows = pd.concat([before, pd.DataFrame([row for row, _ in made])]).sort_values("seed")
+        of_seed = letters(name, [automata.get(seed) for seed in rows["seed"]])
+        rows = rows.assign(algorithm=of_seed)
+        known = pd.concat([known[known["recipe"] != name], rows], ignore_index=True)
         known.to_csv(path, index=False, float_format="%.6g")
-        (args.results / PROGRAMS).mkdir(parents=True, exist_ok=True)
-        text = programs(found["seed"], found["algorithm"], read)
-        (args.results / PROGRAMS / f"{name}.txt").write_text(text)
-        print(found.to_string(index=False), flush=True)
+        print(rows.to_string(index=False), flush=True)
     rewrite(args.page, {NAME: as_table(pd.read_csv(path))})
 
 
@@ -110,15 +112,33 @@ def letters(name: str, automata: Sequence[CellAutomaton | None]) -> list[str]:
     return found
 
 
-def programs(
-    seeds: Iterable[int], algorithms: Iterable[str], read: Iterable[Decompiled | None]
-) -> str:
-    """The program of each algorithm, as code, under its letter and the first seed that has it."""
-    first: dict[str, str] = {}
-    for seed, letter, found in zip(seeds, algorithms, read):
-        if found is not None:
-            first.setdefault(letter, f"# {letter}, seed {seed}\n{found.program}\n")
-    return "\n".join(first.values())
+def keep(path: Path, read: Mapping[int, Decompiled | None]) -> dict[int, CellAutomaton]:
+    """Write what was read off each seed beside what the file has of others; all automata."""
+    kept: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    for seed, found in read.items():
+        kept.pop(str(seed), None)
+        if found is not None and found.automaton is not None:
+            of = found.automaton
+            kept[str(seed)] = {
+                "program": str(found.program).splitlines(),
+                "sizes": [*of.sizes.items()],
+                "start": [*of.start.items()],
+                "step": [*of.step.items()],
+                "answers": [*of.answers.items()],
+            }
+    lines = (f'"{seed}": {json.dumps(kept[seed])}' for seed in sorted(kept, key=int))
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    return {int(seed): automaton_of(each) for seed, each in kept.items()}
+
+
+def automaton_of(kept: Mapping[str, Any]) -> CellAutomaton:
+    """An automaton out of its entry in a file."""
+    return CellAutomaton(
+        sizes=dict(kept["sizes"]),
+        start={tuple(pair): value for pair, value in kept["start"]},
+        step={(tuple(left), tuple(own)): value for (left, own), value in kept["step"]},
+        answers={tuple(cell): answer for cell, answer in kept["answers"]},
+    )
 
 
 def as_table(known: pd.DataFrame) -> str:

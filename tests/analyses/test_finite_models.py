@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pandas as pd
 
 from analyses import finite_models
 from analyses.tables_in_pages import PAGES, RESULTS, put
+from loopinterp.circuits import Decompiled
 from loopinterp.circuits.decompiler.coded_states import Surroundings
 from loopinterp.circuits.decompiler.program_automaton import tabulate_program
 from loopinterp.rasp import full, get_program
@@ -27,6 +30,16 @@ def test_one_letter_for_what_differs_in_the_first_guess_alone() -> None:
     assert letters == ["A", "", "B", "B", "A"]
 
 
+def test_what_was_read_off_a_seed_is_kept_beside_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    for seed, name in ((3, "ripple"), (0, "ripple_held_2")):
+        found = Decompiled(get_program(name), automaton=automaton(get_program(name)))
+        kept = finite_models.keep(path, {seed: found, 7: None})
+    assert kept == {0: automaton(get_program("ripple_held_2")), 3: automaton(get_program("ripple"))}
+    assert [*json.loads(path.read_text())] == ["0", "3"]
+    assert [*finite_models.keep(path, {3: None})] == [0]
+
+
 def test_a_recipe_is_one_row_with_its_algorithms() -> None:
     rows = pd.DataFrame({
         "recipe": "r", "seed": [0, 1, 2, 3], "bits": [1, 1, 4, None], "cells": [9, 9, 13, None],
@@ -42,10 +55,10 @@ def test_a_recipe_is_one_row_with_its_algorithms() -> None:
 
 def test_the_page_says_what_the_file_says() -> None:
     kept, text = pd.read_csv(RESULTS / finite_models.FILE), (PAGES / finite_models.PAGE).read_text()
-    letters = set(zip(kept["recipe"], kept["algorithm"].dropna()))
-    for recipe, each in kept.groupby("recipe"):
-        code = (RESULTS / finite_models.PROGRAMS / f"{recipe}.txt").read_text()
-        heads = {line.split(",")[0] for line in code.splitlines() if line.startswith("# ")}
-        assert heads == {f"# {letter}" for of, letter in letters if of == recipe}
-        assert code.count("\nprogram ") == each["algorithm"].nunique()
+    for recipe, rows in kept.dropna(subset="bits").groupby("recipe"):
+        entries = json.loads((RESULTS / finite_models.PROGRAMS / f"{recipe}.json").read_text())
+        assert [*map(int, entries)] == [*rows["seed"]]
+        automata = [finite_models.automaton_of(of) for of in entries.values()]
+        assert [len(of.cells) for of in automata] == [*rows["cells"]]
+        assert finite_models.letters(str(recipe), automata) == [*rows["algorithm"]]
     assert put(text, {finite_models.NAME: finite_models.as_table(kept)}) == text
