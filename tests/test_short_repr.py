@@ -32,7 +32,7 @@ from loopinterp import (
 from loopinterp.circuits.decompiler.claim import Refusal
 from loopinterp.results import Result
 from loopinterp.short_repr import MOST
-from loopinterp.tasks import get_task, list_tasks
+from loopinterp.tasks import Automaton, get_task, list_tasks
 from tests.adapters.kinds import KINDS, adapted
 from tests.training.small_sweep import SMALL
 
@@ -124,6 +124,7 @@ def _made() -> dict[str, Any]:
         "LoopView": models.LoopView(0, bound.h0, batch.targets >= 0, None, bound.readout, None),
         "Batch": batch,
         **{type(get_task(name)).__name__: get_task(name) for name in list_tasks()},
+        "Automaton": Automaton("01", ((0, 1),) * 99, (0,)),
         "CarryFrontPairs": circuits.CarryFrontPairs(),
         "SpreadPairs": circuits.SpreadPairs(),
         "Decompiled": circuits.Decompiled(None, Refusal("reads-farther", 0.5)),

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 import pandas as pd
 import torch
 
+from loopinterp.circuits.decompiler.automaton_program import programs_of
 from loopinterp.circuits.decompiler.claim import EXACT
 from loopinterp.circuits.decompiler.decompilation import decompile
 from loopinterp.circuits.program_comparison import compare_programs
 from loopinterp.errors import InputError
 from loopinterp.rasp.mutations import equivalence
 from loopinterp.rasp.program import LoopProgram
-from loopinterp.rasp.program_registry import get_program, list_programs
+from loopinterp.rasp.program_registry import get_program
 
 if TYPE_CHECKING:
     from loopinterp.benchmark.benchmark_folder import Exercise, KnownCircuit
@@ -74,8 +75,7 @@ def by_comparing(exercise: Exercise, *, left_out: str | None = None) -> LoopProg
         exercise: The model.
         left_out: A program that is not on the list, as if nobody had thought of it.
     """
-    stock = [get_program(name) for name in list_programs(exercise.task.name) if name != left_out]
-    rivals = [p for p in stock if len(p.inputs) == exercise.model.config.d_vocab]
+    rivals = [p for p in programs_of(exercise.task) if p.name != left_out]
     if not rivals:
         return None
     generator = torch.Generator().manual_seed(0)

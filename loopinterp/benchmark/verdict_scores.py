@@ -31,6 +31,7 @@ def score_verdict(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
 
 
 def rivals_of(program: LoopProgram) -> list[LoopProgram]:
-    """A program, and the stock programs of its task that read the same tokens."""
+    """A program, and the stock programs that solve the same task with the same settings."""
     stock = [get_program(name) for name in list_programs(program.task) if name != program.name]
-    return [program, *(p for p in stock if p.inputs == program.inputs)]
+    asked = program.inputs, program.task_settings
+    return [program, *(p for p in stock if (p.inputs, p.task_settings) == asked)]

@@ -20,6 +20,7 @@ from loopinterp.tasks.decimal_operands import DecimalOperands
 from loopinterp.tasks.maze import Maze
 from loopinterp.tasks.next_token import NextToken
 from loopinterp.tasks.prefix_sum import PrefixSum
+from loopinterp.tasks.regular_language import RegularLanguage
 from loopinterp.tasks.sudoku import Sudoku
 from loopinterp.tasks.task import IGNORE
 
@@ -121,6 +122,14 @@ def _(task: PrefixSum, text: str) -> Batch | None:
         return None
     digits = form[1].split() if task.modulus > 10 else list(form[1].replace(" ", ""))
     return task.from_bits(torch.tensor([[int(d) for d in digits]]), torch.tensor([len(digits)]))
+
+
+@shown_example.register
+def _(task: RegularLanguage, text: str) -> Batch | None:
+    """Of what ``decode`` shows, or of the string alone."""
+    shown = rf"(?:in {re.escape(task.language)}, prefixes of )?"
+    form = re.fullmatch(rf"\s*{shown}([{re.escape(task.automaton.alphabet)}\s]+)(?:=.*)?", text)
+    return None if form is None else task.encode(["".join(form[1].split())])
 
 
 @shown_example.register

@@ -60,5 +60,6 @@ from .program_alignment import Alignment as Alignment
 from .program_registry import get_program as get_program
 from .program_registry import list_programs as list_programs
 from .program_registry import register_program as register_program
+from .programs.prefix_automaton import prefix_automaton as prefix_automaton
 from .trace import Intervention as Intervention
 from .trace import Trace as Trace

@@ -14,6 +14,11 @@ from .full_output import FullOutput as FullOutput
 from .maze import Maze as Maze
 from .next_token import NextToken as NextToken
 from .prefix_sum import PrefixSum as PrefixSum
+from .regular_language import Automaton as Automaton
+from .regular_language import RegularLanguage as RegularLanguage
+from .regular_language import get_automaton as get_automaton
+from .regular_language import list_languages as list_languages
+from .regular_language import register_language as register_language
 from .study_data import as_batch as as_batch
 from .study_data import as_prompts as as_prompts
 from .sudoku import Sudoku as Sudoku

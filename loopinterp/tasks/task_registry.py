@@ -15,6 +15,7 @@ from loopinterp.tasks.chess_puzzles import ChessPuzzles
 from loopinterp.tasks.maze import Maze
 from loopinterp.tasks.next_token import NextToken
 from loopinterp.tasks.prefix_sum import PrefixSum
+from loopinterp.tasks.regular_language import RegularLanguage
 from loopinterp.tasks.sudoku import Sudoku
 from loopinterp.tasks.task import Task
 from loopinterp.tasks.token_arithmetic import Multiplication, TokenAddition
@@ -34,6 +35,7 @@ _BUILT_IN = (
     NextToken,
     Parity,
     PrefixSum,
+    RegularLanguage,
     Sudoku,
     TokenAddition,
     UniqueSet,

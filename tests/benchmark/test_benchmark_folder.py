@@ -15,7 +15,7 @@ from loopinterp.benchmark import (
     benchmark_models,
     make_benchmark,
 )
-from loopinterp.benchmark.benchmark_entries import BROKEN_BY_NOISE, NOISY, VERSION
+from loopinterp.benchmark.benchmark_entries import BROKEN_BY_NOISE, LEFT_OUT, NOISY, VERSION
 from loopinterp.benchmark.benchmark_folder import LIST, agreement
 from loopinterp.circuits import program_edges
 from loopinterp.errors import CheckpointError, InputError
@@ -34,7 +34,9 @@ def test_there_are_sixty_models_of_eight_tasks_at_least() -> None:
     models = benchmark_models()
     assert len({model.name for model in models}) == len(models) >= 60
     assert len({model.task.name for model in models}) >= 8
-    assert {model.program_name for model in models} == set(list_programs())
+    assert {model.program_name for model in models} == {
+        name for name in list_programs() if get_program(name).task not in LEFT_OUT
+    }
 
 
 def test_made_twice_it_is_the_same(made: Benchmark, tmp_path: Path) -> None:

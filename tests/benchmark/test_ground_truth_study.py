@@ -117,6 +117,7 @@ def test_rivals_read_the_same_tokens_and_the_own_program_comes_first():
     names = [p.name for p in rivals_of(get_program("sticky_ripple"))]
     assert names[0] == "sticky_ripple" and len(names) == len(set(names)) > 8
     assert [p.name for p in rivals_of(get_program("prefix_xor"))] == ["prefix_xor"]
+    assert [p.name for p in rivals_of(get_program("tomita3"))] == ["tomita3"]  # not tomita6
 
 
 def test_the_result_is_read_back_as_it_was_saved(result, tmp_path):

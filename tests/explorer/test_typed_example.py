@@ -56,6 +56,7 @@ SHOWN = [(name, {}) for name in list_tasks() if name not in ("chess_puzzles", "n
 SHOWN += [("next_token", {"of": "multiplication"}), ("next_token", {"of": "parity", "n_pause": 2})]
 SHOWN += [
     ("prefix_sum", {"modulus": 12}),
+    ("regular_language", {"language": "dyck_3"}),
     ("sudoku", {"box": 3}),
     ("abacus_sorting", {"n_digits": 1}),
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -18,6 +19,8 @@ SETTINGS: list[tuple[str, dict[str, object]]] = [
     ("parity", {}),
     ("prefix_sum", {}),
     ("prefix_sum", {"modulus": 7}),
+    ("regular_language", {}),
+    ("regular_language", {"language": "dyck_3"}),
     ("copy", {}),
     ("binary_sum", {}),
     ("unique_set", {}),
@@ -76,6 +79,32 @@ ANSWERS: dict[str, Callable[[str], str]] = {
     "multiplication": multiplied,
     "unique_set": distinct,
 }
+
+
+def balanced(text: str, depth: int) -> bool:
+    """Whether brackets are balanced, and nested at most so deep."""
+    open_at = list(itertools.accumulate(1 if x == "(" else -1 for x in text))
+    return open_at[-1:] in ([], [0]) and all(0 <= x <= depth for x in open_at)
+
+
+def odd_ones_before_odd_zeros(text: str) -> bool:
+    """Whether an odd run of 1s has an odd run of 0s directly after it."""
+    runs = [(symbol, len(list(run))) for symbol, run in itertools.groupby(text)]
+    return any(a[0] == "1" and a[1] % 2 and b[1] % 2 for a, b in itertools.pairwise(runs))
+
+
+IN_LANGUAGE: dict[str, Callable[[str], bool]] = {
+    "tomita1": lambda text: re.fullmatch("1*", text) is not None,
+    "tomita2": lambda text: re.fullmatch("(10)*", text) is not None,
+    "tomita3": lambda text: not odd_ones_before_odd_zeros(text),
+    "tomita4": lambda text: "000" not in text,
+    "tomita5": lambda text: text.count("0") % 2 == text.count("1") % 2 == 0,
+    "tomita6": lambda text: (text.count("0") - text.count("1")) % 3 == 0,
+    "tomita7": lambda text: re.fullmatch("0*1*0*1*", text) is not None,
+    "dyck_2": lambda text: balanced(text, 2),
+    "dyck_3": lambda text: balanced(text, 3),
+}
+"""Membership of each regular language by its definition, without an automaton."""
 LETTERS = [chr(ord("A") + i) for i in range(60)]
 
 

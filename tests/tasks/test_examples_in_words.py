@@ -24,12 +24,13 @@ from loopinterp.tasks import (
     Multiplication,
     NextToken,
     PrefixSum,
+    RegularLanguage,
     Sudoku,
     TokenAddition,
     get_task,
 )
 from loopinterp.tasks.chess_positions import SYMBOLS
-from tests.tasks.answers import SETTINGS, maze_path, small_solutions
+from tests.tasks.answers import IN_LANGUAGE, SETTINGS, maze_path, small_solutions
 
 
 def _column(numbers: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -72,6 +73,8 @@ def _encoded(task: Any, question: str) -> Batch:
     if isinstance(task, ChessPuzzles):
         tokens = torch.tensor([[SYMBOLS.index(x) for x in question.replace("/", "")]])
         return Batch(tokens, task.targets(tokens), n := torch.tensor([1]), n, task)
+    if isinstance(task, RegularLanguage):
+        return task.encode([question.rpartition(" of ")[2]])
     prompt = question.rpartition(" of " if " of " in question else " in ")[2]
     symbols, n = _bits(prompt)
     make = getattr(task, "from_symbols", None) or task.from_bits
@@ -85,6 +88,9 @@ ORACLES: dict[str, Callable[[str, Any], str]] = {
     "unique_set": lambda prompt, task: " ".join(dict.fromkeys(prompt.split())),
     "prefix_sum": lambda prompt, task: "".join(
         str(x % task.modulus) for x in accumulate(map(int, prompt))
+    ),
+    "regular_language": lambda prompt, task: "".join(
+        str(int(IN_LANGUAGE[task.language](prompt[: k + 1]))) for k in range(len(prompt))
     ),
 }
 

@@ -59,7 +59,7 @@ def lengths(name: str) -> list[int]:
     Shorter inputs of aligned tasks are how longer ones begin, and no position sees what follows.
     Where models are large, longer inputs are those of the test of mixed lengths.
     """
-    if get_program(name).task in ("addition", "prefix_sum"):
+    if get_program(name).task in ("addition", "prefix_sum", "regular_language"):
         return [1, 2, 3, 4, 5, 8]
     longest = 5 if name in MOST else 6 if name == "multiplication" else 8
     return list(range(1, longest + 1))

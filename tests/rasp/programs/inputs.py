@@ -21,6 +21,7 @@ from loopinterp.tasks import (
     Multiplication,
     Parity,
     PrefixSum,
+    RegularLanguage,
     Task,
     TokenAddition,
     UniqueSet,
@@ -29,7 +30,7 @@ from loopinterp.tasks import (
 from loopinterp.tasks.abacus_addition import ALPHABET
 from loopinterp.tasks.addition import draw_bits
 from loopinterp.tasks.sampling import coins
-from tests.tasks.answers import ANSWERS, spelled
+from tests.tasks.answers import ANSWERS, IN_LANGUAGE, spelled
 
 MOST = 65_536
 """Inputs of one length that are tried; where there are more, as many random ones."""
@@ -64,6 +65,9 @@ def answer(task: Task, tokens: list[int], n: int) -> list[int]:
         return [sum(body) % 2] + [2] * (len(tokens) - n - 2)
     if isinstance(task, PrefixSum):
         return [x % task.modulus for x in itertools.accumulate(body)]
+    if isinstance(task, RegularLanguage):
+        word = "".join(task.symbols[t] for t in body)
+        return [int(IN_LANGUAGE[task.language](word[: k + 1])) for k in range(n)]
     if task.name == "abacus_addition":
         operands = "".join(ALPHABET[t] for t in tokens).split("=")[0].split("+")
         total = str(sum(int(x[::-1]) for x in operands)).rjust(max(map(len, operands)), "0")
@@ -106,5 +110,7 @@ def _every_input(task: Task, n: int) -> Batch:
         inputs, targets, lengths, n_loops = (torch.cat(part) for part in parts)
         return Batch(inputs, targets, lengths, n_loops)
     bits = torch.tensor(list(itertools.product(range(base), repeat=n)))
+    if isinstance(task, RegularLanguage):
+        return task.from_symbols(bits, torch.full((len(bits),), n))
     assert isinstance(task, Parity | PrefixSum | Copy | BinarySum)
     return task.from_bits(bits, torch.full((len(bits),), n))
