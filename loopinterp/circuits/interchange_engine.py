@@ -181,7 +181,7 @@ class InterchangeRun(ShortRepr):
                 continue
             for rows in track(self._in_order(here), "exchange"):
                 for put_in, found in zip(kinds, read):
-                    # Pairs that put in the base's own state, as at equal embeddings, change nothing.
+                    # The base's own state, as at equal embeddings, changes nothing.
                     new = rows[(put_in[rows] != self.own[rows]).flatten(1).any(1)]
                     if len(new):
                         self._go_on(runs, new, base[new], put_in[new], found)

@@ -180,7 +180,7 @@ class Untied(torch.nn.Module):
         super().__init__()
         torch.manual_seed(0)
         alike = {"attention_window": None, "init_std": 0.5}
-        self.layers = torch.nn.ModuleList(transformer(**alike) for _ in range(7))
+        self.layers = [transformer(**alike) for _ in range(7)]
 
     def embed(self, inputs: torch.Tensor) -> torch.Tensor:
         return self.layers[0].embed(inputs)
