@@ -1,7 +1,7 @@
 """The models of arXiv 2602.08857, with our measures: interventions beside match accuracy.
 
     git clone https://github.com/lacoco-lab/decompiling_transformers
-    python -m analyses.decompiling_benchmark decompiling_transformers     # about fifteen minutes
+    python -m analyses.decompiling_benchmark decompiling_transformers     # half an hour of one core
 
 Each GPT-2 of the checkout is run as a looped model whose loops are its layers. Measured are its
 accuracy, the heads and MLPs that it needs, how few principal directions per token keep its clean
@@ -395,6 +395,7 @@ _REASONS = {
     "starts-differ": "initial values differ by position",
     "many-values": "too many values",
     "many-cells": "too many values",
+    "inconsistent": "one experiment, several values",
 }
 
 
