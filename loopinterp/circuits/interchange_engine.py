@@ -181,7 +181,10 @@ class InterchangeRun(ShortRepr):
                 continue
             for rows in track(self._in_order(here), "exchange"):
                 for put_in, found in zip(kinds, read):
-                    self._go_on(runs, rows, base[rows], put_in[rows], found)
+                    # The base's own state, as at equal embeddings, changes nothing.
+                    new = rows[(put_in[rows] != self.own[rows]).flatten(1).any(1)]
+                    if len(new):
+                        self._go_on(runs, new, base[new], put_in[new], found)
         return read.reshape(*state.shape[:-3], *self.base.shape)
 
     @torch.no_grad()

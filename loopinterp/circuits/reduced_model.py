@@ -1,7 +1,8 @@
 """How few numbers per position does a looped model need to keep between its loops?
 
 A *reduced-order model* is the model itself with its state projected, after every loop, onto the
-affine span of ``r`` directions, those of the token at the position:
+affine span of ``r`` directions, those of the token at the position (and of the loop, where each
+loop is a map of its own):
 
 .. math::
     h' = m_x + B_x^T B_x (\\mathrm{step}(h) - m_x), \\qquad B_x B_x^T = 1_r
@@ -27,7 +28,7 @@ from loopinterp.circuits.decompiler.exchange_runs import exchanges, repeated
 from loopinterp.circuits.interchange_engine import InterchangeRun, state_width
 from loopinterp.circuits.interchange_pairs import InterchangePairs, join
 from loopinterp.circuits.verdict import LEAST_INPUTS, DelayShare, delay_shares
-from loopinterp.errors import InputError, check_integer
+from loopinterp.errors import InputError, check_choice, check_integer
 from loopinterp.intervals import wilson_estimate
 from loopinterp.models import Iteration, bind, describe_model, device_of, iterate, reach
 from loopinterp.results import Result, study
@@ -49,7 +50,7 @@ ENOUGH = 0.95
 LEAST_ALONE = 18
 """Inputs of a delay that is looked at by itself: of fewer, one wrong answer says nothing."""
 
-KINDS = ("same loop", "any loop", "two interchanges")
+SAME_LOOP, ANY_LOOP, TWICE = KINDS = ("same loop", "any loop", "two interchanges")
 """Where the exchanged state is taken from: the same loop of another run, any loop of it, or both
 of two in one run from any loops."""
 
@@ -61,6 +62,9 @@ FITTED, DRAWN = 128, 512
 class StateDirections(ShortRepr):
     """The principal directions of a model's states, for each token.
 
+    Of a model whose step takes the loop's index they are those of each token and loop: one row for
+    each token after loop 0, then one for each after loop 1, and so on.
+
     Attributes:
         tokens: The tokens, in order.
         means: Mean state of each.
@@ -68,8 +72,8 @@ class StateDirections(ShortRepr):
     """
 
     tokens: Int[Tensor, " token"]
-    means: Float[Tensor, "token d_model"]
-    directions: Float[Tensor, "token d_model d_model"]
+    means: Float[Tensor, "row d_model"]
+    directions: Float[Tensor, "row d_model d_model"]
 
     @classmethod
     @torch.no_grad()
@@ -82,7 +86,8 @@ class StateDirections(ShortRepr):
     ) -> StateDirections:
         """Those of all states of some runs, undisturbed and after interchanges.
 
-        A token that does not occur has the directions of all tokens together.
+        A token that does not occur has the directions of all tokens together. States before the
+        first loop belong to no loop.
 
         Args:
             model: Any looped model.
@@ -93,16 +98,26 @@ class StateDirections(ShortRepr):
         inputs = run.pairs.inputs
         undisturbed = [h for t, h in iterate(model, inputs, pairs.n_loops) if t]
         after = run.states_after(run.donor)[run.within]
+        pair, delay = run.within.nonzero().unbind(1)
         seen = torch.cat([
             inputs.expand(len(undisturbed), *inputs.shape).flatten(),
-            inputs[run.pairs.base][run.within.nonzero()[:, 0]].flatten(),
+            inputs[run.pairs.base][pair].flatten(),
         ])  # fmt: skip
         states = torch.cat([torch.stack(undisturbed).flatten(0, 2), after.flatten(0, 1)]).double()
-        together = _principal(states)
-        each = [
-            _principal(states[seen == token]) if (seen == token).any() else together
-            for token in tokens.tolist()
-        ]
+        of_loop = [slice(None)]
+        if bind(model, inputs[:1]).takes_loop:
+            clean = torch.arange(len(undisturbed)).repeat_interleave(inputs.numel())
+            later = (run.pairs.loop[pair] + delay - 1).repeat_interleave(inputs.shape[1])
+            loop = torch.cat([clean.to(later), later])
+            of_loop = [loop == t for t in range(len(undisturbed))]
+        each = []
+        for at in of_loop:
+            here, states_here = seen[at], states[at]
+            together = _principal(states_here)
+            each += [
+                _principal(states_here[here == token]) if (here == token).any() else together
+                for token in tokens.tolist()
+            ]
         means, directions = (torch.stack(part).to(after) for part in zip(*each))
         return cls(tokens.to(after.device), means, directions)
 
@@ -116,7 +131,7 @@ class StateDirections(ShortRepr):
 
         Args:
             h: The states.
-            which: Number of each one's token in :attr:`tokens`.
+            which: Row of each one's token in :attr:`means`.
             kept: Which directions.
         """
         reduced = torch.empty_like(h)
@@ -168,7 +183,7 @@ class ReducedModel(ShortRepr):
         own = bind(self.model, inputs)
 
         def advance(h: Tensor, e: Tensor, context: Any, **loop: int) -> Tensor:
-            return self._reduced(own.advance(h, e[..., :-2], context, **loop), e)
+            return self._reduced(own.advance(h, e[..., :-2], context, **loop), e, **loop)
 
         which = torch.searchsorted(self.directions.tokens, inputs.contiguous())
         number = torch.stack([which // _BASE, which % _BASE], -1)
@@ -182,11 +197,11 @@ class ReducedModel(ShortRepr):
         **loop: int,
     ) -> Float[Tensor, "batch pos d_model"]:
         """One loop, of positions that see no others."""
-        return self._reduced(self.model.step(h, e[..., :-2], **loop), e)
+        return self._reduced(self.model.step(h, e[..., :-2], **loop), e, **loop)
 
-    def _reduced(self, h: Tensor, e: Tensor) -> Tensor:
+    def _reduced(self, h: Tensor, e: Tensor, loop: int = 0) -> Tensor:
         which = e[..., -2].long() * _BASE + e[..., -1].long()
-        return self.directions.reduce(h, which, self.kept)
+        return self.directions.reduce(h, which + loop * len(self.directions.tokens), self.kept)
 
 
 _BASE = 256
@@ -203,11 +218,12 @@ class Reduction(Result, kind="reduction"):
       an interchange (``active`` pairs, of ``inputs`` different inputs);
     - ``whole_run``: at all delays;
     - ``others``: the same of the model that keeps all directions *but* these;
-    - ``undisturbed``: of clean runs, at all loops.
+    - ``undisturbed``: of clean runs, at all loops, or at the end alone.
 
     Attributes:
         width: Numbers in a state, d_model.
         fitted_at: Problem length that directions were fitted at.
+        at_end: Whether answers at the end of a run alone are compared.
     """
 
     VARIABLES: ClassVar = {
@@ -221,6 +237,7 @@ class Reduction(Result, kind="reduction"):
 
     width: int
     fitted_at: int
+    at_end: bool = False
 
     def weakest(self, rank: int, **where: Any) -> Weakest:
         """Where a rank is right least often.
@@ -277,6 +294,8 @@ def reduction_study(
     data: Batch | Sequence[Batch] | Task,
     *,
     ranks: Sequence[int] = RANKS,
+    kinds: Sequence[str] = KINDS,
+    at_end: bool = False,
     pairs: int = DRAWN,
     n: int | Sequence[int] | None = None,
     batch_size: int | None = None,
@@ -292,6 +311,10 @@ def reduction_study(
         data: Inputs, each batch of one length, or the task to draw them from. Directions are fitted
             on the first :data:`FITTED` different inputs of the first batch, at most half of them.
         ranks: Numbers of directions that are kept; those of fewer than the state has count.
+        kinds: Which of :data:`KINDS`. Of untied layers, which are a loop each, states of other
+            loops are those of other layers, and ``("same loop",)`` leaves them out.
+        at_end: Whether answers are compared at the end of a run alone, as those of earlier loops
+            are read by nothing. The delay is then the number of loops after the interchange.
         pairs: Interchanges of each kind and length.
         n: Problem length or lengths, where a task is given; see
             :func:`~loopinterp.tasks.as_batch`.
@@ -299,7 +322,8 @@ def reduction_study(
         seed: Seed of the interchanges, and of what is drawn.
 
     Raises:
-        InputError: inputs that are no tokens or too few, or ranks that the state does not have.
+        InputError: inputs that are no tokens or too few, ranks that the state does not have, or
+            an unknown kind.
 
     Source: projection onto principal directions of a system's own runs (proper orthogonal
         decomposition; Sirovich, Quarterly of Applied Mathematics 45, 1987); approximate causal
@@ -317,6 +341,9 @@ def reduction_study(
             raise InputError("data", expected="tokens [batch, pos]", given=given, fix=fix)
     width = state_width(model, batches[0].inputs)
     check_integer("pairs", pairs, least=8)
+    for kind in kinds or ("",):
+        check_choice("kinds", kind, KINDS)
+    chosen = tuple(kind for kind in KINDS if kind in kinds)
     for rank in ranks:
         check_integer("rank", rank, least=1)
     if not (each := sorted({rank for rank in ranks if rank < width})):
@@ -331,30 +358,33 @@ def reduction_study(
     ) as watch:
         generator = torch.Generator().manual_seed(seed)
         fitted, *held_out = _split(batches)
-        some = exchanges(fitted, _loops(fitted), pairs, generator, across_loops=True)
+        across = chosen != (SAME_LOOP,)
+        some = exchanges(fitted, _loops(fitted), pairs, generator, across_loops=across)
         _need_pairs(some)
         tokens = torch.cat([batch.inputs.flatten() for batch in batches]).unique()
         directions = StateDirections.fit(model, some, tokens=tokens)
         longest = max(_loops(batch) for batch in held_out)
-        shape = (len(KINDS), len(held_out), len(each))
+        shape = (len(chosen), len(held_out), len(each))
         right, active, inputs = np.zeros((3, *shape, longest + 1))
         whole, others = np.zeros((2, *shape, 3))
         clean = np.zeros((*shape[1:], 3))
         for b, batch in enumerate(held_out):
-            run = InterchangeRun(model, _of_each_kind(batch, pairs, generator))
+            run = InterchangeRun(model, _of_each_kind(batch, chosen, pairs, generator))
             own = run.interchange()
             for r, rank in enumerate(each):
-                kept = _Beside(run, own, ReducedModel(model, directions, slice(rank)))
-                rest = _Beside(run, own, ReducedModel(model, directions, slice(rank, None)))
+                kept, rest = (
+                    _Beside(run, own, ReducedModel(model, directions, part), at_end=at_end)
+                    for part in (slice(rank), slice(rank, None))
+                )
                 clean[b, r] = kept.undisturbed()
-                for k in range(len(KINDS)):
+                for k in range(len(chosen)):
                     part = np.s_[k, b, r, : run.pairs.longest + 1]
                     right[part], active[part], inputs[part] = kept.by_delay(k)
                     whole[k, b, r], others[k, b, r] = kept.whole_run(k), rest.whole_run(k)
         return Reduction.of(
             watch,
             coords={
-                "kind": KINDS,
+                "kind": chosen,
                 "n": [int(batch.n[0]) for batch in held_out],
                 "rank": each,
                 "delay": [*range(longest + 1)],
@@ -367,6 +397,7 @@ def reduction_study(
             undisturbed=clean,
             width=width,
             fitted_at=int(fitted.n[0]),
+            at_end=at_end,
         )
 
 
@@ -374,15 +405,23 @@ class _Beside:
     """A reduced model after the interchanges of a run of the model."""
 
     def __init__(
-        self, run: InterchangeRun, own: Int[Tensor, "pair delay pos"], model: ReducedModel
+        self,
+        run: InterchangeRun,
+        own: Int[Tensor, "pair delay pos"],
+        model: ReducedModel,
+        *,
+        at_end: bool,
     ) -> None:
-        self.run, self.pairs = run, run.pairs
+        self.run, self.pairs, self.at_end = run, run.pairs, at_end
         self.kind = self.pairs.strata[_KIND].codes
         other = InterchangeRun(model, self.pairs)
         self.natural, after = other.natural, other.interchange()
         asked = self.pairs.scored[:, None]
         changed = (own != run.base) | (after != other.base)
-        self.moved = (changed & asked).any(-1) & run.within  # [pair, delay]
+        self.read = run.within  # [pair, delay]
+        if at_end:
+            self.read = self.read & (self.read.sum(1, keepdim=True) == self.read.cumsum(1))
+        self.moved = (changed & asked).any(-1) & self.read
         self.same = ((after == own) | ~asked).all(-1)
 
     def by_delay(self, kind: int) -> Iterable[np.ndarray]:
@@ -395,13 +434,14 @@ class _Beside:
     def whole_run(self, kind: int) -> np.ndarray:
         """Share of the pairs that are right at every delay."""
         counted = self.moved.any(-1) & (self.kind == kind)
-        right = (self.same | ~self.run.within).all(-1) & counted
+        right = (self.same | ~self.read).all(-1) & counted
         inputs = len(self.pairs.base[counted].unique())
         return wilson_estimate(int(right.sum()), int(counted.sum()), independent=inputs)
 
     def undisturbed(self) -> np.ndarray:
-        """Share of the clean answers, at all loops, that are the model's; inputs are counted."""
+        """Share of the clean answers that are the model's; inputs are counted."""
         same = ((self.natural == self.run.natural) | ~self.pairs.asked).all(-1)  # [loop, input]
+        same = same[-1:] if self.at_end else same
         return wilson_estimate(int(same.sum()), same.numel(), independent=same.shape[1])
 
 
@@ -412,15 +452,23 @@ def _loops(batch: Batch) -> int:
     return int(batch.n_loops.max())
 
 
-def _of_each_kind(batch: Batch, number: int, generator: torch.Generator) -> InterchangePairs:
+def _of_each_kind(
+    batch: Batch, kinds: Sequence[str], number: int, generator: torch.Generator
+) -> InterchangePairs:
     n_loops = _loops(batch)
-    same, other = (exchanges(batch, n_loops, number, generator) for _ in range(2))
-    loops = torch.randint(n_loops + 1, other.loop.shape, generator=generator)
-    other = replace(other, source_loop=loops)
-    kinds = [same, other, repeated(batch, n_loops, number, generator)]
-    for pairs in kinds:
+    drawn = {
+        kind: exchanges(batch, n_loops, number, generator)
+        for kind in (SAME_LOOP, ANY_LOOP)
+        if kind in kinds
+    }
+    if (other := drawn.get(ANY_LOOP)) is not None:
+        loops = torch.randint(n_loops + 1, other.loop.shape, generator=generator)
+        drawn[ANY_LOOP] = replace(other, source_loop=loops)
+    if TWICE in kinds:
+        drawn[TWICE] = repeated(batch, n_loops, number, generator)
+    for pairs in drawn.values():
         _need_pairs(pairs)
-    return join(kinds, _KIND, KINDS)
+    return join([*drawn.values()], _KIND, (*drawn,))
 
 
 def _need_pairs(pairs: InterchangePairs) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import xarray as xr
 
-from loopinterp.circuits.reduced_model import ENOUGH, KINDS, Reduction
+from loopinterp.circuits.reduced_model import ENOUGH, Reduction
 from loopinterp.circuits.verdict import LEAST_INPUTS
 from loopinterp.plotting import LinePanel, Reference, Series, line_panels
 from loopinterp.results import Figure, Finding, figures_of, findings_of, percent
@@ -68,7 +68,7 @@ def _(result: Reduction) -> list[Figure]:
                 [
                     *Series.each(at["whole_run"], "kind"),
                     *Series.each(
-                        at["others"].sel(kind=[KINDS[0]]),
+                        at["others"].isel(kind=slice(1)),
                         "kind",
                         lambda _: "all other directions",
                         control=True,
@@ -93,7 +93,8 @@ def _(result: Reduction) -> list[Figure]:
                 f"most {pairs} at one delay). "
                 f"Directions were fitted at length {result.fitted_at}, on other inputs."
             ),
-            control="Dashed: the model that keeps all directions but these, at the same loop.",
+            control="Dashed: the model that keeps all directions but these, "
+            f"{result.data['kind'].values[0]}.",
             data=result.to_dataframe("whole_run"),
         )
     ]

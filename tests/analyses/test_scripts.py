@@ -72,6 +72,7 @@ ELSEWHERE = (
     "spare_loops",
     "finite_models",
     "reduced_models",
+    "decompiling_benchmark",
 )
 """With tests of their own, here or in a file of their name."""
 

@@ -19,6 +19,7 @@ from loopinterp.models import (
     LoopedTransformerConfig,
     WithVocabulary,
     bind,
+    iterate,
     reach,
 )
 from tests.circuits.random_pairs import random_pairs
@@ -221,9 +222,31 @@ def test_the_complement_is_what_the_subspace_leaves():
 def test_an_input_exchanged_with_itself_changes_nothing(changes):
     pairs = random_pairs(tokens(), n_loops=N_LOOPS, count=40, sites=2)
     pairs = replace(pairs, source=pairs.base, source_loop=pairs.loop)
-    run = InterchangeRun(random_model(**changes), pairs)
+    model = random_model(**changes)
+    run = InterchangeRun(model, pairs)
     assert torch.equal(run.interchange(), run.base)
     assert not run.difference.any()
+    clean = torch.stack([h for _, h in iterate(model, pairs.inputs, N_LOOPS)])
+    loops = (pairs.loop[:, None] + torch.arange(pairs.longest + 1)).clamp(max=N_LOOPS)
+    expected = clean[loops, pairs.base[:, None]][run.within]
+    assert torch.allclose(run.states_after(run.own)[run.within], expected, atol=1e-5)
+
+
+def test_pairs_that_put_in_the_bases_own_state_are_not_run(monkeypatch):
+    pairs = random_pairs(tokens(), n_loops=N_LOOPS, count=40, sites=1)
+    run = InterchangeRun(random_model(), pairs)
+    changed = run.difference.flatten(1).any(1)
+    rows_run = []
+    go_on = InterchangeRun._go_on
+
+    def counted(self, runs, rows, *rest):
+        rows_run.append(rows)
+        go_on(self, runs, rows, *rest)
+
+    monkeypatch.setattr(InterchangeRun, "_go_on", counted)
+    run.interchange()
+    assert 0 < changed.sum() < 40
+    assert torch.equal(torch.cat(rows_run).sort().values, changed.nonzero()[:, 0])
 
 
 @pytest.mark.parametrize("name", ["window of 2, relative bias", "window of 3, two layers"])

@@ -173,6 +173,60 @@ def test_a_delay_that_clearly_fails_is_not_made_good_by_those_beside_it() -> Non
     assert mixed.enough == 0, "too few inputs of a kind that is not the weakest"
 
 
+class Untied(torch.nn.Module):
+    """Layers of their own, one a loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        alike = {"attention_window": None, "init_std": 0.5}
+        self.layers = [transformer(**alike) for _ in range(7)]
+
+    def embed(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.layers[0].embed(inputs)
+
+    def initial_state(self, e: torch.Tensor) -> torch.Tensor:
+        return e
+
+    def step(self, h: torch.Tensor, e: torch.Tensor, loop: int = 0) -> torch.Tensor:
+        return self.layers[loop].step(h, e)
+
+    def readout(self, h: torch.Tensor) -> torch.Tensor:
+        return self.layers[0].readout(h)
+
+
+@torch.no_grad()
+def test_untied_layers_have_directions_of_their_own() -> None:
+    model = Untied().eval()
+    directions = fitted(model)
+    assert directions.means.shape == (7 * 5, 16)
+    whole, own = ReducedModel(model, directions, slice(None)), bind(model, BATCH.inputs)
+    for (_, h), (_, other) in zip(own.run(7), iterate(whole, BATCH.inputs, 7)):
+        assert torch.allclose(h, other, atol=1e-4)
+    reduced = bind(ReducedModel(model, directions, slice(2)), BATCH.inputs)
+    token = int(BATCH.inputs[0, 1])
+    for loop in (0, 6):
+        mean, basis = directions.means[loop * 5 + token], directions.directions[loop * 5 + token]
+        moved = own.step(own.h0, loop)[0, 1] - mean
+        nearest = mean + moved @ basis[:2].T @ basis[:2]
+        assert torch.allclose(reduced.step(own.h0, loop)[0, 1], nearest, atol=1e-4)
+
+
+def test_answers_at_the_end_are_those_after_all_loops() -> None:
+    model = Untied().eval()
+    options = {"ranks": (15,), "kinds": ("same loop",), "pairs": 512}
+    at_end, by_loop = (
+        reduction_study(model, BATCH, at_end=chosen, **options) for chosen in (True, False)
+    )
+    assert at_end.data["kind"].values.tolist() == ["same loop"] and at_end.at_end
+    assert len(at_end.figures()) == 1
+    # An interchange is read once at the end, and at every loop from its own on else.
+    first = {"delay": 0, "kind": "same loop", "n": 6, "rank": 15}
+    assert 0 < at_end.data["active"].sel(first) < by_loop.data["active"].sel(first)
+    with pytest.raises(InputError, match="kinds"):
+        reduction_study(model, BATCH, kinds=("same loops",))
+
+
 def test_tokens_are_told_apart_in_half_precision() -> None:
     model = transformer(d_vocab=600).bfloat16()
     tokens = torch.arange(600)
