@@ -158,8 +158,9 @@ def as_table(known: pd.DataFrame) -> str:
 
 
 def with_range(values: pd.Series) -> str:
-    """The median, with the least and the greatest."""
-    return f"{values.median():g} ({values.min():g} to {values.max():g})"
+    """The median, with the least and the greatest where they differ."""
+    low, high = values.min(), values.max()
+    return f"{values.median():g}" + (f" ({low:g} to {high:g})" if low < high else "")
 
 
 if __name__ == "__main__":
