@@ -78,7 +78,8 @@ def measure(name: str, seed: int, out: Path) -> tuple[dict[str, Any], Decompiled
     run, cutoff = smallest.run, smallest.run.cutoff
     lengths = [cutoff * k for k in (1, 2, 4)]
     right = evaluate(run.model(), run.task(), lengths, n_samples=SAMPLES)
-    found = decompile(run.model(), run.task(), n=cutoff, lengths=(cutoff, 2 * cutoff))
+    near = (cutoff - 1, cutoff, 2 * cutoff - 1, 2 * cutoff)
+    found = decompile(run.model(), run.task(), n=cutoff, lengths=near)
     tried = found.evidence[found.evidence["what"].isin(INTERCHANGED)]
     assert found.table is not None and found.automaton is not None
     return row | {
