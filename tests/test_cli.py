@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -463,6 +463,15 @@ def test_what_a_terminal_cannot_write_does_not_change_the_status(
     assert done.returncode == 2 and "Traceback" not in done.stderr
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """An interrupt arrives, also where a shell that ran the tests in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("seconds", [0.0, 0.1, 0.5, 1.5, 4.0])
 def test_an_interrupt_is_one_line_and_status_130(tmp_path: Path, seconds: float) -> None:
     # The moment at which the package has been found, whatever Python's own start takes.
@@ -487,6 +496,7 @@ def test_an_interrupt_is_one_line_and_status_130(tmp_path: Path, seconds: float)
     assert len(err.splitlines()) == 1 and "Traceback" not in err
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_that_a_library_turns_into_its_own_error_is_one(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
