@@ -109,25 +109,18 @@ def check_lines(lines: Sequence[str], seal: Seal | None, *, last: object = None)
     if None in rows:
         return None  # damaged, as whoever reads them will say
     steps = [row.get("step") for row in rows if row is not None]
-    if not _even(steps):
-        return Mismatch.STEPS_OUT_OF_ORDER
-    return check_steps(steps, last)
+    return check_steps(steps, last, even=True)
 
 
-def check_steps(steps: Sequence[object], last: object) -> Mismatch | None:
+def check_steps(steps: Sequence[object], last: object, *, even: bool = False) -> Mismatch | None:
     """Why these are not among the steps of a run's lines; None if they may be.
 
-    They go up, and none is after the run's last step where that is known (``last``).
+    They are integers that go up, each by as much as the one before if all lines are there
+    (``even``), and none is after the run's last step where that is known (``last``).
     """
     whole = [step for step in steps if type(step) is int]
-    if len(whole) < len(steps) or any(after <= before for before, after in pairwise(whole)):
+    by = {after - before for before, after in pairwise(whole)}
+    if len(whole) < len(steps) or min(by, default=1) <= 0 or (even and len(by) > 1):
         return Mismatch.STEPS_OUT_OF_ORDER
     beyond = isinstance(last, int) and any(step > last for step in whole)
     return Mismatch.STEPS_BEYOND if beyond else None
-
-
-def _even(steps: Sequence[object]) -> bool:
-    """Whether they are integers that go up, each by as much as the one before."""
-    whole = [step for step in steps if type(step) is int]
-    by = {after - before for before, after in pairwise(whole)}
-    return len(whole) == len(steps) and len(by) <= 1 and min(by, default=1) > 0

@@ -162,10 +162,9 @@ def _read_metrics(
         else:
             n_sound = min(n_sound, number - 1)
             problems.append(f"Line {number} of metrics.jsonl is damaged and left out.")
-    if n_sound == len(lines) or (seal is not None and seal.n_lines <= n_sound):
-        mismatch = check_lines(lines[:n_sound], seal, last=last)
-    else:  # the digest is of lines that are no longer there
-        mismatch = None
+    # The digest is of all sealed lines: with one of them damaged it says nothing of the others.
+    checked = n_sound == len(lines) or (seal is not None and seal.n_lines <= n_sound)
+    mismatch = check_lines(lines[:n_sound], seal, last=last) if checked else None
     mismatch = mismatch or check_steps([row.get("step") for row in rows], last)
     if mismatch:
         problems.append(f"metrics.jsonl {spell_mismatch(mismatch)} and is left out.")
@@ -174,7 +173,7 @@ def _read_metrics(
         # Nothing of the run is there that says which lines it wrote.
         problems.append("metrics.jsonl may be of that other run too and is left out.")
         return []
-    if seal is not None and n_sound < min(seal.n_lines, len(lines)):
+    if seal is not None and not checked:
         problems.append(UNCHECKED_LINES)
     return rows
 
