@@ -7,7 +7,7 @@ import math
 import numbers
 import operator
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 GREATEST_SEED = 2**63 - 1
@@ -93,6 +93,21 @@ def check_choice(
     if not isinstance(value, str) or value not in known:
         raise unknown_name(what, value, known, error)
     return value
+
+
+def check_new_name(what: str, name: str, known: Collection[str]) -> None:
+    """Raise if something is registered by a name already.
+
+    Raises:
+        InputError: If it is.
+    """
+    if name in known:
+        raise InputError(
+            what,
+            expected="a name that is not registered yet",
+            given=repr(name),
+            fix="Choose another name, or pass replace=True.",
+        )
 
 
 def check_integer(

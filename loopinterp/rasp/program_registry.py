@@ -6,7 +6,7 @@ import importlib
 import pkgutil
 from collections.abc import Iterator
 
-from loopinterp.errors import InputError, unknown_name
+from loopinterp.errors import InputError, check_new_name, unknown_name
 from loopinterp.rasp import programs
 from loopinterp.rasp.program import LoopProgram
 
@@ -77,13 +77,8 @@ def register_program(program: LoopProgram, *, replace: bool = False) -> LoopProg
     """
     if not isinstance(program, LoopProgram):
         raise _no_program("a LoopProgram", program)
-    if program.name in _PROGRAMS and not replace:
-        raise InputError(
-            "program name",
-            expected="a name that is not registered yet",
-            given=repr(program.name),
-            fix="Choose another name, or pass replace=True.",
-        )
+    if not replace:
+        check_new_name("program name", program.name, _PROGRAMS)
     _PROGRAMS[program.name] = program
     return program
 

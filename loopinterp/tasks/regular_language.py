@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from loopinterp.errors import ConfigError, InputError, check_choice
+from loopinterp.errors import ConfigError, InputError, check_choice, check_new_name
 from loopinterp.settings import settings
 from loopinterp.short_repr import ShortRepr
 from loopinterp.tasks.examples_in_words import spell
@@ -119,13 +119,8 @@ def register_language(name: str, automaton: Automaton, *, replace: bool = False)
     Raises:
         InputError: the name is taken.
     """
-    if name in _LANGUAGES and not replace:
-        raise InputError(
-            "language",
-            expected="a name that is not registered yet",
-            given=repr(name),
-            fix="Choose another name, or pass replace=True.",
-        )
+    if not replace:
+        check_new_name("language", name, _LANGUAGES)
     _LANGUAGES[name] = automaton
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 
-from loopinterp.errors import ConfigError, InputError, unknown_name
+from loopinterp.errors import ConfigError, InputError, check_new_name, unknown_name
 from loopinterp.tasks.abacus_addition import AbacusAddition, AbacusSum
 from loopinterp.tasks.abacus_multiplication import AbacusMultiplication
 from loopinterp.tasks.abacus_sorting import AbacusSorting
@@ -101,11 +101,6 @@ def register_task(name: str, factory: Callable[..., Task], *, replace: bool = Fa
             given=type(factory).__name__,
             fix="Pass the class itself, not an instance of it.",
         )
-    if name in _FACTORIES and not replace:
-        raise InputError(
-            "task name",
-            expected="a name that is not registered yet",
-            given=repr(name),
-            fix="Choose another name, or pass replace=True.",
-        )
+    if not replace:
+        check_new_name("task name", name, _FACTORIES)
     _FACTORIES[name] = factory
