@@ -71,7 +71,7 @@ def train_finite(
         config: The first stage, with ``model.state_code``.
         out: A folder; each stage is an ordinary run in it, ``bits-4``, ``bits-3``, …, and
             ``bits-3-from-anywhere``.
-        fewest_bits: No bits are dropped below these.
+        fewest_bits: No bits are dropped below these, nor below what as many answers need.
         progress: Whether to show progress bars.
         resume: As :func:`train`: stages that are there are gone on with.
 
@@ -92,6 +92,9 @@ def train_finite(
             fix="Set model.state_code=4 and model.initial_state=code.",
         )
     check_integer("fewest_bits", fewest_bits, least=1, most=config.model.state_code)
+    # The readout sees the state alone, so there have to be as many states as answers.
+    for_answers = (config.model.d_vocab_out - 1).bit_length()
+    fewest_bits = max(fewest_bits, min(for_answers, config.model.state_code))
     out, options = Path(out), {"progress": progress, "resume": resume}
     stages = [_stage(config, out, **options)]
     while stages[-1].learnt and stages[-1].n_bits > fewest_bits:

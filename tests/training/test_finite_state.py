@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -161,6 +163,17 @@ def test_stages_go_on_while_they_learn_and_end_where_none_does(tmp_path, monkeyp
     model = stages[-1].run.model()
     assert isinstance(model, LoopedTransformer) and model.code is not None
     assert model.code.n_bits == 1
+
+
+def test_no_fewer_bits_are_tried_than_answers_need(tmp_path, monkeypatch):
+    """The readout sees the state alone: three answers need two bits."""
+    monkeypatch.setattr(finite_state, "_TUNING_STEPS", 2)
+    monkeypatch.setattr(finite_state, "_STEPS_FROM_ANYWHERE", 2)
+    right = SimpleNamespace(lowest=lambda n: SimpleNamespace(share=1.0))
+    monkeypatch.setattr(finite_state, "evaluate", lambda *args, **kwargs: right)
+    config = SMALL.replace(model=SMALL.model.replace(d_vocab_out=3))
+    names = [stage.run.folder.name for stage in train_finite(config, tmp_path, progress=False)]
+    assert names == ["bits-3", "bits-2", "bits-2-from-anywhere"]
 
 
 def test_what_never_learns_is_one_stage(tmp_path):
