@@ -171,7 +171,8 @@ def test_no_fewer_bits_are_tried_than_answers_need(tmp_path, monkeypatch):
     monkeypatch.setattr(finite_state, "_STEPS_FROM_ANYWHERE", 2)
     right = SimpleNamespace(lowest=lambda n: SimpleNamespace(share=1.0))
     monkeypatch.setattr(finite_state, "evaluate", lambda *args, **kwargs: right)
-    config = SMALL.replace(model=SMALL.model.replace(d_vocab_out=3))
+    sizes = SMALL.model.replace(d_vocab=5, d_vocab_out=3)
+    config = SMALL.replace(task="parity", model=sizes)
     names = [stage.run.folder.name for stage in train_finite(config, tmp_path, progress=False)]
     assert names == ["bits-3", "bits-2", "bits-2-from-anywhere"]
 
