@@ -172,7 +172,7 @@ def test_no_fewer_bits_are_tried_than_answers_need(tmp_path, monkeypatch):
     right = SimpleNamespace(lowest=lambda n: SimpleNamespace(share=1.0))
     monkeypatch.setattr(finite_state, "evaluate", lambda *args, **kwargs: right)
     sizes = SMALL.model.replace(d_vocab=5, d_vocab_out=3)
-    config = SMALL.replace(task="parity", model=sizes)
+    config = SMALL.replace(task="parity", model=sizes, distribution="uniform")
     names = [stage.run.folder.name for stage in train_finite(config, tmp_path, progress=False)]
     assert names == ["bits-3", "bits-2", "bits-2-from-anywhere"]
 
